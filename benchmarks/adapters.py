@@ -28,10 +28,10 @@ from typing import Any
 
 from benchmarks.record import ROOT, Figure, exit_with, peer_missing, show, write
 from benchmarks.sources import hashes
-from creditflow.adapters import convert, from_agent_lightning
-from creditflow.progress import Reporter
+from creditflow._utils.progress import Reporter
+from creditflow.traces import convert, from_agent_lightning
 
-MEASURES = ("src/creditflow/adapters", "src/creditflow/rollout/reuse.py", "src/creditflow/trajectory.py")
+MEASURES = ("src/creditflow/traces", "src/creditflow/_utils/text_search.py", "src/creditflow/data/__init__.py")
 TRACES, CALLS = 1024, 30
 SPEED, LINEAR = 50_000, 0.8
 THEIR_PYTHON = ROOT / ".venv" / "agentlightning" / "bin" / "python"

@@ -23,7 +23,7 @@ from benchmarks.sources import TRAINING, Work
 RECIPES = ("arithmetic_chain", "arithmetic_chain_sparse")
 MEASURES = (
     *TRAINING,
-    "src/creditflow/audit.py",
+    "src/creditflow/studies/audit.py",
     "recipes/arithmetic_chain.py",
     *(f"recipes/{r}.yaml" for r in RECIPES),
 )

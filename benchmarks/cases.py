@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from creditflow import AgentError, Step, Task, Team, Trajectory, reward
-from creditflow.loading import load_object
+from creditflow._utils.loading import load_object
 
 _RECIPES = Path(__file__).parent.parent / "recipes"
 FAILS = 15

@@ -32,16 +32,16 @@ from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from benchmarks.synthetic import chain_batch
 from creditflow.credit import CreditOptions, assign
-from creditflow.ledger.run_folder import read_metrics
-from creditflow.report.bootstrap import Difference, paired_difference
-from creditflow.report.comparison import ArmResult
-from creditflow.simulation import SimulatedTeam, credited, draw, moved_outputs
+from creditflow.reports.bootstrap import Difference, paired_difference
+from creditflow.reports.comparison import ArmResult
+from creditflow.runs.run_folder import read_metrics
+from creditflow.studies.simulation import SimulatedTeam, credited, draw, moved_outputs
 
 MEASURES = (
     *TRAINING,
-    "src/creditflow/monitor/guard.py",
-    "src/creditflow/monitor/rules.py",
-    "src/creditflow/simulation.py",
+    "src/creditflow/monitoring/guard.py",
+    "src/creditflow/monitoring/rules.py",
+    "src/creditflow/studies/simulation.py",
     "benchmarks/cases.py",
     "recipes/arithmetic_chain.py",
     "recipes/arithmetic_chain.yaml",

@@ -33,11 +33,11 @@ from benchmarks.record import RESULTS, Figure, exit_with, show, write
 from benchmarks.sources import hashes
 from benchmarks.synthetic import bytes_of, chain_batch
 from creditflow.credit import CreditOptions, assign
-from creditflow.trajectory import Floats, TrajectoryBatch
+from creditflow.data import Floats, TrajectoryBatch
 
 Strings = NDArray[np.object_]
 
-MEASURES = ("src/creditflow/credit", "src/creditflow/trajectory.py")
+MEASURES = ("src/creditflow/credit", "src/creditflow/data/__init__.py")
 TASKS, TRAJECTORIES, STEPS = 1024, 4, 30
 RESPONSES, RESPONSE_LENGTH = 4096, 8192
 TOKENS_PER_STEP = 256

@@ -18,10 +18,10 @@ import verl_cpu
 
 from benchmarks.record import RESULTS, Figure, exit_with, show, write
 from benchmarks.sources import TRAINING, Work
-from creditflow.ledger.run_folder import read_metrics
-from creditflow.monitor import Evaluation
-from creditflow.report.comparison import ArmResult, RunResult
-from creditflow.report.comparison_plot import draw_comparison
+from creditflow.monitoring import Evaluation
+from creditflow.reports.comparison import ArmResult, RunResult
+from creditflow.reports.comparison_plot import draw_comparison
+from creditflow.runs.run_folder import read_metrics
 
 ROOT = Path(__file__).parent.parent
 RECIPE = "recipes/arithmetic_chain.yaml"

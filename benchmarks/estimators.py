@@ -15,7 +15,7 @@ from statistics import mean
 
 from benchmarks.record import RESULTS, Figure, compare, exit_with, show, write
 from benchmarks.sources import TRAINING, Work
-from creditflow.ledger.run_folder import read_metrics
+from creditflow.runs.run_folder import read_metrics
 
 MEASURES = (*TRAINING, "recipes/arithmetic_chain.py", "recipes/arithmetic_estimators.yaml")
 ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")

@@ -21,17 +21,18 @@ from statistics import median
 
 from benchmarks.record import ROOT, Figure, exit_with, show, write
 from benchmarks.sources import hashes
-from creditflow.config import GuardConfig, load_recipe
-from creditflow.ledger.run_folder import read_metrics
-from creditflow.monitor.guard import WARN, Guard, specs
-from creditflow.monitor.scenarios import SCENARIOS, Setting, series
-from creditflow.parts import build_components
+from creditflow.config import default_rules, load_recipe
+from creditflow.engines.common.components import build_components
+from creditflow.engines.common.guard import build_guard
+from creditflow.monitoring.guard import WARN, Guard, specs
+from creditflow.monitoring.scenarios import SCENARIOS, Setting, series
+from creditflow.runs.run_folder import read_metrics
 
 MEASURES = (
-    "src/creditflow/monitor/guard.py",
-    "src/creditflow/monitor/metrics.py",
-    "src/creditflow/monitor/rules.py",
-    "src/creditflow/monitor/scenarios.py",
+    "src/creditflow/monitoring/guard.py",
+    "src/creditflow/monitoring/metrics.py",
+    "src/creditflow/monitoring/rules.py",
+    "src/creditflow/monitoring/scenarios.py",
 )
 SETTING = Setting(steps=100, test_freq=5, onset=20)
 FEW = 32
@@ -56,7 +57,7 @@ def main() -> int:
 def false_alarms(runs: int) -> Iterable[Figure]:
     """The share of healthy runs in which each rule fires."""
     fired = Counter(rule for seed in range(runs) for rule in first_firings("healthy", seed, SETTING))
-    for rule in specs(GuardConfig()):
+    for rule in specs(default_rules()):
         hold = None if rule.action == WARN else FALSE_ALARMS
         share = fired[rule.name] / runs
         yield Figure(f"healthy runs in which {rule.name} fires ({rule.action})", share, hold, at_most=True)
@@ -95,7 +96,7 @@ def _settings(name: str) -> Iterable[tuple[str, Setting, float | None]]:
 
 def first_firings(name: str, seed: int, setting: Setting) -> dict[str, int]:
     """The training step of each default rule's first firing."""
-    guard, first = Guard(specs(GuardConfig())), dict[str, int]()
+    guard, first = Guard(specs(default_rules())), dict[str, int]()
     for row in series(name, setting, seed):
         for event in guard.look(int(row["step"]), row):
             if event.what == "fired":
@@ -112,7 +113,7 @@ def cost(steps: int) -> Iterable[Figure]:
         subprocess.run([*command, *more], cwd=ROOT, check=True)
         rows = read_metrics(Path(folder) / "run")[1:]
     loaded = load_recipe(recipe)
-    guard = Guard.from_config(loaded.config, recipe.parent, build_components(loaded, tasks=False).rewards.functions)
+    guard = build_guard(loaded.config, recipe.parent, build_components(loaded, tasks=False).rewards.functions)
     shares, looks = [], []
     for row in rows:
         numbers = {key: value for key, value in row.items() if value is not None}

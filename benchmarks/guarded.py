@@ -33,14 +33,14 @@ from typing import Any
 from benchmarks.record import ROOT, Figure, exit_with, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
-from creditflow.ledger.run_folder import read_events
-from creditflow.report.bootstrap import paired_difference
-from creditflow.report.comparison import ArmResult
+from creditflow.reports.bootstrap import paired_difference
+from creditflow.reports.comparison import ArmResult
+from creditflow.runs.run_folder import read_events
 
 MEASURES = (
     *TRAINING,
-    "src/creditflow/monitor/guard.py",
-    "src/creditflow/monitor/rules.py",
+    "src/creditflow/monitoring/guard.py",
+    "src/creditflow/monitoring/rules.py",
     "benchmarks/cases.py",
     "recipes/arithmetic_chain.py",
     "recipes/arithmetic_chain.yaml",

@@ -15,7 +15,7 @@ import numpy as np
 
 from creditflow.credit import Credit, PropagationInput, propagation_rule
 from creditflow.credit.propagate import OUTCOME, OUTCOME_TO, PROPAGATION_RULES, SIGNAL
-from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
+from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 
 _BINS = 4
 """A score is 0, below half, above half, or full."""

@@ -26,10 +26,10 @@ from typing import Any
 from benchmarks.record import ROOT, Figure, exit_with, show, write
 from benchmarks.sources import hashes
 from creditflow.credit import Assignment
-from creditflow.ledger import Ledger, RunFolder
-from creditflow.ledger.run_folder import read_metrics
+from creditflow.runs import Ledger, RunFolder
+from creditflow.runs.run_folder import read_metrics
 
-MEASURES = ("src/creditflow/ledger", "src/creditflow/report", "src/creditflow/table.py")
+MEASURES = ("src/creditflow/runs", "src/creditflow/reports", "src/creditflow/data/table.py")
 STEPS = 1_000_000
 TRAINED = 12
 FILTERS = (

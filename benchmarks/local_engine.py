@@ -144,7 +144,7 @@ def _rates(ends: list[float], tokens: list[float]) -> dict[str, float]:
 def _ours(device: str) -> dict[str, float]:
     from creditflow.config import load_recipe
     from creditflow.engines.local.trainer import train
-    from creditflow.ledger.run_folder import read_metrics
+    from creditflow.runs.run_folder import read_metrics
 
     class Clock:
         def __init__(self) -> None:
@@ -283,7 +283,7 @@ def _generation(repeats: int, threads: int, device: str) -> list[Figure]:
 
 def _generated(device: str) -> dict[str, Any]:
     from creditflow.config import load_recipe
-    from creditflow.engines.local.crew import load_policies
+    from creditflow.engines.local.policy_set import load_policies
 
     recipe = load_recipe(ROOT / "recipes" / "arithmetic_chain.yaml", [f"trainer.device={device}"])
     (policy,) = load_policies(recipe).values()
@@ -333,9 +333,9 @@ def _request(prompt: tuple[int, ...], tokens: int, seed: int) -> Any:
 def _waves(name: str, device: str) -> list[list[Any]]:
     """The generation requests of one training step of a recipe, each with its recorded response length."""
     from creditflow.config import load_recipe
-    from creditflow.engines.local.crew import PolicySet
+    from creditflow.engines.common.components import build_components
+    from creditflow.engines.local.policy_set import PolicySet
     from creditflow.engines.local.rollouts import sample_trajectories
-    from creditflow.parts import build_components
 
     recipe = load_recipe(ROOT / "recipes" / f"{name}.yaml", [f"trainer.device={device}"])
     components, policy_set = build_components(recipe), PolicySet.for_rollouts(recipe)
@@ -436,7 +436,7 @@ _SHARING = {"0.4 M parameters": (128, 2, 64), "10 M parameters": (512, 4, 16)}
 
 def _batch(rows: list[tuple[list[int], list[int]]]) -> Any:
     """A batch with one step per trajectory."""
-    from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
+    from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
 
     rng, task, n_trajectories = np.random.default_rng(1), Task("gsm8k", (), None), []
     for k, (prompt, response) in enumerate(rows):
@@ -623,9 +623,9 @@ def _peak_of_long(device: str, n_trajectories: int, steps: int, tokens: int) -> 
 
     from creditflow.config import ActorConfig
     from creditflow.credit import CreditOptions, assign
+    from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch
     from creditflow.engines.local.actor import Actor
     from creditflow.engines.local.policy import Policy
-    from creditflow.trajectory import Score, Step, Task, Trajectory, TrajectoryBatch
 
     folder = _llama("benchmark-llama-long-1", hidden=128, layers=2, positions=8192)
     actor = Actor(Policy.load(folder, torch.device(device)), ActorConfig(ppo_max_token_len_per_gpu=BUDGET))

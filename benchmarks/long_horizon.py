@@ -30,10 +30,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.record import RESULTS, ROOT, Figure, compare, exit_with, show, write
 from benchmarks.sources import TRAINING, Work
-from creditflow.loading import load_object
-from creditflow.report.comparison_plot import COLOURS, STYLES
+from creditflow._utils.loading import load_object
+from creditflow.data import Bools, Floats, Message, Task, Trajectory
+from creditflow.reports.comparison_plot import COLOURS, STYLES
 from creditflow.rollout import AgentSpec, ChatClient, ChatReply, Rollout, Sampling, Scheduler, run_rollout
-from creditflow.trajectory import Bools, Floats, Message, Task, Trajectory
 
 MEASURES = (*TRAINING, "recipes/tool_chain.py", "recipes/tool_chain.yaml")
 RULES = ("identical", "none", "discounted", "threshold")

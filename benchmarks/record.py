@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
 
-from creditflow.files import json_ready
+from creditflow._utils.files import json_ready
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"

@@ -6,7 +6,7 @@ Both sides run in turns in one process; figures are medians of the turns' ratios
   sandbox's interpreter is isolated and has no site packages, which saves a millisecond.
 * `judge` against a stub server that answers after 50 ms, 256 calls in flight; the sequential time is that of the same
   judge with one call in flight, measured on fewer calls.
-* `math_verify` on the pairs in tests/data that are equal and need the library, repeatedly: worker processes, and Ray
+* `math_verify` on the pairs in tests/samples that are equal and need the library, repeatedly: worker processes, and Ray
   actors, against the same calls in this process. Each call has its time-out; the backends choose their own batches, of
   16 and more.
 * Functions that wait 50 ms each, on async Ray actors; and a function of 2 ms of work, on 1 to 20 process actors.
@@ -28,18 +28,18 @@ from statistics import median
 
 from benchmarks.record import Figure, exit_with, show, write
 from benchmarks.sources import hashes
-from creditflow.reward import RewardFunction, RewardManager
-from creditflow.reward.backends import BackendOptions, make_backend
-from creditflow.reward.calls import Backend
-from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
-from creditflow.reward.sandbox import open_sandbox
-from creditflow.reward.sandbox.bubblewrap import Bubblewrap
-from creditflow.trajectory import Step, Task, Trajectory
-from tests.reward.judge_server import server_process
+from creditflow.data import Step, Task, Trajectory
+from creditflow.rewards import RewardFunction, RewardManager
+from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
+from creditflow.rewards.execution.backends import BackendOptions, make_backend
+from creditflow.rewards.execution.calls import Backend
+from creditflow.sandbox import open_sandbox
+from creditflow.sandbox.bubblewrap import Bubblewrap
+from tests.rewards.judge_server import server_process
 
-PAIRS = Path(__file__).parent.parent / "tests" / "data" / "math_pairs.jsonl"
+PAIRS = Path(__file__).parent.parent / "tests" / "samples" / "math_pairs.jsonl"
 PACKAGES = ("creditflow", "ray", "openai", "math-verify")
-MEASURES = ("src/creditflow/reward",)
+MEASURES = ("src/creditflow/rewards",)
 WAIT_S = 0.05
 IN_FLIGHT = 256
 AT_ONCE = 2

@@ -21,8 +21,8 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 from benchmarks.sources import hashes
-from creditflow.files import alone_in, write_whole
-from creditflow.report.comparison import RunResult
+from creditflow._utils.files import alone_in, write_whole
+from creditflow.reports.comparison import RunResult
 
 _KEPT = ("evaluation.json", "metrics.jsonl", "events.jsonl", "run.json")
 """The files kept of a finished run; checkpoints and step files of a thousand runs would fill the disk."""
@@ -144,10 +144,10 @@ def _do(run: Run, parent: int) -> None:
     os.dup2(log, 2)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     try:
+        from creditflow._utils.progress import Reporter
         from creditflow.config import load_recipe
         from creditflow.engines.local.trainer import train
-        from creditflow.progress import Reporter
-        from creditflow.reward.worker import die_with
+        from creditflow.rewards.execution.worker import die_with
 
         die_with(parent)
         shutil.rmtree(run.folder, ignore_errors=True)  # an interrupted run

@@ -20,16 +20,16 @@ from urllib.parse import urlsplit
 
 from benchmarks.record import Figure, exit_with, show, write
 from benchmarks.sources import hashes
-from creditflow.chat import ChatTokenizer
+from creditflow._utils.huggingface import load_tokenizer
+from creditflow.data import Task, Trajectory
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
-from creditflow.huggingface import load_tokenizer
 from creditflow.rollout import AgentSpec, Generation, GenerationRequest, ModelClient, Scheduler
+from creditflow.rollout.chat import ChatTokenizer
+from creditflow.rollout.http.server import OpenAIServer
 from creditflow.rollout.recorder import Recorder, Sampling
-from creditflow.rollout.server import OpenAIServer
-from creditflow.trajectory import Task, Trajectory
 
-MEASURES = ("src/creditflow/rollout", "src/creditflow/chat.py")
+MEASURES = ("src/creditflow/rollout", "src/creditflow/rollout/chat.py")
 CLIENTS = 256
 SAID = 16
 """Maximum tokens of a response."""

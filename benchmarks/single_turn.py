@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from creditflow.reward import outcome
+from creditflow.data import Task, Trajectory
+from creditflow.rewards import outcome
 from creditflow.rollout import Team
-from creditflow.trajectory import Task, Trajectory
 
-PROBLEMS = Path(__file__).parent.parent / "tests" / "data" / "gsm8k_64.jsonl"
+PROBLEMS = Path(__file__).parent.parent / "tests" / "samples" / "gsm8k_64.jsonl"
 
 
 def questions() -> list[str]:

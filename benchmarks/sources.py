@@ -20,9 +20,9 @@ from benchmarks.record import RESULTS, ROOT
 TRAINING = (
     "src/creditflow/credit",
     "src/creditflow/engines/local",
-    "src/creditflow/reward",
+    "src/creditflow/rewards",
     "src/creditflow/rollout",
-    "src/creditflow/trajectory.py",
+    "src/creditflow/data/__init__.py",
 )
 """The parts that decide the result of a training run on the local engine."""
 

@@ -32,18 +32,18 @@ import yaml
 from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, processor, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
+from creditflow._utils.files import write_whole
 from creditflow.credit.thresholds import BatchStats, make_threshold
-from creditflow.files import write_whole
-from creditflow.ledger.run_folder import read_metrics
-from creditflow.report.bootstrap import Difference, PassCounts, paired_difference
-from creditflow.report.comparison import METRICS, spread
-from creditflow.trajectory import Floats
+from creditflow.data import Floats
+from creditflow.reports.bootstrap import Difference, PassCounts, paired_difference
+from creditflow.reports.comparison import METRICS, spread
+from creditflow.runs.run_folder import read_metrics
 
 RECIPE = ROOT / "recipes" / "arithmetic_chain.yaml"
 MEASURES = (
     *TRAINING,
-    "src/creditflow/monitor/guard.py",
-    "src/creditflow/monitor/rules.py",
+    "src/creditflow/monitoring/guard.py",
+    "src/creditflow/monitoring/rules.py",
     "benchmarks/cases.py",
     "benchmarks/ideas.py",
     "recipes/arithmetic_chain.py",

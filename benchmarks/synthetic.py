@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from creditflow.trajectory import FAILED, NOT_MATCHED, OK, TRAJECTORY_STATUSES, Ints, Score, Task, TrajectoryBatch
+from creditflow.data import FAILED, NOT_MATCHED, OK, TRAJECTORY_STATUSES, Ints, Score, Task, TrajectoryBatch
 
 PLANNER, EXECUTOR, VERIFIER = 0, 1, 2
 FAILED_SHARE = 0.0

@@ -21,7 +21,7 @@ from benchmarks.record import RESULTS, Figure, exit_with, show, write
 from benchmarks.sources import hashes
 from creditflow.credit.gates import GATE_TOLERANCE
 from creditflow.credit.thresholds import BatchStats, make_threshold, threshold_kind
-from creditflow.trajectory import Floats
+from creditflow.data import Floats
 
 MEASURES = ("src/creditflow/credit/thresholds.py", "src/creditflow/credit/gates.py")
 JUMP, UPDATES = 200, 400

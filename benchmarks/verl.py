@@ -55,6 +55,7 @@ from benchmarks.record import Figure, exit_with, show, write
 from benchmarks.rewards import WAIT_S, math_trajectories, trajectory_with, waits
 from benchmarks.sources import hashes
 from creditflow.credit import CreditOptions, assign, make_threshold
+from creditflow.data import Score, Step, Task, Trajectory
 from creditflow.engines.verl import rollouts as rollouts_module
 from creditflow.engines.verl import rows as rows_module
 from creditflow.engines.verl.agent_loop import step_output
@@ -62,20 +63,19 @@ from creditflow.engines.verl.rollouts import RolloutRecord, partition, take
 from creditflow.engines.verl.rows import VerlRows, throw_away
 from creditflow.engines.verl.runner import Scorer
 from creditflow.engines.verl.trainer import step_metrics, trained_by
-from creditflow.ledger import RunFolder
-from creditflow.reward import RewardFunction, RewardManager, ScoringReport
-from creditflow.reward.backends import BackendOptions, make_backend
-from creditflow.reward.manager import FunctionReport
-from creditflow.trajectory import Score, Step, Task, Trajectory
+from creditflow.rewards import RewardFunction, RewardManager, ScoringReport
+from creditflow.rewards.execution.backends import BackendOptions, make_backend
+from creditflow.rewards.manager import FunctionReport
+from creditflow.runs import RunFolder
 
 MEASURES = (
     "src/creditflow/credit",
     "src/creditflow/engines/verl",
-    "src/creditflow/ledger",
-    "src/creditflow/monitor/metrics.py",
-    "src/creditflow/reward",
-    "src/creditflow/table.py",
-    "src/creditflow/trajectory.py",
+    "src/creditflow/runs",
+    "src/creditflow/monitoring/metrics.py",
+    "src/creditflow/rewards",
+    "src/creditflow/data/table.py",
+    "src/creditflow/data/__init__.py",
 )
 TASKS, TRAJECTORIES, STEPS = 1024, 4, 30
 PROMPT, RESPONSE = (100, 200), (20, 60)

@@ -22,11 +22,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from creditflow import Step, Task, Trajectory, outcome, reward, teams
+from creditflow import Step, Task, Trajectory, outcome, reward
+from creditflow.data import Message
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import made_once, save_tiny_llama
 from creditflow.engines.local.warm_up import Example, sampled_accuracy, warm_up
-from creditflow.trajectory import Message
+from creditflow.rollout import topologies
 
 CHOICES = {
     "from": ("rome", "oslo", "lima", "cairo"),
@@ -73,7 +74,7 @@ def _trip(rng: random.Random) -> Trip:
 
 # The workflow
 
-solve = teams.dialogue("desk", "customer", turns=TURNS, until=THANKS)
+solve = topologies.dialogue("desk", "customer", turns=TURNS, until=THANKS)
 
 
 # The rewards

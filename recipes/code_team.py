@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from creditflow.data import load_tasks
-from creditflow.reward import reward
-from creditflow.reward.cases import Case, constant, read_assert, read_tests, shown
-from creditflow.reward.code import code_in, open_box, run_tests, sandbox_options
-from creditflow.reward.sandbox import Sandbox
+from creditflow.data import Score, Step, Task, Trajectory
+from creditflow.data.datasets import load_tasks
+from creditflow.rewards import reward
+from creditflow.rewards.builtin.code import code_in, open_box, run_tests, sandbox_options
+from creditflow.rewards.support.test_cases import Case, constant, read_assert, read_tests, shown
 from creditflow.rollout import Reply, Team
-from creditflow.trajectory import Score, Step, Task, Trajectory
+from creditflow.sandbox import Sandbox
 
 MAX_REWRITES = 1
 MAX_CHECKS = 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from creditflow.data import Task
 from creditflow.rollout import Reply, Team
-from creditflow.trajectory import Task
 
 END_CHARACTERS = 300
 """Characters at the end that are searched for the answer, as in DAPO: earlier text is thinking."""

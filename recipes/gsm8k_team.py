@@ -11,11 +11,11 @@ import math
 import re
 from collections.abc import Sequence
 
-from creditflow.reward import reward
-from creditflow.reward.arithmetic import READ_CHARACTERS, Calculation, calculations_in
-from creditflow.reward.text import final_answer, numbers_in
+from creditflow.data import Step, Task, Trajectory
+from creditflow.rewards import reward
+from creditflow.rewards.support.arithmetic import READ_CHARACTERS, Calculation, calculations_in
+from creditflow.rewards.support.text import final_answer, numbers_in
 from creditflow.rollout import Reply, Team
-from creditflow.trajectory import Step, Task, Trajectory
 
 MAX_EXECUTOR_TURNS = 8
 """Retries included; GSM8K's longest solutions have nine calculations, 98 % have six or fewer."""

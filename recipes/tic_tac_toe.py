@@ -17,12 +17,12 @@ from typing import Any
 
 from pettingzoo.classic import tictactoe_v3
 
-from creditflow import Task, environments
+from creditflow import Task
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import made_once, save_tiny_llama
 from creditflow.engines.local.warm_up import warm_up
-from creditflow.environments import View
-from creditflow.rollout import GenerationRequest
+from creditflow.rollout import GenerationRequest, environments
+from creditflow.rollout.environments import View
 
 CELLS = 9
 FREE, MINE, THEIRS = "free", "mine", "theirs"

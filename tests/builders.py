@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from creditflow.data import Message, Score, Step, Task, Trajectory, TrajectoryBatch, TrajectoryStatus
 from creditflow.rollout.client import Generation
-from creditflow.trajectory import Message, Score, Step, Task, Trajectory, TrajectoryBatch, TrajectoryStatus
 
 ScoreSpec = float | Score | str
 """A value, a Score, or `"failed"` / `"timeout"`."""

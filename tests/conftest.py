@@ -16,8 +16,14 @@ settings.register_profile(
 )
 settings.load_profile("creditflow")
 
-RAY = ("tests/engines/verl/", "tests/reward/test_ray_backend.py")
-LONGEST = (*RAY, "tests/test_serve.py", "tests/test_compare.py", "tests/rollout/test_server.py", "tests/faults/")
+RAY = ("tests/engines/verl/", "tests/rewards/execution/test_ray_actors.py")
+LONGEST = (
+    *RAY,
+    "tests/cli/test_serve.py",
+    "tests/studies/test_compare.py",
+    "tests/rollout/http/test_server.py",
+    "tests/faults/",
+)
 """Files that take longest. They run first, so that no process is left alone with one of them at the end."""
 
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 import numpy as np
 from hypothesis import strategies as st
 
-from creditflow.trajectory import Score, Step, Task, Trajectory, TrajectoryBatch
+from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch
 
 json_values = st.recursive(
     st.none()

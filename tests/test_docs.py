@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-DOCS = Path(__file__).parent.parent / "docs"
+from tests.paths import DOCS
+
 PAGES = sorted([*DOCS.glob("*.md"), DOCS.parent / "README.md"])
 EXEMPT = re.compile(r"<!-- not in a file of results: [^>]+ -->")
 """Marks a paragraph or a table with numbers from other sources than a result file, and gives the reason."""

@@ -2,21 +2,21 @@
 
 import asyncio
 import sys
-from pathlib import Path
 
 import pytest
 
+from creditflow._utils.loading import load_object
+from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
 from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.engines.local.trainer import train
-from creditflow.ledger import Ledger
-from creditflow.loading import load_object
-from creditflow.progress import Reporter
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
-from tests.rollout.test_server import Answers, Templated, task_of
+from creditflow.runs import Ledger
+from tests.paths import ROOT
+from tests.rollout.http.test_server import Answers, Templated, task_of
 
-FOLDER = Path(__file__).parents[1] / "examples" / "frameworks"
+FOLDER = ROOT / "examples" / "frameworks"
 FRAMEWORKS = ("openai", "langgraph", "openai_agents", "autogen", "subprocess")
 AGENTS = {"writer": AgentSpec(), "editor": AgentSpec()}
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
+
 UNSTABLE = {
     "time": "time.time()",
     "process": "f'{os.getpid()}'",
@@ -35,7 +36,7 @@ def collections(*words: str | Path) -> list[list[str]]:
     return [[line for line in output.splitlines() if "::" in line] for output in printed]
 
 
-@pytest.mark.parametrize("tests", ["tests/adapters/test_spans.py", pytest.param("tests", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tests", ["tests/traces/test_spans.py", pytest.param("tests", marks=pytest.mark.slow)])
 def test_ids_are_independent_of_clock_process_and_hash_seed(tests, tmp_path):
     lines = ["import os, pytest, time", "def test_steady(): pass"]
     for name, value in UNSTABLE.items():

@@ -5,21 +5,21 @@ Importing this package loads numpy and nothing heavier; other modules are import
 
 from typing import TYPE_CHECKING
 
+from creditflow._utils.lazy import attach
+from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch
 from creditflow.errors import AgentError, CreditflowError, InputError
-from creditflow.lazy import attach
-from creditflow.reward.registry import outcome, reward
-from creditflow.trajectory import Score, Step, Task, Trajectory, TrajectoryBatch
+from creditflow.rewards.registry import outcome, reward
 
 if TYPE_CHECKING:
     from creditflow.credit import Assignment, CreditOptions, assign
-    from creditflow.reward import RewardManager
+    from creditflow.rewards import RewardManager
     from creditflow.rollout import Reply, Team
 
 __getattr__ = attach(
     __name__,
     {
         "creditflow.credit": ("Assignment", "CreditOptions", "assign"),
-        "creditflow.reward": ("RewardManager",),
+        "creditflow.rewards": ("RewardManager",),
         "creditflow.rollout": ("Reply", "Team"),
     },
 )

@@ -6,7 +6,7 @@ Values come from coarse grids, so that no value is within rounding of a threshol
 from hypothesis import strategies as st
 
 from creditflow.credit import CreditOptions
-from creditflow.trajectory import Score
+from creditflow.data import Score
 from tests.builders import make_trajectory, step
 
 eighths = st.integers(0, 8).map(lambda k: k / 8)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.trajectory import Score, TrajectoryBatch
+from creditflow.data import Score, TrajectoryBatch
 from tests.builders import batch_of, make_trajectory, step
 
 CLOSE = 1e-6

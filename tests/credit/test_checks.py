@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from creditflow.credit import CreditOptions, assign, check_groups, make_threshold
+from creditflow.data import Score, TrajectoryBatch
 from creditflow.errors import (
     BatchError,
     ConfigError,
@@ -17,7 +18,6 @@ from creditflow.errors import (
     ShapeError,
     UnknownAgentError,
 )
-from creditflow.trajectory import Score, TrajectoryBatch
 from tests.builders import batch_of, make_trajectory, step
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.trajectory import Score
+from creditflow.data import Score
 from tests.builders import batch_of, make_trajectory, step
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from creditflow.credit import Credit, CreditOptions, assign, explain
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS, CriticTerms, Estimate, advantage_estimator
 from creditflow.credit.propagate import PROPAGATION_RULES, propagation_rule
+from creditflow.data import Score
 from creditflow.errors import BatchError
-from creditflow.trajectory import Score
 from tests.builders import batch_of, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.credit.test_against_oracle import CORNERS

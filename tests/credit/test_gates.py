@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.trajectory import Score
+from creditflow.data import Score
 from tests.builders import batch_of, make_trajectory, step
 from tests.credit.strategies import options, trajectories
 

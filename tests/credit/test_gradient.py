@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from creditflow.credit import Assignment, CreditOptions, assign
-from creditflow.trajectory import Floats, TrajectoryBatch
+from creditflow.data import Floats, TrajectoryBatch
 from tests.builders import batch_of, make_trajectory, step
 
 # ---- the task --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from creditflow.credit import CreditOptions, assign
 from creditflow.credit.groups import LEVEL_NAMES, LEVELS, compact
-from creditflow.trajectory import Score
+from creditflow.data import Score
 from tests.builders import batch_of, make_trajectory, step
 
 

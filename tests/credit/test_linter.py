@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from creditflow.credit import CreditOptions, assign, check_groups
-from creditflow.credit.linter import idle_gate
-from creditflow.monitor.notices import idle_gate_summary
-from creditflow.trajectory import Score
+from creditflow.credit.analysis.linter import idle_gate
+from creditflow.data import Score
+from creditflow.monitoring.notices import idle_gate_summary
 from tests.builders import batch_of, make_trajectory, step
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 
 from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, propagation_rule
 from creditflow.credit.propagate import PROPAGATION_RULES
+from creditflow.data import Score
 from creditflow.errors import ConfigError
-from creditflow.trajectory import Score
 from tests.builders import batch_of, make_trajectory, step
 from tests.credit.strategies import options, trajectories
 

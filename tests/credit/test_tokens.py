@@ -9,8 +9,8 @@ import pytest
 from creditflow.credit import CreditOptions, assign, decompose
 from creditflow.credit.decompose import sub_rewards, token_rewards
 from creditflow.credit.tokens import token_terms
+from creditflow.data import Score
 from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
-from creditflow.trajectory import Score
 from tests.builders import batch_of, make_trajectory, step
 
 BY_TOKEN = CreditOptions(decomp_granularity="token_level")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from creditflow.config import KL_LOSS_TYPES, LOSS_AGG_MODES, ActorConfig, OptimConfig
+from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
 from creditflow.engines.local import actor as actors
 from creditflow.engines.local.actor import Actor, fill_reference_logprobs, token_logprobs
 from creditflow.engines.local.forward import Forward
@@ -15,7 +16,6 @@ from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, toke
 from creditflow.engines.local.packing import micro_batches
 from creditflow.engines.local.policy import Policy
 from creditflow.rollout import GenerationRequest
-from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
 
 
 def sampled_batch(policy: Policy, n: int = 12, temperatures: tuple[float, ...] = (1.0,)) -> TrajectoryBatch:

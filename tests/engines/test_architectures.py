@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from creditflow.data import Floats, Step, Task, Trajectory, TrajectoryBatch
 from creditflow.engines.local.actor import token_logprobs
 from creditflow.engines.local.policy import Policy
 from creditflow.errors import ModelError
 from creditflow.rollout import GenerationRequest
-from creditflow.trajectory import Floats, Step, Task, Trajectory, TrajectoryBatch
 from tests.engines.architectures import ARCHITECTURES, REFUSED, SWITCH, VOCABULARY, WINDOW, save_tiny
 
 AGREE = 1e-4

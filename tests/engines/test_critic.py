@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
+from creditflow._utils.huggingface import load_folder
 from creditflow.config import CriticConfig, OptimConfig
 from creditflow.engines.local.critic import Critic, explained
 from creditflow.engines.local.loss import value_loss
 from creditflow.engines.local.packing import TrajectorySequences
 from creditflow.engines.local.policy import Policy
 from creditflow.errors import ModelError
-from creditflow.huggingface import load_folder
 from tests.engines.test_actor import sampled_batch, several_steps
 from tests.engines.test_packing import prompt_of, response_of
 
@@ -92,7 +92,7 @@ def test_long_trajectory_is_read_in_parts(batch) -> None:
     np.testing.assert_array_equal(trajectories.response_ids[trajectories.token_at >= 0], batch.response_ids)
 
 
-@pytest.mark.parametrize("sees", ["step", "trajectory"])
+@pytest.mark.parametrize("context", ["step", "trajectory"])
 @pytest.mark.parametrize("budget", [20, 10_000])
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_critic_gradient_matches_single_rows(word_model_folder, batch, mode, budget, context) -> None:

@@ -7,13 +7,13 @@ import torch
 import transformers
 from tokenizers.processors import TemplateProcessing
 
-from creditflow.chat import PromptIds
 from creditflow.config import ActorModelConfig
 from creditflow.engines.local.lora import Adapter
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.tiny import byte_tokenizer
 from creditflow.errors import ConfigError
 from creditflow.rollout import GenerationRequest
+from creditflow.rollout.chat import PromptIds
 
 CPU = torch.device("cpu")
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 64}

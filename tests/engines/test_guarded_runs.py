@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from creditflow.engines.local import actor
 from creditflow.errors import ConfigError
-from creditflow.ledger.run_folder import read_events, read_metrics
-from creditflow.monitor import GuardStop
+from creditflow.monitoring import GuardStop
+from creditflow.runs.run_folder import read_events, read_metrics
 from tests.builders import mostly_slow
 from tests.engines.test_resume import EVERY_STEP, Stopped, expect_the_same
 from tests.engines.test_trainer import run
@@ -236,7 +236,7 @@ def test_run_stopped_by_a_rule_resumes(recipe) -> None:
 @pytest.mark.parametrize("place", ["before the event", "after the event"])
 def test_run_killed_during_a_rollback_completes_it(recipe, not_finite, monkeypatch, place) -> None:
     """Checkpoints after the rollback's target must not be resumed."""
-    from creditflow.ledger import RunFolder
+    from creditflow.runs import RunFolder
 
     options = (*EVERY_STEP, "trainer.test_freq=-1", "reward.cache_size=0", "guard.rules.not_finite.window=2")
     healthy = run(recipe(), "healthy", *options)

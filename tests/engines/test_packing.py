@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
 from creditflow.engines.local.attention import Layout, VisibleKeys, packed_attention
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.packing import micro_batches
-from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
 from tests.engines.small_models import small_model
 
 TOKENS = st.lists(st.integers(0, 49), min_size=1, max_size=9)

@@ -11,7 +11,7 @@ import torch
 from creditflow.config import load_recipe
 from creditflow.engines.local import checkpoint, trainer
 from creditflow.errors import ConfigError, DataError, InputError
-from creditflow.ledger.run_folder import read_metrics
+from creditflow.runs.run_folder import read_metrics
 from tests.builders import mostly_slow
 from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
 
@@ -55,7 +55,7 @@ class Stopped(Exception):
 
 def stopped(monkeypatch: pytest.MonkeyPatch, recipe_file: Path, folder: str, after: int, *overrides: str) -> None:
     """Run until an error in the update after step `after`."""
-    from creditflow.engines.local.crew import PolicySet
+    from creditflow.engines.local.policy_set import PolicySet
 
     update, seen = PolicySet.update, []
 

@@ -4,10 +4,10 @@ import asyncio
 
 import torch
 
+from creditflow.data import Task, Trajectory
 from creditflow.engines.local.policy import Policy
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, Team, run_rollouts
 from creditflow.rollout.recorder import Sampling
-from creditflow.trajectory import Task, Trajectory
 
 AGENTS = {"writer": AgentSpec(system="write"), "editor": AgentSpec(system="edit what you are given")}
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from creditflow.errors import ConfigError
-from creditflow.ledger.run_folder import read_metrics
-from creditflow.monitor.trackers import COLUMNS, Trackers
+from creditflow.monitoring.trackers import COLUMNS, Trackers
+from creditflow.runs.run_folder import read_metrics
 from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
-from tests.reward.processes import alive, descendants, until
+from tests.rewards.processes import alive, descendants, until
 
 KEYS = ("actor/entropy", "reward/verdicts", "credit/mean/writer", "guard/fallback", "val/pass_at_1")
 

@@ -8,18 +8,19 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from creditflow._utils.progress import Reporter
 from creditflow.config import ActorConfig, load_recipe
+from creditflow.data import TrajectoryBatch
+from creditflow.engines.common.components import build_components
 from creditflow.engines.local.actor import Actor
-from creditflow.engines.local.crew import PolicySet
 from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import tasks_at, total_steps
 from creditflow.engines.local.trainer import evaluation_batch, train
 from creditflow.errors import CreditflowError, InputError, ModelError, TooManyFailedScores
-from creditflow.ledger.run_folder import read_metrics
-from creditflow.parts import build_components
-from creditflow.progress import Reporter
-from creditflow.trajectory import TrajectoryBatch
-from tests.reward.judge_server import Answer, JudgeServer, Request
+from creditflow.runs.run_folder import read_metrics
+from tests.paths import TOY
+from tests.rewards.judge_server import Answer, JudgeServer, Request
 
 TRAJECTORY = """
 from creditflow import AgentError, Score, Task, outcome, reward
@@ -196,7 +197,7 @@ def test_model_folder_without_tokenizer_is_rejected_by_name(recipe_file: Path, w
 
 WITH_KL = (
     "reward.functions=[{fn: 'team.py:ends_with_a'}, {fn: 'team.py:says_a'}, "
-    "{fn: 'creditflow.reward.kl:KlToReference', name: kl, weight: 0, args: {estimator: kl}}]"
+    "{fn: 'creditflow.rewards.builtin.kl:KlToReference', name: kl, weight: 0, args: {estimator: kl}}]"
 )
 
 
@@ -298,9 +299,6 @@ def test_truncated_trajectories_are_reported_in_step_one(recipe_file: Path, caps
 @pytest.fixture
 def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
-TOY = Path(__file__).parents[1] / "recipes" / "toy.yaml"
 
 
 def frozen_critic(server: JudgeServer) -> list[str]:
@@ -411,7 +409,7 @@ def test_unreachable_endpoint_stops_the_run_with_its_error(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("_no_proxy")
 def test_recipe_with_a_frozen_agent_can_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from creditflow.commands.check import check
+    from creditflow.cli.check import check
 
     with JudgeServer(verdict) as server:
         check(TOY, frozen_critic(server), 2, Reporter(), verbose=False)

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
 from creditflow.engines.local.trainer import train
-from creditflow.ledger import Ledger
-from creditflow.progress import Reporter
+from creditflow.runs import Ledger
 from tests.engines.test_resume import expect_the_same, without_clock
 from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 OVER_HTTP = """
 from openai import AsyncOpenAI
 

@@ -10,13 +10,13 @@ import signal
 import sys
 from collections import Counter
 
-from creditflow import files
+from creditflow._utils import files
 from creditflow.cli import app
 from creditflow.engines.local import checkpoint, sampler, trainer
 from creditflow.engines.local.learner import Learner
 from creditflow.engines.local.policy import Policy
-from creditflow.ledger import RunFolder
-from creditflow.reward import RewardManager
+from creditflow.rewards import RewardManager
+from creditflow.runs import RunFolder
 
 PLACES = {
     "generation": (sampler, "_sample"),

@@ -13,8 +13,8 @@ import pytest
 from tests.engines.test_resume import EVERY_STEP, KINDS, expect_the_same
 from tests.engines.test_trainer import RECIPE, TRAJECTORY
 from tests.faults.dies import PLACES
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 ADAPTER = ("actor_rollout_ref.model.lora_rank=2",)
 TEAMS = {
     "one policy": (),

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.ledger import Ledger, RunFolder
-from creditflow.ledger.run_folder import read_events, read_metrics
-from creditflow.ledger.step_files import read_step_file, write_step_file
-from creditflow.trajectory import TrajectoryBatch
+from creditflow.data import TrajectoryBatch
+from creditflow.runs import Ledger, RunFolder
+from creditflow.runs.run_folder import read_events, read_metrics
+from creditflow.runs.step_files import read_step_file, write_step_file
 from tests.builders import mostly_slow
-from tests.report.runs import a_batch
-from tests.reward.processes import until
+from tests.reports.runs import a_batch
+from tests.rewards.processes import until
 
 
 def batch_at(step: int, like: TrajectoryBatch) -> TrajectoryBatch:

@@ -1,4 +1,4 @@
-"""Metrics of trajectories, computed object by object: slow, obvious, without code of `creditflow.monitor`."""
+"""Metrics of trajectories, computed object by object: slow, obvious, without code of `creditflow.monitoring`."""
 
 from collections import defaultdict
 from itertools import combinations

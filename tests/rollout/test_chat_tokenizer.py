@@ -15,11 +15,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from creditflow.chat import ChatTokenizer, PromptIds, parse_tool_calls, pieces
+from creditflow._utils.huggingface import load_tokenizer
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.tiny import byte_tokenizer, tiny_byte_model
 from creditflow.errors import ModelError
-from creditflow.huggingface import load_tokenizer
+from creditflow.rollout.chat import ChatTokenizer, PromptIds, parse_tool_calls, pieces
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "h\u00e9llo"}]
 
@@ -56,7 +56,7 @@ def test_pad_id_defaults_to_an_end_token(folder: Path) -> None:
 
 
 def test_import_loads_no_heavy_packages() -> None:
-    code = "import sys, creditflow.huggingface\nfrom creditflow.rollout import *\nprint(*sys.modules)"
+    code = "import sys, creditflow._utils.huggingface\nfrom creditflow.rollout import *\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "openai", "starlette", "uvicorn", "pydantic"}.intersection(done.stdout.split())
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from creditflow.config import load_recipe
+from creditflow.data import Task, Trajectory, TrajectoryBatch
 from creditflow.errors import EndpointError, PromptTooLong
 from creditflow.rollout import AgentSpec, ChatReply, FrozenModel, Rollout, Scheduler, Team, run_rollouts
 from creditflow.rollout.endpoint import Endpoint
 from creditflow.rollout.frozen import CHARACTERS_PER_TOKEN
 from creditflow.rollout.recorder import Sampling
-from creditflow.trajectory import Task, Trajectory, TrajectoryBatch
 from tests.builders import unlocated
-from tests.reward.judge_server import Answer, Answers, JudgeServer, Request
+from tests.rewards.judge_server import Answer, Answers, JudgeServer, Request
 from tests.rollout.test_runner import EchoClient
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -386,7 +386,7 @@ def test_pending_frozen_call_ends_with_its_rollout() -> None:
 
 
 def test_recipe_configures_the_endpoint(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from creditflow.parts import build_components
+    from creditflow.engines.common.components import build_components
 
     monkeypatch.setenv("MY_KEY", "abc")
     (tmp_path / "toy.py").write_text(TRAJECTORY)

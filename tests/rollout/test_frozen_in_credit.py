@@ -5,10 +5,10 @@ import pytest
 
 from creditflow.credit import CreditOptions, assign
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.credit.analysis.linter import lint
 from creditflow.credit.groups import LEVELS
-from creditflow.credit.linter import lint
-from creditflow.monitor import rollout_metrics
-from creditflow.trajectory import TrajectoryBatch
+from creditflow.data import TrajectoryBatch
+from creditflow.monitoring import rollout_metrics
 from tests.builders import batch_of, make_trajectory, step
 
 FROZEN = {"policy": "far", "tokens": 0}

@@ -7,9 +7,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from creditflow.config import EndpointConfig, load_recipe, model_of, policies_in_use, recipe_of_dict, trained_policies
-from creditflow.engines.local.crew import load_policies, model_folder
+from creditflow.engines.common.components import build_components
+from creditflow.engines.local.policy_set import load_policies, model_folder
 from creditflow.errors import ConfigError
-from creditflow.parts import build_components
 from tests.rollout.test_frozen import RECIPE, TRAJECTORY
 
 

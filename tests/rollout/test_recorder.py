@@ -11,7 +11,7 @@ from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.rollout import AgentSpec
 from creditflow.rollout.client import ChatClient, ChatReply
 from creditflow.rollout.recorder import AgentCall, Sampling
-from tests.rollout.test_server import Answers, client_of, once, run_workflow, user
+from tests.rollout.http.test_server import Answers, client_of, once, run_workflow, user
 
 PROMPTS = ("Tell me about rain.", "Sum: 4+5", "zzzz")
 

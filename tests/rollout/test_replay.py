@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from creditflow.data import Task, Trajectory
 from creditflow.rollout import (
     Agent,
     AgentSpec,
@@ -18,7 +19,6 @@ from creditflow.rollout import (
     run_rollout,
 )
 from creditflow.rollout.recorder import Sampling
-from creditflow.trajectory import Task, Trajectory
 from tests.builders import Scripted
 
 TASK = Task("test", ({"role": "user", "content": "7"},), None)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from creditflow.data import Task, Trajectory
 from creditflow.errors import AgentError, ConfigError, CreditflowError
 from creditflow.rollout import (
     AgentSpec,
@@ -25,7 +26,6 @@ from creditflow.rollout import (
     run_rollouts,
 )
 from creditflow.rollout.recorder import Sampling
-from creditflow.trajectory import Task, Trajectory
 from tests.builders import Letters, unlocated
 
 

@@ -11,10 +11,11 @@ import pytest
 from creditflow.config import load_recipe
 from creditflow.credit.decompose import outcomes
 from creditflow.credit.options import CreditOptions
+from creditflow.data import Task, TrajectoryBatch
+from creditflow.engines.common.components import build_components
 from creditflow.errors import CreditflowError
-from creditflow.monitor.metrics import rollout_metrics
-from creditflow.parts import build_components
-from creditflow.reward import RewardFunction, RewardManager
+from creditflow.monitoring.metrics import rollout_metrics
+from creditflow.rewards import RewardFunction, RewardManager
 from creditflow.rollout import (
     AgentSpec,
     ChatClient,
@@ -27,7 +28,6 @@ from creditflow.rollout import (
 )
 from creditflow.rollout.endpoint import Endpoint
 from creditflow.rollout.recorder import Sampling
-from creditflow.trajectory import Task, TrajectoryBatch
 from tests.builders import Letters
 
 AGENTS = {"writer": AgentSpec(), "far": AgentSpec(policy="far")}
@@ -336,7 +336,7 @@ def recipe(tmp_path):
 
 
 def test_local_engine_fails_late_rollouts_alone(recipe):
-    from creditflow.engines.local.crew import PolicySet
+    from creditflow.engines.local.policy_set import PolicySet
     from creditflow.engines.local.rollouts import sample_trajectories
 
     components = build_components(recipe())

@@ -15,17 +15,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow import chat
-from creditflow.chat import ChatTokenizer, ToolCall, opens_thought, parse_tool_calls
+from creditflow._utils.huggingface import load_tokenizer
+from creditflow.data import Task, Trajectory
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
-from creditflow.huggingface import load_tokenizer
-from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, replay_rollout, run_rollouts
+from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, chat, replay_rollout, run_rollouts
+from creditflow.rollout.chat import ChatTokenizer, ToolCall, opens_thought, parse_tool_calls
 from creditflow.rollout.recorder import AgentCall, Recorder, Sampling
+from creditflow.rollout.toolbox import inline, load_tools
 from creditflow.rollout.tools import Tool, call_tool, shortened
-from creditflow.toolbox import inline, load_tools
-from creditflow.trajectory import Task, Trajectory
 from tests.builders import Letters
 
 # Schemas and calls

@@ -1,15 +1,15 @@
-"""Credit assignment on arrays. Usable alone: needs numpy, numba and `creditflow.trajectory`, no model and no file.
+"""Credit assignment on arrays. Usable alone: needs numpy, numba and `creditflow.data`, no model and no file.
 
 `assign(batch, CreditOptions())` computes the credit and the advantage of every step. `explain` lists the operations
 behind one advantage. `check_groups` lists the problems of a batch.
 """
 
 from creditflow.credit.advantage import Estimate, EstimatorInput, advantage_estimator
+from creditflow.credit.analysis.explain import Explanation, explain
+from creditflow.credit.analysis.linter import LintFinding, check_groups
+from creditflow.credit.analysis.metrics import unreached_agents
 from creditflow.credit.assignment import Assignment, assign
-from creditflow.credit.explain import Explanation, explain
 from creditflow.credit.groups import Groups
-from creditflow.credit.linter import LintFinding, check_groups
-from creditflow.credit.metrics import unreached_agents
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.propagate import Credit, PropagationInput, propagation_rule
 from creditflow.credit.thresholds import BatchStats, Threshold, make_threshold, threshold_kind

@@ -22,8 +22,8 @@ from creditflow.credit.checks import refuse_values
 from creditflow.credit.groups import TIE_TOLERANCE, Groups, compact
 from creditflow.credit.propagate import SHARES, Credit, parent_counts
 from creditflow.credit.registry import Registry
+from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.errors import ConfigError
-from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 if TYPE_CHECKING:
     from creditflow.credit.options import CreditOptions

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from creditflow.credit import metrics
 from creditflow.credit.advantage import (
     ADVANTAGE_ESTIMATORS,
     WHITENING_EPSILON,
@@ -25,6 +24,7 @@ from creditflow.credit.advantage import (
     token_moments,
     whitening,
 )
+from creditflow.credit.analysis import metrics
 from creditflow.credit.checks import check_batch, check_values
 from creditflow.credit.decompose import SubRewards, outcomes, sub_rewards, token_rewards
 from creditflow.credit.gates import gate_factors, is_above
@@ -33,8 +33,8 @@ from creditflow.credit.options import CreditOptions
 from creditflow.credit.propagate import PROPAGATION_RULES, Credit, PropagationInput, parent_counts
 from creditflow.credit.thresholds import BatchStats, Constant, Threshold, make_threshold, open_starved, thetas
 from creditflow.credit.tokens import at_first_token, critic_tokens, spread_over_tokens, token_terms
+from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.errors import BatchError, ConfigError, NotFiniteError, ShapeError
-from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +192,7 @@ class Assignment:
         return metrics.observe(self, accuracy)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of this assignment by name, see `creditflow.credit.metrics`."""
+        """The metrics of this assignment by name, see `creditflow.credit.analysis.metrics`."""
         return metrics.summarize(self)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from creditflow.data import OK, TIMEOUT, Bools, Floats, TrajectoryBatch
 from creditflow.errors import (
     BatchError,
     ConfigError,
@@ -23,7 +24,6 @@ from creditflow.errors import (
     ScoreRangeError,
     ShapeError,
 )
-from creditflow.trajectory import OK, TIMEOUT, Bools, Floats, TrajectoryBatch
 
 _COLUMN_TOLERANCE = 1e-9
 """Columns hold rescaled, clipped scores; the mean of several may still leave [0, 1] by rounding."""

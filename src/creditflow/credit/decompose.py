@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from creditflow.credit.groups import codes_of_level, compact, leave_one_out_mean
-from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
-from creditflow.trajectory import (
+from creditflow.data import (
     NOT_MATCHED,
     OK,
     RANGE_TOLERANCE,
@@ -20,6 +19,7 @@ from creditflow.trajectory import (
     Ints,
     TrajectoryBatch,
 )
+from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
 
 if TYPE_CHECKING:
     from creditflow.credit.options import CreditOptions

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from creditflow.trajectory import Bools, Floats
+from creditflow.data import Bools, Floats
 
 GATE_TOLERANCE = 1e-9
 """Margin for rounding: a sub-reward equal to its threshold up to rounding (a mean of thirds) does not pass."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
+from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 
 TIE_TOLERANCE = 1e-9
 """Largest difference of credits in a tied group, relative to the group's mean if that is above 1."""

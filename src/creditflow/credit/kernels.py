@@ -18,7 +18,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.trajectory import Bools, Floats, Ints
+from creditflow.data import Bools, Floats, Ints
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

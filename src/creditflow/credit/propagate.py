@@ -24,8 +24,8 @@ from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.groups import codes_of_level, leave_one_out_mean
 from creditflow.credit.registry import Registry
 from creditflow.credit.shapley import of_steps
+from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.errors import BatchError
-from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 if TYPE_CHECKING:
     from creditflow.credit.options import CreditOptions

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.errors import BatchError
-from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 KEY = "counterfactual"
 """The key in `trajectory.info` of the values measured in training, as `Values.to_json`."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from creditflow.credit.gates import GATE_TOLERANCE
 from creditflow.credit.registry import Registry, expect_keywords
+from creditflow.data import Bools, Floats, Ints
 from creditflow.errors import (
     BatchError,
     ConfigError,
@@ -24,7 +25,6 @@ from creditflow.errors import (
     UnknownAgentError,
     did_you_mean,
 )
-from creditflow.trajectory import Bools, Floats, Ints
 
 KEY = "algorithm.propagation_threshold"
 METRIC = "propagation/threshold"

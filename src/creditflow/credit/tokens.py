@@ -17,7 +17,7 @@ from creditflow.credit.groups import (
     compact,
     leave_one_out_mean,
 )
-from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
+from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 
 if TYPE_CHECKING:
     from creditflow.credit.options import CreditOptions

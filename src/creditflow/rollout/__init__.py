@@ -5,7 +5,7 @@ This package has no rewards or training, and uses models only through the protoc
 
 from typing import TYPE_CHECKING
 
-from creditflow.lazy import attach
+from creditflow._utils.lazy import attach
 from creditflow.rollout.client import (
     ChatClient,
     ChatReply,
@@ -23,10 +23,10 @@ from creditflow.rollout.scheduler import Scheduler
 from creditflow.rollout.team import Agent, Team
 
 if TYPE_CHECKING:
-    from creditflow.rollout.server import OpenAIServer as OpenAIServer
+    from creditflow.rollout.http.server import OpenAIServer as OpenAIServer
 
 # Not in __all__: it needs creditflow[serve].
-__getattr__ = attach(__name__, {"creditflow.rollout.server": ("OpenAIServer",)})
+__getattr__ = attach(__name__, {"creditflow.rollout.http.server": ("OpenAIServer",)})
 
 __all__ = [
     "Agent",

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from creditflow.chat import Prompt
-from creditflow.trajectory import Message
+from creditflow.data import Message
+from creditflow.rollout.chat import Prompt
 
 FinishReason = Literal["stop", "length"]
 

@@ -23,10 +23,10 @@ from itertools import groupby
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from creditflow.data import Message
 from creditflow.errors import EndpointError, first_line
 from creditflow.rollout.bounded import AnswerRefused, bounded_to
 from creditflow.rollout.clock import stopped_clock
-from creditflow.trajectory import Message
 
 INSTALL = "an OpenAI-compatible endpoint needs openai and tenacity: pip install creditflow[judge]"
 

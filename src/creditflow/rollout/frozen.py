@@ -11,10 +11,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from creditflow.data import Message
 from creditflow.errors import EndpointError, PromptTooLong
 from creditflow.rollout.client import ChatClient, ChatReply
 from creditflow.rollout.endpoint import Endpoint, EndpointUsage, FailedTry, usage_of
-from creditflow.trajectory import Message
 
 CHARACTERS_PER_TOKEN = 64
 """Maximum characters of a reply for each token that it may have; a longer reply is cut off there, since the server

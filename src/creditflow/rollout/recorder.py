@@ -13,15 +13,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from creditflow.chat import Prompt, PromptIds, ToolCall, message_text, opens_thought, parse_tool_calls, without_nulls
+from creditflow._utils.text_search import read_in
+from creditflow.data import Message, Step, Trajectory
+from creditflow.data.messages import without_nulls
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
+from creditflow.rollout.chat import (
+    Prompt,
+    PromptIds,
+    ToolCall,
+    message_text,
+    opens_thought,
+    parse_tool_calls,
+)
 from creditflow.rollout.client import ChatClient, GenerationRequest, Generator, PolicyView
 from creditflow.rollout.clock import RolloutClock
-from creditflow.rollout.reuse import read_in
 from creditflow.rollout.threads import end
 from creditflow.rollout.tools import Tool, ToolResult, call_tool, shortened
 from creditflow.rollout.unawaited import unawaited
-from creditflow.trajectory import Message, Step, Trajectory
 
 _LOOKED_BACK = 64
 """Number of preceding steps whose responses are searched for in a prompt."""

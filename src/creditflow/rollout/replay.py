@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from creditflow.data import Message, Step, Trajectory
 from creditflow.rollout.client import (
     ChatClient,
     ChatReply,
@@ -23,7 +24,6 @@ from creditflow.rollout.client import (
 )
 from creditflow.rollout.recorder import AgentSpec, Sampling, spelled
 from creditflow.rollout.runner import Rollout, Workflow, run_rollout
-from creditflow.trajectory import Message, Step, Trajectory
 
 
 async def replay_rollout(

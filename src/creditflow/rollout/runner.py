@@ -7,14 +7,14 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from creditflow._utils.tracebacks import at_users_line, keep_traceback, located, of_function, traceback_text
+from creditflow.data import Task, Trajectory
 from creditflow.errors import AgentError, ConfigError, PromptTooLong, RolloutTimedOut
 from creditflow.rollout.client import Generator
 from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.recorder import AgentSpec, Recorder, Sampling
 from creditflow.rollout.team import Team
 from creditflow.rollout.threads import end, in_thread, is_callers_end
-from creditflow.tracebacks import at_users_line, keep_traceback, located, of_function, traceback_text
-from creditflow.trajectory import Task, Trajectory
 
 Workflow = Callable[[Task, Team], object]
 """`async def solve(task, team) -> answer`; or `def`, which runs in a thread and calls its agents over HTTP."""
@@ -78,7 +78,7 @@ async def run_rollout(
         case _:
             trajectory.status = "failed"
             trajectory.info["error"] = located(error, f"{type(error).__name__}: {error}")
-            keep_traceback(trajectory, "workflow", traceback_text(error))
+            keep_traceback(trajectory.info, "workflow", traceback_text(error))
     if not trajectory.answer_steps and trajectory.steps:
         trajectory.answer_steps = (len(trajectory.steps) - 1,)
     return trajectory

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from creditflow.data import Message
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong, did_you_mean
 from creditflow.rollout.recorder import AgentCall, Recorder, Reply
-from creditflow.trajectory import Message
 
 if TYPE_CHECKING:
-    from creditflow.rollout.server import Session
+    from creditflow.rollout.http.server import Session
 
 
 class Team:
@@ -74,7 +74,7 @@ class Team:
                 id = self._recorder.trajectory.id
                 raise CreditflowError(f"trajectory {id}: its URL was asked for after the rollout had ended{why}")
             if self._door is None:
-                from creditflow.rollout.server import open_door
+                from creditflow.rollout.http.server import open_door
 
                 self._door = open_door(self._recorder, self._loop)
             return self._door

@@ -6,8 +6,9 @@
         :param city: Its name, in English.
         '''
 
-Every call of a tool ends with a text for the agent, even after an error. `creditflow.chat` parses calls, and `recorder`
-makes them. pydantic and docstring_parser (`pip install 'creditflow[tools]'`) are imported when a tool is made.
+Every call of a tool ends with a text for the agent, even after an error. `creditflow.rollout.chat` parses calls, and
+`recorder` makes them. pydantic and docstring_parser (`pip install 'creditflow[tools]'`) are imported when a tool is
+made.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from creditflow.chat import ToolCall
 from creditflow.errors import ConfigError, did_you_mean, first_line
+from creditflow.rollout.chat import ToolCall
 from creditflow.rollout.threads import in_thread, is_callers_end
 
 STATE = "state"

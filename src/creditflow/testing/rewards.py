@@ -19,13 +19,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from creditflow.data import Score, Step, Task, Trajectory
 from creditflow.errors import InputError, RewardError
-from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
-from creditflow.reward.manager import RewardManager
-from creditflow.reward.registry import RewardFunction, leaves
-from creditflow.reward.wire import pack_functions
+from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
+from creditflow.rewards.execution.wire import pack_functions
+from creditflow.rewards.manager import RewardManager
+from creditflow.rewards.registry import RewardFunction, leaves
 from creditflow.testing.report import Fault, Report, described, name_of, run
-from creditflow.trajectory import Score, Step, Task, Trajectory
 
 LONGEST = 30
 """Number of steps of the longest trajectory."""

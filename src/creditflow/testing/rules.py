@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, explain
 from creditflow.credit.propagate import OUTCOME, PROPAGATION_RULES, SHARES, SIGNAL, PropagationRule, RuleFunction
-from creditflow.testing.report import Fault, Report, described, name_of, run
-from creditflow.trajectory import (
+from creditflow.data import (
     Bools,
     Floats,
     Score,
@@ -29,6 +28,7 @@ from creditflow.trajectory import (
     TrajectoryBatch,
     TrajectoryStatus,
 )
+from creditflow.testing.report import Fault, Report, described, name_of, run
 
 GRAPHS: dict[str, tuple[tuple[int, ...], ...]] = {
     "chain": ((), (0,), (1,), (2,)),

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.reward.processes import alive, descendants, until
+from tests.rewards.processes import alive, descendants, until
 
 
 @pytest.fixture(scope="package")

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import verl_cpu
 
+from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
+from creditflow.data import TrajectoryBatch
 from creditflow.engines.verl.launch import launch
-from creditflow.ledger.run_folder import read_metrics
-from creditflow.progress import Reporter
-from creditflow.trajectory import TrajectoryBatch
+from creditflow.runs.run_folder import read_metrics
+from tests.paths import ROOT as REPOSITORY
 
-REPOSITORY = Path(__file__).parents[3]
-TOY = REPOSITORY / "tests/recipes/toy.yaml"
 CHAIN = REPOSITORY / "recipes/arithmetic_chain.yaml"
 
 

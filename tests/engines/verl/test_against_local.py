@@ -15,13 +15,13 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from creditflow.credit import CreditOptions, assign, make_threshold
+from creditflow.data import Score, Trajectory, TrajectoryBatch
 from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.rollouts import RolloutRecord, take
 from creditflow.engines.verl.rows import VerlRows, joined, throw_away
 from creditflow.engines.verl.runner import sampled_steps
 from creditflow.engines.verl.trainer import trained_by
-from creditflow.reward import ScoringReport
-from creditflow.trajectory import Score, Trajectory, TrajectoryBatch
+from creditflow.rewards import ScoringReport
 from tests.builders import make_trajectory, step
 
 WHERE = "creditflow_train"

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from creditflow._utils.progress import Reporter
 from creditflow.config import Config, load_recipe, with_options
 from creditflow.engines.verl import configuration
 from creditflow.engines.verl.configuration import OURS, as_yaml, compose, expect_verl, mapped, validate
@@ -19,13 +20,11 @@ from creditflow.engines.verl.launch import dry_run, launch
 from creditflow.engines.verl.policies import policy_configs
 from creditflow.engines.verl.recipe import carried
 from creditflow.errors import ConfigError
-from creditflow.progress import Reporter
+from tests.paths import RECIPES, TOY
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("verl")
 
-RECIPES = Path(__file__).parents[3] / "recipes"
-TOY = Path(__file__).parents[2] / "recipes" / "toy.yaml"
 RUN = Path("/runs/one")
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 

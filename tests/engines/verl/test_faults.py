@@ -12,14 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from tests.paths import TOYS
+
 pytest.importorskip("verl_cpu")
 
 from creditflow.errors import ConfigError, CreditflowError
-from creditflow.ledger.run_folder import read_events
-from tests.engines.verl.runs import REPOSITORY, Run, options, run
-from tests.reward.processes import alive, descendants, until
+from creditflow.runs.run_folder import read_events
+from tests.engines.verl.runs import Run, options, run
+from tests.rewards.processes import alive, descendants, until
 
-TOYS = REPOSITORY / "tests/recipes"
 FAULTS = """
 import itertools, os, signal
 import toy_workflow as toy

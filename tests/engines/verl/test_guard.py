@@ -7,12 +7,13 @@ import pytest
 
 pytest.importorskip("verl_cpu")
 
-from creditflow.ledger.run_folder import read_events
-from creditflow.monitor import GuardStop
-from tests.engines.verl.runs import TOY, run
+from creditflow.monitoring import GuardStop
+from creditflow.runs.run_folder import read_events
+from tests.engines.verl.runs import run
+from tests.paths import TOY
 
 RULE = """
-from creditflow.monitor import RuleResult
+from creditflow.monitoring import RuleResult
 
 
 class Third:

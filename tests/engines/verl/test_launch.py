@@ -16,18 +16,18 @@ import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
 from creditflow.engines.verl.launch import MetricsTail, launch, total_steps
 from creditflow.engines.verl.recipe import carried
 from creditflow.errors import ConfigError, CreditflowError, InputError, says_disk_full
-from creditflow.ledger import RunFolder
-from creditflow.progress import Reporter
-from tests.reward.processes import alive, until
+from creditflow.runs import RunFolder
+from tests.paths import TOY
+from tests.rewards.processes import alive, until
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("verl")
 
-TOY = Path(__file__).parents[2] / "recipes" / "toy.yaml"
 OURS = ("trainer.device=auto", "ray_kwargs.ray_init.num_gpus=1")
 ONE_DEVICE = (
     "trainer.n_gpus_per_node=1",

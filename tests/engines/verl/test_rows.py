@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transfer_queue import KVBatchMeta
 
+from creditflow.data import Score, TrajectoryBatch
 from creditflow.engines.verl.agent_loop import StepOutput, token_rewards
 from creditflow.engines.verl.rollouts import RolloutRecords
 from creditflow.engines.verl.rows import VerlRows, select
 from creditflow.engines.verl.runner import sampled_steps
 from creditflow.errors import BatchError
-from creditflow.reward import ScoringReport
-from creditflow.trajectory import Score, TrajectoryBatch
+from creditflow.rewards import ScoringReport
 from tests.builders import make_trajectory, step
 
 

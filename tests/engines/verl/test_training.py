@@ -11,8 +11,9 @@ import torch
 from creditflow.config import load_recipe
 from creditflow.credit import assign, explain, make_threshold
 from creditflow.engines.local.policy import Policy
-from creditflow.ledger import Ledger
-from tests.engines.verl.runs import CHAIN, REPOSITORY, TOY, Run, run
+from creditflow.runs import Ledger
+from tests.engines.verl.runs import CHAIN, REPOSITORY, Run, run
+from tests.paths import TOY
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
 

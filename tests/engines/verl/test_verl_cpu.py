@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from creditflow.engines.local.tiny import tiny_byte_model
-from tests.reward.processes import until
+from tests.rewards.processes import until
 
 verl_cpu = pytest.importorskip("verl_cpu", reason="it is not installed: uv pip install -e tests/verl_cpu --no-deps")
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from creditflow.config import ActorConfig, OptimConfig
+from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.lora import Adapter
 from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, token_weights
 from creditflow.engines.local.packing import PackedSteps
 from creditflow.engines.local.policy import Policy
-from creditflow.trajectory import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 
 _LOGITS = 1 << 25
 """The largest number of logits per log-softmax call."""

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from creditflow.data import Ints
 from creditflow.engines.local.packing import PackedSteps
-from creditflow.trajectory import Ints
 
 AGREE = 1e-4
 """Largest difference between packed and padded outputs that counts as equal, in standard deviations of the output."""

@@ -18,9 +18,9 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
-from creditflow.engines.local.crew import PolicySet
+from creditflow._utils.files import make_whole
+from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import ConfigError, CreditflowError, DataError, ModelError, first_line
-from creditflow.files import make_whole
 
 _STATE = "state"
 _MANIFEST = "trainer.json"

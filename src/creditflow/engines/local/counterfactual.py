@@ -16,14 +16,14 @@ from creditflow.config import Config, policies_in_use, trained_policies
 from creditflow.credit import CreditOptions
 from creditflow.credit.decompose import outcomes
 from creditflow.credit.shapley import KEY, Plan, Values, least_rollouts, plan, values
+from creditflow.data import Floats, Trajectory, TrajectoryBatch
+from creditflow.engines.common.components import Components
 from creditflow.engines.local.actor import fill_reference_logprobs
-from creditflow.engines.local.crew import PolicySet
 from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import UnscoredRollouts, needs_reference
 from creditflow.errors import ConfigError, TooManyFailedScores
-from creditflow.parts import Components
 from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, replay_rollout, together
-from creditflow.trajectory import Floats, Trajectory, TrajectoryBatch
 
 COUNTERFACTUAL, AUDIT = 3, 4
 """The first part of a counterfactual rollout's random key, in training and in an audit.

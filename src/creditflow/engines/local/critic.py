@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from creditflow._utils.huggingface import load_folder, n_tokens
 from creditflow.config import CriticConfig
-from creditflow.credit.metrics import explained_variance
+from creditflow.credit.analysis.metrics import explained_variance
+from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.engines.local import memory
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.loss import token_weights, value_loss
 from creditflow.engines.local.packing import PackedSteps, TrajectorySequences
-from creditflow.huggingface import load_folder, n_tokens
-from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 
 class Critic:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from creditflow._utils.huggingface import position_limit
 from creditflow.engines.local.attention import Decoding, Layout, Prompts, attending
 from creditflow.engines.local.packing import pack_prompts
-from creditflow.huggingface import position_limit
 
 Prompt = tuple[int, ...]
 

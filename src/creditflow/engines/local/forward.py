@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from creditflow._utils.huggingface import position_limit
+from creditflow.data import Ints
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees
 from creditflow.engines.local.packing import PackedSteps, RowGroup, Sequences, micro_batches
 from creditflow.errors import ModelError
-from creditflow.huggingface import position_limit
-from creditflow.trajectory import Ints
 
 
 class Forward:

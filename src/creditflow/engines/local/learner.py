@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from creditflow.config import OptimConfig
+from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.errors import ModelError
-from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 
 def _lr_factor(optim: OptimConfig, total_updates: int | None) -> Callable[[int], float]:

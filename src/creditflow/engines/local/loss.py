@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from creditflow.config import LOSS_AGG_MODES
+from creditflow.data import Floats, Ints
 from creditflow.errors import ConfigError, did_you_mean
-from creditflow.trajectory import Floats, Ints
 
 _FAR = 20.0
 """The bound of log ratios: ratios are clamped to exp(±20), as in verl, so that an outlier cannot overflow."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from creditflow.trajectory import Bools, Ints, TokenIds, TrajectoryBatch
+from creditflow.data import Bools, Ints, TokenIds, TrajectoryBatch
 
 _WASTE = 1.25
 """The largest ratio of row lengths within an attention group of at least `_FEW` rows."""

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from creditflow.chat import ChatTokenizer, Prompt
+from creditflow._utils.huggingface import load_folder, n_tokens, position_limit, unusable
+from creditflow.data import Message
 from creditflow.engines.local import decoding, memory, sampler
 from creditflow.engines.local.attention import unknown_kinds
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.lora import Adapter
 from creditflow.errors import ModelError, first_line
-from creditflow.huggingface import load_folder, n_tokens, position_limit, unusable
+from creditflow.rollout.chat import ChatTokenizer, Prompt
 from creditflow.rollout.client import Generation, GenerationRequest
-from creditflow.trajectory import Message
 
 _KEY = "actor_rollout_ref.model.path"
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from creditflow.config import Config
+from creditflow.data import Task, Trajectory, TrajectoryBatch
+from creditflow.engines.common.components import Components
 from creditflow.engines.local.actor import fill_reference_logprobs
-from creditflow.engines.local.crew import PolicySet
+from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import CreditflowError, TooManyFailedScores
-from creditflow.monitor import evaluation_metrics
-from creditflow.parts import Components
-from creditflow.reward import ScoringReport
-from creditflow.reward.registry import leaves
+from creditflow.monitoring import evaluation_metrics
+from creditflow.rewards import ScoringReport
+from creditflow.rewards.registry import leaves
 from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, run_rollouts
-from creditflow.trajectory import Task, Trajectory, TrajectoryBatch
 
 TRAIN = 0
 """The first part of a training rollout's random key; other uses have other numbers."""

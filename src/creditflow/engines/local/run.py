@@ -15,17 +15,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, different_options
 from creditflow.credit import Threshold
 from creditflow.engines.local import checkpoint
-from creditflow.engines.local.crew import PolicySet
+from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import ConfigError, InputError
-from creditflow.ledger import RunFolder
-from creditflow.ledger.run_folder import rollbacks
-from creditflow.monitor import Guard, GuardEvent, GuardStop
-from creditflow.monitor.guard import RESTORE, cannot_go_back, stop_report
-from creditflow.monitor.trackers import Trackers
-from creditflow.progress import Reporter
+from creditflow.monitoring import Guard, GuardEvent, GuardStop
+from creditflow.monitoring.guard import RESTORE, cannot_go_back, stop_report
+from creditflow.monitoring.trackers import Trackers
+from creditflow.runs import RunFolder
+from creditflow.runs.run_folder import rollbacks
 
 _PEAK = "memory/peak_gib"
 

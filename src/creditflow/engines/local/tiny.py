@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from creditflow.files import make_whole
+from creditflow._utils.files import make_whole
 
 
 def cache_dir() -> Path:

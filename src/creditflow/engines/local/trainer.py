@@ -8,11 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
+from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, TrainerConfig
 from creditflow.credit import BatchStats, assign, make_threshold
-from creditflow.credit.linter import idle_gate
+from creditflow.credit.analysis.linter import idle_gate
+from creditflow.data import TrajectoryBatch
+from creditflow.engines.common.components import Components, build_components
+from creditflow.engines.common.guard import build_guard
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
-from creditflow.engines.local.crew import PolicySet
+from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import (
     Stopwatch,
     UnscoredRollouts,
@@ -23,22 +27,18 @@ from creditflow.engines.local.rollouts import (
 )
 from creditflow.engines.local.run import RunState, apply_guard_action, begin, expect_to_go_on, run_path
 from creditflow.errors import CreditflowError, TooManyFailedScores
-from creditflow.ledger import Ledger, RunFolder
-from creditflow.ledger.run_folder import log_failures
-from creditflow.monitor import (
+from creditflow.monitoring import (
     Evaluation,
-    Guard,
     GuardEvent,
     error_metrics,
     rollout_metrics,
     sub_reward_metrics,
 )
-from creditflow.monitor.guard import STOP, asked_of_engine
-from creditflow.monitor.notices import failed_rollouts, failure_events, rollout_events
-from creditflow.monitor.trackers import Trackers, expect_installed, sample_rows
-from creditflow.parts import Components, build_components
-from creditflow.progress import Reporter
-from creditflow.trajectory import TrajectoryBatch
+from creditflow.monitoring.guard import STOP, asked_of_engine
+from creditflow.monitoring.notices import failed_rollouts, failure_events, rollout_events
+from creditflow.monitoring.trackers import Trackers, expect_installed, sample_rows
+from creditflow.runs import Ledger, RunFolder
+from creditflow.runs.run_folder import log_failures
 
 _VAL = 1
 """The first part of a validation trajectory's random key; training uses 0."""
@@ -54,7 +54,7 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     steps = total_steps(len(components.train_tasks), recipe.config)
     path = run_path(recipe)
     expect_to_go_on(recipe, path, steps)
-    guard = Guard.from_config(recipe.config, recipe.folder, components.rewards.functions)
+    guard = build_guard(recipe.config, recipe.folder, components.rewards.functions)
     expect_installed(recipe.config.trainer.logger)
     measures = wants_values(recipe.config.algorithm)
     if measures:

@@ -19,18 +19,18 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.config import omega_conf_to_dataclass
 
-from creditflow.chat import ChatTokenizer
+from creditflow.data import Step, Trajectory
 from creditflow.engines.verl.dataset import task_of
 from creditflow.engines.verl.recipe import carried
 from creditflow.engines.verl.rollouts import RolloutRecord, partition, rollout_ids, seed_of
 from creditflow.engines.verl.runner import build_runner, sampled_steps
 from creditflow.engines.verl.servers import ServedPolicy, Servers
 from creditflow.errors import CreditflowError, first_line
-from creditflow.monitor.metrics import passes
+from creditflow.monitoring.metrics import passes
 from creditflow.rollout import Rollout
+from creditflow.rollout.chat import ChatTokenizer
 from creditflow.rollout.client import ChatClient, PolicyView
 from creditflow.rollout.recorder import Sampling
-from creditflow.trajectory import Step, Trajectory
 
 
 class StepOutput(AgentLoopOutput):  # type: ignore[misc]

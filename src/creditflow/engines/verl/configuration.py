@@ -38,7 +38,7 @@ from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.engines.verl.policies import optim_values, policy_configs
 from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, did_you_mean, first_line
-from creditflow.monitor.trackers import CONSOLE
+from creditflow.monitoring.trackers import CONSOLE
 
 FITS = ">=0.9.1,<0.10"
 _INSTALL = "pip install 'creditflow[verl]'"

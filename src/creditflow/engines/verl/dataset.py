@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from creditflow.data import Split, load_tasks
+from creditflow.data import Task
+from creditflow.data.datasets import Split, load_tasks
 from creditflow.engines.verl.recipe import KEY, carried
 from creditflow.errors import ConfigError
-from creditflow.trajectory import Task
 
 
 class TaskDataset(Dataset[dict[str, Any]]):

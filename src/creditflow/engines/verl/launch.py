@@ -24,22 +24,23 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from creditflow._utils.progress import Bar, Reporter
 from creditflow.config import ModelConfig, Recipe, different_options, model_of, trained_policies
-from creditflow.engines.local.crew import critic_folder, model_folder
+from creditflow.engines.common.components import Components, build_components
+from creditflow.engines.common.guard import build_guard
+from creditflow.engines.local.policy_set import critic_folder, model_folder
 from creditflow.engines.local.rollouts import needs_reference
 from creditflow.engines.local.run import run_path
 from creditflow.engines.local.trainer import status_line, warn_of_first_step, warn_of_idle_gate
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
 from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, CreditflowError, InputError, first_line, says_disk_full
-from creditflow.ledger import RunFolder
-from creditflow.ledger.run_folder import read_events
-from creditflow.monitor import Guard, GuardEvent
-from creditflow.monitor.guard import RolledBack
-from creditflow.parts import Components, build_components
-from creditflow.progress import Bar, Reporter
-from creditflow.reward.judge import Judge
-from creditflow.reward.registry import leaves
+from creditflow.monitoring import GuardEvent
+from creditflow.monitoring.guard import RolledBack
+from creditflow.rewards.builtin.judge import Judge
+from creditflow.rewards.registry import leaves
+from creditflow.runs import RunFolder
+from creditflow.runs.run_folder import read_events
 
 _POLL_S = 0.5
 """The interval at which the run's folder is read."""
@@ -62,7 +63,7 @@ def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) ->
     components = build_components(run.recipe)
     _expect_rewards(components)
     _expect_machine(config)
-    Guard.from_config(run.config, run.recipe.folder, components.rewards.functions, "verl")
+    build_guard(run.config, run.recipe.folder, components.rewards.functions, "verl")
     total = total_steps(config, len(components.train_tasks))
     begun = _begun(config, run.run_folder, total)
     _bring_models(config, run.recipe)

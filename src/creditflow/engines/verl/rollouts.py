@@ -15,12 +15,12 @@ import numpy as np
 import torch
 import transfer_queue as tq
 
+from creditflow.data import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBatch
+from creditflow.data.table import batch_of, pack, unpack
 from creditflow.engines.verl.servers import LostServer
 from creditflow.errors import ConfigError, CreditflowError, InputError, first_line
-from creditflow.reward import ScoringReport
+from creditflow.rewards import ScoringReport
 from creditflow.rollout import Rollout
-from creditflow.table import batch_of, pack, unpack
-from creditflow.trajectory import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBatch
 
 _TRAIN, _VAL = 0, 1
 

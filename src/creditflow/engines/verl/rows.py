@@ -14,8 +14,8 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from creditflow.credit import Assignment
+from creditflow.data import Floats, Ints, TrajectoryBatch
 from creditflow.errors import BatchError
-from creditflow.trajectory import Floats, Ints, TrajectoryBatch
 
 _PADDING = -1
 _PADDING_TOKENS = 1

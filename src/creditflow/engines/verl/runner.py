@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from creditflow.config import Config
-from creditflow.parts import Components, build_components
-from creditflow.reward import RewardManager, ScoringReport
+from creditflow.data import Trajectory
+from creditflow.engines.common.components import Components, build_components
+from creditflow.rewards import RewardManager, ScoringReport
 from creditflow.rollout import Generator, Rollout
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.runner import run_rollout
-from creditflow.trajectory import Trajectory
 
 
 class RolloutRunner:

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from creditflow.chat import ChatTokenizer, Prompt
+from creditflow.data import Message
 from creditflow.errors import ConfigError, CreditflowError, first_line
 from creditflow.rollout import Generation, GenerationRequest
+from creditflow.rollout.chat import ChatTokenizer, Prompt
 from creditflow.rollout.client import ChatClient, PolicyView
-from creditflow.trajectory import Message
 
 ATTEMPTS = 3
 """The number of attempts of a call if its server dies. All go to the same server, which Ray may restart."""

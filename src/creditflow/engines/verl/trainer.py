@@ -40,19 +40,19 @@ from verl.utils.py_functional import rename_dict
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
+from creditflow._utils.files import write_whole
 from creditflow.credit import Assignment, BatchStats, Threshold, assign, make_threshold
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.data import Bools, Floats, TrajectoryBatch
+from creditflow.data.table import batch_of, table_of
+from creditflow.engines.common.guard import build_guard
 from creditflow.engines.verl.policies import policy_configs
 from creditflow.engines.verl.recipe import carried
 from creditflow.engines.verl.rollouts import RolloutRecords, partition, take
 from creditflow.engines.verl.rows import VerlRows, joined, throw_away, write
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
-from creditflow.files import write_whole
-from creditflow.ledger import RunFolder
-from creditflow.ledger.run_folder import log_failures, read_metrics, rollbacks
-from creditflow.monitor import (
+from creditflow.monitoring import (
     Evaluation,
-    Guard,
     GuardEvent,
     GuardStop,
     error_metrics,
@@ -60,13 +60,13 @@ from creditflow.monitor import (
     rollout_metrics,
     sub_reward_metrics,
 )
-from creditflow.monitor.guard import RESTORE, RolledBack, asked_of_engine, cannot_go_back, stop_report
-from creditflow.monitor.memory import forget_peak, peak_gib
-from creditflow.monitor.notices import failure_events, rollout_events
-from creditflow.reward import load_reward_functions
-from creditflow.reward.manager import expect_few_failures
-from creditflow.table import batch_of, table_of
-from creditflow.trajectory import Bools, Floats, TrajectoryBatch
+from creditflow.monitoring.guard import RESTORE, RolledBack, asked_of_engine, cannot_go_back, stop_report
+from creditflow.monitoring.memory import forget_peak, peak_gib
+from creditflow.monitoring.notices import failure_events, rollout_events
+from creditflow.rewards import load_reward_functions
+from creditflow.rewards.manager import expect_few_failures
+from creditflow.runs import RunFolder
+from creditflow.runs.run_folder import log_failures, read_metrics, rollbacks
 
 _STATE = "creditflow.json"
 """The file with creditflow's state in a verl checkpoint."""
@@ -315,7 +315,7 @@ class CreditflowTrainer(PolicyTrainer):
             list(run.config.team.agents),
             {"sandbox": run.config.reward.sandbox},
         )
-        self.guard = Guard.from_config(run.config, run.recipe.folder, functions, "verl")
+        self.guard = build_guard(run.config, run.recipe.folder, functions, "verl")
         self.critic_wanted = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
         self._submitted: list[TensorDict] = []
         self._own_metrics: dict[str, float] = {}

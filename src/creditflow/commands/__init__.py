@@ -1,1 +1,0 @@
-"""Implementations of the commands, one module per command, imported when the command is called."""

@@ -1,0 +1,659 @@
+"""Explanations of advantages: the operations behind one, which give the same bits when replayed in order.
+
+An explanation is made from a finished assignment and its batch. Every operation is one rounding of float64 arithmetic
+on earlier results, in the order of the assignment. Values from other steps (a child's credit, a group's mean) are
+given; they have their own explanations. Values made by a user's rule or estimator are given as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS, EPSILON
+from creditflow.credit.assignment import Assignment
+from creditflow.credit.decompose import counting, outcomes
+from creditflow.credit.gates import PASSING, RECEIVING
+from creditflow.credit.propagate import PROPAGATION_RULES, SHARES, answer_steps, first_edges, first_steps, parent_counts
+from creditflow.credit.shapley import of_trajectory
+from creditflow.data import clip_rounding
+from creditflow.errors import BatchError, CreditflowError
+
+FLOWING = ("discounted", "threshold")
+"""Rules with the received part listed operation by operation: the formula of `creditflow.credit.propagate`."""
+
+DECOMPOSED = ("none", "shapley", *FLOWING)
+"""Rules with own and shared parts listed operation by operation; for other rules they are given."""
+
+SHARING = ("identical", "uniform")
+"""Rules that only give every step of a trajectory the same credit."""
+
+ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
+"""The built-in estimators. Token values of other estimators are given."""
+
+Symbol = Literal["given", "+", "-", "*", "/"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One line of an explanation: a symbol between earlier results, or a given number."""
+
+    name: str
+    """A label for readers; not unique."""
+    symbol: Symbol
+    inputs: tuple[int, ...]
+    """Positions of earlier operations in the list; `+` and `*` take two or more, from left to right."""
+    value: float
+    note: str = ""
+    """A remark for readers: the source of the number, the state of the gate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The operations and terms of one step's (or token's) advantage."""
+
+    step_id: str
+    token: int | None
+    """Position in the response if the tokens of the step differ; None if all sampled tokens have the same advantage."""
+    operations: tuple[Operation, ...]
+    terms: tuple[tuple[str, float], ...]
+    """(name, value) of the parts of the advantage, divided and weighted. Empty if the step does not learn."""
+    in_reward: tuple[float, ...]
+    """The same parts in units of reward: before the division and the weight."""
+    rounding: float
+    """`advantage - sum of terms`, computed exactly: the remainder from rounding each term. With it the terms add up to
+    the advantage, bit for bit."""
+
+    @property
+    def advantage(self) -> float:
+        """The advantage used in training."""
+        return self.operations[-1].value
+
+    def replay(self) -> float:
+        """Recompute the advantage from the given numbers alone."""
+        results: list[float] = []
+        for operation in self.operations:
+            results.append(
+                operation.value
+                if operation.symbol == "given"
+                else _apply(operation.symbol, [results[i] for i in operation.inputs])
+            )
+        return results[-1]
+
+    def __str__(self) -> str:
+        where = self.step_id if self.token is None else f"{self.step_id}, token {self.token}"
+        lines = [f"advantage of step {where}: {self.advantage!r}", ""]
+        lines += [self._line(i) for i in range(len(self.operations))]
+        width = max((len(name) for name, _ in self.terms), default=0)
+        lines += ["", *(f"{name:{width}}  {value:+.6f}" for name, value in (*self.terms, ("rounding", self.rounding)))]
+        return "\n".join(lines)
+
+    def _line(self, i: int) -> str:
+        operation = self.operations[i]
+        inputs = f" {operation.symbol} ".join(f"{self.operations[k].name} [{k}]" for k in operation.inputs)
+        made = f" = {inputs}" if inputs else ""
+        note = f"   # {operation.note}" if operation.note else ""
+        return f"[{i}] {operation.name}{made} = {operation.value!r}{note}"
+
+
+def explain(assignment: Assignment, step: int | str, token: int | None = None) -> Explanation:
+    """Explain the advantage of `step`, an index into the batch or an id.
+
+    `token`: position in the response, default the first sampled token. It matters only if the tokens of a step differ.
+
+    Raises BatchError for an unknown step or token, or a token that was not sampled (it has no advantage).
+    """
+    s = _index(assignment, step)
+    story = _OperationLog(assignment, s)
+    position = _check_token(assignment, s, token)
+    if assignment.advantage_T is None and assignment.unscaled_T is None and assignment.critic is None:
+        position = None  # all tokens have the same advantage
+    story.tell(position)
+    trained = _trained(assignment, s, position)
+    value = story.operations[-1].value
+    if value != trained:
+        raise CreditflowError(
+            f"step {assignment.batch.step_ids[s]}: the operations give {value!r}, but {trained!r} was assigned. "
+            "This is a fault of creditflow; please report it with the batch"
+        )
+    rounding = Fraction(trained) - sum(Fraction(value) for _, value in story.terms)
+    return Explanation(
+        assignment.batch.step_ids[s],
+        position,
+        tuple(story.operations),
+        tuple(story.terms),
+        tuple(story.in_reward),
+        float(rounding),
+    )
+
+
+def _index(assignment: Assignment, step: int | str) -> int:
+    batch = assignment.batch
+    if isinstance(step, str):
+        if step not in batch.step_ids:
+            raise BatchError(f"explain: expected the id of a step of the batch, got {step!r}")
+        return batch.step_ids.index(step)
+    if not 0 <= step < batch.n_steps:
+        raise BatchError(f"explain: expected a step from 0 to {batch.n_steps - 1}, got {step}")
+    return int(step)
+
+
+def _trained(a: Assignment, s: int, token: int | None) -> float:
+    """The advantage in the loss, of the step or of one of its sampled tokens."""
+    if token is None:
+        return float(a.advantage_S[s])
+    at = int(a.batch.token_offsets[s]) + token
+    if a.advantage_T is not None:
+        return float(a.advantage_T[at])
+    if a.unscaled_T is None and a.critic is None:
+        return float(a.advantage_S[s])
+    if not a.trained_S[s] or a.group_S[s] < 0 or a.tied_S[s]:  # learns_S of one step
+        return 0.0
+    raw = _by_critic(a, s)[token] if a.unscaled_T is None else a.unscaled_T[at]
+    return float(a.weight_S[s] * ((raw - a.baseline_S[s] - a.shift_S[s]) / a.divisor_S[s]))
+
+
+def _by_critic(a: Assignment, s: int) -> dict[int, float]:
+    """A_j at each sampled token of the step, before whitening, as computed by `kernels.gae`."""
+    critic, options, start = a.critic, a.options, int(a.batch.token_offsets[s])
+    assert critic is not None, "the caller has seen to it"
+    made: dict[int, float] = {}
+    value, advantage = 0.0, 0.0
+    for position in reversed(_sampled(a, s)):
+        here = float(critic.values_T[start + position])
+        last = float(critic.reward_S[s]) + float(critic.down_S[s])
+        delta = options.gamma_token * value - here if made else last - here
+        if critic.token_reward_T.size:
+            delta += float(critic.token_reward_T[start + position])
+        advantage = delta + options.gamma_token * options.lam_token * advantage
+        value, made[position] = here, advantage
+    return made
+
+
+def _sampled(assignment: Assignment, s: int) -> list[int]:
+    """Positions of the step's sampled tokens in its response."""
+    batch = assignment.batch
+    at: list[int] = np.flatnonzero(batch.response_mask[batch.token_offsets[s] : batch.token_offsets[s + 1]]).tolist()
+    return at
+
+
+def _check_token(assignment: Assignment, s: int, token: int | None) -> int | None:
+    """The position of the token to explain; None if no token of the step was sampled."""
+    sampled = _sampled(assignment, s)
+    if token is None:
+        return sampled[0] if sampled else None
+    if token not in sampled:
+        raise BatchError(f"step {assignment.batch.step_ids[s]}: expected one of its sampled tokens, got token {token}")
+    return int(token)
+
+
+def _apply(symbol: Symbol, values: Sequence[float]) -> float:
+    result = values[0]
+    for value in values[1:]:
+        if symbol == "+":
+            result += value
+        elif symbol == "-":
+            result -= value
+        elif symbol == "*":
+            result *= value
+        else:
+            result /= value
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """Positions of the own reward and its parts."""
+
+    total: int
+    paid: int | None
+    """`w_r * (r - b)`; None if the rule's own reward cannot be decomposed."""
+    answer: int | None
+    """The step's part of the outcome; None if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """Positions of the credit received from children and of its named parts; no parts if it is given as a whole."""
+
+    total: int
+    parts: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(slots=True)
+class _OperationLog:
+    """Records operations in the order of `assign`, one method for each part of its pipeline.
+
+    Methods return positions in the list of operations. Names are not references: reward functions may have any name.
+    """
+
+    assignment: Assignment
+    s: int
+    operations: list[Operation] = field(default_factory=list)
+    terms: list[tuple[str, float]] = field(default_factory=list)
+    in_reward: list[float] = field(default_factory=list)
+    _constants: dict[float, int] = field(default_factory=dict)
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    def given(self, name: str, value: float, note: str = "") -> int:
+        self.operations.append(Operation(name, "given", (), float(value), note))
+        return len(self.operations) - 1
+
+    def make(self, name: str, symbol: Symbol, *inputs: int, note: str = "") -> int:
+        value = _apply(symbol, [self.value(i) for i in inputs])
+        self.operations.append(Operation(name, symbol, inputs, value, note))
+        return len(self.operations) - 1
+
+    def add_up(self, name: str, parts: Sequence[int], note: str = "") -> int:
+        """Add the parts from left to right, starting from 0 like the assignment."""
+        if not parts:
+            return self.given(name, 0.0, note)
+        return self.make(name, "+", self.constant("zero", 0.0), *parts, note=note)
+
+    def constant(self, name: str, value: float) -> int:
+        """A given number, recorded once for all its uses."""
+        if value not in self._constants:
+            self._constants[value] = self.given(name, value)
+        return self._constants[value]
+
+    def value(self, at: int) -> float:
+        return self.operations[at].value
+
+    # ---- the steps of `assign` -------------------------------------------------------------------------------------
+
+    def tell(self, token: int | None) -> None:
+        a, s = self.assignment, self.s
+        by_token = self.by_token()
+        own, shared = self.own(by_token), self.shared()
+        why = self.why_nothing(token, by_token)
+        if why is None and a.options.adv_estimator == "gae":  # values replace credit
+            assert token is not None, "why_nothing has seen to it"
+            raw = self.critic_advantage(token, own, shared, by_token)
+            self.scaled(raw, [("by the critic", self.value(raw))])
+            return
+        received = self.received()
+        credit = self.make("credit", "+", own.total, received.total, shared)
+        if by_token:
+            assert own.paid is not None, "own has seen to it"
+            credit = self.make("credit less what is paid by token", "-", credit, own.paid)
+        if why is not None:
+            self.given("advantage", 0.0, why)
+            return
+        term_T = a.token_term_T if by_token else None
+        name = "advantage" if term_T is None else "advantage of the step"
+        if a.tied_S[s]:
+            step = self.given(name, 0.0, "its group is tied: all are the same")
+        else:
+            parts = self.credit_parts(own, received, shared, by_token)
+            step = self.scaled(*self.in_place_of_credit(credit, parts, token), name)
+        if term_T is not None and token is not None:
+            at = int(a.batch.token_offsets[s]) + token
+            term = self.given("token term", term_T[at], "scores of this token and those after it")
+            added = self.make("weighted token term", "*", self.given("weight", a.weight_S[s], "balances strata"), term)
+            self.make("advantage", "+", step, added)
+            self.add_term("token scores", self.value(term), float(a.weight_S[s]))
+
+    def why_nothing(self, token: int | None, by_token: bool) -> str | None:
+        """The reason for an advantage of 0; None if the advantage, or its token term alone, is not 0."""
+        a, s, options = self.assignment, self.s, self.assignment.options
+        taught_by_token = by_token and a.token_term_T is not None
+        by_rule = options.propagation not in FLOWING
+        frozen = f"frozen by {options.propagation}" if by_rule else "frozen: it lies upstream of a closed gate"
+        reasons = (
+            (a.masked_N[a.batch.trajectory_of_step[s]], "its trajectory is masked: failed, not scored, or truncated"),
+            (a.frozen_S[s], frozen),
+            (not a.trained_S[s], "its scoring failed"),
+            (a.group_S[s] < 0, "there is no other trajectory to compare it with, at any level"),
+            (token is None and self.tokens_only(), "no token of it was sampled, so the critic says nothing of it"),
+            (a.tied_S[s] and not taught_by_token, "its group is tied: all are the same"),
+        )
+        return next((words for holds, words in reasons if holds), None)
+
+    def tokens_only(self) -> bool:
+        """Whether the estimator gives no advantage to a step without sampled tokens."""
+        a = self.assignment
+        return a.critic is not None or ADVANTAGE_ESTIMATORS[a.options.adv_estimator].critic
+
+    def by_token(self) -> bool:
+        """Whether the step's score is paid token by token."""
+        a, s, options = self.assignment, self.s, self.assignment.options
+        if options.decomp_granularity != "token_level" or not options.decomposed:
+            return False
+        paying = PROPAGATION_RULES[options.propagation].pays_own
+        return paying and bool(a.scored_S[s]) and bool(_sampled(a, s))
+
+    def own(self, by_token: bool) -> _Own:
+        """The own reward and its parts."""
+        a, s, options = self.assignment, self.s, self.assignment.options
+        rule = options.propagation
+        if rule not in DECOMPOSED:
+            note = f"{rule} pays no step for its own score" if rule in SHARING else f"as {rule} made it"
+            own = self.given("own", a.own_S[s], note)
+            return _Own(own, self.paid() if by_token else None, None)
+        paid = self.paid()
+        if options.outcome_to != "answer":
+            return _Own(paid, paid, None)
+        answer = self.answer_part()
+        return _Own(self.make("own", "+", paid, answer), paid, answer)
+
+    def paid(self) -> int:
+        a, s, options = self.assignment, self.s, self.assignment.options
+        if np.isnan(a.sub_reward_S[s]):
+            if not options.decomposed:
+                return self.given("paid", 0.0, "the rule ignores sub-rewards")
+            failed = bool(a.failed_S[s])
+            note = "its scoring failed, and nothing stands in" if failed else "no function scored the step"
+            return self.given("paid", 0.0, note)
+        r = self.sub_reward()
+        centred = self.make("above origin", "-", r, self.given("origin", options.sub_reward_origin))
+        return self.make("paid", "*", self.given("w_r", options.w_r), centred)
+
+    def sub_reward(self) -> int:
+        a, s, batch = self.assignment, self.s, self.assignment.batch
+        if a.failed_S[s]:
+            return self.given("sub-reward", a.sub_reward_S[s], "its scoring failed: the mean of others stands in")
+        if a.options.decomp_granularity == "agent":
+            same = (batch.trajectory_of_step == batch.trajectory_of_step[s]) & a.scored_S
+            same &= batch.agent_of_step == batch.agent_of_step[s]
+            return self.given("sub-reward", a.sub_reward_S[s], f"mean of the agent's {same.sum()} scored steps")
+        weighted, weights = [], []
+        for k in np.flatnonzero(counting(batch)[s]):
+            name = batch.score_names[k]
+            score = self.score(name, float(batch.scores[s, k]))
+            weights.append(self.given(f"weight of {name}", batch.score_weights[s, k]))
+            weighted.append(self.make(f"weighted {name}", "*", weights[-1], score))
+        total, weight = self.add_up("weighted scores", weighted), self.add_up("weights", weights)
+        return self.make("sub-reward", "/", total, weight)
+
+    def score(self, name: str, rescaled: float) -> int:
+        """The score in [0, 1]; derived from the raw score if that reproduces the batch's column."""
+        raw = self.assignment.batch.raw_scores[self.s].get(name)
+        if raw is None or raw.status != "ok":
+            return self.given(name, rescaled, "rescaled; the batch has no raw score")
+        if isinstance(raw.value, tuple):
+            return self.given(name, rescaled, f"mean over {len(raw.value)} tokens, rescaled")
+        low, high = map(float, raw.range)
+        value, note = clip_rounding(float(raw.value), low, high), raw.reason
+        if value != raw.value:
+            note = f"{raw.value!r}, clipped to its range"
+        if not high > low or (value - low) / (high - low) != rescaled:
+            return self.given(name, rescaled, f"rescaled; not what the raw score {value!r} would give")
+        lowest = self.given(f"lowest {name}", low)
+        above = self.make(f"{name} above lowest", "-", self.given(f"raw {name}", value, note), lowest)
+        width = self.make(f"range of {name}", "-", self.given(f"highest {name}", high), lowest)
+        return self.make(name, "/", above, width)
+
+    def answer_part(self) -> int:
+        batch, s, name = self.assignment.batch, self.s, "part of the outcome"
+        answers_S = answer_steps(batch)
+        if not answers_S[s]:
+            return self.given(name, 0.0, "the answer did not come from this step")
+        count = answers_S[batch.trajectory_of_step == batch.trajectory_of_step[s]].sum()
+        return self.make(name, "/", self.weighted_outcome(), self.given("answer steps", int(count)))
+
+    def weighted_outcome(self) -> int:
+        a, n = self.assignment, self.assignment.batch.trajectory_of_step[self.s]
+        value = outcomes(a.batch, a.options).value_N[n]
+        return self.make("weighted outcome", "*", self.given("w_o", a.options.w_o), self.given("outcome", value))
+
+    def shared(self) -> int:
+        a, options = self.assignment, self.assignment.options
+        rule = options.propagation
+        if rule == "shapley":
+            agent = a.batch.agent_names[a.batch.agent_of_step[self.s]]
+            known = bool(outcomes(a.batch, options).known_N[n := int(a.batch.trajectory_of_step[self.s])])
+            value = of_trajectory(a.batch, n).get(agent, 0.0) if known else 0.0
+            note = f"of {agent} in this trajectory" if known else "the outcome is not known"
+            weight = self.given("w_o", options.w_o)
+            return self.make("weighted value", "*", weight, self.given("Shapley value", value, note))
+        if rule in DECOMPOSED:
+            if options.outcome_to == "all":
+                return self.weighted_outcome()
+            return self.given("shared", 0.0, "the outcome enters at the answer")
+        note = f"what {rule} gives every step of the trajectory" if rule in SHARING else f"as {rule} made it"
+        return self.given("shared", a.shared_S[self.s], note)
+
+    # ---- credit from children --------------------------------------------------------------------------------------
+
+    def children(self) -> list[int]:
+        """The step's children, from the last to the first: the order of the reverse pass."""
+        batch, s = self.assignment.batch, self.s
+        first, last = np.searchsorted(batch.edge_child, (s + 1, self.stop()))
+        edges = first + np.flatnonzero(batch.edge_parent[first:last] == s)[::-1]
+        children: list[int] = batch.edge_child[edges].tolist()
+        return children
+
+    def stop(self) -> int:
+        """One past the last step of the trajectory."""
+        trajectory_S = self.assignment.batch.trajectory_of_step
+        return int(np.searchsorted(trajectory_S, trajectory_S[self.s], side="right"))
+
+    def received(self) -> _Received:
+        a, s, options = self.assignment, self.s, self.assignment.options
+        rule = options.propagation
+        if rule not in FLOWING:
+            nothing = rule in SHARING or rule in DECOMPOSED
+            note = f"by {rule} nothing flows" if nothing else f"as {rule} made it"
+            return _Received(self.given("received", a.received_S[s], note))
+        children = self.children()
+        if not children:
+            return _Received(self.given("received", 0.0, "no step used its response"))
+        if options.share == "once":
+            parts = self.by_best_paths(children)
+        else:
+            share_S = SHARES[options.share](a.batch, parent_counts(a.batch))
+            rate = self.make("discount", "*", self.given("gamma", options.gamma), self.gate(s, "in"))
+            parts = [(f"from {a.batch.step_ids[k]}", self.contribution(k, rate, share_S[k])) for k in children]
+        total = self.add_up("received", [at for _, at in parts], "" if parts else "every path to it is closed")
+        return _Received(total, tuple(parts))
+
+    def contribution(self, k: int, rate: int, share: float) -> int:
+        a, child = self.assignment, self.assignment.batch.step_ids[k]
+        out = self.gate(k, "out")
+        credit = self.given(f"h of {child}", float(a.own_S[k] + a.received_S[k]), "own + received")
+        passed = self.make(f"passed by {child}", "*", out, credit)
+        stand_in = a.stand_in_S[k]
+        if a.gate_out_S[k] < 1.0 and not np.isnan(stand_in):
+            closed = self.make(f"gate closed of {child}", "-", self.constant("one", 1.0), out)
+            other = self.given(
+                f"stand-in for {child}", stand_in, "mean of open steps of its group in other trajectories"
+            )
+            passed = self.make(
+                f"handed up by {child}", "+", passed, self.make(f"instead of {child}", "*", closed, other)
+            )
+        split = self.make(f"rate of {child}", "*", rate, self.given(f"share of {child}", share))
+        return self.make(f"from {child}", "*", split, passed)
+
+    def by_best_paths(self, children: Sequence[int]) -> list[tuple[str, int]]:
+        """`share: once`: the contribution of each descendant's own reward."""
+        from creditflow.credit import kernels
+
+        a, s, batch = self.assignment, self.s, self.assignment.batch
+        for k in children:
+            self.gate(k, "out")
+        self.gate(s, "in")
+        edges_S, steps_S, weight_S = first_edges(batch), first_steps(batch), np.zeros(batch.n_steps)
+        parts = []
+        for d in range(self.stop() - 1, s, -1):
+            kernels.best_path(
+                batch.edge_child,
+                batch.edge_parent,
+                edges_S,
+                steps_S,
+                a.gate_out_S,
+                a.gate_in_S,
+                a.options.gamma,
+                d,
+                weight_S,
+            )
+            if weight_S[s] > 0.0:
+                name = batch.step_ids[d]
+                rate = self.given(f"best path to {name}", weight_S[s], "gamma and gates along it")
+                own = self.given(f"own of {name}", a.own_S[d])
+                parts.append((f"from {name}", self.make(f"from {name}", "*", rate, own)))
+        return parts
+
+    def gate(self, k: int, side: Literal["out", "in"]) -> int:
+        """Record k's gate factor, towards its parents or from its children, after the numbers behind it."""
+        a, options, name = self.assignment, self.assignment.options, self.assignment.batch.step_ids[k]
+        rule, stands = options.propagation, options.gate_at in (PASSING if side == "out" else RECEIVING)
+        if rule == "discounted":
+            words = "discounted: every gate open"
+        elif rule != "threshold":
+            words = f"as {rule} set it"
+        elif not stands:
+            words = f"no gate stands here: gate_at {options.gate_at}"
+        elif not options.decomposed:
+            words = "the rule has no gates and ignores sub-rewards"
+        elif a.failed_S[k]:
+            words = f"its scoring failed: gate_unscored {options.gate_unscored}"
+        elif not a.scored_S[k]:
+            words = "nothing judged it: open"
+        else:
+            self.given(f"sub-reward of {name}", a.sub_reward_S[k])
+            self.given(f"threshold of {name}", a.threshold_S[k])
+            if options.gate == "soft":
+                words = f"sigmoid((sub-reward - threshold) / {options.tau!r})"
+            elif a.forced_open_S[k]:
+                words = "sub-reward not above threshold, opened to keep the floor"
+            else:
+                words = f"sub-reward {'above' if a.gate_open_S[k] else 'not above'} threshold"
+        return self.given(f"gate {side} of {name}", (a.gate_out_S if side == "out" else a.gate_in_S)[k], words)
+
+    # ---- token values in place of credit ---------------------------------------------------------------------------
+
+    def in_place_of_credit(
+        self, credit: int, parts: list[tuple[str, float]], token: int | None
+    ) -> tuple[int, list[tuple[str, float]]]:
+        """The value to compare with the baseline, and its parts."""
+        a, s, estimator = self.assignment, self.s, self.assignment.options.adv_estimator
+        if a.unscaled_T is None or token is None:
+            return credit, parts
+        if estimator == "reinforce_plus_plus":
+            raw, power = self.discounted_inside(credit, token)
+            return raw, [(words, power * value) for words, value in parts]
+        at = int(a.batch.token_offsets[s]) + token
+        raw = self.given("in place of credit", a.unscaled_T[at], f"as {estimator} made it for this token")
+        return raw, [(f"by {estimator}", self.value(raw))]
+
+    def discounted_inside(self, credit: int, token: int) -> tuple[int, float]:
+        from creditflow.credit import kernels
+
+        a = self.assignment
+        after = sum(position > token for position in _sampled(a, self.s))
+        power = float(kernels.powers(a.options.gamma_token, after + 1)[after])
+        factor = self.given("gamma_token to the end", power, f"{after} sampled tokens come after this one")
+        return self.make("discounted credit", "*", credit, factor), power
+
+    def critic_advantage(self, token: int, own: _Own, shared: int, by_token: bool) -> int:
+        a, s, options = self.assignment, self.s, self.assignment.options
+        critic, start = a.critic, int(a.batch.token_offsets[s])
+        assert critic is not None, "gae has one"
+        value = self.given("value", critic.values_T[start + token], "the critic, at this token")
+        later = [position for position in _sampled(a, s) if position > token]
+        if later:
+            gamma = self.given("gamma_token", options.gamma_token)
+            next_value = self.given("next value", critic.values_T[start + later[0]])
+            delta = self.make("delta", "-", self.make("value ahead", "*", gamma, next_value), value)
+        else:
+            reward = own.total
+            if by_token:
+                assert own.paid is not None, "own has seen to it"
+                reward = self.make("own less what is paid by token", "-", reward, own.paid)
+            reward = self.make("reward", "+", reward, shared)
+            last = self.make("worth of the step", "+", reward, self.received_by_critic())
+            delta = self.make("delta", "-", last, value)
+        if critic.token_reward_T.size:
+            paid_here = self.given("paid for this token", critic.token_reward_T[start + token])
+            delta = self.make("delta with token reward", "+", delta, paid_here)
+        if not later:
+            return delta
+        decay = self.make("decay", "*", gamma, self.given("lam_token", options.lam_token))
+        ahead = self.given("next advantage", _by_critic(a, s)[later[0]], "of the next sampled token, before whitening")
+        return self.make("advantage by the critic", "+", delta, self.make("decayed", "*", decay, ahead))
+
+    def received_by_critic(self) -> int:
+        a, s, batch, options = self.assignment, self.s, self.assignment.batch, self.assignment.options
+        critic = a.critic
+        assert critic is not None, "gae has one"
+        if options.propagation in SHARING or options.propagation == "none":
+            return self.given("value received", critic.down_S[s], f"by {options.propagation} nothing flows")
+        children = self.children()
+        if not children:
+            return self.given("value received", 0.0, "no step used its response")
+        share_S = SHARES[options.share](batch, parent_counts(batch))
+        gate = self.make("rate in", "*", self.given("gamma", options.gamma), self.gate(s, "in"))
+        parts = []
+        for k in children:
+            child = batch.step_ids[k]
+            out = self.gate(k, "out")
+            sampled = _sampled(a, k)
+            if sampled:
+                first = int(batch.token_offsets[k]) + sampled[0]
+                advantage = self.given(f"advantage at {child}", critic.first_S[k], "before whitening")
+                lam = self.make(f"lam x {child}", "*", self.given(f"lam of {child}", options.lam), advantage)
+                value = self.given(f"value of {child}", critic.values_T[first])
+                worth = self.make(f"worth of {child}", "+", value, lam)
+            else:
+                reward = float(a.own_S[k] + a.shared_S[k])
+                total = self.given(f"reward of {child}", reward, "no token of it was sampled")
+                worth = self.make(f"worth of {child}", "+", total, self.given(f"below {child}", critic.down_S[k]))
+            passed = self.make(f"value passed by {child}", "*", out, worth)
+            rate = self.make(f"value rate of {child}", "*", gate, self.given(f"share of {child}", share_S[k]))
+            parts.append(self.make(f"value from {child}", "*", rate, passed))
+        return self.add_up("value received", parts)
+
+    # ---- from credit to advantage ----------------------------------------------------------------------------------
+
+    def scaled(self, raw: int, parts: Sequence[tuple[str, float]], name: str = "advantage") -> int:
+        """Compute `weight * (((raw - baseline) - shift) / divisor)`; the parts of `raw` become terms."""
+        a, s = self.assignment, self.s
+        leaning = ", pulled towards wider groups" if a.options.baseline == "shrunk" else ""
+        words = f"{int(a.group_size_S[s])} trajectories with {a.group_name(s)}{leaning}"
+        difference = self.make("difference", "-", raw, self.given("baseline", a.baseline_S[s], words))
+        if a.shift_S[s]:
+            difference = self.make("shifted", "-", difference, self.given("shift", a.shift_S[s], "of whitening"))
+        divided = self.make("scaled", "/", difference, self.divisor())
+        made = self.make(name, "*", self.given("weight", a.weight_S[s], "balances strata"), divided)
+        factor = float(a.weight_S[s] / a.divisor_S[s])
+        for part, value in (*parts, ("baseline", -float(a.baseline_S[s]))):
+            self.add_term(part, value, factor)
+        if a.shift_S[s]:
+            self.add_term("shift", -float(a.shift_S[s]), factor)
+        return made
+
+    def add_term(self, name: str, reward: float, factor: float) -> None:
+        """Add a part of the advantage: `reward * factor`."""
+        self.terms.append((name, factor * reward))
+        self.in_reward.append(reward)
+
+    def divisor(self) -> int:
+        a, s, estimator = self.assignment, self.s, self.assignment.options.adv_estimator
+        if estimator not in ESTIMATORS:
+            return self.given("divisor", a.divisor_S[s], f"as {estimator} chose, or whitening")
+        if estimator == "grpo" and a.options.norm_adv_by_std_in_grpo:
+            spread = self.given("spread", a.spread_S[s], "of the group")
+            return self.make("divisor", "+", spread, self.given("epsilon", EPSILON))
+        if estimator in ("grpo", "rloo"):
+            return self.given("divisor", 1.0, "not scaled")
+        return self.given("divisor", a.divisor_S[s], "of whitening: root of the variance over the policy's tokens")
+
+    def credit_parts(self, own: _Own, received: _Received, shared: int, by_token: bool) -> list[tuple[str, float]]:
+        """The named parts of the credit, without the part paid by token."""
+        parts = []
+        if self.assignment.options.propagation in DECOMPOSED:
+            if own.answer is not None:
+                parts.append(("outcome", self.value(own.answer)))
+            if own.paid is not None and not by_token:
+                parts.append(("own" if own.answer is None else "sub-reward", self.value(own.paid)))
+        else:
+            parts.append(("own", self.value(own.total)))
+            if own.paid is not None:
+                parts.append(("paid by token", -self.value(own.paid)))
+        parts += [(words, self.value(at)) for words, at in received.parts or (("received", received.total),)]
+        return [*parts, ("shared", self.value(shared))]

@@ -1,0 +1,305 @@
+"""Warnings about a batch under given options: agents and steps that will not learn, and the reasons.
+
+Findings are messages for the user. They are computed from an assignment and do not change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.credit.analysis.metrics import reach, unreached_agents
+from creditflow.credit.assignment import Assignment, assign
+from creditflow.credit.groups import LEVELS
+from creditflow.credit.options import CreditOptions
+from creditflow.credit.propagate import OUTCOME
+from creditflow.data import TRAJECTORY_STATUSES, Bools, TrajectoryBatch
+from creditflow.errors import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class LintFinding:
+    """A problem of a batch, or an effect that may surprise."""
+
+    code: str
+    """A short identifier: `singletons`, `no_variance`, `mixed_prompts`, `never_scored`, `unreached`, ..."""
+    message: str
+    """The text, with numbers, an example and advice."""
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -> list[LintFinding]:
+    """Find problems of `batch` under `options` (default: `CreditOptions()`).
+
+    Raises the errors of `assign`. An estimator that needs a critic is replaced by `grpo`, which needs no values.
+    """
+    options = options or CreditOptions()
+    if ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
+        options = replace(options, adv_estimator="grpo")
+    return lint(assign(batch, options))
+
+
+def lint(assignment: Assignment) -> list[LintFinding]:
+    """Find problems of an existing assignment."""
+    return [LintFinding(code, message) for check in _CHECKS for code, message in check(assignment)]
+
+
+Found = list[tuple[str, str]]
+
+
+def _unreached(a: Assignment) -> Found:
+    silent = unreached_agents(a)
+    found = [
+        (
+            "unreached",
+            f"no signal reaches {agent}: with propagation {a.options.propagation} and outcome_to "
+            f"{a.options.outcome_to} it does not learn. Score it, or let the outcome reach it (outcome_to: all)",
+        )
+        for agent in silent
+    ]
+    has_outcome = any(score is not None for score in a.batch.outcome_scores)
+    for agent, share in reach(a, OUTCOME).items():
+        if has_outcome and share == 0.0 and agent not in silent:
+            found.append(("no_outcome", f"the outcome never reaches {agent}: it learns from sub-rewards alone"))
+    return found
+
+
+def _never_scored(a: Assignment) -> Found:
+    if not a.options.decomposed or not (a.scored_S | a.failed_S).any():
+        return []
+    judged = {a.batch.agent_names[i] for i in np.unique(a.batch.agent_of_step[a.scored_S | a.failed_S])}
+    return [
+        ("never_scored", f"{agent} is never scored: its gates are always open, and it has no reward of its own")
+        for agent in a.batch.agent_names
+        if agent not in judged
+    ]
+
+
+def idle_gate(a: Assignment) -> LintFinding | None:
+    """The reason why gates change no credit in this batch; None if they do, or if the rule moves no credit.
+
+    The comparison is exact. Credit equals that of `none` if no step receives any; it equals that of `discounted` if no
+    gate stops any.
+    """
+    if not a.flows or not a.batch.edge_child.size or a.frozen_S.any():
+        return None
+    rule, gated = a.options.propagation, "propagation_threshold" not in a.options.ignored()
+    what = "this gate changes no credit" if gated else "this rule moves no credit"
+    if not a.received_S.any():
+        return LintFinding(
+            "nothing_flows", f"{what}: propagation {rule} equals none on these trajectories. {_why_idle(a)}"
+        )
+    if gated and not a.withheld_S.any() and np.isnan(a.stand_in_S).all():
+        return LintFinding(
+            "gates_open", f"{what}: propagation {rule} equals discounted on these trajectories. {_why_open(a)}"
+        )
+    return None
+
+
+def _why_idle(a: Assignment) -> str:
+    """Count the steps with a parent by the reason why they pass no credit to it."""
+    if a.options.gamma == 0:
+        return "algorithm.gamma is 0, so no credit reaches a parent"
+    batch, b = a.batch, a.options.sub_reward_origin
+    hands_S = np.zeros(batch.n_steps, dtype=np.bool_)
+    hands_S[batch.edge_child] = True
+    open_S = hands_S & (a.gate_out_S > 0)
+    even_S = open_S & a.scored_S & (a.own_S == 0)
+    counts = (
+        (hands_S & (a.gate_out_S == 0), "have a closed gate"),
+        (even_S, f"are open and pass 0, as their sub-reward equals algorithm.sub_reward_origin={b:g}"),
+        (open_S & ~a.scored_S, "have no score of their own, and nothing to pass"),
+        (open_S & a.scored_S & ~even_S, "are open, but their parents' gates are closed"),
+    )
+    told = [f"{at_S.sum()} {why}" for at_S, why in counts if at_S.any()]
+    hint = "; scores between 0 and 1, or another sub_reward_origin, would move credit" if even_S.any() else ""
+    return f"Of {hands_S.sum()} steps with a parent {', '.join(told)}{hint}"
+
+
+def _why_open(a: Assignment) -> str:
+    judged_S = a.scored_S | a.failed_S
+    if not judged_S.any():
+        return "No step is scored, so every gate is open"
+    closed = int((judged_S & ~a.gate_open_S).sum())
+    if closed:
+        return f"The {closed} closed gates stop nothing: no credit comes to them"
+    least, theta = a.sub_reward_S[a.scored_S].min(initial=np.inf), a.threshold_S[judged_S].max()
+    return f"Every gate is open: the lowest sub-reward is {least:g}, the highest threshold {theta:g}"
+
+
+def _nothing_flows(a: Assignment) -> Found:
+    found = idle_gate(a)
+    # Open gates need no warning.
+    return [(found.code, found.message)] if found is not None and found.code == "nothing_flows" else []
+
+
+def _singletons(a: Assignment) -> Found:
+    if not a.singletons:
+        return []
+    alone = np.flatnonzero(a.trained_S & (a.group_S < 0))
+    wider = "lean on the groups around them" if a.options.baseline == "shrunk" else "are compared with a wider group"
+    found = [
+        (
+            "singletons",
+            f"{a.singletons} groups (group_by {a.options.group_by}) had a single trajectory; their steps {wider}. "
+            "More rollouts of each task (rollout.n) or a coarser group_by help",
+        )
+    ]
+    if alone.size:
+        step = a.batch.step_ids[alone[0]]
+        found.append(
+            (
+                "no_baseline",
+                f"{alone.size} steps have nobody to be compared with at any level and train on 0; one is {step}",
+            )
+        )
+    return found
+
+
+def _no_variance(a: Assignment) -> Found:
+    grouped_S = a.trained_S & (a.group_S >= 0)
+    groups, tied = (len(np.unique(a.group_S[at_S])) for at_S in (grouped_S, grouped_S & a.tied_S))
+    if not tied:
+        return []
+    first = int(np.flatnonzero(grouped_S & a.tied_S)[0])
+    return [
+        (
+            "no_variance",
+            f"{tied} of {groups} groups have no variance: all their credits are the same, so they teach nothing; "
+            f"one is {a.group_name(first)}, where all have {a.credit_S[first]:g}",
+        )
+    ]
+
+
+def _mixed_prompts(a: Assignment) -> Found:
+    """Report tasks whose first steps have different prompts: a `uid` shared by several tasks, or a random prompt.
+
+    Later prompts are not compared; they differ between trajectories.
+    """
+    batch = a.batch
+    first_S = batch.index_of_step == 0
+    task_S = batch.group_of_trajectory[batch.trajectory_of_step]
+    seen: dict[tuple[int, int], str] = {}
+    mixed: dict[int, tuple[str, str]] = {}
+    for s in np.flatnonzero(first_S).tolist():
+        key = (int(task_S[s]), int(batch.agent_of_step[s]))
+        before = seen.setdefault(key, batch.prompts[s])
+        if before != batch.prompts[s]:
+            mixed.setdefault(key[0], (before, batch.prompts[s]))
+    if not mixed:
+        return []
+    task, (one, other) = next(iter(mixed.items()))
+    return [
+        (
+            "mixed_prompts",
+            f"{len(mixed)} of {len(batch.group_names)} tasks begin with different prompts in one group: trajectories "
+            f"of different questions are compared. Task {batch.group_names[task]}: {one[:60]!r} and {other[:60]!r}",
+        )
+    ]
+
+
+def _small_tasks(a: Assignment) -> Found:
+    batch = a.batch
+    kept_N = ~a.masked_N
+    trajectories = np.bincount(batch.group_of_trajectory[kept_N], minlength=len(batch.group_names))
+    alone = np.flatnonzero(trajectories == 1)
+    if not alone.size or "task" not in LEVELS[a.options.group_by]:
+        return []
+    name = batch.group_names[alone[0]]
+    return [
+        (
+            "single_trajectories",
+            f"{alone.size} of {len(trajectories)} tasks have a single trajectory (left out: masked trajectories); one "
+            f"is {name}",
+        )
+    ]
+
+
+def _unscored(a: Assignment) -> Found:
+    masked, failed = int(a.masked_N.sum()), int(a.failed_S.sum())
+    found = []
+    if masked:
+        first = a.batch.trajectory_ids[int(np.flatnonzero(a.masked_N)[0])]
+        found.append(
+            (
+                "masked_trajectories",
+                f"{masked} of {len(a.masked_N)} trajectories are left out of training; one is {first}",
+            )
+        )
+    if failed and a.options.decomposed:
+        first = a.batch.step_ids[int(np.flatnonzero(a.failed_S)[0])]
+        found.append(("failed_scores", f"{failed} steps could not be scored and do not train; one is {first}"))
+    return found
+
+
+def _starved(a: Assignment) -> Found:
+    """Report agents whose scored steps pass nothing, or receive nothing."""
+    batch, found = a.batch, []
+    for i, agent in enumerate(batch.agent_names):
+        mine_S: Bools = (batch.agent_of_step == i) & a.scored_S
+        failed_S: Bools = (batch.agent_of_step == i) & a.failed_S & a.gate_open_S
+        if mine_S.any() and (not a.gate_out_S[mine_S].any() or not a.gate_in_S[mine_S].any()) and a.flows:
+            best, theta = a.sub_reward_S[mine_S].max(), a.threshold_S[mine_S].max()
+            failed = int(failed_S.sum())
+            gates = f"no gate of {agent} is open"
+            if failed:
+                gates = (
+                    f"every gate of the {mine_S.sum()} scored steps of {agent} is closed (its {failed} steps whose "
+                    "scoring failed are open, as algorithm.gate_unscored has it)"
+                )
+            found.append(
+                (
+                    "starved",
+                    f"{gates}: its best sub-reward is {best:g}, its threshold {theta:g}. Lower "
+                    "algorithm.propagation_threshold, or use {kind: quantile}",
+                )
+            )
+    return found
+
+
+def _missing_outcomes(a: Assignment) -> Found:
+    """Report trajectories without an outcome in a batch with outcomes: a missing one counts as 0."""
+    batch = a.batch
+    missing_N = ~a.masked_N & np.array([score is None for score in batch.outcome_scores], dtype=np.bool_)
+    missing_N &= batch.status_of_trajectory == TRAJECTORY_STATUSES.index("ok")
+    if not missing_N.any() or missing_N[~a.masked_N].all():
+        return []
+    first = batch.trajectory_ids[int(np.flatnonzero(missing_N)[0])]
+    return [
+        (
+            "missing_outcomes",
+            f"{missing_N.sum()} trajectories have no outcome and others have: they are compared as if theirs were 0; "
+            f"one is {first}. An outcome that could not be had is a Score of status failed",
+        )
+    ]
+
+
+def _unknown_agents(a: Assignment) -> Found:
+    spec = a.options.propagation_threshold
+    named = spec.get("agents", {}) if isinstance(spec, Mapping) else {}
+    absent = [agent for agent in named if agent not in a.batch.agent_names]
+    return [
+        ("unknown_agent", f"algorithm.propagation_threshold names {agent}, who makes no step here"
+         f"{did_you_mean(agent, a.batch.agent_names)}")
+        for agent in absent
+    ]  # fmt: skip
+
+
+_CHECKS: tuple[Callable[[Assignment], Found], ...] = (
+    _unreached,
+    _never_scored,
+    _nothing_flows,
+    _singletons,
+    _no_variance,
+    _mixed_prompts,
+    _small_tasks,
+    _unscored,
+    _missing_outcomes,
+    _starved,
+    _unknown_agents,
+)

@@ -1,0 +1,220 @@
+"""Metrics of a finished assignment: open gates, the distribution of credit, agents without a signal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from creditflow.credit.analysis.difference import moved
+from creditflow.credit.gates import PASSING, RECEIVING
+from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, cells_of, codes_of_level, spread_of
+from creditflow.credit.propagate import OUTCOME, SHARES, SIGNAL, parent_counts
+from creditflow.credit.thresholds import BatchStats
+from creditflow.data import OK, RIGHT, Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    from creditflow.credit.assignment import Assignment
+
+
+def summarize(assignment: Assignment) -> dict[str, float]:
+    """Compute the metrics by name. Ratios with an empty denominator are left out.
+
+    * `propagation/pass_rate[/<agent>]`: share of open gates among steps matched by a reward function.
+    * `propagation/moved`: share of credit, in absolute value, that steps outside masked trajectories received from
+      other steps, in [0, 1]; 0 if credit equals that of `none`. Only for rules that move credit, in batches with edges.
+    * `propagation/forced_open/<agent>`: share of gates opened to keep the threshold's floor, among the same steps.
+    * `propagation/threshold/<agent>`: the mean threshold in force.
+    * `credit/mean/<agent>`: mean credit of trained steps.
+    * `credit/share/<agent>`: the agent's share of the credit of all trained steps, in absolute value.
+    * `credit/gated_off/<agent>`: share of the credit arriving at the agent's gates, in absolute value, that was
+      withheld.
+    * `credit/mis_credited/<agent>`: share of trained steps with an ok score (weight 0 included) whose advantage is
+      negative although all ok scores are 1, or positive although one is below 1.
+    * `credit/reach/<agent>`, `credit/outcome_reach/<agent>`: share of the agent's trajectories in which a signal, or
+      the outcome, reaches it, see `reach`.
+    * `groups/singletons`: groups of one trajectory; their steps backed off (or were shrunk towards wider groups).
+    * `groups/zero_variance`: groups, after back-off, with equal credits.
+    * `groups/no_baseline`: trained steps alone at every level.
+    * `groups/masked_steps`: steps left out of training; `groups/frozen_steps`: the frozen ones among them.
+    * `groups/alone/<agent>`, `groups/tied/<agent>`, `groups/frozen/<agent>`: share of the agent's steps alone at
+      `group_by`, in a group without variance (both of trained steps), or frozen.
+    * `critic/credit_explained_var`: share of the variance of credit that the critic's values explain, over the sampled
+      tokens of trained steps; 1: all, below 0: worse than a constant. Unlike this, the target of
+      `critic/vf_explained_var` contains the critic's later values, unless `lam` is 1.
+    * `shadow/moved/<agent>`, `shadow/flipped/<agent>`: the difference to the shadow rule, see `compare_shadow`.
+
+    Steps of masked trajectories count in `groups/masked_steps` only.
+    """
+    batch, trained_S = assignment.batch, assignment.trained_S
+    kept_S = ~assignment.masked_N[batch.trajectory_of_step]
+    result: dict[str, float] = {}
+
+    judged_S = kept_S & (assignment.scored_S | assignment.failed_S)
+    if judged_S.any():
+        result["propagation/pass_rate"] = float(assignment.gate_open_S[judged_S].mean())
+
+    if assignment.flows and assignment.batch.edge_child.size and (moved := _moved(assignment, kept_S)) is not None:
+        result["propagation/moved"] = moved
+
+    ok_SK = batch.score_status == OK
+    right_S = (~ok_SK | (np.where(ok_SK, batch.scores, 1.0) >= RIGHT)).all(axis=1)
+    wrong_way_S = np.where(right_S, assignment.advantage_S < 0, assignment.advantage_S > 0)
+    for name, values_S, over_S in (
+        ("propagation/pass_rate", assignment.gate_open_S, judged_S),
+        ("propagation/threshold", assignment.threshold_S, judged_S),
+        ("credit/mean", assignment.credit_S, trained_S),
+        ("credit/mis_credited", wrong_way_S, trained_S & ok_SK.any(axis=1)),
+        ("groups/alone", _alone(assignment), trained_S),
+        ("groups/tied", assignment.tied_S, trained_S),
+        *([("groups/frozen", assignment.frozen_S, kept_S)] if assignment.frozen_S.any() else []),
+        *([("propagation/forced_open", assignment.forced_open_S, judged_S)] if assignment.forced_open_S.any() else []),
+    ):
+        result |= _shares(name, assignment, *_by_agent(assignment, values_S, over_S))
+
+    credit_A, _ = _by_agent(assignment, np.abs(assignment.credit_S), trained_S)
+    if credit_A.sum() > 0:
+        result |= _shares("credit/share", assignment, credit_A, np.full_like(credit_A, credit_A.sum()))
+    withheld, _ = _by_agent(assignment, np.abs(assignment.withheld_S), kept_S)
+    offered, _ = _by_agent(assignment, _offered(assignment), kept_S)
+    result |= _shares("credit/gated_off", assignment, withheld, offered)
+    result |= {f"credit/reach/{name}": share for name, share in reach(assignment).items()}
+    result |= {f"credit/outcome_reach/{name}": share for name, share in reach(assignment, OUTCOME).items()}
+
+    result["groups/singletons"] = float(assignment.singletons)
+    result["groups/zero_variance"] = float(len(np.unique(assignment.group_S[assignment.tied_S])))
+    result["groups/no_baseline"] = float((trained_S & (assignment.group_S < 0)).sum())
+    result["groups/masked_steps"] = float((~trained_S).sum())
+    result["groups/frozen_steps"] = float((kept_S & assignment.frozen_S).sum())
+    return result | _explained(assignment) | compare_shadow(assignment)
+
+
+def _moved(assignment: Assignment, kept_S: Bools) -> float | None:
+    """The share of credit received from other steps; None without any credit."""
+    received = float(np.abs(assignment.received_S[kept_S]).sum())
+    own = float(np.abs(assignment.own_S[kept_S] + assignment.shared_S[kept_S]).sum())
+    return received / (received + own) if received + own > 0 else None
+
+
+def _explained(assignment: Assignment) -> dict[str, float]:
+    if assignment.critic is None:
+        return {}
+    batch = assignment.batch
+    step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
+    over_T = assignment.trained_S[step_of_token] & batch.response_mask
+    credit = assignment.credit_S[step_of_token[over_T]]
+    share = explained_variance(credit, assignment.critic.values_T[over_T])
+    return {} if share is None else {"critic/credit_explained_var": share}
+
+
+def explained_variance(target: Floats, values: Floats) -> float | None:
+    """1 - Var(target - values) / Var(target), at most 1; None if `target` is constant.
+
+    Below 0, `values` are worse than a constant.
+    """
+    variance = float(target.var()) if target.size else 0.0
+    return None if variance <= 1e-12 else 1.0 - float((target - values).var()) / variance
+
+
+def _alone(assignment: Assignment) -> Bools:
+    """[S] whether the step's trajectory was alone in its group at `group_by`."""
+    asked = LEVEL_NAMES.index(assignment.options.group_by)
+    backed_off_S: Bools = (assignment.level_S != asked) & (assignment.level_S != LEVEL_NAMES.index(POLICY))
+    if assignment.options.baseline == "shrunk":
+        backed_off_S = assignment.group_size_S < 2
+    return backed_off_S
+
+
+def reach(assignment: Assignment, bit: np.uint8 = SIGNAL) -> dict[str, float]:
+    """The share of each agent's trajectories in which a signal reaches at least one of its steps.
+
+    A signal depends on the trajectory: the step's own score, the outcome, or credit from a child with a signal, through
+    open gates. Values that do not depend on the agents' actions do not count: a missing score, a weight of 0, the
+    substitute for a failed score. `bit`: SIGNAL, or OUTCOME for the outcome alone.
+    """
+    batch = assignment.batch
+    kept_S = ~assignment.masked_N[batch.trajectory_of_step]
+    key_S = batch.agent_of_step * batch.n_trajectories + batch.trajectory_of_step
+    agents = len(batch.agent_names)
+    trajectories = np.unique(key_S[kept_S]) // batch.n_trajectories
+    reached = np.unique(key_S[kept_S & ((assignment.reached_S & bit) > 0)]) // batch.n_trajectories
+    trajectories_A, reached_A = np.bincount(trajectories, minlength=agents), np.bincount(reached, minlength=agents)
+    return {batch.agent_names[a]: float(reached_A[a] / trajectories_A[a]) for a in np.flatnonzero(trajectories_A)}
+
+
+def unreached_agents(assignment: Assignment) -> tuple[str, ...]:
+    """Agents without a signal in any trajectory of the batch: they do not learn under these options."""
+    return tuple(agent for agent, share in reach(assignment).items() if share == 0.0)
+
+
+def compare_shadow(assignment: Assignment) -> dict[str, float]:
+    """Compare with the shadow, by agent, over steps trained by both; empty without a shadow.
+
+    * `shadow/moved/<agent>`: the difference in credit, `Moved.share_moved`, in [0, 1].
+    * `shadow/flipped/<agent>`: share of steps whose advantages have opposite signs.
+    """
+    shadow = assignment.shadow
+    if shadow is None:
+        return {}
+    by_agent = moved(assignment, shadow)
+    of_credit = {f"shadow/moved/{agent}": found.share_moved for agent, found in by_agent.items() if found.credit}
+    return of_credit | {
+        f"shadow/flipped/{agent}": found.share_flipped for agent, found in by_agent.items() if found.both
+    }
+
+
+def observe(assignment: Assignment, accuracy: float | None = None) -> BatchStats:
+    """Sub-rewards by agent and their spread within groups, the input of thresholds. Masked trajectories are left out.
+
+    The spread is pooled over the agent's groups:
+    `sqrt(sum over groups and trajectories of mean_t (r - m)^2 / sum (n - 1))`.
+    """
+    batch = assignment.batch
+    over_S = assignment.scored_S & ~assignment.masked_N[batch.trajectory_of_step] & ~np.isnan(assignment.sub_reward_S)
+    values_S, names = assignment.sub_reward_S, batch.agent_names
+    agents = np.unique(batch.agent_of_step[over_S]).tolist()
+    sub_rewards = {names[a]: values_S[over_S & (batch.agent_of_step == a)] for a in agents}
+    level = assignment.options.group_by if "agent" in LEVELS[assignment.options.group_by] else "task_agent"
+    at = np.flatnonzero(over_S)
+    if not at.size:
+        return BatchStats({}, {}, accuracy)
+    code = codes_of_level(batch, level, assignment.stratum_S)[at]
+    cells = cells_of(values_S[at], code, batch.trajectory_of_step[at])
+    squares_G = spread_of(cells, code, values_S[at], cells.mean_G) ** 2 * np.maximum(cells.size_G - 1, 0)
+    agent_G = np.zeros(len(squares_G), dtype=np.int64)
+    agent_G[code] = batch.agent_of_step[at]
+    square_A = np.bincount(agent_G, squares_G, len(names))
+    free_A = np.bincount(agent_G, np.maximum(cells.size_G - 1, 0), len(names))
+    spread = {names[a]: float(np.sqrt(square_A[a] / free_A[a])) for a in np.flatnonzero(free_A)}
+    return BatchStats(sub_rewards, spread, accuracy)
+
+
+def _offered(assignment: Assignment) -> Floats:
+    """[S] the credit arriving at the step's gates, in absolute value: its own, for its parents, and its children's."""
+    from creditflow.credit import kernels
+
+    batch, options = assignment.batch, assignment.options
+    if not assignment.gate_out_S.any() and not assignment.gate_in_S.any():  # no credit arrives at any gate
+        return np.zeros(batch.n_steps)
+    credit_S = assignment.own_S + assignment.received_S
+    share_S = SHARES[options.share](batch, parent_counts(batch))
+    offered_S = np.zeros(batch.n_steps)
+    if options.gate_at in PASSING:
+        offered_S += parent_counts(batch) * share_S * np.abs(credit_S)
+    if options.gate_at in RECEIVING:
+        offered_S += kernels.withheld_by_receivers(
+            batch.edge_child, batch.edge_parent, credit_S, assignment.gate_out_S, assignment.gate_in_S, share_S
+        )[1]
+    return offered_S
+
+
+def _shares(name: str, assignment: Assignment, sums_A: Floats, over_A: Floats) -> dict[str, float]:
+    names = assignment.batch.agent_names
+    return {f"{name}/{names[a]}": float(sums_A[a] / over_A[a]) for a in np.flatnonzero(over_A)}
+
+
+def _by_agent(assignment: Assignment, values_S: Floats | Bools | Ints, over_S: Bools) -> tuple[Floats, Floats]:
+    """[A] the sum of `values_S` over each agent's steps in `over_S`, and the number of those steps."""
+    agent_S, agents = assignment.batch.agent_of_step[over_S], len(assignment.batch.agent_names)
+    sums_A = np.bincount(agent_S, values_S[over_S].astype(np.float64), agents).astype(np.float64)
+    return sums_A, np.bincount(agent_S, minlength=agents).astype(np.float64)

@@ -1,0 +1,277 @@
+"""Reads and writes tasks: Parquet and JSONL in verl's schema, published GSM8K, or a user's function.
+
+pyarrow is imported only when a Parquet file is read or written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from creditflow._utils.files import write_whole
+from creditflow._utils.loading import is_reference, load_object
+from creditflow._utils.tracebacks import located
+from creditflow.data import Task
+from creditflow.data.messages import content_text, without_nulls
+from creditflow.errors import CreditflowError, DataError, first_line
+
+Split = Literal["train", "val"]
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_SHAREGPT = {"human": "user", "gpt": "assistant"}
+"""Role names in ShareGPT files, which no chat template accepts, to standard roles."""
+_CALCULATION = re.compile(r"<<([^<>]*)>>")
+
+
+def load_tasks(
+    files: str | Sequence[str] | None, base: Path, recipe_settings: Mapping[str, Any], split: Split
+) -> list[Task]:
+    """Load the tasks of `data.train_files` or `data.val_files`, in the order of the files.
+
+    A file is looked up in `base` (the recipe's folder), then in the working directory. It is `.parquet` or `.jsonl`
+    with verl's columns, or GSM8K's JSONL as published. `file.py:function` is called as
+    `function(split=..., recipe=...)` and returns a list of tasks. Raises DataError, with the file and the line if
+    there is one, for unusable files and tasks.
+    """
+    key = f"data.{split}_files"
+    names = [files] if isinstance(files, str) else list(files or [])
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise DataError(f"{key}: expected a path, a list of paths or `file.py:function`, got {files!r}")
+    tasks: list[Task] = []
+    for name in names:
+        found = _call(name, base, key, recipe_settings, split) if is_reference(name) else _read(name, base, key)
+        if not found:
+            raise DataError(f"{key}: {name} holds no task")
+        tasks += found
+    return tasks
+
+
+def validation_words(train_files: Any, val_files: Any, count: int) -> str:
+    """Describe the count and source of validation tasks, which without `data.val_files` is `data.train_files`."""
+    noun = "task" if count == 1 else "tasks"
+    if val_files is not None:
+        return f"{count} {noun}"
+    files = [train_files] if isinstance(train_files, str) else list(train_files or [])
+    if all(is_reference(name) for name in files):  # the function gets split="val" and may return other tasks
+        return f"{count} {noun} of data.train_files with split=val (data.val_files is not set)"
+    return f"{count} training {noun} (data.val_files is not set)"
+
+
+def gsm8k_tasks(path: Path | str) -> list[Task]:
+    """Load a published GSM8K file (JSONL of question and answer) as tasks in verl's schema.
+
+    `ground_truth` is the number after ####, without thousands separators. `extra_info` holds `index`, `split` (by the
+    file's name), `answer` (the solution as published) and `calculations` (the texts between << and >>, such as
+    `48/2=24`). Raises DataError, with the line, for any other row.
+    """
+    path = _existing(Path(path), "gsm8k")
+    tasks: list[Task] = []
+    for line, row in _jsonl(path):
+        if not _is_gsm8k(row):
+            raise DataError(f"{path}:{line}: expected GSM8K's question and answer, got {_keys(row)}")
+        tasks.append(_gsm8k_task(row, len(tasks), path, line))
+    if not tasks:
+        raise DataError(f"{path}: holds no task")
+    return tasks
+
+
+def write_tasks(tasks: Sequence[Task], out: Path | str, ability: str = "math") -> None:
+    """Write tasks as Parquet with verl's columns (data_source, prompt, ability, reward_model, extra_info).
+
+    The write is atomic: a temporary file is synced, then renamed to `out`. Raises DataError if the tasks do not fit one
+    table, for example if `ground_truth` is a number in one task and a text in another, or if `out` cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out = Path(out)
+    rows = [
+        {
+            "data_source": task.data_source,
+            "prompt": list(task.prompt),
+            "ability": ability,
+            "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
+            "extra_info": task.extra_info or None,
+        }
+        for task in tasks
+    ]
+    try:
+        table = pa.Table.from_pylist(rows)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(f"{out}: the tasks do not fit one Parquet table: {error}") from error
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, lambda aside: pq.write_table(table, aside, compression="zstd"))
+    except OSError as error:
+        raise DataError(f"{out}: cannot be written: {error.strerror or error}") from error
+
+
+def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Split) -> list[Task]:
+    make = load_object(name, base, key)
+    if not callable(make):
+        raise DataError(f"{key}: expected a function, {name} is a {type(make).__name__}")
+    try:
+        tasks = make(split=split, recipe=dict(recipe))
+    except CreditflowError:
+        raise
+    except Exception as error:
+        why = located(error, f"{type(error).__name__}: {first_line(error)}")
+        raise DataError(f"{key}: {name} raised {why}") from error
+    if not isinstance(tasks, list) or not all(isinstance(task, Task) for task in tasks):
+        kind = next((type(t).__name__ for t in tasks if not isinstance(t, Task)), "") if isinstance(tasks, list) else ""
+        got = f"one that holds a {kind}" if kind else f"a {type(tasks).__name__}"
+        raise DataError(f"{key}: expected a list of tasks from {name}, got {got}")
+    for number, task in enumerate(tasks):
+        for part, value in (
+            ("prompt", task.prompt),
+            ("ground_truth", task.ground_truth),
+            ("extra_info", task.extra_info),
+        ):
+            _expect_json(value, f"{key}: task {number} of {name}: {part}")
+    return tasks
+
+
+def _read(name: str, base: Path, key: str) -> list[Task]:
+    path = next((p for p in (base / name, Path(name)) if p.exists()), None)
+    if path is None:
+        raise DataError(f"{key}: no file {name!r} in {base} or the working directory")
+    path = _existing(path, key)
+    if path.suffix == ".parquet":
+        return [_task(row, f"{path}: row {i}") for i, row in enumerate(_parquet(path))]
+    if path.suffix == ".jsonl":
+        tasks: list[Task] = []
+        for line, row in _jsonl(path):
+            gsm8k = _is_gsm8k(row)
+            tasks.append(_gsm8k_task(row, len(tasks), path, line) if gsm8k else _task(row, f"{path}:{line}"))
+        return tasks
+    raise DataError(f"{key}: expected a .parquet or .jsonl file, got {name!r}")
+
+
+def _existing(path: Path, key: str) -> Path:
+    if not path.is_file():
+        raise DataError(f"{key}: {'a folder, not a file' if path.is_dir() else 'no such file'}: {path}")
+    return path
+
+
+def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield line number (from 1) and object for each line that is not blank."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
+                raise DataError(f"{path}:{number}: not a line of JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{path}:{number}: expected a JSON object, got a {type(row).__name__}")
+            yield number, row
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path}: not a readable Parquet file: {error}") from error
+    return rows
+
+
+def _task(row: Mapping[str, Any], where: str) -> Task:
+    """Build a task from a row with verl's columns."""
+    if missing := [name for name in ("data_source", "prompt", "reward_model") if row.get(name) is None]:
+        raise DataError(f"{where}: missing {', '.join(missing)} (verl's columns), got {_keys(row)}")
+    prompt, reward_model, extra_info = row["prompt"], row["reward_model"], row.get("extra_info")
+    if not isinstance(prompt, list) or not prompt:
+        raise DataError(f"{where}: prompt: expected a list of messages {{role, content}}, got {str(prompt)[:80]!r}")
+    messages = tuple(_message(message, f"{where}: prompt[{i}]") for i, message in enumerate(prompt))
+    _expect_json(reward_model, f"{where}: reward_model")
+    _expect_json(extra_info, f"{where}: extra_info")
+    if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
+        raise DataError(f"{where}: reward_model: expected an object with ground_truth, got {str(reward_model)[:80]!r}")
+    if extra_info is not None and not isinstance(extra_info, dict):
+        raise DataError(f"{where}: extra_info: expected an object, got a {type(extra_info).__name__}")
+    return Task(
+        data_source=str(row["data_source"]),
+        prompt=messages,
+        ground_truth=reward_model["ground_truth"],
+        extra_info=dict(extra_info or {}),
+    )
+
+
+def _message(message: object, where: str) -> dict[str, Any]:
+    """Return a prompt message without null keys, with its content as one text.
+
+    Raises DataError for a value that is not a message, or for content other than text.
+    """
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+        raise DataError(f"{where}: expected a message {{role, content}}, got {str(message)[:80]!r}")
+    role, content = message["role"], message["content"]
+    if role in _SHAREGPT:
+        raise DataError(f"{where}.role: expected {_SHAREGPT[role]!r}, got {role!r}")
+    parts = content if isinstance(content, list) else []
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+            raise DataError(f"{where}.content: expected parts {{type: text, text}}, got {str(part)[:80]!r}")
+    if not isinstance(content, str | list) and not (content is None and role == "assistant"):
+        raise DataError(f"{where}.content: expected a text or a list of parts, got {str(content)[:80]!r}")
+    kept = {**without_nulls(message, in_arguments=True), "content": content_text(content)}
+    _expect_json(kept, where, ascii_only=False)
+    return kept
+
+
+def _expect_json(value: object, where: str, ascii_only: bool = True) -> None:
+    """Raise DataError, with the place, for a value that JSON cannot represent (a date, bytes).
+
+    `ascii_only`: accept a lone surrogate, which is then escaped; otherwise refuse it, as no tokenizer can encode it.
+    """
+    try:
+        json.dumps(value, ensure_ascii=ascii_only).encode()
+        return
+    except (TypeError, ValueError, RecursionError):
+        pass
+    inner: Iterable[tuple[str, object]] = ()
+    if isinstance(value, dict):
+        inner = ((f"{where}.{key}", one) for key, one in value.items() if isinstance(key, str))
+    elif isinstance(value, list | tuple):
+        inner = ((f"{where}[{i}]", one) for i, one in enumerate(value))
+    for place, one in inner:
+        _expect_json(one, place, ascii_only)
+    kind = type(value).__name__
+    raise DataError(
+        f"{where}: expected what JSON can say, so that a run can record it, got a {kind}: {ascii(value)[:80]}"
+    )
+
+
+def _is_gsm8k(row: Mapping[str, Any]) -> bool:
+    return "prompt" not in row and {"question", "answer"} <= row.keys()
+
+
+def _gsm8k_task(row: Mapping[str, Any], index: int, path: Path, line: int) -> Task:
+    question, answer = row["question"], row["answer"]
+    if not isinstance(question, str) or not isinstance(answer, str):
+        raise DataError(f"{path}:{line}: expected question and answer to be text")
+    _, marker, final = answer.rpartition("####")
+    truth = final.strip().replace(",", "")
+    if not marker or not truth:
+        raise DataError(f"{path}:{line}: expected an answer that ends with `#### number`, got {answer[-40:]!r}")
+    return Task(
+        data_source="openai/gsm8k",
+        prompt=({"role": "user", "content": question},),
+        ground_truth=truth,
+        extra_info={
+            "index": index,
+            "split": "test" if "test" in path.stem else "train",
+            "answer": answer,
+            "calculations": _CALCULATION.findall(answer),
+        },
+    )
+
+
+def _keys(row: Mapping[str, Any]) -> str:
+    return ", ".join(str(key)[:40] for key in list(row)[:8]) or "an empty object"

@@ -1,0 +1,278 @@
+"""The policies of a run, with their actors and critics.
+
+Independent of rollouts and rewards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from creditflow._utils.huggingface import PositionLimit
+from creditflow._utils.loading import is_reference, load_object
+from creditflow.config import (
+    DataConfig,
+    FallbackConfig,
+    Recipe,
+    lora_rank_of,
+    model_of,
+    optim_of,
+    policies_in_use,
+    trained_policies,
+)
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
+from creditflow.engines.local.actor import Actor
+from creditflow.engines.local.critic import Critic
+from creditflow.engines.local.lora import Adapter, expect_fits
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.errors import ConfigError
+from creditflow.monitoring.memory import forget_peak, peak_gib
+
+FALLBACK_KEY = "guard.fallback"
+
+
+def model_folder(recipe: Recipe, policy: str) -> Path:
+    """The folder of a policy's model; creates the model if the path is `tiny` or a function."""
+    return _folder(recipe, *model_of(recipe.config, policy))
+
+
+def critic_folder(recipe: Recipe, policy: str) -> tuple[Path, str]:
+    """The folder of a critic's initial model, created if necessary, and the config key that set it."""
+    own, key = recipe.config.critic.model.path, "critic.model.path"
+    if own is None:
+        own, key = model_of(recipe.config, policy)
+    return _folder(recipe, own, key), key
+
+
+def _folder(recipe: Recipe, path: Any, key: str) -> Path:
+    if recipe.config.trainer.num_threads:  # set here because a warm-up's last bits depend on it
+        torch.set_num_threads(recipe.config.trainer.num_threads)
+    if path == "tiny":
+        return tiny_byte_model()
+    if is_reference(path):
+        return Path(load_object(path, recipe.folder, key)(recipe.config.recipe))
+    if not isinstance(path, str):
+        got = "nothing" if path is None else repr(path)
+        raise ConfigError(f"{key}: expected a Hugging Face folder, `tiny` or `file.py:function`, got {got}")
+    return Path(path)
+
+
+def expect_lengths(data: DataConfig, limit: PositionLimit, key: str) -> None:
+    """Raise ConfigError if steps may exceed the range of a model's rotary frequencies.
+
+    Other limits truncate prompts and responses, and truncations are counted. This limit needs an error, because the
+    model accepts longer inputs without one.
+    """
+    longest = data.max_prompt_length + data.max_response_length
+    if limit.rope and longest > limit.tokens:
+        raise ConfigError(
+            f"data.max_prompt_length + data.max_response_length: expected at most {limit.tokens} with {key}, got "
+            f"{longest}: {limit.reason}"
+        )
+
+
+def _expect_critic(data: DataConfig, critic: Critic, policy: Policy, key: str) -> None:
+    """Raise ConfigError if the policy's steps may be longer than the critic's limit."""
+    longest = min(policy.max_positions, data.max_prompt_length + data.max_response_length)
+    if longest > critic.limit.tokens:
+        raise ConfigError(
+            f"{key}: expected a model that reads steps of {longest} tokens (data.max_prompt_length + "
+            f"data.max_response_length), got at most {critic.limit.tokens}: {critic.limit.reason}"
+        )
+
+
+def load_policies(recipe: Recipe) -> dict[str, Policy]:
+    """Load the recipe's policies without an endpoint, on its device.
+
+    Policies with adapters share a base model with others of the same path, and so do frozen policies.
+    """
+    config = recipe.config
+    lora, device = config.actor_rollout_ref.model, pick_device(config.trainer.device)
+    names = [
+        name
+        for name in policies_in_use(config)
+        if name not in config.policies or config.policies[name].endpoint is None
+    ]
+    trained = trained_policies(config)
+    policies, bases, adapted = dict[str, Policy](), dict[Path, Policy](), dict[Path, Policy]()
+    for place, name in enumerate(sorted(names, key=lambda name: name not in trained)):  # frozen ones last
+        folder, rank = model_folder(recipe, name), lora_rank_of(config, name)
+        if name in trained and not rank:
+            policies[name] = Policy.load(folder, device)
+            expect_lengths(config.data, policies[name].limit, model_of(config, name)[1])
+            continue
+        if folder not in bases:
+            bases[folder] = Policy.load(folder, device)
+            expect_lengths(config.data, bases[folder].limit, model_of(config, name)[1])
+        if name in trained:
+            before = adapted[folder].adapter if folder in adapted else None
+            under = bases[folder].model if before is None else before.model
+            adapter = Adapter.add(under, f"policy_{place}", rank, lora, config.data.seed + place)
+            policies[name] = adapted[folder] = bases[folder].with_adapter(adapter)
+        else:
+            policies[name] = adapted[folder].reference() if folder in adapted else bases[folder]
+    return {name: policies[name] for name in names}
+
+
+@dataclass(frozen=True)
+class PolicySet:
+    """The policies by name; each trained one has an actor and, if the estimator needs it, a critic."""
+
+    policies: dict[str, Policy]
+    actors: dict[str, Actor]
+    critics: dict[str, Critic]
+    fallback: FallbackConfig = field(default_factory=FallbackConfig)
+    """Options of the adapters that `narrow` trains."""
+    seed: int = 0
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe, steps: int, *, keep_reference: bool) -> PolicySet:
+        """Load all models for a run of `steps` training steps.
+
+        `keep_reference`: whether to keep reference policies even without a KL loss. Raises ConfigError and ModelError,
+        before anything is written.
+        """
+        config, policies = recipe.config, load_policies(recipe)
+        section = config.actor_rollout_ref.actor
+        mini_batches = math.ceil(config.data.train_batch_size / section.ppo_mini_batch_size)
+        learning = steps - min(steps, config.trainer.critic_warmup)
+        actors, critics = dict[str, Actor](), dict[str, Critic]()
+        for name in trained_policies(config):
+            actors[name] = Actor(
+                policies[name],
+                section,
+                learning * mini_batches * section.ppo_epochs,
+                optim=optim_of(config, name),
+                keep_reference=keep_reference,
+            )
+            if ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator].critic:
+                folder, key = critic_folder(recipe, name)
+                updates = steps * mini_batches * config.critic.ppo_epochs
+                critics[name] = Critic.load(folder, key, policies[name].device, config.critic, updates)
+                _expect_critic(config.data, critics[name], policies[name], key)
+        policy_set = cls(policies, actors, critics, config.guard.fallback, config.data.seed)
+        if config.guard.fallback.trainable == "lora":
+            if not policy_set._whole_actors():
+                raise ConfigError(
+                    f"{FALLBACK_KEY}.trainable: expected all where every policy trains adapters already, got lora"
+                )
+            for actor in policy_set._whole_actors():
+                expect_fits(actor.policy.model, config.guard.fallback, FALLBACK_KEY)
+        return policy_set
+
+    @classmethod
+    def for_rollouts(cls, recipe: Recipe) -> PolicySet:
+        """Load only the policies, without actors and critics."""
+        return cls(load_policies(recipe), {}, {})
+
+    @property
+    def references(self) -> dict[str, Policy]:
+        """Each policy's reference: the state before training, or the policy itself if it is frozen."""
+        kept = {name: actor.reference for name, actor in self.actors.items()}
+        return {name: kept.get(name) or policy for name, policy in self.policies.items()}
+
+    def freeze(self, trajectories: Sequence[Trajectory]) -> None:
+        """Zero the response mask of frozen policies' steps, if any policy is trained."""
+        for step in (step for trajectory in trajectories for step in trajectory.steps):
+            if self.actors and step.policy in self.policies and step.policy not in self.actors:
+                step.response_mask = (0,) * len(step.response_ids)
+
+    def steps_of(self, batch: TrajectoryBatch, name: str) -> Bools:
+        """A mask [S] of one policy's steps."""
+        return np.asarray(np.array(batch.policy_names)[batch.policy_of_step] == name)
+
+    def values(self, batch: TrajectoryBatch) -> Floats | None:
+        """The values [T] that each critic assigns to its policy's tokens; None without critics."""
+        if not self.critics:
+            return None
+        values_T = np.full(len(batch.response_ids), np.nan)
+        for name, critic in self.critics.items():
+            own_T = critic.values(batch, self.steps_of(batch, name))
+            values_T = np.where(np.isnan(own_T), values_T, own_T)
+        return values_T
+
+    def update(
+        self,
+        batch: TrajectoryBatch,
+        advantage_T: Floats,
+        returns_T: Floats | None,
+        values_T: Floats | None,
+        trained_S: Bools,
+        mini_batch_of_step: Ints,
+        *,
+        critics_only: bool = False,
+    ) -> dict[str, float]:
+        """Update each actor and critic from its policy's steps; returns metrics.
+
+        With several trained policies, metric names start with the policy's name. `trained_S`: see `Actor.update`.
+        """
+        metrics: dict[str, float] = {}
+        for name, actor in self.actors.items():
+            own_S = trained_S & self.steps_of(batch, name)
+            own: dict[str, float] = {}
+            if name in self.critics:
+                assert returns_T is not None
+                assert values_T is not None
+                own |= self.critics[name].update(batch, returns_T, values_T, own_S, mini_batch_of_step)
+            if not critics_only:
+                own |= actor.update(batch, advantage_T, own_S, mini_batch_of_step)
+            metrics |= self._named(name, own)
+        return metrics
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether adapters are currently trained instead of all weights."""
+        return any(actor.narrowed for actor in self.actors.values())
+
+    @property
+    def can_narrow(self) -> bool:
+        """Whether any policy trains all weights, or did so before `narrow`."""
+        return self.narrowed or bool(self._whole_actors())
+
+    def narrow(self) -> None:
+        """Train `fallback` adapters instead of all weights. Policies with adapters do not change."""
+        for place, actor in enumerate(self._whole_actors()):
+            base, options = actor.policy.model, self.fallback
+            name, seed = f"fallback_{place}", self.seed + place
+            actor.narrow(Adapter.add(base, name, options.lora_rank, options, seed, FALLBACK_KEY))
+        self._take_policies()
+
+    def widen(self) -> None:
+        """Merge the fallback adapters and train all weights again."""
+        for actor in self.actors.values():
+            if actor.narrowed:
+                actor.widen()
+        self._take_policies()
+
+    def _whole_actors(self) -> list[Actor]:
+        return [actor for actor in self.actors.values() if actor.policy.adapter is None]
+
+    def _take_policies(self) -> None:
+        self.policies.update({name: actor.policy for name, actor in self.actors.items()})
+
+    def forget_peaks(self) -> None:
+        """Reset the peak memory that `peaks` reports."""
+        forget_peak()
+        for device in self._cuda_devices():
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def peaks(self) -> dict[str, float]:
+        """Peak memory since `forget_peaks`, as `memory/*` metrics."""
+        metrics = {"memory/peak_gib": peak_gib()}
+        if devices := self._cuda_devices():
+            metrics["memory/cuda_peak_gib"] = sum(map(torch.cuda.max_memory_allocated, devices)) / (1 << 30)
+        return metrics
+
+    def _cuda_devices(self) -> set[torch.device]:
+        return {policy.device for policy in self.policies.values() if policy.device.type == "cuda"}
+
+    def _named(self, policy: str, metrics: Mapping[str, float]) -> dict[str, float]:
+        return dict(metrics) if len(self.actors) == 1 else {f"{policy}/{key}": value for key, value in metrics.items()}

@@ -1,0 +1,77 @@
+"""The results of an evaluation, task by task, so that two runs can be compared on the same tasks.
+
+Computed from scored trajectories, independent of the engine that sampled them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from creditflow.data import Floats, TrajectoryBatch
+from creditflow.errors import DataError
+from creditflow.monitoring.metrics import evaluation_metrics, passes_by_task, step_errors
+
+GREEDY_KEYS = ("pass_at_1", "step_error_rate")
+"""Metrics that are also reported for greedy decoding, as `*_greedy`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Results of one model on V validation tasks, with the field names and order of `evaluation.json`."""
+
+    metrics: dict[str, float]
+    """avg@n (`pass_at_1`), pass@k, sub-rewards by agent, `step_error_rate`; `*_greedy` for greedy decoding."""
+    sampled: list[float]
+    """[V] share of each task's sampled trajectories that passed."""
+    greedy: list[float]
+    """[V] the same for its greedy trajectory."""
+    step_errors: list[tuple[int, int]]
+    """[V] counts over each task's sampled trajectories: steps with a score below its maximum, and scored steps."""
+
+    @classmethod
+    def from_batches(cls, sampled: TrajectoryBatch, greedy: TrajectoryBatch, n: int) -> Evaluation:
+        """Compute from `n` sampled trajectories and one greedy trajectory per task, both in the same task order."""
+        greedy_metrics = evaluation_metrics(greedy, n=1)
+        metrics = evaluation_metrics(sampled, n)
+        metrics |= {f"{key}_greedy": greedy_metrics[key] for key in GREEDY_KEYS if key in greedy_metrics}
+        return cls(
+            metrics=metrics,
+            sampled=_passed_shares(sampled).tolist(),
+            greedy=_passed_shares(greedy).tolist(),
+            step_errors=_step_errors_by_task(sampled),
+        )
+
+    def to_json(self) -> str:
+        """One line of JSON; non-finite numbers become null."""
+        values = asdict(self)
+        values["metrics"] = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
+        return json.dumps(values) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Evaluation:
+        """The inverse of `to_json`. `where`: the file's name, for the message of a DataError."""
+        try:
+            values = json.loads(text)
+            return cls(
+                metrics={key: math.nan if value is None else value for key, value in values["metrics"].items()},
+                sampled=values["sampled"],
+                greedy=values["greedy"],
+                step_errors=[(wrong, scored) for wrong, scored in values["step_errors"]],
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{where}: not an evaluation: {error}") from error
+
+
+def _passed_shares(batch: TrajectoryBatch) -> Floats:
+    trajectories_G, passed_G = passes_by_task(batch)
+    return passed_G / trajectories_G
+
+
+def _step_errors_by_task(batch: TrajectoryBatch) -> list[tuple[int, int]]:
+    task_S, tasks = batch.group_of_trajectory[batch.trajectory_of_step], len(batch.group_names)
+    wrong_G, scored_G = (np.bincount(task_S[of_S], minlength=tasks).tolist() for of_S in step_errors(batch))
+    return list(zip(wrong_G, scored_G, strict=True))

@@ -1,0 +1,433 @@
+"""Watch a run's metrics with guard rules, and name the action when a rule fires.
+
+The guard changes credit through the options and the threshold that it returns. The engine carries out the other
+actions: it restores a checkpoint or stops.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from creditflow._utils.loading import is_reference, load_object
+from creditflow.credit.options import CreditOptions
+from creditflow.credit.registry import expect_keywords
+from creditflow.credit.thresholds import BatchStats, Threshold
+from creditflow.errors import ConfigError, CreditflowError, did_you_mean
+from creditflow.monitoring.catalog import Names, expect_known, matching
+from creditflow.monitoring.rules import KEY, RULES, GuardRule, RuleResult
+
+WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
+    "warn",
+    "set_threshold",
+    "fallback_identical",
+    "restore_checkpoint",
+    "stop",
+)
+ACTIONS: dict[str, tuple[str, ...]] = {WARN: (), SET_THRESHOLD: ("to",), FALLBACK: (), RESTORE: (), STOP: ()}
+"""Actions of a rule, each with the keys that it requires."""
+_OF_THE_GUARD = ("kind", "metric", "over", "action", "cool_down", "to", "unless")
+_SHARED = ("identical", "uniform")
+"""Propagation rules that assign the global reward already, so that a fallback changes nothing."""
+
+
+class GuardStop(CreditflowError):
+    """The guard stopped the run; the message is the report."""
+
+
+class RolledBack(CreditflowError):
+    """The run's folder was rolled back to a checkpoint; the caller restarts the run from there."""
+
+
+FAILED_SCORES = "failed_scores"
+"""`GuardEvent.rule` of the first failure of a reward function; not a guard rule (`monitor.notices`)."""
+FAILED_ROLLOUTS = "failed_rollouts"
+"""The same for rollouts that start to fail or to exceed their time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardEvent:
+    """A rule fired or recovered: one line of `events.jsonl`."""
+
+    step: int
+    rule: str
+    metric: str
+    what: str
+    """`fired` or `recovered`; `started` for failures; for adapters, which weights are trained from now on."""
+    action: str
+    numbers: dict[str, float]
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dict for JSON; non-finite numbers become None."""
+        numbers = {name: value if math.isfinite(value) else None for name, value in self.numbers.items()}
+        return {**asdict(self), "numbers": numbers}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> GuardEvent:
+        """The inverse of `to_dict`; other keys of the row are ignored."""
+        return cls(**{one.name: row[one.name] for one in fields(cls)})
+
+    @property
+    def text(self) -> str:
+        """One line for display."""
+        if self.rule in (FAILED_SCORES, FAILED_ROLLOUTS):
+            return f"warning: {self.note}"
+        shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in self.numbers.items())
+        return f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {self.note or _SAID[self.what, self.action]}"
+
+
+def asked_of_engine(events: Sequence[GuardEvent]) -> GuardEvent | None:
+    """The event with an action for the engine: the first that stops, else the first that restores a checkpoint."""
+    fired = [event for event in events if event.what == "fired"]
+    return next((event for action in (STOP, RESTORE) for event in fired if event.action == action), None)
+
+
+def cannot_go_back(rollbacks: int, most: int) -> str:
+    """The reason to stop a run instead of a rollback. `rollbacks`: the number so far, of `most` allowed."""
+    if rollbacks >= most:
+        return f"that was after {rollbacks} rollbacks, of which guard.max_rollbacks allows no more"
+    return "there is no good checkpoint to go back to (trainer.save_freq)"
+
+
+def stop_report(asked: GuardEvent, folder: Path, why: str = "") -> str:
+    """The message of a GuardStop. `why`: the reason against a rollback."""
+    return f"{asked.text}; stopped after step {asked.step}{why and ': '}{why}; {folder}/events.jsonl has the numbers"
+
+
+_SAID = {
+    ("fired", WARN): "a warning only",
+    ("fired", SET_THRESHOLD): "from now on thresholds are capped",
+    ("fired", FALLBACK): "credit falls back to the shared global reward",
+    ("fired", RESTORE): "back to the last good checkpoint",
+    ("fired", STOP): "the run is stopped",
+    ("recovered", WARN): "well again",
+    ("recovered", SET_THRESHOLD): "well again; thresholds stay capped",
+    ("recovered", FALLBACK): "well again; credit is decomposed again",
+    ("recovered", RESTORE): "well again",
+    ("recovered", STOP): "well again",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unless:
+    """A condition that keeps a rule from acting: the newest value of `metric`, if any, exceeds `above`."""
+
+    metric: str
+    above: float
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSpec:
+    """One entry of `guard.rules`."""
+
+    name: str
+    kind: str
+    metric: str
+    over: str | None
+    action: str
+    to: float | None
+    cool_down: int
+    make: Callable[[], GuardRule]
+    unless: Unless | None = None
+    note: str = ""
+    """The reason for reducing the action to a warning."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """The state of one rule on one metric."""
+
+    rule: GuardRule
+    on: bool = False
+    quiet: int = 0
+    """Number of further values for which the rule does not fire."""
+    suspect: bool = False
+    """See `RuleResult`."""
+    held: bool = False
+    """The rule is on, and `unless` keeps it from acting."""
+    against: float | None = None
+    """The newest value of `unless.metric`, which not every step reports."""
+
+
+@dataclass(slots=True)
+class Guard:
+    """The rules of a run, and the changes in force because of them."""
+
+    rules: Sequence[RuleSpec]
+    watches: dict[tuple[str, str], _Watch] = field(default_factory=dict)
+    cap: float | None = None
+    """Upper bound of all thresholds; None for no bound."""
+
+    @classmethod
+    def from_rules(
+        cls,
+        rules: Mapping[str, Any],
+        names: Names,
+        options: CreditOptions,
+        *,
+        has_outcome: bool,
+        folder: Path | None = None,
+    ) -> Guard:
+        """Build the guard of `guard.rules`. Raises ConfigError for an invalid rule or an unknown metric.
+
+        The message names the nearest known metric. `names`: the recipe's agents, reward functions, policies and rules.
+        `has_outcome`: whether a reward function computes the outcome. `folder`: the base of `file.py:kind`.
+        """
+        found = specs(rules, folder)
+        for rule in found:
+            expect_known(rule.metric, names, f"{KEY}.{rule.name}.metric")
+            if rule.over is not None:
+                expect_known(rule.over, names, f"{KEY}.{rule.name}.over")
+            if rule.unless is not None:
+                expect_known(rule.unless.metric, names, f"{KEY}.{rule.name}.unless.metric")
+        return cls([_possible(rule, options, has_outcome=has_outcome) for rule in found])
+
+    @property
+    def fallback(self) -> bool:
+        """Whether credit currently is the shared global reward."""
+        actions = {rule.name: rule.action for rule in self.rules}
+        return any(
+            watch.on and not watch.held and actions[name] == FALLBACK for (name, _), watch in self.watches.items()
+        )
+
+    def look(self, step: int, metrics: Mapping[str, float]) -> list[GuardEvent]:
+        """Apply the rules to the metrics of a training step or an evaluation; events in the order of the rules.
+
+        Absent and non-finite metrics are skipped. A non-finite metric of a rule that restores or stops makes the
+        checkpoint bad (see `good`). During a fallback `propagation/*` carries no information and is skipped too.
+        """
+        return [event for rule in self.rules for event in self._look(step, rule, metrics)]
+
+    def _look(self, step: int, rule: RuleSpec, metrics: Mapping[str, float]) -> Iterator[GuardEvent]:
+        if self.fallback and rule.metric.startswith("propagation/"):
+            return  # all gates are open during a fallback
+        over = metrics.get(rule.over) if rule.over is not None else None
+        for name in matching(rule.metric, metrics):
+            watch = self.watches.setdefault((rule.name, name), _Watch(rule.make()))
+            if rule.unless is not None and math.isfinite(against := metrics.get(rule.unless.metric, math.nan)):
+                watch.against = against
+            if not math.isfinite(metrics[name]):
+                watch.suspect = True
+                continue
+            found = watch.rule.look(float(metrics[name]), over)
+            watch.suspect = found.suspect
+            if watch.quiet:
+                watch.quiet -= 1
+            elif found.bad and (not watch.on or watch.held):
+                already, watch.on = watch.on, True
+                watch.held = rule.unless is not None and watch.against is not None and watch.against > rule.unless.above
+                if already and watch.held:
+                    continue
+                yield self._event(step, rule, name, "fired", found, held=watch.held)
+                if rule.action == SET_THRESHOLD and not watch.held:
+                    assert rule.to is not None
+                    self.cap = rule.to if self.cap is None else min(self.cap, rule.to)
+            elif watch.on and found.well:
+                held, watch.on, watch.held, watch.quiet = watch.held, False, False, rule.cool_down
+                yield self._event(step, rule, name, "recovered", found, held=held)
+
+    def _event(self, step: int, rule: RuleSpec, metric: str, what: str, found: RuleResult, *, held: bool) -> GuardEvent:
+        note = rule.note if what == "fired" else ""
+        if held and what == "fired":
+            assert rule.unless is not None
+            note = f"a warning only, while {rule.unless.metric} is above {rule.unless.above:g}"
+        return GuardEvent(step, rule.name, metric, what, WARN if held else rule.action, dict(found.numbers), note)
+
+    @property
+    def good(self) -> bool:
+        """Whether a checkpoint saved now is fit for a rollback: no restoring or stopping rule is on or suspect."""
+        ends = {rule.name for rule in self.rules if rule.action in (RESTORE, STOP)}
+        return not any(
+            (watch.on or watch.suspect) and not watch.held and name in ends for (name, _), watch in self.watches.items()
+        )
+
+    def options(self, options: CreditOptions) -> CreditOptions:
+        """The credit options in force."""
+        return replace(options, propagation="identical", shared_reward="outcome") if self.fallback else options
+
+    def threshold(self, threshold: Threshold) -> Threshold:
+        """The threshold in force."""
+        return threshold if self.cap is None else Capped(threshold, self.cap)
+
+    def metrics(self) -> dict[str, float]:
+        """`guard/*`: the rules that are on, and whether a fallback is in force."""
+        on = {f"guard/on/{rule.name}": 0.0 for rule in self.rules}
+        on |= {f"guard/on/{name}": 1.0 for (name, _), watch in self.watches.items() if watch.on}
+        return {**on, "guard/fallback": float(self.fallback)} if self.rules else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state for later events, without the rules, as JSON types."""
+        kinds = {rule.name: rule.kind for rule in self.rules}
+        watches = [
+            {
+                "rule": name,
+                "kind": kinds[name],
+                "metric": metric,
+                "on": watch.on,
+                "quiet": watch.quiet,
+                "suspect": watch.suspect,
+                "held": watch.held,
+                "against": watch.against,
+                "state": watch.rule.state_dict(),
+            }
+            for (name, metric), watch in sorted(self.watches.items())
+        ]
+        return {"cap": self.cap, "watches": watches}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state`; entries of removed rules, or of rules with another kind now, are dropped."""
+        rules = {rule.name: rule for rule in self.rules}
+        self.cap, self.watches = state["cap"], {}
+        for saved in state["watches"]:
+            rule = rules.get(saved["rule"])
+            if rule is not None and rule.kind == saved["kind"]:
+                told = {word: saved[word] for word in ("on", "quiet", "suspect", "held", "against") if word in saved}
+                watch = _Watch(rule.make(), **told)
+                watch.rule.load_state_dict(saved["state"])
+                self.watches[rule.name, saved["metric"]] = watch
+
+
+@dataclass(frozen=True, slots=True)
+class Capped:
+    """A threshold bounded above by `cap`."""
+
+    under: Threshold
+    cap: float
+
+    @property
+    def floor(self) -> float:
+        return self.under.floor
+
+    def theta(self, agent: str) -> float:
+        return min(self.under.theta(agent), self.cap)
+
+    def update(self, observed: BatchStats) -> None:
+        self.under.update(observed)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.under.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.under.load_state_dict(state)
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the wrapped threshold, with capped values."""
+        said = self.under.metrics()
+        moved = [name for name in said if name == "propagation/threshold" or name.startswith("propagation/threshold/")]
+        return said | {name: min(said[name], self.cap) for name in moved}
+
+
+def specs(rules: Mapping[str, Any], folder: Path | None = None) -> list[RuleSpec]:
+    """The rules in `guard.rules`; null entries are left out.
+
+    Raises ConfigError for an invalid rule, and for two rules that contradict each other. Without a `folder`,
+    user-defined kinds (`file.py:kind`) are left out too, since they are not loaded yet.
+    """
+    given = {name: options for name, options in rules.items() if options is not None}
+    found = [spec for name, options in given.items() if (spec := _spec(name, options, folder)) is not None]
+    _expect_agreement(given)
+    return found
+
+
+def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
+    key = f"{KEY}.{name}"
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{key}: expected metric, kind, action and more, or null, got {options!r}")
+    options = {word: value for word, value in options.items() if value is not None}
+    metric, kind, action = options.get("metric"), options.get("kind", "level"), options.get("action", WARN)
+    for word, value in (("metric", metric), ("kind", kind), ("over", options.get("over", "none")), ("action", action)):
+        if not isinstance(value, str) or not value:
+            raise ConfigError(f"{key}.{word}: expected a name, got {value!r}")
+    if "*" in options.get("over", ""):
+        raise ConfigError(f"{key}.over: expected one metric, got {options['over']!r}")
+    if action not in ACTIONS:
+        hint = did_you_mean(str(action), ACTIONS)
+        raise ConfigError(f"{key}.action: expected one of {', '.join(ACTIONS)}, got {action!r}{hint}")
+    for wanted in ACTIONS[action]:
+        value = options.get(wanted)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ConfigError(f"{key}.{wanted}: expected a number from 0 to 1, which {action} needs, got {value!r}")
+    cool_down = options.get("cool_down", 10)
+    if isinstance(cool_down, bool) or not isinstance(cool_down, int) or cool_down < 0:
+        raise ConfigError(f"{key}.cool_down: expected a whole number of at least 0, got {cool_down!r}")
+    if is_reference(kind):
+        if folder is None:
+            return None
+        entry = load_object(kind, folder, f"{key}.kind")
+    elif kind in RULES.names():
+        entry = RULES[kind]
+    else:
+        hint = did_you_mean(kind, RULES.names())
+        raise ConfigError(
+            f"{key}.kind: expected one of {', '.join(RULES.names())}, or file.py:kind, got {kind!r}{hint}"
+        )
+    own = {word: value for word, value in options.items() if word not in _OF_THE_GUARD}
+    expect_keywords(kind, entry, own, key)
+
+    def make() -> GuardRule:
+        try:
+            made: GuardRule = entry(**own)
+        except ConfigError as error:
+            raise ConfigError(f"{key}.{error}" if ":" in str(error) else f"{key}: {error}") from None
+        return made
+
+    make()
+    unless = _unless(options["unless"], f"{key}.unless") if "unless" in options else None
+    to = float(options["to"]) if action == SET_THRESHOLD else None
+    return RuleSpec(name, kind, str(metric), options.get("over"), action, to, cool_down, make, unless)
+
+
+def _unless(options: Any, key: str) -> Unless:
+    if not isinstance(options, Mapping) or set(options) != {"metric", "above"}:
+        raise ConfigError(f"{key}: expected metric and above, got {options!r}")
+    metric, above = options["metric"], options["above"]
+    if not isinstance(metric, str) or "*" in metric:
+        raise ConfigError(f"{key}.metric: expected one metric, got {metric!r}")
+    if isinstance(above, bool) or not isinstance(above, int | float) or not math.isfinite(above):
+        raise ConfigError(f"{key}.above: expected a number, got {above!r}")
+    return Unless(metric, float(above))
+
+
+_KNOWN = {"level", "drop"}
+"""Kinds with options of the same meaning."""
+
+
+def _expect_agreement(rules: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError for two rules of one metric of which one always fires, or that set different thresholds."""
+    for (name, one), (other_name, other) in itertools.combinations(rules.items(), 2):
+        if one["metric"] != other["metric"] or not {one.get("kind", "level"), other.get("kind", "level")} <= _KNOWN:
+            continue
+        both = f"{KEY}.{name} and {KEY}.{other_name}: contradict each other on {one['metric']}"
+        for upper, lower in ((one, other), (other, one)):
+            above, below = upper.get("above"), lower.get("below")
+            same_scale = bool(upper.get("times_first")) == bool(lower.get("times_first"))
+            if above is not None and below is not None and same_scale and above < below:
+                raise ConfigError(f"{both}: one fires above {above:g}, the other below {below:g}; between, both do")
+        same_side = [key for key in ("above", "below", "by") if key in one and key in other]
+        same_action = one.get("action") == other.get("action") == SET_THRESHOLD
+        if same_side and same_action and one["to"] != other["to"]:
+            raise ConfigError(f"{both}: one sets the threshold to {one['to']:g}, the other to {other['to']:g}")
+
+
+def _possible(rule: RuleSpec, options: CreditOptions, *, has_outcome: bool) -> RuleSpec:
+    """`rule`, reduced to a warning if its action would have no effect or leave nothing to learn from."""
+    theta = options.propagation_threshold
+    notes = []
+    if rule.action == FALLBACK and not has_outcome:
+        notes.append("there is no outcome to fall back to")
+    if rule.action == FALLBACK and options.propagation in _SHARED and options.shared_reward == "outcome":
+        notes.append(f"credit is the shared global reward already ({options.propagation})")
+    if rule.action == SET_THRESHOLD and options.propagation != "threshold":
+        notes.append(f"there is no threshold to lower ({options.propagation})")
+    elif rule.action == SET_THRESHOLD and rule.to is not None and isinstance(theta, int | float) and theta <= rule.to:
+        notes.append(f"the threshold is {theta:g} already")
+    return replace(rule, action=WARN, note=notes[0]) if notes else rule
+
+
+def _short(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"

@@ -1,0 +1,230 @@
+"""Metrics of a batch of trajectories: size, scores, and success rates.
+
+Computed on columns, so that a batch of a hundred thousand steps takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from creditflow.data import (
+    NOT_MATCHED,
+    OK,
+    RIGHT,
+    TRAJECTORY_STATUSES,
+    Bools,
+    Floats,
+    Ints,
+    Score,
+    TrajectoryBatch,
+)
+
+
+def rollout_metrics(batch: TrajectoryBatch) -> dict[str, float]:
+    """`rollout/*`: steps per trajectory, tokens, and the shares of failed and truncated trajectories."""
+    response_tokens = float(batch.token_offsets[-1])
+    status_N = batch.status_of_trajectory
+    return {
+        "rollout/steps_per_trajectory": float(np.mean(_counts(batch.trajectory_of_step, batch.n_trajectories))),
+        "rollout/response_tokens": response_tokens,
+        "rollout/tokens": response_tokens + float(batch.prompt_offsets[-1]),
+        "rollout/failed_frac": float(np.mean(status_N == TRAJECTORY_STATUSES.index("failed"))),
+        "rollout/truncated_frac": float(np.mean(status_N == TRAJECTORY_STATUSES.index("truncated"))),
+        "rollout/agent_error_frac": float(np.mean(["agent_error" in info for info in batch.trajectory_info])),
+        "rollout/timeout_frac": float(np.mean(["timed_out" in info for info in batch.trajectory_info])),
+        **_tool_metrics(batch),
+        **_environment_metrics(batch),
+    }
+
+
+def _tool_metrics(batch: TrajectoryBatch) -> dict[str, float]:
+    calls = [call for info in batch.step_info for call in info.get("tool_calls", ())]
+    if not calls:
+        return {}
+    return {
+        "rollout/tool_calls": len(calls) / batch.n_trajectories,
+        "rollout/tool_failed_frac": sum(call["status"] != "ok" for call in calls) / len(calls),
+    }
+
+
+def _environment_metrics(batch: TrajectoryBatch) -> dict[str, float]:
+    acted = [info for info in batch.step_info if "action" in info or "illegal" in info]
+    return {"rollout/illegal_frac": sum("illegal" in info for info in acted) / len(acted)} if acted else {}
+
+
+def step_errors(batch: TrajectoryBatch) -> tuple[Bools, Bools]:
+    """(wrong_S, scored_S): steps with a score below its maximum, and steps with any score; weights are ignored."""
+    wrong_SK: Bools = batch.scored & (batch.scores < RIGHT)
+    return np.any(wrong_SK, axis=1), np.any(batch.scored, axis=1)
+
+
+def sub_reward_metrics(batch: TrajectoryBatch) -> dict[str, float]:
+    """`reward/sub_reward/<agent>` (mean), `reward/sub_reward_var/<agent>`, `reward/step_error_rate` (and by agent).
+
+    Also by stratum (`reward/sub_reward/verifier/wrong`: the share of wrong candidates that the verifier caught).
+    """
+    sub_reward_S, (wrong_S, scored_S) = _sub_rewards(batch), step_errors(batch)
+    metrics: dict[str, float] = {}
+    for agent, a in sorted((name, a) for a, name in enumerate(batch.agent_names)):
+        mine_S = scored_S & (batch.agent_of_step == a)
+        if not mine_S.any():
+            continue
+        metrics[f"reward/sub_reward/{agent}"] = float(np.mean(sub_reward_S[mine_S]))
+        metrics[f"reward/sub_reward_var/{agent}"] = float(np.var(sub_reward_S[mine_S]))
+        metrics[f"reward/step_error_rate/{agent}"] = float(np.mean(wrong_S[mine_S]))
+        for stratum, i in sorted((name, i) for i, name in enumerate(batch.stratum_names)):
+            of_stratum_S = mine_S & (batch.stratum_of_step == i)
+            if of_stratum_S.any():
+                metrics[f"reward/sub_reward/{agent}/{stratum}"] = float(np.mean(sub_reward_S[of_stratum_S]))
+    if scored_S.any():
+        metrics["reward/step_error_rate"] = float(np.mean(wrong_S[scored_S]))
+    return metrics
+
+
+def error_metrics(batch: TrajectoryBatch) -> dict[str, float]:
+    """`reward/error_rate`: the share of sub-reward verdicts that failed or contradict the outcome.
+
+    A verdict is a score with positive weight in a trajectory that did not fail. The verdicts of a trajectory contradict
+    its outcome if all of them are at the maximum and the outcome is below one half, or all are below one half and the
+    outcome is at the maximum. Only trajectories with a verdict on every step count, since an unjudged step could
+    explain the outcome. `reward/verdicts`: the number of verdicts. `reward/judged_trajectories`: the number of
+    trajectories with verdicts, which contradict together. `reward/agreement`: see `_agreement`. Empty without verdicts.
+    """
+    matched_SK = (batch.score_status != NOT_MATCHED) & (batch.score_weights > 0)
+    cell_S, n = batch.trajectory_of_step, batch.n_trajectories
+    matched_SK &= (batch.status_of_trajectory != TRAJECTORY_STATUSES.index("failed"))[cell_S][:, None]
+    verdicts = int(matched_SK.sum())
+    if not verdicts:
+        return {}
+    ok_SK = matched_SK & (batch.score_status == OK)
+    every_S = matched_SK.any(axis=1) & (ok_SK == matched_SK).all(axis=1)
+    judged_N = (_counts(cell_S, n) > 0) & (_counts(cell_S[~every_S], n) == 0)
+    short_N = _counts(cell_S[(ok_SK & (batch.scores < RIGHT)).any(axis=1)], n) > 0
+    high_N = _counts(cell_S[(ok_SK & (batch.scores >= _HALF)).any(axis=1)], n) > 0
+    outcome_N, known_N = _outcomes(batch)
+    right_N, wrong_N = known_N & (outcome_N >= RIGHT), known_N & (outcome_N < _HALF)
+    contradicts_N = judged_N & ((right_N & ~high_N) | (wrong_N & ~short_N))
+    wrong = int((matched_SK & ~ok_SK).sum()) + int(ok_SK[contradicts_N[cell_S]].sum())
+    judged = len(np.unique(cell_S[matched_SK.any(axis=1)]))
+    weights_SK = np.where(ok_SK, batch.score_weights, 0.0)
+    return {
+        "reward/error_rate": wrong / verdicts,
+        "reward/verdicts": float(verdicts),
+        "reward/judged_trajectories": float(judged),
+        **_agreement(batch, (np.where(ok_SK, batch.scores, 0.0) * weights_SK).sum(axis=1), weights_SK.sum(axis=1)),
+    }
+
+
+_HALF = 0.5
+
+
+def _agreement(batch: TrajectoryBatch, paid_S: Floats, weight_S: Floats) -> dict[str, float]:
+    """`reward/agreement`: how often the right trajectory of a pair has the higher mean sub-reward.
+
+    Computed over all pairs of a right and a wrong trajectory of the same task; a tie counts one half. This is the
+    statistic of Mann and Whitney (1947, "On a test of whether one of two random variables is stochastically larger"),
+    summed over tasks: 1 if verdicts always agree with the outcome, 1/2 if they are independent of it, 0 if they always
+    contradict it. `reward/agreement_over`: the number of fair coin tosses with the variance that the share has under
+    independence. Empty if no task has both a right and a wrong trajectory.
+    """
+    scored_S = weight_S > 0
+    cell_S, n = batch.trajectory_of_step[scored_S], batch.n_trajectories
+    sums_N = np.bincount(cell_S, weights=paid_S[scored_S] / weight_S[scored_S], minlength=n)
+    steps_N = np.bincount(cell_S, minlength=n)
+    outcome_N, known_N = _outcomes(batch)
+    right_N = known_N & (outcome_N >= RIGHT) & (steps_N > 0)
+    wrong_N = known_N & (outcome_N < _HALF) & (steps_N > 0)
+    mean_N = np.round(sums_N / np.maximum(steps_N, 1), 12)  # values that differ by rounding are ties
+    tasks = len(batch.group_names)
+    right_G, wrong_G = (_counts(batch.group_of_trajectory[one_N], tasks) for one_N in (right_N, wrong_N))
+    pairs = float((right_G * wrong_G).sum())
+    if not pairs:
+        return {}
+    by_task = np.argsort(batch.group_of_trajectory, kind="stable")
+    ends = np.cumsum(_counts(batch.group_of_trajectory, tasks)).astype(np.int64)[:-1]
+    won = sum(_won(mean_N[of[right_N[of]]], mean_N[of[wrong_N[of]]]) for of in np.split(by_task, ends))
+    variance = float((right_G * wrong_G * (right_G + wrong_G + 1)).sum()) / 12
+    return {"reward/agreement": won / pairs, "reward/agreement_over": _HALF**2 * pairs**2 / variance}
+
+
+def _won(right: Floats, wrong: Floats) -> float:
+    """Number of pairs that the right trajectory wins; ties count one half."""
+    ordered = np.sort(wrong)
+    below, not_above = (np.searchsorted(ordered, right, side) for side in ("left", "right"))
+    return float((below + not_above).sum()) / 2
+
+
+def evaluation_metrics(batch: TrajectoryBatch, n: int) -> dict[str, float]:
+    """avg@n (`pass_at_1`, the mean over trajectories), pass@k for k = 2, 4, ... up to n, and step error rates.
+
+    A trajectory passes if its outcome reaches the maximum of its range; a failed trajectory or an unscored outcome does
+    not pass. pass@k is the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, eq. 1).
+    """
+    trajectories_G, passed_G = passes_by_task(batch)
+    metrics = {"pass_at_1": float(np.mean(passed_G / trajectories_G)), "trajectories": float(batch.n_trajectories)}
+    for k in [2**i for i in range(1, 11) if 2**i < n] + ([n] if n > 1 else []):
+        metrics[f"pass_at_{k}"] = float(np.mean(_pass_at_k(trajectories_G, passed_G, k)))
+    outcome_N, ok_N = _outcomes(batch)
+    if ok_N.any():
+        metrics["outcome_mean"] = float(np.mean(outcome_N[ok_N]))
+    metrics["unscored_frac"] = float(np.mean(~ok_N))
+    for key, value in sub_reward_metrics(batch).items():
+        metrics[key.removeprefix("reward/")] = value
+    return metrics
+
+
+def passes(outcome: Score | None) -> bool:
+    """Whether an outcome is scored and reaches the maximum of its range."""
+    return outcome is not None and outcome.status == "ok" and outcome.rescaled >= RIGHT
+
+
+def passes_by_task(batch: TrajectoryBatch) -> tuple[Floats, Floats]:
+    """(trajectories_G, passed_G): number of trajectories per task, and of those that passed, in the batch's order."""
+    outcome_N, ok_N = _outcomes(batch)
+    group_N, tasks = batch.group_of_trajectory, len(batch.group_names)
+    passed_N = ok_N & (outcome_N >= RIGHT)
+    return _counts(group_N, tasks), _counts(group_N[passed_N], tasks)
+
+
+def _counts(codes: Ints, n: int) -> Floats:
+    return np.bincount(codes, minlength=n).astype(np.float64)
+
+
+def _sub_rewards(batch: TrajectoryBatch) -> Floats:
+    """[S] weighted mean of the step's scores; their plain mean if all weights are 0; NaN without scores.
+
+    A token-level score counts as in credit, with the mean over the tokens that the policy sampled.
+    """
+    sums_S, weights_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps)
+    plain_S, number_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps)
+    for k in range(len(batch.score_names)):
+        ok_S = batch.scored[:, k]
+        score_S, weight_S = np.where(ok_S, batch.scores[:, k], 0.0), np.where(ok_S, batch.score_weights[:, k], 0.0)
+        sums_S += score_S * weight_S
+        weights_S += weight_S
+        plain_S += score_S
+        number_S += ok_S
+    paid_S = weights_S > 0
+    over_S = np.where(paid_S, weights_S, number_S)
+    sub_reward_S: Floats = np.full(batch.n_steps, np.nan)
+    return np.divide(np.where(paid_S, sums_S, plain_S), over_S, out=sub_reward_S, where=over_S > 0)
+
+
+def _outcomes(batch: TrajectoryBatch) -> tuple[Floats, Bools]:
+    """(outcome_N, ok_N): the outcome rescaled to [0, 1], NaN if it is not ok."""
+    ok_N = np.array([score is not None and score.status == "ok" for score in batch.outcome_scores], dtype=np.bool_)
+    ranges = [(0.0, 1.0) if score is None else score.range for score in batch.outcome_scores]
+    low_N, high_N = np.array(ranges, dtype=np.float64).reshape(-1, 2).T
+    return np.divide(batch.outcome - low_N, high_N - low_N, out=np.full(len(ok_N), np.nan), where=ok_N), ok_N
+
+
+def _pass_at_k(trajectories_G: Floats, passed_G: Floats, k: int) -> Floats:
+    """[G] 1 - C(n - c, k) / C(n, k) for n trajectories with c passes, as a product that cannot overflow."""
+    cases_C2, case_G = np.unique(np.stack([trajectories_G, passed_G], axis=1), axis=0, return_inverse=True)
+    return np.array([_pass_at_k_of(int(n), int(passed), k) for n, passed in cases_C2])[case_G.reshape(-1)]
+
+
+def _pass_at_k_of(n: int, n_passed: int, k: int) -> float:
+    if n - n_passed < k:
+        return 1.0
+    return 1.0 - float(np.prod(1.0 - k / np.arange(n - n_passed + 1, n + 1)))

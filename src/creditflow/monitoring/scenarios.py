@@ -1,0 +1,171 @@
+"""Synthetic series of metrics, healthy and faulty, to test guard rules without training.
+
+Each series is drawn from a seed. Its curves, noise and trajectory counts vary as they do between real runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from creditflow.data import Floats
+
+Row = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Parameters of a series."""
+
+    agents: Sequence[str] = ("planner", "executor", "verifier")
+    steps: int = 100
+    test_freq: int = 5
+    """Training steps from one validation to the next."""
+    onset: int = 10
+    """The training step at which the fault begins."""
+    n_val: int | None = None
+    """Trajectories per validation; default: drawn."""
+    judged: int | None = None
+    """Trajectories with verdicts per training step; default: drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A healthy run with a fault from the onset on."""
+
+    said: str
+    spoil: Callable[[list[Row], Setting, np.random.Generator], None]
+    rule: str | None = None
+    """The default rule that detects the fault."""
+
+
+def series(name: str, setting: Setting, seed: int) -> list[Row]:
+    """One row of metrics per training step, with its `step`."""
+    rng = np.random.default_rng((seed, sum(map(ord, name))))
+    rows = _healthy(setting, rng)
+    SCENARIOS[name].spoil(rows, setting, rng)
+    return rows
+
+
+def _healthy(setting: Setting, rng: np.random.Generator) -> list[Row]:
+    steps = setting.steps
+    done = np.arange(1, steps + 1) / steps
+    learned = 1 - np.exp(-done / rng.uniform(0.1, 0.6))
+    begins = rng.uniform(0.1, 0.7)
+    gained = learned * rng.uniform(0.0, 0.9 - begins)
+    accuracy = np.clip(begins + gained + _wandering(rng, steps, rng.uniform(0.0, 0.01)), 0.02, 0.98)
+    n_val = setting.n_val or int(rng.choice([64, 256, 512, 2048]))
+    entropy = rng.uniform(0.3, 2.0) * (1 - rng.uniform(0.3, 0.8) * learned) * np.exp(rng.normal(0, 0.05, steps))
+    n_judged, each = setting.judged or int(rng.choice([32, 128, 512])), int(rng.choice([1, 4, 12]))
+    wrong = np.clip(rng.uniform(0.0, 0.05) * np.exp(rng.normal(0, 0.3, steps)), 0, 0.08)
+    agrees, tosses = rng.uniform(0.5, 0.98), max(4, n_judged // 4)  # 0.5: uninformative verdicts
+    rows: list[Row] = []
+    for i in range(steps):
+        row = {
+            "step": float(i + 1),
+            "actor/entropy": float(entropy[i]),
+            "actor/skipped_updates": float(rng.random() < 0.005),
+            # The verdicts of a trajectory contradict together.
+            "reward/error_rate": float(rng.binomial(n_judged, wrong[i]) / n_judged),
+            "reward/verdicts": float(n_judged * each),
+            "reward/judged_trajectories": float(n_judged),
+            "reward/agreement": float(rng.beta(agrees * tosses, (1 - agrees) * tosses)),
+            "reward/agreement_over": float(tosses),
+            "propagation/pass_rate": float(rng.binomial(n_judged, 0.88) / n_judged),
+            "timing/propagation_s": float(0.05 * np.exp(rng.normal(0, 0.5))),
+        }
+        for agent in setting.agents:
+            row[f"reward/sub_reward_var/{agent}"] = float(rng.uniform(0.02, 0.15))
+            row[f"credit/reach/{agent}"] = 1.0
+        if (i + 1) % setting.test_freq == 0:
+            row["val/pass_at_1"] = float(rng.binomial(n_val, accuracy[i]) / n_val)
+            row["val/trajectories"] = float(n_val)
+        rows.append(row)
+    return rows
+
+
+def _wandering(rng: np.random.Generator, steps: int, size: float) -> Floats:
+    """Changes of a policy's accuracy besides learning: noise with a memory of about ten steps."""
+    noise = np.zeros(steps)
+    for i in range(1, steps):
+        noise[i] = 0.9 * noise[i - 1] + rng.normal(0, size * np.sqrt(1 - 0.9**2))
+    return noise
+
+
+def _sick(rows: list[Row], setting: Setting) -> list[Row]:
+    return rows[setting.onset - 1 :]
+
+
+def _nothing(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
+    pass
+
+
+def _entropy_collapses(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
+    for k, row in enumerate(_sick(rows, setting)):
+        row["actor/entropy"] *= max(1e-4, 0.5 ** (k + 1))
+
+
+def _share_of_verdicts(share: float) -> Callable[[list[Row], Setting, np.random.Generator], None]:
+    def spoil(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
+        for row in _sick(rows, setting):
+            verdicts = int(row["reward/verdicts"])
+            row["reward/error_rate"] = float(rng.binomial(verdicts, share) / verdicts)
+
+    return spoil
+
+
+def _contradictory(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
+    _share_of_verdicts(0.5)(rows, setting, rng)
+    for row in _sick(rows, setting):
+        tosses = row["reward/agreement_over"]
+        row["reward/agreement"] = float(rng.beta(0.15 * tosses, 0.85 * tosses))
+
+
+def _not_finite(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
+    for row in _sick(rows, setting):
+        row["actor/skipped_updates"] = 1.0
+
+
+def _accuracy_falls(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
+    start = 0.7
+    fall = 0.0
+    for row in rows:
+        if "val/pass_at_1" not in row:
+            continue
+        if row["step"] >= setting.onset:
+            fall = min(fall + 0.03, start - 0.1)
+        n_val = int(row["val/trajectories"])
+        row["val/pass_at_1"] = float(rng.binomial(n_val, start - fall) / n_val)
+
+
+def _shut_out(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
+    for row in _sick(rows, setting):
+        row[f"credit/reach/{setting.agents[0]}"] = 0.0
+        row["propagation/pass_rate"] = 0.3
+
+
+def _unstable(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
+    for row in _sick(rows, setting):
+        row[f"reward/sub_reward_var/{setting.agents[0]}"] = float(rng.uniform(0.21, 0.25))
+
+
+def _slow(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
+    for row in _sick(rows, setting):
+        row["timing/propagation_s"] = float(rng.uniform(1.5, 3.0))
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "healthy": Scenario("nothing is wrong", _nothing),
+    "entropy_collapse": Scenario("entropy halves with every step", _entropy_collapses, "entropy"),
+    "failing_rewards": Scenario("15 % of the verdicts fail", _share_of_verdicts(0.15), "error_rate"),
+    "contradictory": Scenario("right trajectories are scored worse than wrong ones", _contradictory, "agreement"),
+    "not_finite": Scenario("no gradient is finite", _not_finite, "not_finite"),
+    "accuracy_drop": Scenario(
+        "accuracy falls from .7 by 3 points from validation to validation", _accuracy_falls, "accuracy"
+    ),
+    "shut_out": Scenario("no signal reaches the first agent", _shut_out, "shut_out"),
+    "unstable": Scenario("the first agent's sub-reward is nearly a coin", _unstable, "sub_reward_var"),
+    "slow": Scenario("credit takes longer than a second", _slow, "propagation_s"),
+}

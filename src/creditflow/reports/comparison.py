@@ -1,0 +1,139 @@
+"""Results of a comparison: means, spreads and differences of the arms, read from the files of their runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from creditflow._utils.files import json_ready
+from creditflow.monitoring import Evaluation
+from creditflow.reports.bootstrap import Difference, PassCounts, paired_difference
+from creditflow.runs.run_folder import read_metrics
+
+METRICS = ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
+"""Metrics of an evaluation that are compared."""
+BASELINE = "identical"
+"""The arm that all others are compared with; if it is absent, the first arm."""
+OTHER_PAIRS = (("threshold", "none"), ("threshold", "discounted"))
+"""Further pairs to compare if both arms exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One finished run: one arm, one seed."""
+
+    after: Evaluation
+    train_pass_at_1: list[float]
+    """Value at each training step, from step 1."""
+    seconds: float
+    """Wall clock of the training steps, evaluation not included."""
+
+    @classmethod
+    def read(cls, folder: Path) -> RunResult:
+        """Read a run's folder."""
+        path = folder / "evaluation.json"
+        steps = [row for row in read_metrics(folder) if row["step"] > 0]
+        return cls(
+            after=Evaluation.from_json(path.read_text(), str(path)),
+            train_pass_at_1=[_number(row.get("train/pass_at_1")) for row in steps],
+            seconds=sum(_number(row.get("timing/step_s", 0.0)) for row in steps),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """One arm, with one run per seed; every arm has the same seeds in the same order."""
+
+    name: str
+    before: list[Evaluation]
+    """Evaluations of the initial model, one per seed, since the seed determines the samples."""
+    runs: list[RunResult]
+
+    def before_mean(self, metric: str) -> float:
+        """Mean of a metric over seeds, before training."""
+        return float(np.mean([evaluation.metrics.get(metric, math.nan) for evaluation in self.before]))
+
+    def after(self, metric: str) -> list[float]:
+        """A metric after training, by seed."""
+        return [run.after.metrics.get(metric, math.nan) for run in self.runs]
+
+    def counts(self, metric: str) -> PassCounts:
+        """Numerators and denominators of a rate, by seed and task."""
+        if metric == "step_error_rate":
+            pairs_RV2 = np.array([run.after.step_errors for run in self.runs], dtype=np.float64)
+            return PassCounts(pairs_RV2[..., 0], pairs_RV2[..., 1])
+        field = "greedy" if metric == "pass_at_1_greedy" else "sampled"
+        part_RV = np.array([getattr(run.after, field) for run in self.runs], dtype=np.float64)
+        return PassCounts(part_RV, np.ones_like(part_RV))
+
+
+@dataclass(frozen=True, slots=True)
+class ArmDifference:
+    """Difference of one arm's final metrics to another's."""
+
+    name: str
+    against: str
+    by_metric: dict[str, Difference]
+
+
+def differences(arms: Sequence[ArmResult]) -> list[ArmDifference]:
+    """Differences of every arm to the baseline, then those of OTHER_PAIRS."""
+    by_name = {arm.name: arm for arm in arms}
+    baseline = BASELINE if BASELINE in by_name else arms[0].name
+    pairs = [(name, baseline) for name in by_name if name != baseline]
+    pairs += [pair for pair in OTHER_PAIRS if set(pair) <= set(by_name) and pair not in pairs]
+    return [
+        ArmDifference(
+            name,
+            against,
+            {
+                metric: paired_difference(by_name[name].counts(metric), by_name[against].counts(metric))
+                for metric in METRICS
+            },
+        )
+        for name, against in pairs
+    ]
+
+
+def spread(values: Sequence[float]) -> float:
+    """Standard deviation over seeds (n - 1 in the denominator); NaN for one value."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
+def summary(vary: str, arms: Sequence[ArmResult], found: Sequence[ArmDifference]) -> dict[str, Any]:
+    """The content of `comparison.json`. Non-finite numbers (the spread of one value) are null."""
+    said = {
+        "vary": vary,
+        "values": {
+            arm.name: {
+                metric: {
+                    "before": arm.before_mean(metric),
+                    "after": {
+                        "mean": float(np.mean(arm.after(metric))),
+                        "std": spread(arm.after(metric)),
+                        "seeds": arm.after(metric),
+                    },
+                }
+                for metric in METRICS
+            }
+            for arm in arms
+        },
+        "differences": [
+            {
+                "value": difference.name,
+                "against": difference.against,
+                **{metric: {"mean": d.mean, "interval": [d.low, d.high]} for metric, d in difference.by_metric.items()},
+            }
+            for difference in found
+        ],
+    }
+    return dict(json_ready(said))
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)

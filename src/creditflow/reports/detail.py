@@ -1,0 +1,213 @@
+"""JSON of a trajectory's graph and of a step with the terms of its advantage. Computes no credit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from creditflow._utils.files import json_ready
+from creditflow.config import leaves
+from creditflow.credit import Assignment, explain
+from creditflow.credit.propagate import FORMULA, NOTHING, PROPAGATION_RULES, SHARES, UNKNOWN, parent_counts
+from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
+from creditflow.reports.why import first_error, terms, tree
+from creditflow.runs import Ledger, Recorded
+
+Pieces = Callable[[Sequence[int]], list[str]]
+"""Maps token ids to the text of each token; joined, the texts are the response."""
+SHOWN = 20_000
+"""Maximum characters of a text; longer ones are cut and marked."""
+_TOKENS = 4_000
+
+
+def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
+    """The graph of a trajectory: nodes are steps, edges lead from parents; `flow` is the credit received along an edge.
+
+    Raises ValueError if the training step has no such trajectory.
+    """
+    batch, a = recorded.batch, recorded.assignment
+    n = list(batch.trajectory_ids).index(trajectory_id)
+    at = np.flatnonzero(batch.trajectory_of_step == n)
+    wrong = first_error(a, batch, at.tolist())
+    score = batch.outcome_scores[n]
+    return {
+        "training_step": recorded.step,
+        "trajectory_id": trajectory_id,
+        "uid": batch.group_names[batch.group_of_trajectory[n]],
+        "task": cut(batch.tasks[n].text),
+        "ground_truth": cut(str(batch.tasks[n].ground_truth)),
+        "answer": None if batch.answers[n] is None else cut(str(batch.answers[n])),
+        "outcome": None if score is None or score.status != "ok" else score.value,
+        "outcome_said": "not scored" if score is None else f"{score.status} {score.reason}".strip(),
+        "status": TRAJECTORY_STATUSES[batch.status_of_trajectory[n]],
+        "steps": [_node(batch, a, s, first_error=s == wrong) for s in at.tolist()],
+        "edges": _edges(batch, a, int(at[0]), int(at[-1]) + 1) if at.size else [],
+    }
+
+
+def _node(batch: TrajectoryBatch, a: Assignment | None, s: int, *, first_error: bool) -> dict[str, Any]:
+    node: dict[str, Any] = {
+        "id": batch.step_ids[s],
+        "index": int(batch.index_of_step[s]),
+        "agent": batch.agent_names[batch.agent_of_step[s]],
+        "turn": int(batch.turn_of_step[s]),
+        "response": cut(batch.responses[s], 80),
+        "first_error": first_error,
+    }
+    if a is not None:
+        node |= {
+            "sub_reward": float(a.sub_reward_S[s]) if a.scored_S[s] else None,
+            "failed": bool(a.failed_S[s]),
+            "gate_open": bool(a.gate_open_S[s]),
+            "threshold": float(a.threshold_S[s]),
+            "trained": bool(a.trained_S[s]),
+            "credit": float(a.credit_S[s]),
+            "advantage": float(a.advantage_S[s]),
+        }
+    return dict(json_ready(node))
+
+
+def _edges(batch: TrajectoryBatch, a: Assignment | None, start: int, stop: int) -> list[dict[str, Any]]:
+    first, last = np.searchsorted(batch.edge_child, (start, stop))
+    child_E, parent_E = batch.edge_child[first:last], batch.edge_parent[first:last]
+    flow_E = None if a is None else _flow(batch, a, child_E, parent_E)
+    gated = a is not None and PROPAGATION_RULES[a.options.propagation].flows == FORMULA
+    open_E = a.gate_out_S[child_E] * a.gate_in_S[parent_E] if a is not None and gated else np.ones(len(child_E))
+    return [
+        {
+            "parent": int(parent - start),
+            "child": int(child - start),
+            "flow": None if flow_E is None else float(flow_E[e]),
+            "open": float(open_E[e]),
+        }
+        for e, (parent, child) in enumerate(zip(parent_E, child_E, strict=True))
+    ]
+
+
+def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any, parent_E: Any) -> Any:
+    """Credit that flows back along each edge, by the formula of docs/credit.md; None if the rule's flow is unknown.
+
+    Under `share: once` credit follows best paths instead of edges; the flow of `split` then serves as an illustration.
+    """
+    moves = PROPAGATION_RULES[a.options.propagation].flows
+    if moves == UNKNOWN:
+        return None
+    if moves == NOTHING:
+        return np.zeros(len(child_E))
+    kind = "split" if a.options.share == "once" else a.options.share
+    share_S = SHARES[kind](batch, parent_counts(batch))
+    stand_in_E = np.nan_to_num(a.stand_in_S[child_E])
+    passed_E = a.gate_out_S[child_E] * (a.own_S + a.received_S)[child_E] + (1 - a.gate_out_S[child_E]) * stand_in_E
+    return a.options.gamma * a.gate_in_S[parent_E] * share_S[child_E] * passed_E
+
+
+def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: Spelling) -> dict[str, Any]:
+    """A step: texts, tokens with their advantages, scores, and the terms of its advantage.
+
+    Raises ValueError if the training step has no such step, BatchError if the step has no such token.
+    """
+    batch, a = recorded.batch, recorded.assignment
+    s = list(batch.step_ids).index(step_id)
+    pieces = spelling.for_policy(batch.policy_names[batch.policy_of_step[s]])
+    found: dict[str, Any] = {
+        "id": step_id,
+        "training_step": recorded.step,
+        "trajectory_id": batch.trajectory_ids[batch.trajectory_of_step[s]],
+        "agent": batch.agent_names[batch.agent_of_step[s]],
+        "turn": int(batch.turn_of_step[s]),
+        "policy": batch.policy_names[batch.policy_of_step[s]],
+        "policy_version": int(batch.policy_version[s]),
+        "prompt": cut(batch.prompts[s]),
+        "response": cut(batch.responses[s]),
+        "scores": [
+            {
+                "name": name,
+                "value": None if score.status != "ok" or isinstance(score.value, tuple) else score.value,
+                "by_token": isinstance(score.value, tuple),
+                "status": score.status,
+                "reason": cut(score.reason, 500),
+                "weight": score.weight,
+            }
+            for name, score in batch.raw_scores[s].items()
+        ],
+        "tokens": _tokens(batch, a, s, pieces),
+        "tokens_in_all": int(batch.token_offsets[s + 1] - batch.token_offsets[s]),
+        "spelled": pieces is not None,
+    }
+    if a is not None:
+        explanation = explain(a, s, token)
+        found |= {"advantage": explanation.advantage, "why": tree(explanation), "terms": terms(explanation)}
+    return found
+
+
+def _tokens(batch: TrajectoryBatch, a: Assignment | None, s: int, pieces: Pieces | None) -> list[dict[str, Any]]:
+    start, stop = (int(at) for at in batch.token_offsets[s : s + 2])
+    stop = min(stop, start + _TOKENS)
+    ids = batch.response_ids[start:stop].tolist()
+    texts = [f"[{id}]" for id in ids] if pieces is None else pieces(ids)
+    advantage_T = np.zeros(stop - start) if a is None else a.token_advantages()[start:stop]
+    mask, logprobs = batch.response_mask[start:stop].tolist(), batch.logprobs[start:stop].tolist()
+    return [
+        {
+            "text": text,
+            "sampled": bool(sampled),
+            "advantage": advantage,
+            "logprob": None if math.isnan(logprob) else logprob,
+        }
+        for text, sampled, advantage, logprob in zip(texts, mask, advantage_T.tolist(), logprobs, strict=True)
+    ]
+
+
+def cut(text: str, limit: int = SHOWN) -> str:
+    """At most `limit` characters; a cut text ends with its full length."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
+
+
+class Spelling:
+    """The texts of a run's tokens, by the tokenizer of each policy in the newest checkpoint.
+
+    Only `tokenizer.json` is read, which contains no code. A character of several tokens is placed at the last of them.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._folder = ledger.path
+        config = ledger.run.get("config")
+        named = leaves(config) if isinstance(config, dict) else ()
+        of_agents = {value for key, value in named if re.fullmatch(r"team\.agents\..*\.policy", key)}
+        self._alone = len(of_agents) <= 1
+        self._found: dict[str, Pieces] = {}
+
+    def for_policy(self, policy: str) -> Pieces | None:
+        """The texts for a policy's tokens; None without a readable tokenizer, which may appear later."""
+        if policy not in self._found and (found := self._tokenizer(policy)) is not None:
+            self._found[policy] = lambda ids: _pieces(found, list(ids))
+        return self._found.get(policy)
+
+    def _tokenizer(self, policy: str) -> Any:
+        from tokenizers import Tokenizer
+
+        files = self._folder.glob("checkpoints/global_step_*/**/tokenizer.json")
+        own = [file for file in files if self._alone or policy in file.relative_to(self._folder).parts]
+        for file in sorted(own, key=lambda file: file.stat().st_mtime, reverse=True):
+            try:
+                return Tokenizer.from_file(str(file))
+            except Exception:  # the library raises a plain Exception for a file that is not a tokenizer
+                continue
+        return None
+
+
+def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:
+    from tokenizers.decoders import DecodeStream
+
+    stream = DecodeStream(skip_special_tokens=False)
+    found: list[str] = []
+    for id in ids:
+        try:
+            found.append(stream.step(tokenizer, id) or "")
+        except Exception:  # the library raises a plain Exception if the tokens are not valid text
+            return [f"[{id}]" for id in ids]
+    return found

@@ -1,0 +1,250 @@
+"""A run's trajectories and steps as two small in-memory tables, for fast filters and sums over a million steps.
+
+Only the columns for filters and sums are read from the step files; texts are not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from creditflow._utils.files import json_ready
+from creditflow.errors import DataError, InputError, did_you_mean, first_line
+from creditflow.runs import Ledger
+from creditflow.runs.sql import TRAINING_STEP, database, source_of
+from creditflow.runs.step_files import expect_readable, options_of
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_AT_ONCE = 64
+"""Step files read per query, so that other threads can query in between."""
+
+_TABLES = """
+CREATE TABLE trajectories (
+    training_step INTEGER, place INTEGER, trajectory_id VARCHAR, uid VARCHAR, status VARCHAR, outcome DOUBLE,
+    ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, prompt VARCHAR,
+    task_key UBIGINT
+);
+CREATE TABLE steps (
+    training_step INTEGER, trajectory_id VARCHAR, index INTEGER, agent VARCHAR, turn INTEGER, sub_reward DOUBLE,
+    scored BOOLEAN, failed BOOLEAN, gate_open BOOLEAN, threshold DOUBLE, trained BOOLEAN, credit DOUBLE,
+    withheld DOUBLE, advantage DOUBLE, ended_right BOOLEAN
+);
+"""
+_RIGHT = """
+CASE WHEN outcome IS NULL THEN NULL
+     ELSE (outcome - (outcome_score ->> '$.range[0]')::DOUBLE)
+          / ((outcome_score ->> '$.range[1]')::DOUBLE - (outcome_score ->> '$.range[0]')::DOUBLE) >= 1 - 1e-9 END
+"""
+"""SQL: whether the outcome, rescaled from its range, is at the maximum, as in `trajectory.RIGHT`."""
+
+
+_TAKE = """
+CREATE TEMP TABLE taken AS
+SELECT {training_step}, file_row_number AS place, trajectory_id, uid, status,
+       outcome, "index" AS position, agent, turn, {sub_reward}, {of_credit},
+       CASE WHEN coalesce("index", 0) = 0 THEN {right} END AS ended_right,
+       CASE WHEN coalesce("index", 0) = 0 THEN task ->> '$.prompt[-1].content' END AS prompt,
+       CASE WHEN coalesce("index", 0) = 0 THEN hash(task) END AS task_key
+FROM {source}
+"""
+_PROMPT = 200
+"""Characters of a task's prompt to keep."""
+_INSERT = f"""
+INSERT INTO trajectories
+SELECT training_step, min(place), trajectory_id, any_value(uid), any_value(status), any_value(outcome),
+       any_value(ended_right), count(position), min(position) FILTER (WHERE scored AND sub_reward < 1 - 1e-9),
+       any_value(left(prompt, {_PROMPT})), any_value(task_key)
+FROM taken GROUP BY training_step, trajectory_id;
+INSERT INTO steps
+SELECT t.training_step, t.trajectory_id, position, agent, turn, sub_reward, scored, failed, gate_open, threshold,
+       trained, credit, withheld, advantage, p.ended_right
+FROM taken t JOIN trajectories p ON t.training_step = p.training_step AND t.trajectory_id = p.trajectory_id
+WHERE position IS NOT NULL;
+"""
+
+
+_CREDITED = "SELECT 1 FROM steps WHERE training_step = ? AND trained IS NOT NULL LIMIT 1"
+Signature = tuple[int, int]
+"""A file's modification time in ns and its size; after a rollback a file of the same name may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Conditions on trajectories; None for no condition. All conditions on steps must hold for the same step."""
+
+    agent: str | None = None
+    least_score: float | None = None
+    most_score: float | None = None
+    gate: str | None = None
+    """`open` or `closed`."""
+    outcome: str | None = None
+    """`right`, `wrong` or `unscored`."""
+    training_step: int | None = None
+
+    def clauses(self) -> tuple[str, list[Any]]:
+        """An SQL condition on `trajectories`, and its values."""
+        of_trajectory: list[str] = []
+        of_step: list[str] = []
+        trajectory_values: list[Any] = []
+        step_values: list[Any] = []
+        if self.training_step is not None:
+            of_trajectory.append("training_step = ?")
+            trajectory_values.append(self.training_step)
+        if self.outcome is not None:
+            said = {"right": "ended_right", "wrong": "NOT ended_right", "unscored": "ended_right IS NULL"}
+            if self.outcome not in said:
+                raise InputError(
+                    f"outcome: expected {' or '.join(said)}, got {self.outcome!r}{did_you_mean(self.outcome, said)}"
+                )
+            of_trajectory.append(said[self.outcome])
+        for value, clause in (
+            (self.agent, "agent = ?"),
+            (self.least_score, "scored AND sub_reward >= ?"),
+            (self.most_score, "scored AND sub_reward <= ?"),
+        ):
+            if value is not None:
+                of_step.append(clause)
+                step_values.append(value)
+        if self.gate is not None:
+            if self.gate not in ("open", "closed"):
+                raise InputError(
+                    f"gate: expected open or closed, got {self.gate!r}{did_you_mean(self.gate, ('open', 'closed'))}"
+                )
+            of_step.append("gate_open" if self.gate == "open" else "NOT gate_open")
+        if of_step:
+            such = f"SELECT (training_step, trajectory_id) FROM steps WHERE {' AND '.join(of_step)}"
+            of_trajectory.append(f"(training_step, trajectory_id) IN ({such})")
+        return " AND ".join(of_trajectory) or "true", [*trajectory_values, *step_values]
+
+
+class Index:
+    """The tables and the state of their files. Queries are safe from several threads."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._connection: DuckDBPyConnection = database()
+        self._connection.execute(_TABLES)
+        self._lock = threading.Lock()
+        self.taken: dict[int, Signature] = {}
+        """Training steps in the tables, with the signatures of their files."""
+        self.damaged: dict[int, Signature] = {}
+        """Training steps with an unreadable file: damaged, or of a later version."""
+        self.reasons: dict[int, str] = {}
+        """The reason for an unreadable file or, in `taken`, for credit that cannot be explained, by training step."""
+        self.rules: dict[int, str] = {}
+        """`algorithm.propagation` of each training step with readable credit."""
+
+    def refresh(self, ledger: Ledger) -> None:
+        """Read the new step files, newest first; start over if the run was rolled back or a file was replaced."""
+        there = {step: found for step in ledger.steps if (found := _signature(ledger, step)) is not None}
+        with self._lock:
+            self.ledger = ledger
+            if any(there.get(step) != found for step, found in self.taken.items()):
+                self._connection.execute("DELETE FROM trajectories; DELETE FROM steps")
+                self.taken.clear()
+            self.damaged = {step: found for step, found in self.damaged.items() if there.get(step) == found}
+            for kept in (self.reasons, self.rules):
+                for step in kept.keys() - self.taken.keys() - self.damaged.keys():
+                    del kept[step]
+        new = [step for step in reversed(ledger.steps) if step in there and step not in {**self.taken, **self.damaged}]
+        sizes = [1, *[_AT_ONCE] * -(-len(new) // _AT_ONCE)]  # the newest alone: users see it first
+        for size in sizes:
+            part, new = new[:size], new[size:]
+            if part:
+                self._take({step: there[step] for step in part})
+
+    def _take(self, steps: Mapping[int, Signature]) -> None:
+        with self._lock:
+            try:
+                self._insert(list(steps))
+            except self._errors() as error:
+                if len(steps) == 1:
+                    self.damaged |= steps
+                    self.reasons |= {step: _reason(error, self.ledger.file(step)) for step in steps}
+                    return
+            else:
+                self.taken |= steps
+                return
+        for step, found in steps.items():  # one of the files is damaged
+            self._take({step: found})
+
+    @staticmethod
+    def _errors() -> tuple[type[Exception], ...]:
+        import duckdb
+
+        return (duckdb.Error, OSError, DataError)  # a damaged footer raises the plain duckdb.Error
+
+    def _insert(self, steps: Sequence[int]) -> None:
+        files = [self.ledger.file(step) for step in steps]
+        facts = [expect_readable(file) for file in files]
+        source = source_of(files, ", file_row_number = true")
+        connection = self._connection
+        connection.execute("BEGIN")
+        try:
+            present = {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
+            assigned = "advantage" in present
+            columns = ("scored", "failed", "gate_open", "threshold", "trained", "credit", "withheld", "advantage")
+            of_credit = ", ".join(columns if assigned else (f"NULL AS {name}" for name in columns))
+            sub_reward = "CASE WHEN scored THEN sub_reward END AS sub_reward" if assigned else "NULL AS sub_reward"
+            connection.execute(
+                _TAKE.format(
+                    training_step=TRAINING_STEP, sub_reward=sub_reward, of_credit=of_credit, right=_RIGHT, source=source
+                )
+            )
+            connection.execute(_INSERT)
+            connection.execute("DROP TABLE taken")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        for step, file, said in zip(steps, files, facts, strict=True):
+            self._note_credit(step, file, said)
+
+    def _note_credit(self, step: int, file: Path, facts: Mapping[str, Any]) -> None:
+        """Store a step file's rule, or the reason why its credit cannot be explained; sums need no rule."""
+        try:
+            options = options_of(file, facts)
+        except DataError as error:
+            self.reasons[step] = _reason(error, file)
+            return
+        if options is not None:
+            self.rules[step] = options.propagation
+        elif self._connection.execute(_CREDITED, [step]).fetchone() is not None:
+            self.reasons[step] = "it is of an older creditflow and holds no options of credit"
+
+    def ask(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """The rows of a query over `trajectories` and `steps`, as JSON types."""
+        with self._lock:
+            cursor = self._connection.execute(query, list(values))
+            names = [column[0] for column in cursor.description or ()]
+            return [json_ready(dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
+
+    def page(self, wanted: Filter, offset: int, limit: int) -> dict[str, Any]:
+        """`{total, trajectories: [...]}`, the newest training step first, in the order of its file."""
+        clause, values = wanted.clauses()
+        total = self.ask(f"SELECT count(*) AS n FROM trajectories WHERE {clause}", values)[0]["n"]
+        trajectories = self.ask(
+            f"SELECT * EXCLUDE (place, task_key) FROM trajectories WHERE {clause} "
+            "ORDER BY training_step DESC, place LIMIT ? OFFSET ?",
+            [*values, limit, offset],
+        )
+        return {"total": total, "trajectories": trajectories}
+
+
+def _reason(error: Exception, file: Path) -> str:
+    """The error's first line without the file's name, so that equal reasons of several files are one notice."""
+    return first_line(error).removeprefix(f"{file}: ").replace(str(file), file.name)
+
+
+def _signature(ledger: Ledger, step: int) -> Signature | None:
+    """The file's signature; None if the file no longer exists."""
+    try:
+        found = ledger.file(step).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

@@ -1,0 +1,85 @@
+"""Sample trajectories of a report: right ones and others alternate, those with the most credit first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from creditflow.errors import DataError, first_line
+from creditflow.reports.detail import Spelling, step_detail, trajectory_graph
+from creditflow.reports.index import Index
+from creditflow.runs import Ledger
+
+_STEPS = 2000
+"""Maximum steps of all samples, since browsers cannot open a report of many thousands of steps."""
+_TEXT = 2_000_000
+"""Maximum characters of all texts."""
+
+
+def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
+    """`{trajectories, graphs, steps, left_out}`: rows of the list, their graphs and steps, and sentences on missing
+    parts.
+
+    Samples come from the newest readable training step, and from earlier ones if it has too few. If the texts are too
+    long, the last trajectories are left out. `left_out` covers only parts that the overview does not state.
+    """
+    found: dict[str, Any] = {"trajectories": [], "graphs": {}, "steps": {}, "left_out": []}
+    spelling = Spelling(ledger)
+    written = 0
+    for step in sorted(index.taken, reverse=True):
+        wanted = count - len(found["trajectories"])
+        if wanted <= 0:
+            break
+        if step in index.reasons:  # the overview states it
+            continue
+        try:
+            recorded = ledger.read(step)
+        except DataError as error:
+            found["left_out"].append(f"no sample is from {ledger.file(step).name}: {first_line(error)}")
+            continue
+        rows = _of_step(index, step, wanted)
+        for done, row in enumerate(rows):
+            graph = trajectory_graph(recorded, row["trajectory_id"])
+            # Only our engines put the training step into ids; elsewhere two training steps may share an id.
+            details = {
+                f"{recorded.step} {step['id']}": step_detail(recorded, step["id"], None, spelling)
+                for step in graph["steps"]
+            }
+            size = sum(len(str(detail)) for detail in details.values())
+            if found["trajectories"] and (written + size > _TEXT or len(found["steps"]) + len(details) > _STEPS):
+                found["left_out"].append(
+                    f"{len(rows) - done} of {len(found['trajectories']) + len(rows) - done} sample trajectories are "
+                    "left out: they are long; creditflow view shows all"
+                )
+                return found | {"left_out": [*found["left_out"], *_unspelled(found["steps"])]}
+            written += size
+            found["trajectories"].append(row)
+            found["graphs"][f"{recorded.step} {row['trajectory_id']}"] = graph
+            found["steps"] |= details
+    return found | {"left_out": [*found["left_out"], *_unspelled(found["steps"])]}
+
+
+def _unspelled(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """One sentence per policy without a tokenizer, whose tokens the page shows as ids."""
+    policies = dict.fromkeys(step["policy"] for step in steps.values() if step["tokens"] and not step["spelled"])
+    return [
+        f"tokens of policy {policy!r} are shown as ids: no readable tokenizer.json is in the run's checkpoints"
+        for policy in policies
+    ]
+
+
+def _of_step(index: Index, step: int, count: int) -> list[dict[str, Any]]:
+    return index.ask(
+        """
+        WITH flowed AS (
+            SELECT trajectory_id, sum(abs(credit)) AS flowed FROM steps WHERE training_step = $1 GROUP BY trajectory_id
+        ), ranked AS (
+            SELECT p.* EXCLUDE (place, task_key), row_number() OVER (
+                PARTITION BY coalesce(ended_right, false) ORDER BY flowed DESC NULLS LAST, place
+            ) AS rank
+            FROM trajectories p LEFT JOIN flowed USING (trajectory_id) WHERE training_step = $1
+        )
+        SELECT * EXCLUDE (rank) FROM ranked ORDER BY rank, ended_right LIMIT $2
+        """,
+        [step, count],
+    )

@@ -1,0 +1,121 @@
+"""Tables of results for the terminal. Computes nothing."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Collection, Mapping, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from creditflow.credit.analysis.difference import CreditChange
+from creditflow.monitoring import Evaluation
+from creditflow.reports.bootstrap import COVERAGE
+from creditflow.reports.comparison import ArmDifference, ArmResult, spread
+from creditflow.reports.text import number
+
+_WIDTH_OF_A_FILE = 160
+"""Width in columns if standard output is not a terminal, so that tables are not folded to 80."""
+
+
+def results_console() -> Console:
+    """Console on standard output, without markup, since names contain brackets and colons."""
+    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
+    return Console(width=width, highlight=False, markup=False, emoji=False)
+
+
+def show(console: Console, title: str, table: Table) -> None:
+    """Print a table under its title; the table's `title` would be folded to the table's width."""
+    console.print(f"\n{title}", style="bold", soft_wrap=True)
+    console.print(table)
+
+
+def new_table(first: str, *others: str) -> Table:
+    """A table with text in the first column and numbers in the others."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def comparison_title(of: str, steps: Collection[int]) -> str:
+    """The title of a comparison, with the number of training steps if it is the same in all arms."""
+    if len(steps) > 1:
+        return f"{of}, before -> after training"
+    return f"{of}, before -> after {', '.join(map(str, steps))} training step{'' if 1 in steps else 's'}"
+
+
+def comparison_table(arms: Sequence[ArmResult]) -> Table:
+    """One row per arm: metrics before -> after training, and the training time."""
+    table = new_table("arm", "pass@1", "greedy pass@1", "step error rate", "train seconds")
+    for arm in arms:
+        cells = [
+            f"{number(arm.before_mean(metric))} -> {_mean_and_spread(arm.after(metric))}"
+            for metric in ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
+        ]
+        table.add_row(arm.name, *cells, number(sum(run.seconds for run in arm.runs) / len(arm.runs), 0))
+    return table
+
+
+def difference_title(seeds: int) -> str:
+    """The title of `difference_table`, with the source of its intervals."""
+    over = "tasks (one seed says nothing of others)" if seeds == 1 else f"{seeds} seeds and tasks, paired"
+    return f"differences after training, with a {COVERAGE:.0%} bootstrap interval over {over}"
+
+
+def difference_table(differences: Sequence[ArmDifference]) -> Table:
+    """One row per pair: the first arm's final metrics minus the second's, with intervals."""
+    table = new_table("arm - arm", "pass@1", "greedy pass@1", "step error rate")
+    for pair in differences:
+        cells = [
+            f"{number(d.mean, signed=True)} [{number(d.low, signed=True)}, {number(d.high, signed=True)}]"
+            for d in pair.by_metric.values()
+        ]
+        table.add_row(f"{pair.name} - {pair.against}", *cells)
+    return table
+
+
+def evaluation_table(evaluation: Evaluation) -> Table:
+    """One metric per row: pass rates, outcomes, step error rates, then metrics by agent."""
+    metrics = evaluation.metrics
+    table = new_table("measured", "value")
+    named = {"pass_at_1": "pass@1 (mean over trajectories)"}
+    powers = [key.removeprefix("pass_at_") for key in metrics if key != "pass_at_1"]
+    named |= {f"pass_at_{k}": f"pass@{k}" for k in powers if k.isdigit()}
+    named |= {
+        "pass_at_1_greedy": "pass@1, greedy",
+        "outcome_mean": "outcome, mean",
+        "unscored_frac": "trajectories without an outcome",
+        "step_error_rate": "step error rate",
+        "step_error_rate_greedy": "step error rate, greedy",
+    }
+    for prefix, words in (("sub_reward/", "mean sub-reward"), ("step_error_rate/", "step error rate")):
+        named |= {key: f"{words}, {key.removeprefix(prefix)}" for key in metrics if key.startswith(prefix)}
+    for key, words in named.items():
+        if key in metrics:
+            table.add_row(words, number(metrics[key]))
+    return table
+
+
+MOVED_MEANING = (
+    "credit moved: sum of |new - old| / sum of (|new| + |old|) over steps that both train. 0 %: the same credit; "
+    "100 %: nothing in common. signs flipped: share of those steps whose advantage changes its sign."
+)
+
+
+def moved_table(total: Mapping[str, CreditChange]) -> Table:
+    """One row per agent and one for all. MOVED_MEANING defines the columns of shares."""
+    table = new_table("agent", "steps", "credit moved", "signs flipped", "gates changed", "masked", "unmasked")
+    for agent, found in {**total, "all": sum(total.values(), CreditChange())}.items():
+        shares = ("-" if math.isnan(value) else f"{value:.1%}" for value in (found.share_moved, found.share_flipped))
+        counts = (f"{value:,}" for value in (found.gates, found.masked, found.unmasked))
+        table.add_row(agent, f"{found.steps:,}", *shares, *counts)
+    return table
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    mean = number(sum(values) / len(values))
+    return mean if len(values) == 1 else f"{mean} ± {number(spread(values))}"

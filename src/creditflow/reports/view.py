@@ -1,0 +1,192 @@
+"""The live view: the report's page with a local server. Reads a run's folder and cannot write.
+
+Only requests with an expected Host header are answered, so that a foreign page that resolves to this address (DNS
+rebinding) gets no data.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.middleware.base import RequestResponseEndpoint
+
+from creditflow._utils.files import json_ready
+from creditflow._utils.loopback import bound, expect_loopback, host_name, hosts_of, url_of
+from creditflow.errors import BatchError, CreditflowError, InputError, first_line
+from creditflow.reports.detail import Spelling, step_detail, trajectory_graph
+from creditflow.reports.html import page
+from creditflow.reports.index import Filter, Index
+from creditflow.reports.overview import overview
+from creditflow.runs import Ledger, Recorded
+
+_EVERY = 1.0
+"""Seconds between two reads of the folder."""
+_MOST = 200
+"""Maximum trajectories per page."""
+_KEPT = 2
+"""Training steps kept in memory."""
+
+
+class Watched:
+    """A run's folder with its index, which a separate thread keeps up to date."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ledger = Ledger.open(path)
+        self.index = Index(self.ledger)
+        self._stop = threading.Event()
+        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._read: dict[int, tuple[int, Recorded]] = {}
+        self.spelling = Spelling(self.ledger)
+        self._told: tuple[Any, dict[str, Any]] | None = None
+        self.trouble: str | None = None
+        """The error of the last read of the folder; None if it succeeded."""
+
+    def follow(self) -> None:
+        """Read new files until `stop`.
+
+        A file may vanish during a read if the run is being rolled back; the next read recovers. A lasting error is
+        shown in the overview.
+        """
+        while not self._stop.is_set():
+            try:
+                self.look()
+                self.trouble = None
+            except (OSError, CreditflowError) as error:
+                self.trouble = first_line(error)
+            self._stop.wait(_EVERY)
+
+    def look(self) -> None:
+        """Read new files once."""
+        ledger = Ledger.open(self.path)
+        self.ledger = ledger
+        self.index.refresh(ledger)
+
+    def stop(self) -> None:
+        """End `follow`."""
+        self._stop.set()
+
+    def recorded(self, step: int) -> Recorded:
+        """A training step; the last few requested ones are cached."""
+        written = self.ledger.file(step).stat().st_mtime_ns  # a rollback may have replaced the file
+        with self._lock:
+            if step not in self._read or self._read[step][0] != written:
+                while len(self._read) >= _KEPT:
+                    self._read.pop(next(iter(self._read)))
+                self._read[step] = (written, self.ledger.read(step))
+            return self._read[step][1]
+
+    def overview(self) -> dict[str, Any]:
+        """The overview, computed again only after a change."""
+        files = [self.path / name for name in ("metrics.jsonl", "events.jsonl")]
+        with self._telling:
+            ledger = self.ledger
+            now = (
+                frozenset(self.index.taken.items()),
+                frozenset(self.index.damaged),
+                ledger.steps,
+                ledger.torn,
+                *(file.stat().st_size for file in files if file.is_file()),
+            )
+            if self._told is None or self._told[0] != now:
+                self._told = (now, overview(ledger, self.index))
+            told = self._told[1]
+            if (trouble := self.trouble) is None:
+                return told
+            return {**told, "left_out": [f"this page may be outdated: {trouble}", *told["left_out"]]}
+
+
+def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
+    """The server's application. `hosts`: allowed names in the Host header; None for any."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=_AsciiJson)
+    title = f"creditflow: {watched.path.resolve().name}"
+
+    @app.middleware("http")
+    async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        named = host_name(request.headers.get("host", ""))
+        if hosts is not None and named not in hosts:
+            return JSONResponse({"detail": f"this server is {' or '.join(hosts)}, not {named}"}, status_code=421)
+        response = await call_next(request)
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["X-Frame-Options"] = "DENY"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        response.headers["Cache-Control"] = "no-store"
+        return response
+
+    @app.exception_handler(CreditflowError)
+    async def refused(request: Request, error: Exception) -> Response:
+        status = 400 if isinstance(error, InputError | BatchError) else 500
+        return JSONResponse({"detail": str(error)}, status_code=status)
+
+    @app.get("/", response_class=HTMLResponse)
+    def index() -> str:
+        return page({"live": True}, title)
+
+    @app.get("/api/overview")
+    def whole() -> dict[str, Any]:
+        return watched.overview()
+
+    @app.get("/api/trajectories")
+    def trajectories(
+        agent: str | None = None,
+        least_score: float | None = None,
+        most_score: float | None = None,
+        gate: str | None = None,
+        outcome: str | None = None,
+        training_step: Small | None = None,
+        offset: Small = 0,
+        limit: int = Query(25, ge=1, le=_MOST),
+    ) -> dict[str, Any]:
+        wanted = Filter(agent, least_score, most_score, gate, outcome, training_step)
+        return watched.index.page(wanted, offset, limit)
+
+    @app.get("/api/trajectory")
+    def trajectory(trajectory_id: str, training_step: Small) -> dict[str, Any]:
+        return _found(lambda: trajectory_graph(watched.recorded(training_step), trajectory_id))
+
+    @app.get("/api/step")
+    def step(step_id: str, training_step: Small, token: Small | None = None) -> dict[str, Any]:
+        return _found(lambda: step_detail(watched.recorded(training_step), step_id, token, watched.spelling))
+
+    return app
+
+
+Small = Annotated[int, Query(ge=0, le=2**31 - 1)]
+
+
+class _AsciiJson(JSONResponse):
+    """ASCII JSON: texts that UTF-8 cannot encode are preserved, and non-finite numbers become null."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(json_ready(content), allow_nan=False, separators=(",", ":")).encode()
+
+
+def _found(make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    try:
+        return dict(make())
+    except (ValueError, FileNotFoundError) as error:
+        raise HTTPException(404, "there is no such trajectory or step in this training step") from error
+
+
+def serve(path: Path, host: str, port: int, *, remote: bool, say: Callable[[str], None]) -> None:
+    """Serve until interrupted. Raises InputError for a taken port, or a host open to others unless `remote`."""
+    import uvicorn
+
+    expect_loopback(host, "reads the whole run", remote=remote)
+    watched = Watched(path)
+    socket = bound(host, port)
+    follower = threading.Thread(target=watched.follow, daemon=True)
+    follower.start()
+    say(f"view: {url_of(host, socket)}/ (ends with Ctrl-C)")
+    app = application(watched, hosts_of(host))
+    try:
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[socket])
+    finally:
+        watched.stop()
+        socket.close()

@@ -1,0 +1,211 @@
+"""Terminal text of an advantage's terms as a tree, and of a trajectory, one line per step. Computes no credit.
+
+Control characters in texts of models, tasks and reward functions are escaped, so that they cannot act on the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from creditflow.credit import Assignment, Explanation
+from creditflow.credit.analysis.explain import Operation
+from creditflow.data import RIGHT, TRAJECTORY_STATUSES, Score, TrajectoryBatch
+from creditflow.reports.text import number, plain
+
+_SHOWN = 400
+"""Maximum characters of a prompt or response."""
+_REASON = 200
+
+
+def step_head(assignment: Assignment, s: int, training_step: int) -> list[str]:
+    """The step's identity, prompt, response and scores, as lines of text."""
+    batch = assignment.batch
+    n = batch.trajectory_of_step[s]
+    parents = batch.index_of_step[batch.edge_parent[batch.edge_child == s]].tolist()
+    uses = f"uses step{'s' if len(parents) > 1 else ''} {', '.join(map(str, parents))}" if parents else "uses no step"
+    lines = [
+        f"step {plain(batch.step_ids[s])}: {plain(batch.agent_names[batch.agent_of_step[s]])}, turn "
+        f"{batch.turn_of_step[s]}, step {batch.index_of_step[s]} of trajectory {plain(batch.trajectory_ids[n])}, "
+        f"{uses}",
+        f"training step {training_step}, policy {plain(batch.policy_names[batch.policy_of_step[s]])}, version "
+        f"{batch.policy_version[s]}",
+        f"prompt:   {plain(batch.prompts[s], _SHOWN)}",
+        f"response: {plain(batch.responses[s], _SHOWN)}",
+    ]
+    scores = batch.raw_scores[s]
+    lines += [f"{'scores:  ' if i == 0 else '         '} {_score(*of)}" for i, of in enumerate(scores.items())]
+    return lines if scores else [*lines, "scores:   no function looked at it"]
+
+
+def tree(explanation: Explanation) -> list[str]:
+    """The operations as a tree with the advantage at the root; numbers have six digits.
+
+    The numbers that decided a gate are shown under the gate, although no operation uses them.
+    """
+    operations = explanation.operations
+    beside = _beside(operations)
+
+    def children(at: int) -> list[int]:
+        taken = [i for i in operations[at].inputs if operations[i].name not in ("zero", "one")]
+        return [*beside.get(at, ()), *taken]
+
+    lines: list[str] = []
+    # Iterative, since a trajectory may be long and `share: once` has an operation for every step.
+    stack = [(len(operations) - 1, "", "")]
+    while stack:
+        at, lead, indent = stack.pop()
+        lines.append(f"{lead}{_node(operations, at)}")
+        below = children(at)
+        for k in reversed(range(len(below))):
+            last = k == len(below) - 1
+            stack.append((below[k], indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  ")))
+    return lines
+
+
+def terms(explanation: Explanation) -> list[str]:
+    """A table of the parts that sum to the advantage, with all digits; the last line is the advantage.
+
+    Each part is given in units of reward, as in the tree, and in those of the advantage: times weight / divisor.
+    """
+    if not explanation.terms:
+        return [explanation.operations[-1].note or "there are no parts", f"= {explanation.advantage!r}"]
+    rows = [("part", "in reward", "x weight / divisor = in advantage")]
+    for (name, value), reward in zip(explanation.terms, explanation.in_reward, strict=True):
+        rows.append((plain(name), f"{reward:+.6g}", f"{value:+}"))
+    if explanation.rounding:
+        rows.append(("rounding", "", f"{explanation.rounding:+}"))
+    first, second = (max(len(row[c]) for row in rows) for c in (0, 1))
+    lines = [f"{name:{first}}  {reward:>{second}}  {value}" for name, reward, value in rows]
+    return [*lines, f"= {explanation.advantage!r}"]
+
+
+UNITS = (
+    "units: a raw score is in its function's range; sub-rewards and thresholds are in [0, 1]; own, received, outcome,",
+    "credit, baseline and spread are in reward; weights, gates, shares and gamma are factors; an advantage is credit",
+    "minus baseline, divided by the divisor: a number of spreads, or reward where the divisor is 1.",
+)
+"""The units of the numbers in `tree` and `terms`, as lines of text."""
+
+
+def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
+    """Notable steps with the reason for each: positions in the batch, each at most once."""
+    right_S = a.trained_S & a.scored_S & (a.sub_reward_S >= RIGHT)
+    wrong_S = a.trained_S & a.scored_S & (a.sub_reward_S < RIGHT)
+    withheld_S = np.abs(np.nan_to_num(a.withheld_S))
+    candidates = (
+        (wrong_S & (a.advantage_S > 0), a.advantage_S, "wrong by its score, but praised most"),
+        (right_S & (a.advantage_S < 0), -a.advantage_S, "right by its score, but blamed most"),
+        (a.trained_S & (a.advantage_S > 0), a.advantage_S, "the highest advantage"),
+        (a.trained_S & (a.advantage_S < 0), -a.advantage_S, "the lowest advantage"),
+        (withheld_S > 0, withheld_S, "its gate withheld the most credit"),
+        (a.failed_S, np.ones(len(a.failed_S)), "its scoring failed"),
+        (a.frozen_S, np.ones(len(a.frozen_S)), "frozen: it lies upstream of a failure"),
+    )
+    found: dict[int, str] = {}
+    for among_S, size_S, reason in candidates:
+        if among_S.any():
+            s = int(np.argmax(np.where(among_S, size_S, -np.inf)))
+            found[s] = f"{found[s]}; {reason}" if s in found else reason
+    return list(found.items())
+
+
+def worth_a_look_lines(assignment: Assignment, training_step: int) -> list[str]:
+    """The steps of `worth_a_look` with their numbers, one per line."""
+    batch = assignment.batch
+    head = ("step", "agent", "sub-reward", "credit", "advantage", "why it is worth a look")
+    rows = [head]
+    for s, reason in worth_a_look(assignment):
+        _, agent, _, _, score, _, credit, advantage, _ = _step_row(assignment, batch, s)
+        rows.append((plain(batch.step_ids[s]), agent, score, credit, advantage, reason))
+    widths = [max(len(row[c]) for row in rows) for c in range(len(head) - 1)]
+    title = f"training step {training_step}: {batch.n_steps:,} steps of {batch.n_trajectories:,} trajectories"
+    cells = ([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] + [row[-1]] for row in rows)
+    return [title, "", *("  ".join(row) for row in cells)]
+
+
+def trajectory_lines(
+    assignment: Assignment | None, batch: TrajectoryBatch, n: int, training_step: int
+) -> Iterator[str]:
+    """A trajectory: its task and outcome, then one line per step; the first wrong step is marked."""
+    task, outcome = batch.tasks[n], batch.outcome_scores[n]
+    yield (
+        f"trajectory {plain(batch.trajectory_ids[n])} of task "
+        f"{plain(batch.group_names[batch.group_of_trajectory[n]])}, training step {training_step}, "
+        f"{TRAJECTORY_STATUSES[batch.status_of_trajectory[n]]}"
+    )
+    yield f"task:    {plain(task.text, _SHOWN)}"
+    yield f"answer:  {plain(str(batch.answers[n]), _SHOWN)}"
+    if error := batch.trajectory_info[n].get("error"):
+        yield f"failed:  {plain(str(error), _SHOWN)}"
+    yield f"outcome: {'nobody scored it' if outcome is None else _score('', outcome)}"
+    yield ""
+    at = np.flatnonzero(batch.trajectory_of_step == n).tolist()
+    rows = [_step_row(assignment, batch, s) for s in at]
+    wrong = first_error(assignment, batch, at)
+    head = ("step", "agent", "turn", "uses", "score", "gate", "credit", "advantage", "response")
+    widths = [max(len(row[c]) for row in (head, *rows)) for c in range(len(head) - 1)]
+    for k, row in enumerate((head, *rows)):
+        cells = [
+            cell.ljust(w) if c == 1 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=False))
+        ]
+        mark = "  <- first error" if k and at[k - 1] == wrong else ""
+        yield f"{'  '.join(cells)}  {row[-1]}{mark}".rstrip()
+
+
+def first_error(assignment: Assignment | None, batch: TrajectoryBatch, steps: Sequence[int]) -> int | None:
+    """The first of `steps` with a sub-reward below the maximum, or None."""
+    if assignment is None:
+        return None
+    return next((s for s in steps if assignment.scored_S[s] and assignment.sub_reward_S[s] < RIGHT), None)
+
+
+def _step_row(a: Assignment | None, batch: TrajectoryBatch, s: int) -> tuple[str, ...]:
+    parents = batch.index_of_step[batch.edge_parent[batch.edge_child == s]].tolist()
+    where = (
+        str(batch.index_of_step[s]),
+        plain(batch.agent_names[batch.agent_of_step[s]]),
+        str(batch.turn_of_step[s]),
+        ",".join(map(str, parents)) or "-",
+    )
+    response = plain(batch.responses[s], 40)
+    if a is None:
+        return (*where, "-", "-", "-", "-", response)
+    score = "failed" if a.failed_S[s] else number(a.sub_reward_S[s], 2) if a.scored_S[s] else "-"
+    gate = "open" if a.gate_open_S[s] else "closed"
+    advantage = "masked" if not a.trained_S[s] else number(a.advantage_S[s], signed=True)
+    return (*where, score, gate, number(a.credit_S[s], signed=True), advantage, response)
+
+
+def _score(name: str, score: Score) -> str:
+    value = "by token" if isinstance(score.value, tuple) else f"{score.value:g}"
+    low, high = score.range
+    said = value if score.status == "ok" else score.status
+    said += f" in [{low:g}, {high:g}]" if (low, high) != (0.0, 1.0) and score.status == "ok" else ""
+    parts = [f"{plain(name)} {said}".strip()]
+    parts += ["weight 0: not part of credit"] if score.weight == 0 else []
+    parts += [plain(score.reason, _REASON)] if score.reason else []
+    parts += [f"{score.seconds:.2g} s"] if score.seconds else []
+    return "; ".join(parts)
+
+
+def _node(operations: Sequence[Operation], at: int) -> str:
+    operation = operations[at]
+    named = [plain(operations[i].name) for i in operation.inputs if operations[i].name not in ("zero", "one")]
+    made = f" = {f' {operation.symbol} '.join(named)}" if len(named) > 1 else ""
+    note = f"   # {plain(operation.note, _REASON)}" if operation.note else ""
+    return f"{plain(operation.name)}{made} = {operation.value:.6g}{note}"
+
+
+def _beside(operations: Sequence[Operation]) -> dict[int, list[int]]:
+    """The unused inputs, which decided a gate, by the operation that follows them."""
+    taken = {i for operation in operations for i in operation.inputs} | {len(operations) - 1}
+    found: dict[int, list[int]] = {}
+    waiting: list[int] = []
+    for at in range(len(operations)):
+        if at not in taken and operations[at].symbol == "given":
+            waiting.append(at)
+        elif waiting:
+            found[at], waiting = waiting, []
+    return found

@@ -1,0 +1,62 @@
+"""The rewards of an environment (`creditflow.rollout.environments`): of a step, and the returns as the outcome."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from creditflow.data import Step, Trajectory, all_digits, into_range
+from creditflow.errors import ScoreRangeError
+from creditflow.rewards.registry import outcome, reward
+
+
+@reward
+class StepReward:
+    """The environment's reward for a step, as a sub-reward.
+
+    `low`, `high`: its smallest and largest value; a score outside this range fails. A step without a reward scores 0,
+    clipped to the range.
+    """
+
+    def __init__(self, low: float = 0.0, high: float = 1.0) -> None:
+        self.range = _range(low, high)
+
+    def __call__(self, step: Step, trajectory: Trajectory) -> float:
+        """Return the reward, in [low, high]. Raises ValueError if it is outside."""
+        paid = step.info.get("reward")
+        return float(np.clip(0.0, *self.range)) if paid is None else _within(paid, self.range)
+
+
+@outcome
+class Returns:
+    """The returns of the seats as the outcome: the mean over seats, or one seat's return.
+
+    `low`, `high`: the smallest and largest return of a seat; a score outside this range fails. `seat`: the seat that
+    counts. In a competition, name the trained seat: the mean of a zero-sum game is always 0.
+    """
+
+    def __init__(self, low: float = 0.0, high: float = 1.0, seat: str | None = None) -> None:
+        self.range, self.seat = _range(low, high), seat
+
+    def __call__(self, trajectory: Trajectory) -> float:
+        """Compute the outcome, in [low, high]. Raises ValueError if it is outside."""
+        earned: dict[str, float] = json.loads(trajectory.answer or "{}")
+        if self.seat is not None and self.seat not in earned:
+            raise ValueError(f"no seat {self.seat!r} in this trajectory; there is {', '.join(earned)}")
+        value = float(np.mean(list(earned.values()))) if self.seat is None else earned[self.seat]
+        return _within(value, self.range)
+
+
+def _range(low: float, high: float) -> tuple[float, float]:
+    if not low < high:
+        raise ValueError(f"expected low < high, got {all_digits(low)} and {all_digits(high)}")
+    return float(low), float(high)
+
+
+def _within(earned: float, allowed: tuple[float, float]) -> float:
+    """Return `earned`, clipped if rounding alone puts it outside. Raises ValueError for values further out."""
+    try:
+        return into_range(float(earned), allowed)
+    except ScoreRangeError as error:
+        raise ValueError(f"{error}; the arguments low and high say the least and the most that can be earned") from None

@@ -1,0 +1,304 @@
+"""The reward functions `judge` and `judge_outcome`: they send a text to a judge and return a score.
+
+Connections and models are made at the first call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from creditflow.data import Message, Score, Step, Trajectory
+from creditflow.errors import ModelError, did_you_mean
+from creditflow.rewards.builtin.judge import arguments, verdict
+from creditflow.rewards.builtin.judge.clients import EndpointJudge, JudgeClient, JudgeError, ModelJudge
+from creditflow.rewards.builtin.judge.verdict import JudgeVerdict, VerdictError
+from creditflow.rewards.registry import builtin, outcome, reward
+from creditflow.rewards.support import local_model
+from creditflow.rewards.support.text import is_missing
+from creditflow.rollout.client import ModelClient
+from creditflow.rollout.endpoint import EndpointUsage
+
+_GROUND_TRUTH = "ground_truth"
+_NO_ANSWER = "the workflow returned no answer"
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """The text to judge, and its trajectory."""
+
+    trajectory: Trajectory
+    response: str
+    prompt: str = ""
+
+
+@builtin
+@reward(name="judge", timeout=120)
+class Judge:
+    """The score of a step's response by a judge model, which follows a rubric.
+
+    The judge is one of
+    `endpoint`: the address of an OpenAI-compatible server (`http://host:8000/v1`), with `model`, and `api_key_env`: the
+    name of an environment variable, never the key itself (without it, the key `none` is sent);
+    `path`: a Hugging Face folder (safetensors), loaded on `device` of this process at the first call;
+    `policy`: the name of a policy of the run, used with its current weights.
+
+    The question:
+    `rubric`: text, or a file *.md or *.txt. `template`: the same, with {rubric}, {task}, {prompt}, {response},
+    {reference} in it; default: a section for each. Texts by others are fenced, and each is cut to `max_characters`.
+    `reference`: `ground_truth` or a field of the task's `extra_info` that is shown to the judge.
+    `scale`: [lowest, highest] of a number, which is rescaled to [0, 1]; default [1, 10]. Or `choices`: words with their
+    values in [0, 1]. Or `pairwise: {against: ground_truth}` (or a field of `extra_info`): the response is compared with
+    that text; 1 if it is better, 0.5 for a tie, else 0. The value is the mean over both orders of the two, since judges
+    favour a position (arXiv 2306.05685, section 3.4). The template for pairs has {first} and {second}.
+    `format`: `line` (a last line `Score: N`; `Winner: A`) or `json` ({"score": N, "reason": ...}).
+
+    Requests: `max_tokens` of the reply; `temperature`; `seed` (null: no seed is sent); `max_concurrency`: requests at a
+    time, or batch size of a model in this process (judges that share a model use the smallest). For an endpoint:
+    `request_timeout` per try; `retries` with `backoff` seconds and jitter; `give_up_after` seconds (no try begins
+    later; with `request_timeout` it should stay below the entry's `timeout`, so that the reason given is the judge's);
+    `request`: other fields of the request (null removes one: {max_tokens: null, max_completion_tokens: 800}); `prices`:
+    {prompt, completion} per million tokens, for `cost`.
+
+    Range: 0 to 1. Cost: one request per step, two if pairwise; `metrics` reports requests, tokens, cost and latency.
+    Redirects of an endpoint are not followed, and at most 2 MB of an answer are read.
+    A reply without exactly one verdict on the scale is `failed`, and so is a judge that cannot be reached; a judge that
+    does not answer in time is `timeout`. Source: Zheng et al., Judging LLM-as-a-Judge, arXiv 2306.05685.
+    """
+
+    connect: Callable[[Mapping[str, ModelClient]], None]
+    """Receives the run's policies; present only if the judge is a policy of the run. Raises ValueError if the run has
+    no policy of that name.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: str | None = None,
+        model: str | None = None,
+        api_key_env: str | None = None,
+        path: str | None = None,
+        device: str = "auto",
+        policy: str | None = None,
+        rubric: str | None = None,
+        template: str | None = None,
+        reference: str | None = None,
+        scale: Sequence[float] | None = None,
+        choices: Mapping[str, float] | None = None,
+        pairwise: Mapping[str, str] | None = None,
+        format: str = "line",
+        max_characters: int = 20_000,
+        max_tokens: int = 512,
+        temperature: float = 0.0,
+        seed: int | None = 0,
+        max_concurrency: int = 64,
+        request_timeout: float = 30.0,
+        retries: int = 4,
+        backoff: float = 0.5,
+        give_up_after: float = 85.0,
+        request: Mapping[str, Any] | None = None,
+        prices: Mapping[str, float] | None = None,
+    ) -> None:
+        arguments.refuse_secrets(locals())
+        arguments.one_of(endpoint=endpoint, path=path, policy=policy)
+        arguments.one_of(scale=scale, choices=choices, pairwise=pairwise, needed=False)
+        for name, value, least in (
+            ("max_characters", max_characters, 1),
+            ("max_tokens", max_tokens, 1),
+            ("max_concurrency", max_concurrency, 1),
+            ("retries", retries, 0),
+        ):
+            arguments.whole(name, value, least)
+        if seed is not None:
+            arguments.whole("seed", seed, 0)
+        arguments.number("temperature", temperature, 0)
+        arguments.number("backoff", backoff, 0)
+        arguments.number("request_timeout", request_timeout, 0, above=True)
+        arguments.number("give_up_after", give_up_after, 0, above=True)
+        if format not in ("line", "json"):
+            raise ValueError(
+                f"format: expected 'line' or 'json', got {format!r}{did_you_mean(format, ('line', 'json'))}"
+            )
+
+        self.style = format
+        self.reference = arguments.optional_name("reference", reference)
+        self.against = arguments.against_of(pairwise)
+        self.form = arguments.form_of(scale, choices, self.against is not None)
+        self.prices = arguments.prices_of(prices)
+        self.prompt = arguments.prompt_of(
+            rubric, template, verdict.instruction(self.form, format), max_characters, self.against
+        )
+        if self.reference and self.against:
+            raise ValueError("reference: where pairwise compares with a text, that is the reference")
+        if self.prompt.template and ("{reference}" in self.prompt.template) != (self.reference is not None):
+            raise ValueError("reference: expected both it and {reference} in the template, or neither")
+
+        self.version_text = repr(self.prompt)
+        self.policy = arguments.optional_name("policy", policy)
+        self.here = endpoint is None
+        self.client: JudgeClient
+        if endpoint is not None:
+            self.client = EndpointJudge(
+                url=arguments.address_of(endpoint),
+                model=arguments.model_name(model),
+                api_key_env=arguments.variable_name(api_key_env),
+                body=arguments.body_of(max_tokens, temperature, seed, format, request),
+                max_concurrency=max_concurrency,
+                request_timeout=request_timeout,
+                retries=retries,
+                backoff=backoff,
+                give_up_after=give_up_after,
+            )
+            return
+        for name, given in (("model", model), ("api_key_env", api_key_env), ("prices", prices), ("request", request)):
+            if given is not None:
+                raise ValueError(f"{name}: only an endpoint has one")
+        get = self._the_policy
+        if policy is not None:
+            self.connect = self._connect
+        if path is not None:
+            if temperature:
+                raise ValueError("temperature: a judge from a folder answers greedily, so it must be 0")
+            get = _Folder(Path(path), device).get
+        self.client = ModelJudge(path or str(policy), get, max_tokens, temperature, seed or 0, max_concurrency)
+
+    def _connect(self, clients: Mapping[str, ModelClient]) -> None:
+        assert self.policy is not None
+        assert isinstance(self.client, ModelJudge)
+        if self.policy not in clients:
+            raise ValueError(
+                f"judge: policy: {self.policy!r} is no policy of the run{did_you_mean(self.policy, clients)}; "
+                f"there are {', '.join(clients) or 'none'}"
+            )
+        self.client.known = clients[self.policy]
+
+    async def _the_policy(self) -> ModelClient:
+        assert isinstance(self.client, ModelJudge)
+        if self.client.known is None:
+            raise JudgeError(f"policy {self.policy}: the run handed over no policies")
+        return self.client.known
+
+    async def __call__(self, step: Step, trajectory: Trajectory) -> Score:
+        """The score of the step's response."""
+        return await self._judge(_Subject(trajectory, step.response, step.prompt))
+
+    def cache_key(self, step: Step, trajectory: Trajectory) -> str:
+        """The questions, word for word, and the identity of the judge."""
+        return self._key(_Subject(trajectory, step.response, step.prompt))
+
+    def metrics(self) -> dict[str, float]:
+        """Counts and sums since the previous call.
+
+        `requests`, `retries`, `answered`; for answered requests `latency_sum_s`, `latency_max_s`, `prompt_tokens` and
+        `completion_tokens`; `replies_without_usage` if there were any; with prices, `cost` in their currency. Sums can
+        be added up over processes; the mean latency is `latency_sum_s / answered`.
+        """
+        counts, self.client.counts = self.client.counts, EndpointUsage()
+        return counts.metrics(self.prices)
+
+    async def aclose(self) -> None:
+        """Close the connections of this event loop."""
+        await self.client.aclose()
+
+    async def _judge(self, subject: _Subject) -> Score:
+        try:
+            asked = self._questions(subject)
+            # Wait for both orders, even if the first fails, so that no request is left running.
+            found = await asyncio.gather(*(self._verdict(messages) for messages in asked), return_exceptions=True)
+        except JudgeError as error:
+            return Score(0.0, status=error.status, reason=str(error))
+        for one in found:
+            if isinstance(one, JudgeError):
+                return Score(0.0, status=one.status, reason=str(one))
+            if isinstance(one, VerdictError):
+                return Score(0.0, status="failed", reason=str(one))
+            if isinstance(one, BaseException):
+                raise one
+        return self._score([one for one in found if isinstance(one, JudgeVerdict)])
+
+    def _score(self, verdicts: Sequence[JudgeVerdict]) -> Score:
+        if self.against is None:
+            return Score(verdicts[0].value, reason=verdicts[0].reason)
+        first, second = verdicts
+        half = verdict.REASON_CHARACTERS // 2 - len("as A:  ")
+        reason = f"as A: {first.reason[:half]} as B: {second.reason[:half]}"
+        return Score((first.value + 1.0 - second.value) / 2, reason=reason)
+
+    async def _verdict(self, messages: Sequence[Message]) -> JudgeVerdict:
+        return verdict.read(await self.client.ask(messages), self.form, self.style)
+
+    def _questions(self, subject: _Subject) -> list[list[Message]]:
+        """One question, or one for each order of two responses. Raises JudgeError if the task lacks a text."""
+        about = {"task": subject.trajectory.task.text}
+        if subject.prompt:
+            about["prompt"] = subject.prompt
+        if self.against is not None:
+            other = _from_task(subject.trajectory, self.against)
+            pairs = ((subject.response, other), (other, subject.response))
+            return [self.prompt.messages({**about, "first": first, "second": second}) for first, second in pairs]
+        if self.reference is not None:
+            about["reference"] = _from_task(subject.trajectory, self.reference)
+        return [self.prompt.messages({**about, "response": subject.response})]
+
+    def _key(self, subject: _Subject) -> str:
+        try:
+            questions: Any = self._questions(subject)
+        except JudgeError as error:
+            questions = str(error)
+        return json.dumps([self.client.identity(), questions])
+
+
+@builtin
+@outcome(name="judge_outcome", timeout=120)
+class JudgeOutcome(Judge):
+    """The score of a trajectory's answer by a judge model, as its outcome; without an answer 0, and no request.
+
+    Its arguments are those of `judge`.
+    Range: 0 to 1. Cost: one request, two if pairwise. Source: as for `judge`.
+    """
+
+    async def __call__(self, trajectory: Trajectory) -> Score:  # type: ignore[override]
+        """The score of the trajectory's answer."""
+        if trajectory.answer is None:
+            return Score(0.0, reason=_NO_ANSWER)
+        return await self._judge(_Subject(trajectory, trajectory.answer))
+
+    def cache_key(self, trajectory: Trajectory) -> str:  # type: ignore[override]
+        """See `judge`."""
+        return _NO_ANSWER if trajectory.answer is None else self._key(_Subject(trajectory, trajectory.answer))
+
+
+class _Folder:
+    """The model in a folder, loaded in a thread on first use, once for all callers."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self.folder, self.device = folder, device
+        self.model: ModelClient | None = None
+        self.loading: asyncio.Task[ModelClient] | None = None
+        try:
+            local_model.check_folder(folder)
+        except ModelError as error:
+            raise ValueError(f"path: {error}") from error
+
+    async def get(self) -> ModelClient:
+        if self.model is None:
+            if self.loading is None or self.loading.cancelled():
+                self.loading = asyncio.create_task(self._load())
+            # Shielded: a cancelled caller must not stop the load that other callers wait for.
+            self.model = await asyncio.shield(self.loading)
+        return self.model
+
+    async def _load(self) -> ModelClient:
+        return await asyncio.to_thread(local_model.load, self.folder, self.device)
+
+
+def _from_task(trajectory: Trajectory, name: str) -> str:
+    task = trajectory.task
+    value = task.ground_truth if name == _GROUND_TRUTH else task.extra_info.get(name)
+    if is_missing(value):
+        raise JudgeError(f"the task has no {name}" + ("" if name == _GROUND_TRUTH else " in its extra_info"))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,217 @@
+"""Score each token or each line of a response by a process reward model: a trained token classifier."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from creditflow.data import Score, Step, Trajectory
+from creditflow.errors import CreditflowError, did_you_mean
+from creditflow.rewards.builtin.kl import neutral_where_not_sampled
+from creditflow.rewards.registry import builtin, reward
+from creditflow.rewards.support.alignment import token_at
+from creditflow.rewards.support.models import (
+    LoadedModel,
+    by_length,
+    check_batching,
+    cut_prompt,
+    load_model,
+    model_folder,
+    padded,
+    stamp,
+)
+from creditflow.rewards.support.step_model import StepModel
+
+REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
+    "min": min,
+    "product": math.prod,
+    "last": lambda scores: scores[-1],
+    "mean": lambda scores: sum(scores) / len(scores),
+}
+"""Functions that combine the scores of a step's lines into one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ScoredInput:
+    """A step as input of the model, and the positions at which the scores are read."""
+
+    ids: list[int]
+    at: list[int]
+    """Scored positions in `ids`."""
+    ends: list[int]
+    """Character of the response up to which each score applies; rising."""
+    reason: str = ""
+
+
+@builtin
+@reward(name="process_model", timeout=600.0)
+class ProcessModel(StepModel):
+    """The probability, by a process reward model, that each part of the response is right.
+
+    `path`: the Hugging Face folder of a token classifier (`AutoModelForTokenClassification`, as TRL's PRMTrainer saves
+    it), relative to the working directory. It reads the step's prompt and response with its own tokenizer.
+    `per`: `line` (default): each line is followed by `separator` and scored there, as in TRL's training (blank lines
+    are left out), and all tokens of the line get its score; `token`: the response is scored token by token, as it is;
+    `step`: one number, the lines' scores combined by `reduce`: `min` (default), `product`, `last` or `mean`.
+    `label`: index or name of the class "right"; default 1 of two classes. A head with one logit is read by the sigmoid.
+    `tokenizer`: the folder of the policy's tokenizer, if the run's policies are not connected. Its tokens and the
+    model's are matched by characters: a response token gets the score that first reaches its last character. If its
+    tokens do not decode to the response, the score is `failed`; `per: step` needs no match.
+    `max_length`: tokens of the model's input; default and bound: its positions. The excess is cut from the left of the
+    prompt, and the score's reason reports it; a response that does not fit by itself is `failed`.
+    `batch_size`: rows of one forward pass. `device`: `auto`, `cpu` or `cuda`.
+
+    Range: [0, 1]; tokens that the policy did not sample get the mean of the others. Cost: a forward pass of the model
+    per step, and its memory; one copy per folder and process. Source: Uesato et al. (arXiv 2211.14275); Lightman et al.
+    (arXiv 2305.20050), who reduce by product; format of the folder: https://huggingface.co/docs/trl/prm_trainer. Models
+    that bring their own code are refused.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        per: str = "line",
+        reduce: str = "min",
+        label: int | str | None = None,
+        separator: str = "\n",
+        tokenizer: str | None = None,
+        max_length: int | None = None,
+        batch_size: int = 16,
+        device: str = "auto",
+    ) -> None:
+        self.folder = model_folder(path, "path")
+        if per not in ("token", "line", "step"):
+            raise ValueError(
+                f"per: expected token, line or step, got {per!r}{did_you_mean(per, ('token', 'line', 'step'))}"
+            )
+        if reduce not in REDUCE:
+            raise ValueError(
+                f"reduce: expected one of {', '.join(REDUCE)}, got {reduce!r}{did_you_mean(reduce, REDUCE)}"
+            )
+        if not separator:
+            raise ValueError("separator: expected a text, got an empty one")
+        check_batching(batch_size, max_length, device)
+        self.label = _class_index(self.folder, label)
+        self.per, self.reduce, self.separator = per, reduce, separator
+        self.max_length, self.batch_size, self.device = max_length, batch_size, device
+        super().__init__(tokenizer)
+        self._stamp = stamp(self.folder)
+        self._model: LoadedModel | None = None
+        self._counting = threading.Lock()
+        self._cut = self._counted = 0
+
+    def cache_key(self, step: Step, trajectory: Trajectory) -> str:
+        """The model's input, the tokens of the response, and the identity of the model."""
+        return json.dumps([step.prompt, step.response, step.response_ids, step.response_mask, step.policy, self._stamp])
+
+    def metrics(self) -> dict[str, float]:
+        """`cut_prompts`: the share of steps whose prompt was cut to fit."""
+        with self._counting:
+            share = self._cut / self._counted if self._counted else 0.0
+            self._cut = self._counted = 0
+        return {"cut_prompts": share}
+
+    def _score_all(self, steps: list[Step]) -> list[Score | Exception]:
+        """A score or an error for each step; an error of one step does not affect the others."""
+        if self._model is None:
+            self._model = load_model(self.folder, "token_classification", self.device)
+        results: list[Score | Exception] = [Score(0.0)] * len(steps)
+        with self._model.lock:
+            rows: dict[int, _ScoredInput] = {}
+            for i, step in enumerate(steps):
+                try:
+                    rows[i] = self._row(self._model, step)
+                except (ValueError, CreditflowError) as error:
+                    results[i] = error
+            for i, scores in self._probabilities(self._model, rows).items():
+                try:
+                    results[i] = self._score(steps[i], rows[i], scores)
+                except (ValueError, CreditflowError) as error:
+                    results[i] = error
+        with self._counting:
+            self._counted += len(rows)
+            self._cut += sum(bool(row.reason) for row in rows.values())
+        return results
+
+    def _row(self, model: LoadedModel, step: Step) -> _ScoredInput:
+        response, at, ends = self._whole(model, step) if self.per == "token" else self._lines(model, step)
+        if not response:
+            raise ValueError("the response has nothing that could be scored: it is empty, or blank")
+        prompt, keep = model.encode_prompt(step.prompt)
+        limit = min(model.max_positions, self.max_length or model.max_positions)
+        kept = cut_prompt(prompt, len(response), limit, keep) if prompt else []
+        if len(kept) + len(response) > limit:
+            raise ValueError(f"the response has {len(response)} tokens for the model, which takes {limit}")
+        reason = "" if len(kept) == len(prompt) else f"the model saw {len(kept)} of the prompt's {len(prompt)} tokens"
+        return _ScoredInput([*kept, *response], [len(kept) + position for position in at], ends, reason)
+
+    def _whole(self, model: LoadedModel, step: Step) -> tuple[list[int], list[int], list[int]]:
+        ids, ends = model.encode(step.response, written_by_a_model=True)
+        return ids, list(range(len(ids))), ends
+
+    def _lines(self, model: LoadedModel, step: Step) -> tuple[list[int], list[int], list[int]]:
+        """The response's tokens line by line, the position of each line's last token, and the end of each line.
+
+        A blank line belongs to the line before it.
+        """
+        separator, _ = model.encode(self.separator, written_by_a_model=False)
+        ids: list[int] = []
+        at: list[int] = []
+        ends: list[int] = []
+        end = 0
+        for line in step.response.split(self.separator):
+            end = min(end + len(line) + len(self.separator), len(step.response))
+            tokens, _ = model.encode(line, written_by_a_model=True) if line.strip() else ([], [])
+            if tokens:
+                ids += [*tokens, *separator]
+                at.append(len(ids) - 1)
+                ends.append(end)
+            elif ends:
+                ends[-1] = end
+        return ids, at, ends
+
+    def _probabilities(self, model: LoadedModel, rows: Mapping[int, _ScoredInput]) -> dict[int, list[float]]:
+        """For each row, the probability of the class "right" at each scored position."""
+        import torch
+
+        names = list(rows)
+        found: dict[int, list[float]] = {}
+        for batch in by_length([len(rows[i].ids) for i in names], self.batch_size):
+            mine = [names[k] for k in batch]
+            input_ids, mask = padded(model, [rows[i].ids for i in mine])
+            with torch.inference_mode():
+                logits = model.model(input_ids=input_ids, attention_mask=mask).logits.float()
+                right = logits[..., 0].sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)[..., self.label]
+                for row, i in enumerate(mine):
+                    found[i] = right[row, rows[i].at].tolist()
+        return found
+
+    def _score(self, step: Step, row: _ScoredInput, scores: Sequence[float]) -> Score:
+        if not all(map(math.isfinite, scores)):
+            raise ValueError("the model's scores are not finite numbers")
+        if self.per == "step" or not step.response_ids:
+            return Score(REDUCE[self.reduce](scores), reason=row.reason)
+        values = [scores[token_at(row.ends, max(end - 1, 0))] for end in self._tokens.ends(step)]
+        return Score(tuple(neutral_where_not_sampled(values, step.response_mask)), reason=row.reason)
+
+
+def _class_index(folder: Path, label: int | str | None) -> int:
+    """The index of the class "right", from the folder's config.json; raises ValueError if it has no such class."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        names = {int(i): str(name) for i, name in (config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}).items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"path: {folder} has no usable config.json: {error}") from error
+    known = ", ".join(f"{i} ({name})" for i, name in sorted(names.items()))
+    if label is None:
+        if len(names) > 2:
+            raise ValueError(f"label: the model has {len(names)} classes, say which is the right one: {known}")
+        return len(names) - 1
+    index = next((i for i, name in names.items() if label in (i, name)), None)
+    if index is None:
+        raise ValueError(f"label: expected one of {known}, got {label!r}{did_you_mean(label, names.values())}")
+    return index

@@ -1,0 +1,214 @@
+"""Compositions of rewards: weighted sum, product, first score that succeeds, and a score behind a gate.
+
+A composition yields calls, receives their results, and may yield more calls. A score behind a closed gate is never
+computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any
+
+from creditflow.data import Score, Step
+from creditflow.rewards.execution.calls import Returned, RewardCall
+from creditflow.rewards.execution.inline import run_on_loop
+from creditflow.rewards.registry import Composition, RewardFunction, combinator
+from creditflow.rewards.scores import mean_value, of_step, to_score
+
+Plan = Generator[list[RewardCall], list[Returned], Returned]
+Value = float | tuple[float, ...]
+
+
+def plan(call: RewardCall) -> Plan:
+    """The steps to a call's result: yields the calls that are needed next and receives their results."""
+    composition = call.function.composition
+    if composition is None:
+        (returned,) = yield [call]
+        return returned
+    try:
+        score: Score = yield from composition.rule(call)
+    except _PartFailed as failure:
+        return Returned(Score(0.0, status=failure.score.status, reason=failure.reason))
+    return Returned(score)
+
+
+def in_rounds(plans: Sequence[Plan]) -> Generator[list[RewardCall], list[Returned], list[Returned]]:
+    """Run several plans together; each round yields the next calls of all of them."""
+    done: dict[int, Returned] = {}
+    wanted = {i: next(one) for i, one in enumerate(plans)}
+    while wanted:
+        came = iter((yield [call for calls in wanted.values() for call in calls]))
+        still: dict[int, list[RewardCall]] = {}
+        for i, calls in wanted.items():
+            try:
+                still[i] = plans[i].send([next(came) for _ in calls])
+            except StopIteration as stop:
+                done[i] = stop.value
+        wanted = still
+    return [done[i] for i in range(len(plans))]
+
+
+async def answer(
+    calls: Sequence[RewardCall], run: Callable[[list[RewardCall]], Awaitable[list[Returned]]]
+) -> list[Returned]:
+    """The result of each call, compositions included; `run` runs calls of plain functions."""
+    rounds = in_rounds([plan(call) for call in calls])
+    try:
+        asked = next(rounds)
+        while True:
+            asked = rounds.send(await run(asked))
+    except StopIteration as stop:
+        answers: list[Returned] = stop.value
+        return answers
+
+
+async def call_here(function: RewardFunction, *arguments: Any) -> object:
+    """Call a composition like any other function, with all parts in this process; for use without a manager."""
+
+    async def run(calls: list[RewardCall]) -> list[Returned]:
+        return await run_on_loop(calls, timeout=math.inf, max_in_flight=len(calls))
+
+    step = arguments[0] if len(arguments) > 1 else None
+    (returned,) = await answer([RewardCall(function, arguments[-1], step)], run)
+    return returned.value
+
+
+class _PartFailed(Exception):
+    """A required part of a composition could not be scored."""
+
+    def __init__(self, function: RewardFunction, score: Score) -> None:
+        self.score = score
+        self.reason = f"{function.name}: {score.reason}"
+
+
+def _ask(parts: Sequence[RewardFunction], call: RewardCall) -> Generator[list[RewardCall], list[Returned], list[Score]]:
+    """The scores of several parts; their calls are yielded together."""
+    of_parts = [RewardCall(part, call.trajectory, None if part.level == "trajectory" else call.step) for part in parts]
+    returned = yield from in_rounds([plan(one) for one in of_parts])
+    return [_score(one, came, call.step) for one, came in zip(of_parts, returned, strict=True)]
+
+
+def _score(call: RewardCall, returned: Returned, step: Step | None) -> Score:
+    if call.function.level == "trajectory" and step is not None:
+        returned = of_step(call, returned, step)
+    return to_score(call.function, returned, step)
+
+
+def _needed(
+    parts: Sequence[RewardFunction], call: RewardCall
+) -> Generator[list[RewardCall], list[Returned], list[Score]]:
+    """The scores of several parts; raises _PartFailed if one could not be scored."""
+    scores = yield from _ask(parts, call)
+    for part, score in zip(parts, scores, strict=True):
+        if score.status != "ok":
+            raise _PartFailed(part, score)
+    return scores
+
+
+def _rescaled(score: Score) -> Value:
+    """The value, or each token's value, rescaled from its range to [0, 1]."""
+    low, high = score.range
+    if isinstance(score.value, tuple):
+        return tuple((value - low) / (high - low) for value in score.value)
+    return (score.value - low) / (high - low)
+
+
+def _combined(values: Sequence[Value], how: Callable[[Sequence[float]], float]) -> Value:
+    """Apply `how` to the values; to token values, token by token (a single number holds for every token)."""
+    lengths = {len(value) for value in values if isinstance(value, tuple)}
+    if not lengths:
+        return how([value for value in values if not isinstance(value, tuple)])
+    (length,) = lengths  # each was checked to have one value per response token
+    columns = [value if isinstance(value, tuple) else (value,) * length for value in values]
+    return tuple(how(row) for row in zip(*columns, strict=True))
+
+
+def _dot(row: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(value * weight for value, weight in zip(row, weights, strict=True))
+
+
+def _listed(parts: Sequence[RewardFunction], scores: Sequence[Score]) -> str:
+    """The values of the parts, as the composition's reason."""
+    named = (f"{part.name} {mean_value(score):.3g}" for part, score in zip(parts, scores, strict=True))
+    return ", ".join(named)
+
+
+@combinator("sum")
+def weighted_sum(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
+    """The sum of the parts, each rescaled to [0, 1], times their `weight`s, which may be negative.
+
+    Range: from the sum of the negative weights to the sum of the positive ones. Credit rescales it, so with positive
+    weights it is their weighted mean. The composition fails if a part cannot be scored.
+    """
+
+    def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
+        scores = yield from _needed(parts, call)
+        total = _combined([_rescaled(one) for one in scores], lambda row: _dot(row, weights))
+        return Score(total, range=bounds, reason=_listed(parts, scores))
+
+    # Added in the order of the parts, as their values are. Rounding is monotone, so no sum leaves the bounds.
+    bounds = (sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights))
+
+    return Composition(rule, bounds)
+
+
+@combinator("product")
+def product(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
+    """The product of the parts, each rescaled to [0, 1]: 0 if any part is 0.
+
+    Range: [0, 1]. The composition fails if a part cannot be scored, even if another part is 0. Weights are refused.
+    """
+    if any(weight != 1 for weight in weights):
+        raise ValueError("the parts of a product have no weights")
+
+    def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
+        scores = yield from _needed(parts, call)
+        return Score(_combined([_rescaled(one) for one in scores], math.prod), reason=_listed(parts, scores))
+
+    return Composition(rule, (0.0, 1.0))
+
+
+@combinator("first_ok")
+def first_ok(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
+    """The first part that can be scored, rescaled to [0, 1]: a judge, for example, with a fallback.
+
+    A part is called only if all parts before it failed. Range: [0, 1].
+    """
+    if any(weight != 1 for weight in weights):
+        raise ValueError("the parts of first_ok have no weights")
+
+    def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
+        reasons: list[str] = []
+        for part in parts:
+            (score,) = yield from _ask([part], call)
+            if score.status == "ok":
+                return Score(_rescaled(score), reason="; ".join([*reasons, _listed([part], [score])]))
+            reasons.append(f"{part.name}: {score.reason}")
+        return Score(0.0, status=score.status, reason="; ".join(reasons))
+
+    return Composition(rule, (0.0, 1.0))
+
+
+@combinator("gate", names=("score", "by"))
+def gate(
+    parts: Sequence[RewardFunction], weights: Sequence[float], above: float = 0.5, otherwise: float = 0.0
+) -> Composition:
+    """`score` if `by`, rescaled to [0, 1], is above `above`; else `otherwise`, without a call of `score`.
+
+    Range: [0, 1]; `score` is rescaled to it, and `otherwise` must be in it.
+    """
+    score_part, by_part = parts
+    if not 0 <= above <= 1 or not 0 <= otherwise <= 1:
+        raise ValueError(f"expected `above` and `otherwise` from 0 to 1, got {above} and {otherwise}")
+
+    def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
+        (by,) = yield from _needed([by_part], call)
+        height = by.rescaled_over(() if call.step is None else call.step.response_mask)
+        said = _listed([by_part], [by])
+        if not height > above + 1e-9:
+            return Score(otherwise, reason=f"closed: {said}")
+        (score,) = yield from _needed([score_part], call)
+        return Score(_rescaled(score), reason=f"open: {said}; {_listed([score_part], [score])}")
+
+    return Composition(rule, (0.0, 1.0))

@@ -1,0 +1,410 @@
+"""Load the reward functions in a recipe's `reward.functions`, and report errors in its entries."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+from creditflow._utils.loading import load_object
+from creditflow.data import Score, Step, Trajectory
+from creditflow.errors import RewardError, did_you_mean, first_line
+from creditflow.rewards import registry
+from creditflow.rewards.cache import plain_text
+from creditflow.rewards.compose import call_here
+from creditflow.rewards.registry import COMBINATORS, LEVELS, Declared, Level, RewardFunction, builtins
+
+_CALLED_AS = {"step": "(step, trajectory)", "trajectory": "(trajectory)", "outcome": "(trajectory)"}
+_CALLED_AS_ANSWER = "(text, truth)"
+
+
+@dataclass
+class RewardFunctionConfig:
+    """One entry of `reward.functions`."""
+
+    fn: str = "???"
+    """A built-in's name, `package.module:function`, or `file.py:function`."""
+    level: str | None = None
+    """`step`, `trajectory` or `outcome`; default: as decorated, else from the function's parameters."""
+    agent_match: str | None = None
+    """Regular expression (re.search) on the agent's name; default: every agent."""
+    when: str | None = None
+    """`file.py:function` or `package.module:function` that selects the steps to score; default: all."""
+    weight: float | None = None
+    """Weight in the mean of a step's scores; 0: measured and reported, never part of credit."""
+    name: str | None = None
+    args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the function, or of a class's constructor."""
+    timeout: float | None = None
+    """Time limit of one call in seconds; default: as declared, else `reward.timeout`."""
+    cache: bool = True
+    """Whether a repeated call with the same inputs is answered from the cache."""
+
+
+def load_reward_functions(
+    entries: Sequence[RewardFunctionConfig],
+    base: Path,
+    agents: Sequence[str],
+    shared: Mapping[str, Any] | None = None,
+) -> tuple[RewardFunction, ...]:
+    """Load the functions that `reward.functions` names, in its order.
+
+    `base`: the folder for `file.py:function`. `agents`: the agents of the team. A function that matches none of them
+    would score nothing, and is refused (without agents, this is not checked). `shared`: arguments for every function
+    that has a parameter of that name and no value for it in its entry.
+    A class is instantiated with the entry's args; a TypeError or ValueError from it is reported as an error of the
+    recipe. The instance is then called (`async def __call__` for an async function). It may have
+    `range`: a tuple that replaces the declared range;
+    `here = True`: calls stay in the manager's process, because it holds a model or a connection to the run;
+    `connect(clients)`: receives the policies of the run by name (`rollout.ModelClient`) before the first call;
+    `cache_key(step, trajectory)` (or `(trajectory)`): a text that holds everything that the score depends on; default:
+    everything about the trajectory except ids and scores;
+    `version_text`: text read from files, which becomes part of the version;
+    `metrics()`: numbers by name since the previous call, reported as `reward/<function>/<name>` (for async functions
+    and those with `here`). Numbers from several processes are added up, so report sums and counts; for a name with
+    `_max` in it, the largest is kept;
+    `async aclose()`: awaited when the manager is closed.
+
+    Raises RewardError, or ConfigError if a reference cannot be resolved.
+    """
+    where = _Where(base, tuple(agents), dict(shared or {}))
+    functions = [_load(entry, f"reward.functions[{i}]", where) for i, entry in enumerate(entries)]
+    _refuse_same([function.name for function in functions], [f"reward.functions[{i}]" for i in range(len(functions))])
+    outcomes = [function.name for function in functions if function.level == "outcome"]
+    if len(outcomes) > 1:
+        raise RewardError(f"reward.functions: expected at most one outcome function, got {', '.join(outcomes)}")
+    return tuple(functions)
+
+
+def _refuse_same(names: Sequence[str], keys: Sequence[str]) -> None:
+    for i, name in enumerate(names):
+        if (first := names.index(name)) != i:
+            raise RewardError(f"{keys[i]}: the name {name!r} is taken by {keys[first]}; set `name` in one")
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Inputs that are shared by all entries of a recipe."""
+
+    base: Path
+    agents: tuple[str, ...]
+    shared: dict[str, Any]
+
+
+def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level | None = None) -> RewardFunction:
+    """`part_of`: level of the composition, if the entry is a part of one."""
+    if not isinstance(entry.fn, str):
+        raise RewardError(f"{key}.fn: expected a name or `file.py:function`, got {entry.fn!r}")
+    if entry.fn in COMBINATORS:
+        return _load_composition(entry, key, where, part_of)
+    function = _find(entry.fn, where.base, key)
+    args = {str(name): value for name, value in entry.args.items()}
+    takes = {parameter.name for parameter in _parameters(function, key)}
+    args = {name: value for name, value in where.shared.items() if name in takes} | args
+    version, identity = _version(function, args), _hash(_place(entry.fn, function), args)
+    declared = registry.declared(function)
+    instance: Any = None
+    if inspect.isclass(function):
+        function, args = _make(function, args, f"{key} ({entry.name or entry.fn})"), {}
+        instance = function
+        if (read := getattr(instance, "version_text", None)) is not None:
+            version = _hash(version, read)
+        if hasattr(instance, "connect") and not getattr(instance, "here", False):
+            raise RewardError(f"{key}: a class with `connect` must say `here = True`: policies stay in their process")
+    if declared is None:
+        declared = Declared(_level_by_parameters(function, entry, args, key))
+    name = str(entry.name or declared.name or getattr(function, "__name__", type(function).__name__))
+    key = f"{key} ({name})"
+    if part_of is not None and declared.when is not None:
+        raise RewardError(f"{key}: is declared with `when`, which belongs to the composition, not to a part of it")
+    level = _level(entry.level or (part_of if declared.level == "answer" else None), declared, key)
+    _check_call(function, _CALLED_AS_ANSWER if declared.level == "answer" else _CALLED_AS[level], args, key)
+
+    weight = _weight(declared.weight if entry.weight is None else entry.weight, entry, level, key, part_of)
+    low, high = _range(getattr(instance, "range", declared.range), key)
+    timeout = declared.timeout if entry.timeout is None else entry.timeout
+    if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
+        raise RewardError(f"{key}: expected a timeout of more than 0 seconds, got {timeout}")
+
+    bound = functools.partial(function, **args) if args else function
+    call: Callable[..., Any] = bound
+    if declared.level == "answer" and level == "outcome":
+        call = functools.partial(_compare_answer, bound, low)
+    elif declared.level == "answer":
+        call = functools.partial(_compare_response, bound)
+    return RewardFunction(
+        name=name,
+        level=level,
+        call=call,
+        agent_match=_pattern(
+            declared.agent_match if entry.agent_match is None else entry.agent_match, where.agents, key
+        ),
+        when=_when(entry, declared.when, level, where, key) if part_of is None else None,
+        weight=weight,
+        range=(low, high),
+        version=version,
+        identity=identity,
+        is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__),
+        timeout=timeout,
+        cache=entry.cache,
+        here=bool(getattr(instance, "here", False)),
+        cache_key=_cache_key(instance, declared, level),
+        instance=instance,
+    )
+
+
+def _cache_key(instance: object, declared: Declared, level: Level) -> Callable[..., str | None] | None:
+    if (own := getattr(instance, "cache_key", None)) is not None:
+        return cast(Callable[..., str | None], own)
+    if declared.level == "answer":
+        return _answer_read if level == "outcome" else _response_read
+    return None
+
+
+def _weight(weight: float, entry: RewardFunctionConfig, level: Level, key: str, part_of: Level | None) -> float:
+    if not math.isfinite(weight) or (weight < 0 and part_of is None):
+        raise RewardError(f"{key}: expected a weight of 0 or more, got {weight}")
+    if part_of is not None and (entry.agent_match is not None or entry.when is not None):
+        word = "agent_match" if entry.agent_match is not None else "when"
+        raise RewardError(f"{key}: {word} belongs to the composition, not to a part of it")
+    if part_of is None and level == "outcome" and (entry.agent_match is not None or weight != 1):
+        raise RewardError(f"{key}: an outcome has no agent_match and no weight of its own (algorithm.w_o weighs it)")
+    return float(weight)
+
+
+def _when(
+    entry: RewardFunctionConfig, declared: Callable[[Step], bool] | None, level: Level, where: _Where, key: str
+) -> Callable[[Step], bool] | None:
+    """The predicate that selects the steps to score; None: all of them."""
+    if entry.when is None and declared is None:
+        return None
+    if level == "outcome":
+        raise RewardError(f"{key}: an outcome is no step's: it has no `when`")
+    when = declared if entry.when is None else load_object(entry.when, where.base, f"{key}.when")
+    if not callable(when):
+        raise RewardError(f"{key}.when: expected a function, {entry.when or repr(when)} is a {type(when).__name__}")
+    _check_call(when, "(step)", {}, f"{key}.when")
+    return cast(Callable[[Step], bool], when)
+
+
+def _load_composition(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level | None) -> RewardFunction:
+    wanted = entry.level or part_of or "step"
+    if wanted not in ("step", "outcome"):
+        hint = did_you_mean(wanted, ("step", "outcome"))
+        raise RewardError(f"{key}: expected level step or outcome of a composition, got {wanted!r}{hint}")
+    level = cast(Level, wanted)
+    kind = COMBINATORS[entry.fn]
+    name = str(entry.name or entry.fn)
+    args = {str(arg): value for arg, value in entry.args.items()}
+    expected = ", ".join(f"`{arg}` (a function)" for arg in kind.names) or "`parts` (a list of functions)"
+    given = [args.pop(arg, None) for arg in kind.names] if kind.names else args.pop("parts", None)
+    if not isinstance(given, list) or not given or None in given:
+        raise RewardError(f"{key} ({name}): expected args with {expected}")
+    keys = [f"{key}.args.{arg}" for arg in kind.names] or [f"{key}.args.parts[{i}]" for i in range(len(given))]
+    entries = [_part_entry(part, at) for part, at in zip(given, keys, strict=True)]
+    parts = tuple(_load(part, at, where, level) for part, at in zip(entries, keys, strict=True))
+    _refuse_same([part.name for part in parts], keys)
+    fitting = ("step", "trajectory") if level == "step" else ("outcome",)
+    for part, at in zip(parts, keys, strict=True):
+        if part.level not in fitting:
+            raise RewardError(f"{at} ({part.name}): is of level {part.level}, its composition of level {level}")
+    try:
+        composition = kind.make(parts, [part.weight for part in parts], **args)
+        low, high = composition.range
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"{key} ({name}): {first_line(error)}") from error
+    low, high = _range((low, high), f"{key} ({name})")
+    function = RewardFunction(
+        name=name,
+        level=level,
+        call=call_here,
+        agent_match=_pattern(entry.agent_match, where.agents, key),
+        when=_when(entry, None, level, where, key),
+        weight=_weight(1.0 if entry.weight is None else entry.weight, entry, level, key, part_of),
+        range=(low, high),
+        version=_version(kind.make, {**args, "parts": [[part.version, part.weight] for part in parts]}),
+        is_async=True,
+        composition=composition,
+        parts=parts,
+    )
+    return replace(function, call=functools.partial(call_here, function))
+
+
+def _part_entry(given: Any, key: str) -> RewardFunctionConfig:
+    """Parse a part, with the same type checks as an entry of a recipe."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    known = [item.name for item in fields(RewardFunctionConfig)]
+    if not isinstance(given, Mapping) or "fn" not in given:
+        raise RewardError(f"{key}: expected a function {{fn: ..., args: ...}}, got {given!r}")
+    for name in given:
+        if name not in known:
+            raise RewardError(f"{key}: unknown key {name!r}{did_you_mean(str(name), known)}")
+    try:
+        entry = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RewardFunctionConfig), dict(given)))
+    except OmegaConfBaseException as error:
+        raise RewardError(f"{key}.{error.full_key}: {first_line(error)}") from error
+    assert isinstance(entry, RewardFunctionConfig)
+    return entry
+
+
+def _make(cls: Callable[..., Any], args: Mapping[str, Any], key: str) -> Callable[..., Any]:
+    """Instantiate a class that a recipe names; errors in its arguments are reported as errors of the recipe."""
+    _check_call(cls, "()", args, key)
+    try:
+        made: Callable[..., Any] = cls(**args)
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"{key}: {first_line(error)}") from error
+    if not callable(made):
+        raise RewardError(f"{key}: expected a class with __call__, {type(made).__name__} has none")
+    return made
+
+
+def _range(declared: tuple[float, float], key: str) -> tuple[float, float]:
+    low, high = declared
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise RewardError(f"{key}: expected a range (low, high) of finite numbers with low < high, got {declared}")
+    return float(low), float(high)
+
+
+def _compare_answer(compare: Callable[[str, Any], Any], low: float, trajectory: Trajectory) -> Any:
+    if trajectory.answer is None:
+        return Score(low, reason="the workflow returned no answer")
+    return compare(trajectory.answer, trajectory.task.ground_truth)
+
+
+def _compare_response(compare: Callable[[str, Any], Any], step: Step, trajectory: Trajectory) -> Any:
+    return compare(step.response, trajectory.task.ground_truth)
+
+
+def _answer_read(trajectory: Trajectory) -> str | None:
+    return plain_text((trajectory.answer, trajectory.task.ground_truth))
+
+
+def _response_read(step: Step, trajectory: Trajectory) -> str | None:
+    return plain_text((step.response, trajectory.task.ground_truth))
+
+
+def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
+    if ":" not in fn:
+        if fn in builtins():
+            return builtins()[fn]
+        known = sorted([*builtins(), *COMBINATORS])
+        raise RewardError(
+            f"{key}.fn: no ready-made reward function {fn!r}{did_you_mean(fn, known)}; ready-made are "
+            f"{', '.join(known)}; one's own are `file.py:function` or `package.module:function`"
+        )
+    function = load_object(fn, base, f"{key}.fn")
+    if not callable(function):
+        raise RewardError(f"{key}.fn: expected a function, {fn} is a {type(function).__name__}")
+    return cast(Callable[..., Any], function)
+
+
+def _level_by_parameters(
+    function: Callable[..., Any], entry: RewardFunctionConfig, args: Mapping[str, Any], key: str
+) -> Level:
+    """The level of a function without a decorator: `(trajectory)` scores trajectories, `(step, trajectory)` steps."""
+    needed = [
+        p.name
+        for p in _parameters(function, key)
+        if p.default is p.empty and p.name not in args and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(needed) == 1:
+        return "outcome" if entry.level == "outcome" else "trajectory"
+    if len(needed) == 2:
+        return "step"
+    raise RewardError(
+        f"{key}: {entry.fn} has no decorator, so it must take (trajectory) or (step, trajectory); "
+        f"it takes ({', '.join(needed)})"
+    )
+
+
+def _level(wanted: str | None, declared: Declared, key: str) -> Level:
+    if wanted is not None and wanted not in LEVELS:
+        raise RewardError(f"{key}: expected level {', '.join(LEVELS)}, got {wanted!r}{did_you_mean(wanted, LEVELS)}")
+    if declared.level == "answer":
+        if wanted == "trajectory":
+            raise RewardError(
+                f"{key}: compares one answer with the truth, so its level is outcome or step, not trajectory"
+            )
+        return cast(Level, wanted or "outcome")
+    if wanted is not None and wanted != declared.level:
+        raise RewardError(f"{key}: the recipe says level {wanted}, the function is of level {declared.level}")
+    return declared.level
+
+
+def _check_call(function: Callable[..., Any], called_as: str, args: Mapping[str, Any], key: str) -> None:
+    """Refuse a wrong signature or unknown arguments now: they would fail at the first call, minutes later."""
+    n = 0 if called_as == "()" else called_as.count(",") + 1
+    parameters = _parameters(function, key)
+    options = [p.name for p in parameters[n:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = [name for name in args if name not in options]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        takes = f"it takes {', '.join(options)}" if options else "it takes none"
+        raise RewardError(f"{key}: unknown argument {unknown[0]!r}{did_you_mean(unknown[0], options)}; {takes}")
+    try:
+        inspect.signature(function).bind(*[None] * n, **args)
+    except TypeError as error:
+        raise RewardError(f"{key}: is called as {called_as} and its args, but that does not fit it: {error}") from error
+
+
+def _parameters(function: Callable[..., Any], key: str) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError as error:  # some functions written in C have no signature
+        raise RewardError(f"{key}: cannot see which parameters it takes; wrap it in a Python function") from error
+
+
+def _pattern(pattern: str | None, agents: Sequence[str], key: str) -> re.Pattern[str] | None:
+    if pattern is None:
+        return None
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise RewardError(f"{key}: agent_match {pattern!r} is not a regular expression: {error}") from error
+    if agents and not any(compiled.search(agent) for agent in agents):
+        raise RewardError(f"{key}: agent_match {pattern!r} matches none of the team's agents: {', '.join(agents)}")
+    return compiled
+
+
+def _place(fn: str, function: Callable[..., Any]) -> str:
+    """The function's module and its name there; the module of a file is named after the file's path."""
+    if ":" not in fn:
+        return fn
+    return f"{getattr(function, '__module__', '')} {fn}"
+
+
+def _version(function: Callable[..., Any], args: Mapping[str, Any]) -> str:
+    if isinstance(function, functools.partial):
+        return _hash(_version(function.func, args), function.args, function.keywords)
+    if inspect.isclass(function):
+        things: list[Any] = [cls for cls in inspect.getmro(function) if cls is not object]
+    else:
+        things = [function if inspect.isroutine(function) else type(function)]
+    return _hash([_source(thing) for thing in things], args)
+
+
+def _source(thing: Any) -> str:
+    try:
+        return inspect.getsource(thing)
+    except (OSError, TypeError):  # typed at a prompt, or written in C
+        return f"{thing.__module__}.{thing.__qualname__}"
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(_ordered(parts), default=repr).encode()).hexdigest()[:12]
+
+
+def _ordered(value: object) -> object:
+    """The value in a form that is independent of the order of its keys, which may be of any type."""
+    if isinstance(value, Mapping):
+        return sorted(([repr(key), _ordered(item)] for key, item in value.items()), key=lambda pair: str(pair[0]))
+    return [_ordered(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,98 @@
+"""The types between manager and backend: a call of a reward function, its result, and the backend protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from creditflow._utils.tracebacks import location, traceback_text
+from creditflow.data import Step, Trajectory
+from creditflow.rewards.registry import RewardFunction
+from creditflow.rewards.values import REASON_CHARACTERS, Plain
+
+Answered = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardCall:
+    """One call of one reward function. Without a step, the function receives the trajectory alone."""
+
+    function: RewardFunction
+    trajectory: Trajectory
+    step: Step | None = None
+    steps: tuple[Step, ...] | None = None
+    """Steps that a trajectory function scores; None: all."""
+
+    @property
+    def arguments(self) -> tuple[Step, Trajectory] | tuple[Trajectory]:
+        """Positional arguments of the function."""
+        return (self.trajectory,) if self.step is None else (self.step, self.trajectory)
+
+    def timeout(self, default: float) -> float:
+        """Time limit of the call in seconds."""
+        return self.function.timeout or default
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Result of a call: a value (see `values.taken`) or an error."""
+
+    value: Plain = None
+    error: str = ""
+    seconds: float = 0.0
+    timed_out: bool = False
+    traceback: str = ""
+    """The full traceback, if the function raised."""
+
+    @classmethod
+    def raised(cls, error: BaseException, seconds: float = 0.0) -> Returned:
+        """The result of a call that ended with an exception."""
+        return cls(error=describe(error), seconds=seconds, traceback=traceback_text(error))
+
+
+class Backend(Protocol):
+    """Runs calls outside of the manager's event loop."""
+
+    def takes(self, function: RewardFunction) -> bool:
+        """Whether this backend runs the function; the manager runs all other functions itself."""
+        ...
+
+    async def run(self, calls: Sequence[RewardCall], answered: Answered = lambda: None) -> list[Returned]:
+        """Run the calls and return their results in order; an exception, time-out or dead process becomes an error.
+
+        `answered`: called after each result, from any thread.
+        """
+        ...
+
+    async def metrics(self) -> list[tuple[RewardFunction, dict[str, float]]]:
+        """Numbers counted by the functions that run here, since the previous call."""
+        ...
+
+    def close(self) -> None:
+        """End every process that was started; the next `run` starts new ones."""
+        ...
+
+
+def describe(error: BaseException) -> str:
+    """Format an exception as a score's reason, with the user's frames: `KeyError: 'labels' (team.py:42 in reward)`."""
+    where = location(error)[-_LOCATION_CHARACTERS:]
+    return _said(error, REASON_CHARACTERS - len(where) - len(" ()")) + (f" ({where})" if where else "")
+
+
+_LOCATION_CHARACTERS = 120
+
+
+def _said(error: BaseException, most: int) -> str:
+    if isinstance(error, SystemExit):
+        return f"it tried to end the process: sys.exit({error.code!r})"[:most]
+    try:
+        said = f": {error}"
+    except Exception:  # __str__ is user code, too
+        said = ""
+    return " ".join(f"{type(error).__name__}{said}"[: 4 * REASON_CHARACTERS].split())[:most]
+
+
+def too_late(timeout: float) -> str:
+    """The reason of a score whose call exceeded its time limit."""
+    return f"took longer than {timeout:g} s"

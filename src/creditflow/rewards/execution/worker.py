@@ -1,0 +1,84 @@
+"""A worker process: receives reward functions once, then batches of calls, and answers each call when it is done.
+
+The pool starts it as `python -P -m creditflow.rewards.execution.worker CONNECTION PARENT`. It does not outlive the
+pool: it exits at the end of the connection or, while a function hangs, with the thread that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+
+from creditflow.rewards.execution.calls import describe
+from creditflow.rewards.execution.frames import read_frame, write_frame
+from creditflow.rewards.execution.inline import run_plain
+from creditflow.rewards.execution.wire import CannotTravel, pack_returned, unpack_calls, unpack_functions
+
+READY, CANNOT_START = b"ready ", b"cannot-start "
+BEGUN, CANNOT_READ = b"begun ", b"cannot-read "
+ANSWER = b"answer "
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer calls until the connection ends."""
+    home, streams = os.getpid(), (sys.stdout, sys.stderr)
+    try:
+        functions = unpack_functions(read_frame(connection), same_machine=True)
+    except EOFError:
+        return
+    except BaseException as error:  # reported to the pool, which cannot see it otherwise
+        write_frame(connection, CANNOT_START + describe(error).encode())
+        return
+    write_frame(connection, READY)
+    with contextlib.suppress(EOFError):
+        while True:
+            batch = read_frame(connection)
+            try:
+                calls = unpack_calls(batch, functions)
+            except CannotTravel as error:
+                write_frame(connection, CANNOT_READ + str(error).encode())
+                continue
+            write_frame(connection, BEGUN)
+            for number, call in enumerate(calls):
+                returned = run_plain(call)
+                if os.getpid() != home:  # the child of a function that forked
+                    os._exit(1)
+                signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm left behind would hit the next call
+                sys.stdout, sys.stderr = streams
+                with contextlib.suppress(Exception):  # the function may have closed them
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                write_frame(connection, ANSWER + b"%d " % number + pack_returned(returned).encode())
+
+
+def die_with(parent: int) -> None:
+    """Die when the thread that started this process ends, and adopt orphans below this process.
+
+    The pool then finds everything that a function has started. Linux only; nothing happens elsewhere.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if os.getppid() != parent:  # the parent had ended before
+        os._exit(1)
+
+
+def main() -> None:
+    """Serve the connection given on the command line by its file descriptor."""
+    descriptor, parent = (int(argument) for argument in sys.argv[1:3])
+    os.set_inheritable(descriptor, False)  # processes that a function starts must not keep it open
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool handles interrupts
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the pool no longer waits for the answer
+        serve(socket.socket(fileno=descriptor))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Reward functions: the decorators that declare them, and the ready-made ones by name."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args, overload
+
+from creditflow._utils.tracebacks import located
+from creditflow.data import Score, Step
+from creditflow.errors import RewardError, did_you_mean, first_line
+
+Level = Literal["step", "trajectory", "outcome"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__creditflow_reward__"
+_BUILTINS: dict[str, Callable[..., Any]] = {}
+COMBINATORS: dict[str, Combinator] = {}
+"""The ways to make one reward of several, by their names in recipes; `compose` fills it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """A rule that makes one score from the scores of several functions."""
+
+    rule: Callable[[Any], Generator[list[Any], list[Any], Score]]
+    """Called with a `Call`: yields the calls that it needs, receives their results, and returns a score."""
+    range: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """One entry of `reward.functions`, ready to be called."""
+
+    name: str
+    level: Level
+    call: Callable[..., Any]
+    """step: `call(step, trajectory)`; trajectory and outcome: `call(trajectory)`."""
+    agent_match: re.Pattern[str] | None = None
+    """Searched in the agent's name; None: every agent."""
+    weight: float = 1.0
+    """Weight in the mean of a step's scores. 0: measured and reported, never part of credit."""
+    range: tuple[float, float] = (0.0, 1.0)
+    version: str = ""
+    """A hash of the function's source and its arguments (without the helpers that it calls)."""
+    identity: str = ""
+    """Location of the function, and its arguments: two functions with the same source text differ. Calls are cached by
+    identity and version; a function without an identity is called every time.
+    """
+    is_async: bool = False
+    timeout: float | None = None
+    """Time limit of one call in seconds; None: the manager's."""
+    cache: bool = True
+    here: bool = False
+    """Whether its calls stay in the manager's process: it holds a model, or a policy of the run."""
+    cache_key: Callable[..., str | None] | None = None
+    """Called like `call`; returns a text that holds everything that the score depends on, or None to disable caching.
+    Default: everything about the trajectory.
+    """
+    instance: object = None
+    """The instance, if the recipe names a class. See `load_reward_functions`."""
+    composition: Composition | None = None
+    """The rule, if the entry makes one reward of several."""
+    parts: tuple[RewardFunction, ...] = ()
+    """The parts of a composition."""
+    when: Callable[[Step], bool] | None = None
+    """Selects the steps to score among those of its agents; None: all of them."""
+
+    def matches(self, step: Step) -> bool:
+        """Whether this function scores the step. Raises RewardError, with the reason, if `when` fails."""
+        if self.agent_match is not None and self.agent_match.search(step.agent) is None:
+            return False
+        if self.when is None:
+            return True
+        try:
+            answer = self.when(step)
+        except Exception as error:
+            why = located(error, f"{type(error).__name__}: {first_line(error)}")
+            raise RewardError(f"`when` raised {why}") from error
+        answer = answer.item() if hasattr(answer, "item") else answer  # numpy's
+        if not isinstance(answer, bool):
+            raise RewardError(f"expected `when` to answer True or False, got {answer!r}")
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The properties that a decorator declares."""
+
+    level: Literal["step", "trajectory", "outcome", "answer"]
+    agent_match: str | None = None
+    weight: float = 1.0
+    range: tuple[float, float] = (0.0, 1.0)
+    name: str | None = None
+    timeout: float | None = None
+    when: Callable[[Step], bool] | None = None
+
+
+@overload
+def reward(function: F, /) -> F: ...
+
+
+@overload
+def reward(
+    *,
+    agent_match: str | None = None,
+    weight: float = 1.0,
+    level: Literal["step", "trajectory"] = "step",
+    range: tuple[float, float] = (0.0, 1.0),
+    name: str | None = None,
+    timeout: float | None = None,
+    when: Callable[[Step], bool] | None = None,
+) -> Callable[[F], F]: ...
+
+
+def reward(
+    function: F | None = None,
+    /,
+    *,
+    agent_match: str | None = None,
+    weight: float = 1.0,
+    level: Literal["step", "trajectory"] = "step",
+    range: tuple[float, float] = (0.0, 1.0),
+    name: str | None = None,
+    timeout: float | None = None,
+    when: Callable[[Step], bool] | None = None,
+) -> F | Callable[[F], F]:
+    """Declare a function of sub-rewards. The function itself stays as it is.
+
+    `level="step"`: `f(step, trajectory)` returns the step's score: a number, one number per response token, or a Score.
+    `level="trajectory"`: `f(trajectory)` returns a list with one of these per step.
+    `agent_match`: a regular expression (re.search) on the agent's name. `when`: selects the steps to score, by
+    properties that a step has before scoring (`turn`, `info`, texts); the other steps get no score, which is not a
+    failure. If `when` raises, the score has failed. `range`: the range of the return values. `timeout`: time limit of
+    one call in seconds. A recipe's entry can override everything except the level and the range.
+    A class is instantiated once, as `Class(**args)`, when the recipe is loaded; the instance is then called.
+    """
+    if level not in ("step", "trajectory"):
+        hint = did_you_mean(level, LEVELS)
+        raise RewardError(
+            f"@reward: expected level 'step' or 'trajectory' (for the outcome, @outcome), got {level!r}{hint}"
+        )
+    return _declare(function, Declared(level, agent_match, weight, range, name, timeout, when))
+
+
+@overload
+def outcome(function: F, /) -> F: ...
+
+
+@overload
+def outcome(
+    *, range: tuple[float, float] = (0.0, 1.0), name: str | None = None, timeout: float | None = None
+) -> Callable[[F], F]: ...
+
+
+def outcome(
+    function: F | None = None,
+    /,
+    *,
+    range: tuple[float, float] = (0.0, 1.0),
+    name: str | None = None,
+    timeout: float | None = None,
+) -> F | Callable[[F], F]:
+    """Declare the global reward: `f(trajectory)` returns a number or a Score. The function itself stays as it is."""
+    return _declare(function, Declared("outcome", range=range, name=name, timeout=timeout))
+
+
+@overload
+def answer(function: F, /) -> F: ...
+
+
+@overload
+def answer(
+    *, range: tuple[float, float] = (0.0, 1.0), name: str | None = None, timeout: float | None = None
+) -> Callable[[F], F]: ...
+
+
+def answer(
+    function: F | None = None,
+    /,
+    *,
+    range: tuple[float, float] = (0.0, 1.0),
+    name: str | None = None,
+    timeout: float | None = None,
+) -> F | Callable[[F], F]:
+    """Declare a comparison `f(text, truth)` of an answer with the task's ground truth, for use at two levels.
+
+    As `level: outcome` (the default) it receives `trajectory.answer`, as `level: step` it receives `step.response`.
+    """
+    return _declare(function, Declared("answer", range=range, name=name, timeout=timeout))
+
+
+def _declare(function: F | None, declared: Declared) -> F | Callable[[F], F]:
+    if function is None:
+        return functools.partial(_mark, declared)
+    return _mark(declared, function)
+
+
+def _mark(declared: Declared, function: F) -> F:
+    setattr(function, _MARK, declared)
+    return function
+
+
+def builtin(function: F) -> F:
+    """Make a decorated function available to recipes by its bare name."""
+    if getattr(function, _MARK, None) is None:
+        raise RewardError(f"@builtin: {function.__name__} has no @reward, @outcome or @answer beneath it")
+    name = getattr(function, _MARK).name or function.__name__
+    if name in _BUILTINS:
+        raise RewardError(f"@builtin: there is already a reward function named {name!r}")
+    _BUILTINS[name] = function
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Combinator:
+    """A way to make one reward of several, by its name in recipes."""
+
+    make: Callable[..., Composition]
+    """Called with the parts, their weights, and the entry's other args."""
+    names: tuple[str, ...]
+    """The args that hold the parts; empty: `parts`, a list of any length."""
+
+
+def combinator(
+    name: str, names: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Composition]], Callable[..., Composition]]:
+    """Make a way to combine several rewards available to recipes. `names`: the args that hold its parts."""
+
+    def register(make: Callable[..., Composition]) -> Callable[..., Composition]:
+        COMBINATORS[name] = Combinator(make, names)
+        return make
+
+    return register
+
+
+def builtins() -> Mapping[str, Callable[..., Any]]:
+    """The ready-made reward functions by name."""
+    for module in pkgutil.iter_modules([str(Path(__file__).with_name("builtin"))]):
+        importlib.import_module(f"creditflow.rewards.builtin.{module.name}")
+    return _BUILTINS
+
+
+def declared(function: object) -> Declared | None:
+    """The properties that a decorator declares; None without one."""
+    return cast(Declared | None, getattr(function, _MARK, None))
+
+
+def leaves(functions: Iterable[RewardFunction]) -> Iterator[RewardFunction]:
+    """The functions that are called: for a composition, its parts."""
+    for function in functions:
+        yield from leaves(function.parts) if function.parts else (function,)

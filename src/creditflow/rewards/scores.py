@@ -1,0 +1,127 @@
+"""Make scores from the return values of reward functions; an invalid value becomes a failed score with a reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from creditflow.data import Score, Step, into_range
+from creditflow.errors import ScoreRangeError
+from creditflow.rewards.execution.calls import Returned, RewardCall
+from creditflow.rewards.registry import RewardFunction
+from creditflow.rewards.values import REASON_CHARACTERS, Plain, UnknownValue
+
+
+class _UnusableError(Exception):
+    """A value that cannot be a score; the message is the score's reason."""
+
+
+def scores_of(call: RewardCall, returned: Returned) -> list[tuple[RewardCall, Score]]:
+    """The scores that one call made, each with its step (None: the trajectory)."""
+    function, trajectory = call.function, call.trajectory
+    if function.level != "trajectory":
+        return [(call, to_score(function, returned, call.step))]
+    steps = trajectory.steps if call.steps is None else call.steps
+    return [
+        (RewardCall(function, trajectory, step), to_score(function, of_step(call, returned, step), step))
+        for step in steps
+    ]
+
+
+def of_step(call: RewardCall, returned: Returned, step: Step) -> Returned:
+    """One step's entry in the return value of a trajectory function; a failed call fails every step."""
+    values, n_steps = returned.value, len(call.trajectory.steps)
+    if returned.error:
+        return replace(returned, value=None)
+    if not isinstance(values, tuple):
+        return Returned(error=f"expected a list with one value per step, got {_kind(values)}")
+    if len(values) != n_steps:
+        return Returned(error=f"expected one value for each of {n_steps} steps, got {len(values)}")
+    return Returned(values[step.index])
+
+
+def to_score(function: RewardFunction, returned: Returned, step: Step | None) -> Score:
+    """The score of a step (None: of a trajectory) by a call, with its function's range, weight and version."""
+    try:
+        if returned.error:
+            raise _UnusableError(returned.error)
+        if not isinstance(returned.value, Score):
+            return make_score(function, _checked(returned.value, function.range, step))
+        given = returned.value
+        if given.status != "ok":
+            reason = given.reason[:REASON_CHARACTERS] or "the function said so, without a reason"
+            status = given.status if given.status == "timeout" else "failed"
+            return replace(make_score(function, 0.0, reason), status=status)
+        # A Score made without a range has the default one: the function's range applies then.
+        allowed = function.range if given.range == (0.0, 1.0) else _range(given.range)
+        value = _checked(given.value, allowed, step)
+        return replace(make_score(function, value, given.reason), range=allowed)
+    except _UnusableError as error:
+        status = "timeout" if returned.timed_out else "failed"
+        return replace(make_score(function, 0.0, str(error)), status=status)
+
+
+def make_score(function: RewardFunction, value: float | tuple[float, ...], reason: str = "") -> Score:
+    """A score by the function, with status ok."""
+    return Score(value, range=function.range, weight=function.weight, reason=reason, version=function.version)
+
+
+def mean_value(score: Score) -> float:
+    """The value in the function's own range; for token values, their mean."""
+    return sum(score.value) / len(score.value) if isinstance(score.value, tuple) else score.value
+
+
+def _range(given: Plain) -> tuple[float, float]:
+    if isinstance(given, tuple) and len(given) == 2 and all(isinstance(bound, int | float) for bound in given):
+        low, high = float(given[0]), float(given[1])
+        if math.isfinite(low) and math.isfinite(high) and low < high:
+            return low, high
+    shown = _kind(given) if isinstance(given, UnknownValue) else given
+    raise _UnusableError(
+        f"expected a Score with a range of finite numbers, low < high, got {shown}"[:REASON_CHARACTERS]
+    )
+
+
+def _checked(value: Plain, allowed: tuple[float, float], step: Step | None) -> float | tuple[float, ...]:
+    if not isinstance(value, tuple):
+        return _number(value, allowed)
+    if len(value) == 2 and isinstance(value[0], int | float) and value[1:] == (UnknownValue("str"),):
+        raise _UnusableError(
+            "expected a number, got a number with a text; to give a reason, return Score(value, reason=...)"
+        )
+    if step is None:
+        raise _UnusableError(f"expected one number for the whole trajectory, got {_kind(value)}")
+    if len(value) != len(step.response_ids) or not value:
+        hint = "; to give the step one number, return it without a list" if len(value) == 1 else ""
+        raise _UnusableError(
+            f"expected one value for each of {len(step.response_ids)} response tokens, got {len(value)}{hint}"
+        )
+    return tuple(_number(one, allowed) for one in value)
+
+
+def _number(value: Plain, allowed: tuple[float, float]) -> float:
+    if not isinstance(value, int | float):
+        raise _UnusableError(f"expected a number, got {_kind(value)}{_HINTS.get(_type_name(value), '')}")
+    try:
+        return into_range(float(value), allowed)
+    except ScoreRangeError as error:
+        raise _UnusableError(str(error)) from None
+
+
+_HINTS = {
+    "NoneType": "; some path through the function returns no value",
+    "str": "; return float(...) of it",
+    "coroutine": "; an `await` or an `async def` is missing",
+    "dict": "; of a dict, the number under 'score' is read",
+}
+"""Hints for a returned value, by its type."""
+
+
+def _type_name(value: Plain) -> str:
+    return value.kind if isinstance(value, UnknownValue) else type(value).__name__
+
+
+def _kind(value: Plain) -> str:
+    if isinstance(value, tuple):
+        return "a list"
+    return "nothing (None)" if value is None else f"a {_type_name(value)}"

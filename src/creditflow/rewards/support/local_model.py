@@ -1,0 +1,137 @@
+"""A causal language model from a Hugging Face folder that answers chat messages greedily, for local judges.
+
+torch and transformers are imported when a model is loaded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from creditflow._utils.huggingface import load_folder, n_tokens, position_limit
+from creditflow.data import Message
+from creditflow.errors import ModelError
+from creditflow.rollout.chat import ChatTokenizer, Prompt
+from creditflow.rollout.client import Generation, GenerationRequest
+
+_LOADED: WeakValueDictionary[tuple[str, str], LocalModel] = WeakValueDictionary()
+_LOADING = threading.Lock()
+
+
+class LocalModel:
+    """Model and tokenizer as a greedy `rollout.ModelClient` (its generations carry no log-probs).
+
+    Computes in bfloat16 on CUDA, in float32 on the CPU.
+    """
+
+    version = 0
+
+    def __init__(self, model: Any, tokenizer: Any, device: str) -> None:
+        self.model = model.to(device).eval()
+        self.tokenizer = tokenizer
+        self.device = device
+        self.chat_tokenizer = ChatTokenizer(tokenizer, model.generation_config.eos_token_id, n_tokens(model))
+        self.end_ids = sorted(self.chat_tokenizer.end_ids)
+        self.pad_id = self.chat_tokenizer.pad_id
+        self.max_positions = position_limit(model.config).tokens
+
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
+        """Text and tokens (`ChatTokenizer.encode`); judged text cannot end its turn and begin the judge's."""
+        return self.chat_tokenizer.encode(prompt, tools)
+
+    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens between two answers (`ChatTokenizer.follow`)."""
+        return self.chat_tokenizer.follow(messages)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of an answer, without special tokens."""
+        return self.chat_tokenizer.decode(ids)
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Generate greedily, in batches that are padded on the left."""
+        if any(request.temperature for request in requests):
+            raise ValueError("a local model answers greedily: expected temperature 0")
+        generations: dict[int, Generation] = {}
+        for batch in self._that_fit(requests):
+            made = self._generate([requests[k] for k in batch])
+            generations |= dict(zip(batch, made, strict=True))
+        return [generations[k] for k in range(len(requests))]
+
+    def _that_fit(self, requests: Sequence[GenerationRequest]) -> list[list[int]]:
+        """Split the requests into batches (of indices) in which no row passes the model's last position.
+
+        Rows that have ended are fed until the longest response ends; beyond the limit they would change the other rows
+        (`PositionLimit`).
+        """
+        batches: list[list[int]] = []
+        longest = most = 0
+        for k in sorted(range(len(requests)), key=lambda k: len(requests[k].prompt_ids)):
+            longest, most = len(requests[k].prompt_ids), max(most, requests[k].max_tokens)
+            if batches and longest + most <= self.max_positions:
+                batches[-1].append(k)
+            else:
+                batches.append([k])
+                most = requests[k].max_tokens
+        return batches
+
+    def _generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        import torch
+        from transformers import GenerationConfig
+
+        width = max(len(request.prompt_ids) for request in requests)
+        ids = torch.full((len(requests), width), self.pad_id)
+        mask = torch.zeros((len(requests), width), dtype=torch.long)
+        for row, request in enumerate(requests):
+            ids[row, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
+            mask[row, width - len(request.prompt_ids) :] = 1
+        greedily = GenerationConfig(
+            max_new_tokens=max(request.max_tokens for request in requests),
+            do_sample=False,
+            num_beams=1,
+            eos_token_id=self.end_ids or None,
+            pad_token_id=self.pad_id,
+        )
+        with torch.inference_mode():
+            out = self.model.generate(
+                input_ids=ids.to(self.device), attention_mask=mask.to(self.device), generation_config=greedily
+            )
+        rows: list[list[int]] = out[:, width:].tolist()
+        return [self._generation(row, request.max_tokens) for row, request in zip(rows, requests, strict=True)]
+
+    def _generation(self, row: Sequence[int], limit: int) -> Generation:
+        """The response up to the first end-of-sequence token; the rest of the row is padding."""
+        end = next((t for t, token in enumerate(row[:limit]) if token in self.end_ids), None)
+        if end is None:
+            return Generation(tuple(row[:limit]), (), "length")
+        return Generation(tuple(row[: end + 1]), (), "stop")
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ModelError if the folder cannot hold a model to load; loads nothing."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is not a Hugging Face model folder (no config.json)")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{folder} has no weights as safetensors; other formats may run code when read")
+
+
+def load(folder: Path, device: str = "auto") -> LocalModel:
+    """Load the model in a Hugging Face folder, or return the loaded one while it is in use.
+
+    Runs no code from the folder and does not access the network. `device`: as torch names it; `auto`: CUDA if there is
+    a device, else the CPU. Raises ModelError.
+    """
+    import torch
+
+    check_folder(folder)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    with _LOADING:  # concurrent callers must not load it twice
+        model = _LOADED.get((str(folder), device))
+        if model is None:
+            dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+            model = LocalModel(*load_folder(folder, "causal", "path", dtype), device)
+            _LOADED[str(folder), device] = model
+        return model

@@ -1,0 +1,262 @@
+"""Frozen models for reward functions: loaded once, shared, and called in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from creditflow._utils.huggingface import Kind, load_folder, position_limit
+from creditflow.errors import ModelError, did_you_mean
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+DEVICES = ("auto", "cpu", "cuda")
+MAX_BATCH_TOKENS = 16_384
+"""Tokens of one batch, padding included; a longer row forms a batch alone."""
+
+_QUIET_TURNS = 3
+"""Event loop turns without a new call after which a batch starts; as in `rollout.scheduler`."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class LoadedModel:
+    """A frozen model with its tokenizer; float32 on the CPU, bf16 on CUDA."""
+
+    folder: Path
+    model: Any
+    tokenizer: Any
+    device: Any
+    max_positions: int
+    """Maximum tokens of one row."""
+    pad_id: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held during each use of model or tokenizer: fast tokenizers must not be called by two threads at a time."""
+
+    def encode(self, text: str, *, written_by_a_model: bool) -> tuple[list[int], list[int]]:
+        """The tokens of `text`, without added ones, and the position in the text at which each ends.
+
+        `written_by_a_model`: special tokens spelled out in the text are read as text, so that it cannot forge the
+        format. Raises ModelError if the tokenizer has no offsets (one without a tokenizer.json).
+        """
+        if not self.tokenizer.is_fast:
+            raise ModelError(f"{self.folder} has a tokenizer without offsets; save it as tokenizer.json")
+        encoded = self.tokenizer(
+            text,
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            split_special_tokens=written_by_a_model,
+            verbose=False,
+        )
+        return list(encoded["input_ids"]), [end for _, end in encoded["offset_mapping"]]
+
+    def encode_prompt(self, text: str) -> tuple[list[int], int]:
+        """The tokens of a prompt, led by the beginning-of-sequence token if there is one, and its count (0 or 1)."""
+        ids, _ = self.encode(text, written_by_a_model=False)
+        bos = self.tokenizer.bos_token_id
+        if bos is None:
+            return ids, 0
+        return (ids if ids[:1] == [bos] else [int(bos), *ids]), 1
+
+
+_LOADED: weakref.WeakValueDictionary[tuple[Path, Kind, str], LoadedModel] = weakref.WeakValueDictionary()
+_LOADING = threading.Lock()
+
+
+def load_model(folder: Path | str, kind: Kind, device: str = "auto") -> LoadedModel:
+    """The model in a Hugging Face folder; the same object for the same folder, kind and device while it is in use.
+
+    Reads safetensors and local files only, and runs no code from the folder. `device`: `auto` is CUDA if available.
+    Raises ModelError that names the missing part.
+    """
+    import torch
+
+    path = Path(folder).resolve()
+    chosen = "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device
+    if chosen == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"{path}: device cuda was asked for, but torch sees no CUDA device")
+    with _LOADING:
+        loaded = _LOADED.get((path, kind, chosen))
+        if loaded is None:
+            dtype = torch.bfloat16 if chosen == "cuda" else torch.float32
+            model, tokenizer = load_folder(path, kind, "path", dtype)
+            loaded = _LOADED[path, kind, chosen] = _frozen(path, model.to(chosen), tokenizer, torch.device(chosen))
+    return loaded
+
+
+def _frozen(path: Path, model: Any, tokenizer: Any, device: Any) -> LoadedModel:
+    model.eval().requires_grad_(False)
+    model.config.use_cache = False
+    positions = position_limit(model.config).tokens
+    pad = next((one for one in (tokenizer.pad_token_id, tokenizer.eos_token_id) if one is not None), 0)
+    return LoadedModel(path, model, tokenizer, device, min(positions, int(tokenizer.model_max_length)), int(pad))
+
+
+def model_folder(path: object, argument: str) -> Path:
+    """Check that an argument names the folder of a model, relative to the working directory; raises ValueError if not.
+
+    Only looks for config.json: cheap enough for the loading of a recipe.
+    """
+    if not isinstance(path, str | Path) or not (Path(path) / "config.json").is_file():
+        raise ValueError(f"{argument}: expected a Hugging Face folder, {path!r} is none (no config.json)")
+    return Path(path)
+
+
+def stamp(folder: Path) -> str:
+    """Names, sizes and times of the files in `folder`; a different model there has a different stamp."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return " ".join(f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files)
+
+
+def check_batching(batch_size: int, max_length: int | None, device: str) -> None:
+    """Check the arguments that all functions with a model share; raises ValueError."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size: expected 1 or more, got {batch_size}")
+    if max_length is not None and max_length < 2:
+        raise ValueError(f"max_length: expected 2 or more tokens, got {max_length}")
+    if device not in DEVICES:
+        raise ValueError(f"device: expected {', '.join(DEVICES)}, got {device!r}{did_you_mean(device, DEVICES)}")
+
+
+def cut_prompt(prompt_ids: Sequence[int], n_response: int, limit: int, keep: int = 0) -> list[int]:
+    """The prompt, cut from the left (after its first `keep` tokens) so that a response of `n_response` tokens fits.
+
+    Raises ValueError if the response alone is too long. At least one token is left, from which the first response token
+    is predicted.
+    """
+    room = limit - n_response
+    if room < max(1, keep):
+        raise ValueError(f"the response has {n_response} tokens for the model, which takes {limit - max(1, keep)}")
+    if len(prompt_ids) <= room:
+        return list(prompt_ids)
+    return [*prompt_ids[:keep], *prompt_ids[len(prompt_ids) - room + keep :]]
+
+
+def by_length(lengths: Sequence[int], max_rows: int, max_tokens: int = MAX_BATCH_TOKENS) -> list[list[int]]:
+    """Group row indices into batches of similar length: at most `max_rows` rows, and `max_tokens` when padded."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batches and len(batches[-1]) < max_rows and lengths[i] * (len(batches[-1]) + 1) <= max_tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def response_logprobs(
+    loaded: LoadedModel,
+    rows: Sequence[tuple[Sequence[int], Sequence[int]]],
+    temperatures: Sequence[float],
+    batch_size: int,
+) -> list[list[float]]:
+    """Natural log-probability of each response token of rows (prompt, response); temperature 0 counts as 1.
+
+    Prompts must not be empty. Cost: one forward pass per row.
+    """
+    results: list[list[float]] = [[]] * len(rows)
+    for batch in by_length([len(prompt) + len(response) for prompt, response in rows], batch_size):
+        computed = _batch_logprobs(loaded, [rows[i] for i in batch], [temperatures[i] for i in batch])
+        for i, logprobs in zip(batch, computed, strict=True):
+            results[i] = logprobs
+    return results
+
+
+def _batch_logprobs(
+    loaded: LoadedModel, rows: Sequence[tuple[Sequence[int], Sequence[int]]], temperatures: Sequence[float]
+) -> list[list[float]]:
+    import torch
+
+    input_ids, mask = padded(loaded, [[*prompt, *response] for prompt, response in rows])
+    first = min(len(prompt) for prompt, _ in rows) - 1  # the first position that predicts a response token
+    with torch.inference_mode():
+        logits = loaded.model(
+            input_ids=input_ids, attention_mask=mask, use_cache=False, logits_to_keep=input_ids.shape[1] - first
+        ).logits
+        results = []
+        for row, ((prompt, response), temperature) in enumerate(zip(rows, temperatures, strict=True)):
+            start = len(prompt) - 1 - first
+            scaled = logits[row, start : start + len(response)].float() / (temperature or 1.0)
+            wanted = torch.tensor(list(response), dtype=torch.long, device=scaled.device)[:, None]
+            results.append(torch.log_softmax(scaled, -1).gather(1, wanted)[:, 0].tolist())
+    return results
+
+
+def padded(loaded: LoadedModel, rows: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+    """Token ids and attention mask of rows, padded on the right, on the model's device."""
+    import torch
+
+    width = max(map(len, rows))
+    ids = torch.tensor([[*row, *[loaded.pad_id] * (width - len(row))] for row in rows], device=loaded.device)
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=loaded.device)
+    return ids, mask
+
+
+@dataclass(slots=True)
+class _Queue(Generic[Item, Result]):
+    """The waiting calls of one event loop."""
+
+    pending: list[tuple[Item, asyncio.Future[Result]]] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+
+class Batcher(Generic[Item, Result]):
+    """Turns concurrent `await batcher(item)` into few calls of a function that takes many items.
+
+    A batch starts when the event loop has gone quiet, so that all possible calls have arrived. Calls that arrive while
+    a batch runs join the next one. The loop stays free meanwhile. One batcher serves any number of event loops.
+    """
+
+    def __init__(self, compute: Callable[[list[Item]], Sequence[Result]]) -> None:
+        """`compute`: one result for each item, in order; called in a thread. An exception is raised in all callers."""
+        self._compute = compute
+        self._queues: dict[asyncio.AbstractEventLoop, _Queue[Item, Result]] = {}
+
+    async def __call__(self, item: Item) -> Result:
+        """The item's result; returns when its batch is done."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        queue = self._queues.get(loop)
+        if queue is None or (queue.task is not None and queue.task.done()):
+            queue = self._queues[loop] = _Queue()
+            queue.task = loop.create_task(self._dispatch(loop, queue))
+        queue.pending.append((item, future))
+        return await future
+
+    async def _dispatch(self, loop: asyncio.AbstractEventLoop, queue: _Queue[Item, Result]) -> None:
+        waiting: list[tuple[Item, asyncio.Future[Result]]] = []
+        try:
+            while queue.pending:
+                await _until_quiet(queue)
+                waiting = [(item, future) for item, future in queue.pending if not future.done()]
+                queue.pending.clear()
+                if waiting:
+                    await self._run(waiting)
+        finally:  # no await since the queue was empty, so no call can have joined it
+            self._queues.pop(loop, None)
+            for _, future in (*waiting, *queue.pending):
+                future.cancel()  # has no effect on futures that are done
+
+    async def _run(self, waiting: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        try:
+            results = await asyncio.to_thread(self._compute, [item for item, _ in waiting])
+        except Exception as error:  # handed to every caller
+            for _, future in waiting:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), result in zip(waiting, results, strict=True):
+            if not future.done():  # its caller may have been cancelled meanwhile
+                future.set_result(result)
+
+
+async def _until_quiet(queue: _Queue[Any, Any]) -> None:
+    quiet, seen = 0, -1
+    while quiet < _QUIET_TURNS:
+        quiet = quiet + 1 if len(queue.pending) == seen else 0
+        seen = len(queue.pending)
+        await asyncio.sleep(0)

@@ -1,0 +1,459 @@
+"""Tests of programs: parse them from a data set's formats, and check a program's output against them.
+
+Tests come from the data set or from a model; they are parsed here and never run. `stdin` is all that a box receives:
+the expected result stays outside.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from creditflow.rewards.support.code_runner import MAX_CHARACTERS, PROGRAM, SOLUTION, untold
+
+MAX_TEST_CHARACTERS = 20_000
+"""Limit for one test that is Python code; parsing takes time and stack."""
+REL_TOL, ABS_TOL = 1e-6, 1e-9
+_SHOWN = 60
+
+
+class Case(Protocol):
+    """One test of a program."""
+
+    @property
+    def program(self) -> str:
+        """The file to run: the solution itself, or the program that calls it."""
+        ...
+
+    def stdin(self, nonce: str) -> bytes:
+        """Standard input of the program."""
+        ...
+
+    def fault(self, stdout: bytes, nonce: str) -> str:
+        """The fault in the program's standard output; empty if the test passed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InputOutput:
+    """A script that must print `output` when given `input`."""
+
+    input: str
+    output: str
+    program: str = SOLUTION
+
+    def stdin(self, nonce: str) -> bytes:
+        return self.input.encode(errors="replace")
+
+    def fault(self, stdout: bytes, nonce: str) -> str:
+        """Compare line by line as text: `2.0` differs from `2`. White space at the end of lines is ignored."""
+        wanted, got = _lines(self.output), _lines(stdout.decode(errors="replace"))
+        if wanted == got:
+            return ""
+        first = next((i for i, pair in enumerate(zip(wanted, got, strict=False)) if pair[0] != pair[1]), None)
+        if first is None:
+            return f"wrong answer: expected {len(wanted)} lines, got {len(got)}"
+        return f"wrong answer in line {first}: expected {shown(wanted[first])}, got {shown(got[first])}"
+
+
+@dataclass(frozen=True, slots=True)
+class TestCall:
+    """A call of the solution; its value is checked outside of the box."""
+
+    ask: Mapping[str, Any]
+    """`fn` and `args`; or `call`, the Python source of the call, evaluated after the statements in `setup`."""
+    holds: Callable[[Any], bool]
+    expected: str
+    program: str = PROGRAM
+
+    def stdin(self, nonce: str) -> bytes:
+        return json.dumps(dict(self.ask)).encode()
+
+    def fault(self, stdout: bytes, nonce: str) -> str:
+        """The fault, if the value cannot be read or fails the check."""
+        try:
+            answer = _answer(stdout)
+            if "value" not in answer:
+                return _no_answer(answer)
+            value = untold(answer["value"])
+        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
+            return "its answer cannot be read"
+        try:
+            if self.holds(value):
+                return ""
+        except (TypeError, ArithmeticError, RecursionError):  # such as `<` between a text and a number
+            pass
+        return f"wrong answer: expected {self.expected}, got {shown(value)}"
+
+
+@dataclass(frozen=True, slots=True)
+class InBox:
+    """Assertions that run inside the box; the test passes if the nonce comes back, which is written at the end."""
+
+    source: str
+    setup: str = ""
+    program: str = PROGRAM
+
+    def stdin(self, nonce: str) -> bytes:
+        return json.dumps({"assert": self.source, "setup": self.setup, "nonce": nonce}).encode()
+
+    def fault(self, stdout: bytes, nonce: str) -> str:
+        try:
+            answer = _answer(stdout)
+        except (ValueError, TypeError, RecursionError):
+            return "its answer cannot be read"
+        return "" if answer.get("nonce") == nonce else _no_answer(answer)
+
+
+def not_loaded(stdout: bytes) -> str:
+    """The solution's own report that it cannot be loaded, in which case no test can pass; empty if it was loaded."""
+    try:
+        return str(_answer(stdout).get("not_loaded", ""))[:200]
+    except (ValueError, TypeError, RecursionError):
+        return ""
+
+
+def shown(value: object) -> str:
+    """Short text of a value, for a reason."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more than 4300 digits
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().replace("\r\n", "\n").split("\n")]
+
+
+def _answer(stdout: bytes) -> dict[str, Any]:
+    """Parse the output of the calling program. It is hostile input: the solution can write it too."""
+    if len(stdout) > MAX_CHARACTERS:
+        raise ValueError("the answer is too long")
+    answer = json.loads(stdout or b"{}")
+    if not isinstance(answer, dict):
+        raise TypeError("an answer is an object")
+    return answer
+
+
+def _no_answer(answer: Mapping[str, Any]) -> str:
+    for kind, what in (("not_loaded", "cannot be loaded"), ("raised", "raised")):
+        if kind in answer:
+            return f"{what}: {str(answer[kind])[:100]}"
+    return "ended before it answered"
+
+
+# Reading
+
+
+def read_tests(truth: Any) -> tuple[Case, ...]:
+    """Parse the tests in a ground truth, given as JSON text or as the decoded value.
+
+    Accepted are `{"inputs": [...], "outputs": [...]}` (APPS, verl), which holds calls if `"fn_name"` is given; a list
+    of `{"input": ..., "output": ...}`, `{"call": "f(2, 3)", "expect": 5}` or texts with `assert`; or one such text.
+    Each assertion of that text is a test, run after the other statements. Raises ValueError for anything else,
+    and for an empty list.
+    """
+    if isinstance(truth, str):
+        try:
+            truth = json.loads(truth)
+        except RecursionError as error:
+            raise ValueError("the tests are nested too deep") from error
+        except ValueError:
+            return tuple(_of_text(truth))
+    if isinstance(truth, str):
+        return tuple(_of_text(truth))
+    if isinstance(truth, Mapping):
+        tests = tuple(_of_columns(truth))
+    elif isinstance(truth, Sequence):
+        tests = tuple(_of_one(one, f"test {i}") for i, one in enumerate(truth))
+    else:
+        raise ValueError(f"expected tests, got {shown(truth)}")
+    if not tests:
+        raise ValueError("expected at least one test, got none")
+    return tests
+
+
+def read_assert(text: str) -> Case:
+    """Parse a text with `assert` as a test. Raises ValueError if it is not Python or has no assertion."""
+    statements = _statements(text)
+    *setup, last = statements
+    if isinstance(last, ast.Assert) and not any(isinstance(one, ast.Assert) for one in setup):
+        return _of_assert(last, text, "\n".join(_source(text, one) for one in setup))
+    return InBox(text)
+
+
+def _of_columns(truth: Mapping[str, Any]) -> Iterator[Case]:
+    inputs, outputs, name = truth.get("inputs"), truth.get("outputs"), truth.get("fn_name")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise ValueError(f"expected tests with as many inputs as outputs, got {shown(dict(truth))}")
+    for given, expected in zip(inputs, outputs, strict=True):
+        if name is None:
+            yield InputOutput(_joined(given), _joined(expected))
+        else:
+            yield _of_fn(str(name), given, expected)
+
+
+def _joined(text: Any) -> str:
+    lines = text if isinstance(text, list) else [text]
+    if any(line is None or (isinstance(line, float) and math.isnan(line)) for line in lines):
+        raise ValueError(f"expected the input and output of a test as text, got {shown(text)}")
+    return "\n".join(map(str, lines))
+
+
+def _of_fn(name: str, given: Any, expected: Any) -> Case:
+    if isinstance(given, str):  # verl: JSON, one argument per line
+        args, expected = [json.loads(line) for line in given.split("\n") if line.strip()], _of_json(expected)
+    elif isinstance(given, list):
+        args = given
+    else:
+        raise ValueError(f"expected the arguments of {name} as a list, or as lines of JSON, got {shown(given)}")
+    wrapped = isinstance(expected, list) and len(expected) == 1
+
+    def holds(value: Any) -> bool:
+        # APPS wraps most values in a list of one.
+        return alike(value, expected) or (wrapped and alike(value, expected[0]))
+
+    return TestCall({"fn": name, "args": args}, holds, shown(expected))
+
+
+def _of_json(text: Any) -> Any:
+    return json.loads(text) if isinstance(text, str) else text
+
+
+def _of_one(one: Any, where: str) -> Case:
+    if isinstance(one, str):
+        try:
+            return read_assert(one)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+    if isinstance(one, Mapping) and {"input", "output"} <= one.keys():
+        return InputOutput(_joined(one["input"]), _joined(one["output"]))
+    if isinstance(one, Mapping) and {"call", "expect"} <= one.keys():
+        expected = one["expect"]
+        return TestCall({"call": str(one["call"])}, lambda value: alike(value, expected), shown(expected))
+    raise ValueError(f"{where}: expected input and output, call and expect, or an assert, got {shown(one)}")
+
+
+def _of_text(text: str) -> Iterator[Case]:
+    statements = _statements(text)
+    setup = "\n".join(_source(text, one) for one in statements if not isinstance(one, ast.Assert))
+    for one in statements:
+        if isinstance(one, ast.Assert):
+            yield _of_assert(one, text, setup)
+
+
+# Assertions
+
+
+def _statements(text: str) -> list[ast.stmt]:
+    if len(text) > MAX_TEST_CHARACTERS:
+        raise ValueError(f"expected a test of at most {MAX_TEST_CHARACTERS} characters, got {len(text)}")
+    try:
+        statements = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"expected tests, got neither JSON nor Python: {shown(text)}") from error
+    if not any(isinstance(node, ast.Assert) for one in statements for node in ast.walk(one)):
+        raise ValueError(f"expected a test with `assert`, got {shown(text)}")
+    return statements
+
+
+def _source(text: str, node: ast.AST) -> str:
+    return ast.get_source_segment(text, node) or ""
+
+
+@dataclass(frozen=True, slots=True)
+class _ExpectedValue:
+    """An expression to evaluate on the solution, and the condition on its value."""
+
+    node: ast.expr
+    holds: Callable[[Any], bool]
+    expected: str = field(default="")
+
+
+def _of_assert(statement: ast.Assert, text: str, setup: str) -> Case:
+    for read in (_comparison, _is_close, _truth):
+        try:
+            asked = read(statement.test)
+        except (ValueError, TypeError, RecursionError):  # an operand that must be constant is not
+            continue
+        if asked is not None and _is_plain(asked.node):
+            call = _source(text, asked.node)
+            return TestCall({"call": call, "setup": setup}, asked.holds, asked.expected)
+    return InBox(_source(text, statement), setup)
+
+
+_OPERATORS: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
+    ast.Eq: ("", operator.eq),
+    ast.NotEq: ("not ", operator.ne),
+    ast.Lt: ("less than ", operator.lt),
+    ast.LtE: ("at most ", operator.le),
+    ast.Gt: ("more than ", operator.gt),
+    ast.GtE: ("at least ", operator.ge),
+    ast.Is: ("", operator.is_),
+    ast.IsNot: ("not ", operator.is_not),
+    ast.In: ("one of ", lambda value, of: value in of),
+    ast.NotIn: ("none of ", lambda value, of: value not in of),
+}
+
+
+def _comparison(test: ast.expr) -> _ExpectedValue | None:
+    """Match `f(2) == 5` and similar, `abs(f(2) - 5) < 1e-6`, and equations with the constant on the left."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return None
+    left, operation, right = test.left, test.ops[0], test.comparators[0]
+    if isinstance(operation, ast.Lt | ast.LtE) and (difference := _difference(left)):
+        node, wanted, most = difference[0], constant(difference[1]), constant(right)
+        compare = _OPERATORS[type(operation)][1]
+        return _ExpectedValue(
+            node, lambda value: compare(abs(value - wanted), most), f"{shown(wanted)} within {shown(most)}"
+        )
+    if isinstance(operation, ast.Is | ast.IsNot) and not (
+        isinstance(right, ast.Constant) and right.value in (None, True, False)
+    ):
+        return None
+    if isinstance(operation, ast.Eq) and not _is_plain(left):
+        left, right = right, left
+    word, compare_with = _OPERATORS[type(operation)]
+    expected = constant(right)
+    return _ExpectedValue(left, lambda value: bool(compare_with(value, expected)), word + shown(expected))
+
+
+def _difference(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+    """Split `abs(a - b)` into the expression to evaluate and the expected one."""
+    if not _is_call_of(node, "abs") or len(node.args) != 1 or not isinstance(node.args[0], ast.BinOp):  # type: ignore[attr-defined]
+        return None
+    inside: ast.BinOp = node.args[0]  # type: ignore[attr-defined]
+    if not isinstance(inside.op, ast.Sub):
+        return None
+    return (inside.left, inside.right) if _is_plain(inside.left) else (inside.right, inside.left)
+
+
+def _is_close(test: ast.expr) -> _ExpectedValue | None:
+    """Match `math.isclose(f(2), 5.0)`, with or without tolerances."""
+    if not isinstance(test, ast.Call) or len(test.args) != 2:
+        return None
+    if ast.unparse(test.func) not in ("math.isclose", "isclose"):
+        return None
+    one, other = test.args if _is_plain(test.args[0]) else test.args[::-1]
+    wanted = constant(other)
+    tolerances = {str(keyword.arg): constant(keyword.value) for keyword in test.keywords}
+    if not tolerances.keys() <= {"rel_tol", "abs_tol"}:
+        return None
+    return _ExpectedValue(one, lambda value: math.isclose(value, wanted, **tolerances), f"about {shown(wanted)}")
+
+
+def _truth(test: ast.expr) -> _ExpectedValue | None:
+    """Match `f(2)` and `not f(2)`."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _ExpectedValue(test.operand, lambda value: not value, "something false")
+    return _ExpectedValue(test, bool, "something true") if isinstance(test, ast.Call) else None
+
+
+_SHAPING = frozenset(
+    ("sorted", "list", "set", "frozenset", "tuple", "dict", "str", "int", "float", "bool", "repr", "any", "all")
+) | {"len", "sum", "min", "max", "abs", "round", "next"}
+_COMPARING = frozenset(("math", "cmath", "np", "numpy", "operator", "torch"))
+
+
+def _is_plain(node: ast.expr) -> bool:
+    """Whether the expression only calls the solution, so that it holds nothing of the expected result.
+
+    A value can redefine `== 5` or `- 5`; so no operation may surround the call inside the box.
+    """
+    if isinstance(node, ast.Subscript):
+        return _is_plain(node.value) and _is_constant(node.slice)
+    if isinstance(node, ast.Attribute):
+        return not node.attr.startswith("__") and _is_plain(node.value)
+    if isinstance(node, ast.List | ast.Tuple):
+        return bool(node.elts) and all(map(_is_plain, node.elts))
+    return isinstance(node, ast.Call) and _is_plain_call(node)
+
+
+def _is_plain_call(node: ast.Call) -> bool:
+    function = node.func
+    if isinstance(function, ast.Name) and hasattr(builtins, function.id):
+        others = [*node.args[1:], *(keyword.value for keyword in node.keywords)]
+        return (
+            function.id in _SHAPING and bool(node.args) and _is_plain(node.args[0]) and all(map(_is_constant, others))
+        )
+    if isinstance(function, ast.Attribute):
+        return not function.attr.startswith("__") and _is_owner(function.value)
+    return isinstance(function, ast.Name)
+
+
+def _is_owner(node: ast.expr) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id not in _COMPARING and not hasattr(builtins, node.id)
+    return _is_plain(node)
+
+
+def _is_call_of(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name and not node.keywords
+
+
+def _is_constant(node: ast.expr) -> bool:
+    try:
+        constant(node)
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True
+
+
+_MAKERS: dict[str, Callable[..., Any]] = {
+    "set": set,
+    "frozenset": frozenset,
+    "list": list,
+    "tuple": tuple,
+    "dict": dict,
+    "float": float,
+}
+
+
+def constant(node: ast.expr) -> Any:
+    """The value of a literal, or of `set`, `frozenset`, `list`, `tuple`, `dict` or `float` of a literal.
+
+    Raises ValueError or TypeError for other expressions.
+    """
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) <= 1 and not node.keywords:
+        if node.func.id not in _MAKERS:
+            raise ValueError(f"{node.func.id} makes no constant")
+        return _MAKERS[node.func.id](*map(constant, node.args))
+    return ast.literal_eval(node)
+
+
+def alike(value: Any, expected: Any) -> bool:
+    """Whether a value equals a JSON value: lists equal tuples, and keys compare as text.
+
+    Decimals are compared within 1e-6 (relative) or 1e-9 (absolute).
+    """
+    if isinstance(expected, list):
+        return (
+            isinstance(value, list | tuple)
+            and len(value) == len(expected)
+            and all(alike(one, other) for one, other in zip(value, expected, strict=True))
+        )
+    if isinstance(expected, Mapping):
+        named = {str(key): one for key, one in value.items()} if isinstance(value, Mapping) else None
+        return (
+            named is not None and named.keys() == expected.keys() and all(alike(named[k], expected[k]) for k in named)
+        )
+    if isinstance(value, float) or isinstance(expected, float):
+        return _close(value, expected)
+    return bool(value == expected)
+
+
+def _close(one: Any, other: Any) -> bool:
+    """Whether two numbers, one of them a decimal, are nearly equal, or both NaN."""
+    if one == other or (one != one and other != other):  # noqa: PLR0124 (NaN)
+        return True
+    try:
+        return math.isclose(one, other, rel_tol=REL_TOL, abs_tol=ABS_TOL)
+    except (TypeError, OverflowError):
+        return False

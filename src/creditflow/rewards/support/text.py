@@ -1,0 +1,121 @@
+"""Parse answers and numbers in texts, and ground truths.
+
+The text comes from a model, so every regular expression here takes time linear in it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+MAX_CHARACTERS = 20_000
+"""No answer is longer; only the end of a longer text is read."""
+
+NUMBER = re.compile(
+    r"(?:(?<![\w.)])-)?"  # a minus after a digit or a bracket is an operation, not a sign
+    r"(?:\\?[$€£]\s?)?"
+    r"(?P<digits>(?<![\d.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]{1,300})?|[0-9]{1,300}(?:\.[0-9]{1,300})?|\.[0-9]{1,300})"
+    r"(?:[eE][-+]?[0-9]{1,3}(?![\w.]))?"
+    r"(?P<percent>\s?\\?%)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number in a text."""
+
+    value: float
+    percent: bool = False
+    """Whether a % follows; `value` is the number before it."""
+
+
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_SAME_IN_ASCII = {
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63", "-"),
+    **dict.fromkeys("\u2044\u2215", "/"),
+    **dict.fromkeys("\u00a0\u2006\u2009\u202f\u3000", " "),
+    **{"\u2019": "'", "\u3001": ",", "\u3002": ".", "\u2026": "..."},
+}
+
+
+def as_ascii(text: str) -> str:
+    """Write full-width characters, and variants of signs and spaces, in ASCII."""
+
+    def same(match: re.Match[str]) -> str:
+        character = match.group()
+        full_width = "\uff01" <= character <= "\uff5e"
+        return chr(ord(character) - 0xFEE0) if full_width else _SAME_IN_ASCII.get(character, character)
+
+    return _NOT_ASCII.sub(same, text)
+
+
+def numbers_in(text: str) -> list[Number]:
+    """Return every finite number in the text, in order: `-3`, `1,080`, `$0.5`, `.25`, `50%`, `1e-3`."""
+    found = []
+    for match in NUMBER.finditer(as_ascii(text[-MAX_CHARACTERS:])):
+        plain = re.sub(r"[^0-9.eE+-]", "", match.group())
+        value = float(plain)
+        if math.isfinite(value):
+            found.append(Number(value, match["percent"] is not None))
+    return found
+
+
+def is_missing(truth: Any) -> bool:
+    """Whether a ground truth has no value: None, NaN, pandas' NA or NaT, an empty container, a blank text."""
+    if truth is None or isinstance(truth, str):
+        return truth is None or not truth.strip()
+    if isinstance(truth, Sequence | Mapping | Set):
+        return not truth
+    if hasattr(truth, "tolist"):  # numpy's
+        return is_missing(truth.tolist())
+    try:
+        return bool(truth != truth)  # noqa: PLR0124 (true of every kind of NaN)
+    except TypeError:  # pandas' NA is neither equal nor unequal to itself
+        return True
+
+
+def truths_of(truth: Any) -> list[Any]:
+    """Return the values that a ground truth lists, or its single value.
+
+    Raises ValueError if one of them is missing or blank, so that the score is `failed`.
+    """
+    plain = truth.tolist() if hasattr(truth, "tolist") else truth
+    several = list(plain) if isinstance(plain, list | tuple) else [plain]
+    for one in several or [plain]:
+        if is_missing(one):
+            raise ValueError(f"ground_truth: expected a value to compare with, got {truth!r}: the task has none")
+        if isinstance(one, list | tuple | Mapping | Set):
+            raise ValueError(f"ground_truth: expected a text, a number or a list of them, got {str(truth)[:80]!r}")
+    return several
+
+
+def without_thoughts(text: str) -> str:
+    """Return the text after the last `</think>` of a reasoning model.
+
+    Returns an empty text if `<think>` never closes.
+    """
+    *_, rest = text.rpartition("</think>")
+    before, opened, _ = rest.partition("<think>")
+    return before if opened and not before.strip() else rest
+
+
+def final_answer(text: str) -> str:
+    """Return the last line `#### answer`, or else the whole text, without thoughts."""
+    text = without_thoughts(text[-MAX_CHARACTERS:])
+    _, marker, rest = text.rpartition("####")
+    return rest.strip().split("\n", 1)[0].strip() if marker else text.strip()
+
+
+def same_number(one: Number, other: Number, rel_tol: float = 1e-6) -> bool:
+    """Whether two numbers are equal within `rel_tol`; if only one has a per cent sign, 50% equals both 50 and 0.5."""
+
+    def close(a: float, b: float) -> bool:
+        return math.isclose(a, b, rel_tol=rel_tol, abs_tol=1e-12)
+
+    if one.percent == other.percent:
+        return close(one.value, other.value)
+    per_cent, plain = (one, other) if one.percent else (other, one)
+    return close(per_cent.value, plain.value) or close(per_cent.value / 100, plain.value)

@@ -1,0 +1,105 @@
+"""Return values of reward functions as plain values, copied at once, so that later changes have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+from creditflow.data import Score
+
+MAX_VALUES = 1_000_000
+"""Maximum count of numbers in one return value; a response has fewer tokens."""
+REASON_CHARACTERS = 200
+"""Maximum length of a failure's reason. The reason of an ok score may be longer."""
+_OK_CHARACTERS = 10_000
+_DEPTH = 3
+Plain = Any
+"""None, a number, a tuple of these, a Score of these, or Other."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownValue:
+    """A value of a type that cannot be a score."""
+
+    kind: str
+
+
+def taken(value: object, depth: int = 0) -> Plain:
+    """Copy a value into Python's own numbers and tuples. Arrays, tensors and their scalars are converted.
+
+    A dict with a `score`, as verl's reward functions return, becomes that score; its other entries become the reason.
+
+    Raises ValueError for more than MAX_VALUES numbers, and any exception that an unusual object raises on access.
+    """
+    if isinstance(value, Score):
+        return Score(
+            value=taken(value.value, 1),
+            range=taken(value.range, 1),
+            status=value.status if isinstance(value.status, str) else "failed",
+            reason=str(value.reason)[:_OK_CHARACTERS],
+        )
+    if not isinstance(value, type) and hasattr(value, "tolist"):
+        value = value.tolist()
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Real | Decimal):
+        return _number(value)
+    if isinstance(value, Mapping) and "score" in value and depth < _DEPTH:
+        return _score_of_dict(value, depth)
+    if not isinstance(value, list | tuple) or depth >= _DEPTH:
+        return UnknownValue(type(value).__name__)
+    if len(value) > MAX_VALUES:
+        raise ValueError(f"expected at most {MAX_VALUES} values, got {len(value)}")
+    return tuple(taken(one, depth + 1) for one in value)
+
+
+def _number(value: Real | Decimal) -> int | float:
+    try:
+        return int(value) if isinstance(value, int) and abs(value) < 1 << 53 else float(value)
+    except OverflowError:
+        return float("inf")
+
+
+def _score_of_dict(value: Mapping[Any, Any], depth: int) -> Score:
+    score = taken(value["score"], depth + 1)
+    notes = "; ".join(f"{name}: {_shown(one)}" for name, one in value.items() if name != "score")[:_OK_CHARACTERS]
+    if isinstance(score, Score):
+        return replace(score, reason=score.reason or notes)
+    return Score(score, reason=notes)
+
+
+def _shown(value: object) -> str:
+    """A short text of a plain value; for any other value its type's name, since its text may hold an address."""
+    plain = value is None or isinstance(value, str | bool | int | float)
+    return str(value)[:REASON_CHARACTERS] if plain else type(value).__name__
+
+
+def to_json(value: Plain) -> Any:
+    """A value from `taken` as JSON data."""
+    if isinstance(value, tuple):
+        return [to_json(one) for one in value]
+    if isinstance(value, UnknownValue):
+        return {"other": value.kind}
+    if isinstance(value, Score):
+        fields = ("value", "range", "status", "reason")
+        return {"score": {name: to_json(getattr(value, name)) for name in fields}}
+    return value
+
+
+def of_json(value: Any) -> Plain:
+    """The inverse of `to_json`. Raises KeyError, TypeError or OverflowError for other input."""
+    if isinstance(value, list):
+        return tuple(of_json(one) for one in value)
+    if not isinstance(value, dict):
+        if isinstance(value, int):
+            float(value)  # raises OverflowError if it is too large to be compared with a range
+        return value
+    if "other" in value:
+        return UnknownValue(str(value["other"]))
+    score = Score(**{name: of_json(field) for name, field in value["score"].items()})
+    if not (isinstance(score.status, str) and isinstance(score.reason, str)):
+        raise TypeError("a score whose status or reason is no text")
+    return score

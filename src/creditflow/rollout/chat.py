@@ -1,0 +1,564 @@
+"""Convert chat messages to tokens, and response tokens to text and tool calls, for every engine.
+
+Tool schemas and calls have the Hermes format (`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`), the default
+of verl and of Qwen's models. A chat template with tool support writes them itself; for other templates this module
+writes them into the system prompt. It holds no model, runs no tool, and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from creditflow.data import Message
+from creditflow.data.messages import content_text, without_nulls
+from creditflow.errors import ModelError, first_line
+
+_THOUGHTS = {
+    "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "<thought>": "</thought>",
+    "<reasoning>": "</reasoning>",
+    "<seed:think>": "</seed:think>",
+    "[think]": "[/think]",
+    "\u25c1think\u25b7": "\u25c1/think\u25b7",
+    "<|start_thinking|>": "<|end_thinking|>",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+}
+"""Tags around a model's thoughts, in lower case: opening tag -> closing tag."""
+_THOUGHT_TAGS = "|".join(map(re.escape, (*_THOUGHTS, *_THOUGHTS.values())))
+_TAG = re.compile(f"<tool_call>|{_THOUGHT_TAGS}", re.IGNORECASE)
+_CALL_TAG = re.compile(r"</?tool_call>")
+_BLANK = re.compile(r"\s*")
+_EXTENT = json.JSONDecoder(strict=False, parse_int=len, parse_float=len, parse_constant=len)
+"""Finds the end of a JSON value. It accepts any number, so that each error has a position."""
+_DEPTH = 64
+"""Maximum nesting of a call's JSON: the parsed value is written again by recursive functions."""
+_BEFORE = 8
+"""Maximum number of tokens of one character; no decoder depends on earlier tokens."""
+_MARK = "\u241fresponse\u241f"
+"""Placeholder for a message's content, to find the text that a chat template writes around it."""
+_NAME = "look_up"
+"""Placeholder for the name of the tool in a call, for the same purpose."""
+_CONTROL = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
+"""A token that is unlikely in ordinary text. Words, line breaks and full stops may be added tokens, too."""
+_READ_BACK = re.compile(
+    rf"\W+(?:think(?:ing)?|thought|reasoning)\W+|</?(?:answer|tool_calls?|tool_responses?|tools)>|{_THOUGHT_TAGS}",
+    re.IGNORECASE,
+)
+"""Tags that models write within a turn and that programs parse from the text. They end no turn and stay in messages,
+even if the tokenizer marks them as special."""
+
+
+class PromptIds(tuple[int, ...]):
+    """A prompt that is already tokens."""
+
+
+Prompt = str | Sequence[Message] | PromptIds
+"""A prompt for a policy: verbatim text, chat messages to be rendered, or tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call written by an agent."""
+
+    name: str
+    """Empty if the call has no name."""
+    arguments: Mapping[str, Any] | None
+    """None if the call is malformed."""
+    error: str = ""
+    """The reason why the call is malformed; empty if it is valid."""
+
+    def to_message(self, id: str) -> Message:
+        """Return the call in the format of OpenAI's chat completions."""
+        spelled = json.dumps(dict(self.arguments or {}), ensure_ascii=False)
+        return {"id": id, "type": "function", "function": {"name": self.name, "arguments": spelled}}
+
+
+def parse_tool_calls(text: str, *, in_thought: bool = False) -> tuple[str, list[ToolCall]]:
+    """Split a response into its text and its tool calls, in order; malformed calls are included.
+
+    A call ends at the end of its JSON. Calls inside thoughts (`<think>...</think>` and similar tags) are text: a
+    thought ends at its closing tag, and a leading thought without one is the whole response. `in_thought`: the prompt
+    has opened a thought (`opens_thought`). Without it, the text before a lone closing tag is a thought, too.
+
+    Takes time linear in the length of the text.
+    """
+    if "<tool_call>" not in text:
+        return text, []
+    calls: list[ToolCall] = []
+    kept: list[str] = []
+    thoughts = _Thoughts(text, in_thought)
+    begin, at = 0, thoughts.end
+    while (tag := _TAG.search(text, at)) is not None:
+        if tag[0] != "<tool_call>":
+            at = thoughts.skip(tag)
+            if thoughts.end == at and tag[0].lower() not in _THOUGHTS:  # everything before was a thought
+                begin, calls, kept = 0, [], []
+            continue
+        found, at = _calls_at(text, tag.end())
+        if found:
+            calls += found
+            kept.append(text[begin : tag.start()])
+            begin = at
+    return ("".join((*kept, text[begin:])).strip(), calls) if calls else (text, [])
+
+
+def opens_thought(prompt: str) -> bool:
+    """Whether a prompt ends with the opening tag of a thought, so that the response begins inside it."""
+    return prompt[-_THOUGHT_END:].rstrip().lower().endswith(tuple(_THOUGHTS))
+
+
+_THOUGHT_END = 64
+"""Characters: an opening tag, and the white space that a chat template may write after it."""
+
+
+class _Thoughts:
+    """The thoughts of one response, found from left to right."""
+
+    def __init__(self, text: str, in_thought: bool) -> None:
+        self._text = text
+        self._unclosed: set[str] = set()
+        """Closing tags that do not occur any more; each is searched for once."""
+        self._over = False
+        """Whether a thought has been closed already; a lone closing tag is then plain text."""
+        self._leading = True
+        self.end = 0
+        """End of the last thought that was found."""
+        if in_thought:
+            closing = re.search("|".join(map(re.escape, _THOUGHTS.values())), text, re.IGNORECASE)
+            self._close(len(text) if closing is None else closing.end())
+
+    def skip(self, tag: re.Match[str]) -> int:
+        """Return the position after a thought's tag, or after the thought that it opens."""
+        name = tag[0].lower()
+        self._leading = self._leading and not self._text[self.end : tag.start()].strip()
+        if name not in _THOUGHTS:
+            if not self._over:
+                self._close(tag.end())
+            return tag.end()
+        closing = self._closing(_THOUGHTS[name], tag.end())
+        if closing is None and not self._leading:
+            return tag.end()  # only a mention of the tag
+        self._close(len(self._text) if closing is None else closing)
+        return self.end
+
+    def _closing(self, tag: str, at: int) -> int | None:
+        if tag in self._unclosed:
+            return None
+        found = re.compile(re.escape(tag), re.IGNORECASE).search(self._text, at)
+        if found is None:
+            self._unclosed.add(tag)
+            return None
+        return found.end()
+
+    def _close(self, end: int) -> None:
+        self.end, self._over = end, True
+
+
+def _calls_at(text: str, at: int) -> tuple[list[ToolCall], int]:
+    """Return the calls after an opening tag at `at`, and their end; no calls if the tag is only mentioned."""
+    found: list[ToolCall] = []
+    while text.startswith(("{", "["), body := _end_of_blank(text, at)) and not (found and text[body] == "["):
+        try:
+            _, at = _EXTENT.raw_decode(text, body)
+        except json.JSONDecodeError as error:
+            malformed, end = _malformed(text, body, error.pos)
+            return [*found, *malformed], end
+        except RecursionError:
+            return [*found, _call_of(text[body:])], len(text)
+        found.append(_call_of(text[body:at]))
+    if not found:
+        return _malformed(text, body, body)
+    return found, body + len("</tool_call>") if text.startswith("</tool_call>", body) else at
+
+
+def _malformed(text: str, body: int, scanned: int) -> tuple[list[ToolCall], int]:
+    """Return the malformed call that begins at `body`, and its end.
+
+    It ends at the next tag after `scanned`. If no JSON begins at `body` and another call opens before the closing tag,
+    the text only mentions the tag, and no call is returned.
+    """
+    tag = _CALL_TAG.search(text, scanned)
+    end = len(text) if tag is None else tag.start()
+    opens = tag is not None and tag[0] == "<tool_call>"
+    if opens and scanned == body:
+        return [], body
+    return [_call_of(text[body:end].strip())], end if opens or tag is None else tag.end()
+
+
+def _end_of_blank(text: str, at: int) -> int:
+    blank = _BLANK.match(text, at)
+    assert blank is not None
+    return blank.end()
+
+
+def _call_of(body: str) -> ToolCall:
+    try:
+        call = _plain(body)
+    except (ValueError, RecursionError) as error:
+        return ToolCall("", None, f"the call is no JSON: {error}")
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        return ToolCall("", None, 'expected {"name": ..., "arguments": {...}}')
+    arguments = call.get("arguments")
+    if arguments is None:
+        arguments = call.get("parameters")  # Llama 3's name for it
+    if isinstance(arguments, str):  # JSON within JSON, as in OpenAI's messages
+        try:
+            arguments = _plain(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError) as error:
+            return ToolCall(call["name"], None, f"the arguments are no JSON: {error}")
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        return ToolCall(call["name"], None, f"expected arguments by name, got a {type(arguments).__name__}")
+    return ToolCall(call["name"], arguments)
+
+
+def _plain(text: str) -> Any:
+    """Parse JSON that can be written again.
+
+    Excludes NaN and numbers beyond the range of floats (1e999 is read as infinity); halves of surrogate pairs, which
+    JSON can spell out, are replaced. Raises ValueError or RecursionError for anything else.
+    """
+    value = json.loads(text, parse_constant=_no_number)
+    layer, depth = [value], 0
+    while layer := [inner for outer in layer for inner in _inside(outer)]:
+        depth += 1
+        if depth > _DEPTH:
+            raise ValueError(f"it is nested deeper than {_DEPTH}")
+    return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace"))
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def pieces(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:
+    """Return the text that each token of a response adds; joined, the pieces are the response's text.
+
+    A character of several tokens belongs to the last of them. A token may decode differently alone than after others
+    (for example, without its leading space), so each is decoded after the preceding tokens that can matter.
+    """
+    text, found, at, length = decode(ids), [], 0, 0
+    first, before = 0, ""
+    for index in range(len(ids)):
+        if index % _BEFORE == 0:
+            first = max(0, index - _BEFORE)
+            before = decode(ids[first:index])
+        now = decode(ids[first : index + 1])
+        length += len(now) - len(before)
+        whole = length - len(now) + len(now.rstrip("\ufffd"))  # an incomplete character is held back
+        end = len(text) if index + 1 == len(ids) else min(max(at, whole), len(text))
+        found.append(text[at:end])
+        at, before = end, now
+    return found
+
+
+def message_text(message: Message) -> str:
+    """Return a message's content with its tool calls written out. Raises ModelError for malformed calls."""
+    content = message.get("content")
+    if isinstance(content, str) and not message.keys() & _CALL_KEYS:  # most messages; traces have many
+        return content
+    calls = [_call_spelled(call) for call in _calls_in(message)]
+    return "\n".join(filter(None, (content_text(content), *calls)))
+
+
+def _for_template(message: Message) -> Message:
+    """Return a message in the form that chat templates read: text as content, and calls in the current format."""
+    plain = without_nulls(message)
+    plain["content"] = content_text(plain.get("content"))
+    if plain.get("role") == "function":
+        plain["role"] = "tool"
+    if calls := _calls_in(plain):
+        plain = {**plain, "tool_calls": calls}
+        plain.pop("function_call", None)
+    return plain
+
+
+def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Rewrite messages for a template without tool support: schemas, calls and results become contents."""
+    plain: list[Message] = []
+    for message in messages:
+        if message.get("role") == "tool":
+            # Results of one response's calls make one message: most templates require alternating turns.
+            content = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if plain and plain[-1].get("of_tools"):
+                plain[-1]["content"] += f"\n{content}"
+            else:
+                plain.append({"role": "user", "content": content, "of_tools": True})
+            continue
+        plain.append({"role": message.get("role"), "content": message_text(message)})
+    if tools:
+        own = [plain.pop(0)["content"]] if plain and plain[0]["role"] == "system" else []
+        plain.insert(0, {"role": "system", "content": "\n\n".join((*own, _told(tools)))})
+    return [{"role": message["role"], "content": message["content"]} for message in plain]
+
+
+_CALL_KEYS = frozenset(("tool_calls", "function_call"))
+
+
+def _calls_in(message: Message) -> list[dict[str, Any]]:
+    """Return a message's tool calls with arguments as objects, as chat templates expect.
+
+    OpenAI's messages hold arguments as a text, which a template that writes JSON would put in quotation marks. A
+    `function_call`, OpenAI's former format, counts as a call. Raises ModelError for malformed calls.
+    """
+    before = message.get("function_call")
+    calls = message.get("tool_calls") or ([] if before is None else [{"type": "function", "function": before}])
+    found = []
+    for call in calls if isinstance(calls, list | tuple) else [calls]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ModelError('tool_calls: expected a list of {"function": {"name": ..., "arguments": ...}}')
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            with suppress(ValueError, RecursionError):
+                arguments = _plain(arguments) if arguments.strip() else {}
+        found.append({**call, "function": {**function, "arguments": {} if arguments is None else arguments}})
+    return found
+
+
+def _call_spelled(call: Mapping[str, Any]) -> str:
+    function = call["function"]
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}\n</tool_call>'
+
+
+def _told(tools: Sequence[Mapping[str, Any]]) -> str:
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return (
+        f"You may call functions. These are there:\n<tools>\n{listed}\n</tools>\n"
+        "For each call, write a JSON object with the function's name and its arguments:\n"
+        '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>'
+    )
+
+
+class _Remover:
+    """Removes tokens from texts, in time linear in a text's length for any content.
+
+    Aho and Corasick, "Efficient string matching" (1975). A state is the longest suffix of the text that begins a token;
+    state 0 is the empty suffix.
+    """
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        """Per state: the next state for each letter; a missing letter leads to 0."""
+        self._whole = [0]
+        """Per state: the length of the shortest token that ends there, or 0."""
+        for token in tokens:
+            state = 0
+            for letter in token:
+                if letter not in self._next[state]:
+                    self._next[state][letter] = len(self._next)
+                    self._next.append({})
+                    self._whole.append(0)
+                state = self._next[state][letter]
+            self._whole[state] = len(token)
+        # Shorter prefixes first: a state inherits from its longest proper suffix, which must be complete.
+        found = [(state, 0) for state in self._next[0].values()]
+        for state, end in found:
+            found += [(after, self._next[end].get(letter, 0)) for letter, after in self._next[state].items()]
+            self._next[state] = {**self._next[end], **self._next[state]}
+            self._whole[state] = self._whole[end] or self._whole[state]
+
+    def __call__(self, text: str) -> str:
+        """Return `text` without the tokens.
+
+        Each is removed as soon as it is complete, so a token whose halves meet after a removal is removed, too.
+        """
+        if not any(letter in text for letter in self._next[0]):  # true for most texts, and hundreds of times as fast
+            return text
+        following, wholes, state = self._next, self._whole, 0
+        kept, states = [""], [0]
+        for letter in text:
+            state = following[state].get(letter, 0)
+            kept.append(letter)
+            states.append(state)
+            if whole := wholes[state]:
+                del kept[-whole:], states[-whole:]
+                state = states[-1]
+        return "".join(kept)
+
+
+class ChatTokenizer:
+    """Converts messages to prompt text and tokens, and a response's tokens to text.
+
+    `tokenizer`: a tokenizer of transformers. `end_ids`: the `eos_token_id` of the model's generation configuration.
+    `n_tokens`: the model's number of token ids, if its vocabulary is padded; default: the tokenizer's.
+    """
+
+    def __init__(self, tokenizer: Any, end_ids: int | Iterable[int] | None = None, n_tokens: int | None = None) -> None:
+        self.tokenizer = tokenizer
+        self._n_tokens = max(n_tokens or 0, len(tokenizer))
+        given = [] if end_ids is None else [end_ids] if isinstance(end_ids, int) else sorted(end_ids)
+        padding = (tokenizer.pad_token_id, *given, tokenizer.eos_token_id, 0)
+        self.pad_id = int(next(token for token in padding if token is not None))
+        """The padding token; also the whole prompt if the messages have no tokens."""
+        ends = (*given, tokenizer.eos_token_id, self._end_of_turn())
+        self.end_ids = frozenset(int(token) for token in ends if token is not None)
+        """Tokens that end a response: those of the model, the tokenizer and the chat template."""
+        special = {id: token.content for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        ending = {id: text for id, text in special.items() if not _READ_BACK.fullmatch(text)}
+        self._left_out = frozenset(ending) if len(ending) < len(special) else None
+        """Tokens that `decode` leaves out; None: the tokenizer's special tokens, if they hide no thoughts or calls."""
+        self.special_tokens = [token for token in (*ending.values(), *self._turn_tokens()) if token]
+        """Tokens that no message may spell: the tokenizer's special tokens, and turn tokens that it does not mark as
+        such."""
+        self._without_special_tokens = _Remover(self.special_tokens)
+
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
+        """Return prompt text and tokens.
+
+        Messages are rendered by the tokenizer's chat template; without one, their contents are joined by line breaks.
+        `tools`: JSON schemas of functions in OpenAI's format. Special tokens, and the tokens that the template writes
+        around turns, are removed from messages, so that one agent's text cannot close the next one's turn. A `prompt`
+        given as text is used verbatim, special tokens included, and no token is added: its caller is responsible for
+        its content. Raises ModelError for messages that the chat template rejects or fails on, and for token ids out of
+        range.
+        """
+        if isinstance(prompt, PromptIds):
+            if unknown := [token for token in prompt if not 0 <= token < self._n_tokens]:
+                raise ModelError(f"prompt: expected tokens from 0 to {self._n_tokens - 1}, got {unknown[0]}")
+            return str(self.tokenizer.decode(list(prompt))), tuple(prompt)
+        text = prompt if isinstance(prompt, str) else self._text(prompt, tools)
+        bare = not isinstance(prompt, str) and not self.tokenizer.chat_template  # a template writes these tokens itself
+        ids = self._begun(text) if bare else self._ids(text)
+        return text, tuple(ids) or (self.pad_id,)  # the model needs a position to predict from
+
+    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the tokens between a response and the next one of the same agent.
+
+        These are the end of its turn, `messages` by others (the results of its calls), and the beginning of its next
+        turn. The end-of-sequence token is left out, since the response already has it. Raises ModelError if the
+        tokenizer's chat template leaves responses out.
+        """
+        spoken: list[Message] = [{"role": "user", "content": ""}, {"role": "assistant", "content": _MARK}]
+        _, mark, text = self._text((*spoken, *messages), ()).partition(_MARK)
+        if not mark:
+            raise ModelError("the chat template leaves a response out that tools were called in")
+        if not self.tokenizer.chat_template:
+            text += "\n"
+        ids = tuple(self._ids(text))
+        return ids[1:] if ids and ids[0] in self.end_ids else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of a response without special tokens; the tags of thoughts and tool calls are kept."""
+        if self._left_out is not None:
+            return str(self.tokenizer.decode([id for id in ids if id not in self._left_out]))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _begun(self, text: str) -> list[int]:
+        """Return the tokens of `text`, after those that the tokenizer adds at the beginning of a text.
+
+        Tokens that it adds at the end are left out: an end-of-sequence token would end the prompt before the response.
+        """
+        plain, whole = self._ids(text), list(self.tokenizer(text, add_special_tokens=True)["input_ids"])
+        if not plain:
+            return whole[: whole[:1] == [self.tokenizer.bos_token_id]]
+        starts = (k for k in range(len(whole) - len(plain) + 1) if whole[k : k + len(plain)] == plain)
+        begin = next(starts, None)
+        return plain if begin is None else whole[: begin + len(plain)]
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        # Clean the messages in the form that the template gets: a list of parts, or JSON's escapes, may hide a special
+        # token.
+        plain = [_for_template(message) for message in messages]
+        plain, tools = self._clean(plain), self._clean(tools)
+        template = self.tokenizer.chat_template
+        if not template or "tool" not in template:
+            plain, tools = _spelled_out(plain, tools), ()
+        if not template:
+            return "\n".join(message["content"] for message in plain)
+        return self._rendered(plain, tools)
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, answering: bool = True
+    ) -> str:
+        """Render messages with the chat template. Raises ModelError if the template rejects them or fails.
+
+        `answering`: whether to append the beginning of a response.
+        """
+        asked: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        from jinja2 import TemplateError
+
+        try:
+            made = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=answering, **asked
+            )
+        except TemplateError as error:
+            raise ModelError(f"the chat template refuses these messages: {first_line(error)}") from error
+        # A template may compute with any field that a client sent.
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise ModelError(f"the chat template cannot read these messages: {why}") from error
+        return str(made)
+
+    def _end_of_turn(self) -> int | None:
+        """Return the token that the chat template writes after a response, or None.
+
+        A token that it also writes inside a response does not count: gpt-oss closes its analysis with `<|end|>`.
+        """
+        if not self.tokenizer.chat_template:
+            return None
+        user: Message = {"role": "user", "content": _MARK}
+        said: Message = {"role": "assistant", "content": _MARK}
+        call = {"type": "function", "id": "call00000", "function": {"name": _NAME, "arguments": {}}}
+        behind = called = ""
+        with suppress(ModelError, ImportError):  # as in `_turn_tokens`
+            behind = self._rendered([user, said], answering=False).rpartition(_MARK)[2].lstrip()
+        with suppress(ModelError, ImportError):  # some templates take no calls
+            called = self._rendered([user, {**said, "tool_calls": [call]}], answering=False).rpartition(_MARK)[2]
+        token = next(iter(self._ids(behind)), None)
+        if token is None or (added := self.tokenizer.added_tokens_decoder.get(token)) is None:
+            return None
+        ends = added.special or (_CONTROL.fullmatch(added.content) and not _READ_BACK.fullmatch(added.content))
+        inside, name, _ = called.partition(_NAME)
+        return token if ends and not (name and added.content in inside) else None
+
+    def _turn_tokens(self) -> list[str]:
+        """Return added tokens that the chat template writes around turns, but that the tokenizer does not mark as
+        special.
+
+        Returns an empty list if the template renders no exchange.
+        """
+        added = {
+            id: token.content
+            for id, token in self.tokenizer.added_tokens_decoder.items()
+            if not token.special and _CONTROL.fullmatch(token.content) and not _READ_BACK.fullmatch(token.content)
+        }
+        if not added or not self.tokenizer.chat_template:
+            return []
+        exchange = [{"role": role, "content": _MARK} for role in ("system", "user", "assistant", "user")]
+        for messages in (
+            exchange,
+            exchange[1:],
+            exchange[-1:],
+        ):  # some templates take no system prompt, or turns
+            with suppress(ModelError, ImportError):  # without jinja2, messages cannot be rendered later either
+                ids = set(self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"])
+                return [token for id, token in added.items() if id in ids]
+        return []
+
+    def _clean(self, value: Any) -> Any:
+        """Return `value` without special tokens, at any depth, keys included."""
+        if isinstance(value, str):
+            return self._without_special_tokens(value)
+        if isinstance(value, list | tuple):
+            return [self._clean(one) for one in value]
+        if isinstance(value, Mapping):
+            return {self._clean(key): self._clean(one) for key, one in value.items()}
+        return value

@@ -1,0 +1,251 @@
+"""Ready-made tools, and the loader of a recipe's tools: `calculator`, `python`, `store`, `recall`, `search`.
+
+    agents: {solver: {tools: [calculator, {fn: search, args: {folder: notes}}, "tools.py:weather"]}}
+
+This module uses libraries and the sandbox, but no rollouts, models or credit.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from creditflow._utils.loading import load_object
+from creditflow.errors import ConfigError, did_you_mean
+from creditflow.rollout.tools import Tool
+
+_KEYS = ("fn", "name", "args", "timeout")
+
+
+def load_tools(entries: Sequence[Any], base: Path, key: str, offered: Mapping[str, Any]) -> tuple[Tool, ...]:
+    """Load the tools that a recipe names. Raises ConfigError that names the wrong entry.
+
+    `base`: the folder of relative files and folders. `offered`: default arguments for classes that take them
+    (`sandbox`).
+    """
+    made = [_load(entry, base, f"{key}[{i}]", offered) for i, entry in enumerate(entries)]
+    names = [tool.name for tool in made]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{key}: two tools are called {twice[0]}; give one another `name`")
+    return tuple(made)
+
+
+def _load(entry: Any, base: Path, key: str, offered: Mapping[str, Any]) -> Tool:
+    options: Any = {"fn": entry} if isinstance(entry, str) else entry
+    if not isinstance(options, Mapping) or not isinstance(options.get("fn"), str):
+        raise ConfigError(f"{key}: expected a name, `file.py:function`, or {{fn, name, args, timeout}}, got {entry!r}")
+    if unknown := [word for word in options if word not in _KEYS]:
+        raise ConfigError(f"{key}: unknown key {unknown[0]!r}{did_you_mean(unknown[0], _KEYS)}")
+    fn, args = options["fn"], dict(options.get("args") or {})
+    timeout = options.get("timeout")
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
+        raise ConfigError(f"{key}.timeout: expected seconds, more than 0, got {timeout!r}")
+    if fn in READY_MADE:
+        found: Any = READY_MADE[fn]
+    elif ":" in fn:
+        found = load_object(fn, base, f"{key}.fn")
+    else:
+        known = f"one of {', '.join(READY_MADE)}, or `file.py:function`"
+        raise ConfigError(f"{key}: expected {known}, got {fn!r}{did_you_mean(fn, list(READY_MADE))}")
+    if inspect.isclass(found):
+        takes = inspect.signature(found).parameters
+        args = {**{word: value for word, value in offered.items() if word in takes}, **args}
+        if "folder" in takes and isinstance(args.get("folder"), str):
+            args["folder"] = str(base / args["folder"])
+        named = {word: one for word, one in takes.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+        missing = [word for word, one in named.items() if one.default is one.empty and word not in args]
+        if missing and set(args) <= set(takes):
+            needed = ", ".join(f"{word}: ..." for word in missing)
+            raise ConfigError(f"{key} ({fn}): expected `args: {{{needed}}}`, got no {' and no '.join(missing)}")
+        try:
+            found, args = found(**args), {}
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{key} ({fn}): {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{key}: expected a function, {fn} is a {type(found).__name__}")
+    return Tool.from_function(found, name=options.get("name"), args=args, timeout=timeout)
+
+
+def inline(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a tool as quick: it is called on the event loop, without a thread, and does not change batching."""
+    function.inline = True  # type: ignore[attr-defined]
+    return function
+
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+_CHARACTERS, _DIGITS, _EXPONENT = 500, 1000, 1000
+
+
+@inline
+def calculator(expression: str) -> str:
+    """Works out an arithmetic expression of numbers, + - * / // % ** and parentheses.
+
+    Args:
+        expression: Such as "(3 + 4) * 2 ** 10 / 7".
+    """
+    if len(expression) > _CHARACTERS:
+        raise ValueError(f"expected at most {_CHARACTERS} characters, got {len(expression)}")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ValueError(f"{expression!r} is no arithmetic expression") from None
+    result = _worth(tree.body)
+    return _spelled(result) if isinstance(result, float) else str(result)
+
+
+def _spelled(number: float) -> str:
+    """Format with 15 digits, which any decimal keeps in a round trip; with 17 if only these are exact."""
+    short, long = f"{number:.15g}", f"{number:.17g}"
+    return long if float(short) != number and Decimal(long) == Decimal(number) else short
+
+
+def _worth(node: ast.AST) -> int | float:
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return number
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+            return _bounded(_OPERATORS[type(op)](_worth(operand)))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            a, b = _worth(left), _worth(right)
+            if isinstance(op, ast.Pow) and (abs(b) > _EXPONENT or abs(a) > 10**_EXPONENT):
+                raise ValueError(f"expected exponents of at most {_EXPONENT}")
+            if isinstance(op, ast.Pow) and isinstance(a, int) and isinstance(b, int):
+                _expect_bits((a.bit_length() - 1) * b)  # a lower bound; computing the power would take long
+            return _bounded(_OPERATORS[type(op)](a, b))
+    raise ValueError("only numbers, + - * / // % ** and parentheses are known")
+
+
+def _bounded(value: Any) -> int | float:
+    if isinstance(value, complex):
+        raise ValueError("the result is no real number")
+    if isinstance(value, int):
+        _expect_bits(value.bit_length())
+    return value  # type: ignore[no-any-return]
+
+
+def _expect_bits(n: int) -> None:
+    if n > _DIGITS * 4:
+        raise ValueError("the result is too large")
+
+
+@inline
+def store(key: str, value: str, state: dict[str, Any]) -> str:
+    """Keeps a text under a key, for the whole team, until the task ends.
+
+    Args:
+        key: What it can be recalled by.
+        value: The text.
+        state: The trajectory's own.
+    """
+    kept: dict[str, str] = state.setdefault("store", {})
+    if len(kept) >= _ENTRIES and key not in kept:
+        raise ValueError(f"the store is full: it holds {_ENTRIES} keys")
+    kept[key] = value[:_VALUE]
+    return f"stored {key}" if len(value) <= _VALUE else f"stored the first {_VALUE} characters as {key}"
+
+
+@inline
+def recall(key: str, state: dict[str, Any]) -> str:
+    """Gives the text that was stored under a key.
+
+    Args:
+        key: As it was stored.
+        state: The trajectory's own.
+    """
+    kept: dict[str, str] = state.get("store", {})
+    if key not in kept:
+        raise KeyError(f"nothing is stored as {key[:64]!r}; there is {', '.join(list(kept)[:20]) or 'nothing'}")
+    return kept[key]
+
+
+_ENTRIES, _VALUE = 1000, 20_000
+
+
+class Python:
+    """Runs a Python program in a sandbox and returns its output.
+
+    `sandbox`: `backend` and its options, as in `reward.sandbox`. Raises SandboxUnavailable if it cannot be opened.
+    """
+
+    def __init__(self, sandbox: Mapping[str, Any] | None = None) -> None:
+        from creditflow.sandbox import open_sandbox
+
+        self._box = open_sandbox(**dict(sandbox or {}))
+
+    def __call__(self, code: str) -> str:
+        """Runs a Python program on its own and gives what it prints. Nothing is kept from one run to the next.
+
+        Args:
+            code: The program; it must print what is wanted of it.
+        """
+        result = self._box.run(["python", "-"], stdin=code.encode("utf-8", "replace"))
+        said = result.stdout.decode("utf-8", "replace")
+        if result.limit is not None:
+            return f"{said}\nerror: the program was stopped: more {result.limit} than it may use".lstrip()
+        if result.exit_code != 0:
+            return f"{said}\n{result.stderr.decode('utf-8', 'replace')}".strip() or f"exit code {result.exit_code}"
+        return said or "(nothing was printed)"
+
+
+class Search:
+    """Finds passages in the text files of a folder, by BM25 (Robertson and Zaragoza 2009), as bm25s computes it.
+
+    Files are split into passages at empty lines, and longer passages after every `words` words. `k`: number of passages
+    to return.
+    """
+
+    def __init__(self, folder: str, k: int = 3, words: int = 200, suffixes: Sequence[str] = (".txt", ".md")) -> None:
+        try:
+            import bm25s
+        except ImportError:
+            raise ConfigError("search needs another package: pip install 'creditflow[tools]'") from None
+        root = Path(folder)
+        files = sorted(path for path in root.rglob("*") if path.suffix in suffixes and path.is_file())
+        self._passages = [(str(file.relative_to(root)), text) for file in files for text in _passages(file, words)]
+        if not self._passages:
+            raise ConfigError(f"search: {folder} has no text in files that end with {', '.join(suffixes)}")
+        self._k = min(k, len(self._passages))
+        self._tokens = bm25s.tokenize
+        self._index = bm25s.BM25()
+        corpus = self._tokens([text for _, text in self._passages], show_progress=False)
+        self._index.index(corpus, show_progress=False)
+
+    def __call__(self, query: str) -> str:
+        """Searches the documents at hand, and gives the passages that fit best, each after its file's name.
+
+        Args:
+            query: Words to look for.
+        """
+        asked = self._tokens([query], show_progress=False)
+        places, scores = self._index.retrieve(asked, k=self._k, show_progress=False)
+        found = [self._passages[place] for place, score in zip(places[0], scores[0], strict=True) if score > 0]
+        return "\n\n".join(f"[{name}]\n{text}" for name, text in found) or "nothing was found"
+
+
+def _passages(file: Path, words: int) -> list[str]:
+    blocks = [block.split() for block in file.read_text("utf-8", "replace").split("\n\n")]
+    return [" ".join(block[at : at + words]) for block in blocks for at in range(0, len(block), words)]
+
+
+READY_MADE: dict[str, Any] = {
+    "calculator": calculator,
+    "python": Python,
+    "recall": recall,
+    "search": Search,
+    "store": store,
+}

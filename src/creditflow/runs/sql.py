@@ -1,0 +1,59 @@
+"""A run as the SQL tables `steps`, `metrics` and `events`, through DuckDB, which reads only the columns of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from creditflow.errors import InputError
+from creditflow.runs.reader import Ledger
+from creditflow.runs.step_files import expect_readable
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+
+def connect(ledger: Ledger) -> DuckDBPyConnection:
+    """Connect to an in-memory database with a view of each table of the run; see docs/ledger.md.
+
+    The views cover the files that exist at the call. The connection reads files, writes none, and loads no extensions.
+    Raises InputError if duckdb is not installed, DataError if a step file is damaged or of a later version.
+    """
+    connection = database()
+    files = [ledger.file(step) for step in ledger.steps]
+    for file in files:
+        expect_readable(file)
+    if files:
+        connection.execute(f"CREATE VIEW steps AS SELECT {TRAINING_STEP}, * EXCLUDE (filename) FROM {source_of(files)}")
+    for name in ("metrics", "events"):
+        file = ledger.path / f"{name}.jsonl"
+        if file.is_file() and file.stat().st_size:
+            source = f"read_json({_quoted(str(file))}, format = 'newline_delimited', ignore_errors = true)"
+            connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {source}")
+    return connection
+
+
+TRAINING_STEP = "parse_filename(filename, true)::INTEGER AS training_step"
+
+
+def database() -> DuckDBPyConnection:
+    """An empty in-memory database that loads no extensions. Raises InputError if duckdb is not installed."""
+    try:
+        import duckdb
+    except ModuleNotFoundError as error:
+        raise InputError("duckdb is not installed: pip install 'creditflow[report]'") from error
+    return duckdb.connect(
+        config={"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 2}
+    )
+
+
+def source_of(files: Sequence[Path], more: str = "") -> str:
+    """SQL expression of step files as a table, each row with its `filename`. `more`: options of read_parquet."""
+    listed = ", ".join(_quoted(str(file)) for file in files)
+    # With hive_partitioning, a folder named KEY=VALUE would replace the file's column KEY.
+    return f"read_parquet([{listed}], union_by_name = true, filename = true, hive_partitioning = false{more})"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,341 @@
+"""Bound the total memory and processes of a box with a cgroup, if this system permits one. Independent of back ends.
+
+Version 1 (root): a group under our own in the memory and pids hierarchies. Version 2: a group under a folder that was
+delegated to us (`systemd-run --user --scope -p Delegate=yes`) or under the root of the tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from creditflow.sandbox.base import Limits, SandboxError
+from creditflow.sandbox.common import MB
+
+_PREFIX = "creditflow"
+_SELF = "creditflow-self"
+"""Version 2: the subgroup for the processes of a delegated folder. Only a folder without processes can have groups."""
+_LINGER_S = 2.0
+"""Time allowed to a killed process to leave its group, in seconds."""
+_SWEEP_S = 0.5
+"""The same, for a group left by another process."""
+
+
+class NoCgroup(Exception):
+    """No group can be made here; the message gives the reason.
+
+    `odd`: folders for groups exist, and missing permission is not the reason.
+    """
+
+    def __init__(self, why: str, *, odd: bool = False) -> None:
+        super().__init__(why)
+        self.odd = odd
+
+
+@dataclass(frozen=True, slots=True)
+class Parents:
+    """Folders in which groups can be made."""
+
+    version: int
+    memory: Path
+    pids: Path | None
+    """None: version 2, with both controllers in one folder; or version 1 without the pids hierarchy."""
+
+    def group(self) -> Group:
+        """A group without folders. Arrange for `close` first, then make the folders with `fill`.
+
+        In this order an exception at any moment leaves no folder behind.
+        """
+        return Group(self.version, [])
+
+    def fill(self, group: Group) -> None:
+        """Make the group's folders, without limits yet. Raises SandboxError if one cannot be made."""
+        # Random: a dead process with our number may have left its groups.
+        name = f"{_owner()}-{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            for parent in (self.memory, self.pids):
+                if parent is not None:
+                    group.make(parent / name)
+        except OSError as error:
+            raise SandboxError(f"the cgroup of a run could not be made: {error}") from error
+
+    def sweep(self) -> None:
+        """Remove the groups left by dead processes, and kill the processes in them."""
+        for parent in (self.memory, self.pids):
+            for folder in parent.glob(f"{_owner()}-*-*") if parent is not None else ():
+                owner = folder.name.split("-")[2]
+                if owner.isdigit() and not _alive(int(owner)):
+                    _removed(folder, linger_s=_SWEEP_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The group of one run."""
+
+    version: int
+    folders: list[Path]
+    """The first folder has the memory controller, the last the pids controller if any."""
+
+    def make(self, folder: Path) -> None:
+        """Make one more folder. Raises OSError."""
+        # Recorded first: an exception may arrive right after mkdir.
+        self.folders.append(folder)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            self.folders.remove(folder)
+            raise
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Start processes in the group while the context is open (version 1). No effect for version 2: see `add`.
+
+        A thread can move itself in 0.1 ms. Moving another process waits for the kernel to synchronize all processors:
+        10 ms and more while they are busy, in every run.
+        """
+        if self.version != 1:
+            yield
+            return
+        try:
+            for folder in self.folders:
+                try:
+                    _set(folder / "tasks", "0")
+                except OSError as error:
+                    raise SandboxError(f"a thread could not enter the cgroup of its run: {error}") from error
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Move this thread out of every folder, then raise SandboxError for the first move that failed."""
+        problem: OSError | None = None
+        for folder in self.folders:
+            try:
+                # Groups are made under our own, so this thread was in the parent folder.
+                _set(folder.parent / "tasks", "0")
+            except OSError as error:
+                problem = problem or error
+        if problem is not None:
+            raise SandboxError(f"a thread could not leave the cgroup of its run: {problem}") from problem
+
+    def limit(self, limits: Limits) -> None:
+        """Set the limits. Call only after `joined` has ended: the kernel must never kill this process for memory.
+
+        Raises SandboxError.
+        """
+        try:
+            self._limit(limits)
+        except OSError as error:
+            raise SandboxError(f"the limits of a cgroup could not be set: {error}") from error
+
+    def _limit(self, limits: Limits) -> None:
+        memory = str(limits.memory_mb * MB)
+        first, last = self.folders[0], self.folders[-1]
+        if self.version == 1:
+            _set(first / "memory.limit_in_bytes", memory)
+            # Absent if the kernel does not count swap.
+            _set(first / "memory.memsw.limit_in_bytes", memory, optional=True)
+        else:
+            _set(first / "memory.max", memory)
+            _set(first / "memory.swap.max", "0", optional=True)
+            _set(first / "memory.oom.group", "1", optional=True)
+        if self.version == 2 or len(self.folders) > 1:
+            _set(last / "pids.max", str(limits.processes))
+
+    def add(self, pid: int) -> None:
+        """Move a process into the group (version 2; `joined` does it in version 1). Raises ProcessLookupError,
+        SandboxError.
+        """
+        if self.version == 1:
+            return
+        try:
+            _set(self.folders[0] / "cgroup.procs", str(pid))
+        except ProcessLookupError:
+            raise
+        except OSError as error:
+            raise SandboxError(f"a process could not be moved to its cgroup: {error}") from error
+
+    def oom_kills(self) -> int:
+        """Number of processes killed because the group's memory was exhausted."""
+        name = "memory.oom_control" if self.version == 1 else "memory.events"
+        with contextlib.suppress(OSError):
+            for line in (self.folders[0] / name).read_text().splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill" and value.isdigit():
+                    return int(value)
+        return 0
+
+    def close(self) -> None:
+        """Remove the folders, and kill the processes still in them. Raises SandboxError if one stays."""
+        problems = [problem for folder in self.folders if (problem := _removed(folder)) is not None]
+        if problems:
+            raise SandboxError(f"a cgroup could not be removed: {problems[0]}") from problems[0]
+
+
+def find(choice: str = "auto") -> Parents:
+    """Find the folders for groups: `auto`, or a version 2 folder with the memory and pids controllers in its subtree.
+
+    Makes and removes a test group. Raises NoCgroup.
+    """
+    if choice == "auto":
+        parents = locate(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+    else:
+        parents = _version_2(Path(choice))
+    parents.sweep()
+    try:
+        with contextlib.closing(parents.group()) as group:
+            parents.fill(group)
+            with group.joined():
+                pass
+            group.limit(Limits())
+    except SandboxError as error:
+        raise NoCgroup(str(error), odd=not _is_refusal(error.__cause__)) from error
+    return parents
+
+
+def locate(mountinfo: str, membership: str) -> Parents:
+    """Folders for groups of a process with these /proc/self/mountinfo and /proc/self/cgroup. Raises NoCgroup."""
+    ours = {}
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        ours.update(dict.fromkeys(controllers.split(","), path))
+    mounts = _mounts(mountinfo)
+    if "memory" in mounts and "memory" in ours:
+        memory = _folder(*mounts["memory"], ours["memory"])
+        pids = _folder(*mounts["pids"], ours["pids"]) if "pids" in mounts and "pids" in ours else None
+        return Parents(1, memory, pids)
+    if "" in mounts and "" in ours:
+        return _version_2(_folder(*mounts[""], ours[""]))
+    raise NoCgroup("no cgroup with a memory controller is mounted")
+
+
+def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
+    """The mounted part of the tree and the mount point, by controller (version 2: by the empty name)."""
+    found: dict[str, tuple[str, str]] = {}
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        root, point = before.split()[3:5]
+        kind, _, options = after.split()[:3]
+        names = {"cgroup": options.split(","), "cgroup2": [""]}.get(kind, [])
+        found.update(dict.fromkeys(names, (root, point)))
+    return found
+
+
+def _folder(root: str, point: str, path: str) -> Path:
+    try:
+        return Path(point) / PurePosixPath(path).relative_to(root)
+    except ValueError as error:
+        raise NoCgroup(f"our own cgroup, {path}, is not in what is mounted at {point}") from error
+
+
+def _version_2(folder: Path) -> Parents:
+    if folder.name == _SELF:
+        folder = folder.parent
+    try:
+        offered = set((folder / "cgroup.controllers").read_text().split())
+        if not {"memory", "pids"} <= offered:
+            raise NoCgroup(f"{folder} has not the controllers memory and pids")
+        if not {"memory", "pids"} <= set((folder / "cgroup.subtree_control").read_text().split()):
+            _enable(folder)
+    except OSError as error:
+        raise NoCgroup(f"{folder} is not delegated to us ({error.strerror}); try systemd-run --user --scope") from error
+    return Parents(2, folder, None)
+
+
+def _enable(folder: Path) -> None:
+    """Enable the controllers for the folder's groups. If needed and permitted, first move its processes to a group."""
+    control = folder / "cgroup.subtree_control"
+    try:
+        _set(control, "+memory +pids")
+        return
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+    pids = (folder / "cgroup.procs").read_text().split()
+    if pids != [str(os.getpid())] and not _is_delegated(folder):
+        raise NoCgroup(f"{folder} has other processes; run under systemd-run --user --scope -p Delegate=yes")
+    own = folder / _SELF
+    own.mkdir(exist_ok=True)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            _set(own / "cgroup.procs", pid)
+    _set(control, "+memory +pids")
+
+
+def _is_delegated(folder: Path) -> bool:
+    """Whether systemd has marked the folder as delegated to its processes."""
+    for name in ("user.delegate", "trusted.delegate"):
+        with contextlib.suppress(OSError):
+            return os.getxattr(folder, name) == b"1"
+    return False
+
+
+def _removed(folder: Path, linger_s: float | None = None) -> OSError | None:
+    """Remove a group, and kill the processes in it; return the error if it is still there.
+
+    A process that has just died stays in its group for a moment.
+    """
+    deadline = time.monotonic() + (_LINGER_S if linger_s is None else linger_s)
+    while True:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                return error
+            _empty(folder)
+            time.sleep(0.001)
+        else:
+            return None
+
+
+def _empty(folder: Path) -> None:
+    """Kill the processes in a group. If an interrupted `joined` left a thread of this process there, move it out."""
+    with contextlib.suppress(OSError):
+        for pid in map(int, (folder / "cgroup.procs").read_text().split()):
+            # 0 denotes a process in a pid namespace that is hidden from us; kill(0) would hit our process group.
+            with contextlib.suppress(OSError):
+                if pid == os.getpid():
+                    _set(folder.parent / "tasks", "0")
+                elif pid > 0:
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def _set(file: Path, value: str, *, optional: bool = False) -> None:
+    try:
+        fd = os.open(file, os.O_WRONLY)
+    except FileNotFoundError:
+        if optional:
+            return
+        raise
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
+
+
+def _owner() -> str:
+    """Prefix of group names, with the pid namespace: pids belong to one namespace, but several may share a folder."""
+    return f"{_PREFIX}-{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

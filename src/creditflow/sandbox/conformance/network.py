@@ -1,0 +1,234 @@
+"""Attacks over the network: connections to listeners of the harness on this host. No packet leaves the machine."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from creditflow.sandbox.conformance.attack import Attack, AttackFinding, Outcome, Scene, attack, none_done, with_end
+
+_SAY = """
+import socket
+def say(family, address, kind=socket.SOCK_STREAM):
+    sock = socket.socket(family, kind)
+    sock.settimeout(1.0)
+    sock.connect(address)
+    sock.sendall(TOKEN.encode())
+    time.sleep(0.1)
+    sock.close()
+errors = {}
+"""
+
+
+class _Network(Attack):
+    why = "it reaches a listener of the harness on the same machine"
+
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
+        if scene.notes.get("absent"):
+            return AttackFinding(True, scene.notes["absent"])
+        if scene.notes["heard"]:
+            return AttackFinding(False, f"the listener on the host was reached: {scene.notes['heard'][0]}")
+        errors = outcome.told.get("errors", {})
+        why = ", ".join(f"{way}: {error or 'no error, but nobody reached'}" for way, error in errors.items())
+        return AttackFinding(True, with_end(f"the listener was not reached ({why})", outcome))
+
+
+def _listen(scene: Scene, family: int, address: Any, kind: int = socket.SOCK_STREAM) -> Any:
+    """Open a listener that records connections that send the token; return its address."""
+    heard = scene.notes.setdefault("heard", [])
+    listener = scene.stack.enter_context(socket.socket(family, kind))
+    listener.bind(address)
+    listener.settimeout(0.05)
+    over = threading.Event()
+    where = address if isinstance(address, str) else listener.getsockname()[0]
+
+    def hear() -> None:
+        while not over.is_set():
+            try:
+                if kind == socket.SOCK_DGRAM:
+                    said = listener.recv(100)
+                else:
+                    peer, _ = listener.accept()
+                    with peer:
+                        peer.settimeout(1.0)
+                        said = peer.recv(100)
+            except OSError:  # no connection within the timeout, or it was closed
+                continue
+            if said == scene.token.encode():
+                heard.append(where.replace("\0", "@"))
+
+    if kind == socket.SOCK_STREAM:
+        listener.listen()
+    thread = threading.Thread(target=hear, daemon=True)
+    thread.start()
+    scene.stack.callback(thread.join)
+    scene.stack.callback(over.set)
+    return listener.getsockname()
+
+
+@attack
+class NetworkByIp(_Network):
+    """Connect to the host by the address of its network card (127.0.0.1 without one), TCP and UDP."""
+
+    program = (
+        _SAY
+        + """
+errors["tcp"] = attempt(say, socket.AF_INET, tuple(FACTS["tcp"]))
+errors["udp"] = attempt(say, socket.AF_INET, tuple(FACTS["udp"]), socket.SOCK_DGRAM)
+tell(errors=errors)
+"""
+    )
+
+    def prepare(self, scene: Scene) -> None:
+        address = _own_address()
+        scene.facts["tcp"] = _listen(scene, socket.AF_INET, (address, 0))
+        scene.facts["udp"] = _listen(scene, socket.AF_INET, (address, 0), socket.SOCK_DGRAM)
+
+
+def _own_address() -> str:
+    """The host's address if it has a route, else 127.0.0.1; connecting a datagram socket sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+@attack
+class NetworkByName(_Network):
+    """Look up localhost and the host's name, and connect; only names that need no server are looked up."""
+
+    program = (
+        _SAY
+        + """
+def known(name):
+    try:
+        with open("/etc/hosts") as file:
+            listed = name in file.read().split()
+    except OSError:
+        listed = False
+    if listed:
+        return True
+    try:  # without a card but the loopback, a look-up cannot leave either
+        return all(card == "lo" for _, card in socket.if_nameindex())
+    except OSError:
+        return True
+def by_name(name, port):
+    for family, kind, _, _, address in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM):
+        error = attempt(say, family, address, kind)
+        if not error:
+            return
+    raise OSError(111, error)
+for name, port in FACTS["names"].items():
+    errors[name] = attempt(by_name, name, port) if known(name) else "not in /etc/hosts"
+tell(errors=errors)
+"""
+    )
+
+    def prepare(self, scene: Scene) -> None:
+        names = {"localhost": _listen(scene, socket.AF_INET, ("127.0.0.1", 0))[1]}
+        own = socket.gethostname()
+        if own != "localhost" and own in Path("/etc/hosts").read_text().split():
+            names[own] = _listen(scene, socket.AF_INET, (socket.gethostbyname(own), 0))[1]
+        scene.facts["names"] = names
+
+
+@attack
+class NetworkLoopback(_Network):
+    """Connect to a listener on 127.0.0.1, TCP and UDP."""
+
+    program = NetworkByIp.program
+
+    def prepare(self, scene: Scene) -> None:
+        scene.facts["tcp"] = _listen(scene, socket.AF_INET, ("127.0.0.1", 0))
+        scene.facts["udp"] = _listen(scene, socket.AF_INET, ("127.0.0.1", 0), socket.SOCK_DGRAM)
+
+
+@attack
+class NetworkIpv6(_Network):
+    """Connect to a listener on ::1."""
+
+    host_may_refuse = True
+    program = (
+        _SAY
+        + """
+if FACTS["tcp"]:
+    errors["tcp"] = attempt(say, socket.AF_INET6, tuple(FACTS["tcp"]))
+tell(errors=errors)
+"""
+    )
+
+    def prepare(self, scene: Scene) -> None:
+        scene.facts["tcp"] = None
+        try:
+            scene.facts["tcp"] = _listen(scene, socket.AF_INET6, ("::1", 0))
+        except OSError:
+            scene.notes["absent"] = "this host has no IPv6 to be reached by"
+
+
+@attack
+class AbstractSocket(_Network):
+    """Connect to an abstract unix socket of the host, which no file system can hide."""
+
+    program = _SAY + 'errors["unix"] = attempt(say, socket.AF_UNIX, "\\0" + FACTS["name"])\ntell(errors=errors)\n'
+
+    def prepare(self, scene: Scene) -> None:
+        scene.facts["name"] = f"creditflow-{scene.token}"
+        _listen(scene, socket.AF_UNIX, "\0" + scene.facts["name"])
+
+
+@attack
+class PathSocket(_Network):
+    """Connect to unix sockets in folders of the host."""
+
+    program = (
+        _SAY
+        + """
+for path in FACTS["paths"]:
+    errors[path] = attempt(say, socket.AF_UNIX, path)
+tell(errors=errors)
+"""
+    )
+
+    def prepare(self, scene: Scene) -> None:
+        paths: Sequence[Path] = [canary.parent / "s" for canary in scene.canaries()]
+        scene.facts["paths"] = [str(path) for path in paths if len(str(path)) < 100]
+        for path in scene.facts["paths"]:
+            _listen(scene, socket.AF_UNIX, path)
+            Path(path).chmod(0o777)
+        scene.notes.setdefault("heard", [])
+
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
+        finding = super().judge(scene, outcome)
+        errors = sorted(set(outcome.told.get("errors", {}).values()))
+        return (
+            AttackFinding(True, f"the listeners were not reached ({', '.join(errors)})")
+            if finding.contained
+            else finding
+        )
+
+
+@attack
+class SocketFamilies(Attack):
+    """Open sockets that a network namespace does not confine: AF_VSOCK (to the hypervisor), AF_ALG, AF_PACKET (raw)."""
+
+    host_may_refuse = True
+    why = "the sockets are closed again; nothing is sent"
+    program = """
+import socket
+done, errors = [], {}
+kinds = {"AF_VSOCK": (40, socket.SOCK_STREAM), "AF_ALG": (38, socket.SOCK_SEQPACKET),
+         "AF_PACKET": (17, socket.SOCK_RAW)}
+for name, (family, kind) in kinds.items():
+    errors[name] = attempt(lambda: socket.socket(family, kind).close())
+    if not errors[name]:
+        done.append(name)
+tell(done_=done, errors=errors)
+"""
+
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
+        return none_done(outcome)

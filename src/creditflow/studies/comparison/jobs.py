@@ -1,0 +1,176 @@
+"""Run processes, a limited number at a time, and show their progress."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from creditflow._utils.progress import Bar, Reporter
+
+_POLL_SECONDS = 0.3
+_PLAIN_SECONDS = 30.0
+"""Seconds between two progress lines without a terminal."""
+_GRACE_SECONDS = 5.0
+"""Seconds between SIGTERM and SIGKILL."""
+_TAIL_LINES = 15
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One process to run."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    """File for the standard output and error."""
+    parts: int
+    """Amount of work, in steps."""
+    progress: Callable[[], int]
+    """Returns the number of finished parts."""
+    done: int = field(default=0, init=False)
+    started: float = field(default=0.0, init=False)
+    """Start time on the monotonic clock."""
+
+    def advance(self, *, ended: bool) -> int:
+        """Update `done` and return its increase; an ended job counts as fully done."""
+        before, self.done = self.done, self.parts if ended else min(self.progress(), self.parts)
+        return self.done - before
+
+
+@dataclass(frozen=True, slots=True)
+class FailedJob:
+    """A job that ended with a nonzero exit code."""
+
+    job: Job
+    code: int
+
+    def describe(self) -> str:
+        """The failure in words, with the end of the log."""
+        lines = self.job.log.read_text(errors="replace").splitlines()
+        return "\n".join(
+            [f"{self.job.name} failed (exit code {self.code}); {self.job.log} ends with:", *lines[-_TAIL_LINES:]]
+        )
+
+
+def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) -> list[FailedJob]:
+    """Run all jobs in order, `at_once` at a time, and return the failures.
+
+    A failed job does not stop the others. On exit, no process is left running, even after Ctrl-C, SIGTERM or a closed
+    terminal.
+    """
+    waiting, running, failures = list(jobs), dict[Job, "subprocess.Popen[bytes]"](), list[FailedJob]()
+    with _terminated_like_interrupted(), reporter.bar(title, sum(job.parts for job in jobs)) as bar:
+        status = _Status(reporter, bar, sum(job.parts for job in jobs))
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    job = waiting.pop(0)
+                    running[job] = _start(job)
+                time.sleep(_POLL_SECONDS)
+                for job, process in list(running.items()):
+                    ended = process.poll() is not None
+                    if ended:
+                        del running[job]
+                    if ended and process.returncode != 0:
+                        failures.append(FailedJob(job, process.returncode))
+                        reporter.say(failures[-1].describe())
+                    status.moved(job.advance(ended=ended))
+                    if ended and process.returncode == 0:
+                        status.finished(job)
+                status.show(running)
+        finally:
+            _end(list(running.values()))
+    return failures
+
+
+class _Status:
+    """Progress display: a live bar in a terminal, elsewhere an occasional line with the time left."""
+
+    def __init__(self, reporter: Reporter, bar: Bar, total: int) -> None:
+        self.reporter, self.bar, self.total = reporter, bar, total
+        self.done = self.unsaid = 0
+        self.start = self.said = time.monotonic()
+
+    def moved(self, parts: int) -> None:
+        self.done += parts
+        self.unsaid += parts
+
+    def finished(self, job: Job) -> None:
+        self.reporter.say(f"{job.name}: done after {time.monotonic() - job.started:.0f} s")
+
+    def show(self, running: dict[Job, subprocess.Popen[bytes]]) -> None:
+        names = ", ".join(f"{job.name} {job.done}/{job.parts}" for job in running) or "done"
+        now = time.monotonic()
+        if self.reporter.console.is_terminal:
+            self.bar.advance(self.unsaid, names)
+        elif now - self.said >= _PLAIN_SECONDS:
+            self.said = now
+            self.bar.advance(self.unsaid, f"{names}{self._left(now)}")
+        else:
+            return
+        self.unsaid = 0
+
+    def _left(self, now: float) -> str:
+        if not self.done:
+            return ""
+        minutes = (now - self.start) / self.done * (self.total - self.done) / 60
+        return f"; about {minutes:.0f} min left" if minutes >= 1 else "; less than a minute left"
+
+
+def _start(job: Job) -> subprocess.Popen[bytes]:
+    job.started = time.monotonic()
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    # One thread per process: parallel runs fill the cores, and waiting threads that spin would take cores from them.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+    with job.log.open("wb") as log:
+        return subprocess.Popen(
+            job.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the jobs and their children
+        )
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, number)
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Treat SIGTERM and SIGHUP (a closed terminal) like Ctrl-C, unless they are already ignored (`nohup`)."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+
+    def interrupt(number: int, frame: object) -> None:
+        for other in heard:  # a closing terminal may signal twice; the second must not interrupt the shutdown
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in heard:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])

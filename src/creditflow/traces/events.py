@@ -1,0 +1,129 @@
+"""Model calls recorded only in events: in log records whose span is missing or is not a model call.
+
+Groups events into calls by OpenTelemetry's conventions; `meaning` reads their contents as it reads any call's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from creditflow.traces.conventions import (
+    CHOICE,
+    DETAILS,
+    PROMPT,
+    ROLES,
+    TEXT,
+    ModelCall,
+    is_call,
+    is_evaluation,
+    is_nothing,
+    read_span,
+)
+from creditflow.traces.spans import NO_SPAN, Span, SpanEvent, is_of_models
+
+_READ, _WROTE = frozenset((*ROLES, PROMPT)), frozenset((CHOICE, TEXT))
+MESSAGES = _READ | _WROTE | {DETAILS}
+"""Names of the events that hold a call's messages."""
+
+
+def with_calls_apart(spans: Iterable[Span]) -> Iterator[Span]:
+    """Yield `spans`, and one more span inside a span for each call that its events record besides the span itself."""
+    spans = list(spans)
+    if nameless := [span for span in spans if span.id == NO_SPAN]:
+        spans = _with_their_events(spans, nameless)
+    for span in spans:
+        if span.events:
+            yield from _parts(span)
+        else:
+            yield span
+
+
+def _with_their_events(spans: list[Span], nameless: Sequence[Span]) -> list[Span]:
+    """Give calls without messages the events of `nameless`, the log records that name no span.
+
+    In each trace, the recorded calls are matched in order with the calls that lack messages. If the counts differ, the
+    match is ambiguous and neither is changed.
+    """
+    traces = {span.trace for span in nameless}
+    lacking: dict[str, list[Span]] = {}
+    for span in sorted(spans, key=lambda span: span.start or 0):
+        if span.trace in traces and span.id != NO_SPAN:
+            meaning, _ = read_span(span)
+            if isinstance(meaning, ModelCall) and not (meaning.messages and meaning.response):
+                lacking.setdefault(span.trace, []).append(span)
+    changed: dict[int, Span] = {}
+    for span in nameless:
+        told, calls = _told(span), lacking.get(span.trace, [])
+        if calls and len(told) == len(calls):
+            taken = {id(event) for events in told for event in events}
+            changed[id(span)] = replace(span, events=[event for event in span.events if id(event) not in taken])
+            for call, events in zip(calls, told, strict=True):
+                changed[id(call)] = replace(call, events=[*call.events, *events])
+    found = [changed.get(id(span), span) for span in spans]
+    return [span for span in found if span.id != NO_SPAN or span.events]
+
+
+def unread(span: Span) -> Iterator[str]:
+    """Names of a span's generative-AI events that no rule reads."""
+    for event in span.events:
+        if is_of_models(event) and event.name not in MESSAGES and not is_evaluation(event):
+            yield event.name
+
+
+def _parts(span: Span) -> list[Span]:
+    told = _told(span)
+    if not told:
+        return [span]
+    of_calls = {id(event) for events in told for event in events}
+    rest = [event for event in span.events if id(event) not in of_calls]
+    if rest or span.name or span.attributes:
+        parts = [replace(span, events=rest)]
+        return parts + [_call(span, events, f"{span.id}/{number}", span.id) for number, events in enumerate(told)]
+    if len(told) == 1:
+        return [_call(span, told[0], span.id, None)]
+    return [_call(span, events, f"{span.id}/{number}", None) for number, events in enumerate(told)]
+
+
+def _told(span: Span) -> list[list[SpanEvent]]:
+    """Events grouped by the call they record; empty if the span is that call."""
+    whole = [[event] for event in span.events if event.name == DETAILS]
+    if is_call(span):
+        return whole if len(whole) > 1 else []
+    return whole + (_exchanges(span.events) if is_nothing(span) else [])
+
+
+def _exchanges(events: Sequence[SpanEvent]) -> list[list[SpanEvent]]:
+    """Group events of one message each; a prompt message after a response begins another call."""
+    found: list[list[SpanEvent]] = []
+    answered = True
+    for event in events:
+        if event.name in _READ:
+            if answered:
+                found.append([])
+            answered = False
+        elif event.name in _WROTE:
+            if not found:
+                found.append([])
+            answered = True
+        else:
+            continue
+        found[-1].append(event)
+    return found
+
+
+def _call(span: Span, events: list[SpanEvent], id: str, parent: str | None) -> Span:
+    times = [event.time for event in events if event.time is not None]
+    said = {name: value for event in events for name, value in event.attributes.items()}
+    return Span(
+        span.trace,
+        id,
+        parent,
+        events[0].name,
+        min(times, default=span.start),
+        max(times, default=span.end),
+        {"gen_ai.operation.name": "chat", **said},
+        events,
+        resource=span.resource,
+        trace_id=span.trace_id,
+    )

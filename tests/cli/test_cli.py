@@ -1,0 +1,467 @@
+"""The command line: output, exit codes, and written files."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from creditflow.cli import app
+from creditflow.data.datasets import validation_words
+from creditflow.engines.local.tiny import tiny_byte_model
+from tests.builders import mostly_slow
+from tests.paths import GSM8K, RECIPES, TOY
+
+GSM8K_RECIPE = RECIPES / "gsm8k_team.yaml"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def creditflow(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(*arguments):
+    """Run a command that exits with code 2 and only one line on standard error; return the message."""
+    result = creditflow(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: ")
+    return result.stderr.removeprefix("error: ").rstrip()
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+# Bad input
+
+
+def test_unknown_key_is_refused_with_the_nearest_known_one(here):
+    said = refused("train", TOY, "algorithm.gama=1")
+
+    assert said == "unknown key 'algorithm.gama' (did you mean 'algorithm.gamma'?)"
+    assert list(here.iterdir()) == []
+
+
+def test_missing_recipe_is_refused(here):
+    assert refused("train", "nowhere.yaml") == "nowhere.yaml: no such recipe"
+
+
+@pytest.mark.parametrize("command", ["train", "check", "eval"])
+def test_missing_data_file_is_refused(here, command):
+    said = refused(command, TOY, "data.train_files=nowhere.jsonl")
+
+    assert said.startswith("data.train_files: no file 'nowhere.jsonl' in ") or command == "eval"
+    assert "nowhere.jsonl" in said
+    assert list(here.iterdir()) == []
+
+
+def test_malformed_line_is_refused_with_file_and_line(here):
+    file = here / "rows.jsonl"
+    file.write_text("\n".join(GSM8K.read_text().splitlines()[:2]) + '\n{"question": \n')
+
+    said = refused("train", GSM8K_RECIPE, f"data.train_files={file}", "actor_rollout_ref.model.path=tiny")
+
+    assert said.startswith(f"{file}:3: not a line of JSON")
+    assert list(here.iterdir()) == [file]
+
+
+def test_empty_data_set_is_refused(here):
+    file = here / "rows.jsonl"
+    file.touch()
+
+    said = refused("train", GSM8K_RECIPE, f"data.train_files={file}", "actor_rollout_ref.model.path=tiny")
+
+    assert said == f"data.train_files: {file} holds no task"
+    assert list(here.iterdir()) == [file]
+
+
+def test_fewer_tasks_than_a_batch_are_refused(here):
+    assert "data.train_batch_size: 2 tasks a step, but the data set has 1" in refused("train", TOY, "recipe.tasks=1")
+    assert list(here.iterdir()) == []
+
+
+def test_model_without_tokenizer_is_refused(here):
+    model = here / "model"
+    shutil.copytree(tiny_byte_model(), model, ignore=shutil.ignore_patterns("tokenizer*"))
+
+    said = refused("train", TOY, f"actor_rollout_ref.model.path={model}")
+
+    assert said.startswith(f"actor_rollout_ref.model.path: {model} has no usable tokenizer")
+    assert list(here.iterdir()) == [model]
+
+
+def test_null_model_and_folder_without_model_are_refused(here):
+    assert "is not a Hugging Face model folder" in refused("train", TOY, f"actor_rollout_ref.model.path={here}")
+    assert "expected a Hugging Face folder" in refused("train", TOY, "actor_rollout_ref.model.path=null")
+    assert list(here.iterdir()) == []
+
+
+def test_groups_of_one_are_refused_with_grpo(here):
+    said = refused("train", TOY, "actor_rollout_ref.rollout.n=1")
+
+    assert said.startswith("actor_rollout_ref.rollout.n: 1 rollout of each task; grpo")
+    assert list(here.iterdir()) == []
+
+
+def test_reward_without_a_matching_agent_is_refused(here):
+    said = refused("train", TOY, "reward.functions=[{fn: exact_match, level: step, agent_match: editor}]")
+
+    assert said.endswith("agent_match 'editor' matches none of the team's agents: writer, critic")
+    assert list(here.iterdir()) == []
+
+
+def test_rewards_of_weight_zero_are_refused(here):
+    said = refused("train", TOY, "reward.functions=[{fn: 'toy.py:compute_decomposed_reward', weight: 0}]")
+
+    assert "nothing can be learned" in said
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("team.workflow=toy.py:nothing", "team.workflow: toy.py has no 'nothing'"),
+        ("team.workflow=toy.py:slove", "team.workflow: toy.py has no 'slove' (did you mean 'solve'?)"),
+        ("team.workflow=toy.py:make_tasks", "team.workflow: expected `async def solve(task, team)`"),
+        ("team.workflow=nowhere.py:solve", "team.workflow: no file 'nowhere.py'"),
+        ("reward.functions=[{fn: exact_macth}]", "did you mean 'exact_match'?"),
+        ("algorithm.strata=toy.py:nothing", "algorithm.strata: toy.py has no 'nothing'"),
+        ("trainer.device=tpu", "trainer.device: expected one of auto, cpu, cuda"),
+        ("nonsense", "nonsense: expected key=value"),
+    ],
+)
+def test_missing_names_in_the_recipe_are_refused(here, override, message):
+    assert message in refused("train", TOY, override)
+    assert list(here.iterdir()) == []
+
+
+def test_unknown_engine_is_refused(here):
+    assert refused("train", TOY, "--engine", "vrel") == (
+        "--engine: expected local or verl, got 'vrel' (did you mean 'verl'?)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "about"),
+    [
+        (["--dry-run"], "--dry-run"),
+        (["--"], "--"),
+        (["--", "trainer.nnodes=2"], "--"),
+        (["--engine", "local", "--", "trainer.nnodes=2"], "--"),
+    ],
+)
+def test_verl_arguments_are_refused_on_the_local_engine(here, arguments, about):
+    assert refused("train", TOY, *arguments) == f"{about}: is for verl's configuration; add --engine verl"
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "about"),
+    [
+        ("{}", "holds a run already, whose run.json does not say what it is; name another folder"),
+        ("torn {", "holds a run already, whose run.json does not say what it is; name another folder"),
+        ('{"engine": "verl", "config": {}}', "holds a run of --engine verl; name another folder"),
+    ],
+)
+def test_folder_of_another_run_is_not_overwritten(here, facts, about):
+    (here / "run").mkdir()
+    (here / "run" / "run.json").write_text(facts)
+
+    said = refused("train", TOY, "trainer.default_local_dir=run", "trainer.total_training_steps=1")
+
+    assert said == f"trainer.default_local_dir: run {about}"
+    assert [path.name for path in (here / "run").iterdir()] == ["run.json"]
+
+
+def test_impossible_folder_is_refused(here):
+    (here / "file").touch()
+
+    said = refused("train", TOY, "trainer.default_local_dir=file/run")
+
+    assert said.startswith("trainer.default_local_dir: file/run")
+    assert "cannot be made" in said
+
+
+def test_missing_argument_is_refused_with_exit_code_2(here):
+    result = creditflow("train")
+
+    assert result.exit_code == 2
+    assert "Missing argument 'RECIPE'" in result.stderr
+
+
+# Commands
+
+
+def test_train_writes_a_run_and_prints_its_evaluation(here):
+    result = creditflow("train", TOY, "trainer.default_local_dir=run")
+
+    assert result.exit_code == 0, result.output
+    assert "pass@1 (mean over trajectories)" in result.stdout
+    assert "run folder: run" in result.stdout
+    names = {str(path.relative_to(here / "run")) for path in (here / "run").rglob("*") if path.is_file()}
+    assert {"run.json", "config.yaml", "metrics.jsonl", "evaluation.json"} <= names
+    assert {"steps/000001.parquet", "steps/000002.parquet"} <= names
+    evaluation = json.loads((here / "run" / "evaluation.json").read_text())
+    assert set(evaluation) == {"metrics", "sampled", "greedy", "step_errors"}
+    assert all(len(evaluation[name]) == 6 for name in ("sampled", "greedy", "step_errors"))
+    last = json.loads((here / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert sum(evaluation["sampled"]) / 6 == pytest.approx(last["val/pass_at_1"])
+    assert sum(evaluation["greedy"]) / 6 == pytest.approx(last["val/pass_at_1_greedy"])
+    wrong, scored = (sum(task[i] for task in evaluation["step_errors"]) for i in (0, 1))
+    assert wrong / scored == pytest.approx(last["val/step_error_rate"])
+
+
+def test_written_configuration_reproduces_the_run(here):
+    first = creditflow("train", TOY, "trainer.default_local_dir=a", "trainer.total_training_steps=1")
+    shutil.copy(TOY.with_suffix(".py"), here / "a")
+    second = creditflow("train", "a/config.yaml", "trainer.default_local_dir=b")
+
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert (here / "a" / "evaluation.json").read_text() == (here / "b" / "evaluation.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ours", "verls"),
+    [
+        ([], [], None),
+        (["a=1", "b=2"], ["a=1", "b=2"], None),
+        (["--"], [], []),
+        (["a=1", "--", "b=2"], ["a=1"], ["b=2"]),
+        (["a=1", "--", "+b=2", "~c", "d=[x,y]"], ["a=1"], ["+b=2", "~c", "d=[x,y]"]),
+        (["--", "--engine", "--"], [], ["--engine", "--"]),
+    ],
+)
+def test_arguments_after_dashes_are_passed_on_unchanged(monkeypatch, arguments, ours, verls):
+    import creditflow.cli.train as command
+
+    seen = []
+    monkeypatch.setattr(command, "train", lambda *given, **named: seen.append((given, named)))
+
+    result = creditflow("train", TOY, "--engine", "verl", *arguments)
+
+    assert result.exit_code == 0, result.output
+    [((recipe, overrides, engine, _), named)] = seen
+    assert (recipe, overrides, engine) == (TOY, ours, "verl")
+    assert named == {"verl_overrides": verls, "dry_run": False}
+
+
+def test_train_help_describes_verl(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+    said = " ".join(creditflow("train", "--help").stdout.split())
+
+    assert "[KEY=VALUE]... [-- VERL_KEY=VALUE...]" in said
+    assert "what follows -- is verl's own, in Hydra's language" in said
+    assert "verl, on a Ray cluster" in said
+    assert "--dry-run Print verl's configuration, checked by verl, and start nothing" in said
+
+
+@pytest.fixture(scope="session")
+def dry_runs(tmp_path_factory):
+    """A folder, and a function that runs `creditflow train RECIPE --engine verl --dry-run` there."""
+    pytest.importorskip("verl")
+    folder = tmp_path_factory.mktemp("dry")
+
+    def run(name):
+        recipe = GSM8K_RECIPE.with_name(f"{name}.yaml")
+        arguments = [sys.executable, "-m", "creditflow", "train", recipe, "--engine", "verl", "--dry-run"]
+        return subprocess.run(
+            [*arguments, "--", "trainer.n_gpus_per_node=16"], cwd=folder, capture_output=True, text=True, check=False
+        )
+
+    return folder, run
+
+
+CLUSTER_RECIPES = ("arithmetic_chain", "gsm8k_team_8xA100", "gsm8k_team_2x8xA100", "dapo_32b")
+
+
+@pytest.mark.parametrize("name", mostly_slow(CLUSTER_RECIPES, {"gsm8k_team_8xA100"}))
+def test_dry_run_prints_only_verls_configuration(dry_runs, name):
+    folder, run = dry_runs
+    done = run(name)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    config = yaml.safe_load(done.stdout)
+    assert config["trainer"]["n_gpus_per_node"] == 16
+    assert config["trainer"]["v1"]["trainer_mode"] == "creditflow"
+    assert config["creditflow"]["name"] == name
+    assert list(folder.iterdir()) == []
+
+
+def test_unknown_verl_key_is_refused_in_one_line(here):
+    pytest.importorskip("verl")
+
+    said = refused("train", TOY, "trainer.device=auto", "--engine", "verl", "--dry-run", "--", "trainer.nodes=2")
+
+    assert said.startswith("unknown verl key 'trainer.nodes' (did you mean 'trainer.nnodes'?)")
+
+
+def test_eval_prints_and_writes_metrics_of_a_checkpoint(here):
+    creditflow("train", TOY, "trainer.default_local_dir=run", "trainer.total_training_steps=1")
+
+    result = creditflow(
+        "eval",
+        TOY,
+        "actor_rollout_ref.model.path=run/checkpoints/global_step_1",
+        "actor_rollout_ref.rollout.val_kwargs.n=4",
+        "--json",
+        "out/evaluation.json",
+    )
+
+    assert result.exit_code == 0, result.output
+    for words in ("pass@1 (mean over trajectories)", "pass@2", "pass@4", "pass@1, greedy", "mean sub-reward, writer"):
+        assert words in result.stdout
+    written = json.loads((here / "out" / "evaluation.json").read_text())
+    trained = json.loads((here / "run" / "evaluation.json").read_text())
+    assert written["greedy"] == trained["greedy"]
+
+
+def test_eval_reports_one_greedy_rollout_per_task(here):
+    settings = ("actor_rollout_ref.rollout.val_kwargs.do_sample=false", "actor_rollout_ref.rollout.val_kwargs.n=4")
+
+    result = creditflow("eval", TOY, *settings)
+
+    assert result.exit_code == 0, result.output
+    assert (
+        "toy, 6 tasks of data.train_files with split=val (data.val_files is not set), 1 rollout of each"
+        in result.stdout
+    )
+
+
+def test_check_prints_findings_first(here):
+    brief, verbose = creditflow("check", TOY, "--tasks", "2"), creditflow("check", TOY, "--tasks", "2", "--verbose")
+
+    assert (brief.exit_code, verbose.exit_code) == (0, 0), brief.output
+    lines = [line.strip() for line in brief.stdout.splitlines()]
+    assert lines[1] == "agents, in 2 tasks x 4 trajectories"
+    assert any(line.startswith("writer") for line in lines)
+    assert any(line.startswith("compute_decomposed_reward") for line in lines)
+    assert "validation uses 6 tasks of data.train_files with split=val (data.val_files is not set)" in lines
+    configuration = ("reward_decomp: true", "propagation: threshold", "propagation_threshold: 0.5", "lam: 0.95")
+    assert not set(configuration) & set(lines)
+    assert verbose.stdout.startswith(brief.stdout)
+    assert set(configuration) <= {line.strip() for line in verbose.stdout[len(brief.stdout) :].splitlines()}
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("train_files", "val_files", "expected"),
+    [
+        ("a.jsonl", "b.jsonl", "2 tasks"),
+        ("a.jsonl", None, "2 training tasks (data.val_files is not set)"),
+        (["a.jsonl", "b.parquet"], None, "2 training tasks (data.val_files is not set)"),
+        ("a.py:make", None, "2 tasks of data.train_files with split=val (data.val_files is not set)"),
+    ],
+)
+def test_validation_tasks_are_named_by_their_source(train_files, val_files, expected):
+    assert validation_words(train_files, val_files, 2) == expected
+
+
+def test_check_refuses_invalid_guard_rules(here):
+    for option in ("metric=reward/eror_rate", "unless={metric: reward/agreemnt, above: 0.5}"):
+        result = creditflow("check", TOY, f"guard.rules.error_rate.{option}")
+        assert result.exit_code == 2
+        assert "did you mean" in result.output
+
+
+def test_check_warns_of_an_agent_without_signal(here):
+    settings = ("algorithm.propagation=none", "algorithm.outcome_to=answer")
+    unpaid = "reward.functions=[{fn: 'toy.py:first_byte_is_printable'}]"
+
+    result = creditflow("check", TOY, *settings, unpaid)
+
+    assert result.exit_code == 0, result.output
+    assert "warning: no signal reaches writer" in result.stdout
+    assert "no signal reaches critic" not in result.stdout
+
+
+def test_check_reports_failed_scores_and_exits_with_code_1(here):
+    (here / "broken.py").write_text("def g(trajectory):\n    raise KeyError('nothing there')\n")
+
+    result = creditflow("check", TOY, f"reward.functions=[{{fn: '{here}/broken.py:g'}}]")
+
+    assert result.exit_code == 1
+    assert "nothing there" in result.stdout
+    assert result.stderr.splitlines()[-1].startswith("error: training would stop")
+
+
+def test_check_warns_of_truncated_rollouts(here):
+    result = creditflow("check", TOY)
+
+    assert "trajectories truncated; the first: writer was cut off at 4 tokens" in result.stdout
+
+
+def test_gsm8k_becomes_verl_schema_parquet(here):
+    result = creditflow("data", "gsm8k", "--from", GSM8K, "--out", "rows/train.parquet")
+
+    assert result.exit_code == 0, result.output
+    assert "64 tasks" in result.stderr
+    columns = python("import pyarrow.parquet as pq; print(pq.read_schema('rows/train.parquet').names)")
+    assert columns.strip() == "['data_source', 'prompt', 'ability', 'reward_model', 'extra_info']"
+
+
+def test_unreadable_gsm8k_writes_nothing(here):
+    (here / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+
+    assert "rows.jsonl:1: " in refused("data", "gsm8k", "--from", "rows.jsonl", "--out", "rows.parquet")
+    assert refused("data", "gsm8k", "--from", GSM8K, "--out", "rows.csv").startswith("--out: expected a name")
+    assert [path.name for path in here.iterdir()] == ["rows.jsonl"]
+
+
+# The process
+
+
+def test_module_runs_like_the_command(here):
+    done = subprocess.run(
+        [sys.executable, "-m", "creditflow", "train", "nowhere.yaml"], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: nowhere.yaml: no such recipe\n")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["compare", "--help"]])
+def test_help_loads_no_heavy_modules(arguments):
+    loaded = python(
+        "import sys\n"
+        "from creditflow.cli import app\n"
+        f"try: app({arguments!r}, prog_name='creditflow')\n"
+        "except SystemExit: pass\n"
+        "print('LOADED', *sys.modules)"
+    )
+
+    assert "Usage: creditflow" in loaded
+    modules = set(loaded.partition("LOADED")[2].split())
+    assert not modules & {"torch", "transformers", "pyarrow", "matplotlib", "omegaconf", "sympy"}
+
+
+def test_import_loads_numpy_and_no_heavier_modules():
+    modules = set(python("import sys, creditflow; print(*sys.modules)").split())
+
+    assert "numpy" in modules
+    assert not modules & {"torch", "transformers", "pyarrow", "matplotlib", "omegaconf", "rich", "typer", "sympy"}
+
+
+def test_full_disk_is_reported_in_one_line():
+    code = (
+        "import creditflow.cli.check as c\n"
+        "def write(*args, **options):\n"
+        "    with open('/dev/full', 'w') as file:\n"
+        "        file.write('x')\n"
+        "c.check = write\n"
+        "from creditflow.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "check", "x.yaml"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: the disk is full; finished files are whole\n"

@@ -1,0 +1,208 @@
+"""`creditflow recredit` and `diff` on small real runs: the same trajectories under other settings."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from creditflow._utils.progress import Reporter
+from creditflow.cli import app
+from creditflow.cli.recredit import reassigned
+from creditflow.config import credit_overrides, load_recipe
+from creditflow.credit import CreditOptions, assign
+from creditflow.credit.analysis.difference import CreditChange, moved
+from creditflow.engines.local.trainer import train
+from creditflow.runs import Ledger, RunFolder
+from creditflow.runs.run_folder import read_metrics
+from tests.paths import TOY
+
+QUANTILE = "algorithm.propagation_threshold={kind: quantile, target_pass_rate: 0.5, range: [0.0, 0.9], floor: 0.5}"
+
+
+def a_run(folder: Path, *overrides: str) -> Ledger:
+    return Ledger.open(train(load_recipe(TOY, [f"trainer.default_local_dir={folder}", *overrides]), Reporter()).path)
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    return a_run(tmp_path_factory.mktemp("recredit") / "run")
+
+
+def creditflow(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(*arguments: object) -> str:
+    result = creditflow(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    return result.stderr.removeprefix("error: ").strip()
+
+
+def rows(text: str, title: str) -> dict[str, list[str]]:
+    """The table under `title`: the cells of each row by its first cell."""
+    lines = text.split(title)[1].splitlines()[2:]
+    table = lines[: next((i for i, line in enumerate(lines) if i > 2 and not line.strip()), len(lines))]
+    return {line.split()[0]: line.split()[1:] for line in table if line.strip()}
+
+
+def test_recredit_without_changes_reproduces_every_file(ledger: Ledger, tmp_path: Path) -> None:
+    result = creditflow("recredit", ledger.path, "-o", tmp_path / "same")
+    assert result.exit_code == 0, result.output
+    again = Ledger.open(tmp_path / "same")
+    assert again.steps == ledger.steps
+    for step in ledger.steps:
+        assert again.file(step).read_bytes() == ledger.file(step).read_bytes()
+    assert rows(result.stdout, "what moved")["all"] == ["32", "0.0%", "0.0%", "0", "0", "0"]
+
+
+@pytest.mark.parametrize("kind", [QUANTILE, "algorithm.propagation_threshold={kind: noise}"])
+def test_recredit_reproduces_adaptive_thresholds(tmp_path: Path, kind: str) -> None:
+    ledger = a_run(tmp_path / "run", kind, "trainer.total_training_steps=4", "trainer.test_freq=2")
+    for changed in ({}, credit_overrides([kind])):
+        for recorded, made in reassigned(ledger, changed):
+            assert made is not None
+            assert recorded.assignment is not None
+            np.testing.assert_array_equal(made.threshold_S, recorded.assignment.threshold_S)
+            np.testing.assert_array_equal(made.advantage_S, recorded.assignment.advantage_S)
+    last = ledger.read(4).assignment
+    assert last is not None
+    assert set(last.threshold_S) != {0.5}  # the thresholds have changed
+
+
+def test_recredit_applies_another_rule(ledger: Ledger, tmp_path: Path) -> None:
+    result = creditflow(
+        "recredit", ledger.path, "algorithm.propagation=identical", "group_by=task", "-o", tmp_path / "out"
+    )
+    assert result.exit_code == 0, result.output
+    other = Ledger.open(tmp_path / "out")
+    total = moved = flipped = 0.0
+    for step in ledger.steps:
+        old, new = ledger.read(step).assignment, other.read(step).assignment
+        assert old is not None
+        assert new is not None
+        expected = assign(old.batch, CreditOptions(propagation="identical", group_by="task"))
+        np.testing.assert_array_equal(new.advantage_S, expected.advantage_S)
+        moved += float(np.abs(new.credit_S - old.credit_S).sum())
+        total += float((np.abs(new.credit_S) + np.abs(old.credit_S)).sum())
+        flipped += int(((new.advantage_S * old.advantage_S) < 0).sum())
+    said = rows(result.stdout, "what moved")["all"]
+    assert said[:3] == ["32", f"{moved / total:.1%}", f"{flipped / 32:.1%}"]
+    assert [row["step"] for row in read_metrics(tmp_path / "out")] == [1, 2]
+
+
+def test_recredited_run_is_read_by_why_and_diff(ledger: Ledger) -> None:
+    assert creditflow("recredit", ledger.path, "algorithm.w_o=0.5").exit_code == 0
+    made = ledger.path / "recredited" / "algorithm.w_o=0.5"
+    assert Ledger.open(made).run["changed"] == {"w_o": 0.5}
+    why = creditflow("why", made, ledger.read(1).batch.step_ids[0])
+    assert "w_o = 0.5" in why.stdout
+    twice = creditflow("recredit", made, "share=once", "-o", made.parent / "twice")
+    assert twice.exit_code == 0, twice.output
+    assert Ledger.open(made.parent / "twice").run["changed"] == {"w_o": 0.5, "share": "once"}
+    diff = creditflow("diff", ledger.path, made)
+    settings = rows(diff.stdout, "settings")
+    assert settings["algorithm.w_o"] == ["1.0", "0.5"]
+    assert sum(key.count(".") for key in settings) == 1
+    assert "the same trajectories in 2 training steps: what moved" in diff.stdout
+    again = refused("recredit", ledger.path, "algorithm.w_o=0.5")
+    assert again == f"{made} holds an assignment already; name another folder with -o"
+    (made.parent / "full").mkdir()
+    (made.parent / "full" / "kept.txt").write_text("mine")
+    for there in ("full", "full/kept.txt"):
+        said = refused("recredit", ledger.path, "algorithm.w_o=0.5", "-o", made.parent / there)
+        assert said == f"-o: {made.parent / there} is there already, and is no empty folder; name another one"
+
+
+def test_diff_compares_runs_with_different_trajectories(ledger: Ledger, tmp_path: Path) -> None:
+    other = a_run(tmp_path / "other", "data.seed=1")
+    said = creditflow("diff", ledger.path, other.path).stdout
+    assert "2 training steps of other trajectories, by agent" in said
+    assert {"writer", "critic"} <= rows(said, "by agent").keys()
+    last = read_metrics(other.path)[-1]["val/pass_at_1"]
+    assert rows(said, "last of each run")["val/pass_at_1"][1] == f"{last:.3f}"
+    assert rows(said, "settings")["data.seed"] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("algorithm.gama=1", "expected an option of credit, key=value (did you mean 'gamma'?)"),
+        ("data.seed=1", "expected an option of credit"),
+        ("gate=ajar", "algorithm.gate: expected hard or soft, got 'ajar'"),
+        ("adv_estimator=gae", "algorithm.outcome_to"),
+        ("algorithm.shadow={propagation: none}", "recredit is itself a second rule"),
+    ],
+)
+def test_invalid_settings_are_refused_and_write_nothing(ledger: Ledger, override: str, says: str) -> None:
+    before = sorted(ledger.path.rglob("*"))
+    assert says in refused("recredit", ledger.path, override)
+    assert sorted(ledger.path.rglob("*")) == before
+
+
+def test_interrupted_recredit_leaves_no_folder(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, written = RunFolder.write_steps, []
+
+    def breaks(self: RunFolder, step: int, *args: object) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(step)
+        write(self, step, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RunFolder, "write_steps", breaks)
+    assert creditflow("recredit", ledger.path, "w_o=3", "-o", tmp_path / "out").exit_code == 130
+    assert written
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_reader_sets_a_torn_file_aside(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run", "trainer.total_training_steps=3")
+    torn = ledger.file(2)
+    torn.write_bytes(torn.read_bytes()[:1000])
+    assert Ledger.open(ledger.path).steps == (1, 3)
+    for command in (["recredit", ledger.path], ["calibrate", ledger.path], ["diff", ledger.path, ledger.path]):
+        result = creditflow(*command)
+        assert result.exit_code == 0, result.output
+
+
+def test_gae_is_refused_for_a_run_without_a_critic(ledger: Ledger) -> None:
+    assert "gae expects a critic's values" in refused("recredit", ledger.path, "adv_estimator=gae", "outcome_to=answer")
+
+
+def test_recredit_keeps_steps_without_assigned_credit(ledger: Ledger, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", ledger.run, (ledger.path / "config.yaml").read_text())
+    folder.write_steps(1, ledger.read(1).batch)
+    result = creditflow("recredit", folder.path, "w_o=2", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert Ledger.open(tmp_path / "out").read(1).assignment is None
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["recredited_from"] == str(folder.path.resolve())
+
+
+def test_diff_compares_mappings_key_by_key(ledger: Ledger, tmp_path: Path) -> None:
+    assert credit_overrides(["gamma=9e-1", "algorithm.share=once"]) == {"gamma": 0.9, "share": "once"}
+    changes = ("propagation_threshold={kind: noise}", "reward.decomp_granularity=agent")
+    assert creditflow("recredit", ledger.path, *changes, "-o", tmp_path / "other").exit_code == 0
+    shown = rows(creditflow("diff", ledger.path, tmp_path / "other").stdout, "settings")
+    assert shown["algorithm.propagation_threshold.kind"] == ["null", '"noise"']
+    assert shown["reward.decomp_granularity"] == ['"step"', '"agent"']
+    assert "algorithm.decomp_granularity" not in shown
+
+
+@given(st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3)), min_size=1, max_size=8))
+def test_share_moved_is_a_share(pairs: list[tuple[float, float]]) -> None:
+    old, new = np.array(pairs).T
+    found = CreditChange(credit_moved=float(np.abs(new - old).sum()), credit=float((np.abs(new) + np.abs(old)).sum()))
+    assert math.isnan(found.share_moved) or 0.0 <= found.share_moved <= 1.0 + 1e-12
+
+
+def test_share_moved_of_opposite_credit_is_one(ledger: Ledger) -> None:
+    before = ledger.read(1).assignment
+    assert before is not None
+    for credit_S, expected in ((before.credit_S, 0.0), (-before.credit_S, 1.0)):
+        shares = [found.share_moved for found in moved(before, replace(before, credit_S=credit_S)).values()]
+        assert [share for share in shares if not math.isnan(share)] == pytest.approx([expected] * len(shares))

@@ -1,0 +1,211 @@
+"""`creditflow why` on the ledgers of small real runs: its terms sum to the advantage in the loss."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from creditflow._utils.progress import Reporter
+from creditflow.cli import app
+from creditflow.config import load_recipe
+from creditflow.credit import explain
+from creditflow.engines.local import actor
+from creditflow.engines.local.trainer import train
+from creditflow.reports.text import plain
+from creditflow.runs import Ledger
+from tests.paths import TOY
+
+PPO = ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer")
+MANY = ("recipe.tasks=40", "data.train_batch_size=40", "actor_rollout_ref.actor.ppo_mini_batch_size=40")
+
+
+class Seen:
+    """Recorder of each response token's advantage in the loss, update by update."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[dict[int, float]] = []
+        tensors_of, update = actor.tensors_of, actor.Actor.update
+
+        def of_tokens(columns, token_at, like):
+            tensors = tensors_of(columns, token_at, like)
+            of_loss = tensors[2].double().numpy().ravel()
+            self.steps[-1].update(zip(token_at.ravel().tolist(), of_loss.tolist(), strict=True))
+            return tensors
+
+        def of_update(*args, **kwargs):
+            self.steps.append({})
+            return update(*args, **kwargs)
+
+        monkeypatch.setattr(actor, "tensors_of", of_tokens)
+        monkeypatch.setattr(actor.Actor, "update", of_update)
+
+
+def a_run(folder: Path, *overrides: str) -> Ledger:
+    options = [f"trainer.default_local_dir={folder}", "trainer.test_freq=-1", *overrides]
+    return Ledger.open(train(load_recipe(TOY, options), Reporter()).path)
+
+
+@pytest.mark.parametrize("estimator", [(), PPO], ids=["grpo", "gae"])
+def test_terms_of_1000_random_steps_sum_to_the_loss_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimator: tuple[str, ...]
+) -> None:
+    seen = Seen(monkeypatch)
+    ledger = a_run(tmp_path / "run", *MANY, "trainer.total_training_steps=4", *estimator)
+    assert len(seen.steps) == len(ledger.steps) == 4
+    recorded = list(ledger)
+    every = [(k, s) for k, of in enumerate(recorded) for s in range(of.batch.n_steps)]
+    assert len(every) >= 1000
+    in_loss = 0
+    for k, s in random.Random(1).sample(every, 1000):
+        batch, assignment = recorded[k].batch, recorded[k].assignment
+        assert assignment is not None
+        start, stop = batch.token_offsets[s : s + 2]
+        sampled = np.flatnonzero(batch.response_mask[start:stop]).tolist()
+        for token in sampled:
+            said = explain(assignment, s, token)
+            assert said.replay() == said.advantage == assignment.token_advantages()[start + token]
+            if said.terms:
+                assert math.fsum([*(value for _, value in said.terms), said.rounding]) == said.advantage
+            if (at := start + token) in seen.steps[k]:
+                in_loss += 1
+                assert np.float32(said.advantage) == seen.steps[k][at]
+            else:
+                assert said.advantage == 0.0  # updates skip tokens without an advantage
+    assert in_loss > 500
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    return a_run(tmp_path_factory.mktemp("why") / "run")
+
+
+def creditflow(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def said(*arguments: object) -> list[str]:
+    result = creditflow("why", *arguments)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def refused(*arguments: object) -> str:
+    result = creditflow("why", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    return result.stderr.removeprefix("error: ").strip()
+
+
+def test_why_ends_with_the_recorded_advantage(ledger: Ledger) -> None:
+    for recorded in ledger:
+        assert recorded.assignment is not None
+        for s in (0, 7, 15):
+            lines = said(ledger.path, recorded.batch.step_ids[s])
+            assert lines[-1] == f"= {float(recorded.assignment.advantage_S[s])!r}"
+            parts = [float(line.split()[-1]) for line in lines[lines.index("", lines.index("") + 1) + 2 : -1]]
+            assert math.fsum(parts) == recorded.assignment.advantage_S[s]
+
+
+def test_tree_contains_each_functions_raw_score(ledger: Ledger) -> None:
+    batch = ledger.read(2).batch
+    lines = said(ledger.path, batch.step_ids[1])
+    assert lines[0].startswith(
+        f"step {batch.step_ids[1]}: critic, turn 0, step 1 of trajectory {batch.trajectory_ids[0]}"
+    )
+    assert any(line.startswith("advantage = weight * scaled = ") for line in lines)
+    for name in batch.raw_scores[1]:
+        assert any(f"raw {name} = " in line for line in lines), name
+
+
+def test_token_option_explains_one_token(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run", *PPO)
+    recorded = ledger.read(2)  # not step 1: a new critic has the same value everywhere
+    assert recorded.assignment is not None
+    advantage_T = recorded.assignment.token_advantages()
+    lines = [said(ledger.path, recorded.batch.step_ids[0], "--token", j) for j in (0, 1)]
+    assert [of_token[-1] for of_token in lines] == [f"= {float(advantage_T[j])!r}" for j in (0, 1)]
+    assert advantage_T[0] != advantage_T[1]
+    assert "expected one of its sampled tokens, got token 99" in refused(
+        ledger.path, recorded.batch.step_ids[0], "--token", 99
+    )
+
+
+def test_json_output_ends_with_the_recorded_advantage(ledger: Ledger) -> None:
+    recorded = ledger.read(1)
+    assert recorded.assignment is not None
+    facts = json.loads("".join(said(ledger.path, recorded.batch.step_ids[3], "--json")))
+    assert facts["training_step"] == 1
+    assert facts["advantage"] == recorded.assignment.advantage_S[3] == facts["operations"][-1]["value"]
+
+
+def test_trajectory_output_marks_the_first_error(ledger: Ledger) -> None:
+    for recorded in ledger:
+        made = recorded.assignment
+        assert made is not None
+        for n in range(recorded.batch.n_trajectories):
+            lines = said(ledger.path, "--trajectory", recorded.batch.trajectory_ids[n])
+            steps = np.flatnonzero(recorded.batch.trajectory_of_step == n)
+            assert len(lines) == 6 + len(steps)
+            wrong = [s for s in steps if made.scored_S[s] and made.sub_reward_S[s] < 1]
+            marked = [s for s, line in zip(steps, lines[-len(steps) :], strict=True) if line.endswith("<- first error")]
+            assert marked == wrong[:1]
+
+
+def test_unknown_step_or_run_is_refused_in_one_line(ledger: Ledger, tmp_path: Path) -> None:
+    assert refused(tmp_path, "1") == f"{tmp_path}: expected the folder of a run, with a run.json in it"
+    example = ledger.read(2).batch.step_ids[0]
+    assert refused(ledger.path, "0-1-0-0/99") == (
+        f"{ledger.path}: expected the id of a step, such as {example!r}; there is no '0-1-0-0/99'"
+    )
+    assert refused(ledger.path, example, "--trajectory", "t") == (
+        "why: expected the id of a step or --trajectory T, got both"
+    )
+    assert refused(ledger.path, "--token", 1) == "--token: expected the id of a step beside it"
+
+
+def test_why_of_a_run_lists_notable_steps(ledger: Ledger) -> None:
+    made = ledger.read(2).assignment
+    assert made is not None
+    lines = said(ledger.path)
+    assert lines[0] == "training step 2: 16 steps of 8 trajectories"
+    listed = {line.split()[0]: line for line in lines[3 : lines.index("", 2)]}
+    trained = [(made.advantage_S[s], made.batch.step_ids[s]) for s in range(16) if made.trained_S[s]]
+    for (advantage, id), words in ((max(trained), "the highest advantage"), (min(trained), "the lowest advantage")):
+        assert words in listed[id]
+        assert f"{advantage:+.3f}" in listed[id]
+    for id in listed:
+        assert said(ledger.path, id)[0].startswith(f"step {id}: ")
+
+
+def test_why_shows_each_part_in_reward_and_in_advantage(ledger: Ledger) -> None:
+    made = ledger.read(2).assignment
+    assert made is not None
+    for s in np.flatnonzero(made.trained_S & ~made.tied_S)[:4].tolist():
+        lines = said(ledger.path, made.batch.step_ids[s])
+        rows = {line.split()[0]: line.split()[-2:] for line in lines[-8:-1] if line}
+        factor = made.weight_S[s] / made.divisor_S[s]
+        assert rows["own"] == [f"{made.own_S[s]:+.6g}", f"{factor * made.own_S[s]:+}"]
+        assert rows["baseline"] == [f"{-made.baseline_S[s]:+.6g}", f"{-factor * made.baseline_S[s]:+}"]
+        assert any(line.startswith("units: ") for line in lines)
+
+
+def test_torn_file_is_set_aside_and_named(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    last = ledger.file(2)
+    id = ledger.read(1).batch.step_ids[0]
+    last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
+    assert Ledger.open(ledger.path).steps == (1,)
+    assert said(ledger.path, id)[-1] == f"set aside: {last} is incomplete, a crash cut it off"
+
+
+def test_run_without_training_steps_is_refused(ledger: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    assert refused(tmp_path, "0-1-0-0/0") == f"{tmp_path}: no training step is on record yet"
+
+
+def test_plain_escapes_control_characters() -> None:
+    assert plain("a\x1b[2Jb\nc\u202e") == "a\\x1b[2Jb\\nc\\u202e"
+    assert plain("x" * 1_000_000, 5) == "xxxxx... (1,000,000 characters)"

@@ -1,0 +1,367 @@
+import functools
+import operator
+
+import pytest
+
+from creditflow.config import load_recipe, with_effect
+from creditflow.engines.common.components import build_components
+from creditflow.errors import ConfigError
+from tests.paths import RECIPES
+
+MINIMAL = """
+data: {train_files: tasks.jsonl}
+team: {workflow: "team.py:solve", agents: {solver: {}}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A function that writes the minimal recipe, extended by `more`."""
+
+    def write(more="", name="recipe.yaml"):
+        path = tmp_path / name
+        path.write_text(MINIMAL + more)
+        return path
+
+    return write
+
+
+def test_defaults_are_those_of_the_design(recipe):
+    config = load_recipe(recipe()).config
+
+    algorithm = config.algorithm
+    assert algorithm.propagation == "threshold"
+    assert algorithm.propagation_threshold == 0.5
+    assert (algorithm.gamma, algorithm.lam) == (0.99, 0.95)
+    assert (algorithm.adv_estimator, algorithm.gate, algorithm.gate_at) == ("grpo", "hard", "pass")
+    assert (algorithm.share, algorithm.on_closed_gate, algorithm.outcome_to) == ("split", "cut", "all")
+    assert (algorithm.w_r, algorithm.w_o, algorithm.sub_reward_origin) == (1, 1, 1)
+    assert config.reward.max_failed_frac == 0.2
+
+
+def test_algorithm_section_is_resolved(recipe):
+    path = recipe(
+        """
+algorithm:
+  reward_decomp: true
+  propagation_threshold: 0.5
+  error_minimization: gae_lambda=0.9
+"""
+    )
+
+    algorithm = load_recipe(path).config.algorithm
+
+    assert algorithm.reward_decomp is True
+    assert algorithm.propagation == "threshold"
+    assert algorithm.propagation_threshold == 0.5
+    assert algorithm.lam == 0.9
+
+
+def test_error_minimization_may_be_a_mapping(recipe):
+    assert load_recipe(recipe("algorithm: {error_minimization: {gae_lambda: 0.8}}")).config.algorithm.lam == 0.8
+
+
+@pytest.mark.parametrize("value", ["0.9", "lambda=0.9", "{gae_lambda: much}", "{gae_lambda: 0.9, gamma: 1}"])
+def test_invalid_error_minimization_is_refused(recipe, value):
+    with pytest.raises(ConfigError, match=r"error_minimization: expected \{gae_lambda: 0.95\}"):
+        load_recipe(recipe(f"algorithm: {{error_minimization: {value}}}"))
+
+
+@pytest.mark.parametrize(("share", "rule"), [("true", "threshold"), ("false", "discounted")])
+def test_threshold_share_is_an_alias_of_propagation(recipe, share, rule):
+    path = recipe(f"algorithm: {{threshold_share: {share}}}")
+
+    assert load_recipe(path).config.algorithm.propagation == rule
+    assert load_recipe(path, [f"algorithm.propagation={rule}"]).config.algorithm.propagation == rule
+
+
+def test_threshold_share_contradicting_propagation_is_refused(recipe):
+    with pytest.raises(ConfigError, match=r"threshold_share: true means propagation 'threshold'.*'none'"):
+        load_recipe(recipe("algorithm: {threshold_share: true, propagation: none}"))
+
+
+def test_overrides_replace_options_of_the_recipe(recipe):
+    path = recipe("trainer: {total_training_steps: 5}")
+
+    overrides = ["trainer.total_training_steps=7", "actor_rollout_ref.actor.optim.lr=2e-4", "recipe.depth=3"]
+    config = load_recipe(path, overrides).config
+
+    assert config.trainer.total_training_steps == 7
+    assert config.actor_rollout_ref.actor.optim.lr == 2e-4
+    assert config.recipe == {"depth": 3}
+
+
+def test_extends_is_relative_to_the_recipe(recipe, tmp_path):
+    recipe("algorithm: {gamma: 0.5, lam: 0.5}")
+    (tmp_path / "below").mkdir()
+    child = tmp_path / "below" / "child.yaml"
+    child.write_text("extends: ../recipe.yaml\nalgorithm: {gamma: 0.7}\n")
+
+    loaded = load_recipe(child)
+
+    assert (loaded.config.algorithm.gamma, loaded.config.algorithm.lam) == (0.7, 0.5)
+    assert loaded.name == "child"
+    assert loaded.folder == (tmp_path / "below").resolve()
+
+
+def test_circular_extends_is_refused(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+
+    with pytest.raises(ConfigError, match=r"extends.*circle"):
+        load_recipe(tmp_path / "a.yaml")
+
+
+def test_resolved_recipe_loads_again_unchanged(recipe, tmp_path):
+    first = load_recipe(recipe("algorithm: {error_minimization: gae_lambda=0.9, threshold_share: false}"))
+    again = tmp_path / "again.yaml"
+    again.write_text(first.to_yaml())
+
+    assert load_recipe(again).to_dict() == first.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("algorithm.gama=1", "algorithm.gamma"),
+        ("algorithm.propagation_treshold=0.4", "algorithm.propagation_threshold"),
+        ("data.train_file=x", "data.train_files"),
+        ("actor_rollout_ref.actor.optim.learning_rate=1", "actor_rollout_ref.actor.optim"),
+        ("trainer.total_steps=1", "trainer.total_epochs"),
+    ],
+)
+def test_unknown_key_names_the_nearest(recipe, override, nearest):
+    with pytest.raises(ConfigError) as refused:
+        load_recipe(recipe(), [override])
+
+    key = override.partition("=")[0]
+    assert str(refused.value).startswith(f"unknown key {key!r} (did you mean '{nearest}")
+
+
+def test_unknown_section_names_the_nearest(recipe):
+    with pytest.raises(ConfigError, match=r"unknown key 'traner' \(did you mean 'trainer'\?\)"):
+        load_recipe(recipe(), ["traner.test_freq=1"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.train_batch_size=0", r"data.train_batch_size: expected a number above 0, got 0"),
+        ("data.train_batch_size=many", "data.train_batch_size: .*many"),
+        ("data.val_max_samples=0", "data.val_max_samples: expected 1 or more, or -1 for all, got 0"),
+        ("data.seed=-1", "data.seed: expected a number of at least 0"),
+        ("trainer.device=tpu", "trainer.device: expected one of auto, cpu, cuda, got 'tpu'"),
+        ("trainer.total_training_steps=-1", "trainer.total_training_steps: expected a number of at least 0"),
+        ("trainer.num_threads=-2", "trainer.num_threads"),
+        ("reward.max_failed_frac=2", "reward.max_failed_frac: expected a share from 0 to 1"),
+        (
+            "actor_rollout_ref.rollout.timeout_s=0",
+            "actor_rollout_ref.rollout.timeout_s: expected a number above 0, got 0",
+        ),
+        ("actor_rollout_ref.rollout.timeout_s=.inf", "actor_rollout_ref.rollout.timeout_s: expected a number above 0"),
+        ("actor_rollout_ref.rollout.timeout_outcome=1", "timeout_outcome: expected one of mask, zero, got '1'"),
+        ("actor_rollout_ref.actor.optim.lr=0", "actor_rollout_ref.actor.optim.lr: expected a number above 0"),
+        ("actor_rollout_ref.actor.loss_agg_mode=mean", "loss_agg_mode: expected one of token-mean"),
+        ("actor_rollout_ref.actor.kl_loss_type=k9", "kl_loss_type: expected one of k1"),
+        ("trainer.critic_warmup=3", "trainer.critic_warmup: 3, but algorithm.adv_estimator: grpo has no critic"),
+        ("policies={default: {optim: {rl: 1}}}", "unknown key 'policies.default.optim.rl'"),
+        ("policies={default: {optim: {lr: fast}}}", "policies.default.optim: "),
+        ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n: 1 rollout of each task; grpo"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "ppo_mini_batch_size: expected at most .*16 tasks, got 64"),
+        ("algorithm.propagation=thresh", "algorithm.propagation: expected .*threshold.*, got 'thresh'"),
+        ("algorithm.gamma=1.5", "algorithm.gamma"),
+        ("noequals", "noequals: expected key=value"),
+        ("=3", "=3: expected key=value"),
+        ("data.train_files=[", "not readable as YAML"),
+    ],
+)
+def test_invalid_value_is_refused_with_its_key(recipe, override, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(recipe(), [override])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("- a list\n", "expected a mapping of options at the top level"),
+        ("data:\n  train_files: [\n", "not readable as YAML: line "),
+        ("", "team.workflow|mapping"),
+        ("data: {train_files: x}\nteam: {agents: {solver: {}}}\n", "team.workflow"),
+        ('team: {workflow: "a.py:solve"}\n', "team.agents: expected at least one agent"),
+    ],
+)
+def test_invalid_recipe_file_is_refused(tmp_path, content, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(path)
+
+
+def test_missing_recipe_or_base_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere.yaml: no such recipe"):
+        load_recipe(tmp_path / "nowhere.yaml")
+    (tmp_path / "child.yaml").write_text("extends: nobody.yaml\n")
+    with pytest.raises(ConfigError, match=r"nobody.yaml: no such recipe"):
+        load_recipe(tmp_path / "child.yaml")
+
+
+def test_every_shipped_recipe_loads():
+    recipes = sorted(RECIPES.glob("*.yaml"))
+
+    assert {"arithmetic_chain", "arithmetic_chain_sparse", "code_team", "gsm8k_team"} <= {
+        load_recipe(path).name for path in recipes
+    }
+
+
+def test_sparse_recipe_rewards_the_executor_alone():
+    components = build_components(load_recipe(RECIPES / "arithmetic_chain_sparse.yaml", ["recipe.train_tasks=16"]))
+
+    paid = {f.name: f.weight for f in components.rewards.functions if f.level == "step"}
+    assert paid == {"plan_right": 0, "digits_right": 1, "verdict_right": 0}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "reward.functions=[{fn: exact_match, agent_mach: x}]",
+            "unknown key 'reward.functions[0].agent_mach' (did you mean 'reward.functions[0].agent_match'?)",
+        ),
+        (
+            "team.agents.writer.sytem=x",
+            "unknown key 'team.agents.writer.sytem' (did you mean 'team.agents.writer.system'?)",
+        ),
+        ("algorithm.lam=0.5", "algorithm.error_minimization: means lam 0.95, but algorithm.lam is 0.5"),
+        ("algorithm.propagation=false", "algorithm.propagation"),
+        ("actor_rollout_ref.rollout.val_kwargs.temperature=-1", "val_kwargs.temperature"),
+        ("actor_rollout_ref.actor.optim.lr=.inf", "optim.lr"),
+        ("actor_rollout_ref.actor.optim.betas=[0.9]", "optim.betas: expected two numbers"),
+        ("actor_rollout_ref.actor.clip_ratio_high=-3", "clip_ratio_high"),
+        ("team.workflow=${oops", "not readable as YAML"),
+        ("team.agents.close.system=x", "team.agents.close"),
+    ],
+)
+def test_harmful_option_is_refused_with_its_full_key(recipe, override, message):
+    with pytest.raises(ConfigError) as refused:
+        load_recipe(recipe(), ["algorithm.error_minimization=gae_lambda=0.95", override])
+
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "expected"),
+    [
+        (["data.train_batch_size=4"], "actor_rollout_ref.actor.ppo_mini_batch_size", 4),
+        (["data.train_batch_size=64"], "actor_rollout_ref.actor.ppo_mini_batch_size", 8),
+        (
+            ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "data.max_response_length=96"],
+            "actor_rollout_ref.actor.loss_scale_factor",
+            96,
+        ),
+        (["critic.loss_agg_mode=seq-mean-token-sum-norm"], "critic.loss_scale_factor", 512),
+        (["trainer.resume_from_path=x"], "trainer.resume_mode", "resume_path"),
+        (["algorithm.adv_estimator=gae"], "algorithm.outcome_to", "answer"),
+        (["algorithm.adv_estimator=gae", "algorithm.propagation=identical"], "algorithm.outcome_to", "all"),
+        (["guard.rules.agreement.below=0.8"], "guard.rules.agreement.recover", 0.8),
+        (["guard.rules.agreement.window=1"], "guard.rules.agreement.shortest", 1),
+        (["guard.rules.error_rate.above=0.01"], "guard.rules.error_rate.recover", 0.01),
+    ],
+)
+def test_dependent_defaults_adapt(recipe, overrides, key, expected):
+    made = load_recipe(recipe(), overrides).to_dict()
+
+    assert functools.reduce(operator.getitem, key.split("."), made) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=8"], "ppo_mini_batch_size: expected"),
+        (["algorithm.adv_estimator=gae", "algorithm.outcome_to=all"], "algorithm.outcome_to: gae .*expected answer"),
+        (["trainer.resume_from_path=x", "trainer.resume_mode=auto"], "trainer.resume_from_path: expected"),
+        (["guard.rules.agreement.below=0.8", "guard.rules.agreement.recover=0.5"], "agreement.recover: 0.5 lies"),
+    ],
+)
+def test_contradictions_between_set_keys_stay_errors(recipe, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(recipe(), overrides)
+
+
+def test_empty_section_has_the_defaults(recipe):
+    assert load_recipe(recipe(), ["data=null"]).config.data.train_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (
+            ["propagation: identical, propagation_threshold: 0.7"],
+            "propagation_threshold: has no effect with propagation",
+        ),
+        (["propagation: none, share: copy"], "share: has no effect with propagation: none"),
+        (["propagation: none, propagation_threshold: 0.5"], r"set propagation: threshold$"),
+        (["threshold_share: false, gate: soft"], "gate: has no effect with propagation: discounted"),
+        (["tau: 0.2"], "tau: has no effect with gate: hard; leave it out, or set gate: soft"),
+        (["reward_decomp: false, gate_at: both"], "gate_at: has no effect with reward_decomp: false"),
+        (["propagation: threshold, shared_reward: outcome"], "set propagation: identical or uniform"),
+        (["propagation: identical, outcome_to: answer"], "outcome_to: has no effect"),
+        (["propagation: identical", "propagation_threshold: 0.7"], "propagation_threshold: has no effect"),
+        (["propagation: none, shadow: {propagation: identical, share: copy}"], "algorithm.shadow.share: has no effect"),
+    ],
+)
+def test_option_without_effect_is_refused(recipe, layers, message):
+    recipe(f"algorithm: {{{layers[0]}}}", "base.yaml")
+    path = recipe(name="top.yaml")
+    path.write_text("extends: base.yaml\n" + (f"algorithm: {{{layers[1]}}}" if layers[1:] else ""))
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(path)
+
+
+def test_option_of_an_overridden_rule_is_a_notice(recipe):
+    path = recipe("algorithm: {propagation: threshold, propagation_threshold: 0.7, gate_at: both}")
+    assert load_recipe(path).notices == ()
+    made = load_recipe(path, ["algorithm.propagation=identical"])
+    assert made.notices == (
+        "algorithm.propagation_threshold: has no effect with propagation: identical",
+        "algorithm.gate_at: has no effect with propagation: identical",
+    )
+    with pytest.raises(ConfigError, match="propagation_threshold: has no effect with propagation: identical"):
+        load_recipe(path, ["algorithm.propagation=identical", "algorithm.propagation_threshold=0.6"])
+    (record := path.with_name("config.yaml")).write_text(made.to_yaml())
+    assert load_recipe(record).config.algorithm == made.config.algorithm
+    # A second rule that reads the option gives it an effect.
+    assert load_recipe(path, ["algorithm.propagation=none", "algorithm.shadow={propagation: threshold}"]).notices == ()
+
+
+def test_comparison_drops_options_that_an_arm_ignores(recipe):
+    path, others = recipe(), ["algorithm.propagation_threshold=0.7", "data.seed=3"]
+    assert with_effect(path, ["algorithm.propagation=threshold"], others) == others
+    assert with_effect(path, ["algorithm.propagation=identical"], others) == ["data.seed=3"]
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("algorithm.propagation=treshold", "threshold"),
+        ("algorithm.adv_estimator=gpro", "grpo"),
+        ("algorithm.propagation_threshold={kind: quantil}", "quantile"),
+        ("actor_rollout_ref.actor.loss_agg_mode=token_mean", "token-mean"),
+        ("actor_rollout_ref.actor.kl_loss_type=low_var", "low_var_kl"),
+        ("actor_rollout_ref.actor.optim.lr_scheduler_type=cosin", "cosine"),
+        ("actor_rollout_ref.rollout.multi_turn.format=hermse", "hermes"),
+        ("actor_rollout_ref.model.target_modules=all_linear", "all-linear"),
+        ("critic.context=trajectories", "trajectory"),
+        ("reward.backend=proces", "process"),
+        ("reward.decomp_granularity=token-level", "token_level"),
+        ("trainer.device=cude", "cuda"),
+        ("trainer.resume_mode=atuo", "auto"),
+        ("trainer.logger=[wandbb]", "wandb"),
+        ("guard.fallback.trainable=lroa", "lora"),
+        ("guard.rules.entropy.action=wran", "warn"),
+        ("guard.rules.entropy.kind=levels", "level"),
+    ],
+)
+def test_misspelt_value_names_the_nearest(recipe, override, nearest):
+    with pytest.raises(ConfigError, match=rf"did you mean '{nearest}'\?"):
+        load_recipe(recipe(), [override])

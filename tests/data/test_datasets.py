@@ -1,0 +1,272 @@
+import datetime
+import json
+from pathlib import Path
+
+import pytest
+
+from creditflow.data import Task
+from creditflow.data.datasets import gsm8k_tasks, load_tasks, write_tasks
+from creditflow.errors import ConfigError, DataError
+from tests.paths import GSM8K
+
+ROW = {
+    "data_source": "mine",
+    "prompt": [{"role": "user", "content": "How many?"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "72"},
+    "extra_info": {"index": 3},
+}
+
+
+def row_of(message: dict) -> dict:
+    """A row with another prompt."""
+    return {**ROW, "prompt": [message]}
+
+
+def load(files, base: Path, split="train", **recipe):
+    return load_tasks(files, base, recipe, split)
+
+
+def jsonl(path: Path, *lines: object) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def test_published_gsm8k_becomes_verl_tasks():
+    tasks = gsm8k_tasks(GSM8K)
+    assert len(tasks) == 64
+    assert tasks[1] == Task(
+        data_source="openai/gsm8k",
+        prompt=(
+            {
+                "role": "user",
+                "content": "Weng earns $12 an hour for babysitting. Yesterday, she just did 50 minutes of babysitting. "
+                "How much did she earn?",
+            },
+        ),
+        ground_truth="10",
+        extra_info={
+            "index": 1,
+            "split": "train",
+            "answer": "Weng earns 12/60 = $<<12/60=0.2>>0.2 per minute.\n"
+            "Working 50 minutes, she earned 0.2 x 50 = $<<0.2*50=10>>10.\n#### 10",
+            "calculations": ["12/60=0.2", "0.2*50=10"],
+        },
+    )
+
+
+def test_thousands_separators_are_removed_from_the_truth(tmp_path):
+    path = jsonl(tmp_path / "test.jsonl", {"question": "q", "answer": "It is 1,080.\n#### 1,080"})
+    (task,) = gsm8k_tasks(path)
+    assert (task.ground_truth, task.extra_info["split"], task.extra_info["calculations"]) == ("1080", "test", [])
+
+
+def test_load_tasks_reads_published_gsm8k(tmp_path):
+    assert load(str(GSM8K), tmp_path) == gsm8k_tasks(GSM8K)
+
+
+def test_parquet_has_verls_columns_and_round_trips(tmp_path):
+    import pyarrow.parquet as pq
+
+    tasks = gsm8k_tasks(GSM8K)
+    write_tasks(tasks, tmp_path / "new" / "train.parquet")
+    assert load("train.parquet", tmp_path / "new") == tasks
+    table = pq.read_table(tmp_path / "new" / "train.parquet")
+    assert table.column_names == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+    assert table.to_pylist()[0]["reward_model"] == {"style": "rule", "ground_truth": "72"}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["train.parquet"]
+
+
+def test_tasks_without_extra_info_round_trip(tmp_path):
+    tasks = [Task("mine", ({"role": "user", "content": "q"},), 72)]
+    write_tasks(tasks, tmp_path / "t.parquet")
+    assert load("t.parquet", tmp_path) == tasks
+
+
+def test_inconsistent_tasks_leave_nothing_behind(tmp_path):
+    tasks = [Task("mine", ({"role": "user", "content": "q"},), truth) for truth in ("72", 72)]
+    with pytest.raises(DataError, match="do not fit one Parquet table"):
+        write_tasks(tasks, tmp_path / "t.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_jsonl_with_verls_columns_is_read(tmp_path):
+    jsonl(tmp_path / "t.jsonl", ROW, "", {**ROW, "extra_info": None})
+    first, second = load("t.jsonl", tmp_path)
+    assert first == Task("mine", ({"role": "user", "content": "How many?"},), "72", {"index": 3})
+    assert second.extra_info == {}
+
+
+def test_several_files_are_read_in_order(tmp_path):
+    jsonl(tmp_path / "a.jsonl", {**ROW, "data_source": "a"})
+    jsonl(tmp_path / "b.jsonl", {**ROW, "data_source": "b"})
+    assert [task.data_source for task in load(["b.jsonl", "a.jsonl"], tmp_path)] == ["b", "a"]
+
+
+def test_file_is_looked_up_beside_the_recipe_first(tmp_path, monkeypatch):
+    (tmp_path / "recipe").mkdir()
+    monkeypatch.chdir(tmp_path)
+    jsonl(tmp_path / "t.jsonl", {**ROW, "data_source": "here"})
+    assert load("t.jsonl", tmp_path / "recipe")[0].data_source == "here"
+    jsonl(tmp_path / "recipe" / "t.jsonl", {**ROW, "data_source": "beside"})
+    assert load("t.jsonl", tmp_path / "recipe")[0].data_source == "beside"
+
+
+def test_task_function_gets_split_and_recipe(tmp_path):
+    (tmp_path / "make.py").write_text(
+        "from creditflow.data import Task\n"
+        "def tasks(split, recipe):\n"
+        "    return [Task(split, ({'role': 'user', 'content': str(i)},), i) for i in range(recipe['count'])]\n"
+        "def none(split, recipe):\n    return []\n"
+        "def wrong(split, recipe):\n    return 'tasks'\n"
+        "def rows(split, recipe):\n    return [{}]\n"
+        "table = [1]\n"
+    )
+    tasks = load("make.py:tasks", tmp_path, "val", count=3)
+    assert [(task.data_source, task.ground_truth) for task in tasks] == [("val", 0), ("val", 1), ("val", 2)]
+    for name, message in [
+        ("none", "data.val_files: make.py:none holds no task"),
+        ("wrong", "expected a list of tasks from make.py:wrong, got a str"),
+        ("rows", "expected a list of tasks from make.py:rows, got one that holds a dict"),
+        ("table", "expected a function, make.py:table is a list"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            load(f"make.py:{name}", tmp_path, "val")
+    with pytest.raises(ConfigError, match=r"data\.val_files"):
+        load("make.py:nothing", tmp_path, "val")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"data_source": "mine", ', r"t.jsonl:2: not a line of JSON"),
+        ("[" * 100_000, r"t.jsonl:2: not a line of JSON"),
+        ("[1, 2]", r"t.jsonl:2: expected a JSON object, got a list"),
+        ({"data_source": "mine"}, r"t.jsonl:2: missing prompt, reward_model .* got data_source"),
+        ({**ROW, "prompt": "How many?"}, r"t.jsonl:2: prompt: expected a list of messages"),
+        ({**ROW, "prompt": []}, r"t.jsonl:2: prompt: expected"),
+        ({**ROW, "prompt": [{"role": "user"}]}, r"t.jsonl:2: prompt\[0\]: expected a message"),
+        (row_of({"role": "human", "content": "x"}), r"t.jsonl:2: prompt\[0\].role: expected 'user', got 'human'"),
+        (row_of({"role": "user", "content": None}), r"t.jsonl:2: prompt\[0\].content: expected a text .* got 'None'"),
+        (row_of({"role": "user", "content": "\ud83d"}), r"t.jsonl:2: prompt\[0\].content: expected what JSON can say"),
+        (
+            row_of({"role": "user", "content": [{"type": "image", "image": "x"}]}),
+            r"t.jsonl:2: prompt\[0\].content: expected parts {type: text, text}, got .*image",
+        ),
+        ({**ROW, "reward_model": {"style": "rule"}}, r"t.jsonl:2: reward_model: expected an object with ground_truth"),
+        ({**ROW, "extra_info": [1]}, r"t.jsonl:2: extra_info: expected an object, got a list"),
+        ({"question": "q", "answer": "no marker"}, r"t.jsonl:2: expected an answer that ends with `#### number`"),
+        ({"question": "q", "answer": 72}, r"t.jsonl:2: expected question and answer to be text"),
+        ({}, r"t.jsonl:2: missing .* an empty object"),
+    ],
+)
+def test_malformed_line_is_named_by_file_and_number(tmp_path, line, message):
+    jsonl(tmp_path / "t.jsonl", ROW, line)
+    with pytest.raises(DataError, match=message) as error:
+        load("t.jsonl", tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_line_with_invalid_utf8_is_named(tmp_path):
+    (tmp_path / "t.jsonl").write_bytes(json.dumps(ROW).encode() + b'\n{"data_source": "\xff\xfe"}\n')
+    with pytest.raises(DataError, match=r"t.jsonl:2"):
+        load("t.jsonl", tmp_path)
+
+
+def test_unusable_files_are_named(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 no more")
+    (tmp_path / "t.csv").write_text("a,b\n")
+    (tmp_path / "folder").mkdir()
+    for files, message in [
+        ("gone.parquet", "data.train_files: no file 'gone.parquet' in"),
+        ("empty.jsonl", "data.train_files: empty.jsonl holds no task"),
+        ("broken.parquet", "broken.parquet: not a readable Parquet file"),
+        ("t.csv", "expected a .parquet or .jsonl file, got 't.csv'"),
+        ("folder", "a folder, not a file"),
+        (None, "data.train_files: expected a path"),
+        ([], "data.train_files: expected a path"),
+        ([3], "data.train_files: expected a path"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            load(files, tmp_path)
+
+
+def test_parquet_row_without_columns_is_named(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"data_source": ["a", "b"], "question": ["c", "d"]}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"t.parquet: row 0: missing prompt, reward_model"):
+        load("t.parquet", tmp_path)
+
+
+def test_gsm8k_tasks_expects_published_rows(tmp_path):
+    with pytest.raises(DataError, match=r"t.jsonl:1: expected GSM8K's question and answer, got data_source"):
+        gsm8k_tasks(jsonl(tmp_path / "t.jsonl", ROW))
+    with pytest.raises(DataError, match="no such file"):
+        gsm8k_tasks(tmp_path / "gone.jsonl")
+    with pytest.raises(DataError, match="holds no task"):
+        gsm8k_tasks(jsonl(tmp_path / "empty.jsonl"))
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Ulm"}}}
+SPARSE = {"id": "d", "type": None, "function": {"name": "now", "arguments": {}, "strict": None}, "index": None}
+TALK = [
+    {"role": "system", "content": "Be brief.", "name": None},
+    {"role": "user", "content": [{"type": "text", "text": "Warm"}, {"type": "text", "text": "?", "image": None}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL, SPARSE], "refusal": None},
+    {"role": "tool", "content": "21 C", "tool_call_id": "c", "tool_calls": []},
+    {"role": "user", "content": "And now?", "tool_calls": None},
+]
+BARE = (
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Warm?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [CALL, {"id": "d", "function": {"name": "now", "arguments": {}}}],
+    },
+    {"role": "tool", "content": "21 C", "tool_call_id": "c"},
+    {"role": "user", "content": "And now?"},
+)
+
+
+def test_null_keys_are_removed_from_jsonl_prompts(tmp_path):
+    (task,) = load(jsonl(tmp_path / "t.jsonl", {**ROW, "prompt": TALK}).name, tmp_path)
+    assert task.prompt == BARE
+
+
+def test_keys_that_parquet_adds_are_removed_from_prompts(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # Parquet gives each message the keys of all messages. A column holds either texts or parts, so use texts only.
+    talk = [one if isinstance(one["content"], str | None) else {**one, "content": "Warm?"} for one in TALK]
+    pq.write_table(pa.Table.from_pylist([{**ROW, "prompt": talk}]), tmp_path / "t.parquet")
+    assert pq.read_table(tmp_path / "t.parquet").to_pylist()[0]["prompt"][0]["tool_calls"] is None
+    (task,) = load("t.parquet", tmp_path)
+    assert task.prompt == BARE
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "place"),
+    [
+        ("extra_info", {"at": datetime.date(2025, 1, 1)}, r"extra_info\.at: .* got a date"),
+        ("extra_info", {"images": [{"bytes": b"PNG"}]}, r"extra_info\.images\[0\]\.bytes: .* got a bytes"),
+        ("reward_model", {"ground_truth": b"72"}, r"reward_model\.ground_truth: .* got a bytes"),
+    ],
+)
+def test_value_outside_json_is_named(tmp_path, column, value, place):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist([{**ROW, column: value}]), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=rf"t\.parquet: row 0: {place}"):
+        load("t.parquet", tmp_path)
+
+
+def test_error_in_a_task_function_is_located(tmp_path):
+    (tmp_path / "make.py").write_text("def tasks(split, recipe):\n    return [recipe['labels']]\n")
+    with pytest.raises(DataError, match=r"make\.py:tasks raised KeyError: 'labels' \(make\.py:2 in tasks\)$"):
+        load("make.py:tasks", tmp_path)

@@ -1,0 +1,432 @@
+"""Tests of batches as tables, messages and files: every conversion preserves the batch."""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+
+from creditflow.credit import Assignment, assign
+from creditflow.data import Score, Trajectory, TrajectoryBatch
+from creditflow.data.table import Column, batch_of, pack, schema, table_of, unpack
+from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
+from tests.builders import make_trajectory, step
+from tests.credit.strategies import situations
+from tests.strategies import assert_same, trajectories
+
+TOKENS = {"tokens": 2, "prompt_ids": (1, 2, 3)}
+
+
+def team(id: str = "t", task: str = "q0") -> Trajectory:
+    """Three steps of two agents: the first step has two scores, the second a failed one."""
+    return make_trajectory(
+        id,
+        [
+            step("a", {"f": 0.5, "g": Score((1.0, 0.0), weight=0.0)}, **TOKENS),
+            step("b", "failed", **TOKENS),
+            step("a", parents=(0, 1), **TOKENS, stratum="right"),
+        ],
+        outcome=1.0,
+        task=task,
+        answer_steps=(1, 2),
+    )
+
+
+def sent(trajectories: list[Trajectory]) -> TrajectoryBatch:
+    return batch_of(unpack(map(pack, trajectories)))
+
+
+# ---- round trips ---------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(trajectories())
+def test_batch_from_table_or_messages_is_the_same(trajectories):
+    batch = TrajectoryBatch.from_trajectories(trajectories)
+    for other in (
+        batch_of(table_of(trajectories)),
+        batch_of(table_of(batch)),
+        sent(trajectories),
+        batch_of(unpack([pack(trajectories)])),
+    ):
+        assert_same(other, batch)
+        assert other.to_trajectories() == trajectories
+
+
+@settings(max_examples=40)
+@given(trajectories())
+def test_messages_and_table_hold_the_same_rows(trajectories):
+    whole = table_of(trajectories).to_pylist()
+    assert unpack([memoryview(pack(trajectories))]).to_pylist() == whole
+    apart = unpack(map(pack, trajectories)).to_pylist()
+    for row in (*whole, *apart):  # the order of a step's scores depends on the message
+        lists = [row.pop(f"score_{name}") or [] for name in ("names", "values", "status", "weights")]
+        row["scores as numbers"] = sorted(zip(*lists, strict=True), key=str)
+    assert apart == whole
+
+
+@given(situations())
+def test_credit_is_bitwise_equal_after_transfer(situation):
+    trajectories, options, values = situation
+    values = None if values is None else np.array(values)
+
+    def assigned(batch: TrajectoryBatch) -> Assignment | str:
+        try:
+            return assign(batch, options, values_T=values)
+        except CreditflowError as error:
+            return f"{type(error)}: {error}"
+
+    here, there = assigned(TrajectoryBatch.from_trajectories(trajectories)), assigned(sent(trajectories))
+    if isinstance(here, str) or isinstance(there, str):
+        assert here == there
+        return
+    for field in fields(Assignment):
+        mine, its = getattr(here, field.name), getattr(there, field.name)
+        if isinstance(mine, np.ndarray):
+            assert (mine.dtype, mine.tobytes()) == (its.dtype, its.tobytes()), field.name
+    assert here.token_advantages().tobytes() == there.token_advantages().tobytes()
+    assert repr(here.metrics()) == repr(there.metrics())
+
+
+def test_nan_failed_and_missing_scores_round_trip():
+    one = team()
+    one.steps[0].scores["f"] = Score(float("nan"), (-1.0, 1.0), 2.0, "timeout", "too slow", 3.5, "v")
+    one.steps[1].scores = {"h": Score(float("nan"))}
+    batch, again = TrajectoryBatch.from_trajectories([one]), sent([one])
+    assert repr(tuple(again.raw_scores)) == repr(batch.raw_scores)
+    for name in ("scores", "score_status", "score_weights"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(batch, name))
+
+
+def test_empty_batch_round_trips():
+    for batch in (sent([]), batch_of(table_of([])), batch_of(unpack([pack([])]))):
+        assert_same(batch, TrajectoryBatch.from_trajectories([]))
+
+
+@pytest.mark.parametrize("places", [(0,), (2,), (0, 1, 2, 3), (1, 3)])
+def test_trajectories_without_steps_round_trip(places):
+    trajectories = [team("0"), team("1"), team("2"), team("3")]
+    for n in places:
+        trajectories[n] = replace(trajectories[n], steps=[], answer_steps=())
+    assert sent(trajectories).to_trajectories() == trajectories
+
+
+def test_joined_tables_form_one_batch(tmp_path: Path) -> None:
+    parts = [[team("a"), make_trajectory("b", [])], [], [team("c", "q1")], [make_trajectory("d", [], task="q0")]]
+    joined = batch_of(pa.concat_tables([unpack(map(pack, part)) for part in parts]))
+    assert_same(joined, TrajectoryBatch.from_trajectories([trajectory for part in parts for trajectory in part]))
+    joined.write_parquet(tmp_path / "b.parquet")
+    assert_same(TrajectoryBatch.read_parquet(tmp_path / "b.parquet"), joined)
+
+
+def test_pickled_batch_drops_its_table():
+    batch = sent([team(), make_trajectory("u", [])])
+    again = pickle.loads(pickle.dumps(batch))
+    assert_same(again, batch)
+    assert again.table is None
+
+
+def test_messages_become_few_chunks_and_tokens_one():
+    trajectories = [team(str(n)) for n in range(200)]
+    long = replace(
+        trajectories[0], steps=[replace(trajectories[0].steps[0], prompt="x" * 10_000_000)], answer_steps=(0,)
+    )
+    trajectories[0] = replace(long)
+    table = unpack(map(pack, trajectories))
+    assert table.column("prompt").num_chunks == 2
+    assert table.column("prompt_ids").num_chunks == 1
+    assert batch_of(table).to_trajectories() == trajectories
+
+
+def test_trajectory_columns_are_stored_once():
+    one = team()
+    one.task.extra_info["tests"] = "x" * 100_000
+    assert table_of([replace(one, steps=one.steps), team("u")]).nbytes < 130_000
+    assert len(unpack([pack(one)]).column("task").chunk(0).dictionary) == 1
+
+
+# ---- invalid input -------------------------------------------------------------------------------------------------
+
+
+def test_damaged_message_is_refused():
+    whole = pack(team())
+    for at in range(0, len(whole), 7):
+        torn = bytearray(whole)
+        torn[at] ^= 0x10
+        with pytest.raises(
+            BatchError, match=r"message 1 of packed trajectories: its \d+ bytes do not fit their checksum"
+        ):
+            unpack([whole, bytes(torn)])
+    for end in (0, 3, 11, 12, len(whole) - 1):
+        with pytest.raises(BatchError, match="do not fit their checksum"):
+            unpack([whole[:end]])
+
+
+def column(table: pa.Table, name: str, values: list[object]) -> pa.Table:
+    place = table.column_names.index(name)
+    return table.set_column(place, name, pa.array(values, table.schema.field(name).type))
+
+
+PARTS: list[tuple[str, list[object], str]] = [
+    ("trajectory_id", ["t", "t", None, "u"], "row 2: expected a trajectory_id, got none"),
+    ("trajectory_id", ["t", "u", "t", "u"], "trajectory t: ids must be unique and rows lie together"),
+    ("uid", [None] * 4, "trajectory t: expected a uid, got none"),
+    ("status", ["odd"] * 4, "column status: expected one of ok, failed, truncated, got odd"),
+    ("answer_steps", [[2, 1]] * 4, "trajectory t: answer steps must rise and be of its 3, got (2, 1)"),
+    ("answer_steps", [[1, 3]] * 4, "trajectory t: answer steps must rise and be of its 3, got (1, 3)"),
+    ("answer_steps", [[-1]] * 4, "trajectory t: answer steps must rise and be of its 3, got (-1,)"),
+    ("index", [0, 2, 1, None], "expected index 1, its place in the trajectory, got 2"),
+    ("index", [0, 0, 2, None], "trajectory t: ids must be unique and rows lie together, but it begins twice"),
+    ("index", [0, None, 2, None], "expected a value in column index, got none"),
+    ("step_id", ["t.0", "t.1", None, None], "trajectory t: expected a step_id for each of its steps, got none for one"),
+    ("agent", ["a", "b", None, None], "step t.2 of trajectory t: expected a value in column agent, got none"),
+    ("parents", [[], [0], [0, 2], None], "step t.2 of trajectory t: parents must come before it (0 to 1), got (0, 2)"),
+    ("parents", [[], [-1], [0], None], "step t.1 of trajectory t: parents must come before it (0 to 0), got (-1,)"),
+    ("parents", [[], [0], [1, 1], None], "step t.2 of trajectory t: a parent stands twice in (1, 1)"),
+    ("parents", [[], None, [0], None], "step t.1 of trajectory t: expected a value in column parents, got none"),
+    ("response_mask", [[1, 1], [1], [1, 1], None], "step t.1 of trajectory t: expected a mask and a log-probability "
+     "for each of 2 response tokens, got 1 and 2"),
+    ("logprobs", [[-1.0] * 2, [-1.0] * 2, [], None], "step t.2 of trajectory t: expected a mask and"),
+    ("logprobs", [[-1.0] * 2, [None, -1.0], [-1.0] * 2, None], "step t.1 of trajectory t: expected numbers in"),
+    ("ref_logprobs", [[], [-1.0], [], None], "for each of 2 response tokens, got 1 values, 0 of them NaN"),
+    ("ref_logprobs", [[], [-1.0, float("nan")], [], None], "step t.1 of trajectory t: expected no reference "
+     "log-probabilities, or a number for each of 2 response tokens, got 2 values, 1 of them NaN"),
+    ("score_values", [[0.5], [None], [], None], "expected 2 values in column score_values, got 1"),
+    ("score_names", [["f", "f"], ["f"], [], None], "step t.0 of trajectory t: expected 2 scores of different names"),
+    ("score_names", [["f", "g"], [None], [], None], "step t.1 of trajectory t: expected names in column score_names"),
+    ("score_status", [[1, 1], [9], [], None], "step t.1 of trajectory t: expected 1 scores of different names"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "values", "message"), PARTS)
+def test_inconsistent_columns_are_refused_by_name(name: str, values: list[object], message: str) -> None:
+    table = plain(table_of([team(), make_trajectory("u", [])]))
+    assert batch_of(table).n_steps == 3
+    with pytest.raises(BatchError) as raised:
+        batch_of(column(table, name, values))
+    assert message in str(raised.value)
+
+
+def test_row_without_a_step_is_not_a_step():
+    table = plain(table_of([team(), make_trajectory("u", [])]))
+    for name, value in {
+        "prompt_ids": [1],
+        "ref_logprobs": [0.5],
+        "parents": [0],
+        "score_names": ["f"],
+        "turn": 1,
+    }.items():
+        values = table.column(name).to_pylist()
+        assert_same(batch_of(column(table, name, [*values[:-1], value])), batch_of(table))
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """The table as another program would write it, without dictionaries."""
+    return table.cast(schema())
+
+
+def test_missing_or_mistyped_column_is_refused():
+    table = table_of([team()])
+    with pytest.raises(BatchError, match="expected the columns of a trajectory batch, missing agent, uid"):
+        batch_of(table.drop_columns(["uid", "agent"]))
+    with pytest.raises(BatchError, match="column turn: expected int64, got string"):
+        batch_of(table.set_column(table.column_names.index("turn"), "turn", pa.array(["x"] * 3)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda t: t.info.update(it=object()), "trajectory t: expected what can be written as JSON"),
+        (lambda t: t.steps[1].info.update(it={1, 2}), "step t.1: expected what can be written as JSON"),
+        (lambda t: setattr(t.steps[1], "prompt", "\ud800"), "step 't.1': expected text that UTF-8 can hold"),
+        (lambda t: setattr(t.steps[1], "prompt_ids", (2**31,)), "column prompt_ids: expected whole numbers of 32 bits"),
+        (lambda t: setattr(t.steps[1], "index", 0), "expected index 1, its place in the trajectory, got 0"),
+        (lambda t: setattr(t, "outcome", Score((0.5,))), "expected one number as outcome"),
+    ],
+)
+def test_pack_refuses_unwritable_trajectories(spoil: Callable[[Trajectory], Any], message: str) -> None:
+    trajectory = team()
+    spoil(trajectory)
+    with pytest.raises(BatchError) as raised:
+        pack(trajectory)
+    assert message in str(raised.value)
+
+
+# ---- columns decoded on access -------------------------------------------------------------------------------------
+
+
+def test_column_equals_the_tuple_of_its_values():
+    values = ("a", None, "cé", "")
+    column = Column(pa.chunked_array([["a", None], [], ["cé", ""]], pa.string()))
+    assert column == values
+    assert values == column
+    assert column != ("a",)
+    assert column != "a"
+    assert tuple(column) == values
+    assert [column[0], column[2], column[-1], column[np.int64(1)]] == ["a", "cé", "", None]
+    assert column[1:] == values[1:]
+    assert column.index("cé") == 2
+    assert "x" not in column
+    for at in (4, -5):
+        with pytest.raises(IndexError):
+            column[at]
+
+
+def test_column_decodes_each_value_once_on_access():
+    decoded: list[str] = []
+
+    def decode(text: str) -> dict[str, str]:
+        decoded.append(text)
+        return {"text": text}
+
+    column = Column(pa.chunked_array([["a", "b", "c"]]), decode)
+    column[1]["more"] = "x"
+    assert column[1] == {"text": "b", "more": "x"}
+    assert decoded == ["b"]
+    assert [value["text"] for value in column] == ["a", "b", "c"]
+    assert decoded == ["b", "a", "c"]
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_batch_from_a_table_is_written_as_that_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = sent([team(), make_trajectory("u", []), team("v")])
+    monkeypatch.setattr(TrajectoryBatch, "to_trajectories", None)
+    monkeypatch.setattr(Column, "_at", None)
+    batch.write_parquet(tmp_path / "b.parquet", {"advantage": np.arange(6.0)})
+    monkeypatch.undo()
+    assert pq.read_table(tmp_path / "b.parquet").column("advantage").to_pylist() == [0, 1, 2, None, 3, 4, 5]
+    assert_same(TrajectoryBatch.read_parquet(tmp_path / "b.parquet"), batch)
+
+
+def test_replaced_columns_are_written(tmp_path: Path) -> None:
+    batch = replace(sent([team()]), prompts=("x", "y", "z"))
+    assert batch.table is None
+    batch.write_parquet(tmp_path / "b.parquet")
+    assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").prompts == ("x", "y", "z")
+
+
+def test_file_is_independent_of_the_batch_origin(tmp_path: Path) -> None:
+    trajectories = [team(), make_trajectory("u", []), team("v", "q1")]
+    TrajectoryBatch.from_trajectories(trajectories).write_parquet(tmp_path / "here.parquet")
+    sent(trajectories).write_parquet(tmp_path / "there.parquet")
+    here, there = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("here", "there"))
+    assert here.schema == there.schema
+    assert here.to_pylist() == there.to_pylist()
+    assert here.schema.field("task").type == pa.string()  # for readers without support for dictionaries
+
+
+def test_long_task_is_stored_once_per_file(tmp_path: Path) -> None:
+    trajectories = [team(str(n)) for n in range(30)]
+    for n, trajectory in enumerate(trajectories):
+        trajectory.task = replace(trajectory.task, extra_info={"tests": str(n) * 100_000})
+    TrajectoryBatch.from_trajectories(trajectories).write_parquet(tmp_path / "b.parquet")
+    columns = pq.read_metadata(tmp_path / "b.parquet").row_group(0)
+    (task,) = (c for c in map(columns.column, range(columns.num_columns)) if c.path_in_schema == "task")
+    assert task.total_uncompressed_size < 1.1 * 100_000 * len("".join(map(str, range(30))))
+    assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").to_trajectories() == trajectories
+
+
+def test_file_has_scores_as_numbers(tmp_path: Path) -> None:
+    TrajectoryBatch.from_trajectories([team()]).write_parquet(tmp_path / "b.parquet")
+    rows = pq.read_table(tmp_path / "b.parquet").to_pylist()
+    assert [row["score_names"] for row in rows] == [["f", "g"], ["f"], []]
+    assert [row["score_values"] for row in rows] == [[0.5, 0.5], [None], []]
+    assert [row["score_status"] for row in rows] == [[1, 1], [2], []]
+    assert [row["score_weights"] for row in rows] == [[1.0, 0.0], [1.0], []]
+
+
+def test_older_file_without_score_columns_loads(tmp_path: Path) -> None:
+    trajectories = [team(), make_trajectory("u", []), team("v", "q1")]
+    for trajectory in trajectories:
+        for made in trajectory.steps:
+            made.ref_logprobs = ()
+    trajectories[0].steps[0].response_mask = (1, 0)
+    table = plain(table_of(trajectories)).drop_columns(
+        ["ref_logprobs", "score_names", "score_values", "score_status", "score_weights"]
+    )
+    for name in ("prompt_ids", "response_ids"):
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, table.column(name).cast(pa.list_(pa.int64())))
+    pq.write_table(table, tmp_path / "old.parquet")
+    batch = TrajectoryBatch.read_parquet(tmp_path / "old.parquet")
+    assert_same(batch, TrajectoryBatch.from_trajectories(trajectories))
+    batch.write_parquet(tmp_path / "new.parquet")
+    assert pq.read_schema(tmp_path / "new.parquet").names == schema().names
+
+
+def test_undecodable_value_is_refused_on_access() -> None:
+    table = plain(table_of([team()]))
+    spoilt = batch_of(column(table, "scores", ["{}", "{", '{"f": {"value": 1.0}}']))
+    assert spoilt.raw_scores[0] == {}
+    for at in (1, 2):
+        with pytest.raises(BatchError, match=f"column scores, entry {at}: "):
+            spoilt.raw_scores[at]
+    with pytest.raises(BatchError, match="column task, entry 0: "):
+        batch_of(column(table, "task", ["[]"] * 3)).tasks[0]
+
+
+def test_older_file_with_an_empty_score_range_is_refused() -> None:
+    table = plain(table_of([team()])).drop_columns(["score_values"])
+    told = '{"f": {"value": 0.5, "range": [1.0, 1.0], "weight": 1.0, "status": "ok"}}'
+    with pytest.raises(ScoreRangeError, match=r"step t\.1, score f: expected a range of finite numbers"):
+        batch_of(column(table, "scores", ["{}", told, "{}"]))
+
+
+def test_error_in_a_file_names_the_file(tmp_path: Path) -> None:
+    pq.write_table(column(plain(table_of([team()])), "index", [0, 2, 1]), tmp_path / "odd.parquet")
+    with pytest.raises(BatchError, match=r"odd\.parquet: step t\.1 of trajectory t: expected index 1"):
+        TrajectoryBatch.read_parquet(tmp_path / "odd.parquet")
+
+
+def test_outcome_with_failed_scoring_is_missing() -> None:
+    table = plain(table_of([team()]))
+    failed = '{"value":1.0,"range":[0.0,1.0],"status":"failed","reason":"away \\"status\\": \\"ok\\""}'
+    for outcome, score in ((1.0, failed), (1.0, failed.replace('","', '", "').replace('":"', '": "'))):
+        odd = column(column(table, "outcome", [outcome] * 3), "outcome_score", [score] * 3)
+        with pytest.raises(BatchError, match=r"trajectory t: an outcome of 1\.0, but its scoring has status failed"):
+            batch_of(odd)
+    none = column(column(table, "outcome", [None] * 3), "outcome_score", [failed] * 3)
+    assert np.isnan(batch_of(none).outcome).all()
+    ok = '{"value":1.0,"range":[0,1],"status":"ok"}'  # as another program would write it
+    spaced = column(column(table, "outcome", [1.0] * 3), "outcome_score", [ok] * 3)
+    assert batch_of(spaced).outcome.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    "told",
+    ['{"f": {"value": 0.5, "range": [0, 1], "status": "bogus"}}', '{"f": {"value": "x", "range": [0, 1]}}',
+     '{"f": {"value": 0.5, "range": [0, 1, 2]}}', '{"f": {"value": 0.5, "range": ["a", "b"]}}'],
+)  # fmt: skip
+def test_invalid_score_in_an_older_table_is_refused(told: str) -> None:
+    table = plain(table_of([team()])).drop_columns(["score_names", "score_values", "score_status", "score_weights"])
+    with pytest.raises(BatchError, match="score"):
+        batch_of(column(table, "scores", ["{}", told, "{}"]))
+
+
+def test_too_deep_json_is_refused() -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    batch = batch_of(column(plain(table_of([team()])), "step_info", ["{}", f'{{"a": {deep}}}', "{}"]))
+    with pytest.raises(BatchError, match="column step_info, entry 1"):
+        batch.step_info[1]
+
+
+def test_further_column_with_a_taken_name_is_refused(tmp_path: Path) -> None:
+    batch = TrajectoryBatch.from_trajectories([team()])
+    with pytest.raises(BatchError, match="column turn: a trajectory batch has one of that name already"):
+        batch.write_parquet(tmp_path / "odd.parquet", {"turn": np.zeros(3)})
+
+
+def test_trajectory_module_does_not_import_pyarrow() -> None:
+    code = "import sys, creditflow.data; print('pyarrow' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "False\n"

@@ -1,0 +1,190 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch
+from creditflow.errors import BatchError, ConfigError
+from tests.strategies import assert_same, trajectories
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(trajectories())
+def test_columns_and_parquet_round_trip(tmp_path: Path, trajectories: list[Trajectory]) -> None:
+    batch = TrajectoryBatch.from_trajectories(trajectories)
+    assert batch.to_trajectories() == trajectories
+    batch.write_parquet(tmp_path / "batch.parquet")
+    again = TrajectoryBatch.read_parquet(tmp_path / "batch.parquet")
+    assert again.to_trajectories() == trajectories
+    assert_same(again, batch)
+    again.write_parquet(tmp_path / "again.parquet")
+    assert_same(TrajectoryBatch.read_parquet(tmp_path / "again.parquet"), batch)
+
+
+def make_trajectory() -> Trajectory:
+    def step(index: int, agent: str, turn: int, parents: tuple[int, ...]) -> Step:
+        return Step(f"t/{index}", "t", index, agent, turn, parents, "p", "r", (1, 2), (3, 4), (1, 0), (-0.5, 0.0))
+
+    steps = [step(0, "a", 0, ()), step(1, "b", 0, (0,)), step(2, "a", 1, (0, 1))]
+    return Trajectory("t", "u", Task("d", (), "x"), steps, answer_steps=(2,))
+
+
+def test_columns_match_the_objects() -> None:
+    batch = TrajectoryBatch.from_trajectories(
+        [make_trajectory(), replace(make_trajectory(), id="s", steps=[], answer_steps=())]
+    )
+    assert batch.n_trajectories == 2
+    assert batch.n_steps == 3
+    assert batch.agent_names == ("a", "b")
+    assert batch.agent_of_step.tolist() == [0, 1, 0]
+    assert batch.turn_of_step.tolist() == [0, 0, 1]
+    assert list(zip(batch.edge_child.tolist(), batch.edge_parent.tolist(), strict=True)) == [(1, 0), (2, 0), (2, 1)]
+    assert batch.is_answer.tolist() == [False, False, True]
+    assert batch.token_offsets.tolist() == [0, 2, 4, 6]
+    assert batch.response_mask.tolist() == [True, False] * 3
+    assert batch.group_of_trajectory.tolist() == [0, 0]
+    assert np.isnan(batch.outcome).all()
+
+
+def test_scores_are_rescaled_and_failed_ones_are_nan() -> None:
+    trajectory = make_trajectory()
+    trajectory.steps[0].scores = {"f": Score(1.0, range=(-1.0, 3.0), weight=2.0)}
+    trajectory.steps[1].scores = {"f": Score(0.0, status="failed", reason="crashed"), "g": Score((0.25, 1.0))}
+    batch = TrajectoryBatch.from_trajectories([trajectory])
+    np.testing.assert_array_equal(batch.scores, [[0.5, np.nan], [np.nan, 0.25], [np.nan, np.nan]])
+    np.testing.assert_array_equal(batch.scored, [[True, False], [False, True], [False, False]])
+    np.testing.assert_array_equal(batch.score_weights, [[2, 0], [1, 1], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda t: setattr(t.steps[1], "parents", (2,)), "step t/1 of trajectory t: parents must come before it"),
+        (lambda t: setattr(t.steps[2], "parents", (0, 0)), "a parent stands twice"),
+        (lambda t: setattr(t.steps[1], "index", 5), "expected index 1, its place in the trajectory, got 5"),
+        (lambda t: setattr(t.steps[1], "trajectory_id", "s"), "says that it belongs to trajectory s"),
+        (lambda t: setattr(t.steps[1], "response_mask", (1,)), "2 response tokens, got 1 and 2"),
+        (lambda t: setattr(t.steps[1], "ref_logprobs", (-1.0,)), "each of 2 response tokens, got 1 values, 0 of them"),
+        (lambda t: setattr(t.steps[1], "ref_logprobs", (-1.0, float("nan"))), "got 2 values, 1 of them NaN"),
+        (lambda t: t.steps[1].scores.update(f=Score((0.5,))), "score f has 1 values for 2 response tokens"),
+        (lambda t: setattr(t, "answer_steps", (3,)), "answer steps"),
+    ],
+)
+def test_inconsistent_fields_are_refused_by_name(spoil: Callable[[Trajectory], None], message: str) -> None:
+    trajectory = make_trajectory()
+    spoil(trajectory)
+    with pytest.raises(BatchError, match=message):
+        TrajectoryBatch.from_trajectories([trajectory])
+
+
+def test_duplicate_trajectory_ids_are_refused() -> None:
+    with pytest.raises(BatchError, match="trajectory t: ids must be unique"):
+        TrajectoryBatch.from_trajectories([make_trajectory(), make_trajectory()])
+
+
+def test_further_columns_are_written_and_ignored_on_reading(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    batch = TrajectoryBatch.from_trajectories(
+        [make_trajectory(), replace(make_trajectory(), id="s", steps=[], answer_steps=())]
+    )
+    batch.write_parquet(tmp_path / "b.parquet", {"advantage": np.array([0.1, 0.2, 0.3])})
+    assert pq.read_table(tmp_path / "b.parquet").column("advantage").to_pylist() == [0.1, 0.2, 0.3, None]
+    assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").to_trajectories() == batch.to_trajectories()
+    with pytest.raises(BatchError, match="column advantage: expected 3 values"):
+        batch.write_parquet(tmp_path / "c.parquet", {"advantage": np.zeros(2)})
+
+
+def test_missing_reference_logprobs_are_nan() -> None:
+    one = make_trajectory()
+    assert TrajectoryBatch.from_trajectories([one]).ref_logprobs.shape == (0,)
+    one.steps[1].ref_logprobs = (-1.5, -0.25)
+    batch = TrajectoryBatch.from_trajectories([one])
+    np.testing.assert_array_equal(batch.ref_logprobs, [np.nan, np.nan, -1.5, -0.25, np.nan, np.nan])
+
+
+def test_older_file_without_reference_logprobs_loads(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    batch = TrajectoryBatch.from_trajectories([make_trajectory()])
+    batch.write_parquet(tmp_path / "new.parquet")
+    pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(["ref_logprobs"]), tmp_path / "old.parquet")
+    assert TrajectoryBatch.read_parquet(tmp_path / "old.parquet").to_trajectories() == batch.to_trajectories()
+
+
+def test_unreadable_parquet_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 torn")
+    with pytest.raises(BatchError, match=r"x\.parquet: not a readable Parquet file"):
+        TrajectoryBatch.read_parquet(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("score", [np.float64(0.5), 0.5, 1, None, "0.5", [0.5], {"value": 1}])
+def test_score_of_another_type_is_refused(score):
+    step = make_trajectory()
+    step.steps[1].scores["f"] = score
+    outcome = replace(make_trajectory(), outcome=score)
+    name = type(score).__name__
+    with pytest.raises(BatchError, match=rf"step t/1 of trajectory t: scores\['f'\]: expected a Score, got {name}"):
+        TrajectoryBatch.from_trajectories([step])
+    if score is not None:
+        with pytest.raises(BatchError, match=f"trajectory t: outcome: expected a Score, got {name}"):
+            TrajectoryBatch.from_trajectories([outcome])
+
+
+@pytest.mark.parametrize("value", ["0.5", None, [0.5], (0.5, "x"), (None, 1.0)])
+def test_non_numeric_score_value_is_refused(value):
+    made = make_trajectory()
+    made.steps[0].scores["f"] = Score(value)
+    with pytest.raises(BatchError, match=r"scores\['f'\]: expected a number"):
+        TrajectoryBatch.from_trajectories([made])
+
+
+@pytest.mark.parametrize("indices", ["0", "t/0", 0, None, ("0",), ["t/0"], (0.0,), (None,)])
+def test_indices_of_another_type_are_refused(indices):
+    made = make_trajectory()
+    made.steps[1].parents = indices
+    with pytest.raises(BatchError, match=r"step t/1 of trajectory t: parents: expected .*indices of steps"):
+        TrajectoryBatch.from_trajectories([made])
+    with pytest.raises(BatchError, match=r"trajectory t: answer_steps: expected .*indices of steps"):
+        TrajectoryBatch.from_trajectories([replace(make_trajectory(), answer_steps=indices)])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("agent", 3), ("id", None), ("prompt", None), ("response", b"r"), ("policy", None)]
+)
+def test_text_of_another_type_is_refused(field, value):
+    made = make_trajectory()
+    setattr(made.steps[2], field, value)
+    with pytest.raises(BatchError, match=f"{field}: expected a text, got {type(value).__name__}"):
+        TrajectoryBatch.from_trajectories([made])
+
+
+def test_arguments_of_another_kind_are_refused():
+    batch = TrajectoryBatch.from_trajectories([make_trajectory()])
+    with pytest.raises(BatchError, match="expected a list of trajectories, got one"):
+        TrajectoryBatch.from_trajectories(make_trajectory())
+    with pytest.raises(BatchError, match="expected a Trajectory, got dict"):
+        TrajectoryBatch.from_trajectories([{"id": "t"}])
+    with pytest.raises(BatchError, match=r"status: expected .* got 'trunctated' \(did you mean 'truncated'\?\)"):
+        TrajectoryBatch.from_trajectories([replace(make_trajectory(), status="trunctated")])
+    with pytest.raises(BatchError, match="scores: expected a dict of Score by function, got list"):
+        TrajectoryBatch.from_trajectories(
+            [replace(make_trajectory(), steps=[replace(make_trajectory().steps[0], scores=[0.5])])]
+        )
+    with pytest.raises(BatchError, match="expected a TrajectoryBatch, got list"):
+        assign([make_trajectory()], CreditOptions())
+    with pytest.raises(ConfigError, match="expected CreditOptions, got dict"):
+        assign(batch, {"propagation": "none"})
+
+
+def test_numpy_numbers_are_accepted():
+    made = make_trajectory()
+    made.steps[1].scores["f"] = Score(np.float32(0.5))
+    made.steps[1].parents, made.answer_steps = (np.int64(0),), [np.int32(2)]
+    batch = TrajectoryBatch.from_trajectories([made])
+    assert batch.scores[1].tolist() == [0.5]
+    assert batch.edge_parent[0] == 0

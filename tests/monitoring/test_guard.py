@@ -1,0 +1,349 @@
+"""The guard without an engine: firing, actions, state, and refused rules."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from creditflow.config import default_rules, load_recipe
+from creditflow.credit import CreditOptions, make_threshold
+from creditflow.engines.common.guard import build_guard
+from creditflow.errors import ConfigError
+from creditflow.monitoring.catalog import Names, as_markdown, described, matching
+from creditflow.monitoring.guard import Guard, asked_of_engine, specs
+from creditflow.monitoring.scenarios import SCENARIOS, Setting, series
+from tests.paths import ROOT
+
+RECIPE = ROOT / "recipes/arithmetic_chain.yaml"
+
+
+def guard(**rules) -> Guard:
+    return Guard(specs(rules))
+
+
+def of_recipe(*options: str, functions: Sequence[str] = ("outcome",), recipe: Path = RECIPE) -> Guard:
+    """The guard of a recipe with one reward function per level, named after the level."""
+    loaded = load_recipe(recipe, options)
+    return build_guard(loaded.config, loaded.folder, [SimpleNamespace(name=level, level=level) for level in functions])
+
+
+def fired(of: Guard, rows):
+    return [(e.step, e.rule, e.what) for row in rows for e in of.look(int(row["step"]), row)]
+
+
+def rows(key: str, *values: float, **more: float):
+    return [{"step": i + 1, key: value, **more} for i, value in enumerate(values)]
+
+
+FALLBACK = {
+    "metric": "reward/error_rate",
+    "above": 0.1,
+    "window": 1,
+    "recover": 0.05,
+    "recover_epochs": 2,
+    "action": "fallback_identical",
+}
+
+
+def test_fallback_lasts_while_the_rule_is_on():
+    watched, options = guard(errors=FALLBACK), CreditOptions(propagation="threshold")
+    in_force = []
+    for row in rows("reward/error_rate", 0.0, 0.2, 0.2, 0.04, 0.04):
+        watched.look(row["step"], row)
+        in_force.append(watched.options(options).propagation)
+    assert in_force == ["threshold", "identical", "identical", "identical", "threshold"]
+    assert watched.options(options) is options
+
+
+HELD = {**FALLBACK, "unless": {"metric": "reward/agreement", "above": 0.5}}
+
+
+def test_unless_reduces_a_rule_to_a_warning_while_it_holds():
+    watched = guard(errors=HELD)
+    wrong, agrees = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0), (0.9, 0.8, 0.3, 0.9, 0.9, 0.9)
+    series_ = [
+        {"step": i + 1, "reward/error_rate": rate, "reward/agreement": agreement}
+        for i, (rate, agreement) in enumerate(zip(wrong, agrees, strict=True))
+    ]
+    events, in_force = [], []
+    for row in series_:
+        events += watched.look(int(row["step"]), row)
+        in_force.append(watched.fallback)
+        restored = guard(errors=HELD)
+        restored.load_state_dict(json.loads(json.dumps(watched.state_dict())))
+        assert restored.fallback == watched.fallback
+    assert [(e.step, e.what, e.action) for e in events] == [
+        (1, "fired", "warn"),
+        (3, "fired", "fallback_identical"),
+        (6, "recovered", "fallback_identical"),
+    ]
+    assert in_force == [False, False, True, True, True, False]
+    assert events[0].text.endswith("a warning only, while reward/agreement is above 0.5")
+
+
+def test_unless_uses_the_newest_value_in_steps_without_one():
+    watched = guard(errors=HELD)
+    actions = []
+    for step, agreement in enumerate((0.9, None, None, 0.4, None), 1):
+        row = {"reward/error_rate": 0.2 if agreement != 0.9 else 0.0}
+        actions += watched.look(step, row | ({} if agreement is None else {"reward/agreement": agreement}))
+        saved = json.loads(json.dumps(watched.state_dict()))
+        watched = guard(errors=HELD)
+        watched.load_state_dict(saved)
+    assert [(e.step, e.action) for e in actions] == [(2, "warn"), (4, "fallback_identical")]
+
+
+def test_unless_without_a_value_lets_the_rule_act():
+    watched = guard(errors=HELD)
+    fired(watched, rows("reward/error_rate", 0.2))
+    assert watched.fallback
+
+
+def test_rule_held_by_unless_leaves_checkpoints_good():
+    rule = {**HELD, "action": "restore_checkpoint"}
+    watched = guard(errors=rule)
+    (event,) = watched.look(1, {"reward/error_rate": 0.2, "reward/agreement": 0.9})
+    assert (event.action, watched.good) == ("warn", True)
+    (event,) = watched.look(2, {"reward/error_rate": 0.2, "reward/agreement": 0.1})
+    assert (event.action, watched.good) == ("restore_checkpoint", False)
+
+
+def test_rule_does_not_fire_during_its_cool_down():
+    series = rows("reward/error_rate", 0.2, 0.0, 0.0, 0.2, 0.2, 0.2)
+    for cool_down, again in ((0, 4), (1, 5), (2, 6)):
+        assert fired(guard(errors={**FALLBACK, "cool_down": cool_down}), series) == [
+            (1, "errors", "fired"),
+            (3, "errors", "recovered"),
+            (again, "errors", "fired"),
+        ]
+
+
+def test_set_threshold_caps_every_kind_permanently():
+    watched = guard(
+        falls={"metric": "train/pass_at_1", "below": 0.5, "window": 1, "action": "set_threshold", "to": 0.4}
+    )
+    base = make_threshold({"kind": "fixed", "value": 0.5, "agents": {"a": 0.3, "b": 0.7}})
+    assert watched.threshold(base) is base
+    fired(watched, rows("train/pass_at_1", 0.4, 0.9, 0.9))
+    lowered = watched.threshold(base)
+    assert [lowered.theta(agent) for agent in ("a", "b", "c")] == [0.3, 0.4, 0.4]
+    assert lowered.metrics() == {
+        "propagation/threshold": 0.4,
+        "propagation/threshold/a": 0.3,
+        "propagation/threshold/b": 0.4,
+    }
+
+
+def test_rule_watches_every_agent_and_policy_separately():
+    watched = guard(
+        spread={"metric": "reward/sub_reward_var/*", "above": 0.2, "window": 2},
+        entropy={"metric": "actor/entropy", "below": 0.1, "window": 1},
+    )
+    row = {
+        "reward/sub_reward_var/a": 0.3,
+        "reward/sub_reward_var/b": 0.1,
+        "p/actor/entropy": 0.05,
+        "actor/entropy": 1.0,
+    }
+    events = [event for step in (1, 2) for event in watched.look(step, row)]
+    assert [(e.step, e.metric) for e in events] == [(1, "p/actor/entropy"), (2, "reward/sub_reward_var/a")]
+
+
+def test_absent_and_non_finite_metrics_are_skipped():
+    watched = guard(errors=FALLBACK)
+    assert watched.look(1, {"reward/error_rate": float("nan")}) == []
+    assert watched.look(2, {}) == []
+    assert not watched.fallback
+
+
+def test_non_finite_metric_makes_the_checkpoint_bad() -> None:
+    watched = guard(norm={"metric": "actor/grad_norm", "above": 100, "window": 3, "action": "restore_checkpoint"})
+    assert watched.look(1, {"actor/grad_norm": float("inf")}) == []
+    assert not watched.good
+
+
+def test_checkpoint_is_good_unless_a_restoring_rule_suspects():
+    watched = guard(nan={"metric": "actor/skipped_updates", "above": 0, "window": 3, "action": "restore_checkpoint"})
+    good = []
+    for row in rows("actor/skipped_updates", 0, 1, 0, 1, 1, 1):
+        watched.look(row["step"], row)
+        good.append(watched.good)
+    assert good == [True, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("cut", [3, 30, 61])
+def test_restored_guard_continues_identically(name, cut):
+    series_ = series(name, Setting(), 0)
+    through, first, second = (Guard(specs(default_rules())) for _ in range(3))
+    expected = fired(through, series_)
+    before = fired(first, series_[:cut])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert before + fired(second, series_[cut:]) == expected
+    assert (second.fallback, second.cap, second.good) == (through.fallback, through.cap, through.good)
+
+
+@pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.rule])
+def test_default_rules_detect_every_fault(name):
+    found = fired(Guard(specs(default_rules())), series(name, Setting(trajectories=512), 0))
+    rule = SCENARIOS[name].rule
+    assert [step for step, fired_rule, what in found if fired_rule == rule and what == "fired" and step >= 10]
+
+
+def test_rules_without_effect_only_warn():
+    found = {rule.name: rule for rule in of_recipe("algorithm.propagation=identical").rules}
+    assert found["error_rate"].action == found["accuracy"].action == "warn"
+    assert "already" in found["error_rate"].note
+    low = {rule.name: rule for rule in of_recipe("algorithm.propagation_threshold=0.3").rules}
+    assert (low["accuracy"].action, low["accuracy"].note) == ("warn", "the threshold is 0.3 already")
+
+
+def test_fallback_without_an_outcome_only_warns() -> None:
+    (rule,) = (rule for rule in of_recipe(functions=["step"]).rules if rule.name == "error_rate")
+    assert (rule.action, rule.note) == ("warn", "there is no outcome to fall back to")
+
+
+def test_fallback_shares_only_the_outcome() -> None:
+    watched = guard(errors=FALLBACK)
+    fired(watched, rows("reward/error_rate", 0.2))
+    shared = CreditOptions(propagation="identical", shared_reward="outcome_plus_mean_sub_reward")
+    assert watched.options(shared) == replace(shared, shared_reward="outcome")
+    rules = of_recipe("algorithm.propagation=identical", "algorithm.shared_reward=outcome_plus_mean_sub_reward").rules
+    assert {rule.action for rule in rules if rule.name == "error_rate"} == {"fallback_identical"}
+
+
+def test_gate_metrics_are_skipped_during_a_fallback() -> None:
+    watched = guard(
+        errors=FALLBACK, gates={"metric": "propagation/pass_rate", "below": 0.8, "window": 1, "recover_epochs": 1}
+    )
+    rows_ = [
+        {"reward/error_rate": 0.2, "propagation/pass_rate": 0.5},
+        {"reward/error_rate": 0.2, "propagation/pass_rate": 1.0},
+    ]
+    assert [(e.rule, e.what) for i, row in enumerate(rows_) for e in watched.look(i, row)] == [
+        ("errors", "fired"),
+    ]
+
+
+def test_stop_precedes_restore_checkpoint() -> None:
+    watched = guard(
+        back={"metric": "a/b", "above": 0, "window": 1, "action": "restore_checkpoint"},
+        stop={"metric": "a/b", "above": 0, "window": 1, "action": "stop"},
+    )
+    asked = asked_of_engine(watched.look(1, {"a/b": 1.0}))
+    assert asked is not None
+    assert asked.rule == "stop"
+
+
+def test_rule_with_a_changed_kind_ignores_its_old_state() -> None:
+    before = guard(x={"metric": "val/pass_at_1", "above": 0.5, "window": 1})
+    fired(before, rows("val/pass_at_1", 0.9))
+    after = guard(x={"metric": "val/pass_at_1", "kind": "drop"})
+    after.load_state_dict(before.state_dict())
+    assert not after.watches
+
+
+def test_default_rule_can_be_reduced_to_a_warning() -> None:
+    (rule,) = (rule for rule in of_recipe("guard.rules.accuracy.action=warn").rules if rule.name == "accuracy")
+    assert rule.action == "warn"
+
+
+def test_rules_can_be_changed_removed_and_added(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from creditflow.monitoring import RuleResult\n"
+        "class Even:\n"
+        "    def __init__(self, of=2): self.of = of\n"
+        "    def look(self, value, over): return RuleResult(value % self.of == 0, False, {'value': value})\n"
+        "    def state_dict(self): return {}\n"
+        "    def load_state_dict(self, state): pass\n"
+    )
+    (tmp_path / "r.yaml").write_text(f"extends: {RECIPE}\nguard: {{rules: {{entropy: null}}}}\n")
+    more = ["guard.rules.mine.kind=own.py:Even", "guard.rules.mine.metric=rollout/tokens", "guard.rules.mine.of=4"]
+    found = of_recipe(*more, "guard.rules.error_rate.action=warn", recipe=tmp_path / "r.yaml")
+    actions = {rule.name: rule.action for rule in found.rules}
+    assert "entropy" not in actions
+    assert actions["error_rate"] == "warn"
+    assert [e.rule for e in found.look(1, {"rollout/tokens": 8.0})] == ["mine"]
+
+
+def test_disabled_guard_has_no_events_and_no_metrics():
+    off = of_recipe("guard.enable=false")
+    assert off.look(1, {"reward/error_rate": 1.0, "reward/judged_trajectories": 1e6}) == []
+    assert off.metrics() == {}
+
+
+REFUSED = [
+    (["guard.rules.entropy.metric=actor/entrpy"], "unknown metric 'actor/entrpy' .*'actor/entropy'"),
+    (["guard.rules.pass_rate.metric=propagation/pass_rate/planer"], "did you mean 'propagation/pass_rate/planner'"),
+    (["guard.rules.error_rate.over=reward/verdict"], "over: unknown metric 'reward/verdict' .*'reward/verdicts'"),
+    (["guard.rules.error_rate.recover=0.12"], "guard.rules.error_rate.recover: 0.12 lies where the rule fires"),
+    (["guard.rules.error_rate.action=fallback"], "action: expected one of .*did you mean 'fallback_identical'"),
+    (["guard.rules.accuracy.to=null"], "guard.rules.accuracy.to: expected a number from 0 to 1"),
+    (["guard.rules.accuracy.to=40"], "guard.rules.accuracy.to: expected a number from 0 to 1"),
+    (["guard.rules.accuracy.action=[warn]"], "guard.rules.accuracy.action: expected a name"),
+    (["guard.rules.error_rate.unless={metric: reward/agreemnt, above: 0.5}"], "unless.metric: unknown metric"),
+    (["guard.rules.error_rate.unless=3"], "unless: expected metric and above"),
+    (["guard.rules.error_rate.unless={metric: reward/agreement, above: x}"], "unless.above: expected a number"),
+    (["guard.rules.agreement.shortest=11"], "guard.rules.agreement.shortest: expected at most the window, 10, got 11"),
+    (["guard.rules.error_rate.over=reward/*"], "guard.rules.error_rate.over: expected one metric"),
+    (["guard.rules.entropy.below=null"], "guard.rules.entropy.above, below: expected one of them"),
+    (["guard.rules.entropy.metric=timing/rolout_s"], "timing/rollout_s"),
+    (["guard.rules.entropy.metric=rollout/lost_frac"], "unknown metric 'rollout/lost_frac'"),
+    (["guard.rules.accuracy.kind=dropp"], "kind: expected one of level, drop.*did you mean 'drop'"),
+    (["guard.rules.entropy.widow=3"], "guard.rules.entropy: expected keys of kind level.*'window'"),
+    (["guard.rules.entropy=3"], "guard.rules.entropy: expected metric"),
+    (["guard.max_rollbacks=-1"], "guard.max_rollbacks"),
+    (["guard.fallback.trainable=some"], "guard.fallback.trainable: expected one of all, lora"),
+    (
+        ["guard.rules.low={metric: reward/error_rate, below: 0.3, action: stop}"],
+        "guard.rules.error_rate and guard.rules.low: contradict each other on reward/error_rate: one fires above 0.1, "
+        "the other below 0.3",
+    ),
+    (
+        ["guard.rules.other={kind: drop, metric: val/pass_at_1, by: 0.1, action: set_threshold, to: 0.2}"],
+        "contradict each other on val/pass_at_1: one sets the threshold to 0.4, the other to 0.2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), REFUSED, ids=[" ".join(options) for options, _ in REFUSED])
+def test_invalid_rules_are_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
+        of_recipe(*options)
+
+
+NAMES = Names(agents=("planner",), functions=("f",), policies=("a", "b"), rules=("r",))
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        ("reward/sub_reward_var/planner", True),
+        ("reward/sub_reward_var/*", True),
+        ("reward/sub_reward_var/verifier", False),
+        ("reward/f/latency_s", True),
+        ("reward/g/latency_s", False),
+        ("a/actor/entropy", True),
+        ("*/actor/entropy", True),
+        ("c/actor/entropy", False),
+        ("a/reward/error_rate", False),
+        ("val/pass_at_8", True),
+        ("val/pass_at_one", False),
+        ("timing/reward_s/f", True),
+        ("guard/on/r", True),
+    ],
+)
+def test_catalog_accepts_names_of_the_recipe(name, there):
+    assert (described(name, NAMES) is not None) == there
+
+
+def test_star_matches_one_name():
+    there = ["credit/reach/a", "credit/reach/b", "credit/reach", "credit/outcome_reach/a", "x/credit/reach/a"]
+    assert matching("credit/reach/*", there) == ["credit/reach/a", "credit/reach/b"]
+
+
+def test_docs_contain_the_metric_catalog():
+    assert as_markdown() in (ROOT / "docs/metrics.md").read_text()

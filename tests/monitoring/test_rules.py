@@ -1,0 +1,182 @@
+"""Each kind of rule, against values computed by hand and against chance."""
+
+import json
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from creditflow.errors import ConfigError
+from creditflow.monitoring.rules import RULES, Drop, Level
+
+
+def looks(rule, values, over=None):
+    return [rule.look(value, over) for value in values]
+
+
+def bad(rule, values, over=None):
+    return [found.bad for found in looks(rule, values, over)]
+
+
+def test_level_without_counts_needs_every_value_of_the_window():
+    assert bad(Level(above=1.0, window=3), [2, 2, 2]) == [False, False, True]
+    assert bad(Level(above=1.0, window=3), [2, 0.5, 2, 2, 2]) == [False] * 4 + [True]
+    assert bad(Level(below=1.0, window=2), [0.5, 0.5, 1.0]) == [False, True, False]
+
+
+def test_level_of_a_share_ignores_chance_deviations():
+    # 12 of 100 against a limit of .1: z = .02 / sqrt(.1 * .9 / 100) = .67, p = .25.
+    found = Level(above=0.1, window=1).look(0.12, 100)
+    assert not found.bad
+    assert found.numbers["p"] == pytest.approx(1 - NormalDist().cdf(0.02 / math.sqrt(0.09 / 100)))
+    assert found.numbers["p"] == pytest.approx(0.2525, abs=1e-4)
+    # 1,200 of 10,000: z = 6.7.
+    assert Level(above=0.1, window=1).look(0.12, 10_000).bad
+
+
+def test_level_pools_shares_by_their_counts():
+    rule = Level(above=0.1, window=2)
+    rule.look(0.2, 900)
+    found = rule.look(0.1, 100)
+    assert found.numbers["mean"] == pytest.approx(0.19)
+    assert found.numbers["over"] == 1000
+
+
+def test_level_widens_its_error_for_scattered_shares():
+    even, scattered = Level(above=0.1, window=4), Level(above=0.1, window=4)
+    looks(even, [0.2] * 4, 1000)
+    looks(scattered, [0.0, 0.4, 0.0, 0.4], 1000)
+    assert even.look(0.2, 1000).numbers["p"] < 1e-9
+    assert not scattered.look(0.0, 1000).bad
+
+
+def test_level_fires_on_a_share_that_falls_toward_its_limit() -> None:
+    """Errors that contradict right trajectories fall in this way, since training on them makes right ones rarer."""
+    falling = [0.0] * 8 + [0.42, 0.35, 0.28, 0.21, 0.14, 0.07]
+    found = bad(Level(above=0.1, window=5, p_value=1e-3), falling, 128)
+    assert found.index(True) in (9, 10, 11)
+    assert not found[-1]  # the value is below the limit again
+
+
+def test_level_rarely_fires_on_scattered_shares() -> None:
+    """The shares of 128 scatter around the limit three times as much as their counts explain."""
+    rng = np.random.default_rng(0)
+    fired = 0
+    for _ in range(300):
+        shares = rng.binomial(128, rng.beta(1.2, 13.8, 40)) / 128
+        fired += any(bad(Level(above=0.1, window=5, p_value=1e-3), shares.tolist(), 128))
+    assert fired / 300 < 0.03
+
+
+def test_shortest_lets_the_newest_values_decide() -> None:
+    series_ = [0.9, 0.85, 0.92, 0.88, 0.9, 0.87, 0.91, 0.9, 0.1, 0.12]
+    found = bad(Level(below=0.4, window=10, shortest=2), series_, 60)
+    assert found == [False] * 9 + [True]
+    assert not any(bad(Level(below=0.4, window=10), series_, 60))
+
+
+def test_shortest_waits_for_counts_and_reports_the_width() -> None:
+    rule = Level(below=0.4, window=10, shortest=2)
+    found = looks(rule, [0.15] * 10, 8)
+    first = [one.bad for one in found].index(True)
+    assert first > 2
+    assert found[first].numbers["window"] == first + 1
+    expected = 1 - NormalDist().cdf(0.25 / math.sqrt(0.24 / (8 * (first + 1))))
+    assert found[first].numbers["p"] == pytest.approx(expected)
+    assert expected < 1e-4 / 9
+
+
+def test_shortest_divides_the_p_value_among_widths() -> None:
+    rng = np.random.default_rng(0)
+    fired = sum(
+        any(bad(Level(below=0.4, window=10, shortest=2, p_value=1e-2), (rng.binomial(60, 0.4, 40) / 60).tolist(), 60))
+        for _ in range(200)
+    )
+    assert fired / 200 < 0.2  # 40 looks at 1 % each, mostly on the same values
+
+
+def test_times_first_scales_the_limit_by_the_first_value():
+    rule = Level(below=0.1, times_first=True, window=1)
+    assert bad(rule, [2.0, 0.3, 0.19]) == [False, False, True]
+
+
+def test_level_recovers_after_recover_epochs_values():
+    rule = Level(above=0.1, window=1, recover=0.05, recover_epochs=2)
+    found = looks(rule, [0.2, 0.07, 0.04, 0.04])
+    assert [f.well for f in found] == [False, False, False, True]
+
+
+def test_drop_tests_the_fall_of_the_least_squares_line():
+    values, n = [0.7, 0.68, 0.69, 0.64, 0.62, 0.60], 1000
+    rule = Drop(by=0.05, window=5)
+    found = looks(rule, values, n)[-1]
+    x = np.arange(6)
+    slope, _ = np.polyfit(x, values, 1)
+    assert found.numbers["fall"] == pytest.approx(-5 * slope)
+    residuals = np.array(values) - np.polyval(np.polyfit(x, values, 1), x)
+    variance = max(np.mean([p * (1 - p) / n for p in values]), (residuals**2).sum() / 4)
+    assert found.numbers["standard_error"] == pytest.approx(5 * math.sqrt(variance / 17.5))
+    assert found.bad
+
+
+def test_drop_ignores_chance_falls():
+    values = [0.7, 0.68, 0.69, 0.64, 0.62, 0.60]
+    assert not looks(Drop(by=0.05, window=5), values, 30)[-1].bad
+
+
+def test_drop_waits_for_a_full_window():
+    assert bad(Drop(window=5), [0.9, 0.1, 0.1, 0.1, 0.1], 1000) == [False] * 5
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1])
+def test_level_false_positives_respect_the_p_value(share):
+    rng, fired, runs = np.random.default_rng(0), 0, 20_000
+    for _ in range(runs):
+        fired += Level(above=0.1, window=1, p_value=0.01).look(rng.binomial(500, share) / 500, 500).bad
+    assert fired / runs < 0.016  # a discrete share, approximated by the normal
+
+
+def test_drop_false_positives_respect_the_p_value():
+    rng, fired, runs = np.random.default_rng(0), 0, 4000
+    for _ in range(runs):
+        fired += bad(Drop(by=0.001, window=5, p_value=0.01), rng.binomial(500, 0.6, 6) / 500, 500)[-1]
+    assert fired / runs < 0.015
+
+
+@settings(max_examples=50)
+@given(
+    st.sampled_from([("level", {"above": 0.2}), ("level", {"below": 0.5, "times_first": True}), ("drop", {})]),
+    st.lists(st.floats(0, 1), min_size=1, max_size=20),
+    st.integers(0, 20),
+)
+def test_restored_rule_continues_identically(made, values, cut):
+    name, options = made
+    through, first, second = (RULES[name](**options) for _ in range(3))
+    expected = looks(through, values, 100)
+    before = looks(first, values[:cut], 100)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert before + looks(second, values[cut:], 100) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Level, "above, below: expected one of them"),
+        (lambda: Level(above=1.0, below=0.0), "above, below: expected one of them"),
+        (lambda: Level(above=1.0, times_first="no"), "times_first"),
+        (lambda: Drop(window=2), "window: expected at least 3"),
+        (lambda: Level(above=0.1, recover=0.12), "recover: 0.12 lies where the rule fires"),
+        (lambda: Level(below=0.8, recover=0.7), "recover: 0.7 lies where the rule fires"),
+        (lambda: Level(above=math.nan), "above: expected a finite number"),
+        (lambda: Level(above=0.1, window=0), "window"),
+        (lambda: Level(above=0.1, p_value=2), "p_value"),
+        (lambda: Drop(by=0.05, recover=0.06), "recover: 0.06 lies where the rule fires"),
+        (lambda: Drop(by=-0.1), "by: expected a number above 0"),
+    ],
+)
+def test_invalid_options_are_refused(make, said):
+    with pytest.raises(ConfigError, match=said):
+        make()

@@ -1,0 +1,388 @@
+"""Tests of the recipe code_team: tasks, rollouts and sub-rewards; expected values were computed by hand."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from creditflow._utils.loading import load_object
+from creditflow.cli import app
+from creditflow.config import load_recipe
+from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
+from creditflow.data.datasets import load_tasks
+from creditflow.rewards import RewardManager, load_reward_functions
+from creditflow.rewards.builtin.code import run_tests
+from creditflow.rewards.support.test_cases import TestCall, alike, read_tests
+from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
+from creditflow.rollout.recorder import Sampling
+from creditflow.testing import check_reward_function
+from tests.builders import Scripted
+from tests.paths import ROOT
+from tests.sandbox import boxes
+
+RECIPE = ROOT / "recipes" / "code_team.yaml"
+TASKS = load_tasks(str(ROOT / "recipes" / "code_tasks.jsonl"), ROOT, {}, "train")
+CLAMP = TASKS[1]  # clamp(value, low, high)
+TEAM = {"c": "coder", "t": "tester", "r": "reviewer"}
+FENCE = "```"
+
+RIGHT = f"{FENCE}python\ndef clamp(value, low, high):\n    return max(low, min(value, high))\n{FENCE}"
+WRONG = f"{FENCE}python\ndef clamp(value, low, high):\n    return max(low, value)\n{FENCE}"  # fails one test of seven
+
+
+def recipe(name: str):
+    return load_object(f"code_team.py:{name}", ROOT / "recipes", "test")
+
+
+@pytest.fixture(scope="module")
+def box():
+    """Skip without bubblewrap."""
+    return boxes.bubblewrap(wall_s=8.0)
+
+
+def a_trajectory(*said: tuple[str, str], task: Task = CLAMP) -> Trajectory:
+    """A trajectory with one step for each (initial of the agent, response)."""
+    steps = [
+        Step(
+            f"t/{i}", "t", i, TEAM[who], sum(w == who for w, _ in said[:i]), (i - 1,) if i else (), "prompt", response,
+            response_ids=(5,), response_mask=(1,), logprobs=(-1.0,),
+        )
+        for i, (who, response) in enumerate(said)
+    ]  # fmt: skip
+    return Trajectory("t", "u", task, steps, (0,), said[0][1])
+
+
+def last_score(function: str, *said: tuple[str, str]) -> tuple[float, str]:
+    trajectory = a_trajectory(*said)
+    score = recipe(function)(trajectory.steps[-1], trajectory)
+    return pytest.approx(score.value), score.reason
+
+
+# The tasks
+
+
+def test_eight_of_forty_tasks_are_held_out():
+    train, val = recipe("tasks")("train", {}), recipe("tasks")("val", {})
+    assert (len(train), len(val)) == (32, 8)
+    names = [task.extra_info["name"] for task in (*train, *val)]
+    assert sorted(names) == sorted({task.extra_info["name"] for task in TASKS})
+    assert not {task.extra_info["name"] for task in train} & {task.extra_info["name"] for task in val}
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.extra_info["name"])
+def test_task_is_complete_and_hides_its_solution(task):
+    name = task.extra_info["name"]
+    tests = json.loads(task.ground_truth)
+    assert len(tests) >= 6
+    assert 2 <= len(task.extra_info["mutants"]) <= 3
+    assert task.text.startswith(f"def {name}(")
+    assert all(name in test["call"] for test in tests)
+    for program in (task.extra_info["reference"], *task.extra_info["mutants"]):
+        assert recipe("defines")(program, name)
+        assert program.split("\n", 1)[1] not in task.text
+    for test in tests:  # a tester could write it
+        assert recipe("check_in")(f"assert {test['call']} == {test['expect']!r}", name) is not None
+
+
+EVERY_VALUE = """
+def values(program, calls):
+    names, found = {}, []
+    exec(program, names)
+    for call in calls:
+        try:
+            found.append(eval(call, names))
+        except Exception as error:
+            found.append(type(error).__name__)
+    return found
+"""
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.extra_info["name"])
+def test_references_pass_and_mutants_fail(box, task):
+    calls = json.loads(task.ground_truth)
+    expected = [one["expect"] for one in calls]
+    programs = [task.extra_info["reference"], *task.extra_info["mutants"]]
+    right = []
+
+    def holds(values):
+        right.extend(alike(value, expected) for value in values)
+        return True
+
+    # All four programs in one run, which is quick; the slow test below makes a run for each call.
+    ask = {"call": f"[values(program, {[one['call'] for one in calls]!r}) for program in {programs!r}]"}
+    assert run_tests(box, EVERY_VALUE, [TestCall(ask, holds, "")])[0].reason == ""
+    assert right == [True, *[False] * len(task.extra_info["mutants"])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.extra_info["name"])
+def test_references_pass_and_mutants_fail_one_by_one(box, task):
+    tests = read_tests(task.ground_truth)
+    assert all(verdict.passed for verdict in run_tests(box, task.extra_info["reference"], tests))
+    for mutant in task.extra_info["mutants"]:
+        assert not all(verdict.passed for verdict in run_tests(box, mutant, tests))
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("line", "is_check"),
+    [
+        ("assert clamp(5, 0, 10) == 5", True),
+        ("assert clamp(5, low=0, high=10) == 5, 'inside'", True),
+        ("assert clamp(-5, 0, 10) is None", True),
+        ("assert clamp([1], {'a': 2}, set()) == (1, None)", True),
+        ("assert True", False),
+        ("assert clamp(1, 0, 2) == clamp(1, 0, 2)", False),
+        ("assert clamp(1, 0, 2) != 7", False),
+        ("assert clamp(1, 0, 2)", False),
+        ("assert not clamp(0, 0, 2)", False),
+        ("assert abs(clamp(1, 0, 2)) == 1", False),
+        ("assert clamp(*[1, 0, 2]) == 1", False),
+        ("assert clamp(1, 0, open('solution.py').read()) == 1", False),
+        ("assert clip(1, 0, 2) == 1", False),
+        ("assert clamp(1, 0, 2) == 1; exit()", False),
+        ("assert clamp(1, 0, 2) == 10 ** 10 ** 10", False),
+        ("assert clamp(1, 0, 2", False),
+        ("assert clamp" + "(" * 190, False),
+        ("assert clamp(" + "-" * 180 + "1) == 1", False),
+        ("assert clamp('\x00') == 1", False),
+    ],
+)
+def test_check_is_a_call_with_literals_and_a_literal_result(line, is_check):
+    check = recipe("check_in")(line, "clamp")
+    assert (check is not None) == is_check
+    assert check is None or isinstance(check, TestCall)  # text by a model is never judged inside of a box
+
+
+@given(st.text("assert clmp(1,2)='[]{}-*:;#\\\n`rejcodf", max_size=120))
+def test_any_reply_is_read(text):
+    for check in recipe("checks_in")("assert clamp(" + text, "clamp"):
+        assert check is None or isinstance(check, TestCall)
+    assert recipe("said")(text) in (None, "accept", "reject")
+
+
+@pytest.mark.parametrize("piece", ["assert ", "assert clamp(1, 0, 2) == 1\n", "(", "reject", "\n", "* " * 9, "`"])
+def test_hostile_replies_are_clipped(piece):
+    text = piece * 100_000
+    assert len(recipe("check_lines")(text)) <= 8
+    assert all(len(line) <= 200 for line in recipe("check_lines")(text))
+    recipe("said")(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("accept", "accept"),
+        ("assert clamp(1, 0, 2) == 1\nAccept.", "accept"),
+        ("**Reject**: it is wrong", "reject"),
+        ("reject: no\naccept", "accept"),
+        ("I would not accept this", None),
+        ("", None),
+    ],
+)
+def test_verdict_begins_the_last_verdict_line(text, verdict):
+    assert recipe("said")(text) == verdict
+
+
+# Sub-rewards
+
+LOW, HIGH, INSIDE, FALSE = (
+    "assert clamp(-1, 0, 9) == 0",
+    "assert clamp(12, 0, 9) == 9",
+    "assert clamp(5, 0, 9) == 5",
+    "assert clamp(5, 0, 9) == 4",
+)
+# The mutants of clamp: low and high exchanged; no upper bound; high if value is below low. LOW detects the third, HIGH
+# the first two, INSIDE the first.
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([LOW, HIGH, INSIDE], (1.0, "right 3/3, mutants found out 3/3")),
+        ([HIGH], (0.5 + 0.5 * 2 / 3, "right 1/1, mutants found out 2/3")),
+        ([LOW, FALSE], (0.5 * (0.5 + 0.5 / 3), "right 1/2, mutants found out 1/3")),
+        ([FALSE], (0.0, "right 0/1, mutants found out 0/3")),
+        (["assert True", INSIDE, INSIDE], (0.5 * (0.5 + 0.5 / 3), "right 1/2, mutants found out 1/3")),
+        (["assert True"] * 8, (0.0, "right 0/1, mutants found out 0/3")),
+        (["import os; os._exit(0)", "passed"], (0.0, "no line with assert")),
+        (
+            [*(f"assert clamp({i}, 0, 9) == {i}" for i in range(1, 9)), FALSE],  # the ninth is not read
+            (0.5 + 0.5 / 3, "right 8/8, mutants found out 1/3"),
+        ),
+        ([], (0.0, "no line with assert")),
+    ],
+)
+def test_checks_bite(box, lines, expected):
+    value, reason = last_score("checks_bite", ("c", RIGHT), ("t", "\n".join(lines)))
+    assert (value, reason) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "review", "expected"),
+    [
+        (RIGHT, f"{LOW}\naccept", 1.0),
+        (RIGHT, "accept", 0.6),
+        (RIGHT, f"{FALSE}\naccept", 0.6),
+        (RIGHT, f"{LOW}\nreject: no", 0.4),
+        (RIGHT, "", 0.0),
+        (WRONG, f"{HIGH}\nreject: no upper bound", 1.0),
+        (WRONG, f"{LOW}\nreject: no upper bound", 0.8),
+        (WRONG, f"{FALSE}\nreject", 0.6),
+        (WRONG, f"{HIGH}\naccept", 0.4),
+        (WRONG, "assert True\naccept", 0.0),
+        ("no code at all", f"{LOW}\nreject", 1.0),
+        (f"{FENCE}python\nimport os; os._exit(0)\n{FENCE}", f"{LOW}\nreject", 1.0),
+    ],
+)
+def test_review_right(box, code, review, expected):
+    assert last_score("review_right", ("c", code), ("t", LOW), ("r", review))[0] == expected
+
+
+def test_review_of_nothing_is_unscored():
+    trajectory = a_trajectory(("t", LOW), ("r", "accept"))
+    with pytest.raises(ValueError, match="expected a coder's step"):
+        recipe("review_right")(trajectory.steps[1], trajectory)
+
+
+def recipes_functions():
+    config = load_recipe(RECIPE).config
+    return load_reward_functions(
+        config.reward.functions, ROOT / "recipes", tuple(TEAM.values()), {"sandbox": config.reward.sandbox}
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "passed", "outcome"),
+    [
+        (RIGHT, 1.0, 1.0),
+        (WRONG, 6 / 7, 0.0),
+        ("no code", 0.0, 0.0),
+        (f"{FENCE}python\nimport sys; print('passed'); sys.exit(0)\n{FENCE}", 0.0, 0.0),
+    ],
+)
+def test_coder_earns_a_share_and_the_team_all_or_nothing(box, code, passed, outcome):
+    trajectory = a_trajectory(("c", code))
+    asyncio.run(RewardManager(recipes_functions(), 0.0).score([trajectory]))
+    assert trajectory.steps[0].scores["tests_passed"].value == pytest.approx(passed)
+    assert trajectory.outcome.value == outcome
+
+
+@pytest.mark.parametrize(
+    ("fn", "more"),
+    [
+        ("checks_bite", {}),
+        ("review_right", {}),
+        ("code_tests", {"level": "step", "agent_match": "^coder$", "args": {"max_tests": 1}}),
+    ],
+)
+def test_functions_conform(box, fn, more):
+    function = "creditflow.rewards.builtin.code:CodeTests" if fn == "code_tests" else recipe(fn)
+    # Inputs that need few runs, because the function is called a hundred times.
+    trajectory = a_trajectory(("c", "def clamp(:"), ("t", FALSE), ("r", f"{FALSE}\nreject"))
+    check_reward_function(function, [trajectory], **more)
+
+
+# The trajectory
+
+
+def run_team(answer) -> tuple[Trajectory, Scripted]:
+    model = Scripted(answer)
+    agents = {name: AgentSpec(system=name.upper()) for name in TEAM.values()}
+    sampling = Sampling(max_tokens=512, max_prompt_tokens=8192)
+    trajectories = [Rollout(CLAMP, "u", "t", (0,))]
+    (trajectory,) = asyncio.run(
+        run_rollouts(trajectories, recipe("solve"), agents, Scheduler({"default": model}), sampling)
+    )
+    asyncio.run(RewardManager(recipes_functions(), 0.0).score([trajectory]))
+    return trajectory, model
+
+
+def a_good_team(prompt: str) -> bytes:
+    if prompt.startswith("CODER"):
+        return (RIGHT if "rejects" in prompt else WRONG).encode()
+    if prompt.startswith("TESTER"):
+        return f"{LOW}\n{HIGH}\n{FALSE}".encode()
+    return f"{HIGH}\nreject: there is no upper bound".encode()
+
+
+def values(trajectory: Trajectory) -> list[tuple[str, float]]:
+    return [
+        (step.agent, pytest.approx(score.value))
+        for step in sorted(trajectory.steps, key=lambda step: (step.turn, step.agent))
+        for score in step.scores.values()
+    ]
+
+
+def test_rollout_runs_from_draft_to_rewritten_code(box):
+    trajectory, model = run_team(a_good_team)
+    by_agent = {(step.agent, step.turn): step for step in trajectory.steps}
+    coder, tester, reviewer, again = (
+        by_agent[key] for key in (("coder", 0), ("tester", 0), ("reviewer", 0), ("coder", 1))
+    )
+    assert (coder.parents, tester.parents) == ((), ())
+    assert reviewer.parents == (0, 1)
+    assert again.parents == (coder.index, reviewer.index) == (coder.index, 2)
+    assert trajectory.answer_steps == (3,)
+    assert trajectory.answer == RIGHT
+    assert values(trajectory) == [
+        ("coder", 6 / 7),
+        ("reviewer", 1.0),
+        ("tester", 2 / 3),
+        ("coder", 1.0),
+    ]
+    assert trajectory.outcome.value == 1.0
+    assert [recipe("code_kind")(step) for step in trajectory.steps[2:]] == ["defined", None]
+    # An agent sees the responses of its parents, and nothing of the solution.
+    assert "return" not in tester.prompt
+    assert "assert" not in coder.prompt
+    assert "max(low, value)" in reviewer.prompt
+    assert HIGH in reviewer.prompt
+    assert "no upper bound" in again.prompt
+    assert not any("min(value, high)" in prompt for prompt in model.prompts)
+    TrajectoryBatch.from_trajectories([trajectory])
+
+
+def test_accepted_code_is_not_rewritten(box):
+    trajectory, _ = run_team(lambda prompt: f"{RIGHT}\n{LOW}\naccept".encode())
+    assert sorted(step.agent for step in trajectory.steps) == ["coder", "reviewer", "tester"]
+    assert trajectory.answer_steps == (next(step.index for step in trajectory.steps if step.agent == "coder"),)
+    assert trajectory.outcome.value == 1.0
+
+
+@pytest.mark.slow
+def test_recipe_trains_the_tiny_model(box, tmp_path):
+    options = {
+        "actor_rollout_ref.model.path": "tiny",
+        "actor_rollout_ref.rollout.n": 2,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
+        "data.train_batch_size": 4,
+        "data.val_max_samples": 2,
+        "data.max_response_length": 48,
+        "trainer.total_training_steps": 1,
+        "trainer.default_local_dir": tmp_path / "run",
+    }
+    result = CliRunner().invoke(app, ["train", str(RECIPE), *(f"{key}={value}" for key, value in options.items())])
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    metrics = {name: value for line in lines for name, value in line.items()}
+    for name in ("tests_passed", "checks_bite", "review_right", "correct"):
+        assert metrics[f"reward/{name}/failed_frac"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "noise", [b"", b"\xff\x00\xfe" * 80, b"```" * 100, b"assert " * 60, b"reject\n" * 60, b"```python\n\x00\n```"]
+)
+def test_noise_scores_nothing(box, noise):
+    trajectory, _ = run_team(lambda prompt: noise)
+    assert trajectory.status == "ok"
+    assert trajectory.outcome.value == 0.0
+    assert all(score.status == "ok" for step in trajectory.steps for score in step.scores.values())
+    assert all(
+        score.value == 0.0 for step in trajectory.steps if step.agent != "reviewer" for score in step.scores.values()
+    )

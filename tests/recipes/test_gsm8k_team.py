@@ -1,0 +1,226 @@
+"""Tests of the recipe gsm8k_team on rows of the real file; expected values were computed by hand."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow._utils.loading import load_object
+from creditflow.config import load_recipe
+from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
+from creditflow.data.datasets import gsm8k_tasks
+from creditflow.rewards import RewardManager, load_reward_functions
+from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
+from creditflow.rollout.recorder import Sampling
+from tests.builders import Scripted
+from tests.paths import GSM8K, ROOT
+
+TASKS = gsm8k_tasks(GSM8K)
+NATALIA = TASKS[0]  # 48/2=24, 48+24=72
+BETTY = TASKS[2]  # 100/2=50, 15*2=30, 100-50-30-15=5
+TEAM = {"p": "planner", "e": "executor", "v": "verifier"}
+
+
+def recipe(name: str):
+    return load_object(f"gsm8k_team.py:{name}", ROOT / "recipes", "test")
+
+
+def a_trajectory(task: Task, *said: tuple[str, str], retries: dict[int, int] | None = None) -> Trajectory:
+    """A trajectory with one step per (initial of the agent, response); `retries`: repeating step -> repeated step."""
+    steps = [
+        Step(
+            f"t/{i}", "t", i, TEAM[who], sum(w == who for w, _ in said[:i]), (i - 1,) if i else (), "prompt", response,
+            info={"retry_of": (retries or {})[i]} if i in (retries or {}) else {},
+        )
+        for i, (who, response) in enumerate(said)
+    ]  # fmt: skip
+    return Trajectory("t", "u", task, steps, (len(steps) - 1,))
+
+
+def last_score(function: str, trajectory: Trajectory) -> float:
+    return recipe(function)(trajectory.steps[-1], trajectory)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("48/2=24", [("48/2=24", 24.0)]),
+        ("1. 48 / 2 = 24 clips, <<48/2=24>>24", [("48/2=24", 24.0), ("48/2=24", 24.0)]),
+        ("$12 x 3 = $36", [("12*3=36", 36.0)]),
+        ("50% * 10 = 5", [("(50/100)*10=5", 5.0)]),
+        ("(3 + 4) \u00d7 2 = 15", [("(3+4)*2=15", 14.0)]),
+        ("10, 20+5=25", [("20+5=25", 25.0)]),
+        ("1,000*2=2,000", [("1000*2=2,000", 2000.0)]),
+        ("1/0=3", [("1/0=3", None)]),
+        ("2**9=512 and 7//2=3 and x+1=2 and 5=5", []),
+        ("__import__('os').system('true')=0", []),
+    ],
+)
+def test_calculations_are_evaluated_without_running_code(text, expected):
+    found = recipe("calculations_in")(text)
+    assert [(calculation.text, calculation.computed) for calculation in found] == expected
+
+
+def test_published_calculations_hold():
+    shown = [c for task in TASKS for text in task.extra_info["calculations"] for c in recipe("calculations_in")(text)]
+    assert len(shown) > 150
+    assert all(calculation.holds for calculation in shown)
+
+
+@given(st.text("0123456789.,+-*/()$%x= \n#<>e", max_size=80))
+def test_any_response_is_read(text):
+    trajectory = a_trajectory(NATALIA, ("p", "1. " + text), ("e", text), ("v", text + " ok"))
+    for name, step in zip(("plan_covers", "value_matches", "verdict_right"), trajectory.steps, strict=True):
+        assert 0.0 <= recipe(name)(step, trajectory) <= 1.0
+
+
+@pytest.mark.parametrize("piece", ["1 ", "(", "-", "=", "1+", "=1", "9" * 119 + "*9=1", "1+" * 58 + "1=59 ", "\n1. "])
+def test_hostile_responses_are_read_quickly(piece):
+    text = piece * 100_000
+    trajectory = a_trajectory(NATALIA, ("p", text), ("e", text), ("v", text))
+    for name, step in zip(("plan_covers", "value_matches", "verdict_right"), trajectory.steps, strict=True):
+        assert 0.0 <= recipe(name)(step, trajectory) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        ("1. Divide 48 by 2.\n2. Add 48 and the result.", 1.0),
+        ("1. Take half of 48.\n2) 48 + 24", 1.0),  # the value 24 may be named, and need not be
+        ("1. Take half of 48.", 1 / 2),
+        ("1. Start from 48.", 1 / 4),  # one of 48, + for the second calculation; no line for the first
+        ("1. Subtract 48 from 100.\n2. Add 48.", (1 / 5 + 1) / 2),  # 48 of 48, 2, /, -, 100
+        ("1. 48 2 / + - * 7", 3 / 14),  # 48, 2, / of seven things, and no line left for the second
+        ("Divide 48 by 2, then add 48.", 0.0),  # not numbered: the executor got none of it
+        (NATALIA.text, 0.0),
+        ("", 0.0),
+    ],
+)
+def test_plan_covers(plan, expected):
+    assert last_score("plan_covers", a_trajectory(NATALIA, ("p", plan))) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("48/2=24", 1.0),
+        ("48/2 = 24\n#### 24", 1.0),
+        ("She sold 24", 0.75),
+        ("48*2=96", 0.5),
+        ("37*5=185", 0.25),
+        ("3*5=24", 0.25),
+        ("48/2=25", 0.0),
+        ("She sold 96", 0.0),
+        ("no idea", 0.0),
+    ],
+)
+def test_value_matches(response, expected):
+    assert last_score("value_matches", a_trajectory(NATALIA, ("p", "1. half"), ("e", response))) == expected
+
+
+def test_value_is_found_once():
+    first = [("p", "1. half"), ("e", "48/2=24"), ("v", "48/2=24 ok")]
+    assert last_score("value_matches", a_trajectory(NATALIA, *first, ("e", "48+24=72"))) == 1.0
+    assert last_score("value_matches", a_trajectory(NATALIA, *first, ("e", "48/2=24"))) == 0.5
+
+
+def test_retry_may_find_the_value_of_the_replaced_step():
+    said = [("p", "1. half"), ("e", "48/2=24"), ("v", "bad"), ("e", "48/2=24")]
+    assert last_score("value_matches", a_trajectory(NATALIA, *said, retries={3: 1})) == 1.0
+    trajectory = a_trajectory(NATALIA, *said, ("v", "ok"), ("e", "48+24=72"), retries={3: 1})
+    assert last_score("value_matches", trajectory) == 1.0
+
+
+def test_step_finer_than_the_solution_is_half_right():
+    said = [("p", "1. half"), ("e", "100/2=50"), ("v", "ok"), ("e", "15*2=30"), ("v", "ok")]
+    assert last_score("value_matches", a_trajectory(BETTY, *said, ("e", "100-50=50"))) == 0.5
+    assert last_score("value_matches", a_trajectory(BETTY, *said, ("e", "100-50-30-15=5"))) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("executor", "verifier", "expected"),
+    [
+        ("48/2=24", "48/2=24 ok", 1.0),
+        ("48/2=24", "ok", 0.6),
+        ("48/2=24", "48/2=24 bad", 0.4),
+        ("48/2=24", "48/2=23 bad", 0.0),
+        ("48/2=24", "hm", 0.0),
+        ("48/2=25", "48/2=24 bad", 1.0),
+        ("48/2=25", "48/2=24, not ok. Bad!", 1.0),
+        ("48/2=25", "bad", 0.6),
+        ("48/2=25", "48/2=25 ok", 0.0),
+        ("48/2=25", "48/2=24 ok", 0.4),
+        ("48*2=96", "48*2=96 ok", 1.0),
+    ],
+)
+def test_verdict_right(executor, verifier, expected):
+    trajectory = a_trajectory(NATALIA, ("p", "1. half"), ("e", executor), ("v", verifier))
+    assert last_score("verdict_right", trajectory) == pytest.approx(expected)
+
+
+def recipes_functions():
+    entries = load_recipe(ROOT / "recipes" / "gsm8k_team.yaml").config.reward.functions
+    return load_reward_functions(entries, ROOT / "recipes", tuple(TEAM.values()))
+
+
+def test_solution_without_calculations_scores_only_the_outcome():
+    task = Task(NATALIA.data_source, NATALIA.prompt, "72", {"calculations": []})
+    trajectory = a_trajectory(task, ("p", "1. half"), ("e", "48/2=24"), ("v", "ok"))
+    trajectory.answer = "#### 72"
+    asyncio.run(RewardManager(recipes_functions(), max_failed_frac=1.0).score([trajectory]))
+    assert [score.status for step in trajectory.steps for score in step.scores.values()] == ["failed"] * 3
+    assert "no <<calculation>>" in trajectory.steps[0].scores["plan_covers"].reason
+    assert trajectory.outcome.value == 1.0
+
+
+def run_team(answer, task=NATALIA) -> tuple[Trajectory, Scripted]:
+    model = Scripted(answer)
+    agents = {name: AgentSpec(system=name.upper()) for name in TEAM.values()}
+    sampling = Sampling(max_tokens=512, max_prompt_tokens=3072)
+    trajectories = [Rollout(task, "u", "t", (0,))]
+    (trajectory,) = asyncio.run(
+        run_rollouts(trajectories, recipe("solve"), agents, Scheduler({"default": model}), sampling)
+    )
+    asyncio.run(RewardManager(recipes_functions(), 0.0).score([trajectory]))
+    return trajectory, model
+
+
+def a_good_team(prompt: str) -> bytes:
+    if prompt.startswith("PLANNER"):
+        return b"1. Take half of 48.\n2. Add that to 48."
+    if prompt.startswith("VERIFIER"):
+        return b"48/2=24 ok" if "wrote: 48/2=24" in prompt else b"48+24=72 " + (b"ok" if "=72" in prompt else b"bad")
+    if "half" in prompt.rpartition("Now:")[2]:
+        return b"48/2=24"
+    return b"48+24=72\n#### 72" if "objects" in prompt else b"48+24=71\n#### 71"
+
+
+def test_rollout_runs_from_plan_to_answer_with_a_retry():
+    trajectory, model = run_team(a_good_team)
+    assert "".join(step.agent[0] for step in trajectory.steps) == "peveve"
+    assert [step.parents for step in trajectory.steps] == [(), (0,), (1,), (0, 2), (3,), (3, 4)]
+    assert trajectory.answer == "#### 72"
+    assert [next(iter(step.scores.values())).value for step in trajectory.steps] == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
+    assert trajectory.outcome.value == 1.0
+    assert "24" in model.prompts[3]  # the first result reaches the second turn
+    assert not any("<<" in prompt for prompt in model.prompts)
+    kinds = [recipe("candidate_kind")(step) for step in trajectory.steps]
+    assert kinds == [None, None, "holds", None, "wrong", None]
+    TrajectoryBatch.from_trajectories([trajectory])
+
+
+@pytest.mark.parametrize(
+    "noise", [b"", b"\xff\x00\xfe" * 80, b"####", b"1. " * 100, b"bad " * 60, b"1.\n2.\n3. x\n" * 30, b"=1=1/0=" * 60]
+)
+def test_noise_scores_nothing(noise):
+    trajectory, _ = run_team(lambda prompt: noise)
+    assert trajectory.status == "ok"
+    assert trajectory.outcome.value == 0.0
+    assert all(score.status == "ok" for step in trajectory.steps for score in step.scores.values())
+
+
+def test_executor_has_a_bounded_number_of_turns():
+    plan = "\n".join(f"{i}. Add {i}." for i in range(1, 30)).encode()
+    trajectory, _ = run_team(lambda prompt: plan if prompt.startswith("PLANNER") else b"1+1=2 bad")
+    assert sum(step.agent == "executor" for step in trajectory.steps) == recipe("MAX_EXECUTOR_TURNS")

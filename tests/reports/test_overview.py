@@ -1,0 +1,270 @@
+"""The overview of a run, against the trajectories in its ledger."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from creditflow.cli import app
+from creditflow.credit import CreditOptions, assign
+from creditflow.data import RIGHT, Trajectory, TrajectoryBatch
+from creditflow.errors import DataError
+from creditflow.reports.index import Filter, Index
+from creditflow.reports.overview import POINTS, hardest, named, of_agents, overview, thinned
+from creditflow.reports.samples import samples
+from creditflow.runs import Ledger, RunFolder
+from creditflow.runs.sql import connect
+from tests.builders import batch_of, make_trajectory, step
+from tests.reports.runs import a_batch, a_run, write_step
+
+
+def indexed(ledger: Ledger) -> Index:
+    index = Index(ledger)
+    index.refresh(ledger)
+    return index
+
+
+def written(path: Path, trajectories: list[Trajectory], **options: object) -> Index:
+    folder = RunFolder.create(path, {}, "")
+    batch = batch_of(*trajectories)
+    folder.write_steps(1, batch, assign(batch, CreditOptions(**options)))  # type: ignore[arg-type]
+    return indexed(Ledger.open(folder.path))
+
+
+def test_agent_rows_are_means_of_ledger_columns(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    rows = {row["agent"]: row for row in of_agents(indexed(ledger))}
+    made = [recorded.assignment for recorded in ledger if recorded.assignment is not None]
+    assert len(made) == 3
+    for agent, row in rows.items():
+        at = [a.batch.agent_of_step == a.batch.agent_names.index(agent) for a in made]
+
+        def every(name: str, at: list[np.ndarray] = at) -> np.ndarray:
+            return np.concatenate([getattr(a, name)[s] for a, s in zip(made, at, strict=True)])
+
+        assert row["steps"] == len(every("credit_S"))
+        assert row["credit"] == pytest.approx(every("credit_S").mean())
+        assert row["scored"] == every("scored_S").mean()
+        if row["scored"]:
+            wrong = every("sub_reward_S") < RIGHT
+            assert row["error_rate"] == pytest.approx(wrong.mean())
+            assert row["pass_rate"] == pytest.approx(every("gate_open_S").mean())
+            assert row["wrong_rewarded"] == pytest.approx((every("advantage_S")[wrong] > 0).mean())
+    assert sum(row["share"] for row in rows.values()) == pytest.approx(1.0)
+
+
+def test_folder_named_key_value_does_not_change_columns(tmp_path: Path) -> None:
+    index = indexed(a_run(tmp_path / "agent=x" / "turn=7"))
+    assert [row["agent"] for row in of_agents(index)] == ["executor", "planner", "verifier"]
+    assert index.ask("SELECT count(DISTINCT turn) AS n FROM steps")[0]["n"] > 1
+
+
+def test_file_with_a_damaged_footer_is_set_aside(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run", training_steps=4)
+    rng = np.random.default_rng(0)
+    whole = ledger.file(2).read_bytes()
+    for _ in range(30):
+        length = int.from_bytes(whole[-8:-4], "little")
+        damaged = bytearray(whole)
+        for at in rng.integers(len(whole) - 8 - length, len(whole) - 8, 40):
+            damaged[at] = rng.integers(256)
+        ledger.file(2).write_bytes(bytes(damaged))
+        index = indexed(ledger)
+        assert {*index.taken, *index.damaged} == {1, 2, 3, 4}
+        assert {1, 3, 4} <= set(index.taken)
+
+
+def test_tasks_with_equal_beginnings_are_distinct(tmp_path: Path) -> None:
+    made = []
+    for k in range(4):
+        one = make_trajectory(str(k), [step("write", 1.0)], outcome=float(k % 2), task=f"q{k}")
+        one.task = replace(one.task, prompt=({"role": "user", "content": "preamble " * 60 + str(k)},))
+        made.append(one)
+    assert [row["trajectories"] for row in hardest(written(tmp_path / "run", made))] == [1, 1, 1, 1]
+
+
+def test_pages_contain_the_filtered_trajectories(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    index = indexed(ledger)
+    for wanted, fits in (
+        (Filter(), lambda a, at, right: True),
+        (Filter(outcome="right"), lambda a, at, right: right),
+        (Filter(agent="verifier", gate="closed"), lambda a, at, right: any(
+            a.batch.agent_names[a.batch.agent_of_step[s]] == "verifier" and not a.gate_open_S[s] for s in at)),
+        (Filter(most_score=0.5, outcome="wrong", training_step=2), lambda a, at, right: not right and any(
+            a.sub_reward_S[s] <= 0.5 for s in at)),
+    ):  # fmt: skip
+        expected = []
+        for recorded in reversed(list(ledger)):
+            a = recorded.assignment
+            assert a is not None
+            for n, id in enumerate(a.batch.trajectory_ids):
+                at = np.flatnonzero(a.batch.trajectory_of_step == n)
+                if wanted.training_step in (None, recorded.step) and fits(a, at, a.batch.outcome[n] == 1.0):
+                    expected.append(id)
+        pages = [index.page(wanted, offset, 7) for offset in range(0, len(expected) + 7, 7)]
+        assert [trajectory["trajectory_id"] for page in pages for trajectory in page["trajectories"]] == expected
+        assert {page["total"] for page in pages} == {len(expected)}
+
+
+def test_saboteur_is_named_and_healthy_team_is_not(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def trajectories(sabotage: float) -> list[Trajectory]:
+        found = []
+        for k in range(120):
+            scores = [float(rng.uniform() > rate) for rate in (0.1, sabotage, 0.1)]
+            steps = [step(agent, score) for agent, score in zip(("plan", "write", "check"), scores, strict=True)]
+            found.append(make_trajectory(str(k), steps, outcome=float(min(scores)), task=f"q{k % 12}"))
+        return found
+
+    bad = written(tmp_path / "bad", trajectories(0.5))
+    (said,) = named(of_agents(bad), bad)
+    assert (said["agent"], said["as"]) == ("write", "saboteur")
+    assert "trajectories in which it errs end right 0% of the time" in said["why"]
+    good = written(tmp_path / "good", trajectories(0.1))
+    assert named(of_agents(good), good) == []
+
+
+def test_unscored_saboteur_is_named_by_participation(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    made = []
+    for k in range(160):
+        spoilt = k % 2 == 0
+        steps = [step("write", 1.0), *([step("saboteur")] if spoilt else [])]
+        made.append(
+            make_trajectory(str(k), steps, outcome=float(rng.uniform() < (0.2 if spoilt else 0.8)), task=f"q{k % 8}")
+        )
+    index = written(tmp_path / "run", made)
+    (said,) = named(of_agents(index), index)
+    assert (said["agent"], said["as"]) == ("saboteur", "saboteur")
+
+
+def test_free_rider_is_named_only_under_shared_credit(tmp_path: Path) -> None:
+    """The checker errs on every right trajectory, so that the shared reward rewards its errors."""
+    made = []
+    for k in range(160):
+        solved = k % 2
+        made.append(
+            make_trajectory(
+                str(k), [step("write", float(solved)), step("check", 1.0 - solved)], outcome=float(solved), task="q"
+            )
+        )
+    shared = written(tmp_path / "shared", made, propagation="identical")
+    assert [(one["agent"], one["as"]) for one in named(of_agents(shared), shared)] == [("check", "free rider")]
+    own = written(tmp_path / "own", made, propagation="none", w_o=0.5)
+    assert named(of_agents(own), own) == []
+
+
+def test_only_scored_agent_is_not_named_a_saboteur(tmp_path: Path) -> None:
+    made = [
+        make_trajectory(str(k), [step("plan"), step("write", float(k % 2))], outcome=float(k % 2)) for k in range(120)
+    ]
+    index = written(tmp_path / "run", made)
+    assert named(of_agents(index), index) == []
+
+
+def test_overview_is_json_of_bounded_size(tmp_path: Path) -> None:
+    import json
+
+    ledger = a_run(tmp_path / "run")
+    assert len(json.dumps(overview(ledger, indexed(ledger)), allow_nan=False)) < 100_000
+    long = thinned([(k, k / 7) for k in range(100_000)])
+    assert len(long) == POINTS
+    assert long[-1][0] == 99_999
+    assert thinned([(1, 0.123456789)]) == [[1, 0.123457]]
+
+
+def test_file_of_a_later_version_is_set_aside(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    file = ledger.file(2)
+    table = pq.read_table(file)
+    facts = json.loads(table.schema.metadata[b"creditflow"]) | {"version": 99}
+    pq.write_table(table.replace_schema_metadata({b"creditflow": json.dumps(facts).encode()}), file)
+    index = Index(ledger)
+    index.refresh(ledger)
+    assert set(index.taken) == {1, 3}
+    assert set(index.damaged) == {2}
+    with pytest.raises(DataError, match=r"000002.parquet: a step file of version 99; .* update creditflow"):
+        connect(ledger)
+
+
+def test_index_accepts_half_a_surrogate_pair(tmp_path: Path) -> None:
+    batch = a_batch(1)
+    trajectories = batch.to_trajectories()
+    trajectories[0].task = replace(trajectories[0].task, ground_truth={"said": "half \ud83d of \U0001f600"})
+    folder = RunFolder.create(tmp_path / "run", {}, "")
+    write_step(folder, 1, TrajectoryBatch.from_trajectories(trajectories))
+    ledger = Ledger.open(folder.path)
+    index = Index(ledger)
+    index.refresh(ledger)
+    assert set(index.taken) == {1}
+    assert ledger.read(1).batch.tasks[0].ground_truth == {"said": "half \ufffd of \U0001f600"}
+
+
+def test_curves_leave_out_non_finite_values(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    with (ledger.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "actor/entropy": NaN, "actor/loss": 1e999, "actor/kl": 1' + "0" * 400 + "}\n")
+    last = ledger.metrics()[-1]
+    assert last == {"step": 4, "actor/entropy": None, "actor/loss": None, "actor/kl": None}
+    json.dumps(overview(ledger, Index(ledger)), allow_nan=False)
+
+
+@pytest.mark.parametrize("line", ["[1]", '{"actor/entropy": 1}', '{"step": "four"}', "nothing"])
+def test_malformed_jsonl_lines_give_a_one_line_error(tmp_path: Path, line: str) -> None:
+    ledger = a_run(tmp_path / "run")
+    for name in ("metrics.jsonl", "events.jsonl"):
+        file = ledger.path / name
+        before = file.read_text()
+        file.write_text(f"{line}\n{before}")
+        result = CliRunner().invoke(app, ["report", str(ledger.path), "-o", str(tmp_path / "report.html")])
+        assert result.exit_code == 2, result.output
+        assert f"{name}:1: " in result.stderr
+        assert result.stderr.count("\n") == 1
+        file.write_text(before)
+
+
+def test_overview_lists_torn_lines_and_unassigned_steps(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with (ledger.path / name).open("a") as file:
+            file.write('{"step": 4, "actor/entr')
+    RunFolder.open(ledger.path).write_steps(4, a_batch(4))
+    said = overview(Ledger.open(ledger.path), indexed(Ledger.open(ledger.path)))["left_out"]
+    assert said == [
+        "no credit is shown for 000004.parquet: none was assigned, too many scores failed",
+        "metrics.jsonl: line 4, the last, is torn and left out",
+        "events.jsonl: line 2, the last, is torn and left out",
+    ]
+
+
+def test_unreadable_files_with_one_reason_share_a_notice(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run", training_steps=5)
+    for n in ledger.steps:
+        table = pq.read_table(ledger.file(n))
+        facts = json.loads(table.schema.metadata[b"creditflow"])
+        facts["options"] = None if n == 5 else facts["options"] | {"propagation": "of_another_package"}
+        pq.write_table(table.replace_schema_metadata({b"creditflow": json.dumps(facts).encode()}), ledger.file(n))
+    index = indexed(ledger)
+    many, old = overview(ledger, index)["left_out"]
+    assert many.startswith("the trajectories in 000001.parquet, 000002.parquet, 000003.parquet and 1 more cannot be")
+    assert "got 'of_another_package'" in many
+    assert old.startswith("the trajectories in 000005.parquet cannot be shown")
+    assert "older creditflow" in old
+    assert samples(ledger, index, 10) == {"trajectories": [], "graphs": {}, "steps": {}, "left_out": []}
+
+
+def test_samples_report_long_texts_and_unspelled_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = a_run(tmp_path / "run")
+    index = indexed(ledger)
+    (unspelled,) = samples(ledger, index, 10)["left_out"]
+    assert "tokens of policy 'default' are shown as ids" in unspelled
+    monkeypatch.setattr("creditflow.reports.samples._STEPS", 20)  # three samples of six steps fit
+    found = samples(ledger, index, 10)
+    assert len(found["trajectories"]) == 3
+    assert "7 of 10 sample trajectories are left out: they are long; creditflow view shows all" in found["left_out"]

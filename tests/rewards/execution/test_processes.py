@@ -1,0 +1,617 @@
+import array
+import asyncio
+import ctypes
+import fcntl
+import functools
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.data import Score
+from creditflow.errors import RewardError
+from creditflow.rewards import RewardFunction, RewardManager
+from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
+from creditflow.rewards.execution import processes
+from creditflow.rewards.execution.backends import BackendOptions, make_backend
+from creditflow.rewards.execution.processes import WorkerPool
+from tests.rewards.processes import alive, children, descriptors, until
+from tests.rewards.trajectories import a_trajectory
+
+BEFORE: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _children_before():
+    """Record the processes that exist before a test."""
+    BEFORE.clear()
+    BEFORE.update(children())
+
+
+def left_behind():
+    """The processes that a test has started and not ended."""
+    return {pid: state for pid, state in children().items() if pid not in BEFORE}
+
+
+def recurse(n):
+    return recurse(n + 1)
+
+
+def throw(error):
+    raise error
+
+
+class NoException(BaseException):
+    """An exception as raised by extensions in Rust."""
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class Sparse:
+    def tolist(self):
+        raise RuntimeError("no such layout")
+
+
+def hang_with_a_child(file):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+    with open(file, "w") as f:  # noqa: PTH123
+        f.write(str(child.pid))
+    time.sleep(1000)
+
+
+def write_for_ever():
+    while True:
+        print("x" * 10_000)
+
+
+BAD = {
+    "none": (lambda: None, "failed", "expected a number, got nothing (None)"),
+    "text": (lambda: "1.0", "failed", "expected a number, got a str"),
+    "dict": (lambda: {1: 2}, "failed", "expected a number, got a dict"),
+    "nan": (lambda: float("nan"), "failed", "expected a value in [0, 1], got nan"),
+    "large": (lambda: 1.5, "failed", "expected a value in [0, 1], got 1.5"),
+    "huge": (lambda: 10**5000, "failed", "expected a value in [0, 1], got inf"),
+    "list": (lambda: [0.5] * 3, "failed", "expected one value for each of 2 response tokens, got 3"),
+    "long list": (lambda: [0.5] * 2_000_000, "failed", "ValueError: expected at most 1000000 values, got 2000000"),
+    "raises": (lambda: 1 / 0, "failed", "ZeroDivisionError: division by zero"),
+    "exits": (lambda: sys.exit(3), "failed", "it tried to end the process: sys.exit(3)"),
+    "exits at once": (lambda: os._exit(3), "failed", "its worker process died twice (exit code 3)"),
+    "aborts": (os.abort, "failed", "its worker process died twice (signal SIGABRT)"),
+    "segfaults": (lambda: ctypes.string_at(0), "failed", "its worker process died twice (signal SIGSEGV)"),
+    "recurses": (lambda: recurse(0), "failed", "RecursionError: maximum recursion depth exceeded"),
+    "prints": (write_for_ever, "failed", "printed more than 1 MiB"),
+    "raises what ends programs": (lambda: throw(NoException("a panic")), "failed", "NoException: a panic"),
+    "cannot say what it raised": (lambda: throw(Mute()), "failed", "Mute"),
+    "an object that cannot be looked at": (Sparse, "failed", "RuntimeError: no such layout"),
+    "a score with an array for a range": (lambda: Score(0.5, range=np.zeros((2, 2))), "failed", "expected a Score"),
+    "sleeps": (lambda: time.sleep(1000), "timeout", "took longer than 2 s"),
+    "hangs": (lambda: pow(7, 10**9), "timeout", "took longer than 2 s"),
+    "a failed score": (lambda: Score(0.0, status="failed", reason="away"), "failed", "away"),
+    "a score of nothing": (lambda: Score(None), "failed", "expected a number, got nothing (None)"),
+    "a score with no range": (lambda: Score(0.5, range="ab"), "failed", "expected a Score with a range of finite"),
+}
+
+
+def bad_functions():
+    """Functions that misbehave at the middle step, and are good at the others."""
+
+    def call(bad, step, trajectory):
+        return bad() if step.index == 1 else 0.25
+
+    return [
+        RewardFunction(name, "step", functools.partial(call, bad), timeout=2.0 if status == "timeout" else 60.0)
+        for name, (bad, status, _) in BAD.items()
+    ]
+
+
+def score(functions, trajectories, n_workers=2, **kwargs):
+    backend = make_backend("process", functions, BackendOptions(num_workers=n_workers, **kwargs))
+    manager = RewardManager(functions, 1.0, backend=backend)
+    try:
+        return asyncio.run(manager.score(trajectories))
+    finally:
+        manager.close()
+
+
+def expect_each_bad_one_to_fail_alone(trajectory):
+    for name, (_, status, reason) in BAD.items():
+        scores = [step.scores[name] for step in trajectory.steps]
+        assert [one.status for one in scores] == ["ok", status, "ok"], (name, [one.reason for one in scores])
+        assert scores[1].reason.startswith(reason), name
+        assert [scores[0].value, scores[2].value] == [0.25, 0.25]
+
+
+def test_misbehaving_functions_fail_only_their_own_scores(capfd):
+    trajectory = a_trajectory()
+    report = score(bad_functions(), [trajectory])
+    expect_each_bad_one_to_fail_alone(trajectory)
+    assert {f.name: f.timeouts for f in report.functions if f.timeouts} == {"sleeps": 1, "hangs": 1}
+    assert left_behind() == {}
+    assert len(capfd.readouterr().err) < 10_000  # of the gigabyte printed
+
+
+def test_pool_scores_equal_those_of_one_thread():
+    def graded(step, trajectory):
+        time.sleep(0.001 * (step.index % 3))
+        return step.index / len(trajectory.steps)
+
+    def listed(trajectory):
+        return [[0.25, 0.75] if step.index % 2 else Score(0.5, reason="ü") for step in trajectory.steps]
+
+    def right(trajectory):
+        return Score(-1.0, range=(-1.0, 1.0), reason=trajectory.answer)
+
+    functions = [
+        RewardFunction("graded", "step", graded),
+        RewardFunction("listed", "trajectory", listed, weight=2.0, version="v"),
+        RewardFunction("right", "outcome", right),
+    ]
+    there, here = ([a_trajectory(str(i), "p" * (1 + i % 9)) for i in range(40)] for _ in range(2))
+    score(functions, there)
+    asyncio.run(RewardManager(functions).score(here))
+    assert there == here
+
+
+def test_killed_workers_cost_no_score(tmp_path):
+    log = tmp_path / "calls"
+
+    def logged(step, trajectory):
+        with open(log, "a") as file:  # noqa: PTH123
+            file.write(f"{trajectory.id} {step.index}\n")
+        time.sleep(0.0005)
+        return step.index / 100
+
+    functions = [RewardFunction("f", "step", logged)]
+    pool = WorkerPool(functions, 2, timeout=60)
+    trajectories = [a_trajectory(str(i), "p" * 100) for i in range(10)]
+
+    def kill_two():
+        for enough in (200, 600):
+            until(lambda enough=enough: log.exists() and len(log.read_text().splitlines()) >= enough)
+            os.kill(processes.pids[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_two)
+    killer.start()
+    report = asyncio.run(RewardManager(functions, backend=pool).score(trajectories))
+    killer.join()
+    assert (report.functions[0].matched, report.functions[0].failed) == (1000, 0)
+    assert [[step.scores["f"].value for step in trajectory.steps] for trajectory in trajectories] == [
+        [i / 100 for i in range(100)]
+    ] * 10
+    lines = log.read_text().splitlines()
+    assert len(set(lines)) == 1000
+    assert len(lines) <= 1002  # repeats only the call in which each worker died
+    assert processes.started == 4
+    processes.close()
+    assert left_behind() == {}
+
+
+def test_only_the_hanging_call_of_a_batch_is_timed_out():
+    def sometimes(step, trajectory):
+        if step.index in (3, 4, 40):
+            time.sleep(1000)
+        return 1.0
+
+    trajectory = a_trajectory("t", "p" * 64)
+    score([RewardFunction("f", "step", sometimes, timeout=1.0)], [trajectory], n_workers=1)
+    assert [step.index for step in trajectory.steps if step.scores["f"].status == "timeout"] == [3, 4, 40]
+    assert sum(step.scores["f"].value == 1.0 for step in trajectory.steps) == 61
+
+
+def test_descendants_of_a_function_are_killed_with_it(tmp_path):
+    functions = [RewardFunction("f", "step", lambda step, t: hang_with_a_child(tmp_path / step.agent), timeout=2.0)]
+    score(functions, [a_trajectory(agents="ab")])
+    for agent in "ab":
+        pid = int((tmp_path / agent).read_text())
+        until(lambda pid=pid: not alive(pid))
+    assert left_behind() == {}
+
+
+def test_leftover_alarm_does_not_hit_the_next_call():
+    def careless(step, trajectory):
+        if step.index == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+        else:
+            time.sleep(0.1)
+        return 1.0
+
+    trajectory = a_trajectory("t", "ppp")
+    score([RewardFunction("f", "step", careless)], [trajectory], n_workers=1)
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok"] * 3
+
+
+def test_worker_that_died_while_idle_is_replaced():
+    functions = [RewardFunction("f", "step", lambda step, trajectory: 1.0)]
+    pool = WorkerPool(functions, 1, timeout=60)
+    manager = RewardManager(functions, backend=pool)
+
+    async def twice():
+        await manager.score([a_trajectory("a")])
+        (pid,) = processes.pids
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(pid))
+        return await manager.score([a_trajectory("b")])
+
+    assert asyncio.run(twice()).failed_frac == 0.0
+    assert processes.started == 2
+    manager.close()
+
+
+def test_workers_serve_successive_event_loops():
+    functions = [RewardFunction("f", "step", lambda step, trajectory: 1.0)]
+    pool = WorkerPool(functions, 1, timeout=60)
+    manager = RewardManager(functions, backend=pool)
+    for name in "abc":
+        asyncio.run(manager.score([a_trajectory(name)]))
+    assert processes.started == 1
+    manager.close()
+    asyncio.run(manager.score([a_trajectory("d")]))
+    assert processes.started == 2
+    manager.close()
+    assert left_behind() == {}
+
+
+def test_cancelled_scoring_ends_its_workers():
+    functions = [RewardFunction("f", "step", lambda step, trajectory: time.sleep(1000))]
+    pool = WorkerPool(functions, 2, timeout=1000)
+
+    async def impatient():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(RewardManager(functions, backend=pool).score([a_trajectory()]), 1.0)
+
+    asyncio.run(impatient())
+    until(lambda: left_behind() == {})
+    processes.close()
+
+
+def test_workers_die_with_a_killed_manager(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import asyncio, sys, time\n"
+        "from creditflow.rewards import RewardFunction, RewardManager\n"
+        "from creditflow.rewards.execution.processes import WorkerPool\n"
+        "from tests.rewards.trajectories import a_trajectory\n"
+        "def hang(step, trajectory):\n"
+        "    open(sys.argv[1] + step.agent, 'w').write('begun')\n"
+        "    time.sleep(1000)\n"
+        "functions = [RewardFunction('f', 'step', hang)]\n"
+        "asyncio.run(RewardManager(functions, backend=WorkerPool(functions, 2, "
+        "1000)).score([a_trajectory(agents='ab')]))\n"
+    )
+    begun = tmp_path / "begun-"
+    script_text = script.read_text().replace("sys.argv[1]", repr(str(begun)))
+    script.write_text(script_text)
+    process = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": os.getcwd()})  # noqa: PTH109
+    until(lambda: all((tmp_path / f"begun-{agent}").exists() for agent in "ab"))
+    workers = list(children(process.pid))
+    assert len(workers) == 2
+    process.kill()
+    process.wait()
+    until(lambda: not any(alive(pid) for pid in workers))
+
+
+def test_pool_closes_every_descriptor():
+    """Runs in a separate process: here other tests may have opened descriptors, or close some at the same time."""
+    made = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from tests.rewards.execution.test_processes import count_descriptors; count_descriptors()",
+        ],
+        check=False,
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert made.returncode == 0, made.stderr
+    before, *after = map(int, made.stdout.split())
+    assert after == [before] * 3
+
+
+def count_descriptors():
+    """Print the number of descriptors after each of four scorings in which workers die."""
+    functions = [RewardFunction("f", "step", lambda step, trajectory: os._exit(1) if step.index else 1.0)]
+    for _ in range(4):
+        score(functions, [a_trajectory()])
+        print(descriptors())
+
+
+def test_output_of_functions_is_shown_up_to_a_limit(capfd):
+    functions = [RewardFunction("f", "step", lambda step, trajectory: print("seen", step.index, "." * 1000) or 1.0)]
+    score(functions, [a_trajectory(agents="p" * 30)], n_workers=1)
+    shown = capfd.readouterr().err
+    assert "seen 0" in shown
+    assert "printed more than is shown" in shown
+    assert len(shown) < 5_000
+
+
+def test_output_of_a_call_does_not_count_for_the_previous_one(monkeypatch):
+    """However late the pool looks; here it waits until the worker has filled half of the pipe."""
+
+    def prints(step, trajectory):
+        if step.index == 2:
+            write_for_ever()
+        return 0.5
+
+    def filled(one):
+        waiting = array.array("i", [0])
+        fcntl.ioctl(one.output, termios.FIONREAD, waiting)
+        return waiting[0] >= 1 << 15  # a pipe takes 64 KiB, less with writes of odd sizes
+
+    look = WorkerPool._wait
+
+    def look_late(workers):
+        look(workers)
+        until(lambda: all(one.errand is None or filled(one) for one in workers._workers))
+
+    monkeypatch.setattr(WorkerPool, "_wait", look_late)
+    monkeypatch.setattr(processes, "BATCH", (3, 3))  # all of them are sent together
+    monkeypatch.setattr(processes, "MAX_PRINTED", 1 << 14)
+    trajectory = a_trajectory()
+    score([RewardFunction("f", "step", prints)], [trajectory], n_workers=1)
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "ok", "failed"]
+
+
+@given(st.integers(0, 5_000), st.integers(1, 20))
+def test_batches_cover_all_calls_in_order_and_shrink(n_calls, n_workers):
+    parts = list(processes.batches(range(n_calls), n_workers))
+    assert [number for part in parts for number in part] == list(range(n_calls))
+    sizes = [len(part) for part in parts]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(1 <= size <= processes.BATCH[1] for size in sizes)
+    assert len(parts) >= min(n_calls, n_workers)
+
+
+def test_workers_find_functions_of_a_recipe_file(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from pathlib import Path\n"
+        "from creditflow import reward\n"
+        "BESIDE = Path(__file__).with_name('weight.txt')\n"
+        "class Table:\n"
+        "    def __init__(self, scale=1.0): self.scale = scale\n"
+        "    def __call__(self, step, trajectory): return self.scale * float(BESIDE.read_text())\n"
+        "@reward(agent_match='p')\n"
+        "def helped(step, trajectory): return helper()\n"
+        "def helper(): return 0.5\n"
+    )
+    (tmp_path / "weight.txt").write_text("0.25")
+    entries = [RewardFunctionConfig(fn="mine.py:Table", args={"scale": 2.0}), RewardFunctionConfig(fn="mine.py:helped")]
+    trajectory = a_trajectory()
+    score(load_reward_functions(entries, tmp_path, "pev"), [trajectory])
+    assert trajectory.steps[0].scores == {
+        "Table": Score(0.5, version=trajectory.steps[0].scores["Table"].version),
+        "helped": Score(0.5, version=trajectory.steps[0].scores["helped"].version),
+    }
+
+
+def test_unpicklable_function_is_refused_by_make_backend():
+    lock = threading.Lock()
+    with pytest.raises(RewardError, match=r"reward function f: cannot be sent to another process .*backend=inline"):
+        make_backend("process", [RewardFunction("f", "step", lambda step, trajectory: lock.locked())])
+
+
+class BreaksOnArrival:
+    """Can be pickled, but not unpickled."""
+
+    def __reduce__(self):
+        return (int, ("no number",))
+
+    def __call__(self, step, trajectory):
+        return 1.0
+
+
+def test_failed_worker_start_fails_every_call_with_a_reason():
+    trajectory = a_trajectory()
+    score([RewardFunction("f", "step", BreaksOnArrival())], [trajectory])
+    for step in trajectory.steps:
+        assert step.scores["f"].reason.startswith("the worker process cannot start: ValueError: invalid")
+
+
+def test_async_and_here_functions_run_in_the_manager():
+    async def waits(step, trajectory):
+        return float(os.getpid() == home)
+
+    home = os.getpid()
+    functions = [
+        RewardFunction("waits", "step", waits, is_async=True),
+        RewardFunction("stays", "step", lambda step, trajectory: float(os.getpid() == home), here=True),
+        RewardFunction("goes", "step", lambda step, trajectory: float(os.getpid() == home)),
+    ]
+    trajectory = a_trajectory(agents="p")
+    score(functions, [trajectory])
+    assert {name: one.value for name, one in trajectory.steps[0].scores.items()} == {
+        "waits": 1.0,
+        "stays": 1.0,
+        "goes": 0.0,
+    }
+
+
+# The channel, which functions can reach
+
+
+def the_connection():
+    """The file descriptor on which a worker answers."""
+    return int(sys.argv[1])
+
+
+MEDDLING = {
+    "garbage": lambda: os.write(the_connection(), struct.pack("!I", 3) + b"abc"),
+    "an answer that never ends": lambda: os.write(the_connection(), struct.pack("!I", 4096)),
+    "an answer too long": lambda: os.write(the_connection(), struct.pack("!I", 1 << 31)),
+    "another call's answer": lambda: os.write(the_connection(), struct.pack("!I", 12) + b"answer 9 {}x"),
+    "no answer": lambda: os.close(the_connection()),
+    "a fork that comes back": lambda: os.fork() or throw(RuntimeError("the child")),
+    "a fork that stays": lambda: os.fork() or time.sleep(1000),
+}
+
+
+@pytest.mark.parametrize("what", MEDDLING)
+def test_meddling_with_the_channel_fails_only_the_meddler(what):
+    def call(step, trajectory):
+        if step.index == 1:
+            MEDDLING[what]()
+        return step.index / 100
+
+    trajectory = a_trajectory("t", "p" * 20)
+    score([RewardFunction("f", "step", call, timeout=2.0)], [trajectory], n_workers=1)
+    others = [step.scores["f"] for step in trajectory.steps if step.index != 1]
+    assert [one.value for one in others if one.status == "ok"] == [
+        step.index / 100 for step in trajectory.steps if step.index != 1
+    ]
+    meddler = trajectory.steps[1].scores["f"]
+    assert meddler.status in ("failed", "timeout") or meddler.value == 0.01
+    until(lambda: left_behind() == {})
+
+
+def test_worker_stopped_in_the_middle_of_an_answer_times_out():
+    def call(step, trajectory):
+        if step.index == 1:
+            os.write(the_connection(), struct.pack("!I", 4096) + b"answer")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return 0.5
+
+    trajectory = a_trajectory()
+    score([RewardFunction("f", "step", call, timeout=1.0)], [trajectory], n_workers=1)
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "timeout", "ok"]
+
+
+# What travels
+
+
+class OfMain:
+    """Can be pickled, but not unpickled in a worker."""
+
+    def __reduce__(self):
+        return (throw, (ValueError("unknown here"),))
+
+
+@pytest.mark.parametrize(
+    ("info", "reason"),
+    [
+        (threading.Lock(), "the trajectory cannot be sent to another process: "),
+        (OfMain(), "the trajectory cannot be read in another process: unknown here"),
+    ],
+)
+def test_unpicklable_trajectory_fails_alone(info, reason):
+    functions = [RewardFunction("f", "step", lambda step, trajectory: 0.5)]
+    trajectories = [a_trajectory(str(i)) for i in range(9)]
+    trajectories[4].info["thing"] = info
+    report = score(functions, trajectories)
+    assert [trajectory.id for trajectory in trajectories if trajectory.steps[0].scores["f"].status != "ok"] == ["4"]
+    assert trajectories[4].steps[0].scores["f"].reason.startswith(reason)
+    assert report.functions[0].failed == 3
+
+
+def test_recipe_file_is_sent_as_loaded(tmp_path):
+    file = tmp_path / "edited.py"
+    file.write_text("VALUE = 0.25\ndef f(step, trajectory): return VALUE\n")
+    functions = load_reward_functions([RewardFunctionConfig(fn="edited.py:f")], tmp_path, ())
+    file.write_text("VALUE = 0.75\ndef f(step, trajectory): return VALUE\n")
+    trajectory = a_trajectory()
+    score(functions, [trajectory])
+    assert trajectory.steps[0].scores["f"].value == 0.25
+    again = load_reward_functions([RewardFunctionConfig(fn="edited.py:f")], tmp_path, ())
+    file.unlink()
+    score(again, [trajectory])
+    assert trajectory.steps[0].scores["f"].value == 0.75
+
+
+def test_workers_search_modules_as_the_trainer_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "difflib.py").write_text("raise RuntimeError('not the library')")
+    trajectory = a_trajectory()
+    score([RewardFunction("f", "step", lambda step, trajectory: float(bool(__import__("difflib"))))], [trajectory])
+    assert trajectory.steps[0].scores["f"].value == 1.0
+
+
+def test_closed_output_costs_no_score():
+    def closes(step, trajectory):
+        if step.index == 0:
+            sys.stdout = None
+        if step.index == 1:
+            sys.stderr.close()
+        return 0.5
+
+    trajectory = a_trajectory()
+    score([RewardFunction("f", "step", closes)], [trajectory], n_workers=1)
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok"] * 3
+
+
+def test_endlessly_forking_function_leaves_nothing_behind(tmp_path):
+    """Each child starts in a separate session, while the worker is being ended."""
+
+    def forks(step, trajectory):
+        while True:
+            subprocess.Popen(["sleep", f"1000.{os.getppid()}"], start_new_session=True)
+
+    mark = f"1000.{os.getpid()}"
+    functions = [RewardFunction("f", "step", forks, timeout=0.3)]
+    report = score(functions, [a_trajectory("t", "pppp")], n_workers=1)
+    assert report.functions[0].timeouts == 4
+    left = [file for file in Path("/proc").glob("[0-9]*/cmdline") if mark in _text(file)]
+    assert left == []
+
+
+def _text(file):
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def test_exit_code_of_a_worker_is_the_reason():
+    def call(step, trajectory):
+        os.write(2, b"the last words\n")
+        os._exit(7)
+
+    trajectory = a_trajectory(agents="p")
+    score([RewardFunction("f", "step", call)], [trajectory])
+    assert trajectory.steps[0].scores["f"].reason == "its worker process died twice (exit code 7: the last words)"
+
+
+def test_calls_behind_a_hanging_call_are_redistributed(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "BATCH", (8, 8))  # all are sent together, to one worker, with the hanging one first
+    meeting = [tmp_path / str(i) for i in (1, 3, 5, 7)]
+
+    def meets(step, trajectory):
+        (tmp_path / str(step.index)).touch()
+        while step.index % 2 and not all(one.exists() for one in meeting):
+            time.sleep(0.01)
+        return 1.0
+
+    functions = [
+        RewardFunction("hangs", "step", lambda *_: time.sleep(1000), agent_match=re.compile("h"), timeout=0.5),
+        RewardFunction("meets", "step", meets, agent_match=re.compile("p"), timeout=60.0),
+    ]
+    report = score(functions, [a_trajectory("t", "h" + "p" * 7)], n_workers=4)
+    assert [(f.timeouts, f.failed) for f in report.functions] == [(1, 1), (0, 0)]
+
+
+def test_closing_the_pool_ends_a_running_scoring():
+    functions = [RewardFunction("f", "step", lambda step, trajectory: time.sleep(1000))]
+    pool = WorkerPool(functions, 1, timeout=1000)
+
+    async def closed():
+        scoring = asyncio.create_task(RewardManager(functions, 1.0, backend=pool).score([a_trajectory()]))
+        while not processes.pids:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(processes.close)
+        return await scoring
+
+    assert asyncio.run(closed()).failed_frac == 1.0
+    assert left_behind() == {}

@@ -1,0 +1,297 @@
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections import deque
+
+import pytest
+
+from creditflow.errors import ConfigError
+from creditflow.rewards import RewardFunction, RewardManager, reward
+from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
+from creditflow.rewards.execution import ray_actors as ray_backend
+from creditflow.rewards.execution.backends import BackendOptions, make_backend
+from creditflow.rewards.execution.calls import Returned
+from creditflow.rewards.execution.ray_actors import RayBackend
+from tests.rewards.execution.test_processes import (
+    BreaksOnArrival,
+    OfMain,
+    bad_functions,
+    expect_each_bad_one_to_fail_alone,
+)
+from tests.rewards.processes import alive, until
+from tests.rewards.trajectories import a_trajectory
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_ray_is_left():
+    yield
+    ray.shutdown()
+
+
+def backend_of(functions, n_actors=2, **kwargs) -> RayBackend:
+    """Make a backend on the Ray of this module, which starts once because that takes seconds."""
+    if not ray.is_initialized():
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    return make_backend("ray", functions, BackendOptions(num_workers=n_actors, **kwargs))
+
+
+def pids_of(backend) -> list[list[int]]:
+    return [ray.get(actor.handle.pids.remote()) for actor in backend._actors]
+
+
+def test_ray_option_error_names_its_key():
+    ray.shutdown()  # options count where a Ray starts
+    with pytest.raises(ConfigError, match=r"ray_kwargs\.ray_init: .*nonsense"):
+        RayBackend([], 1, 1.0, 1, {"nonsense": 1}).start()
+
+
+def test_misbehaving_function_fails_one_score_only():
+    functions = bad_functions()
+    backend = backend_of(functions)
+    manager = RewardManager(functions, 1.0, backend=backend)
+    trajectory = a_trajectory()
+    asyncio.run(manager.score([trajectory]))
+    expect_each_bad_one_to_fail_alone(trajectory)
+    assert backend.started == 2
+    pids = [pid for group in pids_of(backend) for pid in group]
+    manager.close()
+    until(lambda: not any(alive(pid) for pid in pids))  # neither an actor nor a worker of one
+
+
+def test_first_answer_of_a_call_counts():
+    told = []
+    run = ray_backend._Run([None, None], lambda: told.append(1), {True: deque(), False: deque()})
+    run.answer(0, Returned(0.5))
+    run.give_up("its Ray actor cannot start")
+    run.answer(1, Returned(1.0))
+    assert [run.returned[i].error for i in (0, 1)] == ["", "its Ray actor cannot start"]
+    assert len(told) == 2
+
+
+def test_killed_actor_costs_no_score(tmp_path):
+    log = tmp_path / "calls"
+
+    def logged(step, trajectory):
+        with open(log, "a") as file:  # noqa: PTH123
+            file.write(".")
+        return step.index / 100
+
+    async def waited(step, trajectory):
+        await asyncio.sleep(0.01)
+        return step.index / 100
+
+    functions = [
+        RewardFunction("logged", "step", logged),
+        RewardFunction("waited", "step", waited, is_async=True),
+    ]
+    backend = backend_of(functions, max_in_flight=16)
+    trajectories = [a_trajectory(str(i), "p" * 100) for i in range(10)]
+
+    async def score():
+        scoring = asyncio.create_task(RewardManager(functions, backend=backend).score(trajectories))
+        while not log.exists() or log.stat().st_size < 100:
+            await asyncio.sleep(0.01)
+        os.kill((await backend._actors[0].handle.pids.remote())[0], signal.SIGKILL)
+        return await scoring
+
+    report = asyncio.run(score())
+    assert [(f.matched, f.failed) for f in report.functions] == [(1000, 0)] * 2
+    for name in ("logged", "waited"):
+        assert [[s.scores[name].value for s in p.steps] for p in trajectories] == [[i / 100 for i in range(100)]] * 10
+    assert backend.started == 3
+    backend.close()
+
+
+def test_async_and_plain_functions_run_together():
+    in_flight = most = 0
+
+    async def where(step, trajectory):
+        nonlocal in_flight, most
+        in_flight += 1
+        most = max(most, in_flight)
+        while most < 10:  # in this actor; one at a time they would time out
+            await asyncio.sleep(0.001)
+        in_flight -= 1
+        return float(os.getpid() != home)
+
+    home = os.getpid()
+    functions = [
+        RewardFunction("waits", "step", where, is_async=True),
+        RewardFunction("works", "step", lambda step, trajectory: float(os.getpid() != home)),
+        RewardFunction("stays", "step", lambda step, trajectory: float(os.getpid() == home), here=True),
+    ]
+    backend = backend_of(functions)
+    trajectories = [a_trajectory(str(i), "p" * 20) for i in range(10)]
+    report = asyncio.run(RewardManager(functions, backend=backend).score(trajectories))
+    assert {f.name: f.mean for f in report.functions} == {"waits": 1.0, "works": 1.0, "stays": 1.0}
+    assert report.functions[0].calls == 200
+    backend.close()
+
+
+def test_hanging_async_function_is_timed_out():
+    async def sleeps(step, trajectory):
+        await asyncio.sleep(1000 if step.index == 1 else 0)
+        return 1.0
+
+    functions = [RewardFunction("f", "step", sleeps, is_async=True, timeout=2.0)]
+    backend = backend_of(functions, n_actors=1)
+    trajectory = a_trajectory()
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([trajectory]))
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "timeout", "ok"]
+    backend.close()
+
+
+@pytest.mark.slow
+def test_call_that_kills_its_actors_fails_alone():
+    async def kills(step, trajectory):
+        await asyncio.sleep(0.2)  # all calls are in the actor by then
+        if (trajectory.id, step.index) == ("5", 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+        await asyncio.sleep(0.2)
+        return 1.0
+
+    functions = [RewardFunction("f", "step", kills, is_async=True)]
+    backend = backend_of(functions, n_actors=1)
+    trajectories = [a_trajectory(str(i), "p" * 4) for i in range(6)]
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score(trajectories))
+    failed = [
+        (trajectory.id, step.index)
+        for trajectory in trajectories
+        for step in trajectory.steps
+        if step.scores["f"].status != "ok"
+    ]
+    assert failed == [("5", 2)]
+    assert trajectories[5].steps[2].scores["f"].reason.startswith("its Ray actor died twice")
+    backend.close()
+
+
+@pytest.mark.parametrize("how", ["sys.exit", "a panic"])
+def test_async_function_that_raises_exit_fails_alone(how):
+    class Panic(BaseException):
+        pass
+
+    async def ends(step, trajectory):
+        if step.index == 1:
+            raise SystemExit(3) if how == "sys.exit" else Panic
+        return 1.0
+
+    functions = [RewardFunction("f", "step", ends, is_async=True)]
+    backend = backend_of(functions, n_actors=1)
+    trajectory = a_trajectory()
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([trajectory]))
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "failed", "ok"]
+    assert backend.started == 1
+    backend.close()
+
+
+@pytest.mark.slow
+def test_blocking_async_function_is_detected(monkeypatch):
+    monkeypatch.setattr(ray_backend, "_PULSE_S", 3.0)
+
+    async def blocks(step, trajectory):
+        if step.index == 1:
+            time.sleep(1000)  # blocks instead of awaiting
+        return 1.0
+
+    functions = [RewardFunction("f", "step", blocks, is_async=True)]
+    backend = backend_of(functions, n_actors=1)
+    trajectory = a_trajectory()
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([trajectory]))
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "failed", "ok"]
+    assert "blocks its thread" in trajectory.steps[1].scores["f"].reason
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("info", "reason"),
+    [
+        (threading.Lock(), "the trajectory cannot be sent to another process: "),
+        (OfMain(), "the trajectory cannot be read in another process: unknown here"),
+    ],
+)
+def test_unpicklable_trajectory_fails_alone(info, reason):
+    functions = [RewardFunction("f", "step", lambda step, trajectory: 0.5)]
+    backend = backend_of(functions, n_actors=1)
+    trajectories = [a_trajectory(str(i)) for i in range(5)]
+    trajectories[3].info["thing"] = info
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score(trajectories))
+    assert [trajectory.id for trajectory in trajectories if trajectory.steps[0].scores["f"].status != "ok"] == ["3"]
+    assert trajectories[3].steps[0].scores["f"].reason.startswith(reason)
+    assert backend.started == 1
+    backend.close()
+
+
+def test_failed_actor_start_fails_every_call():
+    functions = [RewardFunction("f", "step", BreaksOnArrival())]
+    backend = backend_of(functions, n_actors=2)
+    trajectory = a_trajectory("t", "p" * 30)
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([trajectory]))
+    for step in trajectory.steps:
+        assert step.scores["f"].reason.startswith("its Ray actor cannot start: ")
+    backend.close()
+
+
+def test_cancelled_scoring_ends_the_actors(tmp_path):
+    def sleeps(step, trajectory):
+        (tmp_path / "begun").write_text(str(os.getpid()))
+        time.sleep(1000)
+
+    functions = [RewardFunction("f", "step", sleeps)]
+    backend = backend_of(functions, n_actors=1)
+
+    async def impatient():
+        scoring = asyncio.create_task(RewardManager(functions, backend=backend).score([a_trajectory()]))
+        while not ((tmp_path / "begun").exists() and (tmp_path / "begun").read_text()):
+            await asyncio.sleep(0.01)
+        scoring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await scoring
+
+    asyncio.run(impatient())
+    until(lambda: not alive(int((tmp_path / "begun").read_text())))
+    backend.close()
+
+
+@reward(name="counting")
+class Counting:
+    """Counts its calls; each actor has an instance."""
+
+    def __init__(self):
+        self.calls = 0
+
+    async def __call__(self, step, trajectory):
+        self.calls += 1
+        return 1.0
+
+    def metrics(self):
+        calls, self.calls = self.calls, 0
+        return {"requests": float(calls), "index_max": float(calls)}
+
+
+def test_counters_of_actors_are_summed(tmp_path):
+    (function,) = load_reward_functions([RewardFunctionConfig(fn=f"{__name__}:Counting")], tmp_path, ())
+    backend = backend_of([function])
+    manager = RewardManager([function], backend=backend)
+    trajectories = [a_trajectory(str(i), "p" * (10 + i)) for i in range(4)]
+    first, second = (asyncio.run(manager.score(trajectories)).metrics() for _ in range(2))
+    assert first["reward/counting/requests"] == 46
+    assert 23 <= first["reward/counting/index_max"] < 46  # the larger of the two actors'
+    assert second["reward/counting/requests"] == 0  # every answer was cached
+    backend.close()
+
+
+def test_traceback_comes_back_from_an_actor():
+    def looks_up(step, trajectory):
+        return step.info["labels"]
+
+    functions = [RewardFunction("f", "step", looks_up)]
+    trajectory, manager = a_trajectory(), RewardManager(functions, 1.0, backend=backend_of(functions))
+    asyncio.run(manager.score([trajectory]))
+    manager.close()
+    where = f"test_ray_backend.py:{looks_up.__code__.co_firstlineno + 1} in looks_up"
+    assert {step.scores["f"].reason for step in trajectory.steps} == {f"KeyError: 'labels' ({where})"}
+    assert trajectory.info["tracebacks"]["reward function f"].startswith("Traceback (most recent call last):")

@@ -1,0 +1,222 @@
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from creditflow.data import Score
+from creditflow.rewards import RewardFunction, RewardManager
+from creditflow.rewards.cache import Cache, Keys
+from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
+from creditflow.rewards.execution.calls import Returned, RewardCall
+from tests.rewards.trajectories import a_trajectory
+
+
+def counting(value=0.5, **kwargs):
+    asked = []
+
+    def call(*arguments):
+        asked.append(arguments[-1].id)
+        return value() if callable(value) else value
+
+    return asked, RewardFunction("f", **{"level": "step", "call": call, "version": "v1", "identity": "f", **kwargs})
+
+
+def score(manager, *trajectories):
+    return asyncio.run(manager.score(trajectories))
+
+
+def test_repeated_inputs_are_called_once():
+    asked, function = counting()
+    manager = RewardManager([function])
+    report = score(manager, a_trajectory("a"), a_trajectory("b"))
+    assert asked == ["a"] * 3
+    assert (report.functions[0].calls, report.functions[0].cached, report.functions[0].matched) == (3, 3, 6)
+    trajectory = a_trajectory("c")
+    report = score(manager, trajectory)
+    assert len(asked) == 3
+    assert [step.scores["f"] for step in trajectory.steps] == [Score(0.5, version="v1")] * 3
+    assert report.metrics()["reward/f/cached"] == 3
+
+
+CHANGES = {
+    "answer": lambda trajectory: setattr(trajectory, "answer", "73"),
+    "info": lambda trajectory: trajectory.info.update(seen=1),
+    "a step's info": lambda trajectory: trajectory.steps[0].info.update(seen=1),
+    "response": lambda trajectory: setattr(trajectory.steps[2], "response", "other"),
+    "prompt": lambda trajectory: setattr(trajectory.steps[0], "prompt", "other"),
+    "a token": lambda trajectory: setattr(trajectory.steps[1], "response_ids", (5, 7)),
+    "a log-prob": lambda trajectory: setattr(trajectory.steps[1], "logprobs", (-1.0, -1.5)),
+    "agent": lambda trajectory: setattr(trajectory.steps[1], "agent", "q"),
+    "truth": lambda trajectory: setattr(trajectory, "task", replace(trajectory.task, ground_truth="73")),
+    "one step less": lambda trajectory: trajectory.steps.pop(),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_readable_inputs_change_the_key(what):
+    _, function = counting()
+    changed = a_trajectory()
+    CHANGES[what](changed)
+    keys = Keys()
+    trajectory = a_trajectory()
+    assert keys.key_for(RewardCall(function, changed, changed.steps[0])) != keys.key_for(
+        RewardCall(function, trajectory, trajectory.steps[0])
+    )
+
+
+def test_key_ignores_ids_but_not_step_version_or_level():
+    _, function = counting()
+    trajectory, other = a_trajectory("a"), a_trajectory("b")
+    other.steps[0].scores["g"] = Score(1.0)
+    keys = Keys()
+    key = keys.key_for(RewardCall(function, trajectory, trajectory.steps[0]))
+    assert key == keys.key_for(RewardCall(function, other, other.steps[0]))
+    assert key != keys.key_for(RewardCall(function, trajectory, trajectory.steps[1]))
+    assert key != keys.key_for(RewardCall(replace(function, version="v2"), trajectory, trajectory.steps[0]))
+    assert key != keys.key_for(RewardCall(replace(function, level="outcome"), trajectory))
+
+
+def test_own_cache_key_merges_equal_inputs(tmp_path):
+    functions = load_reward_functions([RewardFunctionConfig(fn="numeric_match")], tmp_path, ())
+    trajectories = [
+        a_trajectory("a", answer="72"),
+        a_trajectory("b", "pp", answer="72"),
+        a_trajectory("c", answer="73"),
+    ]
+    report = score(RewardManager(functions), *trajectories)
+    assert [trajectory.outcome.value for trajectory in trajectories] == [1.0, 1.0, 0.0]
+    assert (report.functions[0].calls, report.functions[0].cached) == (2, 1)
+
+
+def test_failure_is_tried_again():
+    values = iter([None, Score(0.0, status="failed"), 0.5])
+    asked, function = counting(lambda: next(values))
+    manager = RewardManager([function], 1.0)
+    trajectory = a_trajectory(agents="p")
+    for status in ("failed", "failed", "ok", "ok"):
+        score(manager, trajectory)
+        assert trajectory.steps[0].scores["f"].status == status
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("kwargs", [{"cache": False}, {"identity": ""}])
+def test_uncacheable_functions_are_called_every_time(kwargs):
+    asked, function = counting(**kwargs)
+    score(RewardManager([function]), a_trajectory("a"), a_trajectory("b"))
+    assert len(asked) == 6
+
+
+def test_inputs_without_a_key_are_called_every_time():
+    asked, function = counting()
+    trajectory = a_trajectory(agents="p", info={"object": object()})
+    manager = RewardManager([function])
+    score(manager, trajectory)
+    score(manager, trajectory)
+    assert len(asked) == 2
+
+
+def test_least_recently_used_answer_is_evicted_first():
+    cache = Cache(22)
+    keys = [("v", str(i)) for i in range(3)]
+    cache.put(keys[0], Returned(0.0))
+    cache.put(keys[1], Returned(0.1))
+    assert cache.get(keys[0]) == Returned(0.0)
+    cache.put(keys[2], Returned(0.2))
+    assert [cache.get(key) is not None for key in keys] == [True, False, True]
+
+
+def test_cache_of_size_zero_stores_nothing():
+    asked, function = counting()
+    manager = RewardManager([function], cache_size=0)
+    for name in "ab":
+        score(manager, a_trajectory(name))
+    assert len(asked) == 6
+
+
+SAME_SOURCE = """
+import functools
+
+def at_least(n):
+    def check(step, trajectory): return float(len(step.response) >= n)
+    return check
+
+easy, hard = at_least(1), at_least(100)
+
+class Checker:
+    def __init__(self, value): self.value = value
+    def __call__(self, step, trajectory): return self.value
+
+lax, strict = Checker(1.0), Checker(0.0)
+
+def given(value, step, trajectory): return value
+def turned(value, step, trajectory): return 1.0 - value
+
+full, none, other = functools.partial(given, 1.0), functools.partial(given, 0.0), functools.partial(turned, 0.5)
+"""
+
+
+def test_functions_with_equal_source_are_distinct(tmp_path):
+    for folder, limit in (("a", 1), ("b", 100)):
+        (tmp_path / folder).mkdir()
+        text = f"LIMIT = {limit}\ndef f(step, trajectory): return float(len(step.response) >= LIMIT)\n"
+        (tmp_path / folder / "same.py").write_text(text)
+    (tmp_path / "mine.py").write_text(SAME_SOURCE)
+    wanted = {
+        "mine.py:easy": 1.0, "mine.py:hard": 0.0, "mine.py:lax": 1.0, "mine.py:strict": 0.0, "mine.py:full": 1.0,
+        "mine.py:none": 0.0, "mine.py:other": 0.5, "a/same.py:f": 1.0, "b/same.py:f": 0.0,
+    }  # fmt: skip
+    functions = load_reward_functions([RewardFunctionConfig(fn=fn, name=fn) for fn in wanted], tmp_path, ())
+    trajectory = a_trajectory()
+    score(RewardManager(functions), trajectory)
+    assert {name: one.value for name, one in trajectory.steps[0].scores.items()} == wanted
+
+
+def test_failing_cache_key_disables_caching():
+    asked, function = counting(cache_key=lambda step, trajectory: {}["key"])
+    score(RewardManager([function]), a_trajectory("a"), a_trajectory("b"))
+    assert len(asked) == 6
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.array([[1, 2], [3, 4]]), np.array([1, 2, 3, 4])),
+        (np.float64(1.0), np.int64(4607182418800017408)),
+        (np.arange(2000), np.where(np.arange(2000) == 1000, 0, np.arange(2000))),
+    ],
+)
+def test_arrays_that_look_alike_are_distinct(one, other, tmp_path):
+    asked, function = counting()
+    manager = RewardManager([function])
+    for thing in (one, other):
+        score(manager, a_trajectory(agents="p", info={"thing": thing}))
+    assert len(asked) == 2
+    (compared,) = load_reward_functions([RewardFunctionConfig(fn="exact_match")], tmp_path, ())
+    trajectories = [
+        replace(a_trajectory(), task=replace(a_trajectory().task, ground_truth=thing)) for thing in (one, other)
+    ]
+    assert {None} == {Keys().key_for(RewardCall(compared, trajectory)) for trajectory in trajectories}
+
+
+def test_cache_capacity_counts_numbers():
+    cache = Cache(1000)
+    for i in range(100):
+        cache.put(("k", str(i)), Returned(tuple([0.5] * 40)))
+    held = [i for i in range(100) if cache.get(("k", str(i)))]
+    assert held == list(range(80, 100))  # 50 numbers each: the values, and ten for the entry
+    cache.put(("k", "large"), Returned(tuple([0.5] * 2000)))
+    assert cache.get(("k", "large")) is None
+
+
+def test_shared_trajectory_call_is_made_once(tmp_path):
+    (tmp_path / "once.py").write_text(
+        "from creditflow import reward\nCALLS = []\n"
+        "@reward(level='trajectory')\n"
+        "def each(trajectory):\n    CALLS.append(1)\n    return [len(CALLS) / 10] * len(trajectory.steps)\n"
+    )
+    entry = RewardFunctionConfig(fn="sum", args={"parts": [{"fn": "once.py:each", "cache": False}]})
+    functions = load_reward_functions([entry], tmp_path, ())
+    trajectory = a_trajectory("t", "p" * 50)
+    score(RewardManager(functions), trajectory)
+    assert {step.scores["sum"].value for step in trajectory.steps} == {0.1}

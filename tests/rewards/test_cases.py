@@ -1,0 +1,265 @@
+"""Tests of reading tests in all data set formats, and of judging the answers of a box; no box is opened."""
+
+import json
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.rewards.support.code_runner import MAX_DEPTH, OtherValue, told, untold
+from creditflow.rewards.support.test_cases import InBox, InputOutput, TestCall, not_loaded, read_tests
+
+
+def says(value: object) -> bytes:
+    """The answer of a box with a solution that returned this value."""
+    return json.dumps({"value": told(value)}).encode()
+
+
+def passes(test: object, value: object) -> bool:
+    (case,) = read_tests([test])
+    assert isinstance(case, TestCall)
+    return not case.fault(says(value), "nonce")
+
+
+@pytest.mark.parametrize(
+    ("test", "right", "wrong"),
+    [
+        ({"call": "f(2, 3)", "expect": 5}, 5, 6),
+        ({"call": "f(2, 3)", "expect": 5}, 5.0000001, 5.1),
+        ({"call": "f()", "expect": [1, [0.1, "a"]]}, (1, [0.1 + 1e-12, "a"]), [1, [0.1]]),
+        ({"call": "f()", "expect": {"1": [2]}}, {1: (2,)}, {1: 2}),
+        ({"call": "f()", "expect": None}, None, 0),
+        ({"call": "f()", "expect": [1, 2]}, [1, 2], {1, 2}),
+        ({"call": "f()", "expect": math.nan}, math.nan, 0.0),
+        ("assert f(2) == 5", 5, 6),
+        ("assert f(2) == 5, 'five, I said'", Fraction(5), "5"),
+        ("assert f(2) == 0.5", 0.5, 0.5000001),
+        ("assert f(2) == (1, 2)", (1, 2), [1, 2]),
+        ("assert 5 == f(2)", 5, 4),
+        ("assert set(f(1)) == set((4, 5))", {4, 5}, {4}),
+        ("assert sorted(f(1), reverse=True) == [2, 1]", [2, 1], [1, 2]),
+        ("assert Solution().f(1)[0].name != 'x'", "y", "x"),
+        ("assert f(1) is None", None, 0),
+        ("assert f(1) is True", True, 1),
+        ("assert f(1) in (3, 4)", 4, 5),
+        ("assert f(1) >= 3", 3, 2),
+        ("assert f(1) < 3", 2, "2"),  # types without an order: wrong, not an error
+        ("assert is_odd(3)", True, False),
+        ("assert not is_odd(3)", 0, 1),
+        ("assert math.isclose(f(1), 2.5)", 2.5, 2.6),
+        ("assert math.isclose(2.5, f(1), abs_tol=0.2)", 2.6, 2.9),
+        ("assert abs(f(1) - 2.5) < 1e-6", 2.5, "2.5"),
+        ("assert abs(2.5 - f(1)) <= 0.5", 3.0, 3.1),
+        ("assert f(float('inf')) == float('inf')", math.inf, -math.inf),
+        ("import math\nassert f(math.pi) == 3", 3, 4),
+    ],
+)
+def test_values_are_compared_outside_of_the_box(test, right, wrong):
+    assert passes(test, right)
+    assert not passes(test, wrong)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert f(2) == f(-2)",
+        "assert f(2) - 5 == 0",
+        "assert (f(2) == 5) is True",
+        "assert abs(f(2) * 2 - 5) < f(1)",
+        "assert isinstance(f(2), int)",
+        "assert f(2) == 5 and f(3) == 6",
+        "assert f(2).__eq__(5)",
+        "assert math.floor(f(2)) == 2",
+        "assert 1 < f(2) < 3",
+        "assert f(2) == [0] * 3",
+        "def check(g):\n    assert g(2) == 5\ncheck(f)",
+        "x = f(1)\nassert x == 2\nassert x != 3",
+    ],
+)
+def test_assertions_that_leak_the_value_run_in_the_box(test):
+    (case,) = read_tests([test])
+    assert isinstance(case, InBox)
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        [{"call": "f(1)", "expect": 918273}],
+        ["assert f(1) == 918273"],
+        ["assert abs(f(1) - 918273) < 1e-6"],
+        ["assert math.isclose(f(1), 918273)"],
+        ["assert f(1) in (918273, 0)"],
+        {"fn_name": "f", "inputs": [[1]], "outputs": [918273]},
+        {"inputs": ["1\n"], "outputs": ["918273\n"]},
+    ],
+)
+def test_expected_value_never_enters_the_box(truth):
+    (case,) = read_tests(truth)
+    assert "918273" not in case.stdin("nonce").decode()
+
+
+def test_calls_in_apps_and_verl_formats_are_read():
+    apps = {"fn_name": "add", "inputs": [[2, 3], [[1], 2]], "outputs": [[5], [[1, 2]]]}
+    verl = json.dumps({"fn_name": "add", "inputs": ["2\n3", "[1]\n2"], "outputs": ["5", "[1, 2]"]})
+    for truth in (apps, verl, json.dumps(apps)):
+        first, second = read_tests(truth)
+        assert json.loads(first.stdin("")) == {"fn": "add", "args": [2, 3]}
+        assert json.loads(second.stdin("")) == {"fn": "add", "args": [[1], 2]}
+        assert [first.fault(says(5), ""), second.fault(says((1, 2)), "")] == ["", ""]
+        assert first.fault(says(6), "").startswith("wrong answer: expected")
+
+
+def test_each_assertion_of_a_text_is_a_test():
+    tests = read_tests("import math\n\ndef twice(x):\n    return 2 * x\n\nassert f(1) == 2\nassert f(twice(1)) == 3\n")
+    assert [type(test) for test in tests] == [TestCall, TestCall]
+    asked = json.loads(tests[1].stdin(""))
+    assert asked["call"] == "f(twice(1))"
+    assert "def twice" in asked["setup"]
+    assert "import math" in asked["setup"]
+    assert "assert" not in asked["setup"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "is_right"),
+    [
+        ("1 2\n3\n", True),
+        ("1 2  \r\n3", True),
+        ("1 2\n3\n\n\n", True),
+        ("1 2\n3.0\n", False),
+        ("1  2\n3\n", False),
+        (" 1 2\n3\n", False),
+        ("1 2\n", False),
+        ("1 2\n\n3\n", False),
+        ("", False),
+        ("\ufffd", False),
+    ],
+)
+def test_output_is_compared_line_by_line_as_text(printed, is_right):
+    (case,) = read_tests([{"input": "x", "output": "1 2\n3"}])
+    assert isinstance(case, InputOutput)
+    assert bool(case.fault(printed.encode(), "")) != is_right
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        ("72", "expected tests, got 72"),
+        ("so it is 24", "neither JSON nor Python"),
+        ("x = 1", "with `assert`"),
+        ([], "at least one test"),
+        ({"inputs": [], "outputs": []}, "at least one test"),
+        ({"inputs": ["1"], "outputs": []}, "as many inputs as outputs"),
+        ({"tests": []}, "as many inputs as outputs"),
+        ({"fn_name": "f", "inputs": [3], "outputs": [3]}, "arguments of f as a list"),
+        ([{"call": "f(1)"}], "test 0: expected input and output"),
+        (["assert f(1) == 1", 5], "test 1: expected input and output"),
+        (["print(1)"], "test 0: expected a test with `assert`"),
+        (["assert f("], "test 0"),
+        ("[" * 100_000, "neither|nested"),
+        (["assert f(1) == " + "1" * 30_000], "at most 20000 characters"),
+        (None, "expected tests, got None"),
+    ],
+)
+def test_truth_without_tests_raises(truth, message):
+    with pytest.raises(ValueError, match=message):
+        read_tests(truth)
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.integers() | st.text(max_size=3) | st.tuples(st.integers()), inner, max_size=4)
+        | st.sets(st.integers() | st.text(max_size=3), max_size=4)
+        | st.frozensets(st.integers(), max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(PLAIN)
+def test_plain_data_round_trips_through_the_box(value):
+    back = untold(json.loads(json.dumps(told(value))))
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_subclasses_become_plain_and_objects_equal_nothing():
+    class Five(int):
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    class Any:
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    assert (untold(told(Five(5))) == 4, untold(told(Five(5))) == 5) == (False, True)
+    assert isinstance(untold(told([Any()]))[0], OtherValue)
+    assert not passes("assert f(2) == 5", Any())
+    assert not passes({"call": "f(2)", "expect": 5}, Any())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["tuple", "set", "dict", "bytes", "complex", "ratio", "other", "value", "raised", "not_loaded", "nonce"]
+            ),
+            inner,
+            max_size=2,
+        )
+    ),
+    max_leaves=8,
+)
+CASES = read_tests(
+    [
+        *("assert f(1) == 5", "assert f(1) < 5", "assert abs(f(1) - 5) < 1", "assert f(1) == f(2)", "assert not f(1)"),
+        *({"call": "f(1)", "expect": [1.5, {"a": 2}]}, {"input": "", "output": "5"}),
+    ]
+)
+
+
+@given(JSON.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40))
+def test_any_answer_of_a_box_gets_a_verdict(answer):
+    for said in (answer, b'{"value": ' + answer + b"}"):
+        for case in CASES:
+            assert isinstance(case.fault(said, "the word"), str)
+        assert isinstance(not_loaded(said), str)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[" * 100_000,
+        "[" * (MAX_DEPTH + 5) + "]" * (MAX_DEPTH + 5),
+        "9" * 10_000,
+        '{"ratio": [1, 0]}',
+        '{"set": [[1]]}',
+        '{"tuple": 5}',
+        '{"no such": 5}',
+        "{}",
+        '{"complex": [1e400, "x"]}',
+    ],
+)
+def test_hostile_answers_are_wrong_answers(value):
+    said = f'{{"value": {value}}}'.encode()
+    for case in CASES[:3]:
+        assert case.fault(said, "the word") == "its answer cannot be read"
+
+
+def test_integer_too_large_for_a_decimal_is_wrong():
+    assert not passes({"call": "f(1)", "expect": 1.5}, 10**4000)

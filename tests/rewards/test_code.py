@@ -1,0 +1,432 @@
+"""Tests of code_tests with honest and hostile programs, in every form of test."""
+
+import asyncio
+import importlib
+import itertools
+import json
+import pickle
+import sys
+import time
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.data import Step, Task, Trajectory
+from creditflow.errors import ConfigError, RewardError
+from creditflow.rewards import RewardManager, load_reward_functions
+from creditflow.rewards.builtin.code import MAX_CODE_CHARACTERS, CodeTests, TestVerdict, code_in, run_tests, summary
+from creditflow.rewards.entries import RewardFunctionConfig
+from creditflow.rewards.support import code_runner
+from creditflow.rewards.support.test_cases import read_tests
+from creditflow.sandbox import SandboxUnavailable, UnsafeSandboxWarning
+from creditflow.testing import check_reward_function
+from tests.sandbox import boxes
+
+FENCE = "```"
+SQUARE = "def f(x):\n    return x * x"
+TESTS = ["assert f(2) == 4", "assert f(-3) == 9", "assert f(0) == 0"]
+
+
+def block(code: str, info: str = "python") -> str:
+    return f"Here it is.\n\n{FENCE}{info}\n{code}\n{FENCE}\n\nThat is all."
+
+
+@pytest.fixture
+def bubblewrap():
+    """Skip without bubblewrap."""
+    boxes.bubblewrap()
+
+
+def score(text: str, truth: object, **args: object) -> tuple[float, str]:
+    scored = CodeTests(**{"seconds": 8, **args})(text, truth)
+    assert (scored.status, scored.range) == ("ok", (0.0, 1.0))
+    return scored.value, scored.reason
+
+
+# Cutting
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (block("x = 1"), "x = 1"),
+        (block("x = 1", "py"), "x = 1"),
+        (block("x = 1") + block("x = 2"), "x = 2"),
+        (block("x = 1") + block("$ pip install x", "sh"), "x = 1"),
+        (block("x = 1", "") + block("x = 2", ""), "x = 2"),
+        (block("x = 1", "Python 3"), "x = 1"),
+        ("x = 1", "x = 1"),
+        (f"{FENCE}python\nx = 1", "x = 1"),  # cut off
+        (f"{FENCE}python\n{FENCE}", ""),
+        (f"{FENCE}{FENCE}python\ns = '''\n{FENCE}\n'''\n{FENCE}{FENCE}", f"s = '''\n{FENCE}\n'''"),
+        (f"  {FENCE}python\r\nx = 1\r\n  {FENCE}", "x = 1\r"),
+        (block("x" * MAX_CODE_CHARACTERS), "x" * MAX_CODE_CHARACTERS),
+        (block("x" * (MAX_CODE_CHARACTERS + 1)), ""),
+        ("", ""),
+    ],
+)
+def test_code_is_the_last_python_block_else_block_else_all(text, code):
+    assert code_in(text) == code
+
+
+@given(st.text(alphabet="`~ \npython3x=", max_size=200))
+def test_any_text_is_cut_to_its_code(text):
+    assert isinstance(code_in(text), str)
+
+
+@pytest.mark.parametrize("piece", ["`", "```", "```\n", "```python\n", "`" * 17 + "\n", " ```py x\n", "\n"])
+def test_hostile_text_is_cut_in_linear_time(piece):
+    start = time.process_time()
+    code_in(piece * 200_000)
+    assert time.process_time() - start < 30  # quadratic time would be hours
+
+
+# Honest programs
+
+
+@pytest.mark.parametrize(
+    ("code", "truth", "expected"),
+    [
+        (SQUARE, TESTS, "passed 3/3 [1 1 1]"),
+        ("def f(x):\n    return x + x", TESTS, "passed 2/3 [1 0 1]; test 1: wrong answer: expected 9, got -6"),
+        ("def f(x):\n    return 4 / x", TESTS[::2], "passed 0/2 [0 0]; test 0: wrong answer: expected 4, got 2.0"),
+        ("def g(x):\n    return x", TESTS[:1], "passed 0/1 [0]; test 0: raised: NameError: name 'f' is not defined"),
+        ("def f(x)\n    return x", TESTS, "passed 0/3 [0 0 0]; test 0: cannot be loaded: SyntaxError"),
+        ("print(int(input()) ** 2)", [{"input": "3\n", "output": "9"}, {"input": "x", "output": "9"}],
+         "passed 1/2 [1 0]; test 1: exit code 1: ValueError"),
+        ("import sys\nprint(sum(map(int, sys.stdin.read().split())))\nif __name__ == '__main__':\n    print('end')",
+         {"inputs": ["1 2\n3\n"], "outputs": ["6\nend\n"]}, "passed 1/1 [1]"),
+        ("class Solution:\n    def f(self, a, b):\n        return (a, b)",
+         {"fn_name": "f", "inputs": [[1, [2]]], "outputs": [[1, [2]]]}, "passed 1/1 [1]"),
+        (SQUARE, {"fn_name": "f", "inputs": ["3"], "outputs": ["9"]}, "passed 1/1 [1]"),
+        (SQUARE, "import math\nassert math.isclose(f(math.pi), 9.8696, rel_tol=1e-4)\nassert f(2) == f(-2)",
+         "passed 2/2 [1 1]"),
+        (SQUARE, "def check(candidate):\n    for x in range(9):\n        assert candidate(x) == x * x\n"
+         "check(f)\nassert True", "passed 1/1 [1]"),
+        (SQUARE, ["def check(candidate):\n    assert candidate(3) == 10\ncheck(f)"],
+         "passed 0/1 [0]; test 0: raised: AssertionError"),
+        ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n\ndef f(x):\n    return P(x)",
+         ["assert f(3).x == 3", {"call": "[f(1).x]", "expect": [1]}, "assert f(3).x == P(3).x"],
+         "passed 2/3 [1 1 0]; test 2: raised: TypeError: a value that is plain data"),
+        ("", TESTS, "passed 0/3 [0 0 0]; test 0: no code"),
+    ],
+)  # fmt: skip
+def test_score_is_the_share_of_passed_tests(bubblewrap, code, truth, expected):
+    value, reason = score(block(code), truth)
+    assert reason.startswith(expected)
+    passed, of = expected.split()[1].removesuffix(";").split("/")
+    assert value == int(passed) / int(of)
+
+
+def test_tests_are_selected_by_index_and_number(bubblewrap):
+    double = block("def f(x):\n    return x + x")
+    assert score(double, TESTS, only=[1])[0] == 0.0
+    assert score(double, TESTS, only=[2, 0])[0] == 1.0
+    assert score(double, json.dumps(TESTS), max_tests=2)[0] == 0.5
+    assert score(double, TESTS, all_or_nothing=True) == (0.0, score(double, TESTS)[1])
+    assert score(block(SQUARE), TESTS, all_or_nothing=True)[0] == 1.0
+    with pytest.raises(ValueError, match="index 3, the task has 3 tests"):
+        score(double, TESTS, only=[3])
+
+
+def test_every_run_is_fresh(bubblewrap):
+    code = """
+import os
+was_there = os.path.exists("note")
+open("note", "w").close()
+calls = []
+def f(x):
+    calls.append(x)
+    return [was_there, len(calls)]
+"""
+    assert score(block(code), ["assert f(1) == [False, 1]"] * 3)[0] == 1.0
+
+
+# Hostile programs
+
+EVERY_FORM = [
+    "assert f(2) == 5",
+    {"call": "f(2)", "expect": 5},
+    "assert abs(f(2) - 5.5) < 1e-6",
+    "import math\nassert math.isclose(f(2), 5.5)",
+    "assert sorted(f(2)) == [5]",
+    "assert f(2) - 5 == 0 and f(2) == f(1) + 3",  # runs in the box
+    {"input": "2\n", "output": "5\n"},
+]
+EQUAL = """
+class Equal(float):
+    def yes(self, *others): return True
+    def me(self, *others): return self
+    def nothing(self, *others): return 0.0
+    __eq__ = __lt__ = __gt__ = __le__ = __ge__ = __bool__ = __contains__ = yes
+    __add__ = __radd__ = me
+    __sub__ = __rsub__ = __abs__ = nothing
+    __hash__ = None
+    def __iter__(self): return iter([self])
+"""
+CHEATS = {
+    "exit": "import sys\nsys.exit(0)",
+    "hard exit": "import os\nos._exit(0)",
+    "exit when called": "import os\ndef f(x): os._exit(0)",
+    "equal to all": EQUAL + "def f(x): return Equal(7)\nprint(f(2))",
+    "an object equal to all": EQUAL.replace("float", "object") + "def f(x): return Equal()\nprint(f(2))",
+    "says so": "print('passed', 'ok', '5/5', True)\ndef f(x): print('passed'); return 'passed'",
+    "answers in its stead": """
+import os
+for fd in range(64):
+    try: os.write(fd, b'{"value": true, "nonce": "", "passed": true}')
+    except OSError: pass
+os._exit(0)
+""",
+    "redefines what compares": """
+import builtins, math, operator
+builtins.abs = lambda x: 0
+builtins.sorted = builtins.list = lambda *a, **k: True
+math.isclose = operator.eq = lambda *a, **k: True
+class AssertionError(Exception): pass
+def f(x): return 0
+""",
+    "answers at the end": "import atexit, os\natexit.register(os._exit, 0)\ndef f(x): raise SystemExit(0)",
+    "closes everything": "import os\nos.closerange(0, 64)\ndef f(x): os._exit(0)",
+    "rewrites the files": "for name in ('code_runner.py', 'solution.py'): open(name, 'w').write('print(5)')\nf = print",
+    "too much": "def f(x): return 'x' * 500_000",
+    "too deep": "def f(x):\n    v = []\n    for _ in range(60): v = [v]\n    return v",
+    "recursion": "def f(x): return f(x)",
+    "noise": "import os, sys\nsys.stdout.buffer.write(os.urandom(5000))\ndef f(x): print('\\x00' * 999); return {}",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_simple_cheats_fail_every_form_of_test(bubblewrap, cheat):
+    value, reason = score(CHEATS[cheat], EVERY_FORM)
+    assert value == 0.0, reason
+
+
+LOOKS_FOR_THE_WORD = """
+import json, os, sys
+frame = sys._getframe()
+while frame:
+    if "nonce" in frame.f_locals.get("ask", {}):
+        os.write(frame.f_locals["output"], json.dumps({"nonce": frame.f_locals["ask"]["nonce"]}).encode())
+        os._exit(0)
+    frame = frame.f_back
+def f(x): return 0
+"""
+
+
+def test_search_for_the_word_cheats_only_tests_in_the_box(bubblewrap):
+    value, reason = score(LOOKS_FOR_THE_WORD, EVERY_FORM)
+    assert reason.startswith("passed 1/7 [0 0 0 0 0 1 0]")
+    assert value == 1 / 7
+
+
+def test_exceeded_limit_fails_only_its_test(bubblewrap):
+    code = """
+def f(x):
+    while x == 1: pass
+    if x == 2: return len(bytearray(2_000_000_000))
+    if x == 3:
+        while True: print('x' * 10_000)
+    return x
+"""
+    truth = [f"assert f({x}) == {x}" for x in (0, 1, 2, 3, 4)]
+    scored = CodeTests({"memory_mb": 200}, seconds=1)(block(code), truth)
+    assert scored.value == 2 / 5
+    assert scored.reason.startswith("passed 2/5 [1 0 0 0 1]; test 1: exceeded its limit: ")
+    assert scored.reason.removesuffix("wall").removesuffix("cpu") == scored.reason[: scored.reason.rindex(" ") + 1]
+
+
+def test_tests_beyond_the_total_time_fail(bubblewrap):
+    value, reason = score(block("def f(x):\n    while True: pass"), TESTS, seconds=0.5, total_seconds=0.2)
+    assert value == 0.0
+    assert reason.startswith("passed 0/3 [0 0 0]")
+    verdicts = run_tests(boxes.bubblewrap(wall_s=0.5), "while True: pass", read_tests(TESTS), total_seconds=0.2)
+    assert [verdict.reason for verdict in verdicts[1:]] == ["not run: 0.2 s were over"] * 2
+
+
+def test_reasons_are_bounded_and_printable(bubblewrap):
+    _, reason = score("def f(x):\n    raise ValueError('\\ud800\\n\\x00')", TESTS)
+    assert reason == "passed 0/3 [0 0 0]; test 0: raised: ValueError:    "
+    verdicts = [TestVerdict(i % 2 == 0, "x" * 1000) for i in range(500)]
+    assert len(summary(verdicts)) <= 300
+    assert summary(verdicts).startswith("passed 250/500 [1 0 1")
+
+
+# Faults outside of the program
+
+
+def test_sandbox_fault_is_a_failed_score(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    calls = itertools.count()
+
+    def answer(request):
+        return boxes.run_python(request) if next(calls) == 0 else (500, b"out of order")
+
+    with boxes.fusion_service(answer) as url:
+        sandbox = {"backend": "sandbox_fusion", "url": url, "retries": 0}
+        entry = RewardFunctionConfig("creditflow.rewards.builtin.code:CodeTests", args={"sandbox": sandbox})
+        trajectory = a_trajectory(block(SQUARE), TESTS)
+        asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([trajectory]))
+    assert trajectory.outcome.status == "failed"
+    assert "SandboxError" in trajectory.outcome.reason
+    assert "500" in trajectory.outcome.reason
+
+
+def test_truth_without_tests_is_a_failed_score(bubblewrap):
+    trajectory = a_trajectory(block(SQUARE), "72")
+    entry = RewardFunctionConfig("creditflow.rewards.builtin.code:CodeTests")
+    asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([trajectory]))
+    assert (trajectory.outcome.status, trajectory.outcome.reason) == ("failed", "ValueError: expected tests, got 72")
+
+
+@pytest.mark.parametrize("backend", ["sandbox_fusion", "unsafe_subprocess"])
+def test_other_back_ends_score_alike(backend, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    truth = [*TESTS, "assert f(1) == f(-1)", {"input": "", "output": ""}]
+    with boxes.fusion_service(boxes.run_python) as url, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnsafeSandboxWarning)
+        sandbox = {"backend": backend, **({"url": url} if backend == "sandbox_fusion" else {})}
+        assert score(block(SQUARE), truth, sandbox=sandbox)[0] == 1.0
+        assert score(block("def f(x):\n    return 'é\\ud800'"), truth, sandbox=sandbox)[0] == 0.4
+
+
+# Conventions of benchmarks
+
+
+LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n   {FENCE}\n2. That is all."
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (LISTED, SQUARE),
+        (LISTED.replace("\n", "\r\n"), SQUARE.replace("\n", "\r\n") + "\r"),
+        (f"- {FENCE}python\n  x = 1\n  {FENCE}", "x = 1"),
+        (f"  * a\n    1) {FENCE}py\n       if x:\n           y\n       {FENCE}", "if x:\n    y"),
+        (f"\t{FENCE}\n\tx = 1\n\t{FENCE}", "x = 1"),
+        (f"{FENCE}python\n    x = 1\n    y = 2\n{FENCE}", "x = 1\ny = 2"),
+        (f"    {FENCE}python\nx = 1\nif x:\n  y\n    {FENCE}", "x = 1\nif x:\n  y"),
+        (f"   {FENCE}python\n   s = '''\n a\n\n   '''\n   {FENCE}", "s = '''\na\n\n'''"),
+        (f"{FENCE}python\n    # so\ndef f():\n    return 1\n{FENCE}", "    # so\ndef f():\n    return 1"),
+        ("~~~python\nx = 1\n~~~", "x = 1"),
+        (f"~~~~ py\ns = '{FENCE}'\n~~~\n~~~~", f"s = '{FENCE}'\n~~~"),
+    ],
+)
+def test_code_in_indented_fences_is_dedented(text, code):
+    assert code_in(text) == code
+
+
+SOLUTIONS = {
+    "typing": (
+        "def f(x: List[int], y: Optional[Dict[str, int]] = None) -> Tuple[int, int]:\n    return x[0], 2",
+        [1, 2],
+    ),
+    "collections": ("def f(x):\n    d = defaultdict(deque)\n    return Counter(x)[1] + len(d[0])", 1),
+    "heapq": ("def f(x):\n    h = []\n    heappush(h, 3)\n    return [heappop(h), heapq.nlargest(1, x)]", [3, [1]]),
+    "math": ("def f(x):\n    return [gcd(4, 6), inf > sqrt(4), math.isqrt(17)]", [2, True, 4]),
+    "itertools": ("def f(x):\n    return [list(accumulate([1, 2])), list(pairwise([1, 2]))]", [[1, 3], [[1, 2]]]),
+    "functools": ("@cache\ndef g(n):\n    return n\ndef f(x):\n    return reduce(lambda a, b: a + b, [g(1), 2])", 3),
+    "bisect": ("class Solution:\n    def f(self, x: List[int]) -> int:\n        return bisect_left([1, 3], 2)", 1),
+    "string": ("def f(x):\n    return ascii_lowercase[0] + string.digits[1]", "a1"),
+    "re": ("def f(x):\n    return re.sub('a', 'b', 'aa') + str(len(findall('a', 'aa')))", "bb2"),
+    "its own": ("def gcd(a, b):\n    return 'mine'\ndef f(x):\n    return gcd(4, 6)", "mine"),
+}
+
+
+@pytest.mark.parametrize("name", SOLUTIONS)
+def test_usual_names_work_without_an_import(bubblewrap, name):
+    code, value = SOLUTIONS[name]
+    assert score(block(code), {"fn_name": "f", "inputs": [[[1]]], "outputs": [value]}) == (1.0, "passed 1/1 [1]")
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]},
+        [{"call": "gcd(4, 6)", "expect": 2}],
+        ["assert gcd(4, 6) == 2"],
+        ["assert gcd(4, 6) == gcd(6, 4)"],
+    ],
+)
+def test_usual_names_are_not_a_solution(bubblewrap, truth):
+    value, reason = score(block("print(gcd)"), truth)
+    assert value == 0.0
+    assert "gcd" in reason
+
+
+def test_scripts_must_import_their_names(bubblewrap):
+    assert score(block("print(gcd(4, 6))"), [{"input": "", "output": "2"}])[0] == 0.0
+
+
+def test_usual_names_exist_in_their_modules():
+    for module, names in code_runner._USUAL.items():
+        imported = importlib.import_module(module)
+        newer = {"batched"} if sys.version_info < (3, 12) else set()
+        assert [name for name in names.split() if not hasattr(imported, name) and name not in newer] == []
+    for module in ("collections", "heapq"):
+        public = {name for name in importlib.import_module(module).__all__ if not name.startswith("User")}
+        assert public <= set(code_runner._USUAL[module].split())
+
+
+# In a recipe
+
+
+def a_trajectory(text: str, truth: object) -> Trajectory:
+    task = Task("test", ({"role": "user", "content": "Write f."},), truth)
+    steps = [
+        Step("t/0", "t", 0, "coder", 0, (), "prompt", text, response_ids=(5,), response_mask=(1,), logprobs=(-1.0,))
+    ]
+    return Trajectory("t", "u", task, steps, (0,), text)
+
+
+@pytest.mark.parametrize("level", ["step", "outcome"])
+def test_code_tests_scores_steps_and_outcomes(bubblewrap, level):
+    entry = RewardFunctionConfig("creditflow.rewards.builtin.code:CodeTests", level=level)
+    (function,) = load_reward_functions([entry], ".", [], {"sandbox": {"memory_mb": 300}})
+    assert function.name == "code_tests"
+    assert function.instance.sandbox == {"backend": "auto", "memory_mb": 300, "wall_s": 5.0, "cpu_s": 5.0}
+    trajectory = a_trajectory(block("def f(x):\n    return x + x"), TESTS)
+    asyncio.run(RewardManager([function], 0.0).score([trajectory]))
+    scored = trajectory.outcome if level == "outcome" else trajectory.steps[0].scores["code_tests"]
+    assert scored.value == pytest.approx(2 / 3)
+
+
+def test_code_tests_can_be_pickled(bubblewrap):
+    function = pickle.loads(pickle.dumps(CodeTests(only=[0], seconds=3)))
+    assert function(block(SQUARE), TESTS).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"only": []}, "list of indices"),
+        ({"only": [-1]}, "list of indices"),
+        ({"only": "12"}, "list of indices"),
+        ({"max_tests": 0}, "max_tests"),
+        ({"total_seconds": 0}, "total_seconds"),
+        ({"seconds": 0}, "wall_s"),
+        ({"sandbox": {"backend": "bublewrap"}}, "bubblewrap"),
+        ({"sandbox": {"memory": 5}}, "memory_mb"),
+        ({"sandbox": {"memory_mb": -5}}, "memory_mb"),
+        ({"second": 5}, "seconds"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_load(args, message):
+    with pytest.raises(RewardError, match=message):
+        load_reward_functions([RewardFunctionConfig("creditflow.rewards.builtin.code:CodeTests", args=args)], ".", [])
+
+
+def test_missing_sandbox_is_reported_at_load(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    args = {"sandbox": {"backend": "container", "image": "python:3.11-slim"}}
+    with pytest.raises(SandboxUnavailable, match="docker not found"):
+        load_reward_functions([RewardFunctionConfig("creditflow.rewards.builtin.code:CodeTests", args=args)], ".", [])
+    assert not issubclass(SandboxUnavailable, ConfigError | ValueError)  # not an error of the recipe
+
+
+def test_code_tests_conforms(bubblewrap):
+    check_reward_function(
+        "creditflow.rewards.builtin.code:CodeTests", [a_trajectory(block(SQUARE), TESTS)], args={"max_tests": 1}
+    )

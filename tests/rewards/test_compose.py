@@ -1,0 +1,257 @@
+import asyncio
+import itertools
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.data import Score
+from creditflow.errors import RewardError
+from creditflow.rewards import RewardManager, outcome, reward
+from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
+from creditflow.rewards.execution.backends import make_backend
+from tests.builders import unlocated
+from tests.rewards.trajectories import a_trajectory
+
+ASKED: list[str] = []
+NUMBERS = itertools.count()
+
+
+@reward
+class Says:
+    """A part with a score set by the test."""
+
+    def __init__(self, value=0.0, name="says", range=(0.0, 1.0)):
+        self.value, self.name, self.range = value, name, tuple(range)
+
+    def __call__(self, step, trajectory):
+        ASKED.append(self.name)
+        if self.value == "fails":
+            raise ValueError("no such thing")
+        return self.value
+
+
+@outcome
+def whole(trajectory):
+    return 0.75
+
+
+@reward(level="trajectory")
+def each(trajectory):
+    return [step.index / 10 for step in trajectory.steps]
+
+
+def part(value, name=None, **more):
+    name = name or f"says {next(NUMBERS)}"
+    args = {"value": value, "name": name} | ({"range": more.pop("range")} if "range" in more else {})
+    return {"fn": f"{__name__}:Says", "name": name, "args": args, **more}
+
+
+def loaded(fn, tmp_path="/", **entry):
+    return load_reward_functions([RewardFunctionConfig(fn=fn, **entry)], tmp_path, ("p", "e", "v"))
+
+
+def scored(fn, trajectory=None, **args) -> Score:
+    trajectory = trajectory or a_trajectory(agents="p")
+    functions = loaded(fn, args=args)
+    ASKED.clear()
+    asyncio.run(RewardManager(functions, 1.0).score([trajectory]))
+    return trajectory.steps[0].scores[fn]
+
+
+def test_sum_weighs_rescaled_parts():
+    score = scored(
+        "sum", parts=[part(0.5, "a", weight=3.0), part(-1.0, "b", range=[-1, 1]), part(5, "c", range=[0, 10])]
+    )
+    assert score.value == 3 * 0.5 + 0.0 + 0.5
+    assert score.range == (0.0, 5.0)
+    assert score.rescaled == 2.0 / 5.0
+    assert score.reason == "a 0.5, b -1, c 5"
+
+
+def test_negative_weight_is_a_penalty():
+    score = scored("sum", parts=[part(1.0, "right"), part(1.0, "long", weight=-0.5)])
+    assert (score.value, score.range) == (0.5, (-0.5, 1.0))
+
+
+def test_product_with_a_zero_part_is_zero():
+    assert scored("product", parts=[part(0.5), part(0.5)]).value == 0.25
+    assert scored("product", parts=[part(1.0), part(-2.0, range=[-2, 2])]).value == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(-5, 5)), min_size=1, max_size=5))
+def test_sum_stays_in_its_range(pairs):
+    if not any(weight for _, weight in pairs):
+        return
+    score = scored("sum", parts=[part(value, weight=weight) for value, weight in pairs])
+    assert score.status == "ok"
+    assert math.isclose(score.value, sum(value * weight for value, weight in pairs), abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("fn", ["sum", "product"])
+def test_failed_part_fails_the_whole_with_its_name(fn):
+    score = scored(fn, parts=[part(0.0, "a"), part("fails", "b")])
+    assert (score.status, unlocated(score.reason)) == ("failed", "b: ValueError: no such thing")
+
+
+def test_token_values_are_combined_token_by_token():
+    assert scored("sum", parts=[part([0.0, 1.0]), part(0.5)]).value == (0.5, 1.5)
+    assert scored("product", parts=[part([0.5, 1.0]), part([0.5, 0.0])]).value == (0.25, 0.0)
+
+
+def test_first_ok_calls_no_part_after_the_first_score():
+    score = scored("first_ok", parts=[part("fails", "a"), part(5, "b", range=[0, 10]), part(1.0, "c")])
+    assert score.value == 0.5
+    assert unlocated(score.reason) == "a: ValueError: no such thing; b 5"
+    assert ASKED == ["a", "b"]
+
+
+def test_first_ok_keeps_the_reasons_of_all_failures():
+    score = scored("first_ok", parts=[part("fails", "a"), part(2.0, "b")])
+    assert (score.status, unlocated(score.reason)) == (
+        "failed",
+        "a: ValueError: no such thing; b: expected a value in [0, 1], got 2",
+    )
+
+
+def test_closed_gate_gives_otherwise_without_the_score():
+    score = scored("gate", score=part(1.0, "dear"), by=part(0.5, "cheap"), otherwise=0.1)
+    assert (score.value, score.reason) == (0.1, "closed: cheap 0.5")
+    assert ASKED == ["cheap"]
+
+
+def test_open_gate_gives_the_score():
+    score = scored("gate", score=part(3.0, "dear", range=[0, 4]), by=part([1.0, 0.2], "cheap"), above=0.5)
+    assert (score.value, score.reason) == (0.75, "open: cheap 0.6; dear 3")
+
+
+def test_failed_gate_fails_instead_of_closing():
+    score = scored("gate", score=part(1.0), by=part("fails", "cheap"))
+    assert (score.status, unlocated(score.reason)) == ("failed", "cheap: ValueError: no such thing")
+
+
+def test_compositions_can_be_parts():
+    inner = {"fn": "first_ok", "args": {"parts": [part("fails", "a"), part(0.5, "b")]}}
+    score = scored("product", parts=[inner, {"fn": "sum", "args": {"parts": [part(1.0), part(0.0)]}}])
+    assert score.value == 0.25
+    assert score.reason == "first_ok 0.5, sum 1"
+
+
+def test_trajectory_function_can_be_part_of_a_step_score():
+    trajectory = a_trajectory()
+    scored("sum", trajectory, parts=[{"fn": f"{__name__}:each"}, part(0.5)])
+    assert [step.scores["sum"].value for step in trajectory.steps] == [0.5, 0.6, 0.7]
+
+
+def test_outcome_composition_compares_the_answer():
+    trajectory = a_trajectory(answer="72")
+    functions = loaded(
+        "product", level="outcome", args={"parts": [{"fn": "numeric_match"}, {"fn": f"{__name__}:whole"}]}
+    )
+    asyncio.run(RewardManager(functions).score([trajectory]))
+    assert trajectory.outcome.value == 0.75
+
+
+def test_step_composition_compares_the_response():
+    trajectory = a_trajectory(agents="p")
+    trajectory.steps[0].response = "it is 72"
+    assert scored("sum", trajectory, parts=[{"fn": "numeric_match"}]).value == 1.0
+
+
+def test_parts_run_on_the_backend():
+    functions = loaded("gate", args={"score": part(1.0), "by": part(1.0, "other")})
+    manager = RewardManager(functions, backend=make_backend("process", functions))
+    trajectory = a_trajectory()
+    ASKED.clear()
+    report = asyncio.run(manager.score([trajectory]))
+    manager.close()
+    assert ASKED == []  # not here
+    assert [step.scores["gate"].value for step in trajectory.steps] == [1.0] * 3
+    assert report.functions[0].calls == 6
+
+
+def test_composition_can_be_called_alone():
+    (function,) = loaded("sum", args={"parts": [part(0.25), part(0.5)]})
+    trajectory = a_trajectory()
+    assert asyncio.run(function.call(trajectory.steps[0], trajectory)).value == 0.75
+
+
+def test_weights_and_parts_change_the_version():
+    def version(**args):
+        return loaded("sum", args=args)[0].version
+
+    one = version(parts=[part(0.5, "a")])
+    assert one == version(parts=[part(0.5, "a")])
+    others = [[part(0.5, "a", weight=2.0)], [part(0.25, "a")], [part(0.5, "a"), part(0.5, "b")]]
+    assert len({one, *(version(parts=parts) for parts in others)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("fn", "entry", "message"),
+    [
+        ("sum", {}, r"reward\.functions\[0\] \(sum\): expected args with `parts`"),
+        ("sum", {"args": {"parts": []}}, "expected args with `parts`"),
+        ("sum", {"args": {"parts": ["judge"]}}, r"parts\[0\]: expected a function \{fn: ..., args: ...\}, got 'judge'"),
+        ("sum", {"args": {"parts": [{"fn": "exact_mach"}]}}, r"parts\[0\]\.fn: .*did you mean 'exact_match'"),
+        ("sum", {"args": {"parts": [{"fn": "exact_match", "wight": 1}]}}, "unknown key 'wight'.*did you mean 'weight'"),
+        ("sum", {"args": {"parts": [part(1.0, weight=0.0)]}}, r"low < high, got \(0"),
+        ("sum", {"args": {"parts": [part(1.0, "a"), part(1.0, "a")]}}, "the name 'a' is taken by"),
+        ("sum", {"args": {"parts": [part(1.0, timeout="soon")]}}, r"parts\[0\]\.timeout: .*could not be converted"),
+        ("sum", {"args": {"parts": [{"fn": 5}]}}, "expected a name|no ready-made reward function '5'"),
+        ("sum", {"args": {"parts": [part(1.0, agent_match="p")]}}, "agent_match belongs to the composition"),
+        ("sum", {"args": {"parts": [part(1.0, when="f.py:g")]}}, "when belongs to the composition"),
+        (
+            "sum",
+            {"args": {"parts": [{"fn": f"{__name__}:whole"}]}},
+            "is of level outcome, its composition of level step",
+        ),
+        ("sum", {"level": "trajectory", "args": {"parts": [part(1.0)]}}, "expected level step or outcome"),
+        ("product", {"args": {"parts": [part(1.0, weight=2.0)]}}, "the parts of a product have no weights"),
+        ("gate", {"args": {"score": part(1.0)}}, r"expected args with `score` \(a function\), `by` \(a function\)"),
+        ("gate", {"args": {"score": part(1.0), "by": part(1.0), "abov": 1}}, "unexpected keyword argument 'abov'"),
+        ("gate", {"args": {"score": part(1.0), "by": part(1.0), "above": 7}}, "from 0 to 1, got 7"),
+        ("summ", {}, "did you mean 'sum'"),
+    ],
+)
+def test_invalid_composition_is_refused(fn, entry, message):
+    with pytest.raises(RewardError, match=message):
+        loaded(fn, **entry)
+
+
+def test_timed_out_part_times_out_the_whole():
+    score = scored("product", parts=[part(1.0, "a"), {"fn": f"{__name__}:is_late"}])
+    assert (score.status, score.reason) == ("timeout", "is_late: took longer than 5 s")
+
+
+@reward
+def is_late(step, trajectory):
+    return Score(0.0, status="timeout", reason="took longer than 5 s")
+
+
+def test_gate_reads_sampled_tokens_only():
+    trajectory = a_trajectory(agents="p")
+    trajectory.steps[0].response_mask = (1, 0)
+    assert scored("gate", trajectory, score=part(1.0), by=part([0.0, 1.0], "by"), otherwise=0.25).value == 0.25
+
+
+def test_composition_takes_the_time_of_its_parts(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", lambda: CLOCK[0])
+    trajectory = a_trajectory(agents="p")
+    functions = loaded(
+        "sum",
+        args={"parts": [{"fn": f"{__name__}:slow"}, {"fn": f"{__name__}:slow", "name": "b", "args": {"seconds": 3.0}}]},
+    )
+    (report,) = asyncio.run(RewardManager(functions).score([trajectory])).functions
+    assert report.calls == 2
+    assert report.seconds == pytest.approx(5.0)
+
+
+CLOCK = [0.0]
+
+
+@reward
+def slow(step, trajectory, seconds=2.0):
+    CLOCK[0] += seconds
+    return 1.0

@@ -1,0 +1,161 @@
+"""Tests of the reward `format`: patterns and schemas, at load and on texts by models."""
+
+import asyncio
+import json
+import pickle
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from creditflow.errors import RewardError
+from creditflow.rewards import RewardManager, load_reward_functions
+from creditflow.rewards.builtin.format import MAX_CHARACTERS, Format
+from creditflow.rewards.entries import RewardFunctionConfig
+from tests.builders import make_trajectory, step
+from tests.paths import GSM8K
+
+SOLUTIONS = [json.loads(line)["answer"] for line in (GSM8K).open(encoding="utf8")]
+PLAN = {
+    "type": "object",
+    "required": ["steps"],
+    "properties": {"steps": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/step"}}},
+    "$defs": {"step": {"type": "object", "required": ["do"], "properties": {"do": {"type": "string"}}}},
+}
+GOOD = '{"steps": [{"do": "add"}]}'
+
+
+@pytest.mark.parametrize("solution", SOLUTIONS[:8])
+def test_published_solutions_end_in_a_marked_answer(solution):
+    assert Format(pattern=r"#### -?[\d,.]+", where="end").fault(solution) == ""
+    assert Format(pattern=r"#### -?[\d,.]+", where="start").fault(solution) == "the pattern matches not its start"
+    assert Format(pattern=r"(?s).+\n#### -?[\d,.]+").fault(solution) == ""
+
+
+@pytest.mark.parametrize(
+    ("where", "matching", "other"),
+    [
+        ("all", "ab", ["abc", "cab", "ab\n", "AB"]),
+        ("start", "abc", ["cab"]),
+        ("end", "cab", ["abc", "ab\n"]),
+        ("anywhere", "cabc", ["ba", ""]),
+    ],
+)
+def test_pattern_must_match_at_its_place(where, matching, other):
+    assert Format(pattern="ab", where=where).fault(matching) == ""
+    assert all(Format(pattern="ab", where=where).fault(text) for text in other)
+
+
+def test_alternatives_and_flags_cover_the_whole_pattern():
+    assert Format(pattern="a|ab").fault("ab") == ""
+    assert Format(pattern="(?i)yes|no").fault("NO") == ""
+    assert Format(pattern="(?x) a b  # a comment", where="end").fault("cab") == ""
+    assert Format(pattern="(?m)^b$", where="anywhere").fault("a\nb") == ""
+    assert Format(pattern="(?m)b", where="end").fault("b\nc") != ""
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "fault"),
+    [
+        ("all", f" {GOOD}\n", ""),
+        ("all", f"Plan: {GOOD}", "not JSON: Expecting value"),
+        ("all", '{"steps": []}', "$.steps: "),
+        ("all", '{"steps": [{"do": "add"}, {"do": 5}]}', "$.steps[1].do: 5 is not of type 'string'"),
+        ("all", '{"steps": NaN}', "not JSON: NaN is no JSON"),
+        ("all", "[" * 50_000, "JSON nested too deep"),
+        ("all", "9" * 5_000, "not JSON: "),
+        ("fence", f"Here:\n```json\n{GOOD}\n```\nDone.", ""),
+        ("fence", f"```json\n[]\n```\n```JSON\n{GOOD}```", ""),
+        ("fence", f"```\n{GOOD}\n```", "no ```json fence"),
+        ("fence", f"```json\n{GOOD}", "no ```json fence"),
+        ("last", f'A set {{1, 2}} and "a quote {GOOD} as asked.', ""),
+        ("last", f"An open {{ brace, then {GOOD}", ""),
+        ("last", '{"steps": [{"do": "a } in a \\" string"}]} done', ""),
+        ("last", f"{GOOD} then {{}}", "$: 'steps' is a required property"),
+        ("last", "none", "no {...}"),
+    ],
+)
+def test_json_is_checked_against_the_schema(where, text, fault):
+    said = Format(schema=PLAN, where=where).fault(text)
+    assert said.startswith(fault)
+    assert bool(said) == bool(fault)
+
+
+def test_remote_reference_is_refused_and_never_fetched(monkeypatch):
+    def no_network(*args, **kwargs):
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket, "socket", no_network)
+    for reference in ("http://127.0.0.1:9/schema", "other.json", "file:///etc/passwd"):
+        with pytest.raises(ValueError, match="references into the schema itself"):
+            Format(schema={"properties": {"a": {"$ref": reference}}})
+    assert Format(schema={"const": {"$ref": "http://127.0.0.1:9/"}}).fault('{"$ref": "http://127.0.0.1:9/"}') == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({}, "either a pattern or a schema"),
+        ({"pattern": "a", "schema": {}}, "either a pattern or a schema"),
+        ({"pattern": "a("}, "not a regular expression"),
+        ({"pattern": "a", "where": "fence"}, "where to be all, start, end, anywhere, got 'fence'"),
+        ({"schema": {}, "where": "fense"}, r"did you mean 'fence'\?"),
+        ({"schema": {"type": "strin"}}, r"wrong at \$.type"),
+        ({"schema": {"$ref": "#/$defs/nothing"}}, "leads nowhere"),
+        ({"schema": {"$schema": "http://json-schema.org/draft-07/schema#"}}, "Draft 2020-12"),
+        ({"schema": "object"}, "as a mapping"),
+        ({"patern": "a"}, r"did you mean 'pattern'\?"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_load(args, message):
+    with pytest.raises(RewardError, match=message):
+        load_reward_functions([RewardFunctionConfig(fn="format", args=args)], Path(), ())
+
+
+def test_deep_json_is_a_fault_not_a_crash():
+    recursive = Format(schema={"$ref": "#/$defs/t", "$defs": {"t": {"items": {"$ref": "#/$defs/t"}}}})
+    assert recursive.fault("[" * 20 + "]" * 20) == ""
+    assert recursive.fault("[" * 700 + "]" * 700) == "JSON nested too deep"
+
+
+def test_overlong_response_has_the_wrong_form():
+    assert Format(pattern=".*", where="anywhere").fault("a" * MAX_CHARACTERS) == ""
+    assert "longer than" in Format(pattern=".*", where="anywhere").fault("a" * (MAX_CHARACTERS + 1))
+
+
+def test_format_can_be_pickled_after_use():
+    made = Format(schema=PLAN)
+    assert made.fault(GOOD) == ""
+    assert pickle.loads(pickle.dumps(made)).fault(GOOD) == ""
+
+
+def test_reason_names_the_mismatch():
+    (function,) = load_reward_functions([RewardFunctionConfig(fn="format", args={"schema": PLAN})], Path(), ())
+    trajectory = make_trajectory("a", [step("planner", response=GOOD), step("planner", response="{}")])
+    asyncio.run(RewardManager([function]).score([trajectory]))
+    good, bad = (s.scores["format"] for s in trajectory.steps)
+    assert (good.value, good.status, bad.value, bad.status) == (1.0, "ok", 0.0, "ok")
+    assert bad.reason == "$: 'steps' is a required property"
+
+
+HOSTILE = st.one_of(
+    st.text(),
+    st.text(alphabet='{}[]"\\:,0`json\n', max_size=60),
+    st.builds(
+        lambda piece, n: piece * n,
+        st.sampled_from(['{"a":', "{", "}", '"', "[", "```json", "\\"]),
+        st.integers(0, 3000),
+    ),
+)
+MADE = [Format(pattern="a+b", where=w) for w in ("all", "start", "end", "anywhere")] + [
+    Format(schema=PLAN, where=w) for w in ("all", "fence", "last")
+]
+
+
+@settings(max_examples=60)
+@given(HOSTILE)
+def test_any_response_gets_a_score(text):
+    for made in MADE:
+        assert isinstance(made.fault(text), str)

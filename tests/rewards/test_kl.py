@@ -1,0 +1,152 @@
+import asyncio
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.data import Score, Trajectory
+from creditflow.engines.local.loss import KL_ESTIMATORS
+from creditflow.errors import RewardError
+from creditflow.rewards import RewardManager
+from creditflow.rewards.builtin.kl import ESTIMATORS, KlToReference, neutral_where_not_sampled
+from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
+from tests.builders import make_trajectory, step
+
+LOGPROBS, REFERENCE = (-1.0, -2.0, -0.5), (-1.25, -1.5, -0.5)
+
+
+def a_trajectory(**fields: object) -> Trajectory:
+    return make_trajectory("t", [step("a", tokens=3, **{"logprobs": LOGPROBS, "ref_logprobs": REFERENCE, **fields})])
+
+
+def score(function: KlToReference, given: Trajectory) -> Score:
+    return asyncio.run(function(given.steps[0], given))
+
+
+def test_estimators_follow_schulmans_formulas() -> None:
+    ratio = [math.exp(reference - logprob) for logprob, reference in zip(LOGPROBS, REFERENCE, strict=True)]
+    expected = {
+        "kl": [-math.log(r) for r in ratio],
+        "abs": [abs(math.log(r)) for r in ratio],
+        "mse": [0.5 * math.log(r) ** 2 for r in ratio],
+        "low_var_kl": [(r - 1) - math.log(r) for r in ratio],
+    }
+    assert list(expected) == list(ESTIMATORS)
+    for name, values in expected.items():
+        assert score(KlToReference(name), a_trajectory()).value == pytest.approx(
+            [-value for value in values], abs=1e-12
+        )
+
+
+@given(st.floats(-15, 15))
+def test_estimators_equal_those_of_the_kl_loss(difference: float) -> None:
+    for name, estimate in ESTIMATORS.items():
+        theirs = float(KL_ESTIMATORS[name](torch.tensor(difference, dtype=torch.float64)))
+        assert max(-10.0, min(10.0, estimate(difference))) == pytest.approx(max(-10.0, min(10.0, theirs)), abs=1e-9)
+
+
+def test_k3_is_unbiased_and_varies_less_than_k1() -> None:
+    """Over all tokens of a small vocabulary, weighted by the policy's probabilities."""
+    rng = np.random.default_rng(0)
+    policy = rng.dirichlet(np.ones(50))
+    reference = policy * np.exp(0.3 * rng.normal(size=50))
+    reference /= reference.sum()
+    difference = np.log(policy) - np.log(reference)
+    exact = float(policy @ difference)
+    k1, k3 = (np.array([ESTIMATORS[name](d) for d in difference]) for name in ("kl", "low_var_kl"))
+    assert policy @ k1 == pytest.approx(exact)
+    assert policy @ k3 == pytest.approx(exact)
+    assert policy @ (k3 - exact) ** 2 < 0.5 * (policy @ (k1 - exact) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "allowed"), [("kl", (-0.1, 0.1)), ("mse", (-0.1, 0.0)), ("low_var_kl", (-0.1, 0.0))]
+)
+def test_values_are_clipped_and_the_share_is_reported(estimator: str, allowed: tuple[float, float]) -> None:
+    function = KlToReference(estimator, limit=0.1)
+    assert function.range == allowed
+    result = score(function, a_trajectory())
+    assert result.range == allowed
+    assert isinstance(result.value, tuple)
+    assert all(allowed[0] <= value <= allowed[1] for value in result.value)
+    clipped = {"kl": 2, "mse": 1, "low_var_kl": 1}[estimator]
+    assert function.metrics() == {"clipped": pytest.approx(clipped / 3)}
+    assert function.metrics() == {"clipped": 0.0}
+
+
+def test_step_gets_the_mean_of_its_sampled_tokens() -> None:
+    masked = a_trajectory(response_mask=(1, 0, 1))
+    assert score(KlToReference("kl", per="step"), masked).value == pytest.approx(-0.125)
+    assert score(KlToReference("kl"), masked).value == pytest.approx((-0.25, -0.125, 0.0))
+
+
+def test_step_mean_is_clipped_after_averaging() -> None:
+    far = a_trajectory(logprobs=(-1.0, -1.0, -1.0), ref_logprobs=(-2.5, -1.0, -1.0))
+    assert score(KlToReference("kl", per="step", limit=1.0), far).value == pytest.approx(-0.5)
+    assert score(KlToReference("kl", per="token", limit=1.0), far).value == pytest.approx((-1.0, 0.0, 0.0))
+
+
+def test_greedy_step_scores_zero() -> None:
+    result = score(KlToReference(), a_trajectory(response_mask=(0, 0, 0), logprobs=(0.0, 0.0, 0.0), temperature=0.0))
+    assert (result.value, result.status, result.reason) == (0.0, "ok", "no token was sampled")
+
+
+def load(args: dict[str, object]) -> RewardManager:
+    entry = RewardFunctionConfig(fn="creditflow.rewards.builtin.kl:KlToReference", args=args)
+    return RewardManager(load_reward_functions([entry], Path(), ["a"]), max_failed_frac=1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"ref_logprobs": ()}, "the engine hands over no reference log-probabilities: the local engine"),
+        ({"ref_logprobs": (-1.0, -math.inf, -1.0)}, "ValueError: a log-probability is not a finite number"),
+    ],
+)
+def test_missing_log_probabilities_fail_with_a_hint(fields: dict[str, object], reason: str) -> None:
+    given = a_trajectory(**fields)
+    asyncio.run(load({}).score([given]))
+    made = given.steps[0].scores["kl_to_reference"]
+    assert made.status == "failed"
+    assert made.reason.startswith(reason)
+
+
+def test_recipe_sets_the_range_and_scores_tokens() -> None:
+    given = a_trajectory()
+    manager = load({"estimator": "kl", "limit": 0.4})
+    assert manager.functions[0].range == (-0.4, 0.4)
+    assert manager.functions[0].instance.needs_reference is True  # type: ignore[attr-defined]
+    asyncio.run(manager.score([given]))
+    made = given.steps[0].scores["kl_to_reference"]
+    assert made.value == pytest.approx((-0.25, 0.4, 0.0))
+    assert made.rescaled == pytest.approx((0.15 / 0.8 + 1 + 0.5) / 3)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"estimator": "k3"}, "estimator: expected one of kl, abs, mse, low_var_kl, got 'k3'"),
+        ({"per": "line"}, "per: expected token or step, got 'line'"),
+        ({"limit": 0}, "limit: expected a number above 0, got 0"),
+        ({"limit": math.nan}, "limit: expected a number above 0, got nan"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_load(args: dict[str, object], message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        load(args)
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=20))
+def test_neutral_values_preserve_the_mean_of_the_sampled(pairs: list[tuple[float, bool]]) -> None:
+    values, mask = [value for value, _ in pairs], [int(sampled) for _, sampled in pairs]
+    result = neutral_where_not_sampled(values, mask)
+    if not any(mask):
+        assert result == values
+        return
+    sampled = [value for value, one in pairs if one]
+    assert [value for value, one in zip(result, mask, strict=True) if one] == sampled
+    assert np.mean(result) == pytest.approx(np.mean(sampled), abs=1e-9)

@@ -1,0 +1,257 @@
+import asyncio
+import gc
+import json
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from creditflow.errors import ModelError
+from creditflow.rewards.support.models import Batcher, by_length, cut_prompt, load_model, response_logprobs, stamp
+from tests.rewards.tiny_models import bpe_tokenizer, save_causal, save_classifier
+
+BPE = bpe_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_causal(tmp_path_factory.mktemp("causal"), BPE)
+
+
+def test_folder_is_loaded_once_while_in_use(causal: Path) -> None:
+    one, again = load_model(causal, "causal"), load_model(str(causal) + "/../" + causal.name, "causal", "cpu")
+    assert one is again
+    assert one.model.dtype == torch.float32
+    assert not one.model.training
+    assert not any(parameter.requires_grad for parameter in one.model.parameters())
+    kept = weakref.ref(one.model)
+    del one
+    gc.collect()
+    assert load_model(causal, "causal") is again
+    assert kept() is not None
+    del again
+    gc.collect()
+    assert kept() is None
+
+
+def test_missing_parts_of_a_folder_are_named(causal: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"path: .* is not a Hugging Face model folder"):
+        load_model(tmp_path, "causal")
+    with pytest.raises(ModelError, match=r"lacks weights of a token classification model: score\."):
+        load_model(causal, "token_classification")
+    bare = Path(shutil.copytree(causal, tmp_path / "bare"))
+    (bare / "model.safetensors").unlink()
+    torch.save({}, bare / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"cannot be loaded: .*safetensors"):
+        load_model(bare, "causal")
+
+
+def test_code_of_a_folder_is_never_run(causal: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(causal, tmp_path / "code"))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "ours", "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass C: pass\nclass M: pass\n")
+    with pytest.raises(ModelError, match=r"has no usable config\.json"):
+        load_model(folder, "causal")
+    assert not (tmp_path / "ran").exists()
+
+
+def slow_logprobs(model: torch.nn.Module, prompt: Sequence[int], response: Sequence[int], t: float) -> list[float]:
+    """Log-probs of one row, without padding, position by position."""
+    logits = model(torch.tensor([[*prompt, *response]])).logits[0]
+    found = []
+    for j, token in enumerate(response):
+        scaled = logits[len(prompt) + j - 1] / t
+        found.append(float(scaled[token] - torch.logsumexp(scaled, 0)))
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_batched_logprobs_equal_those_of_single_rows(causal: Path, batch_size: int) -> None:
+    loaded = load_model(causal, "causal")
+    rng = np.random.default_rng(0)
+    rows = [
+        (rng.integers(0, 330, rng.integers(1, 30)).tolist(), rng.integers(0, 330, rng.integers(1, 20)).tolist())
+        for _ in range(17)
+    ]
+    temperatures = [(1.0, 0.0, 0.7)[k % 3] for k in range(17)]
+    found = response_logprobs(loaded, rows, temperatures, batch_size)
+    for (prompt, response), temperature, logprobs in zip(rows, temperatures, found, strict=True):
+        expected = slow_logprobs(loaded.model, prompt, response, temperature or 1.0)
+        np.testing.assert_allclose(logprobs, expected, atol=1e-5)
+
+
+def test_batches_respect_row_and_token_limits() -> None:
+    lengths = [5, 90, 7, 6, 40, 41, 5, 300]
+    batches = by_length(lengths, max_rows=3, max_tokens=100)
+    assert sorted(i for batch in batches for i in batch) == list(range(8))
+    assert [[lengths[i] for i in batch] for batch in batches] == [[5, 5, 6], [7, 40], [41], [90], [300]]
+
+
+def test_prompt_is_cut_after_the_kept_tokens() -> None:
+    assert cut_prompt([0, 1, 2, 3, 4], n_response=3, limit=8) == [0, 1, 2, 3, 4]
+    assert cut_prompt([0, 1, 2, 3, 4], n_response=4, limit=8) == [1, 2, 3, 4]
+    assert cut_prompt([0, 1, 2, 3, 4], n_response=4, limit=8, keep=1) == [0, 2, 3, 4]
+    assert cut_prompt([0, 1, 2, 3, 4], n_response=7, limit=8, keep=1) == [0]
+    with pytest.raises(ValueError, match="the response has 8 tokens for the model, which takes 7"):
+        cut_prompt([0, 1], n_response=8, limit=8)
+
+
+def test_text_by_a_model_cannot_spell_special_tokens(tmp_path: Path) -> None:
+    loaded = load_model(save_classifier(tmp_path, BPE, bos="<s>"), "token_classification")
+    assert loaded.encode("a<|end|>", written_by_a_model=False)[0] == [BPE.encode("a").ids[0], 0]
+    ids, ends = loaded.encode("a<|end|>", written_by_a_model=True)
+    assert 0 not in ids
+    assert BPE.decode(ids) == "a<|end|>"
+    assert ends[-1] == 8
+    assert loaded.encode_prompt("a<|end|>") == ([1, BPE.encode("a").ids[0], 0], 1)
+    assert loaded.encode_prompt("<s>a") == ([1, BPE.encode("a").ids[0]], 1)
+
+
+def test_stamp_changes_with_the_model(tmp_path: Path) -> None:
+    save_causal(tmp_path, BPE, seed=0)
+    first = stamp(tmp_path)
+    assert first == stamp(tmp_path)
+    time.sleep(0.01)  # file systems have a resolution of milliseconds at worst
+    save_causal(tmp_path, BPE, seed=1)
+    assert stamp(tmp_path) != first
+
+
+class Doubler:
+    """Doubles numbers, and records its batches and threads."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.threads: set[int] = set()
+
+    def __call__(self, items: list[int]) -> list[int]:
+        self.batches.append(items)
+        self.threads.add(threading.get_ident())
+        if -1 in items:
+            raise ZeroDivisionError("minus one")
+        return [2 * item for item in items]
+
+
+def test_concurrent_calls_form_one_batch_in_another_thread() -> None:
+    doubler = Doubler()
+    batcher = Batcher(doubler)
+
+    async def late(n: int) -> int:
+        await asyncio.sleep(0)
+        return await batcher(n)
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*(batcher(n) for n in range(50)), late(50))
+
+    assert asyncio.run(main()) == [2 * n for n in range(51)]
+    assert doubler.batches == [list(range(51))]
+    assert threading.get_ident() not in doubler.threads
+
+
+def test_calls_during_a_batch_form_the_next_one() -> None:
+    started, go = threading.Event(), threading.Event()
+    batches: list[list[int]] = []
+
+    def compute(items: list[int]) -> list[int]:
+        batches.append(items)
+        started.set()
+        assert go.wait(60)
+        return items
+
+    batcher = Batcher(compute)
+
+    async def main() -> list[int]:
+        first = asyncio.create_task(batcher(0))
+        assert await asyncio.to_thread(started.wait, 60)
+        others = [asyncio.create_task(batcher(n)) for n in (1, 2)]
+        await asyncio.sleep(0)
+        go.set()
+        return [await task for task in (first, *others)]
+
+    assert asyncio.run(main()) == [0, 1, 2]
+    assert batches == [[0], [1, 2]]
+
+
+def test_error_of_a_batch_reaches_only_its_callers() -> None:
+    batcher = Batcher(Doubler())
+
+    async def main() -> tuple[list[int | BaseException], int]:
+        return await asyncio.gather(batcher(-1), batcher(1), return_exceptions=True), await batcher(1)
+
+    failed, fine = asyncio.run(main())
+    assert [str(error) for error in failed] == ["minus one", "minus one"]
+    assert fine == 2
+
+
+def test_cancelled_call_is_not_computed() -> None:
+    doubler = Doubler()
+    batcher = Batcher(doubler)
+
+    async def main() -> int:
+        one, other = asyncio.create_task(batcher(1)), asyncio.create_task(batcher(2))
+        await asyncio.sleep(0)
+        one.cancel()
+        return await other
+
+    assert asyncio.run(main()) == 4
+    assert doubler.batches == [[2]]
+
+
+def test_cancelling_a_call_of_a_running_batch_spares_the_rest() -> None:
+    started, go = threading.Event(), threading.Event()
+
+    def compute(items: list[int]) -> list[int]:
+        started.set()
+        assert go.wait(60)
+        return items
+
+    batcher = Batcher(compute)
+
+    async def main() -> int:
+        one, other = asyncio.create_task(batcher(1)), asyncio.create_task(batcher(2))
+        assert await asyncio.to_thread(started.wait, 60)
+        one.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        return await other
+
+    assert asyncio.run(main()) == 2
+
+
+def test_batcher_serves_successive_event_loops() -> None:
+    batcher = Batcher(Doubler())
+
+    async def broken_off() -> None:
+        asyncio.create_task(batcher(1))  # noqa: RUF006 (the loop ends before it does: that is the case)
+        await asyncio.sleep(0)
+
+    for n in range(3):
+        asyncio.run(broken_off())
+        assert asyncio.run(batcher_once(batcher, n)) == 2 * n
+    assert not batcher._queues
+
+
+async def batcher_once(batcher: Batcher[int, int], n: int) -> int:
+    return await batcher(n)
+
+
+def test_batcher_serves_event_loops_in_several_threads() -> None:
+    batcher = Batcher(Doubler())
+    results: dict[int, list[int]] = {}
+
+    async def many(k: int) -> list[int]:
+        return [await batcher(100 * k + n) for n in range(20)]
+
+    threads = [threading.Thread(target=lambda k=k: results.update({k: asyncio.run(many(k))})) for k in range(1, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {k: [2 * (100 * k + n) for n in range(20)] for k in range(1, 4)}

@@ -1,0 +1,157 @@
+"""Tests of merging the reports of many scorings, possibly from several processes, into one."""
+
+import json
+import math
+
+import pytest
+
+from creditflow.errors import TooManyFailedScores
+from creditflow.monitoring.notices import failure_events, failure_summary, rollout_events, rollout_summary
+from creditflow.rewards.manager import FunctionReport, ScoringReport, expect_few_failures
+from tests.builders import batch_of, make_trajectory
+
+
+def function(name="f", matched=4, failed=0, mean=0.5, level="step", **more):
+    reasons = more.pop("reasons", (f"{name}, step t.0: broken",) if failed else ())
+    return FunctionReport(name, level, matched, failed, mean if matched > failed else math.nan, 1.5, reasons, **more)
+
+
+def merged(*functions):
+    (one,) = ScoringReport.merge([ScoringReport((f,), 1.0) for f in functions]).functions
+    return one
+
+
+def test_merge_adds_counts_and_weights_means():
+    one = merged(
+        function(matched=4, failed=2, mean=1.0, timeouts=1, calls=3, cached=2),
+        function(matched=1, mean=0.25, calls=1),
+        function(matched=3, failed=3),
+    )
+    assert (one.matched, one.failed, one.timeouts, one.calls, one.cached) == (8, 5, 1, 4, 2)
+    assert one.seconds == 4.5
+    assert one.mean == 0.75
+    assert math.isnan(merged(function(failed=4), function(failed=4)).mean)
+
+
+def test_merge_groups_by_name_and_level_in_order():
+    reports = [
+        ScoringReport((function("f"), function("out", level="outcome")), 1.0),
+        ScoringReport((), 0.0),
+        ScoringReport((function("g"), function("f"), function("out", level="outcome")), 2.0),
+    ]
+    report = ScoringReport.merge(reports)
+    assert [(f.name, f.level, f.matched) for f in report.functions] == [
+        ("f", "step", 8), ("out", "outcome", 8), ("g", "step", 4),
+    ]  # fmt: skip
+    assert report.seconds == 3.0
+    assert ScoringReport.merge([]) == ScoringReport((), 0.0)
+    assert ScoringReport.merge([report]) == report
+
+
+def test_merge_keeps_the_first_distinct_reasons():
+    seen = [
+        "f, step a.0: slow",
+        "f, step b.0: slow",
+        "f, step b.1: gone: 503",
+        "f, trajectory c: no",
+        "f, step c.0: odd",
+    ]
+    one = merged(*(function(failed=1, reasons=(reason,)) for reason in seen))
+    assert one.reasons == ("f, step a.0: slow", "f, step b.1: gone: 503", "f, trajectory c: no")
+
+
+def test_merge_adds_counters_except_maxima_and_shares():
+    one = merged(
+        function(matched=1, counted={"requests": 2.0, "latency_max_s": 0.5, "clipped": 1.0, "part/cut_prompts": 0.0}),
+        function(matched=3, counted={"requests": 3.0, "latency_max_s": 2.0, "clipped": 0.2, "own_frac": 0.5}),
+        function(matched=0, counted={"requests": 0.0, "clipped": 0.0}),
+    )
+    assert one.counted == pytest.approx(
+        {"requests": 5.0, "latency_max_s": 2.0, "clipped": 0.4, "part/cut_prompts": 0.0, "own_frac": 0.5}
+    )
+
+
+def test_merged_report_has_metrics():
+    report = ScoringReport.merge([ScoringReport((function(failed=1, calls=2),), 2.0)] * 2)
+    metrics = report.metrics()
+    assert metrics["reward/failed_frac"] == 0.25
+    assert metrics["reward/f/latency_s"] == 0.75
+    assert metrics["timing/reward_s"] == 4.0
+
+
+def test_report_round_trips_as_json():
+    report = ScoringReport((function(failed=4, counted={"requests": 2.0}), function("g")), 0.25)
+    text = report.to_json()
+    json.loads(text)
+    again = ScoringReport.from_json(text)
+    assert again.functions[1:] == report.functions[1:]
+    assert repr(again) == repr(report)  # NaN is not equal to itself
+
+
+def test_too_many_failures_raise_with_the_first_reasons():
+    report = ScoringReport((function(matched=10, failed=2), function("out", 10, 1, level="outcome")), 1.0)
+    expect_few_failures(report, 0.2)
+    with pytest.raises(
+        TooManyFailedScores,
+        match=r"2 of 10 scores failed, more than reward\.max_failed_frac=0\.1 allows one function: f \(20%\); .*broken",
+    ):
+        expect_few_failures(report, 0.1)
+    alone = ScoringReport((function(matched=90), function("out", 10, 3, level="outcome")), 1.0)
+    with pytest.raises(TooManyFailedScores, match="3 of 10 outcomes failed"):
+        expect_few_failures(alone, 0.2)
+
+
+def test_failure_limit_holds_for_each_function():
+    quiet = [function(name, matched=160) for name in ("a", "b", "c")]
+    report = ScoringReport((*quiet, function("writer", matched=32, failed=29), function("judge", 4, 1)), 1.0)
+    assert report.failed_frac < 0.2
+    with pytest.raises(TooManyFailedScores, match=r"^29 of 32 scores failed, .*: writer \(91%\), judge \(25%\); first"):
+        expect_few_failures(report, 0.2)
+    expect_few_failures(report, 0.91)
+
+
+def test_failure_event_names_a_function_once():
+    report = ScoringReport((function("a"), function("b", matched=8, failed=2)), 1.0)
+    (event,) = failure_events(report, 3, [])
+    assert event.text == (
+        "warning: at training step 3, reward function b failed on 2 of 8 scores; the first: b, step t.0: broken"
+    )
+    assert failure_events(report, 4, [event.to_dict()]) == []
+    other = ScoringReport((function("a", failed=1), function("b", failed=1)), 1.0)
+    assert [one.metric for one in failure_events(other, 5, [event.to_dict()])] == ["reward/a/failed_frac"]
+
+
+def test_failure_summary_counts_a_whole_run():
+    reports = [ScoringReport((function("a", matched=8), function("b", matched=8, failed=n)), 1.0) for n in (0, 2, 1)]
+    rows = [{"step": 0, "val/pass_at_1": 0.5}] + [{**r.metrics(), "step": i} for i, r in enumerate(reports, 1)]
+    assert failure_summary(rows) == [
+        "reward function b failed on 3 of 24 scores (12.5%), in 2 training steps, the first 2; failed scores are "
+        "masked, not counted as 0"
+    ]
+
+
+def test_rollout_events_name_the_first_failure_once():
+    trajectories = [make_trajectory(f"t{n}", [], None) for n in range(4)]
+    trajectories[1].status, trajectories[1].info = "failed", {"error": "KeyError: 'labels' (team.py:4 in solve)"}
+    trajectories[2].info = {"timed_out": 600.0, "agent_error": "the rollout took more than 600 s"}
+    trajectories[3].status, trajectories[3].info = "failed", {"timed_out": 600.0, "error": "RolloutTimedOut: too long"}
+    failed, late = rollout_events(batch_of(*trajectories), 2, [])
+    assert failed.text == (
+        "warning: at training step 2, 2 of 4 rollouts failed and are masked; the first: "
+        "KeyError: 'labels' (team.py:4 in solve)"
+    )
+    assert late.text == (
+        "warning: at training step 2, 1 of 4 rollouts exceeded their time limit and count as outcome 0; the first: "
+        "the rollout took more than 600 s"
+    )
+    assert rollout_events(batch_of(*trajectories), 3, [failed.to_dict(), late.to_dict()]) == []
+    assert rollout_events(batch_of(trajectories[0]), 3, []) == []
+    validation = rollout_events(batch_of(*trajectories), 3, [failed.to_dict()], validation=True)
+    assert [event.metric for event in validation] == ["val/rollout/failed_frac", "val/rollout/timeout_frac"]
+    assert validation[0].text.startswith("warning: in the validation at training step 3, 2 of 4 rollouts failed")
+
+
+def test_rollout_summary_counts_a_whole_run():
+    rows = [{"step": 0, "val/pass_at_1": 0.5}]
+    rows += [{"step": i, "rollout/failed_frac": f, "rollout/timeout_frac": 0.0} for i, f in ((1, 0.0), (2, 0.25))]
+    assert rollout_summary(rows) == ["12.5% of rollouts failed and were masked, in 1 training step, the first 2"]

@@ -1,0 +1,173 @@
+import asyncio
+import math
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+from creditflow.data import Step, Task, Trajectory
+from creditflow.rewards import RewardManager, load_reward_functions
+from creditflow.rewards.builtin.math import math_verify
+from creditflow.rewards.builtin.text import exact_match, numeric_match
+from creditflow.rewards.entries import RewardFunctionConfig
+from creditflow.rewards.support.test_cases import read_tests
+from creditflow.rewards.support.text import final_answer, is_missing, numbers_in
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("It costs $1,080.50 now.", [1080.5]),
+        ("-3, \u22124 and -$5", [-3.0, -4.0, -5.0]),
+        ("10-5 and 10 - 5", [10.0, 5.0, 10.0, 5.0]),
+        ("(2)-1", [2.0, 1.0]),
+        (".25 of 1e-3", [0.25, 0.001]),
+        ("1,000,000 but 1,08", [1e6, 1.0, 8.0]),
+        ("\u0663 \u00b2 none", []),
+        ("", []),
+    ],
+)
+def test_numbers_in_common_notations_are_read(text, values):
+    assert [number.value for number in numbers_in(text)] == values
+
+
+def test_per_cent_sign_is_detected():
+    assert [number.percent for number in numbers_in("50% and 50 % and 50\\% and 50")] == [True, True, True, False]
+
+
+def test_final_answer_follows_the_last_marker():
+    assert final_answer("48+24=72\n#### 71\nno:\n#### 72\nDone. 5") == "72"
+    assert final_answer("  72 ") == "72"
+    assert final_answer("####") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "expected"),
+    [
+        ("72", "72", 1.0),
+        (" forty  two\n", "forty two", 1.0),
+        ("72.0", "72", 0.0),
+        ("72", 72, 1.0),
+        ("b", ["a", "b"], 1.0),
+        ("B", "b", 0.0),
+        ("", "72", 0.0),
+    ],
+)
+def test_exact_match(text, truth, expected):
+    assert exact_match(text, truth) == expected
+
+
+def test_exact_match_may_ignore_case():
+    assert exact_match("Paris", "PARIS", ignore_case=True) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "expected"),
+    [
+        ("48 + 24 = 72", "72", 1.0),
+        ("72 clips of 80", "72", 0.0),
+        ("#### 72\nThat is 100 % sure.", "72", 1.0),
+        ("$1,080.00", "1080", 1.0),
+        ("-5", "5", 0.0),
+        ("10-5", 5, 1.0),
+        ("50%", "50", 1.0),
+        ("50%", 0.5, 1.0),
+        ("0.5", "50%", 1.0),
+        ("0.5%", "50%", 0.0),
+        ("none", "72", 0.0),
+        ("", "72", 0.0),
+        ("72.0000001", "72", 1.0),
+        ("72.1", "72", 0.0),
+        ("inf nan", "72", 0.0),
+    ],
+)
+def test_numeric_match(text, truth, expected):
+    assert numeric_match(text, truth) == expected
+
+
+def test_numeric_match_applies_rel_tol():
+    assert numeric_match("0.33", 1 / 3, rel_tol=0.02) == 1.0
+    assert numeric_match("0.33", 1 / 3) == 0.0
+
+
+def test_truth_without_a_number_raises():
+    with pytest.raises(ValueError, match="expected a ground truth with a number in it, got 'Paris'"):
+        numeric_match("72", "Paris")
+
+
+@pytest.mark.parametrize("piece", ["1", "1,111", "-", "$", "1.", "1e", " ", "#", "%", "\\"])
+def test_hostile_answer_is_read_quickly(piece):
+    assert numeric_match(piece * 200_000, "3") == 0.0  # an expression that backtracks would take hours
+
+
+def test_exact_match_reads_all_and_numeric_match_the_end():
+    assert exact_match("48+24=72\n#### 72", "72") == 0.0
+    assert numeric_match("48+24=72\n#### 72", "72") == 1.0
+    assert numeric_match("1/2", "0.5") == 0.0  # its last number is 2
+
+
+def test_tolerance_must_be_in_range():
+    with pytest.raises(ValueError, match="rel_tol of 0 or more and less than 1, got -1"):
+        numeric_match("72", "72", rel_tol=-1)
+
+
+MISSING = [
+    None,
+    math.nan,
+    np.float32("nan"),
+    np.array(None),
+    [],
+    {},
+    (),
+    np.array([]),
+    ["4", None],
+    ["", "4"],
+    [math.nan],
+    Decimal("nan"),
+]
+
+
+@pytest.mark.parametrize("compare", [exact_match, numeric_match, math_verify, lambda text, truth: read_tests(truth)])
+@pytest.mark.parametrize("truth", [*MISSING, "", " "], ids=repr)
+def test_missing_truth_raises(compare, truth):
+    for text in ("4", str(truth), "None", "nan", ""):
+        with pytest.raises(ValueError, match="expected"):
+            compare(text, truth)
+
+
+def test_pandas_missing_values_are_missing():
+    pandas = pytest.importorskip("pandas")
+    assert is_missing(pandas.NA)
+    assert is_missing(pandas.NaT)
+    with pytest.raises(ValueError, match="ground_truth: expected a value to compare with, got <NA>"):
+        math_verify("<NA>", pandas.NA)
+
+
+@pytest.mark.parametrize("truth", [0, False, 0.0, "null", "nan", "None", "N/A", ["4", "four"], np.array(["a", "b"])])
+def test_values_are_not_missing(truth):
+    assert not is_missing(truth)
+    assert exact_match(str(truth if isinstance(truth, str | int | float) else truth[0]), truth) == 1.0
+
+
+@pytest.mark.parametrize("compare", [exact_match, numeric_match, math_verify])
+def test_one_of_several_truths_is_enough(compare):
+    assert [compare(text, ["4", "5"]) for text in ("4", "5", "6")] == [1.0, 1.0, 0.0]
+    assert compare("5", np.array([4, 5])) == 1.0
+
+
+def test_missing_truth_is_a_failed_score():
+    task = Task("test", ({"role": "user", "content": "2+2?"},), None)
+    step = Step("t/0", "t", 0, "solver", 0, (), "p", "None", response_ids=(5,), response_mask=(1,), logprobs=(-1.0,))
+    trajectory = Trajectory("t", "u", task, [step], (0,), "None")
+    entry = RewardFunctionConfig("exact_match")
+    asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([trajectory]))
+    assert trajectory.outcome.status == "failed"
+    assert "expected a value to compare with, got None" in trajectory.outcome.reason
+
+
+def test_full_width_digits_and_thoughts_are_read():
+    assert numeric_match("\uff11\uff0c\uff10\uff18\uff10\uff0e\uff15", "1080.5") == 1.0
+    assert final_answer("<think>\n#### 3\n</think>\n#### 4") == "4"
+    assert final_answer("It is 3.</think>4") == "4"
+    assert final_answer("<think>It is 3") == ""
+    assert final_answer("tags such as <think> are 4") == "tags such as <think> are 4"

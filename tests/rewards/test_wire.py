@@ -1,0 +1,45 @@
+"""Tests of reading the answers of workers, which are untrusted."""
+
+import json
+
+import pytest
+
+from creditflow.data import Score
+from creditflow.rewards.execution.calls import Returned
+from creditflow.rewards.execution.wire import UnreadableAnswer, pack_returned, unpack_returned
+
+GOOD = json.loads(pack_returned(Returned(Score(0.5, reason="half"), seconds=0.1)))
+
+
+def test_answer_round_trips():
+    for returned in (
+        Returned(0.5, seconds=0.25),
+        Returned((0.5, 1.0)),
+        Returned(Score(0.5, range=(0.0, 2.0), reason="half")),
+        Returned(error="away", timed_out=True),
+        Returned(error="KeyError", traceback="Traceback"),
+    ):
+        assert unpack_returned(pack_returned(returned)) == returned
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"seconds": 10**400},
+        {"seconds": float("nan")},
+        {"value": 10**400},
+        {"value": [10**400]},
+        {"value": {"score": {**GOOD["value"]["score"], "reason": 5}}},
+        {"value": {"score": {**GOOD["value"]["score"], "reason": {"other": "x"}}}},
+        {"value": {"score": {**GOOD["value"]["score"], "status": [1]}}},
+        {"value": {"score": 3}},
+        {"value": {}},
+    ],
+)
+def test_malformed_answer_is_unreadable(changed):
+    with pytest.raises(UnreadableAnswer):
+        unpack_returned(json.dumps({**GOOD, **changed}))
+
+
+def test_reason_is_clipped():
+    assert len(unpack_returned(json.dumps({**GOOD, "error": "x" * 1_000_000})).error) == 200

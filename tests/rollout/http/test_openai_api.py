@@ -1,0 +1,428 @@
+"""OpenAI's wire format: the fields of a request, refused and ignored fields, and the ids in an answer."""
+
+import asyncio
+import copy
+import json
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from creditflow.config import load_recipe
+from creditflow.engines.common.components import build_components
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.errors import AgentError, ConfigError
+from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
+from creditflow.rollout.http.openai_api import REFUSED_FIELDS, ChatRequest, Refused, parsed
+from creditflow.rollout.recorder import Sampling
+from creditflow.rollout.tools import Tool
+from tests.rollout.http.test_server import (
+    AGENTS,
+    CALL,
+    HELLO,
+    TOOL,
+    Answers,
+    Templated,
+    client_of,
+    once,
+    run_workflow,
+    task_of,
+    user,
+)
+from tests.rollout.test_chat_tokenizer import LLAMA
+from tests.test_examples import FOLDER
+
+CHOSEN = {"type": "function", "function": {"name": "add"}}
+
+
+def asked(**fields) -> ChatRequest:
+    return parsed(ChatRequest, json.dumps({"model": "writer", "messages": HELLO, **fields}).encode())
+
+
+# Messages
+
+DUMPED = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "tool_calls": None}
+
+
+@pytest.mark.parametrize("nulls", [DUMPED, {"tool_calls": []}, {"name": None, "reasoning_content": None}])
+def test_null_keys_of_clients_are_accepted(nulls):
+    async def ask(client):
+        said = [{"role": "assistant", "content": "x", **nulls}]
+        await client.chat.completions.create(model="writer", messages=[*HELLO, *said, *HELLO])
+
+    model = Templated()
+    model.chat.tokenizer = copy.deepcopy(model.chat.tokenizer)
+    model.chat.tokenizer.chat_template = LLAMA
+    (step,) = once(ask, model=model, agents={"writer": AgentSpec()}).steps
+    assert step.prompt == "<|user|>hello<|end|><|assistant|>x<|end|><|user|>hello<|end|><|assistant|>"
+    said = asked(messages=[*HELLO, {"role": "assistant", "content": "x", **nulls}]).conversation
+    assert said == [*HELLO, {"role": "assistant", "content": "x"}]
+
+
+# Fields that change the sampling
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("typical_p", 0.2),
+        ("do_sample", False),
+        ("max_new_tokens", 3),
+        ("grammar", "root ::= x"),
+        ("mirostat", 2),
+        ("xtc_probability", 0.5),
+        ("top_a", 0.1),
+        ("response_schema", {}),
+        ("response_format", {"type": "json_object"}),
+        ("tool_choice", "required"),
+        ("tool_choice", CHOSEN),
+        ("top_p", 0.9),
+    ],
+)
+def test_sampling_field_is_refused_unless_allowed(name, value):
+    request = asked(**{name: value})
+    with pytest.raises(Refused, match=rf"^{name}: expected .* team\.ignored_fields: \[{name}\]"):
+        request.ignored()
+    with pytest.raises(Refused):
+        request.ignored(REFUSED_FIELDS - {name})
+    assert request.ignored({name}) == (name,)
+
+
+@given(st.sampled_from(sorted(REFUSED_FIELDS)))
+def test_null_fields_have_no_effect(name):
+    assert asked(**{name: None}).ignored() == ()
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high"])
+def test_reasoning_hints_are_ignored(effort):
+    assert asked(reasoning_effort=effort, verbosity="low").ignored() == ("reasoning_effort", "verbosity")
+
+
+def test_ignored_fields_are_recorded_with_the_step():
+    async def ask(client):
+        more = {"messages": HELLO, "extra_body": {"never_heard_of": 1, "user": "me", "top_k": 3, "min_p": 0.0}}
+        await client.chat.completions.create(model="writer", **more, metadata={"mine": "1"})
+        await client.completions.create(model="writer", prompt="x", extra_body={"never_heard_of": 1})
+        await client.chat.completions.create(model="writer", messages=HELLO)
+
+    made = once(ask, agents={"writer": AgentSpec(ignored_fields=frozenset(["top_k"]))})
+    infos = [step.info for step in made.steps]
+    assert infos == [{"mine": "1", "ignored": ["never_heard_of", "top_k", "user"]}, {"ignored": ["never_heard_of"]}, {}]
+
+
+def test_disabled_parallel_tool_calls_are_noted_as_ignored():
+    answers = []
+
+    async def ask(client):
+        more = {"tools": [TOOL], "parallel_tool_calls": False}
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, **more))
+
+    (step,) = once(ask, model=Answers(lambda prompt: CALL * 2)).steps
+    assert len(answers[0].choices[0].message.tool_calls) == 1
+    assert (step.response, step.info["ignored"]) == (CALL * 2, ["parallel_tool_calls"])
+
+
+def test_recipe_sets_ignored_fields():
+    recipe = load_recipe(FOLDER / "recipe.yaml", ["team.ignored_fields=[response_format,tool_choice]"])
+    agents = build_components(recipe).agents
+    assert {spec.ignored_fields for spec in agents.values()} == {frozenset(["response_format", "tool_choice"])}
+    for wrong, meant in (("reponse_format", r" \(did you mean 'response_format'\?\)"), ("temperature", "")):
+        with pytest.raises(ConfigError, match=f"^team.ignored_fields: '{wrong}' is no field that is refused{meant}"):
+            load_recipe(FOLDER / "recipe.yaml", [f"team.ignored_fields=[{wrong}]"])
+
+
+@pytest.mark.parametrize("choice", ["required", CHOSEN])
+def test_ignored_tool_choice_still_offers_the_tool(choice):
+    answers = []
+
+    async def ask(client):
+        more = {"tools": [TOOL], "tool_choice": choice}
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, **more))
+
+    agents = {"writer": AgentSpec(ignored_fields=frozenset(["tool_choice"]))}
+    (step,) = once(ask, model=Templated(lambda prompt: "no"), agents=agents).steps
+    assert '"name": "add"' in step.prompt
+    assert answers[0].choices[0].message.content == "no"
+    assert step.info["ignored"] == ["tool_choice"]
+
+
+# Tools
+
+
+def test_tool_choice_none_hides_the_agents_tools():
+    def add(a: int) -> str:
+        raise AssertionError("it was called")
+
+    async def ask(client):
+        await client.chat.completions.create(model="w", messages=HELLO, tool_choice="none")
+
+    agents = {"w": AgentSpec(tools=(Tool.from_function(add),))}
+    (step,) = once(ask, model=Templated(lambda prompt: CALL), agents=agents).steps
+    assert "add" not in step.prompt
+    assert "tool_calls" not in step.info
+
+
+def test_tool_call_of_another_rollout_is_not_a_parent():
+    ids = {}
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            for text in ("one", "two"):
+                answer = await client.chat.completions.create(model="writer", messages=user(text), tools=[TOOL])
+                ids.setdefault(task.text, answer.choices[0].message.tool_calls[0].id)
+            result = {"role": "tool", "tool_call_id": ids["task 0"], "content": "3"}
+            call = {"id": ids["task 0"], "type": "function", "function": {"name": "add", "arguments": "{}"}}
+            messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+            await client.chat.completions.create(model="writer", messages=messages, tools=[TOOL])
+
+    model = Templated(lambda prompt: CALL)
+    (here,), (there,) = (
+        asyncio.run(run_rollouts([rollout], solve, {"writer": AgentSpec()}, Scheduler({"default": model}), Sampling()))
+        for rollout in (Rollout(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(2))
+    )
+    assert ids["task 0"] != ids["task 1"]
+    assert [rollout.steps[2].parents for rollout in (here, there)] == [(0,), (1,)]
+
+
+def test_unknown_tool_call_id_names_no_parent():
+    async def ask(client):
+        for id in ("call_0_0", "call_00000000_0_0"):
+            messages = [*HELLO, {"role": "tool", "tool_call_id": id, "content": "3"}]
+            await client.chat.completions.create(model="writer", messages=HELLO)
+            await client.chat.completions.create(model="writer", messages=messages)
+
+    assert [step.parents for step in once(ask).steps] == [(), (0,), (1,), (2,)]
+
+
+# Prompts that are tokens
+
+
+@pytest.mark.parametrize("prompt", [[72, 73], [[72, 73]], [[72, 73], "hi"]])
+def test_token_prompt_is_used_verbatim(prompt):
+    async def ask(client):
+        await client.completions.create(model="writer", prompt=prompt, max_tokens=2)
+
+    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
+    steps = once(ask, model=policy).steps
+    assert steps[0].prompt_ids == (72, 73)
+    assert steps[0].prompt == policy.decode((72, 73))
+    assert len(steps) == (len(prompt) if isinstance(prompt[0], list) else 1)
+
+
+@pytest.mark.parametrize("prompt", [[72, 260], [[-1]], [], [[]], [72, "a"], [True], [1.5], [[[1]]]])
+def test_invalid_token_prompt_is_refused(prompt):
+    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
+
+    async def ask(client):
+        with pytest.raises(openai.BadRequestError, match="prompt"):
+            await client.completions.create(model="writer", prompt=prompt)
+
+    assert once(ask, model=policy).steps == []
+
+
+# Log-probs
+
+
+def test_log_probs_match_the_sample_and_join_to_the_text():
+    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
+    answers = []
+
+    async def ask(client):
+        for k in range(4):
+            more = {"prompt": f"Once {k}", "logprobs": 1, "max_tokens": 40}
+            answers.append((await client.completions.create(model="writer", **more)).choices[0])
+
+    for step, choice in zip(once(ask, model=policy).steps, answers, strict=True):
+        told = choice.logprobs
+        assert "".join(told.tokens) == choice.text
+        assert tuple(told.token_logprobs) == step.logprobs
+        starts = [len("".join(told.tokens[:i])) for i in range(len(told.tokens))]
+        assert told.text_offset == starts
+
+
+@pytest.mark.parametrize("temperature", [1, 0])
+def test_log_probs_exclude_tool_results(temperature):
+    def add(a: int) -> str:
+        return "forty two"
+
+    answers = []
+
+    async def ask(client):
+        more = {"logprobs": True, "temperature": temperature}
+        answers.append(await client.chat.completions.create(model="w", messages=HELLO, **more))
+
+    model = Templated(lambda prompt: "done" if "forty" in prompt else CALL)
+    (step,) = once(ask, model=model, agents={"w": AgentSpec(tools=(Tool.from_function(add),))}).steps
+    listed = answers[0].choices[0].logprobs.content
+    assert "".join(one.token for one in listed) == f"{CALL}done"
+    assert "forty two" in step.response
+    assert all(one.logprob < 0 for one in listed)
+
+
+# Frameworks
+
+
+class Out(BaseModel):
+    x: int
+
+
+async def with_openai_agents(task, team):
+    import agents
+
+    agents.set_tracing_disabled(True)
+    async with openai.AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+        model = agents.OpenAIChatCompletionsModel("solver", openai_client=client)
+        solver = agents.Agent("solver", instructions="Solve.", model=model, output_type=Out)
+        try:
+            return (await agents.Runner.run(solver, task.text)).final_output.x
+        except agents.ModelBehaviorError as error:
+            raise AgentError(str(error)) from error
+
+
+def with_langchain(method):
+    async def solve(task, team):
+        from langchain_core.exceptions import OutputParserException
+        from langchain_openai import ChatOpenAI
+
+        model = ChatOpenAI(model="solver", base_url=team.base_url, api_key=team.api_key)
+        try:
+            said = await model.with_structured_output(Out, method=method).ainvoke(task.text)
+        except (OutputParserException, ValidationError) as error:
+            raise AgentError(str(error)) from error
+        if said is None:
+            raise AgentError("it did not call the tool that the form is told by")
+        return said.x
+
+    return solve
+
+
+async def with_autogen(task, team):
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_core.models import ModelInfo
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    info = ModelInfo(vision=False, function_calling=True, json_output=True, family="unknown", structured_output=True)
+    address = {"base_url": team.base_url, "api_key": team.api_key}
+    model = OpenAIChatCompletionClient(model="solver", model_info=info, **address)
+    solver = AssistantAgent("solver", model, system_message="Solve.", output_content_type=Out)
+    try:
+        return (await solver.run(task=task.text)).messages[-1].content.x
+    except ValidationError as error:
+        raise AgentError(str(error)) from error
+
+
+FORM = '{"x": 1}'
+FORM_CALL = f'<tool_call>{{"name": "Out", "arguments": {FORM}}}</tool_call>'
+FORMED = [
+    (with_openai_agents, FORM, "response_format"),
+    (with_langchain("json_schema"), FORM, "response_format"),
+    (
+        with_langchain("function_calling"),
+        f'<tool_call>{{"name": "Out", "arguments": {FORM}}}</tool_call>',
+        "tool_choice",
+    ),
+    (with_autogen, FORM, "response_format"),
+]
+
+
+@pytest.mark.parametrize(("workflow", "form", "field"), FORMED)
+def test_framework_output_of_wrong_form_is_an_agent_error(workflow, form, field):
+    solver = {"solver": AgentSpec(ignored_fields=frozenset(["response_format", "tool_choice"]))}
+    (right,), (wrong,) = (
+        run_workflow(workflow, Templated(lambda prompt, text=text: text), solver) for text in (form, "no form at all")
+    )
+    assert (right.status, right.answer) == ("ok", "1"), right.info
+    assert (wrong.status, wrong.answer) == ("ok", None), wrong.info
+    assert wrong.info["agent_error"]
+    for rollout in (right, wrong):
+        assert [field in step.info["ignored"] for step in rollout.steps] == [True]
+
+
+async def a_solver_of_the_agents_sdk_with_a_tool(task, team):
+    import agents
+
+    agents.set_tracing_disabled(True)
+    async with openai.AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+        model = agents.OpenAIChatCompletionsModel("solver", openai_client=client)
+        add = agents.function_tool(lambda a: a + 1, name_override="add")
+        solver = agents.Agent("solver", instructions="Solve.", model=model, tools=[add])
+        try:
+            return (await agents.Runner.run(solver, task.text, max_turns=2)).final_output
+        except (agents.ModelBehaviorError, agents.MaxTurnsExceeded) as error:
+            raise AgentError(str(error)) from error
+
+
+async def a_solver_of_langgraph_with_a_tool(task, team):
+    from langchain_openai import ChatOpenAI
+    from langgraph.errors import GraphRecursionError
+    from langgraph.graph import MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    def add(a: int) -> int:
+        """Adds one."""
+        return a + 1
+
+    model = ChatOpenAI(model="solver", base_url=team.base_url, api_key=team.api_key).bind_tools([add])
+    graph = StateGraph(MessagesState)
+    graph.add_node("solver", lambda state: {"messages": [model.invoke(state["messages"])]})
+    graph.add_node("tools", ToolNode([add]))
+    graph.add_edge("__start__", "solver")
+    graph.add_conditional_edges("solver", tools_condition)
+    graph.add_edge("tools", "solver")
+    asked = {"messages": [("user", task.text)]}
+    try:
+        return (await graph.compile().ainvoke(asked, {"recursion_limit": 4}))["messages"][-1].content
+    except GraphRecursionError as error:
+        raise AgentError(str(error)) from error
+
+
+@pytest.mark.parametrize(
+    ("workflow", "said"),
+    [
+        (a_solver_of_the_agents_sdk_with_a_tool, CALL.replace("add", "invented")),
+        (a_solver_of_the_agents_sdk_with_a_tool, CALL),
+        (a_solver_of_langgraph_with_a_tool, CALL),
+    ],
+)
+def test_framework_error_keeps_the_trajectory(workflow, said):
+    (made,) = run_workflow(workflow, Templated(lambda prompt: said), {"solver": AgentSpec()})
+    assert (made.status, bool(made.info.get("agent_error"))) == ("ok", True), made.info
+    assert made.steps
+
+
+@pytest.mark.parametrize("model", [{}, {"model": "gpt-5-mini"}])
+def test_agents_sdk_with_default_setup_gets_an_answer(model):
+    import agents
+
+    async def solve(task, team):
+        agents.set_tracing_disabled(True)
+        async with openai.AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+            agents.set_default_openai_client(client, use_for_tracing=False)
+            agents.set_default_openai_api("chat_completions")
+            writer = agents.Agent("writer", instructions="You write.", **model)
+            return (await agents.Runner.run(writer, task.text)).final_output
+
+    (made,) = run_workflow(solve, Answers(), AGENTS)
+    assert (made.status, made.answer) == ("ok", "yes"), made.info
+    assert "verbosity" in made.steps[0].info["ignored"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_autogen_agent_gets_an_answer_with_and_without_stream(stream):
+    async def solve(task, team):
+        from autogen_agentchat.agents import AssistantAgent
+        from autogen_core.models import ModelInfo
+        from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+        flags = dict.fromkeys(("vision", "function_calling", "json_output", "structured_output"), False)
+        address = {"base_url": team.base_url, "api_key": team.api_key}
+        model = OpenAIChatCompletionClient(model="writer", model_info=ModelInfo(family="unknown", **flags), **address)
+        writer = AssistantAgent("writer", model, system_message="You write.", model_client_stream=stream)
+        return (await writer.run(task=task.text)).messages[-1].content
+
+    (made,) = run_workflow(solve, Answers(), AGENTS)
+    assert (made.status, made.answer) == ("ok", "yes"), made.info
+    assert made.steps[0].prompt == "You write.\ntask 0"

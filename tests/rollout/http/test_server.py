@@ -1,0 +1,1419 @@
+"""The server with well-behaved and faulty clients, and the steps that their calls make."""
+
+import asyncio
+import http.client
+import json
+import logging
+import re
+import socket
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from urllib.parse import quote, urlsplit
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.completion import Completion
+
+from creditflow._utils.huggingface import load_tokenizer
+from creditflow.data import Task, Trajectory
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.errors import ConfigError, CreditflowError, EndpointError, InputError
+from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, run_rollouts
+from creditflow.rollout.chat import ChatTokenizer
+from creditflow.rollout.client import ChatClient, ChatReply
+from creditflow.rollout.http.server import OpenAIServer, ServerLimits
+from creditflow.rollout.recorder import AgentCall, Recorder, Sampling
+from tests.builders import Letters, unlocated
+
+AGENTS = {"writer": AgentSpec("You write.", match="(?i)author"), "editor": AgentSpec("You edit.")}
+
+
+class Answers(Letters):
+    """A model of one character per token that returns `answer` of the prompt."""
+
+    version = 7
+    max_positions = 1000
+
+    def __init__(self, answer=lambda prompt: "yes", reason="stop"):
+        self.answer, self.reason, self.requests = answer, reason, []
+
+    def encode(self, prompt, tools=()):
+        return super().encode([{"content": prompt}] if isinstance(prompt, str) else prompt, tools)
+
+    def generate(self, requests):
+        self.requests += requests
+        said = [tuple(map(ord, self.answer(self.decode(request.prompt_ids)))) for request in requests]
+        return [Generation(ids, tuple(-0.5 - i for i in range(len(ids))), self.reason) for ids in said]
+
+
+class Templated(Answers):
+    """A model that reads its prompts by a chat template."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.chat = ChatTokenizer(load_tokenizer(tiny_byte_model(), "test"))
+
+    def encode(self, prompt, tools=()):
+        text = self.chat.encode(prompt, tools)[0]
+        return text, tuple(map(ord, text))
+
+
+def task_of(text: str) -> Task:
+    return Task("test", ({"role": "user", "content": text},), None)
+
+
+def user(text: str) -> list:
+    return [{"role": "user", "content": text}]
+
+
+def run_workflow(workflow, model=None, agents=AGENTS, n=1, sampling=None) -> list[Trajectory]:
+    rollouts = [
+        Rollout(Task("test", ({"role": "user", "content": f"task {k}"},), None), "u", f"t{k}", (k,)) for k in range(n)
+    ]
+    scheduler = Scheduler({"default": model or Answers()})
+    return asyncio.run(run_rollouts(rollouts, workflow, agents, scheduler, sampling or Sampling()))
+
+
+def client_of(team, **more) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0, **more)
+
+
+def once(ask, **given) -> Trajectory:
+    """Run one rollout whose workflow is `await ask(client)`. Raises its error."""
+    raised = []
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            try:
+                await ask(client)
+            except Exception as error:
+                raised.append(error)
+                raise
+
+    (trajectory,) = run_workflow(solve, **given)
+    if raised:
+        raise raised[0]
+    return trajectory
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+# Steps of a call
+
+
+def test_openai_client_calls_make_the_same_steps_as_a_workflow():
+    async def over_http(task, team):
+        async with client_of(team) as client:
+            first = await client.chat.completions.create(model="writer", messages=user(task.text))
+            said = first.choices[0].message.content
+            last = await client.chat.completions.create(
+                model="default:editor", messages=[{"role": "user", "content": said}], metadata={"draft": said}
+            )
+            return last.choices[0].message.content
+
+    async def in_process(task, team):
+        return await team.editor(draft := await team.writer(task.text), info={"draft": draft.text})
+
+    here, there = (
+        run_workflow(workflow, Answers(lambda prompt: f"re {prompt[-6:]}"), n=3) for workflow in (in_process, over_http)
+    )
+    assert [rollout.steps for rollout in here] == [rollout.steps for rollout in there]
+    assert [rollout.answer for rollout in here] == [rollout.answer for rollout in there]
+    assert [step.parents for step in there[0].steps] == [(), (0,)]
+    assert there[0].steps[1].policy_version == 7
+
+
+@pytest.mark.parametrize(
+    ("asked", "agent"),
+    [
+        ({"model": "editor"}, "editor"),
+        ({"model": "default:editor"}, "editor"),
+        ({"model": "writer", "extra_headers": {"X-Creditflow-Agent": "editor"}}, "editor"),
+        ({"model": "gpt-5", "messages": [{"role": "system", "content": "An AUTHOR."}, *HELLO]}, "writer"),
+        ({"model": "gpt-5", "messages": [{"role": "developer", "content": "Mind: You edit."}, *HELLO]}, "editor"),
+    ],
+)
+def test_agent_is_set_by_header_model_or_system_prompt(asked, agent):
+    made = once(lambda client: client.chat.completions.create(**{"messages": HELLO, **asked}))
+    assert [step.agent for step in made.steps] == [agent]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"model": "gpt-5"}, "whose call is this"),
+        ({"model": "default:edotir"}, "did you mean 'default:editor'"),
+        ({"model": "x", "extra_headers": {"X-Creditflow-Agent": "judge"}}, "no agent 'judge'; there is writer, editor"),
+    ],
+)
+def test_call_without_an_agent_is_refused_with_known_names(asked, said):
+    with pytest.raises(openai.APIStatusError, match=said):
+        once(lambda client: client.chat.completions.create(messages=HELLO, **asked))
+
+
+def test_single_agent_gets_every_call():
+    made = once(lambda client: client.chat.completions.create(model="gpt-5", messages=HELLO), agents={"a": AgentSpec()})
+    assert made.steps[0].agent == "a"
+
+
+def test_client_system_prompt_replaces_the_agents():
+    async def ask(client):
+        await client.chat.completions.create(model="writer", messages=HELLO)
+        await client.chat.completions.create(model="writer", messages=[{"role": "system", "content": "Sing."}, *HELLO])
+
+    assert [step.prompt for step in once(ask).steps] == ["You write.\nhello", "Sing.\nhello"]
+
+
+def test_empty_client_system_prompt_replaces_the_agents():
+    async def ask(client):
+        await client.chat.completions.create(model="writer", messages=[{"role": "system", "content": ""}, *HELLO])
+
+    assert "You write." not in once(ask).steps[0].prompt
+
+
+def test_message_parts_join_to_text_refusals_included():
+    async def ask(client):
+        parts = [{"type": "text", "text": "I had"}, {"type": "refusal", "refusal": " refused"}]
+        said = [*HELLO, {"role": "assistant", "content": parts}, *HELLO]
+        await client.chat.completions.create(model="writer", messages=said)
+
+    assert "I had refused" in once(ask, model=Templated()).steps[0].prompt
+
+
+def test_parents_are_found_in_the_prompt():
+    async def ask(client):
+        async def say(agent, *texts):
+            messages = [one for text in texts for one in user(text)]
+            return (await client.chat.completions.create(model=agent, messages=messages)).choices[0].message.content
+
+        one, two, three = [await say("writer", f"part {k}") for k in range(3)]
+        await say("editor", f"Which is better?\n1. {one}\n2. {three}")
+        await say("editor", "and now", two)
+        await say("editor", "nothing of theirs")
+
+    made = once(ask, model=Answers(lambda prompt: f"An answer to {prompt[-6:]}"))
+    assert [step.parents for step in made.steps] == [(), (0,), (1,), (0, 2), (1,), (4,)]
+
+
+def test_parent_of_a_tool_result_is_the_calling_step():
+    async def ask(client):
+        async def say(messages):
+            answer = await client.chat.completions.create(model="writer", messages=messages, tools=[TOOL])
+            return answer.choices[0].message
+
+        first, second = await say(user("one")), await say(user("two"))
+        for message, text in ((second, "two"), (first, "one")):
+            result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+            await say([*user(text), message.model_dump(exclude_none=True), result])
+
+    made = once(ask, model=Templated(lambda prompt: "done" if "tool_response" in prompt else CALL))
+    assert [step.parents for step in made.steps] == [(), (0,), (1,), (0,)]
+
+
+def test_text_from_the_task_is_not_a_parent():
+    async def ask(client):
+        for text in ("Option A, Option B or C?", "Option A, Option B or C? Why?", "Option A, Option B or C? Sure?"):
+            await client.chat.completions.create(model="writer", messages=user(text))
+
+    made = once(ask, model=Answers(lambda prompt: "Option B" if prompt.endswith("C?") else "because"))
+    assert [step.parents for step in made.steps] == [(), (0,), (1,)]
+
+
+def test_choices_share_parents_and_the_next_call_uses_all():
+    answers = []
+
+    async def ask(client):
+        await client.chat.completions.create(model="writer", messages=HELLO)
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, n=3))
+        await client.chat.completions.create(model="editor", messages=HELLO)
+
+    model = Answers()
+    made = once(ask, model=model)
+    assert [step.parents for step in made.steps] == [(), (0,), (0,), (0,), (1, 2, 3)]
+    assert [choice.index for choice in answers[0].choices] == [0, 1, 2]
+    assert len({request.seed for request in model.requests}) == 5
+
+
+def test_parents_header_sets_the_parents():
+    async def ask(client):
+        ids = [(await client.chat.completions.create(model="writer", messages=HELLO)).id for _ in range(3)]
+        header = {"X-Creditflow-Parents": f"{ids[0]}, {ids[2]}"}
+        await client.chat.completions.create(model="editor", messages=HELLO, extra_headers=header)
+
+    assert once(ask).steps[3].parents == (0, 2)
+
+
+def test_parents_header_accepts_percent_encoded_ids():
+    async def solve(task, team):
+        async with client_of(team) as client:
+            one = (await client.chat.completions.create(model="writer", messages=HELLO)).id
+            await client.chat.completions.create(model="writer", messages=HELLO)
+            header = {"X-Creditflow-Parents": quote(one)}
+            await client.chat.completions.create(model="editor", messages=HELLO, extra_headers=header)
+
+    rollouts = [Rollout(task_of("x"), "u", "Aufgabe 1, größte%20", (0,))]
+    (made,) = asyncio.run(run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": Answers()}), Sampling()))
+    assert (made.status, made.steps[2].parents) == ("ok", (0,))
+
+
+@pytest.mark.parametrize("id", ["math/12-0", "Größe 1?#%2F", "..", "x" * 300, ""])
+def test_any_trajectory_id_gets_a_usable_url(id):
+    async def solve(task, team):
+        async with client_of(team) as client:
+            await client.chat.completions.create(model="writer", messages=HELLO)
+
+    rollouts = [Rollout(task_of("x"), "u", id, (0,))]
+    (made,) = asyncio.run(run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": Answers()}), Sampling()))
+    assert (made.status, [step.id for step in made.steps]) == ("ok", [f"{id}/0"])
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\nb", "\ufffd", "x" * 201])
+def test_name_that_is_not_one_url_segment_is_refused(limited, name):
+    async def main():
+        recorder = Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Scheduler({}), Sampling(), (0,))
+        with pytest.raises(InputError, match="a trajectory's name has 1 to 200 printable characters, none a slash"):
+            limited().open(recorder, name=name)
+
+    asyncio.run(main())
+
+
+def test_name_of_an_open_rollout_is_refused(limited):
+    async def main():
+        recorder = Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Scheduler({}), Sampling(), (0,))
+        session = limited().open(recorder, name="x", api_key="k")
+        with pytest.raises(InputError, match="'x' is open"):
+            session.server.open(recorder, name="x", api_key="k")
+        session.close()
+        session.server.open(recorder, name="x").close()
+
+    asyncio.run(main())
+
+
+def test_choice_has_its_step_id():
+    said = []
+
+    async def ask(client):
+        both = await client.chat.completions.create(model="writer", messages=HELLO, n=2)
+        said.extend(choice.step_id for choice in both.choices)
+        header = {"X-Creditflow-Parents": both.choices[1].step_id}
+        stream = await client.chat.completions.create(model="editor", messages=HELLO, stream=True, extra_headers=header)
+        said.append([chunk async for chunk in stream][-1].choices[0].step_id)
+
+    made = once(ask)
+    assert said == [step.id for step in made.steps]
+    assert made.steps[2].parents == (1,)
+
+
+def test_answer_from_accepts_step_ids_of_choices():
+    async def solve(task, team):
+        async with client_of(team) as client:
+            first = await client.chat.completions.create(model="writer", messages=HELLO)
+            drafts = await client.chat.completions.create(model="writer", messages=HELLO, n=3)
+            await client.chat.completions.create(model="editor", messages=HELLO)  # a comment on the drafts
+            team.answer_from(drafts.choices[1].step_id, first.id)
+            for none_of_them in ("t0/5", drafts.choices[1]):
+                with pytest.raises(CreditflowError, match="trajectory t0: answer_from: expected replies or their ids"):
+                    team.answer_from(none_of_them)
+
+    (made,) = run_workflow(solve)
+    assert (made.status, made.answer_steps) == ("ok", (0, 2))
+
+
+def test_seed_repeats_a_response_within_a_rollout_only():
+    async def solve(task, team):
+        async with client_of(team) as client:
+            for seed in (5, 5, 6, None):
+                more = {} if seed is None else {"seed": seed}
+                await client.chat.completions.create(model="writer", messages=HELLO, max_tokens=8, **more)
+
+    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
+    one, other = run_workflow(solve, policy, n=2)
+    a, b, c, d = [step.response_ids for step in one.steps]
+    assert a == b
+    assert len({a, c, d}) == 3
+    assert other.steps[0].response_ids != a
+
+
+def test_stop_text_ends_a_response_and_its_tokens_are_trained():
+    answers = []
+
+    async def ask(client):
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, stop=["##", "END"]))
+
+    made = once(ask, model=Answers(lambda prompt: "so it is##more END", reason="length"))
+    (step,) = made.steps
+    assert answers[0].choices[0].message.content == step.response == "so it is"
+    assert answers[0].choices[0].finish_reason == "stop"
+    assert step.response_ids == tuple(map(ord, "so it is##"))
+    assert len(step.logprobs) == len(step.response_mask) == 10
+    assert made.status == "ok"
+
+
+def test_first_completed_stop_text_ends_the_response():
+    answers = []
+
+    async def ask(client):
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, stop=["abcdef", "cd"]))
+
+    (step,) = once(ask, model=Answers(lambda prompt: "abcdefgh")).steps
+    assert answers[0].choices[0].message.content == step.response == "ab"
+    assert step.response_ids == tuple(map(ord, "abcd"))
+
+
+def test_length_limit_is_reported_to_client_and_trajectory():
+    answers = []
+
+    async def ask(client):
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, max_tokens=3))
+
+    made = once(ask, model=Answers(reason="length"))
+    assert answers[0].choices[0].finish_reason == "length"
+    assert made.status == "truncated"
+
+
+def test_max_tokens_is_capped_at_the_runs_limit():
+    model = Answers()
+    once(
+        lambda client: client.chat.completions.create(model="writer", messages=HELLO, max_tokens=10**6),
+        model=model,
+        sampling=Sampling(max_tokens=33),
+    )
+    assert model.requests[0].max_tokens == 33
+
+
+def test_log_probs_are_those_of_the_step():
+    answers = []
+
+    async def ask(client):
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, logprobs=True))
+        answers.append(await client.completions.create(model="writer", prompt="Once", logprobs=1))
+
+    chat, text = once(ask).steps
+    listed = answers[0].choices[0].logprobs.content
+    assert [(one.token, one.logprob) for one in listed] == list(zip("yes", chat.logprobs, strict=True))
+    assert answers[1].choices[0].logprobs.token_logprobs == list(text.logprobs)
+    assert answers[1].choices[0].logprobs.text_offset == [0, 1, 2]
+
+
+def test_prompts_of_one_request_all_succeed_or_all_fail():
+    async def ask(client):
+        with pytest.raises(openai.BadRequestError, match="has 2000 tokens"):
+            await client.completions.create(model="writer", prompt=["short", "x" * 2000])
+        await client.chat.completions.create(model="editor", messages=HELLO)
+
+    made = once(ask)
+    assert [step.agent for step in made.steps] == ["editor"]
+    assert made.steps[0].parents == ()
+
+
+def test_greedy_response_has_log_probs_but_an_empty_mask():
+    answers = []
+
+    async def ask(client):
+        more = {"logprobs": True, "temperature": 0}
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, **more))
+
+    (step,) = once(ask).steps
+    assert [one.logprob for one in answers[0].choices[0].logprobs.content] == [-0.5, -1.5, -2.5]
+    assert step.response_mask == (0, 0, 0)
+
+
+def test_stream_joins_to_the_response():
+    said = []
+
+    async def ask(client):
+        stream = await client.chat.completions.create(
+            model="writer", messages=HELLO, stream=True, stream_options={"include_usage": True}, n=2
+        )
+        said.extend([chunk async for chunk in stream])
+        stream = await client.completions.create(model="writer", prompt="Once", stream=True)
+        texts = [chunk async for chunk in stream]
+        said.append("".join([chunk.choices[0].text for chunk in texts]))
+        said.append({chunk.choices[0].step_id for chunk in texts})
+
+    made = once(ask)
+    *chunks, text, ids = said
+    assert (len(made.steps), ids) == (3, {made.steps[2].id})
+    for index in (0, 1):
+        mine = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+        assert "".join(choice.delta.content or "" for choice in mine) == "yes"
+        assert (mine[0].delta.role, mine[-1].finish_reason) == ("assistant", "stop")
+    assert chunks[-1].usage.completion_tokens == 6
+    assert text == "yes"
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+def test_stream_sends_token_ids_once():
+    chunks = []
+
+    async def ask(client):
+        more = {"extra_body": {"return_token_ids": True}, "logprobs": True, "stream": True}
+        chunks.extend(
+            [one async for one in await client.chat.completions.create(model="writer", messages=HELLO, **more)]
+        )
+
+    (step,) = once(ask).steps
+    prompts = [chunk.prompt_token_ids for chunk in chunks if hasattr(chunk, "prompt_token_ids")]
+    ids = [chunk.choices[0].token_ids for chunk in chunks if hasattr(chunk.choices[0], "token_ids")]
+    logprobs = [
+        one.logprob for chunk in chunks if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content
+    ]
+    assert (prompts, ids) == ([list(step.prompt_ids)], [list(step.response_ids)])
+    assert tuple(logprobs) == step.logprobs
+
+
+def test_client_tool_calls_and_results_round_trip():
+    answers = []
+
+    async def ask(client):
+        messages = list(HELLO)
+        answer = await client.chat.completions.create(model="writer", messages=messages, tools=[TOOL])
+        answers.append(answer)
+        message = answer.choices[0].message
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+        messages += [message.model_dump(exclude_none=True), result]
+        answers.append(await client.chat.completions.create(model="writer", messages=messages, tools=[TOOL]))
+
+    made = once(ask, model=Templated(lambda prompt: "done" if "tool_response" in prompt else f"Let me see. {CALL}"))
+    call = answers[0].choices[0]
+    assert (call.finish_reason, call.message.content) == ("tool_calls", "Let me see.")
+    assert (call.message.tool_calls[0].function.name, call.message.tool_calls[0].function.arguments) == (
+        "add",
+        '{"a": 1}',
+    )
+    assert answers[1].choices[0].message.content == "done"
+    assert '"name": "add"' in made.steps[0].prompt
+    assert "<tool_response>\n3" in made.steps[1].prompt
+    assert CALL in made.steps[0].response
+
+
+@pytest.mark.parametrize("more", [{"tool_choice": "none"}, {"tools": openai.omit}])
+def test_tool_call_stays_text_without_tools(more):
+    answers = []
+
+    async def ask(client):
+        answers.append(
+            await client.chat.completions.create(model="writer", messages=HELLO, **{"tools": [TOOL], **more})
+        )
+
+    once(ask, model=Answers(lambda prompt: CALL))
+    assert answers[0].choices[0].message.content == CALL
+    assert answers[0].choices[0].finish_reason == "stop"
+
+
+def test_incomplete_tool_call_stays_text():
+    answers = []
+
+    async def ask(client):
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, tools=[TOOL]))
+
+    once(ask, model=Answers(lambda prompt: '<tool_call>{"name": '))
+    assert answers[0].choices[0].message.content == '<tool_call>{"name": '
+
+
+def test_recorded_tokens_equal_sampled_tokens_with_a_real_model():
+    answers = []
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            for _ in range(3):
+                more = {"extra_body": {"return_token_ids": True}, "logprobs": True, "max_tokens": 12}
+                answers.append(await client.chat.completions.create(model="writer", messages=HELLO, **more))
+
+    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
+    (made,) = run_workflow(solve, policy)
+    spelled_anew = 0
+    for step, answer in zip(made.steps, answers, strict=True):
+        choice = answer.choices[0]
+        assert tuple(choice.token_ids) == step.response_ids
+        assert tuple(answer.prompt_token_ids) == step.prompt_ids
+        assert tuple(one.logprob for one in choice.logprobs.content) == step.logprobs
+        for told in choice.logprobs.content:  # the bytes of a part of a character are unknown
+            assert told.bytes is None if "\ufffd" in told.token else bytes(told.bytes).decode() == told.token
+        anew = policy.tokenizer(choice.message.content, add_special_tokens=False)["input_ids"]
+        spelled_anew += tuple(anew) == step.response_ids
+    assert spelled_anew < 3  # random bytes are not text: encoding it again would not give the sampled tokens
+
+
+def test_completion_has_prompt_tokens_per_choice():
+    answers = []
+
+    async def ask(client):
+        more = {"extra_body": {"return_token_ids": True}, "prompt": ["one", "other"]}
+        answers.append(await client.completions.create(model="writer", **more))
+
+    made = once(ask)
+    assert [choice.prompt_token_ids for choice in answers[0].choices] == [list(step.prompt_ids) for step in made.steps]
+
+
+def test_models_endpoint_lists_the_agents():
+    found = []
+
+    async def ask(client):
+        found.extend([model.id async for model in client.models.list()])
+        found.append((await client.models.retrieve("default:editor")).id)
+        with pytest.raises(openai.NotFoundError, match="there is default:writer"):
+            await client.models.retrieve("gpt-5")
+
+    once(ask)
+    assert found == ["default:writer", "default:editor", "default:editor"]
+
+
+def test_answers_fit_the_official_types():
+    raw = []
+
+    async def ask(client):
+        for more in ({}, {"tools": [TOOL]}, {"logprobs": True}, {"n": 2}):
+            answer = await client.chat.completions.with_raw_response.create(model="writer", messages=HELLO, **more)
+            raw.append((ChatCompletion, json.loads(answer.content)))
+        answer = await client.completions.with_raw_response.create(model="writer", prompt=["a", "b"], logprobs=0)
+        raw.append((Completion, json.loads(answer.content)))
+
+    once(ask, model=Answers(lambda prompt: CALL))
+    for kind, answer in raw:
+        parsed = kind.model_validate(answer, strict=True)
+        assert not parsed.model_extra
+        assert all(set(choice.model_extra) == {"step_id"} for choice in parsed.choices)
+
+
+def test_stream_escapes_unicode_line_separators():
+    """Python's `splitlines`, which httpx uses, ends a line at U+2028 and similar characters."""
+    said = "one\u2028two\x85three"
+    lines = []
+
+    async def ask(client):
+        asked = {"model": "writer", "messages": HELLO, "stream": True}
+        async with client.chat.completions.with_streaming_response.create(**asked) as response:
+            lines.extend([line async for line in response.iter_lines() if line])
+
+    once(ask, model=Answers(lambda prompt: said))
+    deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines[:-1]]
+    assert "".join(delta.get("content", "") for delta in deltas) == said
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"tools": [TOOL]}, {"logprobs": True}, {"n": 2, "stream_options": {"include_usage": True}}],
+    ids=["plain", "tools", "logprobs", "choices"],
+)
+def test_chunks_fit_the_official_types(more):
+    lines = []
+
+    async def ask(client):
+        given = {"model": "writer", "messages": HELLO, "stream": True, **more}
+        async with client.chat.completions.with_streaming_response.create(**given) as response:
+            lines.extend([line async for line in response.iter_lines() if line])
+
+    once(ask, model=Answers(lambda prompt: CALL))
+    assert lines.pop() == "data: [DONE]"
+    for line in lines:  # the raw lines: the client builds its chunks without validation
+        chunk = ChatCompletionChunk.model_validate_json(line.removeprefix("data: "), strict=True)
+        assert not chunk.model_extra
+        for choice in chunk.choices:
+            assert set(choice.model_extra) == ({"step_id"} if choice.finish_reason else set())
+            assert not choice.delta.model_extra
+
+
+# Refused requests
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"top_p": 0.9}, "top_p: expected 1"),
+        ({"extra_body": {"top_k": 40}}, "top_k"),
+        ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"extra_body": {"stop_token_ids": [7]}}, "stop_token_ids"),
+        ({"extra_body": {"guided_json": {}}}, "guided_json: expected nothing"),
+        ({"messages": user([{"type": "text", "text": None}])}, "expected its text as a text"),
+        ({"messages": user([{"type": ["text"], "text": "x"}])}, "a part of type"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
+        ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
+        ({"n": 1000}, "n: "),
+        ({"temperature": -1}, "temperature: "),
+        ({"temperature": 1e-40}, "temperature: expected 0"),
+        ({"max_tokens": 0}, "max_tokens: "),
+        ({"messages": []}, "messages: "),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "expected text",
+        ),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
+        ({"metadata": {"tool_calls": "3"}}, "info tool_calls"),
+        ({"extra_headers": {"X-Creditflow-Parents": "t0/9"}}, "no answer of this trajectory"),
+    ],
+)
+def test_unsupported_request_fields_are_refused(more, said):
+    with pytest.raises(openai.BadRequestError, match=said):
+        once(lambda client: client.chat.completions.create(**{"model": "writer", "messages": HELLO, **more}))
+
+
+def test_long_prompt_truncates_whatever_the_client_raises():
+    with pytest.raises(openai.BadRequestError) as raised:
+        once(lambda client: client.chat.completions.create(model="writer", messages=user("x" * 2000)))
+    assert raised.value.code == "context_length_exceeded"
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            await client.chat.completions.create(model="writer", messages=user("x" * 2000))
+
+    (made,) = run_workflow(solve)
+    assert made.status == "truncated"
+    assert made.info["ended_early"] == "trajectory t0: writer's prompt has 2011 tokens, at most 999 fit"
+
+
+def test_error_after_a_shortened_prompt_fails_the_trajectory():
+    async def solve(task, team):
+        async with client_of(team) as client:
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(model="writer", messages=user("x" * 2000))
+            await client.chat.completions.create(model="writer", messages=HELLO)
+        raise KeyError("mine")
+
+    (made,) = run_workflow(solve)
+    assert (made.status, unlocated(made.info["error"])) == ("failed", "KeyError: 'mine'")
+
+
+def test_failed_choice_records_no_step_of_its_request():
+    class Fails(ChatClient):
+        asked = 0
+
+        async def chat(self, messages, **given):
+            self.asked += 1
+            if self.asked == 2:
+                raise EndpointError("no reply")
+            return ChatReply("yes", "stop")
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            with pytest.raises(openai.InternalServerError, match="no reply"):
+                await client.chat.completions.create(model="writer", messages=HELLO, n=2)
+            await client.chat.completions.create(model="editor", messages=HELLO)
+
+    (made,) = run_workflow(solve, Fails())
+    assert [(step.agent, step.parents) for step in made.steps] == [("editor", ())]
+
+
+def test_usage_of_an_endpoint_policy_is_the_servers():
+    class Counts(ChatClient):
+        async def chat(self, messages, **given):
+            return ChatReply("yes", "stop", 11, 3)
+
+    usages = []
+
+    async def ask(client):
+        usages.append((await client.chat.completions.create(model="writer", messages=HELLO, n=2)).usage)
+
+    once(ask, model=Counts())
+    assert (usages[0].prompt_tokens, usages[0].completion_tokens) == (11, 6)
+
+
+def test_concurrent_threads_get_the_same_url():
+    async def solve(task, team):
+        found = await asyncio.gather(*(asyncio.to_thread(lambda: (team.base_url, team.api_key)) for _ in range(4)))
+        return str(len(set(found)))
+
+    assert {rollout.answer for rollout in run_workflow(solve, n=20)} == {"1"}
+
+
+def test_model_error_ends_the_run_but_not_the_server():
+    def broken(prompt):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        once(lambda client: client.chat.completions.create(model="writer", messages=HELLO), model=Answers(broken))
+    assert once(lambda client: client.chat.completions.create(model="writer", messages=HELLO)).status == "ok"
+
+
+# Access, and clients that must not affect others
+
+
+def raw(url: str, request: bytes, wait: float = 10.0) -> bytes:
+    """Send raw bytes and return the response."""
+    place = urlsplit(url)
+    with socket.create_connection((place.hostname, place.port), timeout=wait) as connection:
+        try:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        parts = []
+        try:
+            while part := connection.recv(65536):
+                parts.append(part)
+        except OSError:
+            pass
+        return b"".join(parts)
+
+
+def among_others(trouble) -> list[Trajectory]:
+    """Run rollouts that keep calling while `trouble(team)` runs in a thread."""
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            await client.chat.completions.create(model="writer", messages=HELLO)
+            if task.text == "task 0":
+                await asyncio.to_thread(trouble, team)
+            mark = task.text
+            answer = await client.chat.completions.create(model="editor", messages=[{"role": "user", "content": mark}])
+            return answer.choices[0].message.content
+
+    made = run_workflow(solve, Answers(lambda prompt: prompt[::-1]), n=4)
+    assert [rollout.status for rollout in made] == ["ok"] * 4
+    assert [rollout.answer for rollout in made] == [f"You edit.\n{rollout.task.text}"[::-1] for rollout in made]
+    return made
+
+
+def post(team, body: bytes, key: str | None = None, path="/chat/completions", headers: str = "") -> bytes:
+    place = urlsplit(team.base_url)
+    head = (
+        f"POST {place.path}{path} HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer {key or team.api_key}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n{headers}\r\n"
+    )
+    return raw(team.base_url, head.encode() + body)
+
+
+GOOD = json.dumps({"model": "writer", "messages": HELLO}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", b"400"),
+        (b"\xff\xfe garbage", b"400"),
+        (b"[" * 100_000, b"400"),
+        (b'{"model": "writer", "messages": [{"role": "user", "content": "\\ud800"}]}', b"400"),
+        (b'{"model": "writer", "messages": ' + b"[" * 300 + b"]" * 300 + b"}", b"400"),
+        (b"x" * (9 << 20), b"413"),
+    ],
+    ids=["nothing", "garbage", "deep", "half a surrogate pair", "nested", "9 MB"],
+)
+def test_invalid_bodies_do_not_affect_other_rollouts(body, status):
+    answers = []
+    made = among_others(lambda team: answers.append(post(team, body)))
+    assert answers[0].split(b" ", 2)[1] == status
+    assert [len(rollout.steps) for rollout in made] == [2, 2, 2, 2]
+
+
+def test_oversized_chunked_body_is_refused():
+    def trouble(team):
+        place = urlsplit(team.base_url)
+        connection = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
+
+        def parts():
+            for _ in range(100):
+                yield b"x" * (1 << 20)
+
+        headers = {"Authorization": f"Bearer {team.api_key}", "Transfer-Encoding": "chunked"}
+        try:
+            connection.request("POST", f"{place.path}/chat/completions", parts(), headers, encode_chunked=True)
+            assert connection.getresponse().status == 413
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # refused before the upload was complete
+
+    among_others(trouble)
+
+
+@pytest.mark.parametrize("request_", [b"GARBAGE\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"POST"])
+def test_invalid_http_does_not_affect_other_rollouts(request_):
+    among_others(lambda team: raw(team.base_url, request_, wait=2.0))
+
+
+def test_wrong_or_foreign_key_is_refused():
+    keys, seen = {}, []
+
+    async def solve(task, team):
+        keys[task.text] = (team.base_url, team.api_key)
+        while len(keys) < 2:
+            await asyncio.sleep(0.001)
+        other = keys["task 1" if task.text == "task 0" else "task 0"]
+        for url, key in ((team.base_url, "wrong"), (team.base_url, other[1]), (other[0], team.api_key)):
+            async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
+                with pytest.raises(openai.AuthenticationError):
+                    await client.chat.completions.create(model="writer", messages=HELLO)
+                seen.append(1)
+
+    made = run_workflow(solve, n=2)
+    assert (len(seen), [len(rollout.steps) for rollout in made]) == (6, [0, 0])
+
+
+def test_foreign_host_header_is_refused():
+    answers = []
+
+    def trouble(team):
+        place = urlsplit(team.base_url)
+        for host in ("evil.example", f"evil.example@{place.netloc}", f"{place.netloc}@evil.example", "[", ""):
+            head = f"GET {place.path}/models HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {team.api_key}\r\n"
+            answers.append(raw(team.base_url, head.encode() + b"Connection: close\r\n\r\n"))
+
+    among_others(trouble)
+    assert [answer.split(b" ", 2)[1] for answer in answers] == [b"421"] * 5
+
+
+def test_wrong_key_gets_no_redirect():
+    answers = []
+    among_others(lambda team: answers.append(post(team, GOOD, key="wrong", path="/chat/completions/")))
+    assert answers[0].split(b" ", 2)[1] == b"404"
+
+
+def test_stopping_server_ends_pending_calls_without_warnings(caplog):
+    server, asked, gone = OpenAIServer().start(), asyncio.Event(), asyncio.Event()
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+
+    class Waits:
+        def __init__(self):
+            self.clients = {"default": Answers()}
+
+        def expect(self, rollouts):
+            pass
+
+        async def generate(self, policy, request):
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                gone.set()
+
+    async def main():
+        session = server.open(Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Waits(), Sampling(), (0,)))
+        async with client_of(session) as client:
+            call = asyncio.create_task(client.chat.completions.create(model="writer", messages=HELLO))
+            await asked.wait()
+            await asyncio.to_thread(server.stop)
+            with pytest.raises(openai.APIConnectionError):
+                await call
+        await gone.wait()
+
+    try:
+        asyncio.run(main())
+    finally:
+        logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_stop_works_before_start_and_twice():
+    OpenAIServer().stop()
+    server = OpenAIServer().start()
+    server.stop()
+    server.stop()
+
+
+def test_server_does_not_change_process_logging(monkeypatch, caplog):
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "uvicorn.access")]
+    for logger in loggers:
+        monkeypatch.setattr(logger, "handlers", [caplog.handler])
+        caplog.set_level(logging.INFO, logger.name)
+    server = OpenAIServer().start()
+    assert b"200 OK" in raw(server.url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    server.stop()
+    assert [(logger.handlers, logger.level) for logger in loggers] == [([caplog.handler], logging.INFO)] * 3
+    assert [record for record in caplog.records if record.name == "uvicorn.access"] == []
+
+
+def test_ended_rollout_refuses_calls():
+    left = []
+
+    async def solve(task, team):
+        left.append(team)
+        team.open()
+
+    run_workflow(solve)
+    assert b" 401 " in post(left[0], GOOD).splitlines()[0]
+
+
+def test_disconnected_client_leaves_no_step():
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow(prompt):
+        started.set()
+        assert go_on.wait(30)
+        return "late"
+
+    async def solve(task, team):
+        place = urlsplit(team.base_url)
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        head = f"POST {place.path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {team.api_key}\r\n"
+        head = head.replace("Host: x", f"Host: {place.netloc}")
+        writer.write(head.encode() + f"Content-Length: {len(GOOD)}\r\n\r\n".encode() + GOOD)
+        await asyncio.to_thread(started.wait)
+        writer.close()
+        session = team.open()
+        while session.waiting:
+            await asyncio.sleep(0.001)
+        go_on.set()
+        reader.feed_eof()
+        async with client_of(team) as client:
+            await client.chat.completions.create(model="editor", messages=HELLO)
+
+    (made,) = run_workflow(solve, Answers(slow))
+    assert [step.agent for step in made.steps] == ["editor"]
+
+
+@pytest.fixture
+def limited(monkeypatch):
+    """Start the server for rollouts with the limits of a test."""
+    started = []
+
+    def start(**limits) -> OpenAIServer:
+        started.append(OpenAIServer(limits=ServerLimits(**limits)).start())
+        monkeypatch.setattr("creditflow.rollout.http.server._PROCESS_SERVER", [started[-1]])
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.mark.parametrize("ticks", range(6))
+def test_closed_recorder_records_nothing(ticks):
+    async def run():
+        answer = asyncio.Event()
+
+        class Waits:
+            def __init__(self):
+                self.clients = {"default": Answers()}
+
+            async def generate(self, policy, request):
+                await answer.wait()
+                return Generation((65,), (-0.5,), "stop")
+
+        trajectory = Trajectory("t", "u", task_of("x"))
+        recorder = Recorder(AGENTS, trajectory, Waits(), Sampling(), (0,))
+        asked = asyncio.create_task(recorder.ask_all([AgentCall("writer", HELLO)]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        answer.set()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        await recorder.close()
+        then = len(trajectory.steps)
+        (reply,) = await asyncio.gather(asked, return_exceptions=True)
+        assert len(trajectory.steps) == then == isinstance(reply, list)
+        return then
+
+    assert asyncio.run(run()) in (0, 1)
+
+
+def test_steps_limit_refuses_further_calls(limited):
+    limited(steps=2)
+    seen = []
+
+    async def ask(client):
+        for _ in range(3):
+            seen.append(await client.chat.completions.create(model="writer", messages=HELLO))
+
+    with pytest.raises(openai.RateLimitError, match="at most 2 steps") as refused:
+        once(ask)
+    assert (len(seen), refused.value.response.headers["x-should-retry"]) == (2, "false")
+
+
+def test_waiting_limit_gives_400_or_429(limited):
+    limited(waiting=4)
+    refused, one_was = {}, threading.Event()
+
+    def slow(prompt):
+        assert one_was.wait(60)
+        return "yes"
+
+    async def ask(client):
+        async def choices(n):
+            try:
+                await client.chat.completions.create(model="writer", messages=HELLO, n=n)
+            except openai.APIStatusError as error:
+                refused[error.status_code] = error
+                if error.status_code == 429:
+                    one_was.set()
+
+        await asyncio.gather(*map(choices, (3, 3, 5)))
+
+    assert len(once(ask, model=Answers(slow)).steps) == 3
+    now, for_good = refused[429], refused[400]
+    assert (now.status_code, now.code, "x-should-retry" in now.response.headers) == (429, "too_many_calls", False)
+    assert (for_good.status_code, "at most 4 choices" in str(for_good)) == (400, True)
+
+
+def test_pending_calls_count_towards_the_steps_limit(limited):
+    limited(steps=2)
+    found = []
+
+    async def ask(client):
+        asked = [client.chat.completions.create(model="writer", messages=HELLO) for _ in range(5)]
+        found.extend(await asyncio.gather(*asked, return_exceptions=True))
+
+    assert len(once(ask).steps) == 2
+    assert sorted(type(one).__name__ for one in found) == ["ChatCompletion"] * 2 + ["RateLimitError"] * 3
+
+
+def opened(server: OpenAIServer) -> socket.socket:
+    place = urlsplit(server.url)
+    return socket.create_connection((place.hostname, place.port), timeout=30)
+
+
+def ended(connection: socket.socket) -> bool:
+    """Wait for the server to close the connection, and return whether it did."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /t/x HTTP/1.1\r\nHost: x\r\n"], ids=["nothing", "half a head"])
+def test_connection_without_a_complete_head_is_closed(limited, begun):
+    server = limited(connection_seconds=0.2)
+    with opened(server) as connection:
+        connection.sendall(begun)
+        assert ended(connection)
+
+
+def test_incomplete_second_head_closes_the_connection(limited):
+    server = limited(connection_seconds=0.2)
+
+    async def solve(task, team):
+        place = urlsplit(team.base_url)
+        head = (
+            f"GET {place.path}/models HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer {team.api_key}\r\n\r\n"
+        )
+        with opened(server) as connection:
+            connection.sendall(head.encode())
+            said = b""
+            while not said.endswith(b"]}"):
+                said += await asyncio.to_thread(connection.recv, 4096)
+            connection.sendall(head.encode()[:20])
+            return str(await asyncio.to_thread(ended, connection))
+
+    assert [rollout.answer for rollout in run_workflow(solve)] == ["True"]
+
+
+def test_client_that_does_not_read_is_disconnected(limited):
+    server = limited(connection_seconds=0.5)
+
+    def goes_on(connection, request):
+        while True:
+            connection.sendall(request)
+
+    async def solve(task, team):
+        place = urlsplit(team.base_url)
+        head = f"POST {place.path}/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\n"
+        head += f"Authorization: Bearer {team.api_key}\r\nContent-Length: {len(GOOD)}\r\n\r\n"
+        with opened(server) as connection, pytest.raises((ConnectionResetError, BrokenPipeError)):
+            await asyncio.to_thread(goes_on, connection, head.encode() + GOOD)
+        async with client_of(team) as client:
+            await client.models.list()
+
+    (made,) = run_workflow(solve, Answers(lambda prompt: "x" * 1_000_000))
+    assert made.status == "ok", made.info
+
+
+def test_health_check_closes_its_connection(limited):
+    with opened(limited()) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+        assert connection.makefile("rb").read().count(b"200 OK") == 1
+
+
+def test_idle_connections_make_room_for_a_request(limited):
+    server = limited(connections=4, connection_seconds=600)
+    idle = [opened(server) for _ in range(8)]
+
+    async def ask(client):
+        await client.chat.completions.create(model="writer", messages=HELLO)
+
+    try:
+        assert len(once(ask).steps) == 1
+        assert all(ended(one) for one in idle[:5])
+    finally:
+        for one in idle:
+            one.close()
+
+
+def test_busy_connection_is_not_closed_for_another(limited):
+    server = limited(connections=2, connection_seconds=600)
+    idle = []
+
+    def slow(prompt):
+        for _ in range(8):
+            idle.append(opened(server))
+        assert all(ended(one) for one in idle[:7])
+        return "late"
+
+    async def ask(client):
+        assert (await client.chat.completions.create(model="writer", messages=HELLO)).choices[
+            0
+        ].message.content == "late"
+
+    try:
+        assert len(once(ask, model=Answers(slow)).steps) == 1
+    finally:
+        for one in idle:
+            one.close()
+
+
+def test_blocked_event_loops_are_reported_ever_sooner(limited):
+    limited(blocked_seconds=1.6)
+
+    async def solve(task, team):
+        # The client's retries stay on: it retries the first refusal, and the second one forbids further retries.
+        with openai.OpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+            client.chat.completions.create(model="writer", messages=HELLO)
+
+    made = run_workflow(solve, n=5)
+    assert [rollout.status for rollout in made] == ["failed"] * 5
+    told = [re.search(r"within (\S+) s: .*asyncio.to_thread", rollout.info["error"])[1] for rollout in made]
+    assert sorted(told, key=float, reverse=True) == ["0.4", "0.1", "0.1", "0.1", "0.1"]
+
+
+def test_patience_with_a_loop_grows_after_a_taken_call(limited):
+    limited(blocked_seconds=3.2)
+    told = []
+
+    async def solve(task, team):
+        def block():
+            with openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0) as client:
+                client.chat.completions.create(model="writer", messages=HELLO)
+
+        async with client_of(team) as client:
+            for calls_that_are_taken_up in (0, 1):
+                for _ in range(calls_that_are_taken_up):
+                    await client.chat.completions.create(model="writer", messages=HELLO)
+                with pytest.raises(openai.InternalServerError) as error:
+                    block()
+                told.append(re.search(r"within (\S+) s", str(error.value))[1])
+
+    (made,) = run_workflow(solve)
+    assert (made.status, len(made.steps)) == ("ok", 1)
+    assert told == ["3.2", "1.6"]
+
+
+def test_call_during_a_blocked_loop_succeeds_on_retry(limited):
+    limited(blocked_seconds=1.0)
+    blocked, refused = threading.Event(), threading.Event()
+
+    def note(response):
+        if response.status_code == 503:
+            refused.set()
+
+    def ask(url, key):
+        blocked.wait()
+        with openai.DefaultHttpxClient(event_hooks={"response": [note]}) as http:
+            client = openai.OpenAI(base_url=url, api_key=key, http_client=http)
+            client.chat.completions.create(model="writer", messages=HELLO)
+
+    async def solve(task, team):
+        if task.text == "task 3":  # the last to begin
+            blocked.set()
+            assert refused.wait(60)  # any long blocking call
+        else:
+            await asyncio.to_thread(ask, team.base_url, team.api_key)
+
+    made = run_workflow(solve, n=4)
+    assert [(rollout.status, len(rollout.steps)) for rollout in made] == [*[("ok", 1)] * 3, ("ok", 0)]
+
+
+def test_refused_call_makes_no_step(limited):
+    async def main():
+        trajectory, refused = Trajectory("t", "u", task_of("x")), Future()
+        recorder = Recorder(AGENTS, trajectory, Scheduler({"default": Answers()}), Sampling(), (0,))
+        session = limited().open(recorder)
+        refused.cancel()
+        await session.ask([AgentCall("writer", HELLO)], refused)
+        assert trajectory.steps == []
+        await session.ask([AgentCall("writer", HELLO)], Future())
+        assert len(trajectory.steps) == 1
+
+    asyncio.run(main())
+
+
+# Workflows that are plain functions
+
+
+def test_plain_workflow_works_with_a_blocking_client():
+    def solve(task, team):
+        with openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0) as client:
+            asked = user(task.text)
+            return client.chat.completions.create(model="writer", messages=asked).choices[0].message.content
+
+    made = run_workflow(solve, Answers(lambda prompt: prompt[-1]), n=80)
+    assert [rollout.answer for rollout in made] == [str(k % 10) for k in range(80)]
+
+
+def test_plain_workflow_error_fails_its_trajectory():
+    def solve(task, team):
+        raise asyncio.CancelledError
+
+    (made,) = run_workflow(solve)
+    assert (made.status, unlocated(made.info["error"])) == ("failed", "RuntimeError: raised CancelledError")
+
+
+def test_full_thread_pool_still_gets_responses():
+    def ask(task, team):
+        with openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0) as client:
+            return client.chat.completions.create(model="writer", messages=HELLO).choices[0].message.content
+
+    async def solve(task, team):
+        return await asyncio.to_thread(ask, task, team)
+
+    assert {rollout.answer for rollout in run_workflow(solve, n=80)} == {"yes"}
+
+
+def test_calls_over_http_are_batched():
+    async def solve(task, team):
+        async with client_of(team) as client:
+            for _ in range(3):
+                await client.chat.completions.create(model="writer", messages=HELLO)
+
+    rollouts = [Rollout(task_of(str(k)), "u", f"t{k}", (k,)) for k in range(32)]
+    scheduler = Scheduler({"default": Answers()})
+    asyncio.run(run_rollouts(rollouts, solve, AGENTS, scheduler, Sampling()))
+    assert sum(scheduler.batch_sizes) == 96
+    assert len(scheduler.batch_sizes) <= 12  # one per round on a quiet machine, never close to one per call
+
+
+def test_slow_rollout_does_not_block_the_others():
+    done = threading.Event()
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            await client.chat.completions.create(model="writer", messages=HELLO)
+            if task.text == "task 0":
+                assert await asyncio.to_thread(done.wait, 60)
+                return
+            await client.chat.completions.create(model="writer", messages=HELLO)
+            done.set()
+
+    assert [rollout.status for rollout in run_workflow(solve, n=2)] == ["ok", "ok"]
+
+
+class Frozen(ChatClient):
+    async def chat(self, messages, **given):
+        await asyncio.sleep(0.03)  # meanwhile its caller is not about to call another model
+        return ChatReply("yes", "stop")
+
+
+async def call_until(answered, ask):
+    """Keep calling until another rollout has its response, which these calls must not delay."""
+    for _ in range(100):
+        await ask()
+        if await asyncio.to_thread(answered.wait, 0.1):  # time outside the event loop between two calls
+            return
+    raise AssertionError("called a hundred times")
+
+
+def test_frozen_calls_do_not_delay_other_responses():
+    answered = threading.Event()
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            match task.text:
+                case "task 0":
+                    await client.chat.completions.create(model="writer", messages=HELLO)
+                    answered.set()
+                case "task 1":
+                    await call_until(answered, lambda: client.chat.completions.create(model="customer", messages=HELLO))
+                case _:  # runs outside the event loop, so that batches wait for it
+                    assert await asyncio.to_thread(answered.wait, 60)
+
+    agents = {"writer": AgentSpec(), "customer": AgentSpec(policy="frozen")}
+    rollouts = [Rollout(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(3)]
+    scheduler = Scheduler({"default": Answers(), "frozen": Frozen()})
+    made = asyncio.run(run_rollouts(rollouts, solve, agents, scheduler, Sampling()))
+    assert [rollout.status for rollout in made] == ["ok"] * 3
+
+
+def test_retrying_client_does_not_delay_other_responses():
+    answered = threading.Event()
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+
+            async def gives_up():
+                with suppress(openai.APITimeoutError):
+                    await client.chat.completions.create(model="writer", messages=HELLO, timeout=0.1)
+
+            match task.text:
+                case "task 0":
+                    await client.chat.completions.create(model="writer", messages=HELLO)
+                    answered.set()
+                case "task 1":
+                    await call_until(answered, gives_up)
+                case _:
+                    assert await asyncio.to_thread(answered.wait, 60)
+
+    assert [rollout.status for rollout in run_workflow(solve, n=3)] == ["ok"] * 3
+
+
+def test_longest_wait_bounds_the_wait_for_further_calls(monkeypatch):
+    monkeypatch.setattr("creditflow.rollout.scheduler._PATIENCE", 600.0)
+    monkeypatch.setattr("creditflow.rollout.scheduler._LONGEST_WAIT", 0.1)
+    answered = threading.Event()
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            if task.text == "task 0":
+                await client.chat.completions.create(model="writer", messages=HELLO)
+                answered.set()
+            else:
+                assert await asyncio.to_thread(answered.wait, 60)
+
+    assert [rollout.status for rollout in run_workflow(solve, n=2)] == ["ok", "ok"]
+
+
+class Noting(Scheduler):
+    """Records the threads that call `expect`, and the final number of rollouts that are about to call."""
+
+    def __init__(self, clients):
+        super().__init__(clients)
+        self.threads, self.about_to_call = set(), 0
+
+    def expect(self, rollouts):
+        self.threads.add(threading.get_ident())
+        self.about_to_call += rollouts
+        super().expect(rollouts)
+
+
+def test_scheduler_is_notified_on_its_event_loop():
+    async def solve(task, team):
+        async with await asyncio.to_thread(client_of, team) as client:
+            await asyncio.gather(*(client.chat.completions.create(model="writer", messages=HELLO) for _ in range(3)))
+
+    scheduler = Noting({"default": Answers()})
+    rollouts = [Rollout(task_of(str(k)), "u", f"t{k}", (k,)) for k in range(4)]
+    made = asyncio.run(run_rollouts(rollouts, solve, AGENTS, scheduler, Sampling()))
+    assert [len(rollout.steps) for rollout in made] == [3] * 4
+    assert (scheduler.threads, scheduler.about_to_call) == ({threading.get_ident()}, 0)
+
+
+def test_url_of_an_ended_rollout_is_refused():
+    left, scheduler = [], Noting({"default": Answers()})
+
+    async def solve(task, team):
+        left.append(team)
+
+    async def main():
+        await run_rollouts([Rollout(task_of("x"), "u", "t", (0,))], solve, AGENTS, scheduler, Sampling())
+        with pytest.raises(CreditflowError, match="trajectory t: its URL was asked for after the rollout had ended"):
+            await asyncio.to_thread(lambda: left[0].base_url)
+
+    asyncio.run(main())
+    assert scheduler.about_to_call == 0
+
+
+def test_forgotten_await_is_refused_over_http():
+    async def late() -> str:
+        return "x"
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            coroutine = late()
+            content = f"say {coroutine}"
+            coroutine.close()
+            await client.chat.completions.create(model="writer", messages=user(content))
+
+    with pytest.raises(ConfigError, match=r"writer's prompt holds <coroutine object .*add `await`.* in solve\)$"):
+        run_workflow(solve)

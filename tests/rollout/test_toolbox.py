@@ -1,0 +1,171 @@
+"""The ready-made tools, and the tools of a recipe."""
+
+import asyncio
+import contextlib
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.config import load_recipe
+from creditflow.engines.common.components import build_components
+from creditflow.errors import ConfigError
+from creditflow.rollout.toolbox import calculator, load_tools
+from tests.paths import ROOT
+
+
+def tool(entry, base: Path = Path(), offered=None):
+    (made,) = load_tools([entry], base, "team.agents.a.tools", offered or {})
+    return made
+
+
+def said(made, **arguments) -> str:
+    return asyncio.run(made(arguments, {})).text
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("(3 + 4) * 2 ** 3", "56"),
+        ("7 / 2", "3.5"),
+        ("-7 // 2 % 3", "2"),
+        ("1e3 + .5", "1000.5"),
+        (" 0.1 + 0.2", "0.3"),
+        ("0.7 + 0.1", "0.8"),
+        ("4.35 * 100", "435"),
+        ("2 / 3", "0.666666666666667"),
+        ("12345678901234 / 2", "6172839450617"),
+        ("2 ** 53 / 2", "4503599627370496"),
+        ("246913578024691 / 2", "123456789012345.5"),
+        ("10 ** 22 / 1", "1e+22"),
+        ("999999999999999e2 * 1", "9.99999999999999e+16"),
+        ("1e308 * 10", "inf"),
+        ("1e308 * 10 * 0", "nan"),
+    ],
+)
+def test_calculator_computes_arithmetic(expression, result):
+    assert calculator(expression) == result
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "__import__('os')",
+        "2 ** 9 ** 9",
+        "9 ** 999 ** 2",
+        "(10 ** 999) ** 1000",
+        "1 +",
+        "(-8) ** 0.5",
+        "True",
+        "1 < 2",
+        "(" * 400,
+        "x",
+        "'a' * 9",
+    ],
+)
+def test_calculator_refuses_other_expressions(expression):
+    with pytest.raises((ValueError, ArithmeticError)):
+        calculator(expression)
+    assert said(tool("calculator"), expression=expression).startswith("error: ")
+
+
+@given(st.integers(0, 10**15 - 1), st.integers(-20, 20))
+def test_calculator_keeps_decimals_of_15_digits(digits, exponent):
+    number = f"{digits}e{exponent}"
+    assert Decimal(calculator(f"{number} * 1")) == Decimal(number)
+
+
+@given(st.integers(-(2**53), 2**53), st.integers(0, 10))
+def test_calculator_keeps_exact_quotients(numerator, power):
+    exact = Fraction(numerator, 2**power)
+    said = calculator(f"({numerator}) / 2 ** {power}")
+    if len(Decimal(numerator / 2**power).as_tuple().digits) <= 17:
+        assert Fraction(said) == exact
+    assert abs(Fraction(said) - exact) <= abs(exact) / 10**14
+
+
+@given(st.text(alphabet="0123456789+-*/%(). e", max_size=60))
+def test_calculator_bounds_any_expression(expression):
+    with contextlib.suppress(ValueError, ArithmeticError):
+        assert len(calculator(expression)) < 2000
+
+
+def test_python_runs_in_the_sandbox_and_returns_its_output():
+    python = tool("python", offered={"sandbox": {"wall_s": 5.0}})
+    assert said(python, code="print(6 * 7)") == "42\n"
+    assert "ZeroDivisionError" in said(python, code="print('first')\n1 / 0")
+    assert said(python, code="x = 1") == "(nothing was printed)"
+    assert "No such file" in said(python, code=f"open({str(ROOT / 'pyproject.toml')!r})")
+    quick = tool({"fn": "python", "args": {"sandbox": {"wall_s": 0.5}}})
+    assert said(quick, code="while True: pass").startswith("error: the program was stopped")
+
+
+def test_search_returns_the_best_passage(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/metals.md").write_text("Copper conducts heat well.\n\nTungsten melts at 3422 degrees.\n")
+    (tmp_path / "notes/birds.txt").write_text("Swifts sleep while they fly.")
+    (tmp_path / "notes/skipped.bin").write_text("Tungsten Tungsten")
+    search = tool({"fn": "search", "args": {"folder": "notes", "k": 1}}, base=tmp_path)
+    assert said(search, query="when does tungsten melt") == "[metals.md]\nTungsten melts at 3422 degrees."
+    assert said(search, query="how do swifts sleep").startswith("[birds.txt]")
+    assert said(search, query="zebra") == "nothing was found"
+    assert said(search, query="") == "nothing was found"
+    with pytest.raises(ConfigError, match="has no text in files"):
+        tool({"fn": "search", "args": {"folder": "nowhere"}}, base=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("calcuator", r"tools\[0\]: expected one of .*did you mean 'calculator'"),
+        ({"fn": "calculator", "arg": {}}, r"tools\[0\]: unknown key 'arg'.*did you mean 'args'"),
+        ({"name": "x"}, r"tools\[0\]: expected a name, `file.py:function`"),
+        ({"fn": "calculator", "timeout": 0}, r"tools\[0\].timeout: expected seconds, more than 0, got 0"),
+        ("missing.py:f", r"tools\[0\].fn: no file 'missing.py'"),
+        ({"fn": "search"}, r"tools\[0\] \(search\): expected `args: \{folder: ...\}`"),
+        ({"fn": "search", "args": {"fold": "x"}}, r"tools\[0\] \(search\): .*unexpected keyword argument 'fold'"),
+        ({"fn": "python", "args": {"sandbox": {"wall": 1}}}, "unknown option 'wall'"),
+    ],
+)
+def test_invalid_tool_entry_is_refused_by_its_place(entry, message):
+    with pytest.raises(ConfigError, match=message):
+        tool(entry)
+
+
+def test_two_tools_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="two tools are called calculator; give one another `name`"):
+        load_tools(["calculator", "calculator"], Path(), "tools", {})
+    named = load_tools(["calculator", {"fn": "calculator", "name": "sums"}], Path(), "tools", {})
+    assert [one.name for one in named] == ["calculator", "sums"]
+
+
+def test_recipe_sets_tools_per_agent_and_their_turns(tmp_path):
+    (tmp_path / "mine.py").write_text("def shout(text: str) -> str:\n    'Louder.'\n    return text.upper()\n")
+    options = [
+        "team.agents.verifier.tools=[calculator, {fn: 'mine.py:shout', timeout: 2}]",
+        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3",
+    ]
+    recipe = load_recipe(ROOT / "recipes/arithmetic_chain.yaml", options)
+    with pytest.raises(ConfigError, match=r"team.agents.verifier.tools\[1\].fn: no file 'mine.py'"):
+        build_components(recipe, tasks=False)
+    options[0] = options[0].replace("mine.py", str(tmp_path / "mine.py"))
+    components = build_components(load_recipe(ROOT / "recipes/arithmetic_chain.yaml", options), tasks=False)
+    assert [one.name for one in components.agents["verifier"].tools] == ["calculator", "shout"]
+    assert components.agents["verifier"].tools[1].timeout == 2
+    assert components.agents["planner"].tools == ()
+    assert components.sampling.max_assistant_turns == 3
+
+
+def test_tools_of_endpoint_agents_and_other_formats_are_refused():
+    recipe = ROOT / "recipes/arithmetic_chain.yaml"
+    with pytest.raises(ConfigError, match=r"multi_turn.format: expected one of hermes, got .*llama"):
+        load_recipe(recipe, ["actor_rollout_ref.rollout.multi_turn.format=llama"])
+    options = [
+        "policies={default: {}, judge: {endpoint: {base_url: 'http://127.0.0.1:1/v1', model: m}}}",
+        "team.agents.verifier={policy: judge, tools: [calculator]}",
+    ]
+    with pytest.raises(ConfigError, match="tools: are for policies of the run, and judge is behind an endpoint"):
+        build_components(load_recipe(recipe, options), tasks=False)

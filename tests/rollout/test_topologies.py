@@ -1,0 +1,254 @@
+"""Ready topologies: the prompts of each agent, and their parents."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from creditflow.data import Task, Trajectory
+from creditflow.errors import ConfigError
+from creditflow.rollout import (
+    AgentSpec,
+    Generation,
+    GenerationRequest,
+    Rollout,
+    Scheduler,
+    Workflow,
+    run_rollout,
+    topologies,
+)
+from creditflow.rollout.recorder import Sampling
+from tests.builders import Letters
+
+
+class Scripted(Letters):
+    """Answers by the first rule whose text is in the prompt."""
+
+    version, max_positions = 0, 4000
+
+    def __init__(self, *rules: tuple[str, str]) -> None:
+        self.rules = rules
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        said = []
+        for request in requests:
+            prompt = self.decode(request.prompt_ids)
+            text = next((answer for part, answer in self.rules if part in prompt), "nothing")
+            said.append(Generation(tuple(map(ord, text)), (-1.0,) * len(text), "stop"))
+        return said
+
+
+NAMES = ("ann", "bob", "carl", "judge", "lead", "planner", "executor", "verifier")
+
+
+def run_workflow(workflow: Workflow, *rules: tuple[str, str]) -> Trajectory:
+    agents = {name: AgentSpec(system=f"I am {name}.") for name in NAMES}
+    task = Task("test", ({"role": "user", "content": "What is it?"},), None)
+    own = tuple((f"I am {name}.", f"{name} says") for name in NAMES)
+    generator = Scheduler({"default": Scripted(*rules, *own)})
+    return asyncio.run(
+        run_rollout(Rollout(task, "u", "t", (0,)), workflow, agents, generator, Sampling(max_prompt_tokens=3000))
+    )
+
+
+def graph(trajectory: Trajectory) -> list[tuple[str, tuple[int, ...]]]:
+    assert trajectory.status == "ok", trajectory.info
+    for step in trajectory.steps:  # the prompt contains each parent's response
+        assert all(trajectory.steps[parent].response in step.prompt for parent in step.parents)
+    return [(step.agent, step.parents) for step in trajectory.steps]
+
+
+def test_chain_passes_each_reply_to_the_next() -> None:
+    trajectory = run_workflow(topologies.chain("ann", "bob", "carl"))
+    assert graph(trajectory) == [("ann", ()), ("bob", (0,)), ("carl", (1,))]
+    assert trajectory.answer == "carl says"
+    assert trajectory.steps[1].prompt.endswith("What is it?\n\nann:\nann says")
+
+
+def test_debate_judge_reads_the_last_round() -> None:
+    trajectory = run_workflow(topologies.debate("ann", "bob", rounds=1, judge="judge"))
+    assert graph(trajectory) == [("ann", ()), ("bob", ()), ("ann", (0, 1)), ("bob", (0, 1)), ("judge", (2, 3))]
+    assert trajectory.answer_steps == (4,)
+
+
+def test_debate_without_judge_answers_by_majority() -> None:
+    trajectory = run_workflow(topologies.debate("ann", "bob", "carl", rounds=0), ("I am ann", "3"), ("I am", " 4"))
+    assert (trajectory.answer, trajectory.answer_steps) == (" 4", (1, 2))
+    tied = run_workflow(topologies.debate("ann", "bob", rounds=0), ("I am ann", "3"), ("I am", "4"))
+    assert (tied.answer, tied.answer_steps) == ("3", (0,))
+
+
+def test_mixture_has_layers_and_a_judge() -> None:
+    trajectory = run_workflow(topologies.mixture("ann", "bob", judge="judge", layers=2))
+    assert graph(trajectory) == [("ann", ()), ("bob", ()), ("ann", (0, 1)), ("bob", (0, 1)), ("judge", (2, 3))]
+    assert graph(run_workflow(topologies.mixture("ann", "bob", judge="judge"))) == [
+        ("ann", ()),
+        ("bob", ()),
+        ("judge", (0, 1)),
+    ]
+
+
+def test_tree_bosses_read_their_workers() -> None:
+    trajectory = run_workflow(topologies.tree(topologies.boss("judge", topologies.boss("lead", "ann", "bob"), "carl")))
+    found = graph(trajectory)
+    assert sorted(agent for agent, parents in found if not parents) == ["ann", "bob", "carl"]
+    by_agent = {step.agent: {trajectory.steps[parent].agent for parent in step.parents} for step in trajectory.steps}
+    assert (by_agent["lead"], by_agent["judge"]) == ({"ann", "bob"}, {"lead", "carl"})
+    assert trajectory.answer == "judge says"
+
+
+def test_plan_parts_are_retried_after_a_rejection() -> None:
+    rules = (
+        ("I am planner", "1. add\n2. halve"),
+        ("no, it is 8", "8"),
+        ("Now: add", "7"),
+        ("Now: halve", "4"),
+        ("Written:\n7", "no, it is 8"),
+        ("I am verifier", "Yes."),
+    )
+    trajectory = run_workflow(topologies.planner_executor_verifier(), *rules)
+    assert graph(trajectory) == [
+        ("planner", ()),
+        ("executor", (0,)),
+        ("verifier", (1,)),
+        ("executor", (0, 1, 2)),
+        ("verifier", (3,)),
+        ("executor", (0, 3)),
+        ("verifier", (5,)),
+    ]
+    assert (trajectory.answer, trajectory.answer_steps) == ("4", (5,))
+
+
+def test_plan_without_verifier_tries_each_part_once() -> None:
+    trajectory = run_workflow(
+        topologies.planner_executor_verifier(verifier=None), ("I am planner", "- add\n- halve\n- round")
+    )
+    assert graph(trajectory) == [("planner", ()), ("executor", (0,)), ("executor", (0, 1)), ("executor", (0, 2))]
+
+
+@pytest.mark.parametrize(
+    ("plan", "items"),
+    [
+        ("1. add\n 2) halve", ["add", "halve"]),
+        ("Well:\n- add\n* halve", ["add", "halve"]),
+        ("add\n\nhalve", ["add", "halve"]),
+        ("", []),
+    ],
+)
+def test_numbered_lines_finds_the_items_of_a_plan(plan: str, items: list[str]) -> None:
+    assert topologies.numbered_lines(plan) == items
+
+
+def test_empty_plan_executes_the_task() -> None:
+    trajectory = run_workflow(topologies.planner_executor_verifier(verifier=None), ("I am planner", " "))
+    assert len(trajectory.steps) == 2
+
+
+@pytest.mark.parametrize(("verdict", "yes"), [("Yes.", True), ("**Correct**", True), ("No: yes", False), ("", False)])
+def test_says_yes_reads_the_first_word(verdict: str, yes: bool) -> None:
+    assert topologies.says_yes(verdict) is yes
+
+
+def test_empty_team_is_refused() -> None:
+    for make in (
+        topologies.chain,
+        topologies.debate,
+        lambda: topologies.boss("ann"),
+        lambda: topologies.mixture(judge="b"),
+    ):
+        with pytest.raises(ConfigError, match="expected at least one"):
+            make()
+
+
+async def later(task, agent, replies):
+    return "x"
+
+
+PLAIN = r"prompt: expected a plain function of \(task, agent, replies\)"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: topologies.chain(["ann", "bob"]),
+            r"chain: agents: .*as arguments of their own.* got \(\['ann', 'bob'\],\)",
+        ),
+        (lambda: topologies.chain("ann", 5), r"chain: agents: .* got \('ann', 5\)"),
+        (lambda: topologies.chain("ann", prompt="x"), f"chain: {PLAIN}, got 'x'"),
+        (lambda: topologies.chain("ann", prompt=later), f"chain: {PLAIN}, got <function later"),
+        (lambda: topologies.chain("ann", prompt=lambda task, agent: "x"), f"chain: {PLAIN}, got <function"),
+        (lambda: topologies.debate("ann", rounds=1.5), "debate: rounds: expected a whole number, 0 or more, got 1.5"),
+        (lambda: topologies.debate("ann", judge=5), "debate: judge: expected an agent's name or None, got 5"),
+        (lambda: topologies.debate("ann", key=5), r"debate: key: expected a plain function of \(text\), got 5"),
+        (lambda: topologies.mixture(judge="j"), r"mixture: proposers: expected at least one agent, .* got \(\)"),
+        (lambda: topologies.mixture("ann", judge=None), "mixture: judge: expected an agent's name, got None"),
+        (
+            lambda: topologies.mixture("a", judge="b", layers=0),
+            "mixture: layers: expected a whole number, 1 or more, got 0",
+        ),
+        (lambda: topologies.boss("ann", 5), r"boss: workers: expected .* an agent's name or a boss\(...\), got \(5,\)"),
+        (lambda: topologies.tree(5), r"tree: root: expected a boss\(...\) or an agent's name, got 5"),
+        (
+            lambda: topologies.planner_executor_verifier(accepted=None),
+            r"accepted: expected a plain function of \(verdict\)",
+        ),
+        (lambda: topologies.planner_executor_verifier(parts=later), r"parts: expected a plain function of \(plan\)"),
+        (
+            lambda: topologies.planner_executor_verifier(tries=True),
+            "tries: expected a whole number, 1 or more, got True",
+        ),
+        (
+            lambda: topologies.dialogue("ann", "bob", turns=0),
+            "dialogue: turns: expected a whole number, 1 or more, got 0",
+        ),
+        (lambda: topologies.dialogue("ann", "bob", until=5), "dialogue: until: expected a text or None, got 5"),
+        (lambda: topologies.dialogue("ann", "bob", goal="x"), r"dialogue: goal: expected a plain function of \(task\)"),
+    ],
+)
+def test_invalid_arguments_are_refused_when_the_team_is_made(make, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_functions_with_compatible_signatures_are_accepted() -> None:
+    assert run_workflow(topologies.debate("ann", "bob", rounds=0, key=int), ("I am", "4")).answer == "4"
+    assert run_workflow(topologies.chain("ann", prompt=lambda *told: told[1])).steps[0].prompt == "I am ann.\nann"
+
+
+def test_prompt_is_a_text_or_messages() -> None:
+    made = run_workflow(
+        topologies.chain("ann", prompt=lambda task, agent, read: [{"role": "user", "content": "hello"}])
+    )
+    assert made.steps[0].prompt == "I am ann.\nhello"
+    with pytest.raises(ConfigError, match=f"{PLAIN}, which gives a text or messages, got None from it"):
+        run_workflow(topologies.chain("ann", prompt=lambda task, agent, read: None))
+
+
+def test_dialogue_agents_read_it_from_their_sides() -> None:
+    made = run_workflow(topologies.dialogue("ann", "bob", turns=2))
+    assert graph(made) == [("bob", ()), ("ann", (0,)), ("bob", (0, 1)), ("ann", (0, 1, 2))]
+    assert (made.answer, made.answer_steps) == ("ann says", (3,))
+    goal = "You are a user. Ask for this, and answer what you are asked: What is it?"
+    assert made.steps[0].prompt == f"I am bob.\n{goal}"
+    assert made.steps[1].prompt == "I am ann.\nbob says"  # the agent reads only the user's replies
+    assert made.steps[2].prompt == f"I am bob.\n{goal}\nbob says\nann says"
+
+
+def test_dialogue_ends_at_the_until_text() -> None:
+    made = run_workflow(topologies.dialogue("ann", "bob", until="THANKS"), ("ann says", "THANKS"))
+    assert [step.agent for step in made.steps] == ["bob", "ann", "bob"]
+    assert (made.answer, made.answer_steps) == ("ann says", (1,))
+
+
+def test_dialogue_roles_depend_on_the_reader() -> None:
+    class Roles(Scripted):
+        def encode(self, messages, tools=()):
+            text = "|".join(message["role"] for message in messages)
+            return text, tuple(map(ord, text))
+
+    agents = {"ann": AgentSpec(), "bob": AgentSpec()}
+    rollout = Rollout(Task("test", ({"role": "user", "content": "x"},), None), "u", "t", (0,))
+    workflow = topologies.dialogue("ann", "bob", turns=2)
+    made = asyncio.run(run_rollout(rollout, workflow, agents, Scheduler({"default": Roles()}), Sampling()))
+    assert [step.prompt for step in made.steps] == ["user", "user", "user|assistant|user", "user|assistant|user"]

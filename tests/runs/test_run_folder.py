@@ -1,0 +1,288 @@
+"""Writing a run's folder and reading it back."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.errors import BatchError, DataError, InputError
+from creditflow.runs.run_folder import RunFolder, read_metrics
+from creditflow.data import TrajectoryBatch
+from tests.builders import batch_of, make_trajectory, step
+
+
+def a_folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", {"seed": 1}, "trainer: {}\n")
+
+
+def a_batch() -> TrajectoryBatch:
+    """Three trajectories in order: one right, one without steps, one wrong."""
+    return batch_of(
+        make_trajectory("a", [step("planner", 1.0, tokens=2), step("executor", 0.5, tokens=1)], outcome=1.0),
+        make_trajectory("b", [], outcome=0.0),
+        make_trajectory("c", [step("planner", 0.0, tokens=3), step("executor", tokens=1)], outcome=0.0),
+    )
+
+
+def rows_of(folder: RunFolder, step: int) -> list[dict[str, object]]:
+    return pq.read_table(folder.path / f"steps/{step:06d}.parquet").to_pylist()
+
+
+def files_in(path: Path) -> list[str]:
+    return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+
+
+# The folder
+
+
+def test_create_writes_run_and_configuration(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "runs" / "one", {"seed": 1, "name": "toy"}, "trainer: {}\n")
+    assert json.loads((folder.path / "run.json").read_text()) == {"seed": 1, "name": "toy"}
+    assert (folder.path / "config.yaml").read_text() == "trainer: {}\n"
+    assert files_in(folder.path) == ["config.yaml", "run.json"]
+    assert (folder.path / "steps").is_dir()
+
+
+def test_create_refuses_and_keeps_an_existing_run(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    folder.append_metrics(1, {"loss": 0.5})
+    with pytest.raises(InputError) as raised:
+        RunFolder.create(folder.path, {"seed": 2}, "other: {}\n")
+    assert str(raised.value) == (
+        f"trainer.default_local_dir: {folder.path} holds a run already; name another folder"
+    )  # fmt: skip
+    assert json.loads((folder.path / "run.json").read_text()) == {"seed": 1}
+    assert (folder.path / "config.yaml").read_text() == "trainer: {}\n"
+    assert read_metrics(folder.path) == [{"step": 1, "loss": 0.5}]
+
+
+def test_create_accepts_a_folder_with_other_files(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("kept")
+    folder = a_folder(tmp_path)
+    assert files_in(folder.path) == ["config.yaml", "notes.txt", "run.json"]
+
+
+def test_create_names_the_option_of_an_impossible_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(InputError, match=r"^trainer\.default_local_dir: .*run/steps cannot be made: "):
+        a_folder(tmp_path)
+
+
+def test_write_text_replaces_the_whole_file(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    folder.write_text("run.json", "longer than what comes next")
+    folder.write_text("run.json", "short")
+    assert (folder.path / "run.json").read_text() == "short"
+    assert files_in(folder.path) == ["config.yaml", "run.json"]
+
+
+# Resuming
+
+
+def a_run(tmp_path: Path, steps: int) -> RunFolder:
+    """A run with an evaluation before training, and a step file and a line of metrics per step."""
+    folder, batch = a_folder(tmp_path), a_batch()
+    folder.append_metrics(0, {"val/pass_at_1": 0.5})
+    for n in range(1, steps + 1):
+        folder.write_steps(n, batch)
+        folder.append_metrics(n, {"loss": 1 / n, "nan": math.nan})
+    return folder
+
+
+def contents(folder: RunFolder) -> dict[str, bytes]:
+    return {name: (folder.path / name).read_bytes() for name in files_in(folder.path)}
+
+
+def test_open_returns_an_existing_run(tmp_path: Path) -> None:
+    made = a_folder(tmp_path)
+    (made.path / "steps").rmdir()
+    folder = RunFolder.open(made.path)
+    folder.write_steps(1, a_batch())
+    assert files_in(folder.path) == ["config.yaml", "run.json", "steps/000001.parquet"]
+    assert json.loads((folder.path / "run.json").read_text()) == {"seed": 1}
+
+
+def test_open_refuses_a_missing_run_and_creates_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as raised:
+        RunFolder.open(tmp_path / "run")
+    assert str(raised.value) == (
+        f"trainer.default_local_dir: {tmp_path / 'run'} holds no run: expected a run.json in it"
+    )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("step", [0, 2, 4])
+def test_rewound_run_continues_like_an_uninterrupted_one(tmp_path: Path, step: int) -> None:
+    whole, killed = a_run(tmp_path / "whole", 4), a_run(tmp_path / "killed", 4)
+    with (killed.path / "metrics.jsonl").open("a") as file:
+        file.write('{"loss": 0.2')
+    (killed.path / "steps/.000005.parquet.77.part").write_bytes(b"PAR1")
+    (killed.path / ".metrics.jsonl.77.part").write_text("{}")
+    folder = RunFolder.open(killed.path)
+    folder.rewind(step)
+    assert [row["step"] for row in read_metrics(folder.path)] == list(range(step + 1))
+    assert files_in(folder.path / "steps") == [f"{n:06d}.parquet" for n in range(1, step + 1)]
+    for n in range(step + 1, 5):
+        folder.write_steps(n, a_batch())
+        folder.append_metrics(n, {"loss": 1 / n, "nan": math.nan})
+    assert contents(folder) == contents(whole)
+
+
+def test_rewind_removes_the_evaluation_and_keeps_unknown_files(
+    tmp_path: Path,
+) -> None:
+    folder = a_run(tmp_path, 2)
+    folder.write_text("evaluation.json", "{}\n")
+    folder.write_text("steps/notes.parquet", "kept")
+    folder.rewind(2)
+    assert "evaluation.json" in files_in(folder.path)
+    folder.rewind(1)
+    assert files_in(folder.path) == [
+        "config.yaml", "metrics.jsonl", "run.json", "steps/000001.parquet", "steps/notes.parquet",
+    ]  # fmt: skip
+
+
+def test_rewind_is_idempotent(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    before = contents(folder)
+    folder.rewind(0)
+    assert contents(folder) == before
+    folder = a_run(tmp_path / "another", 3)
+    folder.rewind(2)
+    once = contents(folder)
+    folder.rewind(2)
+    assert contents(folder) == once
+
+
+@pytest.mark.parametrize("damage", ['{"loss": \n', '{"loss": 0.5}\n'])
+def test_rewind_refuses_damaged_metrics_and_removes_nothing(tmp_path: Path, damage: str) -> None:
+    folder = a_run(tmp_path, 2)
+    file = folder.path / "metrics.jsonl"
+    file.write_text(damage + file.read_text())
+    before = contents(folder)
+    with pytest.raises(DataError, match=r"metrics\.jsonl"):
+        folder.rewind(1)
+    assert contents(folder) == before
+
+
+# Metrics
+
+
+def test_read_metrics_returns_appended_values(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    folder.append_metrics(0, {})
+    folder.append_metrics(1, {"loss": 0.1, "n": 3})
+    folder.append_metrics(2, {"loss": -1e-300})
+    assert read_metrics(folder.path) == [{"step": 0}, {"step": 1, "loss": 0.1, "n": 3}, {"step": 2, "loss": -1e-300}]
+
+
+def test_non_finite_metrics_become_null(tmp_path: Path) -> None:
+    def strict(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    folder = a_folder(tmp_path)
+    folder.append_metrics(
+        1, {"nan": math.nan, "inf": math.inf, "minus": -math.inf, "of_numpy": np.float64("nan"), "x": 2}
+    )
+    line = (folder.path / "metrics.jsonl").read_text()
+    assert json.loads(line, parse_constant=strict) == {
+        "step": 1, "nan": None, "inf": None, "minus": None, "of_numpy": None, "x": 2,
+    }  # fmt: skip
+    assert read_metrics(folder.path)[0]["nan"] is None
+
+
+def test_read_metrics_skips_a_last_line_torn_at_any_place(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    folder.append_metrics(1, {"loss": 0.5})
+    file = folder.path / "metrics.jsonl"
+    whole = file.read_text()
+    folder.append_metrics(2, {"loss": 0.25, "n": 12})
+    last = file.read_text().removeprefix(whole).rstrip("\n")
+    for cut in range(len(last)):
+        file.write_text(whole + last[:cut])
+        assert read_metrics(folder.path) == [{"step": 1, "loss": 0.5}], last[:cut]
+    file.write_text(whole + last)  # the whole line without its newline
+    assert read_metrics(folder.path)[1] == {"step": 2, "loss": 0.25, "n": 12}
+
+
+def test_read_metrics_of_an_empty_file_is_empty(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    (folder.path / "metrics.jsonl").touch()
+    assert read_metrics(folder.path) == []
+
+
+# Steps
+
+
+def test_step_file_contains_batch_and_credit_columns(tmp_path: Path) -> None:
+    folder, batch = a_folder(tmp_path), a_batch()
+    assignment = assign(batch, CreditOptions(propagation="none", group_by="agent"))
+    folder.write_steps(7, batch, assignment)
+    assert files_in(folder.path / "steps") == ["000007.parquet"]
+    assert TrajectoryBatch.read_parquet(folder.path / "steps/000007.parquet").to_trajectories() == (
+        batch.to_trajectories()
+    )
+
+    rows = rows_of(folder, 7)
+    assert [row["step_id"] for row in rows] == ["a.0", "a.1", None, "c.0", "c.1"]
+    of_steps = [row for row in rows if row["step_id"] is not None]
+    for name, column in {
+        "advantage": assignment.advantage_S,
+        "credit": assignment.credit_S,
+        "own": assignment.own_S,
+        "sub_reward": assignment.sub_reward_S,
+        "scored": assignment.scored_S,
+        "group_id": assignment.group_S,
+        "stratum_in_force": assignment.stratum_S,
+        "level": assignment.level_S,
+        "trained": assignment.trained_S,
+    }.items():
+        np.testing.assert_array_equal(np.array([row[name] for row in of_steps]), column, err_msg=name)
+        assert rows[2][name] is None  # the trajectory without steps
+    assert [row["sub_reward"] for row in of_steps][:3] == [1.0, 0.5, 0.0]
+    assert [row["scored"] for row in of_steps] == [True, True, True, False]
+
+
+def test_assignment_columns_do_not_hide_batch_columns(tmp_path: Path) -> None:
+    folder, batch = a_folder(tmp_path), a_batch()
+    assignment = assign(batch, CreditOptions())
+    folder.write_steps(1, batch)
+    folder.write_steps(2, batch, assignment)
+    of_batch = pq.read_schema(folder.path / "steps/000001.parquet").names
+    of_both = pq.read_schema(folder.path / "steps/000002.parquet").names
+    assert of_both[: len(of_batch)] == of_batch
+    assert len(set(of_both)) == len(of_both) > len(of_batch)
+    assert not {"group", "order", "select", "in", "out"} & set(of_both)  # SQL keywords
+
+
+def test_step_file_without_assignment_has_no_credit_columns(tmp_path: Path) -> None:
+    folder, batch = a_folder(tmp_path), a_batch()
+    folder.write_steps(3, batch)
+    assert TrajectoryBatch.read_parquet(folder.path / "steps/000003.parquet").to_trajectories() == (
+        batch.to_trajectories()
+    )
+    assert not {"advantage", "credit", "group_id"} & rows_of(folder, 3)[0].keys()
+
+
+def test_step_file_of_trajectories_without_steps_is_written(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    folder.write_steps(1, batch_of(make_trajectory("a", [], outcome=1.0), make_trajectory("b", [], outcome=0.0)))
+    assert [(row["trajectory_id"], row["step_id"]) for row in rows_of(folder, 1)] == [("a", None), ("b", None)]
+    assert TrajectoryBatch.read_parquet(folder.path / "steps/000001.parquet").n_steps == 0
+
+
+def test_step_file_is_replaced_atomically(tmp_path: Path) -> None:
+    folder, batch = a_folder(tmp_path), a_batch()
+    folder.write_steps(1, batch)
+    smaller = batch_of(make_trajectory("a", [step("planner", 1.0)], outcome=1.0))
+    with pytest.raises(BatchError, match="expected 4 values, one per step, got 1"):
+        folder.write_steps(1, batch, assign(smaller, CreditOptions()))
+    assert len(rows_of(folder, 1)) == 5
+    assert files_in(folder.path / "steps") == ["000001.parquet"]
+    folder.write_steps(1, smaller)
+    assert len(rows_of(folder, 1)) == 1

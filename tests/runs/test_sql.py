@@ -1,0 +1,95 @@
+"""SQL access to a ledger, and the columns and queries in docs/ledger.md."""
+
+from tests.paths import DOCS
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.runs import Ledger, RunFolder
+from creditflow.runs.sql import connect
+from creditflow.data import Score
+from tests.builders import batch_of, make_trajectory, step
+
+DOCS = DOCS / "ledger.md"
+QUERIES = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    folder = RunFolder.create(tmp_path / "it's a run", {"seed": 1}, "trainer: {}\n")
+    for number in (1, 2):
+        batch = batch_of(
+            make_trajectory(
+                f"{number}a", [step("planner", 1.0, tokens=2), step("executor", 0.5, tokens=1)], outcome=1.0
+            ),
+            make_trajectory(f"{number}b", [], outcome=0.0),
+            make_trajectory(
+                f"{number}c", [step("planner", "failed", tokens=3), step("executor", 0.0, tokens=1)], outcome=0.0
+            ),
+        )
+        folder.write_steps(number, batch, assign(batch, CreditOptions()))
+        folder.append_metrics(number, {"actor/entropy": 1 / number})
+    folder.append_events([{"step": 2, "rule": "entropy"}])
+    return Ledger.open(folder.path)
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=range(len(QUERIES)))
+def test_documented_queries_return_rows(ledger: Ledger, query: str) -> None:
+    assert connect(ledger).execute(query).fetchall()
+
+
+def test_docs_have_five_queries() -> None:
+    assert len(QUERIES) == 5
+
+
+def test_views_contain_steps_metrics_and_events(ledger: Ledger) -> None:
+    connection = connect(ledger)
+    found = connection.execute(
+        "SELECT training_step, step_id, advantage FROM steps WHERE step_id IS NOT NULL ORDER BY ALL"
+    )
+    rows = found.fetchall()
+    expected = [
+        (recorded.step, id, advantage)
+        for recorded in ledger
+        if recorded.assignment is not None
+        for id, advantage in zip(recorded.batch.step_ids, recorded.assignment.advantage_S.tolist(), strict=True)
+    ]
+    assert rows == expected
+    assert connection.execute('SELECT step, "actor/entropy" FROM metrics').fetchall() == [(1, 1.0), (2, 0.5)]
+    assert connection.execute("SELECT rule FROM events").fetchall() == [("entropy",)]
+
+
+def test_documented_query_returns_reasons_of_failures(ledger: Ledger) -> None:
+    (found,) = [connect(ledger).execute(query).fetchall() for query in QUERIES if "reason" in query]
+    assert [(name, status, n) for name, status, _, n in found] == [("f", "failed", 2)]
+
+
+def test_empty_run_has_no_views(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", {}, "")
+    connection = connect(Ledger.open(tmp_path / "run"))
+    assert connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall() == []
+
+
+def test_docs_name_exactly_the_columns_of_a_step_file(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {}, "")
+    batch = batch_of(
+        make_trajectory("a", [step("planner", Score((1.0, 0.5)), tokens=2)], outcome=1.0),
+        make_trajectory("b", [step("planner", Score((0.0, 0.5, 0.5)), tokens=3)], outcome=0.0),
+    )
+    chosen = {"decomp_granularity": "token_level", "outcome_to": "answer"}
+    folder.write_steps(1, batch, assign(batch, CreditOptions(**chosen)))
+    critic = CreditOptions(adv_estimator="gae", **chosen)
+    folder.write_steps(2, batch, assign(batch, critic, values_T=np.arange(5.0)))
+    unscaled = CreditOptions(adv_estimator="reinforce_plus_plus", gamma_token=0.5, outcome_to="answer")
+    folder.write_steps(3, batch, assign(batch, unscaled))
+    written = {name for step in (1, 2, 3) for name in pq.read_schema(folder.path / f"steps/{step:06d}.parquet").names}
+
+    section = DOCS.read_text().split("## The step file")[1].split("## Five questions")[0]
+    told = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    told.append(section.split("**Only where")[1].split("a value for each response token:")[1])
+    named = {name for text in told for name in re.findall(r"`(\w+)`", text)}
+    assert named == written

@@ -1,0 +1,122 @@
+"""A step file restores the trajectories and every term of their credit."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+
+from creditflow.credit import (Assignment, Credit, CreditOptions, assign, propagation_rule)
+from creditflow.credit import explain
+from creditflow.credit.propagate import PROPAGATION_RULES
+from creditflow.errors import DataError
+from creditflow.runs.step_files import VERSION, read_step_file, write_step_file
+from creditflow.data import TrajectoryBatch
+from tests.builders import batch_of, make_trajectory, step
+from tests.credit.strategies import situations
+from tests.credit.test_explain import ALL_CORNERS, sampled_tokens
+
+
+def written(tmp_path: Path, assigned: Assignment) -> Path:
+    write_step_file(tmp_path / "000007.parquet", 7, assigned.batch, assigned)
+    return tmp_path / "000007.parquet"
+
+
+def a_batch() -> TrajectoryBatch:
+    return batch_of(
+        make_trajectory("a", [step("planner", 1.0, tokens=2), step("executor", 0.5, tokens=1)], outcome=1.0),
+        make_trajectory("b", [], outcome=0.0),
+        make_trajectory("c", [step("planner", 0.0, tokens=3), step("executor", tokens=1)], outcome=0.0),
+    )
+
+
+def assert_same(mine: object, its: object, name: str) -> None:
+    if isinstance(its, np.ndarray):
+        assert isinstance(mine, np.ndarray)
+        np.testing.assert_array_equal(mine, its, err_msg=name)
+        assert mine.dtype == its.dtype, name
+    else:
+        assert mine == its, name
+
+
+@pytest.mark.parametrize("corner", ALL_CORNERS)
+def test_read_assignment_equals_the_written_one(corner: str, tmp_path: Path) -> None:
+    @settings(max_examples=25)
+    @given(situations(**ALL_CORNERS[corner]))
+    def check(situation) -> None:
+        trajectories, chosen, values_T = situation
+        batch = batch_of(*trajectories)
+        made = assign(batch, chosen, values_T=None if values_T is None else np.array(values_T))
+        recorded = read_step_file(written(tmp_path, made))
+        read = recorded.assignment
+        assert read is not None
+        assert recorded.step == 7
+        for field in fields(Assignment):
+            if field.name not in ("batch", "shadow", "options", "critic"):
+                assert_same(getattr(read, field.name), getattr(made, field.name), field.name)
+        assert read.options == made.options
+        np.testing.assert_array_equal(read.token_advantages(), made.token_advantages())
+        for s in range(batch.n_steps):
+            assert explain(read, s) == explain(made, s)
+            for token in sampled_tokens(batch, s):
+                assert explain(read, s, token) == explain(made, s, token)
+
+    check()
+
+
+def test_file_without_credit_is_read_without_assignment(tmp_path: Path) -> None:
+    write_step_file(tmp_path / "000003.parquet", 3, a_batch(), None)
+    recorded = read_step_file(tmp_path / "000003.parquet")
+    assert (recorded.step, recorded.assignment) == (3, None)
+    assert recorded.batch.to_trajectories() == a_batch().to_trajectories()
+
+
+def test_trajectory_without_steps_keeps_its_place_and_mask(tmp_path: Path) -> None:
+    batch = a_batch()
+    failed = replace(batch, status_of_trajectory=np.array([0, 1, 0]))
+    made = assign(failed, CreditOptions())
+    read = read_step_file(written(tmp_path, made)).assignment
+    assert read is not None
+    assert read.masked_N.tolist() == [False, True, False]
+
+
+def test_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, assign(a_batch(), CreditOptions()))
+    rewritten(path, version=VERSION + 1)
+    with pytest.raises(
+        DataError, match=rf"a step file of version {VERSION + 1}; this creditflow reads up to {VERSION}"
+    ):
+        read_step_file(path)
+
+
+def rewritten(path: Path, **changed: object) -> None:
+    """Write the file again with changed facts."""
+    facts = json.loads(pq.read_metadata(path).metadata[b"creditflow"]) | changed
+    table = pq.read_table(path)
+    with pq.ParquetWriter(path, table.schema, store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({"creditflow": json.dumps(facts)})
+
+
+def test_truncated_file_raises_a_readable_error(tmp_path: Path) -> None:
+    path = written(tmp_path, assign(a_batch(), CreditOptions()))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"000007\.parquet: not a readable Parquet file of steps"):
+        read_step_file(path)
+
+
+def test_file_of_an_unregistered_rule_names_the_rule(tmp_path: Path) -> None:
+    @propagation_rule("of_the_user")
+    def rule(flow) -> Credit:
+        return PROPAGATION_RULES["none"].credit(flow)
+
+    try:
+        path = written(tmp_path, assign(a_batch(), CreditOptions(propagation="of_the_user")))
+        assert read_step_file(path).assignment is not None
+    finally:
+        PROPAGATION_RULES.remove("of_the_user")
+    with pytest.raises(DataError, match=r"got 'of_the_user'; import the module that registers"):
+        read_step_file(path)

@@ -1,0 +1,319 @@
+"""Tests of the behaviour common to all back ends; stubs replace the services that are unavailable here."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from creditflow.sandbox import Bubblewrap, Sandbox, SandboxError, SandboxOptionError, container
+from tests.rewards.processes import descriptors
+from tests.sandbox import boxes
+
+BACKENDS = ["bubblewrap", "unsafe_subprocess", "sandbox_fusion", "container"]
+LOCAL = ["bubblewrap", "unsafe_subprocess", "container"]
+
+
+@pytest.fixture
+def box(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    with boxes.opened(request.param, tmp_path, monkeypatch, wall_s=5.0, output_bytes=2000, file_mb=1) as made:
+        yield made
+
+
+on_all = pytest.mark.parametrize("box", BACKENDS, indirect=True)
+on_local = pytest.mark.parametrize("box", LOCAL, indirect=True)
+
+
+def python(box: Sandbox, code: str, **options):
+    return box.run(["python", "-c", code], **options)
+
+
+@on_all
+def test_run_returns_stdout_stderr_and_exit_code(box):
+    result = python(box, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
+    assert (result.exit_code, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
+    assert (result.ok, result.limit, result.signal) == (False, None, None)
+    assert 0 < result.seconds < 60
+
+
+@on_all
+def test_exit_code_zero_is_ok(box):
+    assert python(box, "pass").ok
+
+
+@on_all
+def test_program_reads_its_complete_input(box):
+    text = "zwölf\n" * 1000
+    result = python(
+        box, "import sys; d = sys.stdin.buffer.read(); print(len(d), d.count('ö'.encode()))", stdin=text.encode()
+    )
+    assert result.stdout == f"{len(text.encode())} 1000\n".encode()
+
+
+@on_all
+def test_empty_input_is_at_its_end(box):
+    assert python(box, "print(repr(input()))").stderr.splitlines()[-1].startswith(b"EOFError")
+
+
+@on_all
+def test_every_run_gets_copies_of_written_files(box):
+    box.write("data/a b.txt", b"first")
+    box.write("main.py", b"p = 'data/a b.txt'\nprint(open(p).read())\nopen(p, 'w').write('changed')")
+    for _ in range(2):
+        assert box.run(["python", "main.py"]).stdout == b"first\n"
+    box.write("data/a b.txt", b"second")
+    assert box.run(["python", "main.py"]).stdout == b"second\n"
+
+
+@on_all
+def test_read_returns_kept_files_byte_by_byte(box):
+    content = bytes(range(256))
+    code = f"import os; os.mkdir('d'); open(\"d/it's\", 'wb').write({content!r}); open('e', 'w')"
+    result = python(box, code, keep=["./d/it's", "e"])
+    assert result.ok
+    assert box.read("d/it's") == content
+    assert box.read("e") == b""
+
+
+@on_all
+def test_read_raises_for_missing_and_unlisted_files(box):
+    python(box, "open('there', 'w').write('x')", keep=["missing"])
+    with pytest.raises(FileNotFoundError, match="missing"):
+        box.read("missing")
+    with pytest.raises(ValueError, match="not told"):
+        box.read("there")
+
+
+@on_all
+def test_read_uses_the_last_run_of_the_thread(box):
+    python(box, "open('a', 'w').write('x')", keep=["a"])
+    python(box, "pass", keep=["a"])
+    with pytest.raises(FileNotFoundError):
+        box.read("a")
+
+
+@on_all
+def test_read_raises_only_for_files_above_the_cap(box):
+    result = python(box, "open('a', 'wb').write(b'x' * 2001); open('b', 'wb').write(b'x' * 2000)", keep=["a", "b"])
+    assert result.ok
+    with pytest.raises(ValueError, match="larger"):
+        box.read("a")
+    assert box.read("b") == b"x" * 2000
+
+
+@on_local
+def test_kept_links_folders_and_pipes_are_not_found(box):
+    code = "import os; os.symlink('/dev/zero', 'l'); os.mkdir('d'); os.mkfifo('p'); os.symlink('/dev', 'e')"
+    result = python(box, code, keep=["l", "d", "p", "e/zero"])
+    assert result.ok
+    for path in ("l", "d", "p", "e/zero"):
+        with pytest.raises(FileNotFoundError):
+            box.read(path)
+
+
+@on_all
+@pytest.mark.parametrize(
+    "path", ["", "/etc/passwd", "../a", "a/../../b", "a/", ".", "a\0b", "a\nb", "x" * 300, "a/" * 600 + "b"]
+)
+def test_paths_outside_the_folder_and_bad_names_are_refused(box, path):
+    with pytest.raises(ValueError, match="path"):
+        box.write(path, b"")
+    with pytest.raises(ValueError, match="path"):
+        box.read(path)
+    with pytest.raises(ValueError, match="path"):
+        python(box, "pass", keep=[path])
+
+
+@on_all
+@pytest.mark.parametrize("command", [[], "python", [""], ["python", "a\0b"], ["python", "\ud800"], ["python", 3]])
+def test_invalid_commands_are_refused(box, command):
+    with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
+        box.run(command)
+
+
+@on_local
+def test_command_too_long_for_the_system_raises_value_error(box):
+    with pytest.raises(ValueError, match="too long"):
+        box.run(["echo", *["x" * 100_000] * 100])
+
+
+@on_local
+def test_command_that_looks_like_an_option_is_run(box):
+    assert box.run(["--help"]).exit_code == 127
+
+
+@on_all
+def test_input_and_content_must_be_bytes(box):
+    for value in (5, "text", None, [1, 2]):
+        with pytest.raises(TypeError, match="bytes expected"):
+            python(box, "pass", stdin=value)
+        with pytest.raises(TypeError, match="bytes expected"):
+            box.write("n", value)
+    box.write("n", bytearray(b"x"))
+    assert python(box, "print(open('n').read() + input())", stdin=memoryview(b"y")).stdout == b"xy\n"
+
+
+@on_all
+def test_input_and_files_are_bounded_together(box):
+    for number in range(60):
+        box.write(f"f{number}", b"x" * 1024 * 1024)
+    with pytest.raises(ValueError, match="in all"):
+        python(box, "pass", stdin=b"x" * 5 * 1024 * 1024)
+
+
+@on_all
+def test_write_refuses_folder_conflicts_and_large_files(box):
+    box.write("a/b", b"")
+    with pytest.raises(ValueError, match="both"):
+        box.write("a", b"")
+    with pytest.raises(SandboxError, match="bytes"):
+        box.write("c", b"x" * (1024 * 1024 + 1))
+
+
+@on_all
+def test_output_above_the_limit_ends_the_program(box):
+    result = python(box, "import sys; sys.stdout.write('x' * 1999); sys.stderr.write('y')")
+    assert result.ok
+    assert (len(result.stdout), result.stderr) == (1999, b"y")
+    result = python(box, "import sys; sys.stdout.write('x' * 2001)")
+    assert (result.limit, result.exit_code, result.ok, len(result.stdout)) == ("output", None, False, 2000)
+
+
+@on_all
+def test_endless_output_is_cut_off(box):
+    if type(box).__name__ == "SandboxFusion":
+        pytest.skip("the service has its own bound")
+    result = python(box, "while True: print('x' * 1000)")
+    assert result.limit == "output"
+    assert len(result.stdout) == 2000
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_wall_clock_ends_an_endless_program(backend, tmp_path, monkeypatch):
+    # The program's time limit excludes the start of a container.
+    monkeypatch.setattr(container, "_START_S", 0.5)
+    with boxes.opened(backend, tmp_path, monkeypatch, wall_s=1.0) as box:
+        started = time.monotonic()
+        result = python(box, "print('begun', flush=True)\nwhile True: pass")
+        assert (result.limit, result.exit_code, result.stdout) == ("wall", None, b"begun\n")
+        assert time.monotonic() - started < 60
+
+
+@on_local
+def test_output_may_be_binary(box):
+    assert python(box, "import os; os.write(1, b'\\xff\\x00\\xfe')").stdout == b"\xff\x00\xfe"
+
+
+@on_local
+def test_environment_has_only_standard_variables(box, monkeypatch):
+    monkeypatch.setenv("CREDITFLOW_SECRET", "sesame")
+    names = python(box, "import os; print(*sorted(os.environ))").stdout.decode().split()
+    assert set(names) <= {"HOME", "LANG", "LC_CTYPE", "PATH", "PWD", "OLDPWD", "TMPDIR"}
+
+
+@on_local
+def test_missing_command_exits_with_127(box):
+    result = box.run(["no-such-command"])
+    assert result.exit_code == 127
+    assert box.run(["no-such-command"], keep=["a"]).exit_code == 127
+
+
+@on_local
+def test_commands_other_than_python_get_their_arguments(box):
+    assert box.run(["sh", "-c", 'printf "%s|" "$@"', "sh", "a b", "", "'", "$HOME"]).stdout == b"a b||'|$HOME|"
+    assert box.run(["sh", "-c", 'printf "%s|" "$@"', "sh", "a b", "'"], keep=["x"]).stdout == b"a b|'|"
+
+
+@on_local
+def test_result_has_the_signal_that_ended_the_program(box):
+    code = "import ctypes, os; os.close(2); ctypes.string_at(0)"
+    for keep in ([], ["a"]):
+        result = python(box, code, keep=keep)
+        assert (result.signal, result.exit_code, result.limit, result.ok) == (11, None, None, False)
+
+
+@on_local
+def test_child_left_behind_does_not_delay_the_run(box):
+    code = "import os, time\nif os.fork() == 0:\n    time.sleep(1000)\nelse:\n    print('done', flush=True)"
+    for keep in ([], ["a"]):
+        result = python(box, code, keep=keep)
+        assert (result.stdout, result.limit) == (b"done\n", None)
+
+
+@on_all
+def test_concurrent_runs_are_isolated(box):
+    code = b"import os, time; n = input(); open('mine', 'w').write(n); time.sleep(0.1); print(sorted(os.listdir('.')))"
+    box.write("main.py", code)
+    lock = threading.Barrier(4)
+
+    def one(number: int) -> tuple[bytes, bytes]:
+        lock.wait()
+        result = box.run(["python", "main.py"], stdin=str(number).encode(), keep=["mine"])
+        return result.stdout, box.read("mine")
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(one, range(4)))
+    assert [kept for _, kept in found] == [b"0", b"1", b"2", b"3"]
+    assert {out for out, _ in found} == {b"['main.py', 'mine']\n"}
+
+
+def children() -> set[str]:
+    """Children of this process, including those that ended and were not waited for."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found.update((task / "children").read_text().split())
+    return found
+
+
+@on_local
+def test_program_ended_by_a_limit_has_no_exit_code(box):
+    result = python(box, "print('x' * 5000)")
+    assert (result.limit, result.exit_code) == ("output", None)
+    if isinstance(box, Bubblewrap) and box.memory_bound()[1].startswith("cgroup"):
+        code = (
+            "import os\npids = []\nfor _ in range(5):\n    pid = os.fork()\n"
+            "    if pid == 0:\n        x = bytearray(400 << 20); os._exit(0)\n    pids.append(pid)\n"
+            "for pid in pids: os.waitpid(pid, 0)"
+        )
+        result = python(box, code)
+        assert (result.limit, result.exit_code, result.ok) == ("memory", None, False)
+
+
+@on_local
+def test_runs_leave_no_descriptor_and_no_child(box):
+    def all_kinds() -> None:
+        python(box, "open('a', 'w')", keep=["a", "b"])
+        python(box, "import sys; sys.exit(1)", stdin=b"x")
+        python(box, "while True: print('x' * 1000)")
+        box.run(["no-such-command"])
+
+    all_kinds()
+    before, children_before = descriptors(), children()
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(all_kinds) for _ in range(3)]:
+            future.result()
+    assert (descriptors(), children()) == (before, children_before)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("wall_s", 0),
+        ("wall_s", float("nan")),
+        ("memory_mb", -1),
+        ("processes", 2.5),
+        ("files", True),
+        ("cpu_s", "1"),
+        ("wall_s", 1e300),
+        ("memory_mb", 10**12),
+        ("open_files", 10**12),
+        ("output_bytes", 10**12),
+    ],
+)
+def test_limits_must_be_positive_and_within_bounds(option, value):
+    with pytest.raises(SandboxOptionError, match=option):
+        boxes.open_sandbox("unsafe_subprocess", **{option: value})

@@ -1,0 +1,692 @@
+"""Comparisons: arms, runs, and the statistics of differences."""
+
+import fcntl
+import io
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from creditflow._utils.progress import Reporter
+from creditflow.cli import app
+from creditflow.config import load_recipe
+from creditflow.errors import ConfigError, DataError
+from creditflow.monitoring import Evaluation
+from creditflow.reports.bootstrap import PassCounts, paired_difference
+from creditflow.reports.comparison import ArmResult, RunResult, differences, spread, summary
+from creditflow.reports.comparison_plot import draw_comparison
+from creditflow.reports.tables import (
+    comparison_table,
+    comparison_title,
+    difference_table,
+    evaluation_table,
+    results_console,
+    show,
+)
+from creditflow.studies.comparison.arms import arms_of, as_yaml, parse_vary, without_entry
+from creditflow.studies.comparison.jobs import Job, run_jobs
+from tests.builders import batch_of, make_trajectory, step
+from tests.paths import TOY
+
+# Arms
+
+
+def test_comma_inside_brackets_does_not_separate_values():
+    assert parse_vary("algorithm.gamma=0.9,1") == ("algorithm.gamma", ["0.9", "1"])
+    assert parse_vary("a.b=[1, 2],{c: 3, d: 4}, x") == ("a.b", ["[1, 2]", "{c: 3, d: 4}", "x"])
+
+
+@pytest.mark.parametrize("vary", ["algorithm.gamma", "=1,2", "algorithm.gamma=", "algorithm.gamma=1,,2", "a.b=1,1"])
+def test_vary_without_key_and_values_is_refused(vary):
+    with pytest.raises(ConfigError, match="--vary: expected"):
+        parse_vary(vary)
+
+
+def arms(*values, key="algorithm.propagation", extra=True, only=(), overrides=()):
+    return {
+        arm.name: arm.overrides for arm in arms_of(load_recipe(TOY, overrides), key, values, extra=extra, only=only)
+    }
+
+
+def test_values_carry_their_overrides_and_extra_arms_follow():
+    assert arms("identical", "none") == {
+        "identical": ("algorithm.propagation=identical",),
+        "none": ("actor_rollout_ref.actor.optim.lr=0.002", "algorithm.propagation=none"),
+        "none_answer": ("algorithm.propagation=none", "algorithm.outcome_to=answer"),
+    }
+
+
+def test_arms_may_be_left_out_and_selected():
+    assert list(arms("identical", "none", extra=False)) == ["identical", "none"]
+    assert list(arms("identical", "none", only=["none_answer", "identical"])) == ["identical", "none_answer"]
+    with pytest.raises(ConfigError, match=r"--only: no arm 'non_answer' \(did you mean 'none_answer'\?\)"):
+        arms("identical", only=["non_answer"])
+
+
+def test_command_line_overrides_an_entry_of_values():
+    overrides = ["compare.values.none.actor_rollout_ref.actor.optim.lr=3e-4"]
+
+    assert arms("none", extra=False, overrides=overrides)["none"][0] == "actor_rollout_ref.actor.optim.lr=0.0003"
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"), [("true", "true"), ("0.50", "0.5"), ("0.5", "0.50"), ("1e-4", "0.0001"), ("'yes'", "true")]
+)
+def test_entry_matches_its_value_as_yaml(tmp_path, entry, value):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"extends: {TOY}\ncompare:\n  values:\n    {entry}: {{data.max_prompt_length: 64}}\n")
+
+    made = arms_of(load_recipe(path), "recipe.x", [value, "1"], extra=False, only=())
+
+    assert made[0].overrides == ("data.max_prompt_length=64", f"recipe.x={value}")
+    assert made[1].overrides == ("recipe.x=1",)
+
+
+def test_command_line_entry_matches_its_value_as_yaml(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"extends: {TOY}\ncompare:\n  values:\n    true: {{data.max_prompt_length: 64}}\n")
+    recipe = load_recipe(path, ["compare.values.true.data.max_prompt_length=32"])
+
+    (made,) = arms_of(recipe, "data.shuffle", ["true"], extra=False, only=())
+
+    assert made.overrides[-2:] == ("data.max_prompt_length=32", "data.shuffle=true")
+
+
+def test_values_without_an_entry_are_listed():
+    recipe = load_recipe(TOY)
+
+    assert without_entry(recipe, ["identical", "none", "threshold"]) == ["identical", "threshold"]
+    assert without_entry(recipe, ["none"]) == []
+    assert without_entry(recipe, ["0.9", "0.99"]) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("compare.value.none.x=1", "unknown key 'compare.value'"),
+        ("compare.values=3", "compare.values: expected a mapping"),
+        ("compare.arms.extra=3", "compare.arms.extra: expected a mapping"),
+        ("compare.arms.none.x=1", "'none' names its runs' folder 'none', which is taken"),
+        ("compare.arms.before.x=1", "'before' names its runs' folder 'before', which is taken"),
+    ],
+)
+def test_invalid_arms_are_refused(override, message):
+    with pytest.raises(ConfigError, match=message):
+        arms("none", "identical", overrides=[override])
+
+
+@given(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1)
+    | st.lists(st.integers() | st.text("ab-_. ,"))
+)
+def test_as_yaml_round_trips(value):
+    from omegaconf import OmegaConf
+
+    if isinstance(value, str) and "${" in value:
+        return  # an interpolation of OmegaConf's, on purpose
+    read = OmegaConf.to_container(OmegaConf.from_dotlist([f"a.b={as_yaml(value)}"]))
+    assert read == {"a": {"b": value}}
+
+
+# How sure a difference is
+
+
+def slow_interval(a, b, seed, resamples=3000):
+    """Compute the same bootstrap in the most obvious way. `a`, `b`: [run][task] = (part, whole)."""
+    rng = random.Random(seed)
+    runs, tasks = range(len(a)), range(len(a[0]))
+
+    def rate(arm, run, drawn):
+        return sum(arm[run][t][0] for t in drawn) / sum(arm[run][t][1] for t in drawn)
+
+    found = []
+    for _ in range(resamples):
+        drawn_runs, drawn_tasks = rng.choices(runs, k=len(runs)), rng.choices(tasks, k=len(tasks))
+        found.append(statistics.mean(rate(a, r, drawn_tasks) - rate(b, r, drawn_tasks) for r in drawn_runs))
+    cuts = statistics.quantiles(found, n=40, method="inclusive")
+    mean = statistics.mean(rate(a, r, tasks) - rate(b, r, tasks) for r in runs)
+    return mean, cuts[0], cuts[-1]
+
+
+def simulated(rng, runs, tasks, right):
+    return [
+        [(sum(rng.random() < right for _ in range(n)), n) for n in rng.choices([1, 4], k=tasks)] for _ in range(runs)
+    ]
+
+
+def counts(arm):
+    array = np.array(arm, dtype=np.float64)
+    return PassCounts(array[..., 0], array[..., 1])
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_interval_matches_a_slow_bootstrap(runs):
+    rng = random.Random(runs)
+    a, b = simulated(rng, runs, 60, 0.8), simulated(rng, runs, 60, 0.6)
+
+    found = paired_difference(counts(a), counts(b))
+    mean, low, high = slow_interval(a, b, seed=7)
+
+    assert found.mean == pytest.approx(mean)
+    width = high - low
+    assert found.low == pytest.approx(low, abs=0.08 * width)
+    assert found.high == pytest.approx(high, abs=0.08 * width)
+
+
+def test_interval_of_one_run_is_the_normal_one_over_tasks():
+    rng = random.Random(0)
+    tasks = 2000
+    a, b = ([(float(rng.random() < p), 1.0) for _ in range(tasks)] for p in (0.7, 0.5))
+    gaps = [x - y for (x, _), (y, _) in zip(a, b, strict=True)]
+    half = 1.96 * statistics.stdev(gaps) / math.sqrt(tasks)
+
+    found = paired_difference(counts([a]), counts([b]))
+
+    assert found.low == pytest.approx(statistics.mean(gaps) - half, abs=0.1 * half)
+    assert found.high == pytest.approx(statistics.mean(gaps) + half, abs=0.1 * half)
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.randoms(use_true_random=False))
+@settings(max_examples=20)
+def test_swapping_the_arms_only_changes_the_sign(runs, tasks, rng):
+    a, b = counts(simulated(rng, runs, tasks, 0.7)), counts(simulated(rng, runs, tasks, 0.4))
+
+    there, back = paired_difference(a, b), paired_difference(b, a)
+
+    assert there.mean == pytest.approx(-back.mean)
+    assert (there.low, there.high) == (pytest.approx(-back.high), pytest.approx(-back.low))
+    assert there.low <= there.mean + 1e-12
+    assert there.mean <= there.high + 1e-12 or runs * tasks < 12  # few tasks of unequal weight: skewed
+
+
+def test_arm_does_not_differ_from_itself():
+    arm = counts(simulated(random.Random(1), 3, 20, 0.5))
+
+    found = paired_difference(arm, arm)
+
+    assert (found.mean, found.low, found.high) == (0, 0, 0)
+
+
+def test_difference_is_nan_without_counts():
+    nothing = PassCounts(np.zeros((2, 3)), np.zeros((2, 3)))
+
+    found = paired_difference(nothing, nothing)
+
+    assert all(math.isnan(value) for value in (found.mean, found.low, found.high))
+
+
+def test_arms_of_different_shape_do_not_pair():
+    with pytest.raises(ValueError, match="expected as many runs and tasks in both"):
+        paired_difference(PassCounts(np.ones((2, 3)), np.ones((2, 3))), PassCounts(np.ones((1, 3)), np.ones((1, 3))))
+
+
+# Results of a comparison
+
+
+def test_evaluation_keeps_results_by_task():
+    trajectories = [
+        make_trajectory("a0", [step("x", 1.0), step("y", 0.5)], outcome=1.0, task="a"),
+        make_trajectory("a1", [step("x", 1.0), step("y", 1.0)], outcome=0.0, task="a"),
+        make_trajectory("b0", [step("x", 0.0)], outcome=1.0, task="b"),
+        make_trajectory("b1", [step("x", "failed")], outcome=1.0, task="b"),
+    ]
+    greedy = [
+        make_trajectory("a", [step("x", 1.0)], outcome=1.0, task="a"),
+        make_trajectory("b", [step("x")], outcome=0.0, task="b"),
+    ]
+
+    found = Evaluation.from_batches(batch_of(*trajectories), batch_of(*greedy), n=2)
+
+    assert found.sampled == [0.5, 1.0]
+    assert found.greedy == [1.0, 0.0]
+    assert found.step_errors == [(1, 4), (1, 1)]
+    assert found.metrics["pass_at_1"] == 0.75
+    assert found.metrics["pass_at_1_greedy"] == 0.5
+    assert found.metrics["step_error_rate"] == 2 / 5
+    assert Evaluation.from_json(found.to_json(), "here") == found
+
+
+def test_invalid_evaluation_is_refused():
+    for text in ("{", "[]", '{"metrics": {}}'):
+        with pytest.raises(DataError, match="here: not an evaluation"):
+            Evaluation.from_json(text, "here")
+
+
+def evaluation(passed, wrong):
+    """Make an evaluation of ten tasks with one rollout and two scored steps each.
+
+    The first `passed` tasks pass, and the first `wrong` have one wrong step.
+    """
+    return Evaluation(
+        metrics={"pass_at_1": passed / 10, "pass_at_1_greedy": passed / 10, "step_error_rate": wrong / 20},
+        sampled=[float(i < passed) for i in range(10)],
+        greedy=[float(i < passed) for i in range(10)],
+        step_errors=[(int(i < wrong), 2) for i in range(10)],
+    )
+
+
+def arm(name, *after):
+    """Make an arm. `after`: (passed, wrong) by seed."""
+    runs = [RunResult(evaluation(*one), [0.1, 0.2, one[0] / 10], seconds=2.0) for one in after]
+    return ArmResult(name, [evaluation(2, 5) for _ in after], runs)
+
+
+def test_comparison_json_has_this_shape():
+    results = [arm("identical", (4, 4), (6, 4)), arm("none", (7, 2), (8, 0)), arm("threshold", (9, 1), (9, 1))]
+
+    found = json.loads(json.dumps(summary("algorithm.propagation", results, differences(results)), allow_nan=False))
+
+    assert set(found) == {"vary", "values", "differences"}
+    assert found["vary"] == "algorithm.propagation"
+    assert found["values"]["identical"] == {
+        "pass_at_1": {
+            "before": 0.2,
+            "after": {"mean": 0.5, "std": pytest.approx(math.sqrt(0.02)), "seeds": [0.4, 0.6]},
+        },
+        "pass_at_1_greedy": {
+            "before": 0.2,
+            "after": {"mean": 0.5, "std": pytest.approx(math.sqrt(0.02)), "seeds": [0.4, 0.6]},
+        },
+        "step_error_rate": {"before": 0.25, "after": {"mean": 0.2, "std": 0.0, "seeds": [0.2, 0.2]}},
+    }
+    pairs = [(d["value"], d["against"]) for d in found["differences"]]
+    assert pairs == [("none", "identical"), ("threshold", "identical"), ("threshold", "none")]
+    assert found["differences"][0]["pass_at_1"]["mean"] == pytest.approx(0.25)
+    low, high = found["differences"][0]["pass_at_1"]["interval"]
+    assert low < 0.25 < high
+    assert found["differences"][0]["step_error_rate"]["mean"] == pytest.approx(-0.15)
+
+
+def test_first_arm_is_the_baseline_without_identical():
+    results = [arm("1e-4", (4, 4)), arm("2e-4", (6, 4)), arm("3e-4", (6, 4))]
+
+    assert [(d.name, d.against) for d in differences(results)] == [("2e-4", "1e-4"), ("3e-4", "1e-4")]
+
+
+def test_spread_of_one_seed_is_unknown():
+    results = [arm("identical", (4, 4))]
+
+    assert math.isnan(spread([0.4]))
+    assert summary("x", results, [])["values"]["identical"]["pass_at_1"]["after"]["std"] is None
+
+
+def test_run_result_is_read_from_its_folder(tmp_path):
+    (tmp_path / "evaluation.json").write_text(evaluation(4, 4).to_json())
+    rows = [{"step": 0, "val/pass_at_1": 0.1}, {"step": 1, "train/pass_at_1": 0.2, "timing/step_s": 1.5}]
+    rows += [{"step": 2, "train/pass_at_1": None, "timing/step_s": 2.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    found = RunResult.read(tmp_path)
+
+    assert found.after == evaluation(4, 4)
+    assert found.train_pass_at_1[0] == 0.2
+    assert math.isnan(found.train_pass_at_1[1])
+    assert found.seconds == 3.5
+
+
+def test_tables_print_names_verbatim(capsys):
+    results = [arm("[a, b]", (4, 4)), arm(":x: [bold]", (6, 4))]
+
+    show(results_console(), ":x: [bold]", comparison_table(results))
+    show(results_console(), "differences", difference_table(differences(results)))
+
+    printed = capsys.readouterr().out
+    assert printed.count(":x: [bold]") == 3
+    assert "[a, b]" in printed
+    assert ":x: [bold] - [a, b]" in printed
+    assert "+0.200 [" in printed
+
+
+def test_title_omits_steps_if_arms_differ_in_length():
+    assert comparison_title("toy", {30}) == "toy, before -> after 30 training steps"
+    assert comparison_title("toy", {1}) == "toy, before -> after 1 training step"
+    assert comparison_title("toy", {24, 30}) == "toy, before -> after training"
+
+
+def test_evaluation_table_starts_with_pass_rates(capsys):
+    metrics = {"pass_at_2": 0.75, "pass_at_1": 0.5, "step_error_rate": 0.25, "pass_at_1_greedy": 0.125}
+
+    results_console().print(evaluation_table(Evaluation(metrics, [], [], [])))
+
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert [row for row in rows if " 0." in row] == [
+        "pass@1 (mean over trajectories) 0.500",
+        "pass@2 0.750",
+        "pass@1, greedy 0.125",
+        "step error rate 0.250",
+    ]
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_figure_is_drawn(tmp_path, seeds):
+    results = [arm(name, *[(4 + i, 3 - i)] * seeds) for i, name in enumerate(["identical", "none", "threshold"])]
+
+    draw_comparison(tmp_path / "figure.png", "a title", results)
+
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+# Progress
+
+
+def test_reporter_prints_text_verbatim(capsys):
+    Reporter().say("[a, b] :x:")
+    with Reporter().bar("[a]", 1) as bar:
+        bar.advance(1, ":x: [b]")
+
+    assert capsys.readouterr().err == "[a, b] :x:\n[a] 1/1 :x: [b]\n"
+
+
+def test_bar_prints_names_verbatim():
+    reporter = Reporter(Console(file=io.StringIO(), force_terminal=True, width=200))
+
+    with reporter.bar("[a]", 1) as bar:
+        bar.advance(1, ":x: [b]")
+
+    shown = reporter.console.file.getvalue()
+    assert "[a]" in shown
+    assert ":x: [b]" in shown
+
+
+# Processes side by side
+
+
+def job(tmp_path, name, code, parts=1):
+    return Job(name, [sys.executable, "-c", code], tmp_path / "logs" / f"{name}.log", parts, lambda: 0)
+
+
+@pytest.fixture
+def reporter():
+    return Reporter(Console(file=io.StringIO(), record=True, width=200))
+
+
+def test_failed_job_is_reported_and_does_not_stop_others(tmp_path, reporter):
+    jobs = [
+        job(tmp_path, "bad", "print('x\\n' * 50); print('the reason'); raise SystemExit(3)"),
+        job(tmp_path, "good", f"open({str(tmp_path / 'done')!r}, 'w')"),
+    ]
+
+    failures = run_jobs(jobs, 1, reporter, "test")
+
+    assert [(failure.job.name, failure.code) for failure in failures] == [("bad", 3)]
+    assert "the reason" in failures[0].describe()
+    assert len(failures[0].describe().splitlines()) < 20
+    said = reporter.console.export_text()
+    assert "bad failed (exit code 3)" in said
+    assert "good: done" in said
+    assert (tmp_path / "done").exists()
+
+
+def test_at_most_the_given_number_of_jobs_run_at_once(tmp_path, reporter):
+    code = (
+        "import time, os\n"
+        f"folder = {str(tmp_path)!r}\n"
+        "mine = f'{folder}/live{os.getpid()}'\n"
+        "open(mine, 'w').close()\n"
+        "time.sleep(0.2)\n"
+        "live = len([name for name in os.listdir(folder) if name.startswith('live')])\n"
+        "open(f'{folder}/seen{os.getpid()}', 'w').write(str(live))\n"
+        "os.remove(mine)\n"
+    )
+
+    assert run_jobs([job(tmp_path, f"j{i}", code) for i in range(5)], 2, reporter, "test") == []
+
+    seen = [int(path.read_text()) for path in tmp_path.glob("seen*")]
+    assert len(seen) == 5
+    assert max(seen) <= 2
+
+
+def _heed_signals():
+    """Reset signal handlers: under nohup, or in the background of a shell, tests inherit ignored signals."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_comparison_leaves_no_process(tmp_path, number):
+    child = tmp_path / "child"
+    sleeper = f"import os, time; open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys\n"
+            "from pathlib import Path\n"
+            "from creditflow.studies.comparison.jobs import Job, run_jobs\n"
+            "from creditflow._utils.progress import Reporter\n"
+            f"job = Job('sleeps', [sys.executable, '-c', {sleeper!r}], Path({str(tmp_path / 'log')!r}), 1, lambda: 0)\n"
+            "run_jobs([job], 1, Reporter(), 'test')\n",
+        ],
+        stderr=subprocess.PIPE,
+        preexec_fn=_heed_signals,  # noqa: PLW1509 - nothing else runs in this process
+    )
+    _wait(lambda: child.exists() and child.read_text())
+
+    parent.send_signal(number)
+
+    assert parent.wait(timeout=30) != 0
+    assert b"KeyboardInterrupt" in parent.communicate()[1]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(child.read_text()), 0)
+
+
+def test_ignored_hangup_stays_ignored(tmp_path, reporter):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        failures = run_jobs(
+            [job(tmp_path, "hangs up", "import os, signal; os.kill(os.getppid(), signal.SIGHUP)")], 1, reporter, "test"
+        )
+    finally:
+        after = signal.signal(signal.SIGHUP, before)
+
+    assert failures == []
+    assert after is signal.SIG_IGN
+
+
+def _wait(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.05)
+
+
+# The whole of it
+
+
+def compare(*arguments):
+    settings = ("algorithm.propagation=identical,none", "--jobs", "2", "trainer.default_local_dir=out")
+    return CliRunner().invoke(app, ["compare", str(TOY), "--vary", *settings, *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Run a comparison of two arms with one seed; return its working directory and its output."""
+    folder = tmp_path_factory.mktemp("compared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        result = compare("--no-arms")
+    assert result.exit_code == 0, result.output
+    return folder, result
+
+
+def test_comparison_prints_a_table_and_writes_its_files(compared):
+    folder, result = compared
+
+    for words in ("identical", "none - identical", "step error rate", "numbers: out/comparison.json", "comparison.png"):
+        assert words in result.stdout
+    assert "before -> after 2 training steps, on 6 tasks, 1 seed" in result.stdout
+    assert "compare.values has no entry for identical: trained as the recipe says" in result.stderr
+    assert "identical, seed 0: done" in result.stderr
+    assert (folder / "out" / "comparison.png").exists()
+    found = json.loads((folder / "out" / "comparison.json").read_text())
+    assert list(found["values"]) == ["identical", "none"]
+    for name in ("identical", "none"):
+        after = json.loads((folder / "out" / name / "seed0" / "evaluation.json").read_text())
+        assert found["values"][name]["pass_at_1"]["after"]["seeds"] == [after["metrics"]["pass_at_1"]]
+
+
+def test_arms_run_with_their_overrides_and_the_same_seed(compared):
+    configs = {
+        name: json.loads((compared[0] / "out" / name / "seed0" / "run.json").read_text())["config"]
+        for name in ("identical", "none")
+    }
+
+    lr = {name: config["actor_rollout_ref"]["actor"]["optim"]["lr"] for name, config in configs.items()}
+    assert lr == {"identical": 1e-3, "none": 2e-3}
+    assert {name: config["algorithm"]["propagation"] for name, config in configs.items()} == {
+        "identical": "identical",
+        "none": "none",
+    }
+    assert {config["data"]["seed"] for config in configs.values()} == {0}
+
+
+def test_initial_model_is_evaluated_once_for_all_arms(compared):
+    folder = compared[0] / "out"
+
+    assert len(list((folder / "before").glob("*.json"))) == 1
+    steps = [
+        json.loads(line)["step"] for line in (folder / "none" / "seed0" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert steps == [1, 2]
+
+
+def test_finished_runs_are_kept_and_broken_ones_repeated(compared, monkeypatch):
+    monkeypatch.chdir(compared[0])
+    kept = Path("out/identical/seed0/run.json").stat().st_mtime_ns
+    broken = Path("out/none/seed0")
+    (broken / "evaluation.json").unlink()
+
+    result = compare("--no-arms")
+
+    assert result.exit_code == 0, result.output
+    assert "1 of 2 runs are there already, and not repeated" in result.stderr
+    assert "none, seed 0: was broken off, starts again" in result.stderr
+    assert Path("out/identical/seed0/run.json").stat().st_mtime_ns == kept
+    assert (broken / "evaluation.json").exists()
+
+
+def test_folder_with_other_runs_is_refused(compared, monkeypatch):
+    monkeypatch.chdir(compared[0])
+
+    result = compare("--no-arms", "algorithm.gamma=0.5")
+
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: trainer.default_local_dir: out/identical/seed0 holds a run with algorithm.gamma=0.99, "
+        "but 0.5 is wanted; name another folder\n"
+    )
+
+
+@pytest.fixture
+def half_done(compared, tmp_path, monkeypatch):
+    """Return the folder of a comparison in which the first of two runs is not finished."""
+    shutil.copytree(compared[0] / "out", tmp_path / "out")
+    (tmp_path / "out" / "identical" / "seed0" / "evaluation.json").unlink()
+    monkeypatch.chdir(tmp_path)
+    return Path("out")
+
+
+def test_broken_run_is_kept_if_another_folder_is_foreign(half_done):
+    (half_done / "none" / "seed0" / "run.json").unlink()
+
+    result = compare("--no-arms")
+
+    assert result.exit_code == 2
+    assert result.stderr == "error: trainer.default_local_dir: out/none/seed0 holds something else than a run\n"
+    assert (half_done / "identical" / "seed0" / "run.json").exists()
+
+
+def test_folder_of_a_running_comparison_is_refused(half_done):
+    with (half_done / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = compare("--no-arms")
+
+    assert result.exit_code == 2
+    assert result.stderr == "error: trainer.default_local_dir: another comparison is running in out\n"
+    assert (half_done / "identical" / "seed0" / "run.json").exists()
+
+
+@pytest.mark.slow
+def test_failed_run_gives_exit_code_1(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("async def solve(task, team):\n    raise RuntimeError('no such world')\n")
+
+    result = compare("--no-arms", "--only", "none", f"team.workflow={tmp_path}/broken.py:solve")
+
+    assert result.exit_code == 1
+    assert "no such world" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: 2 of 2 runs failed")
+    assert not (tmp_path / "out" / "comparison.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0"], "--seeds: expected 1 or more"),
+        (["algorithm.propagation=none"], "algorithm.propagation: is what --vary varies"),
+        (["algorithm={propagation: none}"], "algorithm.propagation: is what --vary varies"),
+        (["compare.values.none.recipe.tasks=4"], "none is evaluated on other tasks than identical"),
+        (["compare.values.none.trainer.val_before_train=true"], "trainer.val_before_train: is set by compare itself"),
+        (["compare.arms.more.data={seed: 4}"], "data.seed: is set by compare itself, the same for every arm; more"),
+        (["algorithm.gama=1"], "did you mean 'algorithm.gamma'?"),
+        (["data.train_files=nowhere.jsonl"], "no file 'nowhere.jsonl'"),
+        (["trainer.total_training_steps=0"], "would leave nothing to compare"),
+        (["actor_rollout_ref.model.path=nowhere"], "is not a Hugging Face model folder"),
+        (["--only", "nothing"], "--only: no arm 'nothing'"),
+    ],
+)
+def test_bad_input_is_reported_before_anything_is_written(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+
+    result = compare(*arguments)
+
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "vary",
+    ["data.seed=1,2", "data={seed: 1},{seed: 2}", "trainer.val_before_train=true", "trainer.default_local_dir=a"],
+)
+def test_settings_of_compare_cannot_be_varied(tmp_path, monkeypatch, vary):
+    monkeypatch.chdir(tmp_path)
+
+    result = CliRunner().invoke(app, ["compare", str(TOY), "--vary", vary, "--no-arms"])
+
+    assert result.exit_code == 2, result.output
+    assert "is set by compare itself" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_more_seeds_and_arms_extend_an_existing_comparison(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    compare("--no-arms")
+
+    result = compare("--seeds", "2")
+
+    assert result.exit_code == 0, result.output
+    assert "2 of 6 runs are there already" in result.stderr
+    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert list(found["values"]) == ["identical", "none", "none_answer"]
+    assert all(len(value["pass_at_1"]["after"]["seeds"]) == 2 for value in found["values"].values())
