@@ -317,7 +317,7 @@ def running(marker: str) -> list[str]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if marker in (folder / "cmdline").read_bytes().decode(errors="replace"):
-                host.append(folder.name)
+                found.append(folder.name)
         except OSError:
             continue
     return found

@@ -29,6 +29,9 @@ _STDIN = "/dev/.stdin"
 """Path in the root file system, which is read-only when the program starts."""
 _SETUP_S = 10.0
 """Timeout for the tmpfs of a box to appear, in seconds; 1 or 2 ms are usual."""
+_PROBE_S = 60.0
+"""Least timeout of the programs that find out whether a Python runs here, in seconds. They take milliseconds; a short
+`wall_s` is for other programs, and must not make a busy machine look unable."""
 _CPU_USED = 0.5
 """Share of the CPU limit above which SIGKILL is attributed to that limit. The kernel samples CPU time at clock ticks,
 so on a busy machine the exact CPU time may be much lower than the limit."""
@@ -123,7 +126,12 @@ class Bubblewrap(Box):
         return self._python("print(6 * 7)")
 
     def _python(self, code: str) -> Result:
-        return self._run(["python", "-c", code], b"", (), {})[0]
+        """Run a line of Python with these limits, but with time to start on a busy machine."""
+        limits, self._limits = self._limits, replace(self._limits, wall_s=max(self._limits.wall_s, _PROBE_S))
+        try:
+            return self._run(["python", "-c", code], b"", (), {})[0]
+        finally:
+            self._limits = limits
 
     def files_bound(self) -> tuple[int | None, str]:
         """The largest number of files and folders of a run (None: limited by time and memory only), and the reason."""
