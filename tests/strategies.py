@@ -30,6 +30,14 @@ def scores(draw: st.DrawFn, n_tokens: int) -> Score:
 
 
 @st.composite
+def version_spans(draw: st.DrawFn, first_version: int, n_tokens: int) -> tuple[tuple[int, int], ...]:
+    if not n_tokens or draw(st.booleans()):
+        return ()
+    later = sorted(draw(st.sets(st.integers(1, n_tokens - 1)))) if n_tokens > 1 else []
+    return ((0, first_version), *((start, draw(st.integers(0, 9))) for start in later))
+
+
+@st.composite
 def trajectory(draw: st.DrawFn, number: int) -> Trajectory:
     steps = []
     turns: dict[str, int] = {}
@@ -37,6 +45,7 @@ def trajectory(draw: st.DrawFn, number: int) -> Trajectory:
         n_tokens = draw(st.integers(0, 3))
         agent = draw(st.sampled_from("abc"))
         names = draw(st.sets(st.sampled_from(["f", "g"])))
+        first_version = draw(st.integers(0, 9))
         steps.append(
             Step(
                 id=f"{number}/{index}",
@@ -56,7 +65,9 @@ def trajectory(draw: st.DrawFn, number: int) -> Trajectory:
                     st.just(()) | st.lists(st.floats(-20, 0), min_size=n_tokens, max_size=n_tokens).map(tuple)
                 ),
                 policy=draw(st.sampled_from(["default", "other"])),
-                policy_version=draw(st.integers(0, 9)),
+                policy_version=first_version,
+                version_spans=draw(version_spans(first_version, n_tokens)),
+                branch_of=draw(st.none() | st.sampled_from(["0/0", "x"])),
                 scores={name: draw(scores(n_tokens)) for name in sorted(names)},
                 stratum=draw(st.none() | st.sampled_from(["right", "wrong"])),
                 info=draw(infos),
@@ -71,6 +82,7 @@ def trajectory(draw: st.DrawFn, number: int) -> Trajectory:
         answer_steps=tuple(sorted(draw(st.sets(st.sampled_from(range(len(steps)))) if steps else st.just(set())))),
         answer=draw(st.none() | st.text(max_size=4)),
         outcome=draw(st.none() | scores(0)),
+        outcomes=draw(st.just({}) | st.dictionaries(st.sampled_from("abc"), scores(0), max_size=2)),
         status=draw(st.sampled_from(["ok", "failed", "truncated"])),
         info=draw(infos),
     )

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow.cli import app
-from creditflow.data import TrajectoryBatch
+from creditflow.data import read_parquet
 from creditflow.engines.local.tiny import tiny_byte_model
 from tests.paths import TRACES
 
@@ -27,7 +27,7 @@ def test_files_of_several_forms_become_one_batch(tmp_path: Path) -> None:
     out, left_out = tmp_path / "out.parquet", tmp_path / "left_out.jsonl"
     result = convert(*sources, "-o", out, "--left-out", left_out, "--range", "reward=0:5")
     assert result.exit_code == 0, result.output
-    batch = TrajectoryBatch.read_parquet(out)
+    batch = read_parquet(out)
     assert (batch.n_trajectories, batch.n_steps) == (3, 9)
     assert batch.agent_names == ("planner", "executor", "executor_again", "verifier", "assistant")
     assert "32 spans" not in result.stdout
@@ -41,7 +41,7 @@ def test_tokenizer_adds_missing_tokens(tmp_path: Path) -> None:
     out, model = tmp_path / "out.parquet", tiny_byte_model()
     result = convert(TRACES / "langgraph_openinference.json", "-o", out, "--tokenizer", model)
     assert result.exit_code == 0, result.output
-    step = TrajectoryBatch.read_parquet(out).to_trajectories()[0].steps[1]
+    step = read_parquet(out).to_trajectories()[0].steps[1]
     tokenizer = load_tokenizer(model, "model")
     assert tokenizer.decode(step.response_ids[:-1]) == "3 + 4 makes 7."
     assert step.response_ids[-1] == tokenizer.eos_token_id
@@ -127,7 +127,7 @@ def test_converted_trajectories_are_credited(tmp_path: Path) -> None:
     made = convert(TRACES / "langgraph_openinference.json", "-o", out, "--credit", run)
     assert made.exit_code == 0
     assert CliRunner().invoke(app, shlex.split(made.stdout.partition("see creditflow ")[2])).exit_code == 0
-    step = TrajectoryBatch.read_parquet(out).step_ids[1]
+    step = read_parquet(out).step_ids[1]
     why = CliRunner().invoke(app, ["why", str(run), step])
     assert (why.exit_code, "executor, turn 0" in why.stdout) == (0, True)
     audit = CliRunner().invoke(app, ["audit", str(run)])

@@ -17,13 +17,12 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from creditflow import TrajectoryBatch
 from creditflow._utils.loopback import bound
 from creditflow._utils.progress import Reporter
 from creditflow.cli import app
 from creditflow.cli.serve import TrajectoryWriter, _serve
 from creditflow.config import load_recipe
-from creditflow.data import Score, Task, Trajectory
+from creditflow.data import Score, Task, Trajectory, read_parquet
 from creditflow.engines.common.components import build_components
 from creditflow.errors import BatchError, InputError
 from creditflow.runs import Ledger
@@ -60,7 +59,7 @@ class Serving:
     def trajectories(self, name: str = "") -> list[Trajectory]:
         """The trajectories in the files, or those of the rollouts of one name."""
         files = [file for file in sorted(self.folder.glob("*.parquet")) if file.stat().st_size]
-        read = [trajectory for file in files for trajectory in TrajectoryBatch.read_parquet(file).to_trajectories()]
+        read = [trajectory for file in files for trajectory in read_parquet(file).to_trajectories()]
         return [trajectory for trajectory in read if not name or trajectory.id.split("#")[0] == name]
 
     def wait_for(self, name: str, count: int = 1) -> list[Trajectory]:
@@ -306,8 +305,7 @@ def test_failed_writes_are_retried_later(tmp_path, monkeypatch, capsys):
     assert (list(tmp_path.iterdir()), capsys.readouterr().err.count("3 trajectories wait to be written")) == ([], 1)
     written.write(all_of_them=True)
     ids = [
-        [trajectory.id for trajectory in TrajectoryBatch.read_parquet(file).to_trajectories()]
-        for file in sorted(tmp_path.iterdir())
+        [trajectory.id for trajectory in read_parquet(file).to_trajectories()] for file in sorted(tmp_path.iterdir())
     ]
     assert ids == [["a", "b"], ["c"]]
     assert sorted(file.name for file in tmp_path.iterdir()) == [
@@ -325,7 +323,7 @@ def test_unwritable_rollout_blocks_no_other(tmp_path, capsys):
         written.add(broken)
     written.write(all_of_them=True)
     (file,) = tmp_path.iterdir()
-    assert [trajectory.id for trajectory in TrajectoryBatch.read_parquet(file).to_trajectories()] == ["a"]
+    assert [trajectory.id for trajectory in read_parquet(file).to_trajectories()] == ["a"]
     assert "b cannot be written: " in capsys.readouterr().err
 
 

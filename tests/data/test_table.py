@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from creditflow.credit import Assignment, assign
-from creditflow.data import Score, Trajectory, TrajectoryBatch
+from creditflow.data import Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
 from creditflow.data.table import Column, batch_of, pack, schema, table_of, unpack
 from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
 from tests.builders import make_trajectory, step
@@ -123,8 +123,8 @@ def test_joined_tables_form_one_batch(tmp_path: Path) -> None:
     parts = [[team("a"), make_trajectory("b", [])], [], [team("c", "q1")], [make_trajectory("d", [], task="q0")]]
     joined = batch_of(pa.concat_tables([unpack(map(pack, part)) for part in parts]))
     assert_same(joined, TrajectoryBatch.from_trajectories([trajectory for part in parts for trajectory in part]))
-    joined.write_parquet(tmp_path / "b.parquet")
-    assert_same(TrajectoryBatch.read_parquet(tmp_path / "b.parquet"), joined)
+    write_parquet(joined, tmp_path / "b.parquet")
+    assert_same(read_parquet(tmp_path / "b.parquet"), joined)
 
 
 def test_pickled_batch_drops_its_table():
@@ -302,23 +302,23 @@ def test_batch_from_a_table_is_written_as_that_table(tmp_path: Path, monkeypatch
     batch = sent([team(), make_trajectory("u", []), team("v")])
     monkeypatch.setattr(TrajectoryBatch, "to_trajectories", None)
     monkeypatch.setattr(Column, "_at", None)
-    batch.write_parquet(tmp_path / "b.parquet", {"advantage": np.arange(6.0)})
+    write_parquet(batch, tmp_path / "b.parquet", {"advantage": np.arange(6.0)})
     monkeypatch.undo()
     assert pq.read_table(tmp_path / "b.parquet").column("advantage").to_pylist() == [0, 1, 2, None, 3, 4, 5]
-    assert_same(TrajectoryBatch.read_parquet(tmp_path / "b.parquet"), batch)
+    assert_same(read_parquet(tmp_path / "b.parquet"), batch)
 
 
 def test_replaced_columns_are_written(tmp_path: Path) -> None:
     batch = replace(sent([team()]), prompts=("x", "y", "z"))
     assert batch.table is None
-    batch.write_parquet(tmp_path / "b.parquet")
-    assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").prompts == ("x", "y", "z")
+    write_parquet(batch, tmp_path / "b.parquet")
+    assert read_parquet(tmp_path / "b.parquet").prompts == ("x", "y", "z")
 
 
 def test_file_is_independent_of_the_batch_origin(tmp_path: Path) -> None:
     trajectories = [team(), make_trajectory("u", []), team("v", "q1")]
-    TrajectoryBatch.from_trajectories(trajectories).write_parquet(tmp_path / "here.parquet")
-    sent(trajectories).write_parquet(tmp_path / "there.parquet")
+    write_parquet(TrajectoryBatch.from_trajectories(trajectories), tmp_path / "here.parquet")
+    write_parquet(sent(trajectories), tmp_path / "there.parquet")
     here, there = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("here", "there"))
     assert here.schema == there.schema
     assert here.to_pylist() == there.to_pylist()
@@ -329,15 +329,15 @@ def test_long_task_is_stored_once_per_file(tmp_path: Path) -> None:
     trajectories = [team(str(n)) for n in range(30)]
     for n, trajectory in enumerate(trajectories):
         trajectory.task = replace(trajectory.task, extra_info={"tests": str(n) * 100_000})
-    TrajectoryBatch.from_trajectories(trajectories).write_parquet(tmp_path / "b.parquet")
+    write_parquet(TrajectoryBatch.from_trajectories(trajectories), tmp_path / "b.parquet")
     columns = pq.read_metadata(tmp_path / "b.parquet").row_group(0)
     (task,) = (c for c in map(columns.column, range(columns.num_columns)) if c.path_in_schema == "task")
     assert task.total_uncompressed_size < 1.1 * 100_000 * len("".join(map(str, range(30))))
-    assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").to_trajectories() == trajectories
+    assert read_parquet(tmp_path / "b.parquet").to_trajectories() == trajectories
 
 
 def test_file_has_scores_as_numbers(tmp_path: Path) -> None:
-    TrajectoryBatch.from_trajectories([team()]).write_parquet(tmp_path / "b.parquet")
+    write_parquet(TrajectoryBatch.from_trajectories([team()]), tmp_path / "b.parquet")
     rows = pq.read_table(tmp_path / "b.parquet").to_pylist()
     assert [row["score_names"] for row in rows] == [["f", "g"], ["f"], []]
     assert [row["score_values"] for row in rows] == [[0.5, 0.5], [None], []]
@@ -358,9 +358,9 @@ def test_older_file_without_score_columns_loads(tmp_path: Path) -> None:
         place = table.column_names.index(name)
         table = table.set_column(place, name, table.column(name).cast(pa.list_(pa.int64())))
     pq.write_table(table, tmp_path / "old.parquet")
-    batch = TrajectoryBatch.read_parquet(tmp_path / "old.parquet")
+    batch = read_parquet(tmp_path / "old.parquet")
     assert_same(batch, TrajectoryBatch.from_trajectories(trajectories))
-    batch.write_parquet(tmp_path / "new.parquet")
+    write_parquet(batch, tmp_path / "new.parquet")
     assert pq.read_schema(tmp_path / "new.parquet").names == schema().names
 
 
@@ -385,7 +385,7 @@ def test_older_file_with_an_empty_score_range_is_refused() -> None:
 def test_error_in_a_file_names_the_file(tmp_path: Path) -> None:
     pq.write_table(column(plain(table_of([team()])), "index", [0, 2, 1]), tmp_path / "odd.parquet")
     with pytest.raises(BatchError, match=r"odd\.parquet: step t\.1 of trajectory t: expected index 1"):
-        TrajectoryBatch.read_parquet(tmp_path / "odd.parquet")
+        read_parquet(tmp_path / "odd.parquet")
 
 
 def test_outcome_with_failed_scoring_is_missing() -> None:
@@ -423,7 +423,7 @@ def test_too_deep_json_is_refused() -> None:
 def test_further_column_with_a_taken_name_is_refused(tmp_path: Path) -> None:
     batch = TrajectoryBatch.from_trajectories([team()])
     with pytest.raises(BatchError, match="column turn: a trajectory batch has one of that name already"):
-        batch.write_parquet(tmp_path / "odd.parquet", {"turn": np.zeros(3)})
+        write_parquet(batch, tmp_path / "odd.parquet", {"turn": np.zeros(3)})
 
 
 def test_trajectory_module_does_not_import_pyarrow() -> None:

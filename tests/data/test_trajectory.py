@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch
+from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch, read_parquet, write_parquet
 from creditflow.errors import BatchError, ConfigError
 from tests.strategies import assert_same, trajectories
 
@@ -17,12 +17,12 @@ from tests.strategies import assert_same, trajectories
 def test_columns_and_parquet_round_trip(tmp_path: Path, trajectories: list[Trajectory]) -> None:
     batch = TrajectoryBatch.from_trajectories(trajectories)
     assert batch.to_trajectories() == trajectories
-    batch.write_parquet(tmp_path / "batch.parquet")
-    again = TrajectoryBatch.read_parquet(tmp_path / "batch.parquet")
+    write_parquet(batch, tmp_path / "batch.parquet")
+    again = read_parquet(tmp_path / "batch.parquet")
     assert again.to_trajectories() == trajectories
     assert_same(again, batch)
-    again.write_parquet(tmp_path / "again.parquet")
-    assert_same(TrajectoryBatch.read_parquet(tmp_path / "again.parquet"), batch)
+    write_parquet(again, tmp_path / "again.parquet")
+    assert_same(read_parquet(tmp_path / "again.parquet"), batch)
 
 
 def make_trajectory() -> Trajectory:
@@ -72,6 +72,12 @@ def test_scores_are_rescaled_and_failed_ones_are_nan() -> None:
         (lambda t: setattr(t.steps[1], "ref_logprobs", (-1.0, float("nan"))), "got 2 values, 1 of them NaN"),
         (lambda t: t.steps[1].scores.update(f=Score((0.5,))), "score f has 1 values for 2 response tokens"),
         (lambda t: setattr(t, "answer_steps", (3,)), "answer steps"),
+        (lambda t: setattr(t.steps[1], "version_spans", ((1, 0),)), "in rising order from token 0, below 2 tokens"),
+        (lambda t: setattr(t.steps[1], "version_spans", ((0, 0), (2, 1))), "below 2 tokens"),
+        (lambda t: setattr(t.steps[1], "version_spans", ((0, 3), (1, 4))), "policy_version 0 at token 0, got 3"),
+        (lambda t: setattr(t.steps[1], "branch_of", 3), "branch_of: expected the id of a step, or None, got int 3"),
+        (lambda t: setattr(t, "outcomes", [1.0]), "outcomes: expected a dict of Score by agent, got list"),
+        (lambda t: t.outcomes.update(a=1.0), r"outcomes\['a'\]: expected a Score, got float 1.0; write Score"),
     ],
 )
 def test_inconsistent_fields_are_refused_by_name(spoil: Callable[[Trajectory], None], message: str) -> None:
@@ -92,11 +98,11 @@ def test_further_columns_are_written_and_ignored_on_reading(tmp_path: Path) -> N
     batch = TrajectoryBatch.from_trajectories(
         [make_trajectory(), replace(make_trajectory(), id="s", steps=[], answer_steps=())]
     )
-    batch.write_parquet(tmp_path / "b.parquet", {"advantage": np.array([0.1, 0.2, 0.3])})
+    write_parquet(batch, tmp_path / "b.parquet", {"advantage": np.array([0.1, 0.2, 0.3])})
     assert pq.read_table(tmp_path / "b.parquet").column("advantage").to_pylist() == [0.1, 0.2, 0.3, None]
-    assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").to_trajectories() == batch.to_trajectories()
+    assert read_parquet(tmp_path / "b.parquet").to_trajectories() == batch.to_trajectories()
     with pytest.raises(BatchError, match="column advantage: expected 3 values"):
-        batch.write_parquet(tmp_path / "c.parquet", {"advantage": np.zeros(2)})
+        write_parquet(batch, tmp_path / "c.parquet", {"advantage": np.zeros(2)})
 
 
 def test_missing_reference_logprobs_are_nan() -> None:
@@ -111,15 +117,15 @@ def test_older_file_without_reference_logprobs_loads(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     batch = TrajectoryBatch.from_trajectories([make_trajectory()])
-    batch.write_parquet(tmp_path / "new.parquet")
+    write_parquet(batch, tmp_path / "new.parquet")
     pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(["ref_logprobs"]), tmp_path / "old.parquet")
-    assert TrajectoryBatch.read_parquet(tmp_path / "old.parquet").to_trajectories() == batch.to_trajectories()
+    assert read_parquet(tmp_path / "old.parquet").to_trajectories() == batch.to_trajectories()
 
 
 def test_unreadable_parquet_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1 torn")
     with pytest.raises(BatchError, match=r"x\.parquet: not a readable Parquet file"):
-        TrajectoryBatch.read_parquet(tmp_path / "x.parquet")
+        read_parquet(tmp_path / "x.parquet")
 
 
 @pytest.mark.parametrize("score", [np.float64(0.5), 0.5, 1, None, "0.5", [0.5], {"value": 1}])
@@ -188,3 +194,60 @@ def test_numpy_numbers_are_accepted():
     batch = TrajectoryBatch.from_trajectories([made])
     assert batch.scores[1].tolist() == [0.5]
     assert batch.edge_parent[0] == 0
+
+
+def test_agents_outcome_replaces_the_common_one_in_its_steps() -> None:
+    trajectory = make_trajectory()
+    own = trajectory.steps[0].agent
+    trajectory.outcome, trajectory.outcomes = Score(0.5), {own: Score(1.0)}
+    other = replace(make_trajectory(), id="s", steps=[replace(s, trajectory_id="s") for s in make_trajectory().steps])
+    other.outcome, other.outcomes = Score(0.25), {own: Score(0.0, status="failed")}
+    batch = TrajectoryBatch.from_trajectories([trajectory, other])
+    expected = [1.0 if step.agent == own else 0.5 for step in trajectory.steps]
+    expected += [np.nan if step.agent == own else 0.25 for step in other.steps]
+    np.testing.assert_array_equal(batch.outcome_of_step, expected)
+
+
+def test_file_of_a_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from creditflow.data import table
+
+    monkeypatch.setattr(table, "FORMAT", 3)
+    write_parquet(TrajectoryBatch.from_trajectories([make_trajectory()]), tmp_path / "b.parquet")
+    monkeypatch.undo()
+    with pytest.raises(BatchError, match=r"b\.parquet: .*a file of format 3; this creditflow reads up to 2: update"):
+        read_parquet(tmp_path / "b.parquet")
+
+
+def test_arrays_give_the_credit_of_the_same_trajectories() -> None:
+    task = Task("t", (), None)
+    rows = [((0.2, 0.9), 1.0), ((0.8, 0.1), 0.0), ((0.6, 0.7), 1.0), ((1.0, 0.3), 0.0)]
+    trajectories = [
+        Trajectory(
+            str(n),
+            f"{n // 2}",
+            task,
+            [
+                Step(f"{n}/{i}", str(n), i, "ab"[i], 0, (0,) if i else (), "", "", scores={"f": Score(value)})
+                for i, value in enumerate(values)
+            ],
+            answer_steps=(1,),
+            outcome=Score(outcome),
+        )
+        for n, (values, outcome) in enumerate(rows)
+    ]
+    recorded = assign(TrajectoryBatch.from_trajectories(trajectories), CreditOptions())
+    batch = TrajectoryBatch.from_arrays(
+        trajectory_of_step=np.repeat(np.arange(4), 2),
+        group_of_trajectory=np.array([0, 0, 1, 1]),
+        outcome=np.array([1.0, 0.0, 1.0, 0.0]),
+        agent_of_step=np.tile([0, 1], 4),
+        scores=np.array([[0.2], [0.9], [0.8], [0.1], [0.6], [0.7], [1.0], [0.3]]),
+    )
+    np.testing.assert_array_equal(assign(batch, CreditOptions()).advantage_S, recorded.advantage_S)
+    with pytest.raises(BatchError, match=r"agent_of_step: expected shape \(8,\), got \(7,\)"):
+        TrajectoryBatch.from_arrays(
+            trajectory_of_step=np.repeat(np.arange(4), 2),
+            group_of_trajectory=np.array([0, 0, 1, 1]),
+            outcome=np.zeros(4),
+            agent_of_step=np.zeros(7, dtype=np.int64),
+        )

@@ -10,7 +10,7 @@ import torch
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import ActorConfig, load_recipe
-from creditflow.data import TrajectoryBatch
+from creditflow.data import read_parquet
 from creditflow.engines.common.components import build_components
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.policy import Policy
@@ -106,7 +106,7 @@ def test_run_folder_is_complete_and_its_model_loads(recipe_file: Path, word_mode
     first = pq.read_table(path / "steps" / "000001.parquet")
     assert first.num_rows == 4 * 8 * 2
     assert {"advantage", "credit", "gate_open", "threshold", "group_id", "baseline"} <= set(first.column_names)
-    assert TrajectoryBatch.read_parquet(path / "steps" / "000001.parquet").n_trajectories == 32
+    assert read_parquet(path / "steps" / "000001.parquet").n_trajectories == 32
 
     trained = Policy.load(path / "checkpoints" / "global_step_3", torch.device("cpu"))
     start = Policy.load(word_model_folder, torch.device("cpu"))
@@ -161,7 +161,7 @@ def test_trajectories_are_kept_if_too_many_scores_fail(recipe_file: Path) -> Non
     )
     with pytest.raises(TooManyFailedScores, match="no such word"):
         run(recipe_file, "run", "trainer.val_before_train=false")
-    batch = TrajectoryBatch.read_parquet(recipe_file.parent / "run" / "steps" / "000001.parquet")
+    batch = read_parquet(recipe_file.parent / "run" / "steps" / "000001.parquet")
     reasons = {score.reason for scores in batch.raw_scores for score in scores.values() if score.status == "failed"}
     assert reasons == {"KeyError: 'no such word' (team.py:20 in says_a)"}
 
@@ -205,7 +205,7 @@ def test_policy_equals_its_reference_only_before_training(recipe_file: Path) -> 
     path = run(recipe_file, "run", WITH_KL, "trainer.total_training_steps=4")
     drift = []
     for step in range(1, 5):
-        batch = TrajectoryBatch.read_parquet(path / "steps" / f"00000{step}.parquet")
+        batch = read_parquet(path / "steps" / f"00000{step}.parquet")
         assert np.isfinite(batch.ref_logprobs).all()
         assert len(batch.ref_logprobs) == len(batch.logprobs)
         drift.append(np.abs(batch.logprobs - batch.ref_logprobs)[batch.response_mask].max())
@@ -224,7 +224,7 @@ def test_reference_metric_of_weight_0_changes_no_training(recipe_file: Path) -> 
     weights = [Policy.load(p / "checkpoints" / "global_step_3", torch.device("cpu")).model for p in (plain, measured)]
     for a, b in zip(weights[0].parameters(), weights[1].parameters(), strict=True):
         assert torch.equal(a, b)
-    assert not TrajectoryBatch.read_parquet(plain / "steps" / "000003.parquet").ref_logprobs.size
+    assert not read_parquet(plain / "steps" / "000003.parquet").ref_logprobs.size
 
 
 def test_frozen_policy_is_its_own_reference(recipe_file: Path) -> None:
@@ -250,7 +250,7 @@ def test_each_epoch_takes_every_task_once_in_its_own_order(recipe_file: Path) ->
 
 def outcomes_of(path: Path, step: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
-    for trajectory in TrajectoryBatch.read_parquet(path / "steps" / f"00000{step}.parquet").to_trajectories():
+    for trajectory in read_parquet(path / "steps" / f"00000{step}.parquet").to_trajectories():
         assert trajectory.outcome is not None
         found.setdefault(trajectory.uid, []).append(float(trajectory.outcome.value))
     return found
@@ -331,7 +331,7 @@ def test_endpoint_agent_receives_credit_without_training(tmp_path: Path) -> None
     assert (row["endpoint/big/requests"], row["endpoint/big/completion_tokens"]) == (8, 16)
 
     file = path / "steps" / "000001.parquet"
-    batch = TrajectoryBatch.read_parquet(file)
+    batch = read_parquet(file)
     critic_S = batch.agent_of_step == batch.agent_names.index("critic")
     assert np.array_equal(critic_S, batch.policy_of_step == batch.policy_names.index("big"))
     assert (np.diff(batch.token_offsets)[critic_S] == 0).all()
@@ -351,7 +351,7 @@ def test_run_with_a_frozen_agent_repeats_bit_for_bit(tmp_path: Path) -> None:
     with JudgeServer(verdict) as server:
         one, two = (train_toy(tmp_path / name, server, "trainer.val_before_train=false") for name in ("one", "two"))
     for step in ("000001", "000002"):
-        files = [TrajectoryBatch.read_parquet(path / "steps" / f"{step}.parquet") for path in (one, two)]
+        files = [read_parquet(path / "steps" / f"{step}.parquet") for path in (one, two)]
         assert files[0].to_trajectories() == files[1].to_trajectories()
     weights = [Policy.load(path / "checkpoints" / "global_step_2", torch.device("cpu")).model for path in (one, two)]
     for a, b in zip(weights[0].parameters(), weights[1].parameters(), strict=True):
@@ -362,7 +362,7 @@ def test_run_with_a_frozen_agent_repeats_bit_for_bit(tmp_path: Path) -> None:
 def test_an_update_skips_rows_without_tokens(tmp_path: Path, byte_policy: Policy) -> None:
     with JudgeServer(verdict) as server:
         path = train_toy(tmp_path / "run", server, "trainer.total_training_steps=1", "trainer.val_before_train=false")
-    batch = TrajectoryBatch.read_parquet(path / "steps" / "000001.parquet")
+    batch = read_parquet(path / "steps" / "000001.parquet")
     own_S = batch.agent_of_step == batch.agent_names.index("writer")
     advantage_T = np.linspace(-1.0, 1.0, len(batch.response_ids))
     updated = []
@@ -388,7 +388,7 @@ def test_endpoint_failures_are_counted_and_the_run_continues(tmp_path: Path) -> 
     assert [row["rollout/failed_frac"] for row in rows] == [1 / 8, 1 / 8]
     failed = [
         trajectory
-        for trajectory in TrajectoryBatch.read_parquet(path / "steps" / "000001.parquet").to_trajectories()
+        for trajectory in read_parquet(path / "steps" / "000001.parquet").to_trajectories()
         if trajectory.status == "failed"
     ]
     assert len(failed) == 4  # the trajectories of one of eight tasks

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.data import TrajectoryBatch
+from creditflow.data import TrajectoryBatch, write_parquet
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.run_folder import read_events, read_metrics
 from creditflow.runs.step_files import read_step_file, write_step_file
@@ -30,7 +30,7 @@ def write(path: str, assigned: str, ready: Event) -> None:
     done = max([row["step"] for row in read_metrics(folder.path)], default=0)
     folder.rewind(done)
     recorded = read_step_file(Path(assigned))
-    batch_at(0, recorded.batch).write_parquet(Path(assigned).with_suffix(".first"))  # imports the writer now
+    write_parquet(batch_at(0, recorded.batch), Path(assigned).with_suffix(".first"))  # imports the writer now
     ready.set()
     while True:
         done += 1

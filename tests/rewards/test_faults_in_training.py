@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from creditflow.cli import app
-from creditflow.data import TrajectoryBatch
+from creditflow.data import read_parquet
 from tests.paths import TOYS
 from tests.rewards.judge_server import Answer, JudgeServer
 from tests.rewards.processes import children
@@ -107,7 +107,7 @@ def test_occasional_judge_fault_masks_its_steps(train, fault):
     assert result.exit_code == 0, result.output
     statuses = set()
     for file in sorted((run / "steps").glob("*.parquet")):
-        for trajectory in TrajectoryBatch.read_parquet(file).to_trajectories():
+        for trajectory in read_parquet(file).to_trajectories():
             for step in trajectory.steps:
                 if step.agent != "critic":
                     assert "judge" not in step.scores
@@ -190,7 +190,7 @@ def test_reward_exception_is_located(train, function, backend):
     log = (run / "failures.log").read_text()
     assert log.count(f"reward function {function}\nTraceback (most recent call last):") == 1
     assert log.rstrip().endswith("KeyError: 'labels'")
-    (trajectory, *_) = TrajectoryBatch.read_parquet(run / "steps" / "000001.parquet").to_trajectories()
+    (trajectory, *_) = read_parquet(run / "steps" / "000001.parquet").to_trajectories()
     why = CliRunner().invoke(app, ["why", str(run), "--trajectory", trajectory.id])
     assert why.exit_code == 0, why.output
     assert trajectory.steps[0].scores[function].reason == f"KeyError: 'labels' ({frames})"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from creditflow.config import load_recipe
-from creditflow.data import Task, Trajectory, TrajectoryBatch
+from creditflow.data import Task, Trajectory, TrajectoryBatch, read_parquet, write_parquet
 from creditflow.errors import EndpointError, PromptTooLong
 from creditflow.rollout import AgentSpec, ChatReply, FrozenModel, Rollout, Scheduler, Team, run_rollouts
 from creditflow.rollout.endpoint import Endpoint
@@ -324,8 +324,8 @@ def test_steps_without_tokens_survive_parquet(tmp_path: Any) -> None:
     trajectories, _ = run_workflow(Answer("Oui \u00e9\u2603"), n=3)
     batch = TrajectoryBatch.from_trajectories(trajectories)
     assert batch.to_trajectories() == trajectories
-    batch.write_parquet(tmp_path / "steps.parquet")
-    assert TrajectoryBatch.read_parquet(tmp_path / "steps.parquet").to_trajectories() == trajectories
+    write_parquet(batch, tmp_path / "steps.parquet")
+    assert read_parquet(tmp_path / "steps.parquet").to_trajectories() == trajectories
 
 
 def test_failed_endpoint_call_fails_one_trajectory() -> None:

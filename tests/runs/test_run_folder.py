@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from creditflow.data import read_parquet
 from creditflow.credit import CreditOptions, assign
 from creditflow.errors import BatchError, DataError, InputError
 from creditflow.runs.run_folder import RunFolder, read_metrics
@@ -224,7 +225,7 @@ def test_step_file_contains_batch_and_credit_columns(tmp_path: Path) -> None:
     assignment = assign(batch, CreditOptions(propagation="none", group_by="agent"))
     folder.write_steps(7, batch, assignment)
     assert files_in(folder.path / "steps") == ["000007.parquet"]
-    assert TrajectoryBatch.read_parquet(folder.path / "steps/000007.parquet").to_trajectories() == (
+    assert read_parquet(folder.path / "steps/000007.parquet").to_trajectories() == (
         batch.to_trajectories()
     )
 
@@ -263,7 +264,7 @@ def test_assignment_columns_do_not_hide_batch_columns(tmp_path: Path) -> None:
 def test_step_file_without_assignment_has_no_credit_columns(tmp_path: Path) -> None:
     folder, batch = a_folder(tmp_path), a_batch()
     folder.write_steps(3, batch)
-    assert TrajectoryBatch.read_parquet(folder.path / "steps/000003.parquet").to_trajectories() == (
+    assert read_parquet(folder.path / "steps/000003.parquet").to_trajectories() == (
         batch.to_trajectories()
     )
     assert not {"advantage", "credit", "group_id"} & rows_of(folder, 3)[0].keys()
@@ -273,7 +274,7 @@ def test_step_file_of_trajectories_without_steps_is_written(tmp_path: Path) -> N
     folder = a_folder(tmp_path)
     folder.write_steps(1, batch_of(make_trajectory("a", [], outcome=1.0), make_trajectory("b", [], outcome=0.0)))
     assert [(row["trajectory_id"], row["step_id"]) for row in rows_of(folder, 1)] == [("a", None), ("b", None)]
-    assert TrajectoryBatch.read_parquet(folder.path / "steps/000001.parquet").n_steps == 0
+    assert read_parquet(folder.path / "steps/000001.parquet").n_steps == 0
 
 
 def test_step_file_is_replaced_atomically(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,7 +18,7 @@ from creditflow._utils.files import write_named
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow._utils.progress import Reporter
 from creditflow.credit import CreditOptions, assign
-from creditflow.data import Message, Score, Trajectory, TrajectoryBatch
+from creditflow.data import Message, Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
 from creditflow.errors import BatchError, DataError, InputError
 from creditflow.reports.tables import new_table, results_console, show
 from creditflow.reports.text import number
@@ -75,7 +76,7 @@ def convert_files(
             f"{', '.join(map(str, sources))}: trajectory {twice[0]} stands in it twice; give each trajectory once"
         )
     batch = TrajectoryBatch.from_trajectories(made.trajectories)
-    write_named(out, batch.write_parquet, "--out")
+    write_named(out, partial(write_parquet, batch), "--out")
     results_console().print(f"written: {out}", soft_wrap=True)
     if run is not None:
         _credit(batch, run, sources)
@@ -110,7 +111,7 @@ def _own(source: Path, options: ConvertOptions) -> list[Trajectory]:
     if options != ConvertOptions():
         raise InputError(f"{source}: trajectories come as they are; the options are for traces, convert those apart")
     try:
-        return TrajectoryBatch.read_parquet(source).to_trajectories()
+        return read_parquet(source).to_trajectories()
     except BatchError as error:
         raise DataError(str(error)) from error  # the message names the file
     except OSError as error:

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ from creditflow._utils.files import make_folder, write_whole
 from creditflow._utils.loopback import expect_loopback
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
-from creditflow.data import Score, Task, Trajectory, TrajectoryBatch
+from creditflow.data import Score, Task, Trajectory, TrajectoryBatch, write_parquet
 from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import BatchError, first_line
@@ -230,7 +231,7 @@ class TrajectoryWriter:
             try:
                 file = self._free_name()
                 try:
-                    write_whole(file, batch.write_parquet)
+                    write_whole(file, partial(write_parquet, batch))
                 except BaseException:
                     file.unlink(missing_ok=True)
                     self._next -= 1

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from creditflow._utils.files import write_whole
 from creditflow._utils.loading import is_reference, load_object
 from creditflow._utils.tracebacks import located
-from creditflow.data import Task
 from creditflow.data.messages import content_text, without_nulls
+from creditflow.data.trajectory import Task
 from creditflow.errors import CreditflowError, DataError, first_line
 
 Split = Literal["train", "val"]

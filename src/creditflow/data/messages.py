@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from creditflow.data import Message
+from creditflow.data.trajectory import Message
 
 _DEPTH = 64
 """The deepest nesting of a message that is read; templates recurse over it."""

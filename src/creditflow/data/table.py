@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from creditflow.data import (
+from creditflow.data.batch import TrajectoryBatch
+from creditflow.data.trajectory import (
     CODE_OF_STATUS,
     NOT_MATCHED,
     OK,
@@ -35,8 +36,8 @@ from creditflow.data import (
     Score,
     Task,
     Trajectory,
-    TrajectoryBatch,
     check_range,
+    check_version_spans,
 )
 from creditflow.errors import BatchError, first_line
 
@@ -52,6 +53,7 @@ _OF_TRAJECTORY = pa.schema(
         ("answer_steps", _INTS),
         ("outcome", pa.float64()),
         ("outcome_score", _TEXT),  # JSON
+        ("outcomes", _TEXT),  # JSON: agent -> score; null without any
         ("status", _TEXT),
         ("trajectory_info", _TEXT),  # JSON
     ]
@@ -72,6 +74,8 @@ _OF_STEP = pa.schema(
         ("temperature", pa.float64()),
         ("policy", _TEXT),
         ("policy_version", pa.int64()),
+        ("version_spans", _INTS),  # first token and version of each span, in one list
+        ("branch_of", _TEXT),
         ("scores", _TEXT),  # JSON: name -> score
         ("stratum", _TEXT),
         ("step_info", _TEXT),  # JSON
@@ -83,8 +87,13 @@ _OF_STEP = pa.schema(
         ("score_weights", _REALS),
     ]
 )
-_CAME_LATER = {"ref_logprobs", "score_names", "score_values", "score_status", "score_weights"}
+_CAME_LATER = {
+    *("ref_logprobs", "score_names", "score_values", "score_status", "score_weights"),
+    *("outcomes", "version_spans", "branch_of"),
+}
 """Columns that older files do not have."""
+FORMAT = 2
+"""Version of the columns, in a file's metadata. Older files are converted when they are read, newer ones refused."""
 
 
 _SCHEMA = pa.schema([*_OF_TRAJECTORY, *_OF_STEP])
@@ -131,6 +140,11 @@ class Column(Sequence[T]):
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise BatchError(f"column {self._name}, entry {i}: {first_line(error)}") from error
         return self._made[i]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every value is null."""
+        return bool(self._values.null_count == len(self._values))
 
     def __iter__(self) -> Iterator[T]:
         if self._decode is None:
@@ -256,6 +270,7 @@ def _of_trajectories(batch: TrajectoryBatch) -> dict[str, pa.Array]:
         "answer_steps": _lists(_offsets(answers_N), batch.index_of_step[answers], pa.int64()),
         "outcome": pa.array(batch.outcome, pa.float64(), mask=~ok_N),
         "outcome_score": _json(outcomes, "trajectory", ids),
+        "outcomes": _json(_outcomes_of_agents(batch), "trajectory", ids),
         "status": _names(TRAJECTORY_STATUSES, batch.status_of_trajectory),
         "trajectory_info": _json(batch.trajectory_info, "trajectory", ids),
     }
@@ -285,6 +300,8 @@ def _of_steps(batch: TrajectoryBatch) -> dict[str, pa.Array]:
         "temperature": pa.array(batch.temperature_of_step, pa.float64()),
         "policy": _names(batch.policy_names, batch.policy_of_step),
         "policy_version": pa.array(batch.policy_version, pa.int64()),
+        "version_spans": _version_spans(batch),
+        "branch_of": _text(batch.branch_of or [None] * batch.n_steps, "step", ids),
         "scores": _json(scores, "step", ids),
         "stratum": _names(batch.stratum_names, batch.stratum_of_step),
         "step_info": _json(batch.step_info, "step", ids),
@@ -294,6 +311,19 @@ def _of_steps(batch: TrajectoryBatch) -> dict[str, pa.Array]:
         "score_status": _lists(score_offsets, status_X, pa.int8()),
         "score_weights": _lists(score_offsets, batch.score_weights[matched_SK], pa.float64()),
     }
+
+
+def _outcomes_of_agents(batch: TrajectoryBatch) -> list[dict[str, Any] | None]:
+    return [
+        {agent: _fields(score, _OF_SCORE) for agent, score in outcomes.items()} or None
+        for outcomes in batch.outcomes_of_agents or [{}] * batch.n_trajectories
+    ]
+
+
+def _version_spans(batch: TrajectoryBatch) -> pa.Array:
+    if not batch.version_spans:
+        return _lists(np.zeros(batch.n_steps + 1, dtype=np.int64), np.empty(0, dtype=np.int64), pa.int64())
+    return pa.array([[number for span in spans for number in span] for spans in batch.version_spans], _INTS)
 
 
 _OF_TASK, _OF_SCORE = (tuple(field.name for field in fields(noun)) for noun in (Task, Score))
@@ -411,7 +441,7 @@ def _known(table: pa.Table) -> pa.Table:
 
 
 def _from_before(table: pa.Table) -> dict[str, pa.Array]:
-    """The columns that an older table lacks: no reference log-probabilities, and the scores' numbers from JSON."""
+    """The columns that an older table lacks: the scores' numbers from JSON, and nothing in the others."""
     scores, ids = Column(table.column("scores"), _scores_of_json, "scores"), table.column("step_id")
     masks = table.column("response_mask").to_pylist()
 
@@ -427,6 +457,9 @@ def _from_before(table: pa.Table) -> dict[str, pa.Array]:
 
     later = {
         "ref_logprobs": [[] if id.is_valid else None for id in ids],
+        "outcomes": [None] * table.num_rows,
+        "version_spans": [[] if id.is_valid else None for id in ids],
+        "branch_of": [None] * table.num_rows,
         "score_names": column(lambda name, score, r: name),
         "score_values": column(rescaled),
         "score_status": column(lambda name, score, r: CODE_OF_STATUS[score.status]),
@@ -527,6 +560,7 @@ def _trajectory_columns(trajectories: pa.Table) -> dict[str, Any]:
         "status_of_trajectory": np.array(known, dtype=np.int64)[status_of_trajectory],
         "answers": Column(trajectories.column("answer")),
         "trajectory_info": Column(trajectories.column("trajectory_info"), json.loads, "trajectory_info"),
+        "outcomes_of_agents": _or_none(Column(trajectories.column("outcomes"), _outcomes_of_json, "outcomes")),
     }
 
 
@@ -560,9 +594,30 @@ def _step_columns(steps: _Steps, trajectories: pa.Table) -> dict[str, Any]:
         "prompts": Column(steps.column("prompt")),
         "responses": Column(steps.column("response")),
         "step_info": Column(steps.column("step_info"), json.loads, "step_info"),
+        "version_spans": _read_version_spans(steps),
+        "branch_of": _or_none(Column(steps.column("branch_of", optional=True))),
         "edge_child": child_E,
         "edge_parent": parent_E + first_N[trajectory_S][child_E],
     }
+
+
+def _or_none(column: Column[T]) -> Sequence[T]:
+    """The column; an empty one if it has no value."""
+    return () if column.is_empty else column
+
+
+def _read_version_spans(steps: _Steps) -> Sequence[tuple[tuple[int, int], ...]]:
+    length_S, numbers = steps.numbers("version_spans")
+    if not numbers.size:
+        return ()
+    steps.refuse(length_S % 2 > 0, lambda s: f"version_spans: expected pairs, got {length_S[s]} numbers")
+    pairs = np.split(numbers.reshape(-1, 2), np.cumsum(length_S // 2)[:-1])
+    spans_S = tuple(tuple((int(start), int(version)) for start, version in of_step) for of_step in pairs)
+    version_S, tokens_S = steps.integers("policy_version"), steps.lists("response_ids")[0]
+    for s in np.flatnonzero(length_S).tolist():
+        where = f"step {steps.rows.column('step_id')[s]} of trajectory {steps.rows.column('trajectory_id')[s]}"
+        check_version_spans(where, spans_S[s], int(version_S[s]), int(tokens_S[s]))
+    return spans_S
 
 
 def _edges(steps: _Steps, index_S: Ints) -> tuple[Ints, Ints]:
@@ -723,6 +778,10 @@ def _outcome_of_json(text: str | None) -> Score | None:
     return None if text is None else _score_of_json(json.loads(text))
 
 
+def _outcomes_of_json(text: str | None) -> dict[str, Score]:
+    return {} if text is None else _scores_of_json(text)
+
+
 def _scores_of_json(text: str) -> dict[str, Score]:
     return {name: _score_of_json(score) for name, score in json.loads(text).items()}
 
@@ -748,7 +807,7 @@ _SPLIT = ("prompt_ids", "response_ids", "logprobs", "ref_logprobs")
 """Numeric columns with similar high bytes: byte-stream split makes them a fifth smaller and faster to write."""
 
 
-def write(
+def write_parquet(
     batch: TrajectoryBatch,
     path: Path | str,
     step_columns: Mapping[str, NDArray[Any]] | None = None,
@@ -757,11 +816,13 @@ def write(
     token_columns: Mapping[str, NDArray[Any]] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """See `TrajectoryBatch.write_parquet`. `trajectory_columns`, `token_columns`: further [N] and [T] columns.
+    """Write one row per step, and one per trajectory without steps, with the columns of `schema`.
 
-    `facts`: metadata of the file as a whole, as JSON values.
+    A batch built from a table is written as that table. `step_columns`, `trajectory_columns`, `token_columns`: further
+    [S], [N] and [T] columns for readers of the file, such as an assignment's credit; they are not part of the batch.
+    `facts`: metadata of the file as a whole, as JSON values. The file is written in place; `runs` writes crash-safe.
     """
-    table, step_columns, facts = table_of(batch), step_columns or {}, facts or {}
+    table, step_columns = table_of(batch), step_columns or {}
     has_step_R = table.column("step_id").is_valid().to_numpy()
     step_of_row = np.where(has_step_R, np.cumsum(has_step_R) - 1, -1)
     trajectory_of_row = np.cumsum(_starts(table)[0]) - 1
@@ -797,16 +858,19 @@ def write(
         store_schema=False,  # other readers need not know that texts were dictionaries here
     ) as writer:
         writer.write_table(table)
-        if facts:
-            writer.add_key_value_metadata({_FACTS: json.dumps(facts)})
+        writer.add_key_value_metadata({_FACTS: json.dumps({"format": FORMAT, **(facts or {})})})
 
 
 _FACTS = b"creditflow"
 """The key of `facts` in a file's metadata."""
 
 
-def read(path: Path | str) -> TrajectoryBatch:
-    """See `TrajectoryBatch.read_parquet`."""
+def read_parquet(path: Path | str) -> TrajectoryBatch:
+    """Read a batch that `write_parquet` wrote, ignoring further columns.
+
+    Texts and JSON are decoded on access. Raises BatchError for a file of another kind, of a later format, or with
+    inconsistent columns.
+    """
     return read_beside(path)[0]
 
 
@@ -836,6 +900,8 @@ def _facts(file: pq.ParquetFile) -> dict[str, Any]:
     facts = json.loads((file.metadata.metadata or {}).get(_FACTS, b"{}"))
     if not isinstance(facts, dict):
         raise ValueError(f"expected an object under the key {_FACTS.decode()}, got {facts!r}")
+    if (version := facts.pop("format", 1)) not in range(1, FORMAT + 1):
+        raise ValueError(f"a file of format {version}; this creditflow reads up to {FORMAT}: update creditflow")
     return facts
 
 

@@ -43,7 +43,7 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
 
     facts: dict[str, Any] = {"version": VERSION, "training_step": step}
     if assignment is None:
-        table.write(batch, path, facts=facts)
+        table.write_parquet(batch, path, facts=facts)
         return
     options = {f.name: getattr(assignment.options, f.name) for f in fields(CreditOptions)}
     facts |= {"options": options, "singletons": assignment.singletons}
@@ -53,7 +53,7 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
         for of_kind in (names.step, names.trajectory, names.token)
     )
     # Token columns without a value for each token are left out.
-    table.write(
+    table.write_parquet(
         batch,
         path,
         step_columns,

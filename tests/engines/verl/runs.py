@@ -12,7 +12,7 @@ import verl_cpu
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
-from creditflow.data import TrajectoryBatch
+from creditflow.data import TrajectoryBatch, read_parquet
 from creditflow.engines.verl.launch import launch
 from creditflow.runs.run_folder import read_metrics
 from tests.paths import ROOT as REPOSITORY
@@ -48,7 +48,7 @@ class Run:
         return sorted((self.folder / "steps").glob("*.parquet"))
 
     def batch(self, step: int) -> TrajectoryBatch:
-        return TrajectoryBatch.read_parquet(self.folder / f"steps/{step:06d}.parquet")
+        return read_parquet(self.folder / f"steps/{step:06d}.parquet")
 
 
 def run(recipe: Path, folder: Path, *overrides: str, n_ranks: int = 1, verl: tuple[str, ...] = ()) -> Run:

@@ -1,0 +1,302 @@
+"""The data types of one rollout: Task, Score, Step and Trajectory, and the checks of their fields."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from creditflow.errors import BatchError, ScoreRangeError, did_you_mean
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+TokenIds = NDArray[np.int32]
+Message = dict[str, Any]
+"""One chat message: `{"role": ..., "content": ...}`."""
+
+ScoreStatus = Literal["ok", "failed", "timeout"]
+TrajectoryStatus = Literal["ok", "failed", "truncated"]
+TRAJECTORY_STATUSES: tuple[TrajectoryStatus, ...] = ("ok", "failed", "truncated")
+
+NOT_MATCHED, OK, FAILED, TIMEOUT = 0, 1, 2, 3
+"""Codes of `TrajectoryBatch.score_status`. NOT_MATCHED: the function did not match the step."""
+RIGHT = 1.0 - 1e-9
+"""The lowest rescaled score in [0, 1] at which a step or an answer counts as right."""
+RANGE_TOLERANCE = 1e-6
+"""Tolerance for rounding, as a share of a range's width: a value this far beyond a bound counts as the bound."""
+CODE_OF_STATUS: dict[ScoreStatus, int] = {"ok": OK, "failed": FAILED, "timeout": TIMEOUT}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row of the data set, with verl's columns."""
+
+    data_source: str
+    prompt: tuple[Message, ...]
+    """Chat messages; `text` is the content of the last one, the only one that most workflows need."""
+    ground_truth: Any
+    """verl's `reward_model.ground_truth`, any JSON value."""
+    extra_info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The content of the last message; empty for an empty prompt."""
+        return str(self.prompt[-1]["content"]) if self.prompt else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The result of a reward function for one step, or of the outcome function for one trajectory."""
+
+    value: float | tuple[float, ...]
+    """One number, or one per response token. Meaningless unless `status` is ok."""
+    range: tuple[float, float] = (0.0, 1.0)
+    """Range of the function's values; gates and credit use the value rescaled from it to [0, 1]."""
+    weight: float = 1.0
+    """Weight in the step's weighted mean. 0: measured and reported, but never part of credit."""
+    status: ScoreStatus = "ok"
+    reason: str = ""
+    seconds: float = 0.0
+    version: str = ""
+    """A hash of the function's source and arguments."""
+
+    @property
+    def rescaled(self) -> float:
+        """The (mean) value, rescaled from `range` to [0, 1]; NaN if the scoring failed."""
+        return self.rescaled_over(())
+
+    def rescaled_over(self, response_mask: Sequence[int]) -> float:
+        """Like `rescaled`, but the mean of token values covers only the tokens that the policy sampled, if any."""
+        if self.status != "ok":
+            return float("nan")
+        value = self.value
+        low, high = self.range
+        if isinstance(value, tuple):
+            if len(value) == len(response_mask) and any(response_mask):
+                value = tuple(v for v, sampled in zip(value, response_mask, strict=True) if sampled)
+            if value and not low <= min(value) <= max(value) <= high:
+                value = tuple(clip_rounding(float(v), low, high) for v in value)
+            value = float(np.mean(value))
+        return (clip_rounding(float(value), low, high) - low) / (high - low)
+
+
+def clip_rounding(value: float, low: float, high: float) -> float:
+    """`value`, moved to the bound if it is beyond it only by rounding (`RANGE_TOLERANCE`)."""
+    if low <= value <= high:
+        return value
+    slack = RANGE_TOLERANCE * (high - low)
+    if low - slack <= value <= high + slack:
+        return low if value < low else high
+    return value
+
+
+def into_range(value: float, allowed: tuple[float, float]) -> float:
+    """`value`, clipped to a bound if it is beyond it only by rounding.
+
+    Raises ScoreRangeError for a value further out and for NaN; the message has all digits.
+    """
+    low, high = allowed
+    clipped = clip_rounding(value, low, high)
+    if not low <= clipped <= high:
+        raise ScoreRangeError(f"expected a value in [{all_digits(low)}, {all_digits(high)}], got {all_digits(value)}")
+    return clipped
+
+
+def all_digits(number: float) -> str:
+    """The shortest decimal text that reads back as the same float64; whole numbers without `.0`."""
+    return repr(float(number)).removesuffix(".0")
+
+
+@dataclass(slots=True)
+class Step:
+    """One call of one agent: a prompt, a response, and later its scores."""
+
+    id: str
+    trajectory_id: str
+    index: int
+    """Position in the trajectory, from 0."""
+    agent: str
+    turn: int
+    """Number of earlier steps of this agent in this trajectory."""
+    parents: tuple[int, ...]
+    """Indices of the steps whose responses this prompt used; each smaller than `index`."""
+    prompt: str
+    response: str
+    prompt_ids: tuple[int, ...] = ()
+    response_ids: tuple[int, ...] = ()
+    response_mask: tuple[int, ...] = ()
+    """1 where the policy sampled the token, 0 where a tool or the environment wrote it."""
+    logprobs: tuple[float, ...] = ()
+    """Natural log-probability of each response token when it was sampled; 0 where the mask is 0."""
+    temperature: float = 1.0
+    """Sampling temperature, at which `logprobs` hold. 0: greedy decoding; no token counts as sampled (mask 0)."""
+    policy: str = "default"
+    policy_version: int = 0
+    """Number of updates of the policy before it sampled this response, or the first token of it."""
+    version_spans: tuple[tuple[int, int], ...] = ()
+    """For a response that several versions of the policy sampled: `(first token, policy version)` of each span of
+    tokens, in order, the first one from token 0. Empty: `policy_version` sampled all of it."""
+    branch_of: str | None = None
+    """The id of the recorded step that this step replaces, the first one of a branch; None for other steps."""
+    scores: dict[str, Score] = field(default_factory=dict)
+    stratum: str | None = None
+    """A label, computed from the prompt alone, that splits groups (`algorithm.strata`)."""
+    info: dict[str, Any] = field(default_factory=dict)
+    ref_logprobs: tuple[float, ...] = ()
+    """Natural log-probability of each response token under the policy's frozen reference, whatever its mask; at the
+    temperature of `logprobs` (at 1 if that is 0). Empty if the engine provides none."""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """The record of one rollout. The trajectories of a task share `uid` and form its group."""
+
+    id: str
+    uid: str
+    task: Task
+    steps: list[Step] = field(default_factory=list)
+    answer_steps: tuple[int, ...] = ()
+    """Indices of the steps that produced the answer; the last step if the workflow named none."""
+    answer: str | None = None
+    """The workflow's return value."""
+    outcome: Score | None = None
+    """The global reward; None before scoring, or without an outcome function."""
+    outcomes: dict[str, Score] = field(default_factory=dict)
+    """Outcomes of single agents, by agent, for teams that compete; the other agents have the common `outcome`."""
+    status: TrajectoryStatus = "ok"
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+def check_trajectory(trajectory: Trajectory) -> None:
+    if not isinstance(trajectory, Trajectory):
+        raise BatchError(f"expected a Trajectory, got {_shown(trajectory)}")
+    _check_status(f"trajectory {trajectory.id}", trajectory.status, TRAJECTORY_STATUSES)
+    _check_indices(f"trajectory {trajectory.id}: answer_steps", trajectory.answer_steps)
+    for index, step in enumerate(trajectory.steps):
+        where = f"step {step.id} of trajectory {trajectory.id}"
+        if step.index != index:
+            raise BatchError(f"{where}: expected index {index}, its place in the trajectory, got {step.index}")
+        if step.trajectory_id != trajectory.id:
+            raise BatchError(f"{where}: says that it belongs to trajectory {step.trajectory_id}")
+        _check_fields(where, step)
+        if len(set(step.parents)) != len(step.parents):
+            raise BatchError(f"{where}: a parent stands twice in {step.parents}")
+        if any(not 0 <= parent < index for parent in step.parents):
+            raise BatchError(f"{where}: parents must come before it (0 to {index - 1}), got {step.parents}")
+        n_tokens = len(step.response_ids)
+        _check_tokens(where, step)
+        for name, score in step.scores.items():
+            _check_score(f"{where}: scores[{name!r}]", score)
+            if isinstance(score.value, tuple) and score.status == "ok" and len(score.value) != n_tokens:
+                raise BatchError(f"{where}: score {name} has {len(score.value)} values for {n_tokens} response tokens")
+            check_range(f"{where}, score {name}", score)
+    if list(trajectory.answer_steps) != sorted(set(trajectory.answer_steps)):
+        raise BatchError(f"trajectory {trajectory.id}: answer steps must rise, got {trajectory.answer_steps}")
+    _check_outcomes(trajectory)
+    if any(not 0 <= index < len(trajectory.steps) for index in trajectory.answer_steps):
+        raise BatchError(
+            f"trajectory {trajectory.id}: answer steps {trajectory.answer_steps}, but it has {len(trajectory.steps)}"
+        )
+
+
+def _check_outcomes(trajectory: Trajectory) -> None:
+    if trajectory.outcome is not None:
+        _check_outcome(f"trajectory {trajectory.id}: outcome", trajectory.outcome)
+    if not isinstance(trajectory.outcomes, Mapping):
+        shown = _shown(trajectory.outcomes)
+        raise BatchError(f"trajectory {trajectory.id}: outcomes: expected a dict of Score by agent, got {shown}")
+    for agent, score in trajectory.outcomes.items():
+        _check_outcome(f"trajectory {trajectory.id}: outcomes[{agent!r}]", score)
+
+
+def _check_outcome(where: str, outcome: Score) -> None:
+    _check_score(where, outcome)
+    if isinstance(outcome.value, tuple):
+        raise BatchError(f"{where}: expected one number as outcome, got {outcome.value}")
+    check_range(where, outcome)
+
+
+def _check_fields(where: str, step: Step) -> None:
+    for name in ("id", "agent", "policy", "prompt", "response"):
+        if not isinstance(getattr(step, name), str):
+            raise BatchError(f"{where}: {name}: expected a text, got {_shown(getattr(step, name))}")
+    _check_indices(f"{where}: parents", step.parents)
+    if step.branch_of is not None and not isinstance(step.branch_of, str):
+        raise BatchError(f"{where}: branch_of: expected the id of a step, or None, got {_shown(step.branch_of)}")
+    if step.version_spans:
+        check_version_spans(where, step.version_spans, step.policy_version, len(step.response_ids))
+    if not isinstance(step.scores, Mapping):
+        raise BatchError(f"{where}: scores: expected a dict of Score by function, got {_shown(step.scores)}")
+
+
+def check_version_spans(where: str, spans: Sequence[Sequence[int]], first_version: int, n_tokens: int) -> None:
+    """Raise BatchError, its message beginning with `where`, unless the spans rise from token 0 within the response."""
+    pairs = [tuple(span) for span in spans]
+    starts = [pair[0] for pair in pairs if len(pair) == 2]
+    whole = len(starts) == len(pairs) and all(isinstance(number, Integral) for pair in pairs for number in pair)
+    if not whole or starts != sorted(set(starts)) or starts[0] != 0 or starts[-1] >= n_tokens:
+        raise BatchError(
+            f"{where}: version_spans: expected (first token, policy version) in rising order from token 0, below "
+            f"{n_tokens} tokens, got {tuple(pairs)}"
+        )
+    if pairs[0][1] != first_version:
+        raise BatchError(
+            f"{where}: version_spans: expected policy_version {first_version} at token 0, got {pairs[0][1]}"
+        )
+
+
+def _check_indices(where: str, indices: object) -> None:
+    if isinstance(indices, str) or not isinstance(indices, Iterable):
+        raise BatchError(f"{where}: expected a tuple of indices of steps such as (0,), got {_shown(indices)}")
+    for one in indices:
+        if type(one) is not int and not isinstance(one, Integral):
+            raise BatchError(f"{where}: expected indices of steps (whole numbers), got {_shown(one)}")
+
+
+def _check_score(where: str, score: object) -> None:
+    if not isinstance(score, Score):
+        raise BatchError(f"{where}: expected a Score, got {_shown(score)}; write Score(value)")
+    _check_status(where, score.status, CODE_OF_STATUS)
+    if score.status != "ok":
+        return
+    for one in score.value if isinstance(score.value, tuple) else (score.value,):
+        if type(one) is not float and not isinstance(one, Real):
+            raise BatchError(f"{where}: expected a number, or a tuple with one per response token, got {_shown(one)}")
+
+
+def _check_status(where: str, status: str, known: Iterable[str]) -> None:
+    if status not in known:
+        choice = " or ".join(map(repr, known))
+        raise BatchError(f"{where}: status: expected {choice}, got {status!r}{did_you_mean(status, known)}")
+
+
+def _shown(value: object) -> str:
+    """Type and short `repr` of a value."""
+    return f"{type(value).__name__} {repr(value)[:60]}"
+
+
+def _check_tokens(where: str, step: Step) -> None:
+    n_tokens = len(step.response_ids)
+    if len(step.response_mask) != n_tokens or len(step.logprobs) != n_tokens:
+        raise BatchError(
+            f"{where}: expected a mask and a log-probability for each of {n_tokens} response tokens, "
+            f"got {len(step.response_mask)} and {len(step.logprobs)}"
+        )
+    if len(step.ref_logprobs) not in (0, n_tokens) or any(map(math.isnan, step.ref_logprobs)):
+        raise BatchError(
+            f"{where}: expected no reference log-probabilities, or a number for each of {n_tokens} response "
+            f"tokens, got {len(step.ref_logprobs)} values, {sum(map(math.isnan, step.ref_logprobs))} of them NaN"
+        )
+
+
+def check_range(where: str, score: Score) -> None:
+    """Raise ScoreRangeError, its message beginning with `where`, for a score with an invalid range."""
+    low, high = score.range
+    if score.status == "ok" and not (math.isfinite(high - low) and low < high):
+        raise ScoreRangeError(f"{where}: expected a range of finite numbers, low < high, got {score.range}")
