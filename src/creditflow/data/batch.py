@@ -305,11 +305,11 @@ class TrajectoryBatch(_FromTable):
         """Build a batch from the arrays of another trainer, to assign credit without rollouts of this package.
 
         `trajectory_of_step`: [S] non-decreasing indices from 0 to N - 1. `group_of_trajectory`: [N] index of the task.
-        `outcome`: [N] within `outcome_range`, NaN if unknown. `agent_of_step`: [S] index into `agent_names`; default: one agent. `scores`:
-        [S, K] in [0, 1], NaN where a function gave no score. `edges`: [E, 2] child and parent step; default: each step
-        has the one before it as its parent. `is_answer`: [S]; default: the last step of each trajectory.
-        `token_offsets`: [S + 1] bounds of the steps in `response_mask` [T], which is true where the policy sampled the
-        token; default: no tokens. `prompts`: [S] texts, read by `group_by: task_agent_state`.
+        `outcome`: [N] within `outcome_range`, NaN if unknown. `agent_of_step`: [S] index into `agent_names`; default:
+        one agent. `scores`: [S, K] in [0, 1], NaN where a function gave no score. `edges`: [E, 2] child and parent
+        step; default: each step has the one before it as its parent. `is_answer`: [S]; default: the last step of each
+        trajectory. `token_offsets`: [S + 1] bounds of the steps in `response_mask` [T], which is true where the policy
+        sampled the token; default: no tokens. `prompts`: [S] texts, read by `group_by: task_agent_state`.
 
         Raises BatchError for arrays that do not fit together.
         """
