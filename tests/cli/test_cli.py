@@ -344,7 +344,7 @@ def test_check_prints_findings_first(here):
 
     assert (brief.exit_code, verbose.exit_code) == (0, 0), brief.output
     lines = [line.strip() for line in brief.stdout.splitlines()]
-    assert lines[1] == "agents, in 2 tasks x 4 trajectories"
+    assert lines[1] == "agents, in 2 tasks x 4 rollouts"
     assert any(line.startswith("writer") for line in lines)
     assert any(line.startswith("compute_decomposed_reward") for line in lines)
     assert "validation uses 6 tasks of data.train_files with split=val (data.val_files is not set)" in lines

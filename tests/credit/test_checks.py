@@ -193,7 +193,7 @@ def test_ok_score_with_an_empty_range_raises(limits):
     at_step = make_trajectory("t0", [step("a", Score(1.0, limits))], 1.0)
     with pytest.raises(ScoreRangeError, match=r"step t0\.0 of trajectory t0, score f: expected a range .* got \("):
         batch_of(at_step)
-    with pytest.raises(ScoreRangeError, match=r"trajectory t0, outcome: expected a range of finite numbers, low < hi"):
+    with pytest.raises(ScoreRangeError, match=r"trajectory t0: outcome: expected a range of finite numbers, low < hi"):
         batch_of(make_trajectory("t0", [step("a")], Score(1.0, limits)))
     batch_of(make_trajectory("t0", [step("a", Score(1.0, limits, status="failed"))], 1.0))
 

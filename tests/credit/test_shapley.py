@@ -120,7 +120,7 @@ def test_failed_replay_makes_dependent_values_nan():
 
 @pytest.mark.parametrize(("agents", "budget", "least"), [(3, 6, 7), (4, 14, 15), (5, 24, 25)])
 def test_too_small_budget_error_gives_the_minimum(agents, budget, least):
-    with pytest.raises(ValueError, match=f"at least {least} trajectories for {agents} agents, got {budget}"):
+    with pytest.raises(ValueError, match=f"at least {least} rollouts for {agents} agents, got {budget}"):
         plan(agents, budget, np.random.default_rng(0))
 
 
@@ -140,7 +140,7 @@ def test_values_survive_a_json_round_trip(game):
     of = plan(agents, times * (2**agents - 1), np.random.default_rng(0))
     made = values(of, listed[-1], outcomes_of(of, dict(enumerate(listed))), tuple("abcd"[:agents]))
     read = Values.from_json(json.loads(json.dumps(made.to_json())))
-    assert (read.agents, read.trajectories) == (made.agents, made.trajectories)
+    assert (read.agents, read.rollouts) == (made.agents, made.rollouts)
     for name in ("shapley_A", "shapley_se_A", "left_out_A", "left_out_se_A"):
         np.testing.assert_array_equal(getattr(read, name), getattr(made, name))
 
@@ -198,7 +198,7 @@ def test_trajectory_without_values_raises(entry):
         ({"adv_estimator": "gae"}, "adv_estimator: gae has values of its own"),
         (
             {"propagation": "none", "shadow": {"propagation": "shapley"}},
-            "shadow.propagation: shapley needs trajectories",
+            "shadow.propagation: shapley needs rollouts",
         ),
     ],
 )

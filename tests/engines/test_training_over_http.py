@@ -55,7 +55,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def recipe_file(tmp_path: Path, word_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "team.py").write_text(TRAJECTORY)
     (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
-    (tmp_path / "over_http.py").write_text(OVER_HTTP.replace("SOLVE", "trajectory"))
+    (tmp_path / "over_http.py").write_text(OVER_HTTP.replace("SOLVE", "team"))
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path / "toy.yaml"
 

@@ -188,7 +188,7 @@ def test_restored_guard_continues_identically(name, cut):
 
 @pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.rule])
 def test_default_rules_detect_every_fault(name):
-    found = fired(Guard(specs(default_rules())), series(name, Setting(trajectories=512), 0))
+    found = fired(Guard(specs(default_rules())), series(name, Setting(n_val=512), 0))
     rule = SCENARIOS[name].rule
     assert [step for step, fired_rule, what in found if fired_rule == rule and what == "fired" and step >= 10]
 

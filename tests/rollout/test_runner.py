@@ -490,7 +490,7 @@ def test_workflow_error_names_its_lines() -> None:
     assert trajectory.info["error"] == f"ValueError: invalid literal for int() with base 10: 'one' {where}"
     traceback = trajectory.info["tracebacks"]["workflow"]
     assert traceback.startswith("Traceback (most recent call last):\n")
-    assert "rollout/team.py" in traceback
+    assert "rollout/runner.py" in traceback
 
 
 def test_plain_workflow_error_names_its_line() -> None:

@@ -369,9 +369,7 @@ def test_verl_runner_fails_late_rollouts_alone(recipe, end):
         runner = build_runner(recipe(f"actor_rollout_ref.rollout.timeout_outcome={end}"), 1)
         one = [Rollout(Task("toy", ({"role": "user", "content": "Say."},), k), "u", f"t{k}", (k,)) for k in range(2)]
         try:
-            return [
-                (await runner.sample_trajectories(rollout, Servers(), runner.components.sampling))[0] for rollout in one
-            ]
+            return [(await runner.run(rollout, Servers(), runner.components.sampling))[0] for rollout in one]
         finally:
             await runner.close()
 

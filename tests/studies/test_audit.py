@@ -95,7 +95,7 @@ def test_audit_prints_a_row_per_rule_and_saves_its_values(run: Path, tmp_path: P
     done = audit(run, "--rollouts", 9, "--rule", "identical", "--rule", "propagation=none outcome_to=answer",
                  "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "training step 2: 8 trajectories again; checkpoint 1 answers anew" in done.output
+    assert "training step 2: 8 trajectories, replayed; checkpoint 1 answers anew" in done.output
     for words in ("in force", "identical", "propagation=none outcome_to=answer", "writer", "critic"):
         assert words in done.output
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -151,7 +151,7 @@ def test_audit_with_other_models_prints_their_paths(run: Path):
     model = run / "checkpoints/global_step_2"
     done = audit(run, "--training-step", 1, "--rollouts", 3, "--budget", 12, "--model", model, "--baseline", model)
     assert done.exit_code == 0, done.output
-    assert "training step 1: 4 trajectories again" in done.output
+    assert "training step 1: 4 trajectories, replayed" in done.output
     assert done.output.count(str(model)) == 2
     assert "measurement error" not in done.output  # with one rollout per coalition the error is unknown
     assert "noise" not in done.output
@@ -164,8 +164,8 @@ def test_audit_with_other_models_prints_their_paths(run: Path):
     [
         (["--rule", ""], "--rule: expected the name of a rule, or options of credit, got nothing"),
         (["--rule", "propagation=gae"], "got 'gae'"),
-        (["--rollouts", "2"], "expected at least 3 trajectories for 2 agents, got 2"),
-        (["--rollouts", "30", "--budget", "20"], "--budget: expected at least as many trajectories as --rollouts"),
+        (["--rollouts", "2"], "expected at least 3 rollouts for 2 agents, got 2"),
+        (["--rollouts", "30", "--budget", "20"], "--budget: expected at least --rollouts"),
         (["--training-step", "7"], "expected a training step that is on record (1 to 2), got 7"),
         (["--rule", "treshold"], "shapley or identical or uniform, got 'treshold'"),
         (["--rule", "gama=1"], "did you mean 'gamma'?"),
@@ -194,7 +194,7 @@ def test_audit_checks_its_folder_before_rollouts(run: Path, tmp_path: Path):
     done = audit(tmp_path / "run")
     assert done.exit_code == 2
     assert "audit cannot be made: File exists" in done.output
-    assert "trajectories again" not in done.output
+    assert "replayed" not in done.output
 
 
 def test_audit_of_a_verl_run_requires_a_model(run: Path, tmp_path: Path):
@@ -268,6 +268,6 @@ def test_training_by_shapley_values_records_and_explains_them(tmp_path: Path):
 
 def test_too_few_counterfactual_rollouts_are_refused(tmp_path: Path):
     with pytest.raises(
-        ConfigError, match=r"counterfactual_rollouts: .*at least 3 trajectories for 2 agents \(writer, critic\), got 2"
+        ConfigError, match=r"counterfactual_rollouts: .*at least 3 rollouts for 2 agents \(writer, critic\), got 2"
     ):
         a_run(tmp_path / "run", "algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=2")

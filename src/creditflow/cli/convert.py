@@ -224,12 +224,15 @@ def _size(trajectories: Sequence[Trajectory]) -> str:
         len({trajectory.uid for trajectory in trajectories}),
     )
     return ", ".join(
-        (f"{_counted(len(trajectories), 'trajectory')} of {_counted(tasks, 'task')}", _counted(steps, "step"))
+        (
+            f"{_counted(len(trajectories), 'trajectory', 'trajectories')} of {_counted(tasks, 'task')}",
+            _counted(steps, "step"),
+        )
     )
 
 
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
+def _counted(n: int, what: str, several: str = "") -> str:
+    return f"{n} {what if n == 1 else several or what + 's'}"
 
 
 def _kind(reason: str) -> str:

@@ -52,6 +52,7 @@ _PER_STEP = (
     "step_info",
     "raw_scores",
 )
+_PER_TRAJECTORY_OR_EMPTY, _PER_STEP_OR_EMPTY = ("outcomes_of_agents",), ("version_spans", "branch_of")
 _INTEGERS = (
     "group_of_trajectory",
     "status_of_trajectory",
@@ -114,8 +115,9 @@ def _check_types(batch: TrajectoryBatch) -> None:
 
 def _check_lengths(batch: TrajectoryBatch) -> None:
     n, s, k = batch.n_trajectories, batch.n_steps, len(batch.score_names)
-    _expect_shapes(batch, _PER_TRAJECTORY, (n,))
-    _expect_shapes(batch, _PER_STEP, (s,))
+    given = [name for name in (*_PER_TRAJECTORY_OR_EMPTY, *_PER_STEP_OR_EMPTY) if len(getattr(batch, name))]
+    _expect_shapes(batch, (*_PER_TRAJECTORY, *(name for name in given if name in _PER_TRAJECTORY_OR_EMPTY)), (n,))
+    _expect_shapes(batch, (*_PER_STEP, *(name for name in given if name in _PER_STEP_OR_EMPTY)), (s,))
     _expect_shapes(batch, ("scores", "score_status", "score_weights"), (s, k))
     _expect_shapes(batch, ("edge_child", "edge_parent"), (batch.edge_child.size,))
     for offsets, columns in (

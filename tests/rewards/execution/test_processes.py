@@ -182,7 +182,7 @@ def test_killed_workers_cost_no_score(tmp_path):
     def kill_two():
         for enough in (200, 600):
             until(lambda enough=enough: log.exists() and len(log.read_text().splitlines()) >= enough)
-            os.kill(processes.pids[0], signal.SIGKILL)
+            os.kill(pool.pids[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill_two)
     killer.start()
@@ -195,8 +195,8 @@ def test_killed_workers_cost_no_score(tmp_path):
     lines = log.read_text().splitlines()
     assert len(set(lines)) == 1000
     assert len(lines) <= 1002  # repeats only the call in which each worker died
-    assert processes.started == 4
-    processes.close()
+    assert pool.started == 4
+    pool.close()
     assert left_behind() == {}
 
 
@@ -241,13 +241,13 @@ def test_worker_that_died_while_idle_is_replaced():
 
     async def twice():
         await manager.score([a_trajectory("a")])
-        (pid,) = processes.pids
+        (pid,) = pool.pids
         os.kill(pid, signal.SIGKILL)
         until(lambda: not alive(pid))
         return await manager.score([a_trajectory("b")])
 
     assert asyncio.run(twice()).failed_frac == 0.0
-    assert processes.started == 2
+    assert pool.started == 2
     manager.close()
 
 
@@ -257,10 +257,10 @@ def test_workers_serve_successive_event_loops():
     manager = RewardManager(functions, backend=pool)
     for name in "abc":
         asyncio.run(manager.score([a_trajectory(name)]))
-    assert processes.started == 1
+    assert pool.started == 1
     manager.close()
     asyncio.run(manager.score([a_trajectory("d")]))
-    assert processes.started == 2
+    assert pool.started == 2
     manager.close()
     assert left_behind() == {}
 
@@ -275,7 +275,7 @@ def test_cancelled_scoring_ends_its_workers():
 
     asyncio.run(impatient())
     until(lambda: left_behind() == {})
-    processes.close()
+    pool.close()
 
 
 def test_workers_die_with_a_killed_manager(tmp_path):
@@ -608,9 +608,9 @@ def test_closing_the_pool_ends_a_running_scoring():
 
     async def closed():
         scoring = asyncio.create_task(RewardManager(functions, 1.0, backend=pool).score([a_trajectory()]))
-        while not processes.pids:
+        while not pool.pids:
             await asyncio.sleep(0.01)
-        await asyncio.to_thread(processes.close)
+        await asyncio.to_thread(pool.close)
         return await scoring
 
     assert asyncio.run(closed()).failed_frac == 1.0
