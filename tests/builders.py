@@ -84,6 +84,7 @@ def make_trajectory(
     *,
     status: TrajectoryStatus = "ok",
     answer_steps: tuple[int, ...] = (),
+    outcomes: Mapping[str, ScoreSpec] | None = None,
 ) -> Trajectory:
     """Build a trajectory from step specifications; turns are counted."""
     turns: Counter[str] = Counter()
@@ -115,6 +116,7 @@ def make_trajectory(
         steps=made,
         answer_steps=answer_steps,
         outcome=None if outcome is None else score(outcome),
+        outcomes={agent: score(spec) for agent, spec in (outcomes or {}).items()},
         status=status,
     )
 

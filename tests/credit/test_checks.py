@@ -112,7 +112,15 @@ def test_column_of_the_wrong_length_raises(batch):
 @pytest.mark.parametrize("column", [f.name for f in fields(TrajectoryBatch) if not f.name.endswith("_names")])
 def test_every_column_checks_its_length(column):
     given = batch_of(
-        make_trajectory("t0", [step("a", 0.5, tokens=2, prompt_ids=(1, 2)), step("b", 0.5, tokens=1)], 1.0),
+        make_trajectory(
+            "t0",
+            [
+                step("a", 0.5, tokens=2, prompt_ids=(1, 2), version_spans=((0, 0), (1, 1))),
+                step("b", 0.5, tokens=1, branch_of="x"),
+            ],
+            1.0,
+            outcomes={"b": 0.5},
+        ),
         make_trajectory("t1", [step("a", 0.5, tokens=1)], 0.0),
     )
     values = getattr(given, column)

@@ -104,7 +104,7 @@ def test_audit_prints_a_row_per_rule_and_saves_its_values(run: Path, tmp_path: P
     batch = Ledger.open(run).read(2).batch
     assert kept["values"].keys() == set(batch.trajectory_ids)
     assert all(
-        one["trajectories"] == 9 for one in kept["values"].values()
+        one["rollouts"] == 9 for one in kept["values"].values()
     )  # two agents: three coalitions, three times each
     # The writer affects the outcome only through the critic, and both answer with random bytes.
     for id, outcome in zip(batch.trajectory_ids, batch.outcome.tolist(), strict=True):
@@ -259,7 +259,7 @@ def test_training_by_shapley_values_records_and_explains_them(tmp_path: Path):
         assert same.assignment is not None
         np.testing.assert_array_equal(made.advantage_S, same.assignment.advantage_S)
         for n, info in enumerate(batch.trajectory_info):
-            assert info[KEY]["trajectories"] == 6
+            assert info[KEY]["rollouts"] == 6
             for s in np.flatnonzero(batch.trajectory_of_step == n):
                 assert made.shared_S[s] == info[KEY]["shapley"][batch.agent_names[batch.agent_of_step[s]]]
                 assert explain(made, int(s)).replay() == made.advantage_S[s]

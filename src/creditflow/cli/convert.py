@@ -223,12 +223,8 @@ def _size(trajectories: Sequence[Trajectory]) -> str:
         sum(len(trajectory.steps) for trajectory in trajectories),
         len({trajectory.uid for trajectory in trajectories}),
     )
-    return ", ".join(
-        (
-            f"{_counted(len(trajectories), 'trajectory', 'trajectories')} of {_counted(tasks, 'task')}",
-            _counted(steps, "step"),
-        )
-    )
+    recorded = _counted(len(trajectories), "trajectory", "trajectories")
+    return f"{recorded} of {_counted(tasks, 'task')}, {_counted(steps, 'step')}"
 
 
 def _counted(n: int, what: str, several: str = "") -> str:
