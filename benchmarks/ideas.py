@@ -14,7 +14,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from creditflow.credit import Credit, PropagationInput, propagation_rule
-from creditflow.credit.propagate import OUTCOME, OUTCOME_TO, PROPAGATION_RULES, SIGNAL
+from creditflow.credit.records import PROPAGATION_RULES
+from creditflow.credit.rules.base import OUTCOME, OUTCOME_TO, SIGNAL
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 
 _BINS = 4

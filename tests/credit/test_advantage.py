@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from creditflow.credit import CreditOptions, Estimate, EstimatorInput, advantage_estimator, assign
-from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.errors import ConfigError
 from tests.builders import batch_of, make_trajectory, step
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from creditflow.credit import Credit, CreditOptions, assign, explain
-from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS, CriticTerms, Estimate, advantage_estimator
-from creditflow.credit.propagate import PROPAGATION_RULES, propagation_rule
+from creditflow.credit.estimators.base import CriticTerms, Estimate
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, advantage_estimator, propagation_rule
 from creditflow.data import Score
 from creditflow.errors import BatchError
 from tests.builders import batch_of, make_trajectory, step

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from creditflow.credit import Credit, CreditOptions, advantage_estimator, assign, propagation_rule
 from creditflow.credit.groups import LEVELS, describe
-from creditflow.credit.propagate import PROPAGATION_RULES
+from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.data import OK, Score
 from creditflow.errors import ConfigError, NotFiniteError, ShapeError
 from tests.builders import batch_of, make_trajectory, step

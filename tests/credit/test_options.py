@@ -5,9 +5,8 @@ from dataclasses import fields
 import pytest
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.credit.options import _CHOICES
-from creditflow.credit.propagate import PROPAGATION_RULES
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.errors import ConfigError, did_you_mean
 from tests.builders import batch_of, make_trajectory, step
 

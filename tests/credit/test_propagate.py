@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, propagation_rule
-from creditflow.credit.propagate import PROPAGATION_RULES
+from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.data import Score
 from creditflow.errors import ConfigError
 from tests.builders import batch_of, make_trajectory, step

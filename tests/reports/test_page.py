@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 from creditflow._utils.loopback import LOOPBACK
 from creditflow.cli import app
 from creditflow.credit import explain
-from creditflow.credit.propagate import PROPAGATION_RULES, Credit, PropagationInput, propagation_rule
+from creditflow.credit.records import PROPAGATION_RULES, propagation_rule
+from creditflow.credit.rules.base import Credit, PropagationInput
 from creditflow.data import TrajectoryBatch
 from creditflow.reports import view
 from creditflow.reports.detail import Spelling

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.credit.analysis.linter import lint
 from creditflow.credit.groups import LEVELS
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import TrajectoryBatch
 from creditflow.monitoring import rollout_metrics
 from tests.builders import batch_of, make_trajectory, step

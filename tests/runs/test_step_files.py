@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from creditflow.credit import (Assignment, Credit, CreditOptions, assign, propagation_rule)
 from creditflow.credit import explain
-from creditflow.credit.propagate import PROPAGATION_RULES
+from creditflow.credit.records import (PROPAGATION_RULES)
 from creditflow.errors import DataError
 from creditflow.runs.step_files import VERSION, read_step_file, write_step_file
 from creditflow.data import TrajectoryBatch

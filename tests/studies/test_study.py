@@ -10,7 +10,7 @@ import yaml
 
 from benchmarks import cases, ideas, study
 from creditflow.credit import CreditOptions, assign
-from creditflow.credit.propagate import PROPAGATION_RULES
+from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.data import Score, Trajectory, TrajectoryBatch
 from tests.recipes.test_arithmetic_chain import a_good_team, a_good_team_but, agents_of, run_team
 from tests.rewards.trajectories import a_trajectory

@@ -15,7 +15,7 @@ import pytest
 
 from creditflow import Score, outcome, reward
 from creditflow.credit import Credit
-from creditflow.credit.propagate import PROPAGATION_RULES
+from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.credit.thresholds import THRESHOLDS
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.testing import (

@@ -971,7 +971,7 @@ def _validate_lora(config: Config) -> None:
         frozen = policy.endpoint is not None or policy.trainable is False
         if frozen and (given := next((key for key in ("lora_rank", "optim") if getattr(policy, key)), None)):
             raise ConfigError(f"policies.{name}.{given}: is of how a policy is trained, and this one is not")
-    from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+    from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 
     if config.trainer.critic_warmup and not ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator].critic:
         raise ConfigError(

@@ -4,14 +4,15 @@
 behind one advantage. `check_groups` lists the problems of a batch.
 """
 
-from creditflow.credit.advantage import Estimate, EstimatorInput, advantage_estimator
 from creditflow.credit.analysis.explain import Explanation, explain
 from creditflow.credit.analysis.linter import LintFinding, check_groups
 from creditflow.credit.analysis.metrics import unreached_agents
 from creditflow.credit.assignment import Assignment, assign
+from creditflow.credit.estimators.base import Estimate, EstimatorInput
 from creditflow.credit.groups import Groups
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.propagate import Credit, PropagationInput, propagation_rule
+from creditflow.credit.records import advantage_estimator, propagation_rule
+from creditflow.credit.rules.base import Credit, PropagationInput
 from creditflow.credit.thresholds import BatchStats, Threshold, make_threshold, threshold_kind
 
 __all__ = [

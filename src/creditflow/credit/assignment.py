@@ -11,26 +11,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from creditflow.credit.advantage import (
-    ADVANTAGE_ESTIMATORS,
+from creditflow.credit.analysis import metrics
+from creditflow.credit.checks import check_batch, check_values
+from creditflow.credit.decompose import SubRewards, outcomes, sub_rewards, token_rewards
+from creditflow.credit.estimators.base import (
     WHITENING_EPSILON,
     AdvantageScale,
     CriticTerms,
     Estimate,
-    Estimator,
     EstimatorInput,
     sampled_tokens,
     stratum_weights,
     token_moments,
     whitening,
 )
-from creditflow.credit.analysis import metrics
-from creditflow.credit.checks import check_batch, check_values
-from creditflow.credit.decompose import SubRewards, outcomes, sub_rewards, token_rewards
 from creditflow.credit.gates import gate_factors, is_above
 from creditflow.credit.groups import BASELINES, LEVEL_NAMES, POLICY, Groups, describe, no_groups
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.propagate import PROPAGATION_RULES, Credit, PropagationInput, parent_counts
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, Estimator
+from creditflow.credit.rules.base import Credit, PropagationInput, parent_counts
 from creditflow.credit.thresholds import BatchStats, Constant, Threshold, make_threshold, open_starved, thetas
 from creditflow.credit.tokens import at_first_token, critic_tokens, spread_over_tokens, token_terms
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch

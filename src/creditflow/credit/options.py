@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.credit.gates import GATES, GATES_OF_UNSCORED, PASSING
 from creditflow.credit.groups import BASELINES, LEVELS, PARENTS
-from creditflow.credit.propagate import GATE_OPTIONS, OUTCOME_TO, PROPAGATION_RULES, SHARED_REWARDS, SHARES
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, GATE_OPTIONS, PROPAGATION_RULES
 from creditflow.credit.thresholds import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
 
@@ -268,14 +267,14 @@ _CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "propagation": PROPAGATION_RULES.names,
     "adv_estimator": ADVANTAGE_ESTIMATORS.names,
     "group_by": lambda: tuple(LEVELS),
-    "outcome_to": lambda: tuple(OUTCOME_TO),
-    "shared_reward": lambda: tuple(SHARED_REWARDS),
+    "outcome_to": lambda: ("all", "answer"),
+    "shared_reward": lambda: ("outcome", "outcome_plus_mean_sub_reward"),
     "gate": lambda: tuple(GATES),
     "gate_at": lambda: ("pass", "receive", "both"),
     "decomp_granularity": lambda: ("trajectory", "agent", "step", "token_level"),
     "baseline": lambda: tuple(BASELINES),
     "gate_unscored": lambda: tuple(GATES_OF_UNSCORED),
-    "share": lambda: tuple(SHARES),
+    "share": lambda: ("split", "copy", "once"),
     "on_closed_gate": lambda: ("cut", "neutral", "freeze"),
 }
 

@@ -1,12 +1,15 @@
 """Registries of named parts that a recipe chooses from: propagation rules, estimators, thresholds.
 
-Built-in entries and those of users are registered in the same way.
+A registry finds its entries itself: the modules of its package, and the entry points that other distributions declare.
 """
 
 from __future__ import annotations
 
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from creditflow.errors import ConfigError, did_you_mean
@@ -17,10 +20,15 @@ Entry = TypeVar("Entry")
 class Registry(Generic[Entry]):
     """A mapping from name to entry. Its error for an unknown name lists the known ones."""
 
-    def __init__(self, key: str) -> None:
-        """`key`: the option that selects an entry, for error messages."""
-        self.key = key
+    def __init__(self, key: str, package: str = "", group: str = "") -> None:
+        """`key`: the option that selects an entry, for error messages.
+
+        `package`: importing its modules registers the built-in entries. `group`: entry points whose modules register
+        entries of other distributions.
+        """
+        self.key, self._package, self._group = key, package, group
         self._entries: dict[str, Entry] = {}
+        self._is_complete = not (package or group)
 
     def add(self, name: str, entry: Entry) -> None:
         """Add an entry. Raises ConfigError for a taken name: runs under two rules of one name are not comparable."""
@@ -34,15 +42,32 @@ class Registry(Generic[Entry]):
 
     def names(self) -> tuple[str, ...]:
         """The registered names, in order of registration."""
+        self._complete()
         return tuple(self._entries)
 
     def __getitem__(self, name: str) -> Entry:
         """The entry of `name`. Raises ConfigError, with the known names, for an unknown one."""
+        self._complete()
         try:
             return self._entries[name]
         except KeyError:
             hint = did_you_mean(name, self._entries)
             raise ConfigError(f"{self.key}: expected one of {', '.join(self._entries)}, got {name!r}{hint}") from None
+
+    def _complete(self) -> None:
+        if self._is_complete:
+            return
+        self._is_complete = True  # first, because the modules may read the registry while they are imported
+        if self._package:
+            for module in pkgutil.iter_modules(import_module(self._package).__path__):
+                import_module(f"{self._package}.{module.name}")
+        for point in entry_points(group=self._group) if self._group else ():
+            try:
+                point.load()
+            except Exception as error:
+                raise ConfigError(
+                    f"entry point {point.name} of {self._group}: {type(error).__name__}: {error}"
+                ) from error
 
 
 def expect_keywords(name: str, entry: Callable[..., Any], options: Mapping[str, Any], key: str, first: int = 0) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit.advantage import EPSILON, AdvantageScale, CriticTerms, sampled_tokens
+from creditflow.credit.estimators.base import EPSILON, AdvantageScale, CriticTerms, sampled_tokens
 from creditflow.credit.groups import (
     LEVEL_NAMES,
     POLICY,

@@ -12,7 +12,8 @@ import numpy as np
 from creditflow._utils.files import json_ready
 from creditflow.config import leaves
 from creditflow.credit import Assignment, explain
-from creditflow.credit.propagate import FORMULA, NOTHING, PROPAGATION_RULES, SHARES, UNKNOWN, parent_counts
+from creditflow.credit.records import FORMULA, NOTHING, PROPAGATION_RULES, UNKNOWN
+from creditflow.credit.rules.base import SHARES, parent_counts
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
 from creditflow.reports.why import first_error, terms, tree
 from creditflow.runs import Ledger, Recorded

@@ -12,7 +12,7 @@ import numpy as np
 
 from creditflow.config import leaves
 from creditflow.credit.analysis.linter import idle_gate
-from creditflow.credit.propagate import PROPAGATION_RULES, UNKNOWN
+from creditflow.credit.records import PROPAGATION_RULES, UNKNOWN
 from creditflow.errors import DataError
 from creditflow.monitoring.catalog import Names, described
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditflow.credit import Assignment, CreditOptions
-from creditflow.credit.advantage import CriticTerms
+from creditflow.credit.estimators.base import (CriticTerms)
 from creditflow.errors import BatchError, ConfigError, DataError
 from creditflow.data import TrajectoryBatch
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, explain
-from creditflow.credit.propagate import OUTCOME, PROPAGATION_RULES, SHARES, SIGNAL, PropagationRule, RuleFunction
+from creditflow.credit.records import PROPAGATION_RULES, PropagationRule
+from creditflow.credit.rules.base import OUTCOME, SHARES, SIGNAL, RuleFunction
 from creditflow.data import (
     Bools,
     Floats,

@@ -14,17 +14,18 @@ from typing import Literal
 
 import numpy as np
 
-from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS, EPSILON
 from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import counting, outcomes
+from creditflow.credit.estimators.base import EPSILON
 from creditflow.credit.gates import PASSING, RECEIVING
-from creditflow.credit.propagate import PROPAGATION_RULES, SHARES, answer_steps, first_edges, first_steps, parent_counts
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
+from creditflow.credit.rules.base import SHARES, answer_steps, first_edges, first_steps, parent_counts
 from creditflow.credit.shapley import of_trajectory
 from creditflow.data import clip_rounding
 from creditflow.errors import BatchError, CreditflowError
 
 FLOWING = ("discounted", "threshold")
-"""Rules with the received part listed operation by operation: the formula of `creditflow.credit.propagate`."""
+"""Rules with the received part listed operation by operation: the formula of `creditflow.credit.rules.base`."""
 
 DECOMPOSED = ("none", "shapley", *FLOWING)
 """Rules with own and shared parts listed operation by operation; for other rules they are given."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.credit.analysis.metrics import reach, unreached_agents
 from creditflow.credit.assignment import Assignment, assign
 from creditflow.credit.groups import LEVELS
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.propagate import OUTCOME
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS
+from creditflow.credit.rules.base import OUTCOME
 from creditflow.data import TRAJECTORY_STATUSES, Bools, TrajectoryBatch
 from creditflow.errors import did_you_mean
 

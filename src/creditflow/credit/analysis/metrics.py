@@ -9,7 +9,7 @@ import numpy as np
 from creditflow.credit.analysis.difference import moved
 from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, cells_of, codes_of_level, spread_of
-from creditflow.credit.propagate import OUTCOME, SHARES, SIGNAL, parent_counts
+from creditflow.credit.rules.base import OUTCOME, SHARES, SIGNAL, parent_counts
 from creditflow.credit.thresholds import BatchStats
 from creditflow.data import OK, RIGHT, Bools, Floats, Ints
 

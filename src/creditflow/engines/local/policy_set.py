@@ -26,7 +26,7 @@ from creditflow.config import (
     policies_in_use,
     trained_policies,
 )
-from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.critic import Critic

@@ -34,7 +34,7 @@ from creditflow.config import (
     trained_policies,
     with_options,
 )
-from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.engines.verl.policies import optim_values, policy_configs
 from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, did_you_mean, first_line

@@ -42,7 +42,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from creditflow._utils.files import write_whole
 from creditflow.credit import Assignment, BatchStats, Threshold, assign, make_threshold
-from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.data.table import batch_of, table_of
 from creditflow.engines.common.guard import build_guard

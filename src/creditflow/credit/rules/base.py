@@ -1,6 +1,7 @@
-"""Propagation rules: turn own rewards and outcomes into the credit of each step.
+"""The input, the output and the common formula of propagation rules.
 
-A rule reads rewards, gates and edges. It is independent of reward functions and baselines.
+A rule turns own rewards and outcomes into the credit of each step. It reads rewards, gates and edges, and is independent
+of reward functions and baselines.
 
 All rules except the sharing ones are one formula with different gates:
 
@@ -15,20 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.groups import codes_of_level, leave_one_out_mean
-from creditflow.credit.registry import Registry
-from creditflow.credit.shapley import of_steps
+from creditflow.credit.options import CreditOptions
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.errors import BatchError
-
-if TYPE_CHECKING:
-    from creditflow.credit.options import CreditOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,48 +84,6 @@ class Credit:
     """[S] s_t, NaN for none; None: no step has one."""
     frozen_S: Bools | None = None
     """[S] steps upstream of a failure, which must not learn from this trajectory; None: no step is frozen."""
-
-
-RuleFunction = Callable[[PropagationInput], Credit]
-FORMULA, NOTHING, UNKNOWN = "formula", "nothing", "unknown"
-"""Values of `PropagationRule.flows`: by the formula of docs/credit.md; no movement; in the rule's own way."""
-
-
-@dataclass(frozen=True, slots=True)
-class PropagationRule:
-    """An entry of PROPAGATION_RULES."""
-
-    credit: RuleFunction
-    pays_own: bool
-    """Whether a step is paid for its own score, so that a step with failed scoring must be masked."""
-    ignores: tuple[str, ...] = ()
-    """Options of credit that the rule never reads."""
-    flows: str = UNKNOWN
-    """How credit moves along edges, for the graphs of reports: FORMULA, NOTHING or UNKNOWN."""
-
-
-PROPAGATION_RULES: Registry[PropagationRule] = Registry("algorithm.propagation")
-
-
-GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")
-"""Options that set the gates and the effect of a closed one."""
-_SHARED = "shared_reward"
-
-
-def propagation_rule(
-    name: str, *, pays_own: bool = True, ignores: tuple[str, ...] = (), flows: str = UNKNOWN
-) -> Callable[[RuleFunction], RuleFunction]:
-    """Register a function from Flow to Credit as `algorithm.propagation: name`.
-
-    `ignores`: options of credit that the rule never reads; a recipe that sets the rule and one of them is refused.
-    `flows`: how credit moves along edges, for the graphs of reports.
-    """
-
-    def register(function: RuleFunction) -> RuleFunction:
-        PROPAGATION_RULES.add(name, PropagationRule(function, pays_own, ignores, flows))
-        return function
-
-    return register
 
 
 # ---- the reverse pass ----------------------------------------------------------------------------------------------
@@ -262,7 +216,7 @@ def _neutral(
 def _reach_up(inputs: PropagationInput, gate_out_S: Floats, gate_in_S: Floats) -> NDArray[np.uint8]:
     from creditflow.credit import kernels
 
-    source_S = _sources(inputs)
+    source_S = sources(inputs)
     if inputs.options.gamma == 0.0:
         return source_S
     return kernels.reach_up(inputs.batch.edge_child, inputs.batch.edge_parent, source_S, gate_out_S, gate_in_S)
@@ -298,7 +252,7 @@ def answer_steps(batch: TrajectoryBatch) -> Bools:
     return batch.is_answer | (last_S & ~named_N[trajectory_S])
 
 
-def _sources(inputs: PropagationInput) -> NDArray[np.uint8]:
+def sources(inputs: PropagationInput) -> NDArray[np.uint8]:
     """[S] bits of the signals that reach a step directly: its own score, the outcome."""
     outcome_S = (inputs.outcome_known_N & (inputs.options.w_o > 0))[inputs.batch.trajectory_of_step]
     if inputs.options.outcome_to == "answer":
@@ -313,7 +267,8 @@ def _bits(signal_S: Bools, outcome_S: Bools) -> NDArray[np.uint8]:
 # ---- rules that decompose ------------------------------------------------------------------------------------------
 
 
-def _decomposed(inputs: PropagationInput, gate_S: Floats) -> Credit:
+def decomposed(inputs: PropagationInput, gate_S: Floats) -> Credit:
+    """The formula above, with the factors `gate_S` [S] as gates."""
     from creditflow.credit import kernels
 
     options = inputs.options
@@ -342,38 +297,10 @@ def _decomposed(inputs: PropagationInput, gate_S: Floats) -> Credit:
     )
 
 
-@propagation_rule("threshold", ignores=(_SHARED,), flows=FORMULA)
-def threshold(inputs: PropagationInput) -> Credit:
-    """The formula."""
-    return _decomposed(inputs, inputs.gate_S)
-
-
-@propagation_rule("discounted", ignores=(*GATE_OPTIONS, _SHARED), flows=FORMULA)
-def discounted(inputs: PropagationInput) -> Credit:
-    """The formula with every gate open."""
-    return _decomposed(inputs, np.ones_like(inputs.gate_S))
-
-
-@propagation_rule("none", ignores=(*GATE_OPTIONS, "share", _SHARED), flows=NOTHING)
-def none(inputs: PropagationInput) -> Credit:
-    """The step's own reward, and the outcome as set by `outcome_to`; no flow between steps."""
-    own_S, shared_S = OUTCOME_TO[inputs.options.outcome_to](inputs)
-    nothing_S = np.zeros_like(own_S)
-    return Credit(own_S, nothing_S, shared_S, nothing_S, _sources(inputs))
-
-
-@propagation_rule("shapley", ignores=(*GATE_OPTIONS, "share", _SHARED), flows=NOTHING)
-def shapley(inputs: PropagationInput) -> Credit:
-    """`none` with the agent's Shapley value in place of the outcome, see `creditflow.credit.shapley`."""
-    value_S = of_steps(inputs.batch, inputs.outcome_known_N)
-    nothing_S = np.zeros_like(inputs.own_S)
-    return Credit(inputs.own_S, nothing_S, inputs.options.w_o * value_S, nothing_S, _sources(inputs))
-
-
 # ---- rules that share ----------------------------------------------------------------------------------------------
 
 
-def _mean_own(inputs: PropagationInput) -> Floats:
+def mean_own(inputs: PropagationInput) -> Floats:
     """[N] the mean of a trajectory's own rewards, over the steps that have one; 0 if none has."""
     trajectory_S = inputs.batch.trajectory_of_step
     n = inputs.batch.n_trajectories
@@ -384,13 +311,14 @@ def _mean_own(inputs: PropagationInput) -> Floats:
 
 SHARED_REWARDS: dict[str, Callable[[PropagationInput], Floats]] = {
     "outcome": lambda inputs: inputs.outcome_N,
-    "outcome_plus_mean_sub_reward": lambda inputs: inputs.options.w_o * inputs.outcome_N + _mean_own(inputs),
+    "outcome_plus_mean_sub_reward": lambda inputs: inputs.options.w_o * inputs.outcome_N + mean_own(inputs),
 }
 """`algorithm.shared_reward`: [N] the credit given by the sharing rules. `w_o` weighs the outcome against sub-rewards,
 so it does not apply to the outcome alone."""
 
 
-def _shared(inputs: PropagationInput, reward_N: Floats) -> Credit:
+def shared_credit(inputs: PropagationInput, reward_N: Floats) -> Credit:
+    """Give every step of a trajectory the credit `reward_N` [N]."""
     trajectory_S = inputs.batch.trajectory_of_step
     known_N = inputs.outcome_known_N.copy()
     if inputs.options.shared_reward != "outcome":
@@ -398,17 +326,3 @@ def _shared(inputs: PropagationInput, reward_N: Floats) -> Credit:
     nothing_S = np.zeros_like(inputs.own_S)
     reached_S = _bits(known_N[trajectory_S], inputs.outcome_known_N[trajectory_S])
     return Credit(nothing_S, nothing_S, reward_N[trajectory_S], nothing_S, reached_S)
-
-
-@propagation_rule("identical", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"), flows=NOTHING)
-def identical(inputs: PropagationInput) -> Credit:
-    """`c_t = R` for every step, as in verl and Agent Lightning."""
-    return _shared(inputs, SHARED_REWARDS[inputs.options.shared_reward](inputs))
-
-
-@propagation_rule("uniform", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"), flows=NOTHING)
-def uniform(inputs: PropagationInput) -> Credit:
-    """`c_t = R / #steps`: conserves R, and thus rewards short trajectories."""
-    steps_N = np.bincount(inputs.batch.trajectory_of_step, minlength=inputs.batch.n_trajectories)
-    reward_N = SHARED_REWARDS[inputs.options.shared_reward](inputs)
-    return _shared(inputs, reward_N / np.maximum(steps_N, 1))

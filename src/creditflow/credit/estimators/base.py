@@ -1,4 +1,4 @@
-"""Estimators: turn credit into advantages, which the loss multiplies with log-probabilities.
+"""The types, whitening and scale of estimators, which turn credit into advantages for the loss.
 
 An estimator reads credit and groups. It is independent of the propagation rule and of the model.
 
@@ -11,22 +11,16 @@ computes advantages from a critic's values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit.checks import refuse_values
 from creditflow.credit.groups import TIE_TOLERANCE, Groups, compact
-from creditflow.credit.propagate import SHARES, Credit, parent_counts
-from creditflow.credit.registry import Registry
+from creditflow.credit.options import CreditOptions
+from creditflow.credit.rules.base import Credit
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
-from creditflow.errors import ConfigError
-
-if TYPE_CHECKING:
-    from creditflow.credit.options import CreditOptions
 
 EPSILON = 1e-6
 """Added to the spread before dividing, as in verl."""
@@ -95,128 +89,6 @@ class Estimate:
     not needed with `unscaled_T`."""
     critic: CriticTerms | None = None
     """The terms of `gae`, whose tokens differ without `unscaled_T`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimator:
-    """An entry of ADVANTAGE_ESTIMATORS."""
-
-    estimate: Callable[[EstimatorInput], Estimate]
-    grouped: bool
-    """Whether steps are compared within groups; if not, all steps of a policy form one group."""
-    whitened: bool
-    """Whether the result is whitened over all trained tokens of a policy."""
-    critic: bool
-    """Whether the estimator needs `values_T`."""
-
-
-ADVANTAGE_ESTIMATORS: Registry[Estimator] = Registry("algorithm.adv_estimator")
-
-
-def advantage_estimator(
-    name: str, *, grouped: bool = True, whitened: bool = False, critic: bool = False
-) -> Callable[[Callable[[EstimatorInput], Estimate]], Callable[[EstimatorInput], Estimate]]:
-    """Register a function from Credited to Estimate as `algorithm.adv_estimator: name`.
-
-    Raises ConfigError if it is neither grouped nor whitened, or has a critic and is not whitened: it would have nothing
-    to compare with, and train nothing.
-    """
-    if not (grouped or whitened) or (critic and not whitened):
-        raise ConfigError(
-            f"algorithm.adv_estimator: {name}: expected groups to compare within, or whitening over the policy (with a "
-            f"critic always), got grouped={grouped}, whitened={whitened}, critic={critic}"
-        )
-
-    def register(function: Callable[[EstimatorInput], Estimate]) -> Callable[[EstimatorInput], Estimate]:
-        ADVANTAGE_ESTIMATORS.add(name, Estimator(function, grouped, whitened, critic))
-        return function
-
-    return register
-
-
-@advantage_estimator("grpo")
-def grpo(given: EstimatorInput) -> Estimate:
-    """`(c - m) / (spread + 1e-6)`, or `c - m` without `norm_adv_by_std_in_grpo` (arXiv 2402.03300; 2503.20783).
-
-    The own trajectory is part of m and of the spread, as in the paper. With one step per trajectory the spread is the
-    unbiased standard deviation (n - 1), as in verl's `grpo`; the paper does not specify it. A group of one trajectory
-    gets 0; in verl it gets its raw reward.
-    """
-    scaled = given.options.norm_adv_by_std_in_grpo
-    return Estimate(given.groups.mean_S, given.groups.spread_S + EPSILON if scaled else None)
-
-
-@advantage_estimator("rloo")
-def rloo(given: EstimatorInput) -> Estimate:
-    """`c - mean of the group's other trajectories` (arXiv 2402.14740, equation 7).
-
-    The whole own trajectory is left out, because its other steps depend on this one. The baseline is then independent
-    of the action, and the gradient is unbiased. Exception: under `baseline: shrunk`, sigma and tau include the own
-    trajectory.
-    """
-    return Estimate(given.groups.others_S)
-
-
-@advantage_estimator("reinforce_plus_plus", grouped=False, whitened=True)
-def reinforce_plus_plus(given: EstimatorInput) -> Estimate:
-    """`c * gamma_token^(trained tokens after this one)`, whitened (arXiv 2501.03262)."""
-    nothing_S, gamma = np.zeros_like(given.credit_S), given.options.gamma_token
-    if gamma == 1.0 or not given.batch.response_mask.size:
-        return Estimate(nothing_S)
-    from creditflow.credit import kernels
-
-    batch = given.batch
-    after_T = kernels.tokens_to_go(batch.token_offsets, batch.response_mask)
-    power = kernels.powers(gamma, int(after_T.max(initial=0)) + 1)
-    unscaled_T = np.repeat(given.credit_S, np.diff(batch.token_offsets)) * power[after_T]
-    return Estimate(nothing_S, unscaled_T=unscaled_T)
-
-
-@advantage_estimator("reinforce_plus_plus_baseline", whitened=True)
-def reinforce_plus_plus_baseline(given: EstimatorInput) -> Estimate:
-    """`c - m`, whitened (arXiv 2501.03262, "with baseline")."""
-    return Estimate(given.groups.mean_S)
-
-
-@advantage_estimator("gae", grouped=False, whitened=True, critic=True)
-def gae(given: EstimatorInput) -> Estimate:
-    """Generalised advantage estimation (arXiv 1506.02438): between steps along the gated graph, inside a step by token.
-
-    With V_k, A_k at the first trained token of child k, e_t the own reward and V_j the value at a step's token j:
-
-        down_t  = gamma * in_t * sum over children k of share_k * out_k * (V_k + lam * A_k)
-        delta_j = gamma_token * V_{j+1} - V_j            (last token: e_t + down_t - V_j)
-        A_j     = delta_j + gamma_token * lam_token * A_{j+1}
-
-    A step without trained tokens has no value; it passes on `e_t + down_t`.
-    """
-    from creditflow.credit import kernels
-
-    batch, options, values_T = given.batch, given.options, given.values_T
-    assert values_T is not None, "an estimator that is registered with a critic is given values"
-    nothing_S = np.zeros_like(given.credit_S)
-    token_reward_T = np.empty(0) if given.token_reward_T is None else given.token_reward_T
-    down_S, first_S, moments_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps), np.empty((batch.n_steps, 5))
-    kernels.gae(
-        batch.edge_child,
-        batch.edge_parent,
-        batch.token_offsets,
-        batch.response_mask,
-        values_T,
-        given.reward_S,
-        token_reward_T,
-        nothing_S if given.credit.gate_out_S is None else given.credit.gate_out_S,
-        nothing_S if given.credit.gate_in_S is None else given.credit.gate_in_S,
-        SHARES[options.share](batch, parent_counts(batch)),
-        (options.gamma, options.lam, options.gamma_token, options.lam_token),
-        down_S,
-        first_S,
-        moments_S,
-    )
-    if not np.isfinite(moments_S[moments_S[:, 0] > 0, 1]).all():
-        refuse_values(batch, values_T)
-    terms = CriticTerms(values_T, token_reward_T, given.reward_S, down_S, first_S)
-    return Estimate(nothing_S, moments_S=moments_S, critic=terms)
 
 
 @dataclass(frozen=True, slots=True)

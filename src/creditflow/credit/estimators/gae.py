@@ -1,0 +1,51 @@
+"""GAE: advantages from a critic's values, between steps and inside them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from creditflow.credit.checks import refuse_values
+from creditflow.credit.estimators.base import CriticTerms, Estimate, EstimatorInput
+from creditflow.credit.records import advantage_estimator
+from creditflow.credit.rules.base import SHARES, parent_counts
+
+
+@advantage_estimator("gae", grouped=False, whitened=True, critic=True)
+def gae(given: EstimatorInput) -> Estimate:
+    """Generalised advantage estimation (arXiv 1506.02438): between steps along the gated graph, inside a step by token.
+
+    With V_k, A_k at the first trained token of child k, e_t the own reward and V_j the value at a step's token j:
+
+        down_t  = gamma * in_t * sum over children k of share_k * out_k * (V_k + lam * A_k)
+        delta_j = gamma_token * V_{j+1} - V_j            (last token: e_t + down_t - V_j)
+        A_j     = delta_j + gamma_token * lam_token * A_{j+1}
+
+    A step without trained tokens has no value; it passes on `e_t + down_t`.
+    """
+    from creditflow.credit import kernels
+
+    batch, options, values_T = given.batch, given.options, given.values_T
+    assert values_T is not None, "an estimator that is registered with a critic is given values"
+    nothing_S = np.zeros_like(given.credit_S)
+    token_reward_T = np.empty(0) if given.token_reward_T is None else given.token_reward_T
+    down_S, first_S, moments_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps), np.empty((batch.n_steps, 5))
+    kernels.gae(
+        batch.edge_child,
+        batch.edge_parent,
+        batch.token_offsets,
+        batch.response_mask,
+        values_T,
+        given.reward_S,
+        token_reward_T,
+        nothing_S if given.credit.gate_out_S is None else given.credit.gate_out_S,
+        nothing_S if given.credit.gate_in_S is None else given.credit.gate_in_S,
+        SHARES[options.share](batch, parent_counts(batch)),
+        (options.gamma, options.lam, options.gamma_token, options.lam_token),
+        down_S,
+        first_S,
+        moments_S,
+    )
+    if not np.isfinite(moments_S[moments_S[:, 0] > 0, 1]).all():
+        refuse_values(batch, values_T)
+    terms = CriticTerms(values_T, token_reward_T, given.reward_S, down_S, first_S)
+    return Estimate(nothing_S, moments_S=moments_S, critic=terms)

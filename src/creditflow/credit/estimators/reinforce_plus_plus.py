@@ -1,0 +1,23 @@
+"""REINFORCE++: discounted credit, whitened over the policy's tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from creditflow.credit.estimators.base import Estimate, EstimatorInput
+from creditflow.credit.records import advantage_estimator
+
+
+@advantage_estimator("reinforce_plus_plus", grouped=False, whitened=True)
+def reinforce_plus_plus(given: EstimatorInput) -> Estimate:
+    """`c * gamma_token^(trained tokens after this one)`, whitened (arXiv 2501.03262)."""
+    nothing_S, gamma = np.zeros_like(given.credit_S), given.options.gamma_token
+    if gamma == 1.0 or not given.batch.response_mask.size:
+        return Estimate(nothing_S)
+    from creditflow.credit import kernels
+
+    batch = given.batch
+    after_T = kernels.tokens_to_go(batch.token_offsets, batch.response_mask)
+    power = kernels.powers(gamma, int(after_T.max(initial=0)) + 1)
+    unscaled_T = np.repeat(given.credit_S, np.diff(batch.token_offsets)) * power[after_T]
+    return Estimate(nothing_S, unscaled_T=unscaled_T)

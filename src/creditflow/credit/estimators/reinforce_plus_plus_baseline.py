@@ -1,0 +1,12 @@
+"""REINFORCE++ with baseline: credit minus the group's mean, whitened."""
+
+from __future__ import annotations
+
+from creditflow.credit.estimators.base import Estimate, EstimatorInput
+from creditflow.credit.records import advantage_estimator
+
+
+@advantage_estimator("reinforce_plus_plus_baseline", whitened=True)
+def reinforce_plus_plus_baseline(given: EstimatorInput) -> Estimate:
+    """`c - m`, whitened (arXiv 2501.03262, "with baseline")."""
+    return Estimate(given.groups.mean_S)

@@ -1,0 +1,12 @@
+"""`threshold`: credit flows to parents through gates that open above a threshold."""
+
+from __future__ import annotations
+
+from creditflow.credit.records import FORMULA, propagation_rule
+from creditflow.credit.rules.base import Credit, PropagationInput, decomposed
+
+
+@propagation_rule("threshold", ignores=("shared_reward",), flows=FORMULA)
+def threshold(inputs: PropagationInput) -> Credit:
+    """The formula."""
+    return decomposed(inputs, inputs.gate_S)
