@@ -33,6 +33,7 @@ from benchmarks.record import RESULTS, Figure, exit_with, show, write
 from benchmarks.sources import hashes
 from benchmarks.synthetic import bytes_of, chain_batch
 from creditflow.credit import CreditOptions, assign
+from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Floats, TrajectoryBatch
 
 Strings = NDArray[np.object_]
@@ -137,7 +138,7 @@ def _against_verl_grpo(repeats: int) -> list[Figure]:
     batch, verl = chain_batch(TASKS, TRAJECTORIES, STEPS, tokens=1), _verl()
     rows, vectorized = Rows(batch), verl.compute_grpo_vectorized_outcome_advantage
     _same_before_propagation(batch, rows, verl)
-    passing = assign(batch, RULE).metrics()["propagation/pass_rate"]
+    passing = credit_metrics(assign(batch, RULE))["propagation/pass_rate"]
     if not 0.2 < passing < 0.8:
         raise RuntimeError(f"{passing:.0%} of the gates are open: scores that do not try the threshold rule")
     _report(f"{batch.n_steps:,} steps, {passing:.0%} of the gates open: against verl's grpo")

@@ -33,7 +33,7 @@ from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, processo
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
-from creditflow.credit.thresholds import BatchStats, make_threshold
+from creditflow.credit.thresholds.base import BatchStats, make_threshold
 from creditflow.data import Floats
 from creditflow.reports.bootstrap import Difference, PassCounts, paired_difference
 from creditflow.reports.comparison import METRICS, spread

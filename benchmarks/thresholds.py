@@ -20,7 +20,7 @@ from numpy.random import Generator
 from benchmarks.record import RESULTS, Figure, exit_with, show, write
 from benchmarks.sources import hashes
 from creditflow.credit.gates import GATE_TOLERANCE
-from creditflow.credit.thresholds import BatchStats, make_threshold, threshold_kind
+from creditflow.credit.thresholds.base import BatchStats, make_threshold, threshold_kind
 from creditflow.data import Floats
 
 MEASURES = ("src/creditflow/credit/thresholds.py", "src/creditflow/credit/gates.py")

@@ -55,6 +55,7 @@ from benchmarks.record import Figure, exit_with, show, write
 from benchmarks.rewards import WAIT_S, math_trajectories, trajectory_with, waits
 from benchmarks.sources import hashes
 from creditflow.credit import CreditOptions, assign, make_threshold
+from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.data import Score, Step, Task, Trajectory
 from creditflow.engines.verl import rollouts as rollouts_module
 from creditflow.engines.verl import rows as rows_module
@@ -386,7 +387,7 @@ def drive(queue: Dictionary, path: Path) -> Clock:
             trained = columns.choose(queue.rows, trained_by(POLICY, assignment))
             throw_away(queue.rows, keep=trained.keys)
         with clock.part("columns"):
-            threshold.update(assignment.observed())
+            threshold.update(batch_stats(assignment))
             columns.put(trained, assignment)
         with clock.part("recording"):
             folder.write_steps(1, trajectories.batch, assignment)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.credit import Credit, CreditOptions, advantage_estimator, assign, propagation_rule
+from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.credit.groups import LEVELS, describe
 from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.data import OK, Score
@@ -154,7 +155,7 @@ def test_freeze_trains_only_steps_at_and_after_the_failure():
     a = assign(batch_of(wrong, right), CreditOptions(on_closed_gate="freeze"))
     assert a.frozen_S.tolist() == [True, False, False, False, False, False]
     assert a.advantage_S[0] == 0.0
-    assert a.metrics()["groups/frozen_steps"] == 1.0
+    assert credit_metrics(a)["groups/frozen_steps"] == 1.0
 
 
 def test_shadow_reports_another_rule_without_training_on_it():
@@ -167,10 +168,10 @@ def test_shadow_reports_another_rule_without_training_on_it():
         batch, CreditOptions(propagation="identical", shadow={"propagation": "none", "outcome_to": "answer"})
     )
     assert np.array_equal(alone.advantage_S, watched.advantage_S)
-    metrics = watched.metrics()
+    metrics = credit_metrics(watched)
     assert metrics["shadow/flipped/plan"] == 0.0
     assert metrics["shadow/moved/plan"] == pytest.approx((1.0 + 0.5) / (0.0 + 1.0 + 0.5 + 0.0))
-    assert "shadow/moved/plan" not in alone.metrics()
+    assert "shadow/moved/plan" not in credit_metrics(alone)
 
 
 def test_assignment_records_the_threshold_of_each_step():
@@ -186,7 +187,7 @@ def test_floor_opens_the_best_closed_steps_and_counts_them():
     a = assign(batch, CreditOptions(propagation_threshold={"kind": "quantile", "floor": 0.4}))
     assert a.forced_open_S.tolist() == [False, True, True, False, False]
     assert a.gate_out_S.tolist() == [0.0, 1.0, 1.0, 0.0, 0.0]
-    assert a.metrics()["propagation/forced_open/a"] == 0.4
+    assert credit_metrics(a)["propagation/forced_open/a"] == 0.4
 
 
 def test_shrunk_baseline_learns_from_small_and_tied_groups():
@@ -238,8 +239,8 @@ def test_rules_without_flow_accept_every_share(rule):
     diamond = make_trajectory(
         "t0", [step("a", 1.0), step("b", 1.0, (0,)), step("b", 0.5, (0,)), step("c", 1.0, (1, 2))], 1.0
     )
-    assert (
-        "credit/gated_off/b" not in assign(batch_of(diamond), CreditOptions(propagation=rule, share="copy")).metrics()
+    assert "credit/gated_off/b" not in credit_metrics(
+        assign(batch_of(diamond), CreditOptions(propagation=rule, share="copy"))
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from creditflow.credit import CreditOptions, assign, check_groups
 from creditflow.credit.analysis.linter import idle_gate
+from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score
 from creditflow.monitoring.notices import idle_gate_summary
 from tests.builders import batch_of, make_trajectory, step
@@ -165,7 +166,7 @@ def test_idle_gate_gives_the_reason(rewards, options, code, reason):
     if chosen.propagation == "threshold" and chosen.on_closed_gate == "cut":
         assert same["none"] == (code == "nothing_flows")
         assert code == "nothing_flows" or same["discounted"] == (code == "gates_open")
-        assert (assigned.metrics()["propagation/moved"] == 0.0) == same["none"]
+        assert (credit_metrics(assigned)["propagation/moved"] == 0.0) == same["none"]
 
 
 @pytest.mark.parametrize("gate_at", ["pass", "receive", "both"])
@@ -175,7 +176,7 @@ def test_closed_gates_are_idle(gate_at):
     assigned = assign(batch_of(*trajectories), chosen)
     none = assign(batch_of(*trajectories), replace(chosen, propagation="none"))
     assert np.array_equal(assigned.credit_S, none.credit_S)
-    assert assigned.metrics()["propagation/moved"] == 0.0
+    assert credit_metrics(assigned)["propagation/moved"] == 0.0
     assert idle_gate(assigned).code == "nothing_flows"
     assert {"nothing_flows", "starved"} <= codes(*trajectories, gate_at=gate_at)
     assert idle_gate(none) is None
@@ -186,14 +187,16 @@ def test_single_steps_have_no_idle_gate():
         batch_of(*(make_trajectory(f"t{n}", [step("a", 0.75)], float(n)) for n in range(2))), CreditOptions()
     )
     assert idle_gate(assigned) is None
-    assert "propagation/moved" not in assigned.metrics()
+    assert "propagation/moved" not in credit_metrics(assigned)
 
 
 def test_moved_is_the_received_share_of_credit():
     assigned = assign(batch_of(*chain(0.75)), CreditOptions(gamma=0.5))
     # Credit without flow: 0, -0.25 in the first trajectory, 1, 0.75 in the second; each first step receives -0.125.
-    assert assigned.metrics()["propagation/moved"] == pytest.approx(0.25 / (0.25 + 0.25 + 1 + 0.75))
-    assert "propagation/moved" not in assign(batch_of(*chain(0.75)), CreditOptions(propagation="identical")).metrics()
+    assert credit_metrics(assigned)["propagation/moved"] == pytest.approx(0.25 / (0.25 + 0.25 + 1 + 0.75))
+    assert "propagation/moved" not in credit_metrics(
+        assign(batch_of(*chain(0.75)), CreditOptions(propagation="identical"))
+    )
 
 
 @pytest.mark.parametrize(

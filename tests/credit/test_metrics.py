@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 
 from creditflow.credit import CreditOptions, assign, unreached_agents
+from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score
 from tests.builders import batch_of, make_trajectory, step
 from tests.credit.strategies import options, trajectories
 
 
 def metrics(*trajectories, **chosen):
-    return assign(batch_of(*trajectories), CreditOptions(**chosen)).metrics()
+    return credit_metrics(assign(batch_of(*trajectories), CreditOptions(**chosen)))
 
 
 def test_pass_rate_is_the_share_of_open_gates():
@@ -89,10 +90,10 @@ def test_credit_explained_var_uses_the_final_credit():
     key = "critic/credit_explained_var"
     for lam in (0.0, 0.5, 1.0):
         options = CreditOptions(**chosen, lam=lam)
-        assert assign(batch, options, values_T=credit_T).metrics()[key] == pytest.approx(1.0)
-        half = assign(batch, options, values_T=0.5 * credit_T).metrics()[key]
+        assert credit_metrics(assign(batch, options, values_T=credit_T))[key] == pytest.approx(1.0)
+        half = credit_metrics(assign(batch, options, values_T=0.5 * credit_T))[key]
         assert half == pytest.approx(0.75)
-    assert key not in assign(batch, CreditOptions()).metrics()
+    assert key not in credit_metrics(assign(batch, CreditOptions()))
 
 
 def unscored_planner(n, r, outcome=1.0):
@@ -120,7 +121,7 @@ def unscored_planner(n, r, outcome=1.0):
 )
 def test_reach_is_the_share_of_trajectories_with_a_signal(chosen, reach):
     assigned = assign(batch_of(unscored_planner(0, 1.0), unscored_planner(1, 0.25)), CreditOptions(**chosen))
-    got = assigned.metrics()
+    got = credit_metrics(assigned)
     assert {agent: got[f"credit/reach/{agent}"] for agent in reach} == reach
     assert unreached_agents(assigned) == tuple(agent for agent, share in reach.items() if share == 0.0)
 
@@ -155,7 +156,7 @@ def test_alone_tied_and_frozen_are_shares_by_agent():
         make_trajectory(f"t{n}", [step("plan", 1.0), step("write", r)], 0.0) for n, r in enumerate((0.0, 1.0))
     ]
     trajectories.append(make_trajectory("t2", [step("plan", 1.0), step("write", 1.0), step("write", 0.75)], 0.0))
-    got = assign(batch_of(*trajectories), CreditOptions(on_closed_gate="freeze")).metrics()
+    got = credit_metrics(assign(batch_of(*trajectories), CreditOptions(on_closed_gate="freeze")))
     assert got["groups/frozen/plan"] == pytest.approx(1 / 3)
     assert got["groups/tied/plan"] == 0.0  # the third one's child has a score below 1
     assert got["groups/alone/write"] == 0.25

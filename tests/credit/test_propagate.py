@@ -133,6 +133,6 @@ def test_custom_rule_is_registered_by_name():
 
 def test_unknown_rule_error_lists_the_known_ones():
     with pytest.raises(
-        ConfigError, match=r"expected one of threshold, discounted, none, shapley, identical, uniform, got 'x'"
+        ConfigError, match=r"expected one of discounted, identical, none, shapley, threshold, uniform, got 'x'"
     ):
         PROPAGATION_RULES["x"]

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from creditflow.credit.thresholds import (
+from creditflow.credit.thresholds.base import (
     THRESHOLDS,
     BatchStats,
-    Quantile,
     make_threshold,
     open_starved,
     thetas,
     threshold_kind,
 )
+from creditflow.credit.thresholds.quantile import Quantile
 from creditflow.errors import BatchError, ConfigError, NotFiniteError, ScoreRangeError, UnknownAgentError
 
 KINDS = [
@@ -429,8 +429,8 @@ def test_custom_kind_is_registered_by_name():
         (float("inf"), "expected a finite number, or a mapping with `kind`, got inf"),
         ([0.5], "expected a finite number, or a mapping with `kind`"),
         (1e200, ".value: expected a finite number, got 1e+200"),
-        ({}, ".kind: expected fixed or tuned or noise or quantile, got None"),
-        ({"kind": "quantil"}, ".kind: expected fixed or tuned or noise or quantile, got 'quantil' (did you mean 'quan"),
+        ({}, ".kind: expected fixed or noise or quantile or tuned, got None"),
+        ({"kind": "quantil"}, ".kind: expected fixed or noise or quantile or tuned, got 'quantil' (did you mean 'quan"),
         ({"kind": ["fixed"]}, ".kind: expected"),
         (
             {"kind": "fixed", "vaule": 1},

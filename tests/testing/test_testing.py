@@ -16,7 +16,7 @@ import pytest
 from creditflow import Score, outcome, reward
 from creditflow.credit import Credit
 from creditflow.credit.records import PROPAGATION_RULES
-from creditflow.credit.thresholds import THRESHOLDS
+from creditflow.credit.thresholds.base import THRESHOLDS
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.testing import (
     ConformanceError,
@@ -374,7 +374,7 @@ def test_checking_a_rule_leaves_the_registry_unchanged():
     check_propagation_rule(paid)
     failed(check_propagation_rule, refuses_a_step_alone)
     assert PROPAGATION_RULES.names() == before
-    with pytest.raises(ConfigError, match=r"algorithm\.propagation: expected one of threshold, .* got 'treshold'"):
+    with pytest.raises(ConfigError, match=r"algorithm\.propagation: expected one of discounted, .* got 'treshold'"):
         check_propagation_rule("treshold")
 
 

@@ -18,6 +18,7 @@ from creditflow._utils.files import write_named
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow._utils.progress import Reporter
 from creditflow.credit import CreditOptions, assign
+from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Message, Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
 from creditflow.errors import BatchError, DataError, InputError
 from creditflow.reports.tables import new_table, results_console, show
@@ -124,7 +125,7 @@ def _credit(batch: TrajectoryBatch, run: Path, sources: Sequence[Path]) -> None:
     assignment = assign(batch, CreditOptions())
     folder = RunFolder.create(run, facts, "{}\n")
     folder.write_steps(1, batch, assignment)
-    folder.append_metrics(1, assignment.metrics())
+    folder.append_metrics(1, credit_metrics(assignment))
 
 
 def _ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:

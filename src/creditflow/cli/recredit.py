@@ -12,6 +12,7 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import credit_overrides
 from creditflow.credit import Assignment, BatchStats, assign, make_threshold
 from creditflow.credit.analysis.difference import CreditChange, added, moved
+from creditflow.credit.analysis.metrics import batch_stats, credit_metrics
 from creditflow.errors import BatchError, InputError
 from creditflow.reports.tables import MOVED_MEANING, moved_table, results_console, show
 from creditflow.reports.text import steps_words
@@ -51,7 +52,7 @@ def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: R
                     target = RunFolder.create(aside, facts, config)
                 target.write_steps(recorded.step, recorded.batch, made)
                 if made is not None:
-                    target.append_metrics(recorded.step, made.metrics())
+                    target.append_metrics(recorded.step, credit_metrics(made))
                 if recorded.assignment is None or made is None:
                     never.append(recorded.step)
                 else:
@@ -100,7 +101,7 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
         except BatchError as error:
             raise InputError(f"training step {recorded.step}: {error}") from error
         if moving is not None:
-            moving.update(made.observed())
+            moving.update(batch_stats(made))
             if accuracy.get(recorded.step) is not None:
                 moving.update(BatchStats({}, {}, accuracy=accuracy[recorded.step]))
         yield recorded, made

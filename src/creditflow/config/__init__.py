@@ -19,7 +19,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.thresholds import make_threshold
+from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.rewards.entries import RewardFunctionConfig
 from creditflow.rewards.execution.backends import BACKENDS

@@ -13,7 +13,7 @@ from creditflow.credit.groups import Groups
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.records import advantage_estimator, propagation_rule
 from creditflow.credit.rules.base import Credit, PropagationInput
-from creditflow.credit.thresholds import BatchStats, Threshold, make_threshold, threshold_kind
+from creditflow.credit.thresholds.base import BatchStats, Threshold, make_threshold, threshold_kind
 
 __all__ = [
     "Assignment",

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from creditflow.credit.analysis import metrics
 from creditflow.credit.checks import check_batch, check_values
 from creditflow.credit.decompose import SubRewards, outcomes, sub_rewards, token_rewards
 from creditflow.credit.estimators.base import (
@@ -30,7 +29,7 @@ from creditflow.credit.groups import BASELINES, LEVEL_NAMES, POLICY, Groups, des
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, Estimator
 from creditflow.credit.rules.base import Credit, PropagationInput, parent_counts
-from creditflow.credit.thresholds import BatchStats, Constant, Threshold, make_threshold, open_starved, thetas
+from creditflow.credit.thresholds.base import Constant, Threshold, make_threshold, open_starved, thetas
 from creditflow.credit.tokens import at_first_token, critic_tokens, spread_over_tokens, token_terms
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.errors import BatchError, ConfigError, NotFiniteError, ShapeError
@@ -185,14 +184,6 @@ class Assignment:
         else:
             spread_over_tokens(self.advantage_S, self.batch, out_T)
         return out_T
-
-    def observed(self, accuracy: float | None = None) -> BatchStats:
-        """The input of `Threshold.update` for this batch."""
-        return metrics.observe(self, accuracy)
-
-    def metrics(self) -> dict[str, float]:
-        """The metrics of this assignment by name, see `creditflow.credit.analysis.metrics`."""
-        return metrics.summarize(self)
 
 
 def assign(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
 from creditflow.credit.groups import codes_of_level, compact, leave_one_out_mean
+from creditflow.credit.options import CreditOptions
 from creditflow.data import (
     NOT_MATCHED,
     OK,
@@ -20,9 +21,6 @@ from creditflow.data import (
     TrajectoryBatch,
 )
 from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
-
-if TYPE_CHECKING:
-    from creditflow.credit.options import CreditOptions
 
 _FAILED, _TRUNCATED = TRAJECTORY_STATUSES.index("failed"), TRAJECTORY_STATUSES.index("truncated")
 _TOKENS_AT_ONCE = 1 << 16

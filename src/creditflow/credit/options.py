@@ -12,7 +12,7 @@ import numpy as np
 from creditflow.credit.gates import GATES, GATES_OF_UNSCORED, PASSING
 from creditflow.credit.groups import BASELINES, LEVELS, PARENTS
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, GATE_OPTIONS, PROPAGATION_RULES
-from creditflow.credit.thresholds import make_threshold
+from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
 
 
@@ -113,7 +113,7 @@ class CreditOptions:
 
     def _contradictions(self) -> list[tuple[str, bool, str]]:
         """(key, whether it contradicts another option, the message) for every known contradiction."""
-        estimator = ADVANTAGE_ESTIMATORS[self.adv_estimator]
+        estimator, rule = ADVANTAGE_ESTIMATORS[self.adv_estimator], PROPAGATION_RULES[self.propagation]
         freezes, critic = self.on_closed_gate == "freeze", estimator.critic
         neutral, once = self.on_closed_gate == "neutral", self.share == "once"
         return [
@@ -157,13 +157,15 @@ class CreditOptions:
             ),
             (
                 "adv_estimator",
-                critic and self.propagation == "shapley",
-                f"{self.adv_estimator} has values of its own, and shapley measures them: expected another estimator",
+                critic and rule.needs_replays,
+                f"{self.adv_estimator} has values of its own, and {self.propagation} measures them: expected another "
+                "estimator",
             ),
             (
                 "outcome_to",
-                self.propagation == "shapley" and self.outcome_to != "all",
-                f"shapley gives every step its agent's part of the outcome: expected all, got {self.outcome_to}",
+                rule.needs_replays and self.outcome_to != "all",
+                f"{self.propagation} gives every step its agent's part of the outcome: expected all, got "
+                f"{self.outcome_to}",
             ),
         ]
 
@@ -177,7 +179,7 @@ class CreditOptions:
             known
             and ADVANTAGE_ESTIMATORS[self.adv_estimator].critic
             and PROPAGATION_RULES[self.propagation].pays_own
-            and self.propagation != "shapley"
+            and not PROPAGATION_RULES[self.propagation].needs_replays
         )
 
     def ignored(self) -> dict[str, tuple[str, ...]]:
@@ -237,8 +239,10 @@ class CreditOptions:
                 )
         own = {name: getattr(self, name) for name in known}
         made = CreditOptions(**{**own, **self.shadow})
-        if made.propagation == "shapley" != self.propagation:
-            raise ConfigError("algorithm.shadow.propagation: shapley needs rollouts of its own: expected another rule")
+        if made.propagation != self.propagation and PROPAGATION_RULES[made.propagation].needs_replays:
+            raise ConfigError(
+                f"algorithm.shadow.propagation: {made.propagation} needs rollouts of its own: expected another rule"
+            )
         if ADVANTAGE_ESTIMATORS[made.adv_estimator].critic and not ADVANTAGE_ESTIMATORS[self.adv_estimator].critic:
             raise ConfigError(
                 f"algorithm.shadow.adv_estimator: expected an estimator without a critic beside {self.adv_estimator}, "

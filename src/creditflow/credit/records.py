@@ -37,6 +37,8 @@ class PropagationRule:
     """Whether the rule reads counterfactual values, for which each trajectory is replayed without some agents."""
     engines: tuple[str, ...] = ENGINES
     """The engines that can run the rule."""
+    decomposed: bool = False
+    """Whether own and shared credit follow `outcome_to`, so that explanations list them term by term."""
 
     @property
     def gated(self) -> bool:
@@ -75,6 +77,7 @@ def propagation_rule(
     flows: str = UNKNOWN,
     needs_replays: bool = False,
     engines: tuple[str, ...] = ENGINES,
+    decomposed: bool = False,
 ) -> Callable[[F], F]:
     """Register a function from PropagationInput to Credit as `algorithm.propagation: name`.
 
@@ -82,7 +85,7 @@ def propagation_rule(
     """
 
     def register(function: F) -> F:
-        rule = PropagationRule(function, pays_own, shares, ignores, flows, needs_replays, engines)
+        rule = PropagationRule(function, pays_own, shares, ignores, flows, needs_replays, engines, decomposed)
         PROPAGATION_RULES.add(name, rule)
         return function
 

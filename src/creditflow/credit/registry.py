@@ -41,9 +41,9 @@ class Registry(Generic[Entry]):
         self._entries.pop(name, None)
 
     def names(self) -> tuple[str, ...]:
-        """The registered names, in order of registration."""
+        """The registered names, sorted."""
         self._complete()
-        return tuple(self._entries)
+        return tuple(sorted(self._entries))
 
     def __getitem__(self, name: str) -> Entry:
         """The entry of `name`. Raises ConfigError, with the known names, for an unknown one."""
@@ -52,7 +52,7 @@ class Registry(Generic[Entry]):
             return self._entries[name]
         except KeyError:
             hint = did_you_mean(name, self._entries)
-            raise ConfigError(f"{self.key}: expected one of {', '.join(self._entries)}, got {name!r}{hint}") from None
+            raise ConfigError(f"{self.key}: expected one of {', '.join(self.names())}, got {name!r}{hint}") from None
 
     def _complete(self) -> None:
         if self._is_complete:

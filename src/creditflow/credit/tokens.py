@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,8 @@ from creditflow.credit.groups import (
     compact,
     leave_one_out_mean,
 )
+from creditflow.credit.options import CreditOptions
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
-
-if TYPE_CHECKING:
-    from creditflow.credit.options import CreditOptions
 
 
 def critic_tokens(

@@ -15,8 +15,9 @@ from typing import Any
 
 from creditflow._utils.loading import is_reference, load_object
 from creditflow.credit.options import CreditOptions
+from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.credit.registry import expect_keywords
-from creditflow.credit.thresholds import BatchStats, Threshold
+from creditflow.credit.thresholds.base import BatchStats, Threshold
 from creditflow.errors import ConfigError, CreditflowError, did_you_mean
 from creditflow.monitoring.catalog import Names, expect_known, matching
 from creditflow.monitoring.rules import KEY, RULES, GuardRule, RuleResult
@@ -31,8 +32,6 @@ WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
 ACTIONS: dict[str, tuple[str, ...]] = {WARN: (), SET_THRESHOLD: ("to",), FALLBACK: (), RESTORE: (), STOP: ()}
 """Actions of a rule, each with the keys that it requires."""
 _OF_THE_GUARD = ("kind", "metric", "over", "action", "cool_down", "to", "unless")
-_SHARED = ("identical", "uniform")
-"""Propagation rules that assign the global reward already, so that a fallback changes nothing."""
 
 
 class GuardStop(CreditflowError):
@@ -416,13 +415,13 @@ def _expect_agreement(rules: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _possible(rule: RuleSpec, options: CreditOptions, *, has_outcome: bool) -> RuleSpec:
     """`rule`, reduced to a warning if its action would have no effect or leave nothing to learn from."""
-    theta = options.propagation_threshold
+    theta, rule_in_force = options.propagation_threshold, PROPAGATION_RULES[options.propagation]
     notes = []
     if rule.action == FALLBACK and not has_outcome:
         notes.append("there is no outcome to fall back to")
-    if rule.action == FALLBACK and options.propagation in _SHARED and options.shared_reward == "outcome":
+    if rule.action == FALLBACK and rule_in_force.shares and options.shared_reward == "outcome":
         notes.append(f"credit is the shared global reward already ({options.propagation})")
-    if rule.action == SET_THRESHOLD and options.propagation != "threshold":
+    if rule.action == SET_THRESHOLD and not rule_in_force.gated:
         notes.append(f"there is no threshold to lower ({options.propagation})")
     elif rule.action == SET_THRESHOLD and rule.to is not None and isinstance(theta, int | float) and theta <= rule.to:
         notes.append(f"the threshold is {theta:g} already")

@@ -6,7 +6,7 @@ The checks do not judge the amount of credit, only the properties that every rul
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, explain
 from creditflow.credit.records import PROPAGATION_RULES, PropagationRule
-from creditflow.credit.rules.base import OUTCOME, SHARES, SIGNAL, RuleFunction
+from creditflow.credit.rules.base import OUTCOME, SHARES, SIGNAL
 from creditflow.data import (
     Bools,
     Floats,
@@ -61,7 +61,11 @@ _OPTIONAL = ("gate_out_S", "gate_in_S", "stand_in_S", "frozen_S")
 
 
 def check_propagation_rule(
-    rule: str | RuleFunction, *, pays_own: bool = True, independent: bool = False, skip: Collection[str] = ()
+    rule: str | Callable[[PropagationInput], Credit],
+    *,
+    pays_own: bool = True,
+    independent: bool = False,
+    skip: Collection[str] = (),
 ) -> Report:
     """Run every check of this module on a propagation rule. Raises ConformanceError if a check fails.
 
@@ -115,10 +119,11 @@ class _RuleCase:
 
     @cached_property
     def credit(self) -> Credit:
-        return self.rule.credit(_copied(self.inputs))
+        credit: Credit = self.rule.credit(_copied(self.inputs))
+        return credit
 
     def flow_of(self, trajectories: Sequence[Trajectory]) -> PropagationInput:
-        """The Flow that `assign` passes to the rule for these trajectories."""
+        """The input that `assign` passes to the rule for these trajectories."""
         with _registered("creditflow.testing looks on", PropagationRule(_look, pays_own=False)) as name:
             try:
                 assign(TrajectoryBatch.from_trajectories(trajectories), replace(self.options, propagation=name))

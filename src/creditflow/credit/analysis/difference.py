@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from creditflow.credit.assignment import Assignment
+from creditflow.data import Bools, Floats
 from creditflow.errors import BatchError
-
-if TYPE_CHECKING:
-    from creditflow.credit.assignment import Assignment
-    from creditflow.data import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,20 +18,11 @@ from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import counting, outcomes
 from creditflow.credit.estimators.base import EPSILON
 from creditflow.credit.gates import PASSING, RECEIVING
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, FORMULA, NOTHING, PROPAGATION_RULES, PropagationRule
 from creditflow.credit.rules.base import SHARES, answer_steps, first_edges, first_steps, parent_counts
 from creditflow.credit.shapley import of_trajectory
 from creditflow.data import clip_rounding
 from creditflow.errors import BatchError, CreditflowError
-
-FLOWING = ("discounted", "threshold")
-"""Rules with the received part listed operation by operation: the formula of `creditflow.credit.rules.base`."""
-
-DECOMPOSED = ("none", "shapley", *FLOWING)
-"""Rules with own and shared parts listed operation by operation; for other rules they are given."""
-
-SHARING = ("identical", "uniform")
-"""Rules that only give every step of a trajectory the same credit."""
 
 ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
 """The built-in estimators. Token values of other estimators are given."""
@@ -303,7 +294,7 @@ class _OperationLog:
         """The reason for an advantage of 0; None if the advantage, or its token term alone, is not 0."""
         a, s, options = self.assignment, self.s, self.assignment.options
         taught_by_token = by_token and a.token_term_T is not None
-        by_rule = options.propagation not in FLOWING
+        by_rule = not _is_formula(PROPAGATION_RULES[options.propagation])
         frozen = f"frozen by {options.propagation}" if by_rule else "frozen: it lies upstream of a closed gate"
         reasons = (
             (a.masked_N[a.batch.trajectory_of_step[s]], "its trajectory is masked: failed, not scored, or truncated"),
@@ -328,12 +319,17 @@ class _OperationLog:
         paying = PROPAGATION_RULES[options.propagation].pays_own
         return paying and bool(a.scored_S[s]) and bool(_sampled(a, s))
 
+    @property
+    def rule(self) -> PropagationRule:
+        """The record of the propagation rule in force."""
+        return PROPAGATION_RULES[self.assignment.options.propagation]
+
     def own(self, by_token: bool) -> _Own:
         """The own reward and its parts."""
         a, s, options = self.assignment, self.s, self.assignment.options
-        rule = options.propagation
-        if rule not in DECOMPOSED:
-            note = f"{rule} pays no step for its own score" if rule in SHARING else f"as {rule} made it"
+        rule, record = options.propagation, self.rule
+        if not record.decomposed:
+            note = f"{rule} pays no step for its own score" if record.shares else f"as {rule} made it"
             own = self.given("own", a.own_S[s], note)
             return _Own(own, self.paid() if by_token else None, None)
         paid = self.paid()
@@ -404,19 +400,19 @@ class _OperationLog:
 
     def shared(self) -> int:
         a, options = self.assignment, self.assignment.options
-        rule = options.propagation
-        if rule == "shapley":
+        rule, record = options.propagation, self.rule
+        if record.needs_replays:
             agent = a.batch.agent_names[a.batch.agent_of_step[self.s]]
             known = bool(outcomes(a.batch, options).known_N[n := int(a.batch.trajectory_of_step[self.s])])
             value = of_trajectory(a.batch, n).get(agent, 0.0) if known else 0.0
             note = f"of {agent} in this trajectory" if known else "the outcome is not known"
             weight = self.given("w_o", options.w_o)
             return self.make("weighted value", "*", weight, self.given("Shapley value", value, note))
-        if rule in DECOMPOSED:
+        if record.decomposed:
             if options.outcome_to == "all":
                 return self.weighted_outcome()
             return self.given("shared", 0.0, "the outcome enters at the answer")
-        note = f"what {rule} gives every step of the trajectory" if rule in SHARING else f"as {rule} made it"
+        note = f"what {rule} gives every step of the trajectory" if record.shares else f"as {rule} made it"
         return self.given("shared", a.shared_S[self.s], note)
 
     # ---- credit from children --------------------------------------------------------------------------------------
@@ -436,10 +432,9 @@ class _OperationLog:
 
     def received(self) -> _Received:
         a, s, options = self.assignment, self.s, self.assignment.options
-        rule = options.propagation
-        if rule not in FLOWING:
-            nothing = rule in SHARING or rule in DECOMPOSED
-            note = f"by {rule} nothing flows" if nothing else f"as {rule} made it"
+        if not _is_formula(self.rule):
+            rule = options.propagation
+            note = f"by {rule} nothing flows" if self.rule.flows == NOTHING else f"as {rule} made it"
             return _Received(self.given("received", a.received_S[s], note))
         children = self.children()
         if not children:
@@ -502,11 +497,12 @@ class _OperationLog:
     def gate(self, k: int, side: Literal["out", "in"]) -> int:
         """Record k's gate factor, towards its parents or from its children, after the numbers behind it."""
         a, options, name = self.assignment, self.assignment.options, self.assignment.batch.step_ids[k]
-        rule, stands = options.propagation, options.gate_at in (PASSING if side == "out" else RECEIVING)
-        if rule == "discounted":
-            words = "discounted: every gate open"
-        elif rule != "threshold":
+        rule, record = options.propagation, self.rule
+        stands = options.gate_at in (PASSING if side == "out" else RECEIVING)
+        if not _is_formula(record):
             words = f"as {rule} set it"
+        elif not record.gated:
+            words = f"{rule}: every gate open"
         elif not stands:
             words = f"no gate stands here: gate_at {options.gate_at}"
         elif not options.decomposed:
@@ -582,7 +578,7 @@ class _OperationLog:
         a, s, batch, options = self.assignment, self.s, self.assignment.batch, self.assignment.options
         critic = a.critic
         assert critic is not None, "gae has one"
-        if options.propagation in SHARING or options.propagation == "none":
+        if self.rule.flows == NOTHING:
             return self.given("value received", critic.down_S[s], f"by {options.propagation} nothing flows")
         children = self.children()
         if not children:
@@ -647,7 +643,7 @@ class _OperationLog:
     def credit_parts(self, own: _Own, received: _Received, shared: int, by_token: bool) -> list[tuple[str, float]]:
         """The named parts of the credit, without the part paid by token."""
         parts = []
-        if self.assignment.options.propagation in DECOMPOSED:
+        if self.rule.decomposed:
             if own.answer is not None:
                 parts.append(("outcome", self.value(own.answer)))
             if own.paid is not None and not by_token:
@@ -658,3 +654,8 @@ class _OperationLog:
                 parts.append(("paid by token", -self.value(own.paid)))
         parts += [(words, self.value(at)) for words, at in received.parts or (("received", received.total),)]
         return [*parts, ("shared", self.value(shared))]
+
+
+def _is_formula(rule: PropagationRule) -> bool:
+    """Whether received credit is listed operation by operation: the formula of `creditflow.credit.rules.base`."""
+    return rule.flows == FORMULA and rule.decomposed

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from creditflow.credit.analysis.difference import moved
+from creditflow.credit.assignment import Assignment
 from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, cells_of, codes_of_level, spread_of
 from creditflow.credit.rules.base import OUTCOME, SHARES, SIGNAL, parent_counts
-from creditflow.credit.thresholds import BatchStats
+from creditflow.credit.thresholds.base import BatchStats
 from creditflow.data import OK, RIGHT, Bools, Floats, Ints
 
-if TYPE_CHECKING:
-    from creditflow.credit.assignment import Assignment
 
-
-def summarize(assignment: Assignment) -> dict[str, float]:
+def credit_metrics(assignment: Assignment) -> dict[str, float]:
     """Compute the metrics by name. Ratios with an empty denominator are left out.
 
     * `propagation/pass_rate[/<agent>]`: share of open gates among steps matched by a reward function.
@@ -163,7 +159,7 @@ def compare_shadow(assignment: Assignment) -> dict[str, float]:
     }
 
 
-def observe(assignment: Assignment, accuracy: float | None = None) -> BatchStats:
+def batch_stats(assignment: Assignment, accuracy: float | None = None) -> BatchStats:
     """Sub-rewards by agent and their spread within groups, the input of thresholds. Masked trajectories are left out.
 
     The spread is pooled over the agent's groups:

@@ -1,7 +1,7 @@
 """The input, the output and the common formula of propagation rules.
 
-A rule turns own rewards and outcomes into the credit of each step. It reads rewards, gates and edges, and is independent
-of reward functions and baselines.
+A rule turns own rewards and outcomes into the credit of each step. It reads rewards, gates and edges, and does not
+depend on reward functions and baselines.
 
 All rules except the sharing ones are one formula with different gates:
 

@@ -15,6 +15,7 @@ from creditflow.credit.shapley import of_steps
     flows=NOTHING,
     needs_replays=True,
     engines=("local",),
+    decomposed=True,
 )
 def shapley(inputs: PropagationInput) -> Credit:
     """`none` with the agent's Shapley value in place of the outcome, see `creditflow.credit.shapley`."""

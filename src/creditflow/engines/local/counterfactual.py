@@ -15,6 +15,7 @@ import numpy as np
 from creditflow.config import Config, policies_in_use, trained_policies
 from creditflow.credit import CreditOptions
 from creditflow.credit.decompose import outcomes
+from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.credit.shapley import KEY, Plan, Values, least_rollouts, plan, values
 from creditflow.data import Floats, Trajectory, TrajectoryBatch
 from creditflow.engines.common.components import Components
@@ -49,7 +50,7 @@ class CounterfactualResult:
 
 def wants_values(options: CreditOptions) -> bool:
     """Whether the propagation rule uses counterfactual values."""
-    return options.propagation == "shapley"
+    return PROPAGATION_RULES[options.propagation].needs_replays
 
 
 def expect_enough_rollouts(config: Config) -> None:

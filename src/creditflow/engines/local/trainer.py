@@ -12,6 +12,7 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, TrainerConfig
 from creditflow.credit import BatchStats, assign, make_threshold
 from creditflow.credit.analysis.linter import idle_gate
+from creditflow.credit.analysis.metrics import batch_stats, credit_metrics
 from creditflow.data import TrajectoryBatch
 from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.common.guard import build_guard
@@ -237,7 +238,7 @@ async def train_step(
     with timing("propagation"):
         threshold = run.guard.threshold(run.threshold)
         assignment = assign(batch, options, values_T=values_T, threshold=threshold)
-        run.threshold.update(assignment.observed())
+        run.threshold.update(batch_stats(assignment))
     with timing("update"):
         note("updating")
         nth_task = np.arange(batch.n_trajectories) // config.actor_rollout_ref.rollout.n
@@ -264,7 +265,7 @@ async def train_step(
             **sub_reward_metrics(batch),
             **error_metrics(batch),
             **threshold.metrics(),
-            **assignment.metrics(),
+            **credit_metrics(assignment),
             **update,
             **policy_set.peaks(),
         }

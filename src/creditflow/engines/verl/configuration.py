@@ -34,7 +34,7 @@ from creditflow.config import (
     trained_policies,
     with_options,
 )
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.engines.verl.policies import optim_values, policy_configs
 from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, did_you_mean, first_line
@@ -249,7 +249,6 @@ _LOCAL = (
 )
 """Options without an equivalent in verl."""
 _LOCAL_VALUES = {
-    "algorithm.propagation": "shapley",
     "actor_rollout_ref.actor.loss_agg_mode": "traj-mean-step-mean",
     "critic.loss_agg_mode": "traj-mean-step-mean",
 }
@@ -261,6 +260,8 @@ def _expect_known_to_verl(config: Config) -> None:
     default = Config()
     wanted = [key for key in _LOCAL if _value(config, key) != _value(default, key)]
     wanted += [key for key, value in _LOCAL_VALUES.items() if _value(config, key) == value]
+    if "verl" not in PROPAGATION_RULES[config.algorithm.propagation].engines:
+        wanted.append("algorithm.propagation")
     if wanted:
         raise ConfigError(f"{wanted[0]}: {_value(config, wanted[0])} is for --engine local; verl has no such thing")
 

@@ -42,6 +42,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from creditflow._utils.files import write_whole
 from creditflow.credit import Assignment, BatchStats, Threshold, assign, make_threshold
+from creditflow.credit.analysis.metrics import batch_stats, credit_metrics
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.data.table import batch_of, table_of
@@ -463,7 +464,7 @@ class CreditflowTrainer(PolicyTrainer):
                 for trainer in updated:
                     columns.values(trained[trainer.policy], values_T)
                 assignment = assign(batch, options, values_T=values_T, threshold=threshold)
-            self.threshold.update(assignment.observed())
+            self.threshold.update(batch_stats(assignment))
             for trainer in updated:
                 part = columns.put(trained[trainer.policy], assignment)
                 trained[trainer.policy] = trainer.correct_rollout(part, metrics)
@@ -691,7 +692,7 @@ def step_metrics(rollouts: RolloutRecords, assignment: Assignment, threshold: Th
         **sub_reward_metrics(batch),
         **error_metrics(batch),
         **threshold.metrics(),
-        **assignment.metrics(),
+        **credit_metrics(assignment),
     }
 
 
