@@ -32,6 +32,7 @@ class Registry(Generic[Entry]):
 
     def add(self, name: str, entry: Entry) -> None:
         """Add an entry. Raises ConfigError for a taken name: runs under two rules of one name are not comparable."""
+        self._complete()
         if name in self._entries:
             raise ConfigError(f"{self.key}: expected a new name, got {name!r}, which is registered already")
         self._entries[name] = entry
