@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, assign
+from creditflow.credit import CreditOptions, assign, kernels
+from creditflow.credit import groups as groups_module
 from creditflow.credit.groups import LEVEL_NAMES, LEVELS, compact
 from creditflow.data import Score
 from tests.builders import batch_of, make_trajectory, step
@@ -148,3 +149,23 @@ def test_compact_numbers_combinations_without_gaps():
         keys = list(zip(*(column.tolist() for column in columns), strict=True))
         assert sorted(set(codes.tolist())) == list(range(n))
         assert len(set(zip(codes.tolist(), keys, strict=True))) == n == len(set(keys))
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce_plus_plus_baseline"])
+def test_assign_computes_each_column_once(monkeypatch, estimator):
+    computed = []
+
+    def count(module, name):
+        function = getattr(module, name)
+
+        def counted(*given):
+            computed.append(name)
+            return function(*given)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(kernels, "sampled_tokens")
+    count(groups_module, "codes_of_level")
+    trajectories = [make_trajectory(f"t{n}", [step("a", 0.1 * n, tokens=2)], float(n)) for n in range(3)]
+    assign(batch_of(*trajectories), CreditOptions(decomp_granularity="token_level", adv_estimator=estimator))
+    assert sorted(computed) == ["codes_of_level", "sampled_tokens"]

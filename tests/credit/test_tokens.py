@@ -8,6 +8,7 @@ import pytest
 
 from creditflow.credit import CreditOptions, assign, decompose
 from creditflow.credit.decompose import sub_rewards, token_rewards
+from creditflow.credit.groups import BatchColumns
 from creditflow.credit.tokens import token_terms
 from creditflow.data import Score
 from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
@@ -17,7 +18,8 @@ BY_TOKEN = CreditOptions(decomp_granularity="token_level")
 
 
 def rho(batch):
-    return token_rewards(batch, sub_rewards(batch, BY_TOKEN, np.ones(batch.n_steps, dtype=np.bool_)))
+    columns = BatchColumns(batch, np.full(batch.n_steps, -1))
+    return token_rewards(batch, sub_rewards(columns, BY_TOKEN, np.ones(batch.n_steps, dtype=np.bool_)))
 
 
 def refusal(kind, batch):
@@ -151,7 +153,7 @@ def test_token_terms_use_little_temporary_memory():
     steps = np.ones(batch.n_steps, dtype=np.bool_)
     rho_T, level_S, stratum_S = rho(batch), np.zeros(batch.n_steps, dtype=np.int64), np.full(batch.n_steps, -1)
     keys = {"weight": 1.0, "gamma_token": 1.0, "scaled": True}
-    given = (batch, rho_T, batch.scores[:, 0], steps, level_S, stratum_S)
+    given = (BatchColumns(batch, stratum_S), rho_T, batch.scores[:, 0], steps, level_S)
     token_terms(*given, **keys)  # compiles
     tracemalloc.start()
     token_terms(*given, **keys)

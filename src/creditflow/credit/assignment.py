@@ -19,13 +19,12 @@ from creditflow.credit.estimators.base import (
     CriticTerms,
     Estimate,
     EstimatorInput,
-    sampled_tokens,
     stratum_weights,
     token_moments,
     whitening,
 )
 from creditflow.credit.gates import gate_factors, is_above
-from creditflow.credit.groups import BASELINES, LEVEL_NAMES, POLICY, Groups, describe, no_groups
+from creditflow.credit.groups import BASELINES, LEVEL_NAMES, POLICY, BatchColumns, Groups, describe, no_groups
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, Estimator
 from creditflow.credit.rules.base import Credit, PropagationInput, parent_counts
@@ -235,7 +234,8 @@ def _assign(
 
     outcome = outcomes(batch, options)
     kept_S = ~outcome.masked_N[trajectory_S]
-    rewards = sub_rewards(batch, options, kept_S)
+    columns = BatchColumns(batch, np.full(batch.n_steps, -1))
+    rewards = sub_rewards(columns, options, kept_S)
     judged_S = rewards.scored_S & options.decomposed
     unjudged_S = rewards.failed_S & options.decomposed
 
@@ -248,6 +248,7 @@ def _assign(
     # A stratum label, made from the prompt, separates groups by the quality of upstream steps. This gives scored steps
     # comparable peers. For an unscored step it would leave only the outcome's noise within each label.
     stratum_S = np.where(rewards.scored_S, batch.stratum_of_step, -1)
+    columns = columns.with_strata(stratum_S)
     credit = rule.credit(
         PropagationInput(
             batch=batch,
@@ -263,6 +264,7 @@ def _assign(
             kept_S=kept_S,
             stratum_S=stratum_S,
             parents_S=parent_counts(batch),
+            columns=columns,
         )
     )
     _expect_flow(credit, estimator, options)
@@ -275,15 +277,14 @@ def _assign(
 
     by_token_S = np.zeros(batch.n_steps, dtype=np.bool_)
     if options.decomp_granularity == "token_level" and rule.pays_own:
-        by_token_S = judged_S & (sampled_tokens(batch) > 0)
+        by_token_S = judged_S & (columns.sampled_S > 0)
     rho_T = token_rewards(batch, rewards) if by_token_S.any() else None
     # The part paid token by token leaves the step's credit; its parents still receive it.
-    by_token = bool(by_token_S.any())
-    step_credit_S = np.where(by_token_S, credit_S - paid_S, credit_S) if by_token else credit_S
-    own_S = np.where(by_token_S, credit.own_S - paid_S, credit.own_S) if by_token else credit.own_S
+    step_credit_S = np.where(by_token_S, credit_S - paid_S, credit_S) if rho_T is not None else credit_S
+    own_S = np.where(by_token_S, credit.own_S - paid_S, credit.own_S) if rho_T is not None else credit.own_S
     groups = no_groups(batch.n_steps)
     if estimator.grouped:
-        groups = BASELINES[options.baseline](batch, step_credit_S, trained_S, stratum_S, options.group_by)
+        groups = BASELINES[options.baseline](columns, step_credit_S, trained_S, options.group_by)
     estimate = estimator.estimate(
         EstimatorInput(
             batch=batch,
@@ -294,19 +295,20 @@ def _assign(
             trained_S=trained_S,
             groups=groups,
             values_T=values_T,
-            token_reward_T=_token_rewards(batch, options, rho_T, by_token_S) if estimator.critic else None,
+            token_reward_T=_token_rewards(columns, options, rho_T, by_token_S) if estimator.critic else None,
         )
     )
     weight_S = stratum_weights(batch, stratum_S, trained_S)
     groups, baseline_S, shift_S, divisor_S = _scale(
-        batch, estimator, estimate, step_credit_S, trained_S, groups, options.adv_estimator
+        columns, estimator, estimate, step_credit_S, trained_S, groups, options.adv_estimator
     )
     grouped_S = trained_S & (groups.group_S >= 0)
     scale = AdvantageScale(weight_S, baseline_S, shift_S, divisor_S, grouped_S & ~groups.tied_S)
     advantage_S = scale.steps(step_credit_S)
     if estimate.critic is not None:
-        has_tokens_S = sampled_tokens(batch) > 0
-        advantage_S = scale.steps(np.where(has_tokens_S, estimate.critic.first_S, np.nan), np.zeros(batch.n_steps))
+        advantage_S = scale.steps(
+            np.where(columns.sampled_S > 0, estimate.critic.first_S, np.nan), np.zeros(batch.n_steps)
+        )
     if estimate.unscaled_T is not None:
         otherwise_S = np.zeros(batch.n_steps) if estimator.critic else advantage_S
         advantage_S = scale.steps(at_first_token(batch, estimate.unscaled_T, np.nan), otherwise_S)
@@ -315,12 +317,11 @@ def _assign(
     if rho_T is not None and not estimator.critic:
         scaled = estimator.whitened or estimate.divisor_S is not None
         term_T = token_terms(
-            batch,
+            columns,
             rho_T,
             rewards.value_S,
             by_token_S & grouped_S,
             groups.level_S,
-            stratum_S,
             weight=options.w_r,
             gamma_token=options.gamma_token,
             scaled=scaled,
@@ -427,19 +428,20 @@ def _expect_flow(credit: Credit, estimator: Estimator, options: CreditOptions) -
 
 
 def _token_rewards(
-    batch: TrajectoryBatch, options: CreditOptions, rho_T: Floats | None, by_token_S: Bools
+    columns: BatchColumns, options: CreditOptions, rho_T: Floats | None, by_token_S: Bools
 ) -> Floats | None:
     """[T] `w_r * (rho - b) / L` at each of a step's L sampled tokens; they sum to its own reward."""
     if rho_T is None:
         return None
-    part_S = np.where(by_token_S, options.w_r / np.maximum(sampled_tokens(batch), 1), 0.0)
+    batch = columns.batch
+    part_S = np.where(by_token_S, options.w_r / np.maximum(columns.sampled_S, 1), 0.0)
     return np.where(
         batch.response_mask, np.repeat(part_S, np.diff(batch.token_offsets)) * (rho_T - options.sub_reward_origin), 0.0
     )
 
 
 def _scale(
-    batch: TrajectoryBatch,
+    columns: BatchColumns,
     estimator: Estimator,
     estimate: Estimate,
     credit_S: Floats,
@@ -451,6 +453,7 @@ def _scale(
 
     For a whitening estimator without groups, the whitening mean is added to the baseline.
     """
+    batch = columns.batch
     shift_S, divisor_S = np.zeros(batch.n_steps), np.ones(batch.n_steps)
     if not estimator.whitened:
         return groups, estimate.baseline_S, shift_S, divisor_S if estimate.divisor_S is None else estimate.divisor_S
@@ -460,7 +463,7 @@ def _scale(
         )
     over_S = trained_S & (groups.group_S >= 0) if estimator.grouped else trained_S
     left_S = np.where(over_S & ~groups.tied_S, credit_S - estimate.baseline_S, 0.0)
-    stats = whitening(batch, left_S, token_moments(batch, estimate, groups.tied_S), over_S)
+    stats = whitening(columns, left_S, token_moments(batch, estimate, groups.tied_S), over_S)
     at = np.flatnonzero(stats.code_S >= 0)
     code = stats.code_S[at]
     divisor_S[at] = np.sqrt(stats.variance_P + WHITENING_EPSILON)[code]

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from creditflow.credit.groups import codes_of_level, compact, leave_one_out_mean
+from creditflow.credit.groups import BatchColumns, compact, leave_one_out_mean
 from creditflow.credit.options import CreditOptions
 from creditflow.data import (
     NOT_MATCHED,
@@ -69,7 +69,7 @@ def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
     return Outcomes(np.where(known_N & ~np.isnan(batch.outcome), batch.outcome, 0.0), known_N, masked_N)
 
 
-def sub_rewards(batch: TrajectoryBatch, options: CreditOptions, kept_S: Bools) -> SubRewards:
+def sub_rewards(columns: BatchColumns, options: CreditOptions, kept_S: Bools) -> SubRewards:
     """`r_t = sum_k weight_k * score_k / sum_k weight_k` over the matching functions of positive weight.
 
     There are three cases. No function matches, or only functions of weight 0, which measure: no own reward. All
@@ -79,11 +79,12 @@ def sub_rewards(batch: TrajectoryBatch, options: CreditOptions, kept_S: Bools) -
 
     With `decomp_granularity: agent` the scored steps of an agent in a trajectory share their mean.
 
-    `kept_S`: [S] steps of trajectories that are not masked; only these enter substitute means. Without
-    `options.decomposed` no step has a value.
+    `columns`: columns without strata. `kept_S`: [S] steps of trajectories that are not masked; only these enter
+    substitute means. Without `options.decomposed` no step has a value.
     """
     from creditflow.credit import kernels
 
+    batch = columns.batch
     value_S, case_S = np.empty(batch.n_steps), np.empty(batch.n_steps, dtype=np.uint8)
     kernels.weigh(batch.scores, batch.score_weights, batch.score_status, OK, value_S, case_S)
     scored_S, failed_S = case_S == 1, case_S == 2
@@ -91,12 +92,12 @@ def sub_rewards(batch: TrajectoryBatch, options: CreditOptions, kept_S: Bools) -
         return SubRewards(np.full(batch.n_steps, np.nan), scored_S, failed_S)
     if options.decomp_granularity == "agent":
         _share_among_agent(batch, value_S, scored_S)
-    known_S, no_stratum_S = scored_S & kept_S, np.full(batch.n_steps, -1, dtype=np.int64)
+    known_S = scored_S & kept_S
     for level in (options.group_by, "agent"):
         at = np.flatnonzero(failed_S & np.isnan(value_S))
         if not at.size:
             break
-        code_S = codes_of_level(batch, level, no_stratum_S)
+        code_S = columns.code_S(level)
         value_S[at] = leave_one_out_mean(value_S, known_S, code_S, batch.trajectory_of_step, at)
     return SubRewards(value_S, scored_S, failed_S)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -115,6 +116,36 @@ def codes_of_level(batch: TrajectoryBatch, level: str, stratum_S: Ints) -> Ints:
     return compact(*components, batch.policy_of_step, batch.policy_version, stratum_S)[0]
 
 
+class BatchColumns:
+    """Columns of one batch that several stages of credit assignment read, each computed once, at its first use."""
+
+    def __init__(self, batch: TrajectoryBatch, stratum_S: Ints) -> None:
+        """`stratum_S`: [S] the strata in force, see `codes_of_level`."""
+        self.batch, self.stratum_S = batch, stratum_S
+        self._code_S: dict[str, Ints] = {}
+
+    def with_strata(self, stratum_S: Ints) -> BatchColumns:
+        """The columns of the same batch under the strata `stratum_S`; these columns if both are the same."""
+        return self if np.array_equal(self.stratum_S, stratum_S) else BatchColumns(self.batch, stratum_S)
+
+    @cached_property
+    def sampled_S(self) -> Ints:
+        """[S] the number of sampled response tokens of each step."""
+        from creditflow.credit import kernels
+
+        return kernels.sampled_tokens(self.batch.token_offsets, self.batch.response_mask)
+
+    def code_S(self, level: str) -> Ints:
+        """[S] group codes at `level`, a name of LEVEL_NAMES."""
+        if level not in self._code_S:
+            self._code_S[level] = (
+                compact(self.batch.policy_of_step)[0]
+                if level == POLICY
+                else codes_of_level(self.batch, level, self.stratum_S)
+            )
+        return self._code_S[level]
+
+
 def describe(batch: TrajectoryBatch, level: str, step: int, stratum: int) -> str:
     """The key of `step`'s group at `level`, in words."""
     words = {
@@ -130,9 +161,7 @@ def describe(batch: TrajectoryBatch, level: str, step: int, stratum: int) -> str
     return " ".join(components + ([f"stratum={batch.stratum_names[stratum]}"] if stratum >= 0 else []))
 
 
-def group_statistics(
-    batch: TrajectoryBatch, values_S: Floats, trained_S: Bools, stratum_S: Ints, group_by: str
-) -> Groups:
+def group_statistics(columns: BatchColumns, values_S: Floats, trained_S: Bools, group_by: str) -> Groups:
     """Mean and spread of each trained step's group; masked steps are in no group.
 
     A step is alone if its trajectory is the only one in the group. It then takes the first group of BACK_OFF with at
@@ -141,6 +170,7 @@ def group_statistics(
     """
     from creditflow.credit import kernels
 
+    batch = columns.batch
     groups = no_groups(batch.n_steps)
     members = np.flatnonzero(trained_S)
     everybody = members.size == batch.n_steps  # the usual case, which needs no selection
@@ -151,7 +181,7 @@ def group_statistics(
     for level in (group_by, *BACK_OFF):
         if not missing:
             break
-        code_S = codes_of_level(batch, level, stratum_S)
+        code_S = columns.code_S(level)
         code = code_S if everybody else code_S[members]
         cells = cells_of(values, code, trajectory)
         if not n_groups:
@@ -179,9 +209,7 @@ def group_statistics(
     return replace(groups, singletons=singletons)
 
 
-def shrunk_statistics(
-    batch: TrajectoryBatch, values_S: Floats, trained_S: Bools, stratum_S: Ints, group_by: str
-) -> Groups:
+def shrunk_statistics(columns: BatchColumns, values_S: Floats, trained_S: Bools, group_by: str) -> Groups:
     """Group statistics with each mean shrunk towards those of the containing groups, by its count (empirical Bayes).
 
     Let x be the mean of a trajectory's values in a group. The model at each level of (group_by, *PARENTS[group_by]) is
@@ -204,13 +232,14 @@ def shrunk_statistics(
     are one less; sigma and tau still include it. The spread is that of `value - mean` over all of the agent's
     trajectories; if it is 0 the steps are tied. An agent with one trajectory has no group.
     """
+    batch = columns.batch
     groups = no_groups(batch.n_steps)
     members = np.flatnonzero(trained_S)
     if not members.size:
         return groups
     values, trajectory = values_S[members], batch.trajectory_of_step[members]
     levels = (group_by, *PARENTS[group_by])
-    codes = [codes_of_level(batch, level, stratum_S)[members] for level in levels]
+    codes = [columns.code_S(level)[members] for level in levels]
     cells = [cells_of(values, code, trajectory) for code in codes]
     agent, whole = codes[-1], cells[-1]
     mean, others = whole.mean_G[agent], _without_own(whole, agent)

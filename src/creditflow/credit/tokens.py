@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit.estimators.base import EPSILON, AdvantageScale, CriticTerms, sampled_tokens
+from creditflow.credit.estimators.base import EPSILON, AdvantageScale, CriticTerms
 from creditflow.credit.groups import (
     LEVEL_NAMES,
-    POLICY,
     TIE_TOLERANCE,
+    BatchColumns,
     cells_of,
-    codes_of_level,
-    compact,
     leave_one_out_mean,
 )
 from creditflow.credit.options import CreditOptions
@@ -57,12 +55,11 @@ def at_first_token(batch: TrajectoryBatch, values_T: Floats, otherwise: Floats |
 
 
 def token_terms(
-    batch: TrajectoryBatch,
+    columns: BatchColumns,
     rho_T: Floats,
     sub_reward_S: Floats,
     over_S: Bools,
     level_S: Ints,
-    stratum_S: Ints,
     *,
     weight: float,
     gamma_token: float,
@@ -80,12 +77,13 @@ def token_terms(
     """
     from creditflow.credit import kernels
 
-    length_S, over = sampled_tokens(batch).astype(np.float64), np.flatnonzero(over_S)
+    batch = columns.batch
+    length_S, over = columns.sampled_S.astype(np.float64), np.flatnonzero(over_S)
     mean_S, part_S, divisor_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps), np.ones(batch.n_steps)
     pays_S = np.zeros(batch.n_steps, dtype=np.bool_)
     levels = np.unique(level_S[over])
     for level in levels[levels >= 0].tolist():
-        code_S = _codes(batch, LEVEL_NAMES[level], stratum_S)
+        code_S = columns.code_S(LEVEL_NAMES[level])
         others = leave_one_out_mean(sub_reward_S, over_S, code_S, batch.trajectory_of_step, over)
         # The spread covers all members of the group, including those with a baseline at another level.
         member, others = over[~np.isnan(others)], others[~np.isnan(others)]
@@ -136,7 +134,3 @@ def _spread(moments_M: Floats, parts: Floats, code: Ints, trajectory: Ints) -> F
     total_G = np.bincount(cells.group_C, square_C, n_G.size)
     spread: Floats = np.sqrt(total_G / np.maximum(cells.size_G - 1, 1))[code]
     return spread
-
-
-def _codes(batch: TrajectoryBatch, level: str, stratum_S: Ints) -> Ints:
-    return compact(batch.policy_of_step)[0] if level == POLICY else codes_of_level(batch, level, stratum_S)

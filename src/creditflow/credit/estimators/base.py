@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit.groups import TIE_TOLERANCE, Groups, compact
+from creditflow.credit.groups import TIE_TOLERANCE, BatchColumns, Groups, compact
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.rules.base import Credit
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
@@ -153,12 +153,13 @@ def token_moments(batch: TrajectoryBatch, estimate: Estimate, tied_S: Bools) -> 
     return moments_S
 
 
-def whitening(batch: TrajectoryBatch, value_S: Floats, moments_S: Floats | None, over_S: Bools) -> Whitened:
+def whitening(columns: BatchColumns, value_S: Floats, moments_S: Floats | None, over_S: Bools) -> Whitened:
     """Statistics over the trained tokens of the steps in `over_S`, for each policy, as in verl's whitening.
 
     `moments_S`: [S, 5] count, mean, squares, minimum and maximum of each step's tokens; None if all tokens of a step
     have the value `value_S`. In a batch without tokens each step counts as one token.
     """
+    batch = columns.batch
     code_S = np.full(batch.n_steps, -1)
     at = np.flatnonzero(over_S)
     if not at.size:
@@ -166,7 +167,7 @@ def whitening(batch: TrajectoryBatch, value_S: Floats, moments_S: Floats | None,
     code_S[at], n = compact(batch.policy_of_step[at])
     trajectories = np.unique(code_S[at] * batch.n_trajectories + batch.trajectory_of_step[at]) // batch.n_trajectories
     if moments_S is None:
-        counts_S = sampled_tokens(batch) if batch.response_mask.size else np.ones(batch.n_steps)
+        counts_S = columns.sampled_S if batch.response_mask.size else np.ones(batch.n_steps)
         moments_S = np.stack([counts_S, value_S, np.zeros_like(value_S), value_S, value_S], axis=1)
     at = at[moments_S[at, 0] > 0]
     count, mean, squares, least, largest = moments_S[at].T
@@ -181,13 +182,6 @@ def whitening(batch: TrajectoryBatch, value_S: Floats, moments_S: Floats | None,
     tied_P = (high_P - low_P <= TIE_TOLERANCE * np.maximum(1.0, np.abs(mean_P))) | (count_P <= 1)
     variance_P = np.where(count_P > 1, square_P / np.maximum(count_P - 1, 1), np.nan)
     return Whitened(code_S, mean_P, variance_P, tied_P, np.bincount(trajectories, minlength=n))
-
-
-def sampled_tokens(batch: TrajectoryBatch) -> Ints:
-    """[S] the number of sampled response tokens of each step."""
-    from creditflow.credit import kernels
-
-    return kernels.sampled_tokens(batch.token_offsets, batch.response_mask)
 
 
 def stratum_weights(batch: TrajectoryBatch, stratum_S: Ints, trained_S: Bools) -> Floats:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditflow.credit.gates import PASSING, RECEIVING
-from creditflow.credit.groups import codes_of_level, leave_one_out_mean
+from creditflow.credit.groups import BatchColumns, leave_one_out_mean
 from creditflow.credit.options import CreditOptions
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.errors import BatchError
@@ -55,6 +55,8 @@ class PropagationInput:
     """[S] the stratum in force, part of the group's key; -1: none."""
     parents_S: Ints
     """[S] the number of parents of each step."""
+    columns: BatchColumns
+    """Group codes and other columns that the following stages read too."""
 
 
 SIGNAL, OUTCOME = np.uint8(1), np.uint8(2)
@@ -190,7 +192,7 @@ def _neutral(
 
     batch = inputs.batch
     members_S = inputs.kept_S & inputs.open_S & ~inputs.failed_S
-    codes = [codes_of_level(batch, level, inputs.stratum_S) for level in (inputs.options.group_by, "agent")]
+    codes = [inputs.columns.code_S(level) for level in (inputs.options.group_by, "agent")]
     closed = np.flatnonzero(gate_out_S < 1.0)
     longest_N = np.ones(batch.n_trajectories, dtype=np.int64)
     path_S = kernels.path_lengths(batch.edge_child, batch.edge_parent, batch.n_steps)
