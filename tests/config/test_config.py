@@ -165,7 +165,7 @@ def test_unknown_section_names_the_nearest(recipe):
         ("actor_rollout_ref.actor.kl_loss_type=k9", "kl_loss_type: expected one of k1"),
         ("trainer.critic_warmup=3", "trainer.critic_warmup: 3, but algorithm.adv_estimator: grpo has no critic"),
         ("policies={default: {optim: {rl: 1}}}", "unknown key 'policies.default.optim.rl'"),
-        ("policies={default: {optim: {lr: fast}}}", "policies.default.optim: "),
+        ("policies={default: {optim: {lr: fast}}}", "policies.default.optim.lr: expected a number above 0, got 'fast'"),
         ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n: 1 rollout of each task; grpo"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "ppo_mini_batch_size: expected at most .*16 tasks, got 64"),
         ("algorithm.propagation=thresh", "algorithm.propagation: expected .*threshold.*, got 'thresh'"),

@@ -140,7 +140,7 @@ def test_loss_and_gradient_match_single_rows(
     batch.response_mask[rng.random(len(batch.response_mask)) < 0.2] = False
     config = ActorConfig(
         optim=OptimConfig(lr=1e-12), clip_ratio_low=0.1, clip_ratio_high=0.3, clip_ratio_c=2.0, loss_agg_mode=mode,
-        loss_scale_factor=7.0, ppo_max_token_len_per_gpu=budget, grad_clip=1e9, use_kl_loss=use_kl, kl_loss_type=kl,
+        loss_scale_factor=7, ppo_max_token_len_per_gpu=budget, grad_clip=1e9, use_kl_loss=use_kl, kl_loss_type=kl,
         kl_loss_coef=0.3, entropy_coeff=entropy,
     )  # fmt: skip
     actor = Actor(policy, config)
@@ -149,7 +149,7 @@ def test_loss_and_gradient_match_single_rows(
             weight.add_(0.02 * torch.from_numpy(rng.normal(size=tuple(weight.shape))))
     slow = copy.copy(policy)
     slow.model = copy.deepcopy(policy.model)
-    told = dataclasses.replace(config, kl_loss_coef=config.kl_loss_coef if use_kl else 0.0)
+    told = config.model_copy(update={"kl_loss_coef": config.kl_loss_coef if use_kl else 0.0})
     reference = actor.reference.model if actor.reference else policy.model
     rows = list(slow_losses(slow, batch, advantage, told, reference))
     kept = [s for s in range(batch.n_steps) if trained[s] and len(rows[s])]

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from creditflow.config import EndpointConfig, load_recipe, model_of, policies_in_use, recipe_of_dict, trained_policies
 from creditflow.engines.common.components import build_components
-from creditflow.engines.local.policy_set import load_policies, model_folder
+from creditflow.engines.local.policy_set import load_policies
 from creditflow.errors import ConfigError
 from tests.rollout.test_frozen import RECIPE, TRAJECTORY
 
@@ -59,11 +59,11 @@ def test_endpoint_address_alone_merges_with_overrides(file: Path) -> None:
     assert config.policies["far"].endpoint.timeout == 5
     OmegaConf.save(OmegaConf.merge(OmegaConf.load(file), {"policies": {"far": {"endpoint": SERVED["endpoint"]}}}), file)
     config = load_recipe(file, ["policies.far.endpoint=http://127.0.0.2:9/v1", "policies.far.model.path=m"]).config
-    assert config.policies["far"].endpoint == EndpointConfig("http://127.0.0.2:9/v1", "m")
+    assert config.policies["far"].endpoint == EndpointConfig(base_url="http://127.0.0.2:9/v1", model="m")
     given = ["policies.far.endpoint=http://127.0.0.2:9/v1", "policies.far.endpoint.timeout=7"]
     for overrides in (given, given[::-1]):
         endpoint = load_recipe(file, [*overrides, "policies.far.model.path=m"]).config.policies["far"].endpoint
-        assert endpoint == EndpointConfig("http://127.0.0.2:9/v1", "m", timeout=7)
+        assert endpoint == EndpointConfig(base_url="http://127.0.0.2:9/v1", model="m", timeout=7)
     assert load_recipe(file, ["policies.far.endpoint=null"]).config.policies["far"].trained
 
 
@@ -171,6 +171,6 @@ def test_adapter_policies_share_a_base_with_frozen_ones(file: Path) -> None:
 
 
 def test_model_path_other_than_a_folder_is_refused_by_key(file: Path) -> None:
-    recipe = load_recipe(with_policies(file, agents=BOTH, policies={"default": {}, "far": {"model": {"path": 3}}}))
+    file = with_policies(file, agents=BOTH, policies={"default": {}, "far": {"model": {"path": 3}}})
     with pytest.raises(ConfigError, match=r"policies.far.model.path: expected a Hugging Face folder, .* got 3"):
-        model_folder(recipe, "far")
+        load_recipe(file)

@@ -87,13 +87,13 @@ class CreditOptions:
 
     def validate(self) -> None:
         """Raises ConfigError for the first invalid option: the key, the expected and the actual value."""
-        for key, choices in _CHOICES.items():
+        for key, choices in CHOICES.items():
             value, names = getattr(self, key), choices()
             _expect(isinstance(value, str) and value in names, key, " or ".join(names), value, names)
         for key in _BOOLS:
             value = getattr(self, key)
             _expect(isinstance(value, bool), key, "true or false", value)
-        for key, (low, high, words) in _NUMBERS.items():
+        for key, (low, high, words) in NUMBERS.items():
             value = getattr(self, key)
             _expect(_is_number(value) and low <= value <= high, key, words, value)
         make_threshold(self.propagation_threshold)
@@ -256,7 +256,7 @@ _LARGEST = 1e100
 """Upper bound of weights and tau: larger values are typing errors, and would overflow in the variance."""
 _UNIT = (0.0, 1.0, "a number from 0 to 1")
 _WEIGHT = (0.0, _LARGEST, "a finite number of at least 0")
-_NUMBERS: dict[str, tuple[float, float, str]] = {
+NUMBERS: dict[str, tuple[float, float, str]] = {
     "gamma": _UNIT,
     "lam": _UNIT,
     "gamma_token": _UNIT,
@@ -267,7 +267,7 @@ _NUMBERS: dict[str, tuple[float, float, str]] = {
     "w_o": _WEIGHT,
 }
 # Functions, because rules may be registered at any time.
-_CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
+CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "propagation": PROPAGATION_RULES.names,
     "adv_estimator": ADVANTAGE_ESTIMATORS.names,
     "group_by": lambda: tuple(LEVELS),

@@ -9,13 +9,16 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import ConfigDict
 
 from creditflow._utils.loading import load_object
+from creditflow._utils.sections import OPTIONS, FromMapping, Text, checked
 from creditflow.data import Score, Step, Trajectory
-from creditflow.errors import RewardError, did_you_mean, first_line
+from creditflow.errors import ConfigError, RewardError, did_you_mean, first_line
 from creditflow.rewards import registry
 from creditflow.rewards.cache import plain_text
 from creditflow.rewards.compose import call_here
@@ -29,17 +32,20 @@ _CALLED_AS_ANSWER = "(text, truth)"
 class RewardFunctionConfig:
     """One entry of `reward.functions`."""
 
-    fn: str = "???"
+    __pydantic_config__: ClassVar[ConfigDict] = OPTIONS
+
+    fn: Text
     """A built-in's name, `package.module:function`, or `file.py:function`."""
-    level: str | None = None
+    level: Text | None = None
     """`step`, `trajectory` or `outcome`; default: as decorated, else from the function's parameters."""
-    agent_match: str | None = None
+    agent_match: Text | None = None
     """Regular expression (re.search) on the agent's name; default: every agent."""
-    when: str | None = None
+    when: Text | None = None
     """`file.py:function` or `package.module:function` that selects the steps to score; default: all."""
     weight: float | None = None
     """Weight in the mean of a step's scores; 0: measured and reported, never part of credit."""
-    name: str | None = None
+    name: Text | None = None
+    """The function's name in metrics and files; default: as decorated, else the function's own."""
     args: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the function, or of a class's constructor."""
     timeout: float | None = None
@@ -239,21 +245,12 @@ def _load_composition(entry: RewardFunctionConfig, key: str, where: _Where, part
 
 def _part_entry(given: Any, key: str) -> RewardFunctionConfig:
     """Parse a part, with the same type checks as an entry of a recipe."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    known = [item.name for item in fields(RewardFunctionConfig)]
     if not isinstance(given, Mapping) or "fn" not in given:
         raise RewardError(f"{key}: expected a function {{fn: ..., args: ...}}, got {given!r}")
-    for name in given:
-        if name not in known:
-            raise RewardError(f"{key}: unknown key {name!r}{did_you_mean(str(name), known)}")
     try:
-        entry = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RewardFunctionConfig), dict(given)))
-    except OmegaConfBaseException as error:
-        raise RewardError(f"{key}.{error.full_key}: {first_line(error)}") from error
-    assert isinstance(entry, RewardFunctionConfig)
-    return entry
+        return checked(Annotated[RewardFunctionConfig, FromMapping()], given, key)  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise RewardError(str(error)) from error
 
 
 def _make(cls: Callable[..., Any], args: Mapping[str, Any], key: str) -> Callable[..., Any]:

@@ -66,7 +66,7 @@ def check_reward_function(
     `agent_match`, `args`: as in the recipe's entry. `deterministic`: False for functions that sample, such as a judge;
     then each trajectory is scored once. `skip`: names of checks to leave out.
     """
-    entry = RewardFunctionConfig(level=level, agent_match=agent_match, args=dict(args or {}))
+    entry = RewardFunctionConfig("", level=level, agent_match=agent_match, args=dict(args or {}))
     subject = function if isinstance(function, str) else name_of(function)
     case = _RewardCase(function, entry, tuple(trajectories or (_own_trajectory(),)))
     return run(subject, BASICS, CHECKS, [case], {*skip} if deterministic else {*skip, name_of(is_deterministic)})

@@ -1,19 +1,16 @@
 """Recipes as verl configurations, compared with verl's own files and dataclasses, without training."""
 
 import contextlib
-import dataclasses
 import importlib.metadata
 import io
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
 from creditflow._utils.progress import Reporter
-from creditflow.config import Config, load_recipe, with_options
+from creditflow.config import Config, leaves, load_recipe, with_options
 from creditflow.engines.verl import configuration
 from creditflow.engines.verl.configuration import OURS, as_yaml, compose, expect_verl, mapped, validate
 from creditflow.engines.verl.launch import dry_run, launch
@@ -55,19 +52,11 @@ def select(config, key):
 # Recipe options reach verl
 
 
-def leaves(kind: Any, path: str = "") -> Iterator[str]:
-    for name, hint in get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint):
-            yield from leaves(hint, f"{path}{name}.")
-        else:
-            yield path + name
-
-
 def test_every_recipe_option_is_mapped_or_own():
     """A new recipe option without a mapping would be dropped silently."""
     followed = {key for other in configuration._OTHERWISE.values() for key in other.of}
 
-    for key in leaves(Config):
+    for key, _ in leaves(Config().model_dump()):
         ours = any(key == own or key.startswith(f"{own}.") for own in OURS)
         assert key in configuration._SAME or key in followed or key in configuration._LOCAL or ours, key
 

@@ -25,7 +25,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from creditflow._utils.progress import Bar, Reporter
-from creditflow.config import ModelConfig, Recipe, different_options, model_of, trained_policies
+from creditflow.config import Recipe, different_options, model_of, trained_policies
 from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.common.guard import build_guard
 from creditflow.engines.local.policy_set import critic_folder, model_folder
@@ -153,13 +153,13 @@ def _bring_models(config: DictConfig, recipe: Recipe) -> None:
     made = {
         name: _bring_model(model_of(recipe.config, name)[0], partial(model_folder, recipe, name)) for name in trained
     }
-    own = replace(recipe.config.actor_rollout_ref, model=replace(recipe.config.actor_rollout_ref.model))
-    changed = replace(recipe.config, actor_rollout_ref=own, policies=dict(recipe.config.policies))
-    for name, path in made.items():
+    changed = recipe.config.model_copy(deep=True)
+    own = changed.actor_rollout_ref
+    for name, folder in made.items():
         if model_of(recipe.config, name)[1] == _MODEL:
-            own.model.path = path
+            own.model.path = folder
         else:
-            changed.policies[name] = replace(changed.policies[name], model=ModelConfig(path=path))
+            changed.policies[name].model.path = folder
     config[KEY] = carry(replace(recipe, config=changed).absolute(), carried(config).run_folder)
     OmegaConf.update(config, _MODEL, next(iter(made.values())) if len(made) == 1 else own.model.path)
     if (path := recipe.config.critic.model.path) is not None:

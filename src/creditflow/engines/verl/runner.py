@@ -90,7 +90,7 @@ def share_of(config: Config, n_runners: int) -> Config:
     if config.reward.num_workers is None:
         return config
     share = max(1, math.ceil(config.reward.num_workers / n_runners))
-    return replace(config, reward=replace(config.reward, num_workers=share))
+    return config.model_copy(update={"reward": config.reward.model_copy(update={"num_workers": share})})
 
 
 def build_runner(recipe: Any, n_runners: int) -> RolloutRunner:

@@ -1,0 +1,192 @@
+"""Sections of options as pydantic models: their base class, types of values, and one-line errors."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails
+
+from creditflow.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+OPTIONS = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+"""Unknown keys are errors, values are not converted, numbers are finite, docstrings are descriptions."""
+
+
+class Section(BaseModel):
+    """Base class of the sections of a recipe."""
+
+    model_config = OPTIONS
+
+
+class FromMapping:
+    """Annotation of a dataclass with `OPTIONS` that may be given as a mapping; its fields stay strict."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema: dict[str, Any] = handler.resolve_ref_schema(handler(source))  # type: ignore[assignment]
+        schema["strict"] = False
+        return cast(CoreSchema, schema)
+
+
+def expected(words: str) -> Any:
+    """Field metadata: the description of the allowed values in error messages."""
+    return Field(json_schema_extra={"expected": words})
+
+
+def _text(value: object) -> object:
+    return str(value) if type(value) in (int, float) else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+"""A text; YAML reads some of them as numbers (`experiment_name: 7`)."""
+Share = Annotated[float, Field(ge=0, le=1), expected("a share from 0 to 1")]
+
+
+def checked(kind: type[T], values: object, key: str = "") -> T:
+    """Make a section of `kind` from nested mappings.
+
+    `key`: the section's key in the recipe. Raises ConfigError for the first unknown key or wrong value, with its full
+    key, the expected and the actual value, and the nearest known word.
+    """
+    form: Any = kind  # a type, or an annotated one
+    try:
+        return cast(T, _adapter(form).validate_python(values))
+    except ValidationError as error:
+        raise ConfigError(_message(error.errors(), values, schema_of(form), key)) from error
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+@functools.cache
+def schema_of(kind: Any) -> dict[str, Any]:
+    """The JSON Schema of a section. Callers must not change it."""
+    return _adapter(kind).json_schema()
+
+
+def mergeable(values: Any, kind: type) -> Any:
+    """Nested mappings in which empty sections (null) are left out, so that they keep the values of lower layers.
+
+    Raises ConfigError for a list in place of a mapping, and the reverse, which cannot be merged.
+    """
+    return _mergeable(values, schema_of(kind), schema_of(kind), "")
+
+
+_CONTAINERS: dict[str, type] = {"object": dict, "array": list}
+
+
+def _mergeable(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], path: str) -> Any:
+    if value is None and _resolved(schema, root).get("type") == "object":
+        return {}
+    kinds = [_CONTAINERS[one["type"]] for one in _alternatives(schema, root) if one.get("type") in _CONTAINERS]
+    if kinds and isinstance(value, dict | list) and type(value) not in kinds:
+        raise ConfigError(f"{path}: expected {_words(schema, root)}, got {value!r}")
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _mergeable(item, _part(schema, key, root) or {}, root, _joined(path, key)) for key, item in value.items()
+    }
+
+
+# ---- errors
+
+_UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument", "invalid_key"}
+
+
+def _message(found: Sequence[ErrorDetails], values: Any, root: Mapping[str, Any], key: str) -> str:
+    """The message for the first error; an unknown key comes first, as it explains a missing one."""
+    error = min(found, key=lambda one: one["type"] not in _UNKNOWN)
+    schema, path, value = root, key, values
+    for name in error["loc"]:
+        part = _part(schema, name, root)
+        if part is None and error["type"] in _UNKNOWN and name == error["loc"][-1]:
+            siblings = [name for one in _alternatives(schema, root) for name in one.get("properties", ())]
+            return f"unknown key {_joined(path, name)!r}{_nearest(str(name), path, siblings, root)}"
+        if part is None or "expected" in schema:  # the name of an alternative, or an item of a described value
+            break
+        schema, path = part, _joined(path, name)
+        value = value[name] if isinstance(name, int) else value.get(name)
+    names = _choices(schema, root)
+    number = _NUMBERS.get(error["type"], "a number")
+    got = "nothing" if error["type"] == "missing" else repr(str(value) if names and type(value) is int else value)
+    return f"{path}: expected {_words(schema, root, number)}, got {got}{did_you_mean(value, names)}"
+
+
+def _joined(path: str, name: object) -> str:
+    return f"{path}[{name}]" if isinstance(name, int) and path else f"{path}.{name}" if path else str(name)
+
+
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    return root["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+
+
+def _alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for one in schema.get("anyOf", [schema]):
+        if one.get("type") != "null":
+            yield _resolved(one, root)
+
+
+def _part(schema: Mapping[str, Any], name: object, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema of a key or an item, or None."""
+    for one in _alternatives(schema, root):
+        if isinstance(name, int) and "items" in one:
+            return dict(one["items"])
+        if name in one.get("properties", ()):
+            return dict(one["properties"][name])
+        if isinstance(others := one.get("additionalProperties"), dict):
+            return others
+    return None
+
+
+def _choices(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[str]:
+    values = [value for one in _alternatives(schema, root) for value in one.get("enum", [one.get("const")])]
+    return [value for value in values if isinstance(value, str)]
+
+
+def _words(schema: Mapping[str, Any], root: Mapping[str, Any], number: str = "a number") -> str:
+    """The allowed values in words. `number`: the words for a number."""
+    if "expected" in schema:
+        return str(schema["expected"])
+    if names := _choices(schema, root):
+        return f"one of {', '.join(names)}"
+    return " or ".join(dict.fromkeys(_kind(one, number) for one in _alternatives(schema, root)))
+
+
+_NUMBERS = {"int_type": "a whole number", "int_from_float": "a whole number", "finite_number": "a finite number"}
+_KINDS = {"boolean": "true or false", "string": "a text", "array": "a list", "object": "a mapping of options"}
+_LIMITS = {
+    "exclusiveMinimum": "above",
+    "minimum": "of at least",
+    "exclusiveMaximum": "below",
+    "maximum": "of at most",
+}
+
+
+def _kind(schema: Mapping[str, Any], number: str) -> str:
+    if (kind := schema.get("type")) in _KINDS:
+        return _KINDS[str(kind)]
+    limits = " and ".join(f"{words} {schema[limit]:g}" for limit, words in _LIMITS.items() if limit in schema)
+    return f"{number.replace('finite ', '')} {limits}" if limits else number
+
+
+def _nearest(key: str, path: str, siblings: Sequence[str], root: Mapping[str, Any]) -> str:
+    """The most likely intended key: a sibling of `key`, or a key of the same name elsewhere."""
+    known = list(_known_keys(root, root))
+    same_name = [name for name in known if name.rpartition(".")[2] == key]
+    if not difflib.get_close_matches(key, siblings, n=1) and same_name:
+        return f" (did you mean {same_name[0]!r}?)"
+    full = _joined(path, key)
+    return did_you_mean(full, [_joined(path, name) for name in siblings]) or did_you_mean(full, known)
+
+
+def _known_keys(schema: Mapping[str, Any], root: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    for name, part in schema.get("properties", {}).items():
+        yield path + name
+        yield from _known_keys(_resolved(part, root), root, f"{path}{name}.")

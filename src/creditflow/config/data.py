@@ -1,0 +1,32 @@
+"""The section `data`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from creditflow._utils.sections import Section, Text, expected
+
+_Files = Annotated[Text | list[Text] | None, expected("a path, a list of paths, or file.py:function")]
+
+
+class DataConfig(Section):
+    """Data sets, batch sizes and length limits."""
+
+    train_files: _Files = None
+    """One path or a list (Parquet or JSONL with verl's columns), or `file.py:function` that makes the tasks."""
+    val_files: _Files = None
+    """The same, for evaluation; default: the training tasks."""
+    train_batch_size: PositiveInt = 16
+    """Tasks per training step, each with `actor_rollout_ref.rollout.n` rollouts."""
+    val_max_samples: Annotated[Literal[-1] | PositiveInt, expected("1 or more, or -1 for all")] = -1
+    """Number of tasks to evaluate on, from the first; -1: all."""
+    max_prompt_length: PositiveInt = 1024
+    """Tokens; a longer prompt ends its trajectory as `truncated`."""
+    max_response_length: PositiveInt = 512
+    """Tokens per step; a response that reaches it is `truncated`."""
+    shuffle: bool = True
+    """Draw the tasks of each epoch in a random order."""
+    seed: NonNegativeInt = 0
+    """Seed of the run; it determines the order of the data and the rollouts."""

@@ -1,0 +1,105 @@
+"""The section `guard`, with the default rules."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from creditflow._utils.sections import Section
+from creditflow.config.model import LayerIndices, TargetModules
+
+
+def default_rules() -> dict[str, Any]:
+    """The default guard rules."""
+    restore = {"above": 0.0, "window": 3, "recover_epochs": 1, "action": "restore_checkpoint"}
+    return {
+        "accuracy": {
+            "kind": "drop",
+            "metric": "val/pass_at_1",
+            "over": "val/trajectories",
+            "by": 0.05,
+            "window": 5,
+            "action": "set_threshold",
+            "to": 0.4,
+        },
+        "error_rate": {
+            "metric": "reward/error_rate",
+            "over": "reward/judged_trajectories",
+            "above": 0.1,
+            "window": 5,
+            "p_value": 1e-3,
+            "recover": 0.05,
+            "recover_epochs": 5,
+            "action": "fallback_identical",
+            "unless": {"metric": "reward/agreement", "above": 0.5},
+        },
+        "agreement": {
+            "metric": "reward/agreement",
+            "over": "reward/agreement_over",
+            "below": 0.4,
+            "window": 10,
+            "shortest": 2,
+            "recover": 0.5,
+            "recover_epochs": 5,
+            "action": "fallback_identical",
+        },
+        "not_finite": {"metric": "actor/skipped_updates", **restore},
+        "not_finite_critic": {"metric": "critic/skipped_updates", **restore},
+        "entropy": {"metric": "actor/entropy", "below": 0.1, "times_first": True, "window": 3},
+        "sub_reward_var": {"metric": "reward/sub_reward_var/*", "above": 0.2, "window": 10},
+        "pass_rate": {"metric": "propagation/pass_rate", "below": 0.8, "window": 10},
+        "shut_out": {"metric": "credit/reach/*", "below": 0.05, "window": 3},
+        "propagation_s": {"metric": "timing/propagation_s", "above": 1.0, "window": 3},
+    }
+
+
+class FallbackConfig(Section):
+    """The trained parameters during a fallback to the shared global reward."""
+
+    trainable: Literal["all", "lora"] = "all"
+    """`all`: the same as before the fallback; `lora`: only adapters, on the layers below."""
+    lora_rank: PositiveInt = 8
+    """As in `actor_rollout_ref.model`."""
+    lora_alpha: PositiveInt = 16
+    """As in `actor_rollout_ref.model`."""
+    target_modules: TargetModules = "all-linear"
+    """As in `actor_rollout_ref.model`."""
+    layers_to_transform: LayerIndices = None
+    """As in `actor_rollout_ref.model`."""
+
+
+class GuardConfig(Section):
+    """The guard rules and their limits."""
+
+    enable: bool = True
+    """Watch the run with the rules."""
+    rules: dict[str, Any] = Field(default_factory=default_rules)
+    """Guard rules by name; null removes one. `metric` (from docs/metrics.md; `*` for any agent or function), `kind`
+    (`level`, `drop`, or `file.py:kind`) with its options, `over` (the metric with the denominator, where `metric` is a
+    share), `action` (`warn`, `set_threshold` with `to`, `fallback_identical`, `restore_checkpoint`, `stop`),
+    `cool_down` (checks after a recovery during which the rule does not fire), `unless` (`{metric, above}`: while that
+    condition holds, the rule only warns)."""
+    max_rollbacks: NonNegativeInt = 2
+    """Maximum number of checkpoints that the guard restores; at the next rollback, the run stops with a report."""
+    fallback: FallbackConfig = FallbackConfig()
+
+
+def adapt_rules(rules: dict[str, Any], given: Set[str]) -> None:
+    """Keep the defaults `shortest` within a rule's window and `recover` on the good side of its limit.
+
+    `given`: the keys that were set.
+    """
+    limits = (("shortest", "window", min), ("recover", "above", min), ("recover", "below", max))
+    for name, defaults in default_rules().items():
+        if not isinstance(rule := rules.get(name), dict):
+            continue
+        for key, limit, within in limits:
+            by_default = key in defaults and f"guard.rules.{name}.{key}" not in given
+            if by_default and _is_number(rule.get(key)) and _is_number(rule.get(limit)):
+                rule[key] = within(rule[key], rule[limit])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,238 @@
+"""Recipes from files: layers, overrides, aliases, dependent defaults and notices."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from creditflow._utils.sections import checked, mergeable
+from creditflow.config.algorithm import AlgorithmConfig
+from creditflow.config.guard import adapt_rules
+from creditflow.config.model import SUM_NORM
+from creditflow.config.recipe import Config, Recipe
+from creditflow.config.validation import validate
+from creditflow.credit.options import CreditOptions
+from creditflow.errors import ConfigError, did_you_mean, first_line
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe, apply `key=value` overrides, resolve aliases and validate.
+
+    A recipe may extend another one: `extends: other.yaml`, relative to itself. Raises ConfigError with the key, the
+    expected and the actual value; an unknown key names the nearest known one.
+    """
+    from omegaconf import OmegaConf
+
+    path = Path(path)
+    layers = [*_layers(path), given := _dotlist(overrides)]
+    config = _merged(layers, path)
+    validate(config)
+    notices = _without_effect(config.algorithm, [_credit_keys(OmegaConf.to_container(layer)) for layer in layers])
+    keys_given = frozenset(key for key, _ in leaves(OmegaConf.to_container(given)))
+    return Recipe(config=config, name=path.stem, folder=path.resolve().parent, notices=notices, given=keys_given)
+
+
+def _merged(layers: Sequence[DictConfig], path: Path) -> Config:
+    """Merge the layers, later ones over earlier ones; resolve aliases and check types and keys."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    given: set[str] = set()
+    merged = OmegaConf.create(Config().model_dump())
+    try:
+        for layer in layers:
+            keys = OmegaConf.to_container(layer)
+            given |= {key for key, _ in leaves(keys)}
+            _spell_out_endpoints(keys)
+            merged.merge_with(mergeable(keys, Config))
+        values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key or path}: {first_line(error)}") from error
+    config = checked(Config, values)
+    _resolve_aliases(config, given)
+    _adapt_defaults(config, given)
+    return config
+
+
+def _resolve_aliases(config: Config, given: Set[str]) -> None:
+    """Rewrite the aliases of credit options to the options."""
+    algorithm, reward = config.algorithm.without_aliases(given), config.reward
+    if (granularity := reward.decomp_granularity) is not None:
+        if algorithm.decomp_granularity not in (CreditOptions.decomp_granularity, granularity):
+            raise ConfigError(
+                f"reward.decomp_granularity: {granularity!r}, but algorithm.decomp_granularity is "
+                f"{algorithm.decomp_granularity!r}"
+            )
+        algorithm, reward.decomp_granularity = replace(algorithm, decomp_granularity=granularity), None
+    config.algorithm = algorithm
+
+
+def _adapt_defaults(config: Config, given: Set[str]) -> None:
+    """Replace defaults that contradict a key that was set. A contradiction between two set keys stays an error."""
+    data, actor, trainer = config.data, config.actor_rollout_ref.actor, config.trainer
+    if "actor_rollout_ref.actor.ppo_mini_batch_size" not in given:
+        actor.ppo_mini_batch_size = min(actor.ppo_mini_batch_size, data.train_batch_size)
+    for averaged in (actor, config.critic):
+        if averaged.loss_agg_mode == SUM_NORM and averaged.loss_scale_factor is None:
+            averaged.loss_scale_factor = data.max_response_length
+    if "trainer.resume_mode" not in given and trainer.resume_from_path is not None:
+        trainer.resume_mode = "resume_path"
+    if "algorithm.outcome_to" not in given and config.algorithm.outcome_to_answer_alone():
+        config.algorithm = replace(config.algorithm, outcome_to="answer")
+    adapt_rules(config.guard.rules, given)
+
+
+def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Remove the credit options from `others` that have no effect beside the overrides `chosen`.
+
+    A comparison gives the same overrides to all its arms; an arm whose rule ignores one of them trains without it.
+    """
+    merged = _merged([*_layers(Path(path)), _dotlist([*chosen, *others])], Path(path))
+    merged.algorithm.validate()
+    ignored = {f"algorithm.{name}" for name in merged.algorithm.ignored()}
+    return [other for other in others if other.partition("=")[0] not in ignored]
+
+
+def _credit_keys(keys: Any) -> dict[str, Any]:
+    """The credit options that a layer sets, including `reward.decomp_granularity`."""
+    sections = keys if isinstance(keys, dict) else {}
+    algorithm, reward = (one if isinstance(one := sections.get(name), dict) else {} for name in ("algorithm", "reward"))
+    return {**algorithm, "decomp_granularity": reward.get("decomp_granularity", algorithm.get("decomp_granularity"))}
+
+
+def _without_effect(algorithm: AlgorithmConfig, layers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Notices of options that the rule in force ignores, set by a layer beneath the one that chose the rule.
+
+    Raises ConfigError if the same layer sets both the option and the rule (a contradiction), or if a later layer sets
+    the option (it would change nothing). A layer that sets every option is the record of a run, not a choice by hand.
+    """
+    every = {one.name for one in fields(CreditOptions)}
+    by_hand = [{} if every <= layer.keys() else layer for layer in layers]
+
+    def last(layers: Sequence[Mapping[str, Any]], *names: str) -> int:
+        having = [i for i, layer in enumerate(layers) if any(layer.get(name) is not None for name in names)]
+        return having[-1] if having else -1
+
+    notices = []
+    for name, causes in algorithm.ignored().items():
+        if (set_in := last(by_hand, name)) < 0:
+            continue
+        why = algorithm.why_ignored(name, causes)
+        if set_in >= last(layers, *causes):
+            raise ConfigError(f"{why}; leave it out, or {algorithm.reader_of(name, causes)}")
+        notices.append(why)
+    return tuple(notices)
+
+
+def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Credit options by name, from `key=value` with or without their section (`algorithm.`, `reward.`).
+
+    Raises ConfigError for an unknown key, naming the nearest, and for a value that is not valid YAML.
+    """
+    from omegaconf import OmegaConf
+
+    known = [one.name for one in fields(CreditOptions)]
+    found: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        key = "decomp_granularity" if key == "reward.decomp_granularity" else key.removeprefix("algorithm.")
+        if not equals or key not in known:
+            raise ConfigError(f"{override}: expected an option of credit, key=value{did_you_mean(key, known)}")
+        found |= OmegaConf.to_container(_dotlist([f"{key}={value}"]))  # type: ignore[arg-type]
+    return found
+
+
+def leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested sections; an empty section counts as a value."""
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def with_options(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
+    """`recipe` with options (dotted keys) set, validated again. Raises ConfigError as `load_recipe` does."""
+    values = recipe.to_dict()
+    for key, value in options.items():
+        *sections, name = key.split(".")
+        functools.reduce(operator.getitem, sections, values)[name] = value
+    config = checked(Config, values)
+    validate(config)
+    return replace(recipe, config=config)
+
+
+def _layers(path: Path) -> list[DictConfig]:
+    """The recipe at `path` and the recipes that it extends, the base first."""
+    import yaml
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    chain: list[DictConfig] = []
+    seen: set[Path] = set()
+    while True:
+        if path.resolve() in seen:
+            raise ConfigError(f"{path}: `extends` runs in a circle")
+        seen.add(path.resolve())
+        try:
+            layer = OmegaConf.load(path)
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: no such recipe") from None
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+            raise ConfigError(f"{path}: not readable as YAML: {_yaml_fault(error)}") from error
+        if not isinstance(layer, DictConfig):
+            raise ConfigError(f"{path}: expected a mapping of options at the top level")
+        base = layer.pop("extends", None)
+        chain.insert(0, layer)
+        if base is None:
+            return chain
+        path = path.parent / str(base)
+
+
+_ADDRESS = re.compile(r"(policies\.[^.=]+\.endpoint)=(https?://.*)")
+
+
+def _dotlist(overrides: Sequence[str]) -> DictConfig:
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    for override in overrides:
+        if "=" not in override or override.startswith("="):
+            raise ConfigError(f"{override}: expected key=value")
+    try:
+        # As `base_url`, a bare address merges with other overrides of its section instead of replacing them.
+        return OmegaConf.from_dotlist([_ADDRESS.sub(r"\1.base_url=\2", override) for override in overrides])
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{' '.join(overrides)}: a value is not readable as YAML") from error
+
+
+def _spell_out_endpoints(keys: Any) -> None:
+    """Rewrite `endpoint: http://...` as `endpoint: {base_url: http://...}`, so that overrides of both forms merge."""
+    policies = keys.get("policies") if isinstance(keys, dict) else None
+    for policy in policies.values() if isinstance(policies, dict) else ():
+        if isinstance(policy, dict) and isinstance(policy.get("endpoint"), str):
+            policy["endpoint"] = {"base_url": policy["endpoint"]}
+
+
+def _yaml_fault(error: Exception) -> str:
+    """The parser's message, with its line number if there is one."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    return f"line {mark.line + 1}: {problem}" if mark and problem else first_line(error)
+
+
+def different_options(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    """The dotted names of the options that differ between two configurations, given as nested sections."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in before.keys() | now.keys():
+            yield from different_options(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+    elif before != now:
+        yield path

@@ -1,0 +1,144 @@
+"""A whole recipe: its sections, its origin, and the options of each policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from creditflow._utils.sections import FromMapping, Section, checked
+from creditflow.config.actor import ActorRolloutRefConfig, CriticConfig
+from creditflow.config.algorithm import AlgorithmConfig
+from creditflow.config.data import DataConfig
+from creditflow.config.guard import GuardConfig
+from creditflow.config.model import OptimConfig
+from creditflow.config.reward import RewardConfig
+from creditflow.config.team import DEFAULT_POLICY, PolicyConfig, TeamConfig
+from creditflow.config.trainer import RayConfig, TrainerConfig
+
+
+class Config(Section):
+    """A whole recipe."""
+
+    data: DataConfig = DataConfig()
+    actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
+    critic: CriticConfig = CriticConfig()
+    algorithm: Annotated[AlgorithmConfig, FromMapping()] = Field(default_factory=AlgorithmConfig)
+    reward: RewardConfig = RewardConfig()
+    policies: dict[str, PolicyConfig] = Field(default_factory=dict)
+    """Default: one trained policy, `default`, with the model `actor_rollout_ref.model`."""
+    team: TeamConfig = TeamConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    guard: GuardConfig = GuardConfig()
+    ray_kwargs: RayConfig = RayConfig()
+    verl: dict[str, Any] = Field(default_factory=dict)
+    """Any options of verl, nested as in its own files; only `--engine verl` reads them. `verl.config_name` chooses the
+    base file."""
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    """Options of the recipe's own functions (`recipe.operations` and the like)."""
+    compare: dict[str, Any] = Field(default_factory=dict)
+    """Overrides for the arms of `creditflow compare`: `values.<value>` and `arms.<name>`."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A configuration and its origin."""
+
+    config: Config
+    name: str
+    folder: Path
+    """The folder of relative `file.py:function` references."""
+    notices: tuple[str, ...] = field(default=(), compare=False)
+    """Options of an extended or overridden recipe that have become ineffective; `check` and `train` print them."""
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """The keys set on the command line; they take precedence over the recipe."""
+
+    def validation_words(self, count: int) -> str:
+        """Count and source of the validation tasks, for messages."""
+        from creditflow.data.datasets import validation_words
+
+        return validation_words(self.config.data.train_files, self.config.data.val_files, count)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved configuration, as stored with a run."""
+        return self.config.model_dump()
+
+    def to_yaml(self) -> str:
+        """The resolved configuration as YAML that loads again as a recipe, from any folder."""
+        from omegaconf import OmegaConf
+
+        config = _escaped(_absolute(self.to_dict(), self.folder))
+        config["trainer"]["default_local_dir"] = None  # a run of this recipe gets a new folder
+        return str(OmegaConf.to_yaml(OmegaConf.create(config)))
+
+    def absolute(self) -> Recipe:
+        """Make relative paths and references absolute, so that they hold in any working directory."""
+        config = recipe_of_dict(_absolute(self.to_dict(), self.folder), self.name, self.folder).config
+        return replace(self, config=config)
+
+
+def _absolute(value: Any, folder: Path) -> Any:
+    """Make the paths and `file.py:function` references in `value` that are relative to `folder` absolute."""
+    if isinstance(value, dict):
+        return {key: _absolute(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_absolute(item, folder) for item in value]
+    if isinstance(value, str) and value:
+        file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
+        if colon or file.endswith((".parquet", ".jsonl")):
+            found = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
+            value = f"{found.resolve()}{colon}{name}" if found else value
+    return value
+
+
+def _escaped(value: Any) -> Any:
+    """Escape `${` in all strings of `value`, so that resolved text is not interpolated again."""
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return value.replace("${", "\\${") if isinstance(value, str) else value
+
+
+def recipe_of_dict(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:
+    """Rebuild a recipe from `Recipe.to_dict`, without interpolating its values again."""
+    return Recipe(config=checked(Config, values), name=name, folder=folder)
+
+
+def policies_in_use(config: Config) -> dict[str, tuple[str, ...]]:
+    """The agents of each policy that any agent names, in the order of the recipe."""
+    named = {agent.policy: () for agent in config.team.agents.values()}
+    return {policy: tuple(a for a, spec in config.team.agents.items() if spec.policy == policy) for policy in named}
+
+
+def trained_policies(config: Config) -> tuple[str, ...]:
+    """The names of the policies that are trained, in the order of the recipe."""
+    return (
+        tuple(name for name, policy in config.policies.items() if policy.trained)
+        if config.policies
+        else (DEFAULT_POLICY,)
+    )
+
+
+def lora_rank_of(config: Config, policy: str) -> int:
+    """The rank of a policy's trained adapter; 0: all weights are trained."""
+    own = config.policies[policy].lora_rank if policy in config.policies else None
+    return config.actor_rollout_ref.model.lora_rank if own is None else own
+
+
+def optim_of(config: Config, policy: str) -> OptimConfig:
+    """The optimizer options of a policy. Raises ConfigError for an unknown option or a wrong value."""
+    base = config.actor_rollout_ref.actor.optim
+    own = config.policies[policy].optim if policy in config.policies else {}
+    return checked(OptimConfig, {**base.model_dump(), **own}, f"policies.{policy}.optim") if own else base
+
+
+def model_of(config: Config, policy: str) -> tuple[Any, str]:
+    """The model path of a local policy, and its config key."""
+    own = config.policies[policy].model.path if policy in config.policies else None
+    if own is not None:
+        return own, f"policies.{policy}.model.path"
+    return config.actor_rollout_ref.model.path, "actor_rollout_ref.model.path"

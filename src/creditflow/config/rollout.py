@@ -1,0 +1,52 @@
+"""The section `actor_rollout_ref.rollout`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from creditflow._utils.sections import Section, Share
+
+
+class ValKwargs(Section):
+    """How an evaluation samples."""
+
+    n: PositiveInt = 1
+    """Rollouts per validation task."""
+    temperature: NonNegativeFloat = 1.0
+    """Sampling temperature; 0: greedy."""
+    do_sample: bool = True
+    """Evaluate by sampling. A greedy pass (`*_greedy`) is always reported as well."""
+
+
+class MultiTurnConfig(Section):
+    """Turns of an agent with tools, within one step."""
+
+    max_assistant_turns: PositiveInt = 8
+    """Maximum number of the agent's turns."""
+    max_parallel_calls: PositiveInt = 4
+    """Tool calls in one turn; further calls are refused."""
+    max_tool_response_length: PositiveInt = 2048
+    """Characters of a tool's result; a longer result keeps its beginning and end."""
+    format: Literal["hermes"] = "hermes"
+    """Format of tool calls: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+
+
+class RolloutConfig(Section):
+    """How rollouts are sampled."""
+
+    n: PositiveInt = 8
+    """Rollouts per task."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature."""
+    max_num_seqs: PositiveInt = 1024
+    """Maximum number of calls in one batch of generation."""
+    max_failed_frac: Share = 0.5
+    """Stop if a larger share of rollouts fails: the rest would be a biased sample."""
+    timeout_s: PositiveFloat = 600.0
+    """Seconds for one rollout; time in the run's own sampler does not count. A longer rollout is cancelled."""
+    timeout_outcome: Literal["mask", "zero"] = "mask"
+    """`mask`: the trajectory is `failed` and left out of training. `zero`: it gets the worst outcome, by default 0."""
+    val_kwargs: ValKwargs = ValKwargs()
+    multi_turn: MultiTurnConfig = MultiTurnConfig()

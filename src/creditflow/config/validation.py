@@ -1,0 +1,125 @@
+"""Checks of a whole recipe, across its sections; each field checks its own type and bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from creditflow.config.model import SUM_NORM
+from creditflow.config.recipe import Config, optim_of, policies_in_use, trained_policies
+from creditflow.config.team import DEFAULT_POLICY, AgentConfig, EndpointConfig, PolicyConfig
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.credit.thresholds import make_threshold
+from creditflow.errors import ConfigError, did_you_mean
+from creditflow.monitoring.guard import specs
+from creditflow.monitoring.trackers import expect_names
+from creditflow.rollout.endpoint import address_of, check_body, check_headers, variable_name
+
+
+def validate(config: Config) -> None:
+    """Check a recipe beyond the types and bounds of its fields. Raises ConfigError."""
+    config.algorithm.validate()
+    make_threshold(config.algorithm.propagation_threshold, config.team.agents)
+    _validate_training(config)
+    _validate_agents(config.team.agents)
+    _validate_ignored_fields(config.team.ignored_fields)
+    _validate_policies(config)
+    specs(config.guard.rules)  # without their metrics, which need the names of the reward functions
+    expect_names(config.trainer.logger)
+
+
+def _validate_training(config: Config) -> None:
+    actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
+    if not config.team.workflow:
+        raise ConfigError("team.workflow: expected package.module:function or file.py:function, got nothing")
+    if rollout.n == 1 and config.algorithm.adv_estimator == "grpo":
+        raise ConfigError(
+            "actor_rollout_ref.rollout.n: 1 rollout of each task; grpo compares trajectories of the same task, so a "
+            "group of one would train on nothing: use 2 or more"
+        )
+    if actor.ppo_mini_batch_size > config.data.train_batch_size:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size: expected at most data.train_batch_size, "
+            f"{config.data.train_batch_size} tasks, got {actor.ppo_mini_batch_size}; lower it, or raise "
+            "data.train_batch_size"
+        )
+    if (trainer.resume_mode == "resume_path") != (trainer.resume_from_path is not None):
+        raise ConfigError(
+            "trainer.resume_from_path: expected a checkpoint's path with trainer.resume_mode=resume_path, and none "
+            "otherwise"
+        )
+    if trainer.critic_warmup and not ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator].critic:
+        raise ConfigError(
+            f"trainer.critic_warmup: {trainer.critic_warmup}, but algorithm.adv_estimator: "
+            f"{config.algorithm.adv_estimator} has no critic"
+        )
+    for section, averaged in (("actor_rollout_ref.actor", actor), ("critic", config.critic)):
+        if averaged.loss_agg_mode == SUM_NORM and averaged.loss_scale_factor is None:
+            raise ConfigError(
+                f"{section}.loss_scale_factor: {SUM_NORM} divides by it; expected a number, such as "
+                "data.max_response_length"
+            )
+
+
+def _validate_agents(agents: Mapping[str, AgentConfig]) -> None:
+    if not agents:
+        raise ConfigError("team.agents: expected at least one agent, got none")
+    for agent in agents:
+        if agent.startswith("_") or agent in {"answer_from", "close"}:
+            raise ConfigError(f"team.agents.{agent}: `team.{agent}` has a meaning of its own; name the agent otherwise")
+        if "/" in agent or "*" in agent:
+            raise ConfigError(f"team.agents.{agent}: expected a name without / and *, as metrics are named by agents")
+
+
+def _validate_ignored_fields(fields: Sequence[str]) -> None:
+    if not fields:
+        return
+    try:
+        from creditflow.rollout.http.openai_api import REFUSED_FIELDS
+    except ImportError as missing:
+        raise ConfigError(f"team.ignored_fields needs {missing.name}: pip install 'creditflow[serve]'") from missing
+    for name in fields:
+        if name not in REFUSED_FIELDS:
+            meant = did_you_mean(name, REFUSED_FIELDS)
+            raise ConfigError(f"team.ignored_fields: {name!r} is no field that is refused{meant}")
+
+
+def _validate_policies(config: Config) -> None:
+    """Check that every agent's policy exists, every policy has an agent, and at least one policy is trained."""
+    agents_of = policies_in_use(config)
+    names = list(config.policies) or [DEFAULT_POLICY]
+    for policy, agents in agents_of.items():
+        if policy not in names:
+            raise ConfigError(
+                f"team.agents.{agents[0]}.policy: {policy!r} is no policy of the recipe{did_you_mean(policy, names)}; "
+                f"there is {', '.join(names)}"
+            )
+    for name, policy_config in config.policies.items():
+        if name not in agents_of:
+            raise ConfigError(
+                f"policies.{name}: no agent acts through it{did_you_mean(name, agents_of)}; name it as the policy of "
+                "an agent (team.agents), or leave it out"
+            )
+        optim_of(config, name)
+        frozen = policy_config.endpoint is not None or policy_config.trainable is False
+        if frozen and (given := next((key for key in ("lora_rank", "optim") if getattr(policy_config, key)), None)):
+            raise ConfigError(f"policies.{name}.{given}: is of how a policy is trained, and this one is not")
+        if policy_config.endpoint is not None:
+            _validate_endpoint(f"policies.{name}", policy_config, policy_config.endpoint)
+    if not trained_policies(config):
+        raise ConfigError(f"policies: expected one at least that is trained; {', '.join(names)} is frozen")
+
+
+def _validate_endpoint(key: str, policy: PolicyConfig, endpoint: EndpointConfig) -> None:
+    if policy.trainable:
+        raise ConfigError(f"{key}.trainable: a model behind an endpoint cannot be trained; take `endpoint` away")
+    named = [name for name in (endpoint.model, policy.model.path) if name is not None]
+    if not named or not all(isinstance(name, str) and name for name in named) or len(set(named)) > 1:
+        got = " and ".join(map(repr, named)) or "nothing"
+        raise ConfigError(f"{key}.endpoint.model: expected the model's name as the server knows it, got {got}")
+    try:
+        address_of(endpoint.base_url, "base_url")
+        variable_name(endpoint.api_key_env)
+        check_headers(endpoint.headers)
+        check_body(endpoint.extra_body)
+    except ValueError as error:
+        raise ConfigError(f"{key}.endpoint.{error}") from error
