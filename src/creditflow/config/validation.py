@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from creditflow.config.model import SUM_NORM
 from creditflow.config.recipe import Config, optim_of, policies_in_use, trained_policies
 from creditflow.config.team import DEFAULT_POLICY, AgentConfig, EndpointConfig, PolicyConfig
-from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
-from creditflow.credit.thresholds import make_threshold
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS
+from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
 from creditflow.monitoring.guard import specs
 from creditflow.monitoring.trackers import expect_names
