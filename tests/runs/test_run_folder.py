@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from creditflow.data import read_parquet
 from creditflow.credit import CreditOptions, assign
+from creditflow.data import TrajectoryBatch, read_parquet
 from creditflow.errors import BatchError, DataError, InputError
 from creditflow.runs.run_folder import RunFolder, read_metrics
-from creditflow.data import TrajectoryBatch
 from tests.builders import batch_of, make_trajectory, step
 
 
@@ -225,9 +224,7 @@ def test_step_file_contains_batch_and_credit_columns(tmp_path: Path) -> None:
     assignment = assign(batch, CreditOptions(propagation="none", group_by="agent"))
     folder.write_steps(7, batch, assignment)
     assert files_in(folder.path / "steps") == ["000007.parquet"]
-    assert read_parquet(folder.path / "steps/000007.parquet").to_trajectories() == (
-        batch.to_trajectories()
-    )
+    assert read_parquet(folder.path / "steps/000007.parquet").to_trajectories() == (batch.to_trajectories())
 
     rows = rows_of(folder, 7)
     assert [row["step_id"] for row in rows] == ["a.0", "a.1", None, "c.0", "c.1"]
@@ -264,9 +261,7 @@ def test_assignment_columns_do_not_hide_batch_columns(tmp_path: Path) -> None:
 def test_step_file_without_assignment_has_no_credit_columns(tmp_path: Path) -> None:
     folder, batch = a_folder(tmp_path), a_batch()
     folder.write_steps(3, batch)
-    assert read_parquet(folder.path / "steps/000003.parquet").to_trajectories() == (
-        batch.to_trajectories()
-    )
+    assert read_parquet(folder.path / "steps/000003.parquet").to_trajectories() == (batch.to_trajectories())
     assert not {"advantage", "credit", "group_id"} & rows_of(folder, 3)[0].keys()
 
 

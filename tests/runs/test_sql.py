@@ -1,6 +1,5 @@
 """SQL access to a ledger, and the columns and queries in docs/ledger.md."""
 
-from tests.paths import DOCS
 import re
 from pathlib import Path
 
@@ -9,10 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from creditflow.credit import CreditOptions, assign
+from creditflow.data import Score
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.sql import connect
-from creditflow.data import Score
 from tests.builders import batch_of, make_trajectory, step
+from tests.paths import DOCS
 
 DOCS = DOCS / "ledger.md"
 QUERIES = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)

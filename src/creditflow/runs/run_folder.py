@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from creditflow.credit import Assignment
-from creditflow.errors import CreditflowError, DataError, InputError, first_line
 from creditflow._utils.files import json_ready, make_folder, write_whole
-from creditflow.runs.step_files import write_step_file
 from creditflow._utils.tracebacks import KEY
+from creditflow.credit import Assignment
 from creditflow.data import TrajectoryBatch
+from creditflow.errors import CreditflowError, DataError, InputError, first_line
+from creditflow.runs.step_files import write_step_file
 
 
 class RunFolder:
