@@ -24,8 +24,8 @@ RECIPES = ("arithmetic_chain", "arithmetic_chain_sparse")
 MEASURES = (
     *TRAINING,
     "src/creditflow/studies/audit.py",
-    "recipes/arithmetic_chain.py",
-    *(f"recipes/{r}.yaml" for r in RECIPES),
+    "src/creditflow/recipes/arithmetic_chain.py",
+    *(f"src/creditflow/recipes/{r}.yaml" for r in RECIPES),
 )
 STEPS, TASKS, TRAJECTORIES = 8, 64, 28
 RULES = (
@@ -49,7 +49,7 @@ def measured(recipe: str, steps: int, tasks: int, trajectories: int, below: Path
     ]
     command = [sys.executable, "-m", "creditflow"]
     if not (folder / "evaluation.json").exists():
-        subprocess.run([*command, "train", f"recipes/{recipe}.yaml", *options], cwd=ROOT, check=True)
+        subprocess.run([*command, "train", recipe, *options], cwd=ROOT, check=True)
     rules = [word for rule in RULES for word in ("--rule", rule)]
     out, plot = folder / "audit.json", folder / "audit.png"
     how = [

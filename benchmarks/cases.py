@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from creditflow import AgentError, Step, Task, Team, Trajectory, reward
 from creditflow._utils.loading import load_object
+from creditflow.config.shipped import find_recipe
 
-_RECIPES = Path(__file__).parent.parent / "recipes"
+_RECIPES = find_recipe("arithmetic_chain").parent
 FAILS = 15
 """Percentage of verdicts in `failing` that raise."""
 SABOTAGED = 10

@@ -31,6 +31,7 @@ from benchmarks.record import RESULTS, ROOT, Figure, exit_with, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from benchmarks.synthetic import chain_batch
+from creditflow.config.shipped import find_recipe
 from creditflow.credit import CreditOptions, assign
 from creditflow.reports.bootstrap import Difference, paired_difference
 from creditflow.reports.comparison import ArmResult
@@ -43,9 +44,9 @@ MEASURES = (
     "src/creditflow/monitoring/rules.py",
     "src/creditflow/studies/simulation.py",
     "benchmarks/cases.py",
-    "recipes/arithmetic_chain.py",
-    "recipes/arithmetic_chain.yaml",
-    "recipes/arithmetic_chain_long.yaml",
+    "src/creditflow/recipes/arithmetic_chain.py",
+    "src/creditflow/recipes/arithmetic_chain.yaml",
+    "src/creditflow/recipes/arithmetic_chain_long.yaml",
 )
 FIRST_SEED, TUNING_SEEDS = 1000, (100, 101)
 UNSEEN = "recipe.val_split=claims"
@@ -110,7 +111,7 @@ class Claims:
             *more,
             *self.short,
         )
-        return Run(ROOT / "recipes" / f"{setting.recipe}.yaml", options, folder / f"seed{seed}", seed)
+        return Run(find_recipe(setting.recipe), options, folder / f"seed{seed}", seed)
 
     def before(self, name: str) -> Run:
         """An evaluation of the warm start."""

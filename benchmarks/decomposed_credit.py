@@ -33,7 +33,11 @@ STUDIES = (
     Study("arithmetic_chain_long", points=0.12, fewer_errors=0.25),
     Study("arithmetic_chain_sparse", rules=("identical", "none", "threshold"), arms=()),
 )
-MEASURES = (*TRAINING, "recipes/arithmetic_chain.py", *(f"recipes/{study.recipe}.yaml" for study in STUDIES))
+MEASURES = (
+    *TRAINING,
+    "src/creditflow/recipes/arithmetic_chain.py",
+    *(f"src/creditflow/recipes/{study.recipe}.yaml" for study in STUDIES),
+)
 QUICK = ("trainer.total_training_steps=2", "data.val_max_samples=64")
 
 

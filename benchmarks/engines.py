@@ -24,8 +24,8 @@ from creditflow.reports.comparison_plot import draw_comparison
 from creditflow.runs.run_folder import read_metrics
 
 ROOT = Path(__file__).parent.parent
-RECIPE = "recipes/arithmetic_chain.yaml"
-MEASURES = (*TRAINING, "src/creditflow/engines/verl", "recipes/arithmetic_chain.py", RECIPE)
+RECIPE = "src/creditflow/recipes/arithmetic_chain.yaml"
+MEASURES = (*TRAINING, "src/creditflow/engines/verl", "src/creditflow/recipes/arithmetic_chain.py", RECIPE)
 ENGINES = ("local", "verl")
 LATE = 10
 """Number of last training steps in the mean pass@1 to compare."""

@@ -1,6 +1,6 @@
 """Every estimator of the local engine on the arithmetic team: `python -m benchmarks.estimators [--quick]`.
 
-Runs `creditflow compare recipes/arithmetic_estimators.yaml` with 3 seeds. Writes to `runs/estimators/` and reuses
+Runs `creditflow compare arithmetic_estimators` with 3 seeds. Writes to `runs/estimators/` and reuses
 finished runs there. Takes about forty minutes on two cores.
 
 Targets: pass@1 of every arm ends at least 15 points above its start (mean of the seeds); in every seed the critic
@@ -17,7 +17,11 @@ from benchmarks.record import RESULTS, Figure, compare, exit_with, show, write
 from benchmarks.sources import TRAINING, Work
 from creditflow.runs.run_folder import read_metrics
 
-MEASURES = (*TRAINING, "recipes/arithmetic_chain.py", "recipes/arithmetic_estimators.yaml")
+MEASURES = (
+    *TRAINING,
+    "src/creditflow/recipes/arithmetic_chain.py",
+    "src/creditflow/recipes/arithmetic_estimators.yaml",
+)
 ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
 ARMS = ("dr_grpo", "dapo")
 SEEDS, LAST = 3, 5

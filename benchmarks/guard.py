@@ -106,14 +106,20 @@ def first_firings(name: str, seed: int, setting: Setting) -> dict[str, int]:
 
 def cost(steps: int) -> Iterable[Figure]:
     """Metrics and guard, as shares of a training step of `arithmetic_chain`, without the first step (compilation)."""
-    recipe = ROOT / "recipes" / "arithmetic_chain.yaml"
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "creditflow", "train", str(recipe), f"trainer.default_local_dir={folder}/run"]
+        command = [
+            sys.executable,
+            "-m",
+            "creditflow",
+            "train",
+            "arithmetic_chain",
+            f"trainer.default_local_dir={folder}/run",
+        ]
         more = [f"trainer.total_training_steps={steps}", "data.val_max_samples=16", "trainer.val_before_train=false"]
         subprocess.run([*command, *more], cwd=ROOT, check=True)
         rows = read_metrics(Path(folder) / "run")[1:]
-    loaded = load_recipe(recipe)
-    guard = build_guard(loaded.config, recipe.parent, build_components(loaded, tasks=False).rewards.functions)
+    loaded = load_recipe("arithmetic_chain")
+    guard = build_guard(loaded.config, loaded.folder, build_components(loaded, tasks=False).rewards.functions)
     shares, looks = [], []
     for row in rows:
         numbers = {key: value for key, value in row.items() if value is not None}

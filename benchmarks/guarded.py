@@ -30,9 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import ROOT, Figure, exit_with, show, write
+from benchmarks.record import Figure, exit_with, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
+from creditflow.config.shipped import find_recipe
 from creditflow.reports.bootstrap import paired_difference
 from creditflow.reports.comparison import ArmResult
 from creditflow.runs.run_folder import read_events
@@ -42,13 +43,13 @@ MEASURES = (
     "src/creditflow/monitoring/guard.py",
     "src/creditflow/monitoring/rules.py",
     "benchmarks/cases.py",
-    "recipes/arithmetic_chain.py",
-    "recipes/arithmetic_chain.yaml",
+    "src/creditflow/recipes/arithmetic_chain.py",
+    "src/creditflow/recipes/arithmetic_chain.yaml",
 )
 SEEDS, HEALTHY, MARGIN = 3, 5, 0.03
 FIRST, SPOILT = 10, 3
 FUNCTIONS = ("plan_right", "digits_right", "verdict_right")
-RECIPE = ROOT / "recipes" / "arithmetic_chain.yaml"
+RECIPE = find_recipe("arithmetic_chain")
 ALWAYS = (
     "trainer.test_freq=5",
     "trainer.save_freq=5",

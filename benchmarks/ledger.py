@@ -66,7 +66,7 @@ def main() -> int:
 
 def _train(folder: Path, steps: int) -> Ledger:
     options = (f"trainer.total_training_steps={steps}", "trainer.test_freq=-1", "data.val_max_samples=8")
-    _creditflow("train", "recipes/arithmetic_chain.yaml", *options, f"trainer.default_local_dir={folder}")
+    _creditflow("train", "arithmetic_chain", *options, f"trainer.default_local_dir={folder}")
     return Ledger.open(folder)
 
 

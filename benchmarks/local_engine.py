@@ -285,7 +285,7 @@ def _generated(device: str) -> dict[str, Any]:
     from creditflow.config import load_recipe
     from creditflow.engines.local.policy_set import load_policies
 
-    recipe = load_recipe(ROOT / "recipes" / "arithmetic_chain.yaml", [f"trainer.device={device}"])
+    recipe = load_recipe("arithmetic_chain", [f"trainer.device={device}"])
     (policy,) = load_policies(recipe).values()
     rng = np.random.default_rng(0)
     words = len(policy.tokenizer)
@@ -337,7 +337,7 @@ def _waves(name: str, device: str) -> list[list[Any]]:
     from creditflow.engines.local.policy_set import PolicySet
     from creditflow.engines.local.rollouts import sample_trajectories
 
-    recipe = load_recipe(ROOT / "recipes" / f"{name}.yaml", [f"trainer.device={device}"])
+    recipe = load_recipe(name, [f"trainer.device={device}"])
     components, policy_set = build_components(recipe), PolicySet.for_rollouts(recipe)
     waves: list[list[Any]] = []
 

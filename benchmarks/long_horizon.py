@@ -1,6 +1,6 @@
 """Thirty tool calls under four rules of credit: `python -m benchmarks.long_horizon [--quick]`.
 
-Runs `creditflow compare recipes/tool_chain.yaml` (each rule at its best learning rate on tasks of a third split;
+Runs `creditflow compare tool_chain` (each rule at its best learning rate on tasks of a third split;
 `compare.values` in the recipe). Writes to `runs/long_horizon/`, reuses finished runs there, and computes from the step
 files what pass@1 does not show. Takes about half an hour on two cores.
 
@@ -28,14 +28,15 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.record import RESULTS, ROOT, Figure, compare, exit_with, show, write
+from benchmarks.record import RESULTS, Figure, compare, exit_with, show, write
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.loading import load_object
+from creditflow.config.shipped import find_recipe
 from creditflow.data import Bools, Floats, Message, Task, Trajectory
 from creditflow.reports.comparison_plot import COLOURS, STYLES
 from creditflow.rollout import AgentSpec, ChatClient, ChatReply, Rollout, Sampling, Scheduler, run_rollout
 
-MEASURES = (*TRAINING, "recipes/tool_chain.py", "recipes/tool_chain.yaml")
+MEASURES = (*TRAINING, "src/creditflow/recipes/tool_chain.py", "src/creditflow/recipes/tool_chain.yaml")
 RULES = ("identical", "none", "discounted", "threshold")
 SEEDS, LAST = 5, 5
 SEARCHES = [0, 2, 4]
@@ -180,7 +181,7 @@ class Infallible(ChatClient):
 
 
 def _of_recipe(name: str) -> Any:
-    return load_object(f"tool_chain.py:{name}", ROOT / "recipes", "benchmark")
+    return load_object(f"tool_chain.py:{name}", find_recipe("tool_chain").parent, "benchmark")
 
 
 def right_prompts(task: str) -> list[str]:

@@ -60,7 +60,7 @@ def compare(recipe: str, key: str, values: Sequence[str], seeds: int, folder: Pa
 
     `more`: further arguments of the command, options or overrides.
     """
-    command = [sys.executable, "-m", "creditflow", "compare", f"recipes/{recipe}.yaml"]
+    command = [sys.executable, "-m", "creditflow", "compare", recipe]
     command += ["--vary", f"{key}={','.join(values)}", "--seeds", str(seeds), f"trainer.default_local_dir={folder}"]
     subprocess.run([*command, *more], cwd=ROOT, check=True)
     found: dict[str, Any] = json.loads((folder / "comparison.json").read_text())

@@ -29,25 +29,26 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, processor, write
+from benchmarks.record import MISSED, RESULTS, Figure, exit_with, processor, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
+from creditflow.config.shipped import find_recipe
 from creditflow.credit.thresholds.base import BatchStats, make_threshold
 from creditflow.data import Floats
 from creditflow.reports.bootstrap import Difference, PassCounts, paired_difference
 from creditflow.reports.comparison import METRICS, spread
 from creditflow.runs.run_folder import read_metrics
 
-RECIPE = ROOT / "recipes" / "arithmetic_chain.yaml"
+RECIPE = find_recipe("arithmetic_chain")
 MEASURES = (
     *TRAINING,
     "src/creditflow/monitoring/guard.py",
     "src/creditflow/monitoring/rules.py",
     "benchmarks/cases.py",
     "benchmarks/ideas.py",
-    "recipes/arithmetic_chain.py",
-    "recipes/arithmetic_chain.yaml",
+    "src/creditflow/recipes/arithmetic_chain.py",
+    "src/creditflow/recipes/arithmetic_chain.yaml",
 )
 SEEDS, TUNING_SEED = 5, 100
 RATES = ("2.0e-4", "1.0e-4", "4.0e-4")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-RECIPES = ROOT / "recipes"
+RECIPES = ROOT / "src" / "creditflow" / "recipes"
 TOYS = ROOT / "tests" / "recipes"
 TOY = TOYS / "toy.yaml"
 SAMPLES = ROOT / "tests" / "samples"

@@ -10,7 +10,7 @@ from creditflow.engines.local.trainer import train
 from creditflow.runs import Ledger
 from tests.engines.test_resume import expect_the_same, without_clock
 from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
-from tests.paths import ROOT
+from tests.paths import RECIPES
 
 OVER_HTTP = """
 from openai import AsyncOpenAI
@@ -73,13 +73,13 @@ def test_training_over_http_equals_training_in_process(recipe_file: Path) -> Non
 @pytest.mark.slow
 def test_arithmetic_chain_over_http_equals_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "over_http.py").write_text(OVER_HTTP.replace("SOLVE", "arithmetic_chain"))
-    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    monkeypatch.syspath_prepend(str(RECIPES))
     settings = ["trainer.total_training_steps=3", "data.train_batch_size=8", "data.val_max_samples=32"]
     paths = {}
     for name, more in {"here": [], "there": [f"team.workflow={tmp_path}/over_http.py:solve_over_http"]}.items():
         paths[name] = tmp_path / name
         overrides = [*settings, *more, f"trainer.default_local_dir={paths[name]}"]
-        train(load_recipe(ROOT / "recipes" / "arithmetic_chain.yaml", overrides), Reporter())
+        train(load_recipe(RECIPES / "arithmetic_chain.yaml", overrides), Reporter())
     assert without_clock(paths["here"]) == without_clock(paths["there"])
     files = sorted((paths["here"] / "steps").iterdir())
     assert len(files) == 3

@@ -15,9 +15,9 @@ from creditflow.errors import ConfigError
 from creditflow.monitoring.catalog import Names, as_markdown, described, matching
 from creditflow.monitoring.guard import Guard, asked_of_engine, specs
 from creditflow.monitoring.scenarios import SCENARIOS, Setting, series
-from tests.paths import ROOT
+from tests.paths import RECIPES, ROOT
 
-RECIPE = ROOT / "recipes/arithmetic_chain.yaml"
+RECIPE = RECIPES / "arithmetic_chain.yaml"
 
 
 def guard(**rules) -> Guard:

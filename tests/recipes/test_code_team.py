@@ -20,11 +20,11 @@ from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from creditflow.testing import check_reward_function
 from tests.builders import Scripted
-from tests.paths import ROOT
+from tests.paths import RECIPES
 from tests.sandbox import boxes
 
-RECIPE = ROOT / "recipes" / "code_team.yaml"
-TASKS = load_tasks(str(ROOT / "recipes" / "code_tasks.jsonl"), ROOT, {}, "train")
+RECIPE = RECIPES / "code_team.yaml"
+TASKS = load_tasks(str(RECIPES / "code_tasks.jsonl"), RECIPES, {}, "train")
 CLAMP = TASKS[1]  # clamp(value, low, high)
 TEAM = {"c": "coder", "t": "tester", "r": "reviewer"}
 FENCE = "```"
@@ -34,7 +34,7 @@ WRONG = f"{FENCE}python\ndef clamp(value, low, high):\n    return max(low, value
 
 
 def recipe(name: str):
-    return load_object(f"code_team.py:{name}", ROOT / "recipes", "test")
+    return load_object(f"code_team.py:{name}", RECIPES, "test")
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ def test_review_of_nothing_is_unscored():
 def recipes_functions():
     config = load_recipe(RECIPE).config
     return load_reward_functions(
-        config.reward.functions, ROOT / "recipes", tuple(TEAM.values()), {"sandbox": config.reward.sandbox}
+        config.reward.functions, RECIPES, tuple(TEAM.values()), {"sandbox": config.reward.sandbox}
     )
 
 

@@ -14,7 +14,7 @@ from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from tests.builders import Scripted
-from tests.paths import GSM8K, ROOT
+from tests.paths import GSM8K, RECIPES
 
 TASKS = gsm8k_tasks(GSM8K)
 NATALIA = TASKS[0]  # 48/2=24, 48+24=72
@@ -23,7 +23,7 @@ TEAM = {"p": "planner", "e": "executor", "v": "verifier"}
 
 
 def recipe(name: str):
-    return load_object(f"gsm8k_team.py:{name}", ROOT / "recipes", "test")
+    return load_object(f"gsm8k_team.py:{name}", RECIPES, "test")
 
 
 def a_trajectory(task: Task, *said: tuple[str, str], retries: dict[int, int] | None = None) -> Trajectory:
@@ -160,8 +160,8 @@ def test_verdict_right(executor, verifier, expected):
 
 
 def recipes_functions():
-    entries = load_recipe(ROOT / "recipes" / "gsm8k_team.yaml").config.reward.functions
-    return load_reward_functions(entries, ROOT / "recipes", tuple(TEAM.values()))
+    entries = load_recipe(RECIPES / "gsm8k_team.yaml").config.reward.functions
+    return load_reward_functions(entries, RECIPES, tuple(TEAM.values()))
 
 
 def test_solution_without_calculations_scores_only_the_outcome():

@@ -14,7 +14,7 @@ from creditflow.config import load_recipe
 from creditflow.engines.common.components import build_components
 from creditflow.errors import ConfigError
 from creditflow.rollout.toolbox import calculator, load_tools
-from tests.paths import ROOT
+from tests.paths import RECIPES, ROOT
 
 
 def tool(entry, base: Path = Path(), offered=None):
@@ -148,11 +148,11 @@ def test_recipe_sets_tools_per_agent_and_their_turns(tmp_path):
         "team.agents.verifier.tools=[calculator, {fn: 'mine.py:shout', timeout: 2}]",
         "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3",
     ]
-    recipe = load_recipe(ROOT / "recipes/arithmetic_chain.yaml", options)
+    recipe = load_recipe(RECIPES / "arithmetic_chain.yaml", options)
     with pytest.raises(ConfigError, match=r"team.agents.verifier.tools\[1\].fn: no file 'mine.py'"):
         build_components(recipe, tasks=False)
     options[0] = options[0].replace("mine.py", str(tmp_path / "mine.py"))
-    components = build_components(load_recipe(ROOT / "recipes/arithmetic_chain.yaml", options), tasks=False)
+    components = build_components(load_recipe(RECIPES / "arithmetic_chain.yaml", options), tasks=False)
     assert [one.name for one in components.agents["verifier"].tools] == ["calculator", "shout"]
     assert components.agents["verifier"].tools[1].timeout == 2
     assert components.agents["planner"].tools == ()
@@ -160,7 +160,7 @@ def test_recipe_sets_tools_per_agent_and_their_turns(tmp_path):
 
 
 def test_tools_of_endpoint_agents_and_other_formats_are_refused():
-    recipe = ROOT / "recipes/arithmetic_chain.yaml"
+    recipe = RECIPES / "arithmetic_chain.yaml"
     with pytest.raises(ConfigError, match=r"multi_turn.format: expected one of hermes, got .*llama"):
         load_recipe(recipe, ["actor_rollout_ref.rollout.multi_turn.format=llama"])
     options = [

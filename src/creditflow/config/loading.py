@@ -15,6 +15,7 @@ from creditflow.config.algorithm import AlgorithmConfig
 from creditflow.config.guard import adapt_rules
 from creditflow.config.model import SUM_NORM
 from creditflow.config.recipe import Config, Recipe
+from creditflow.config.shipped import find_recipe, shipped_recipes
 from creditflow.config.validation import validate
 from creditflow.credit.options import CreditOptions
 from creditflow.errors import ConfigError, did_you_mean, first_line
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe, apply `key=value` overrides, resolve aliases and validate.
 
-    A recipe may extend another one: `extends: other.yaml`, relative to itself. Raises ConfigError with the key, the
-    expected and the actual value; an unknown key names the nearest known one.
+    `path`: a file, or the bare name of a shipped recipe. A recipe may extend another one: `extends: other.yaml`,
+    relative to itself, or a shipped one by name. Raises ConfigError with the key, the expected and the actual value; an
+    unknown key names the nearest known one.
     """
     from omegaconf import OmegaConf
 
-    path = Path(path)
+    path = find_recipe(path)
     layers = [*_layers(path), given := _dotlist(overrides)]
     config = _merged(layers, path)
     validate(config)
@@ -95,7 +97,8 @@ def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) 
 
     A comparison gives the same overrides to all its arms; an arm whose rule ignores one of them trains without it.
     """
-    merged = _merged([*_layers(Path(path)), _dotlist([*chosen, *others])], Path(path))
+    path = find_recipe(path)
+    merged = _merged([*_layers(path), _dotlist([*chosen, *others])], path)
     merged.algorithm.validate()
     ignored = {f"algorithm.{name}" for name in merged.algorithm.ignored()}
     return [other for other in others if other.partition("=")[0] not in ignored]
@@ -185,7 +188,7 @@ def _layers(path: Path) -> list[DictConfig]:
         try:
             layer = OmegaConf.load(path)
         except FileNotFoundError:
-            raise ConfigError(f"{path}: no such recipe") from None
+            raise ConfigError(f"{path}: no such recipe{did_you_mean(path.stem, shipped_recipes())}") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
             raise ConfigError(f"{path}: not readable as YAML: {_yaml_fault(error)}") from error
         if not isinstance(layer, DictConfig):
@@ -194,7 +197,7 @@ def _layers(path: Path) -> list[DictConfig]:
         chain.insert(0, layer)
         if base is None:
             return chain
-        path = path.parent / str(base)
+        path = find_recipe(str(base), path.parent)
 
 
 _ADDRESS = re.compile(r"(policies\.[^.=]+\.endpoint)=(https?://.*)")

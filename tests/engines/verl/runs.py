@@ -15,9 +15,9 @@ from creditflow.config import load_recipe
 from creditflow.data import TrajectoryBatch, read_parquet
 from creditflow.engines.verl.launch import launch
 from creditflow.runs.run_folder import read_metrics
-from tests.paths import ROOT as REPOSITORY
+from tests.paths import RECIPES
 
-CHAIN = REPOSITORY / "recipes/arithmetic_chain.yaml"
+CHAIN = RECIPES / "arithmetic_chain.yaml"
 
 
 def options(n_ranks: int = 1) -> list[str]:

@@ -1,0 +1,46 @@
+"""Tests of shipped recipes: found by name, after files, and by the recipes that extend them."""
+
+from pathlib import Path
+
+import pytest
+
+from creditflow.config import load_recipe
+from creditflow.config.shipped import find_recipe, shipped_recipes
+from creditflow.errors import ConfigError
+from tests.paths import RECIPES
+
+
+@pytest.mark.parametrize("name", ["arithmetic_chain", "arithmetic_chain.yaml"])
+def test_bare_name_finds_the_shipped_recipe(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe(name) == RECIPES / "arithmetic_chain.yaml"
+    recipe = load_recipe(name)
+    assert (recipe.name, recipe.folder) == ("arithmetic_chain", RECIPES)
+
+
+def test_file_comes_before_a_shipped_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dapo.yaml").touch()
+    (tmp_path / "booking").mkdir()
+    assert find_recipe("dapo.yaml") == Path("dapo.yaml")
+    assert find_recipe("dapo") == RECIPES / "dapo.yaml"
+    assert find_recipe("booking") == RECIPES / "booking.yaml"
+
+
+def test_path_with_a_folder_is_never_a_shipped_recipe(tmp_path):
+    missing = tmp_path / "dapo.yaml"
+    assert find_recipe(missing) == missing
+
+
+def test_recipe_extends_a_shipped_one_by_name(tmp_path):
+    (tmp_path / "mine.yaml").write_text("extends: arithmetic_chain_long\nrecipe: {operations: 7}\n")
+    recipe = load_recipe(tmp_path / "mine.yaml")
+    assert recipe.config.recipe["operations"] == 7
+    assert recipe.config.trainer.total_training_steps == 24
+
+
+def test_unknown_recipe_names_the_nearest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^arithmetic_chian: no such recipe \(did you mean 'arithmetic_chain'\?\)$"):
+        load_recipe("arithmetic_chian")
+    assert {"arithmetic_chain", "dapo", "tool_chain"} <= set(shipped_recipes())
