@@ -1,7 +1,7 @@
 # make demo         install what the demo needs, train the arithmetic team three ways, print the comparison
 # make test         install what tests need, then lint, types and all tests but the slow ones, in three processes (WORKERS=3)
 # make test-all     all tests, then every benchmark with --quick; a missed target is reported, an error fails
-# make lint         ruff and mypy
+# make lint         ruff, mypy and import-linter
 # make sandbox      install bubblewrap, where that can be done from here
 # make browser      install chromium, likewise, for the tests of report and view
 # make charts       build the charts of report and view anew from npm's echarts (see charts/)
@@ -44,7 +44,7 @@ DEMO_JOBS ?= 3
 DEMO_ARGS ?=
 
 demo: $(STAMPS)/demo
-	$(BIN)/creditflow compare recipes/arithmetic_chain_sparse.yaml --vary algorithm.propagation=identical,none,threshold \
+	$(BIN)/creditflow compare arithmetic_chain_sparse --vary algorithm.propagation=identical,none,threshold \
 		--seeds 1 --no-arms --jobs $(DEMO_JOBS) \
 		trainer.total_training_steps=$(DEMO_STEPS) data.val_max_samples=$(DEMO_TASKS) $(DEMO_ARGS)
 
@@ -94,6 +94,7 @@ lint: $(STAMPS)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 $(STAMPS)/venv:
 	@python=$$($(FIND_PYTHON)); \
@@ -141,4 +142,4 @@ charts:
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
-	find src tests recipes benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
