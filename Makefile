@@ -7,12 +7,12 @@
 # make charts       build the charts of report and view anew from npm's echarts (see charts/)
 # make benchmarks   install the peers that benchmarks compare with: TRL, and Agent Lightning in an environment of its own
 # make bench-adapters  measure the conversion of traces beside Agent Lightning's
-# make claims       measure what docs/claims.md claims: an hour
-# make study        rules of credit in training, docs/thresholds.md: three hours; MINUTES=60 for an hour of it
+# make claims       measure what docs/benchmarks/claims.md claims: an hour
+# make study        rules of credit in training, docs/concepts/thresholds.md: three hours; MINUTES=60 for an hour of it
 # make constraints  resolve constraints.txt again
 # make clean        remove .venv and caches; runs/ stays
 #
-# pip installs torch and uv, uv the rest, from pinned constraints (see docs/dependencies.md).
+# pip installs torch and uv, uv the rest, from pinned constraints (see docs/design/dependencies.md).
 
 .DELETE_ON_ERROR:
 .PHONY: demo test test-all lint sandbox browser charts benchmarks bench-adapters claims study constraints clean

@@ -7,9 +7,9 @@ checkpoint is evaluated on 2,000 tasks (1,000 at 30 turns) held out from trainin
 it measures the blame for errors in a chain of 30 steps, the cost of credit, the memory that LoRA saves, and the effect
 of the guard's fallback.
 
-Writes `docs/results/claims.json` and the table of `docs/claims.md`. Takes at most an hour on two cores (`--tune`:
-three quarters of an hour more). Writes to `runs/claims/` and reuses finished runs there. Exits with 1 if a target is
-missed.
+Writes `docs/results/claims.json` and the table of `docs/benchmarks/claims.md`. Takes at most an hour on two cores
+(`--tune`: three quarters of an hour more). Writes to `runs/claims/` and reuses finished runs there. Exits with 1 if a
+target is missed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ UNSEEN = "recipe.val_split=claims"
 RATES = ("1.5e-4", "3.0e-4", "6.0e-4")
 """The range includes the best rates found before: 2e-4 for `identical` and 6e-4 for `threshold`."""
 RATES_FILE = RESULTS / "rates.json"
-PAGE = ROOT / "docs" / "claims.md"
+PAGE = ROOT / "docs" / "benchmarks" / "claims.md"
 DEFAULT = "threshold"
 """The default rule."""
 ARMS: dict[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""Check that measured numbers in the docs occur in the result files that they cite."""
+"""Check that measured numbers in the docs occur in the result files that they cite, and that links lead to files."""
 
 import bisect
 import json
@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.paths import DOCS
+from tests.paths import DOCS, ROOT
 
-PAGES = sorted([*DOCS.glob("*.md"), DOCS.parent / "README.md"])
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
 EXEMPT = re.compile(r"<!-- not in a file of results: [^>]+ -->")
 """Marks a paragraph or a table with numbers from other sources than a result file, and gives the reason."""
 NAMED = re.compile(r"results/(\w+\.json)")
@@ -140,3 +140,20 @@ def test_unmeasured_numbers_are_skipped() -> None:
         (10, "2.5", {"a.json"}),
         (12, "9", {"a.json"}),
     ]
+
+
+LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)(?:#[^)\s]*)?\)")
+PAGE_NAME = re.compile(r"\bdocs/[\w/]+\.md\b")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_files(page: Path) -> None:
+    links = LINK.findall(page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_pages_named_in_the_code_exist() -> None:
+    sources = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    names = {name for path in [*sources, ROOT / "Makefile"] for name in PAGE_NAME.findall(path.read_text())}
+    assert names
+    assert [name for name in sorted(names) if not (ROOT / name).exists()] == []

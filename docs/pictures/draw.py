@@ -1,4 +1,7 @@
-"""Draws the pictures of docs/credit.md from assignments: `python docs/pictures/draw.py`. No number is typed in."""
+"""Draws the pictures of docs/concepts/credit.md from assignments: `python docs/pictures/draw.py`.
+
+No number is typed in.
+"""
 
 from __future__ import annotations
 

@@ -346,4 +346,4 @@ def test_star_matches_one_name():
 
 
 def test_docs_contain_the_metric_catalog():
-    assert as_markdown() in (ROOT / "docs/metrics.md").read_text()
+    assert as_markdown() in (ROOT / "docs/reference/metrics.md").read_text()

@@ -1,4 +1,4 @@
-"""Credit by the formulas of docs/credit.md, one step at a time, by recursion: slow, obvious and independent.
+"""Credit by the formulas of docs/concepts/credit.md, one step at a time, by recursion: slow, obvious and independent.
 
 The oracle shares no code with `creditflow.credit`. `flow.py` computes rewards and their flow, `estimators.py` groups
 and advantages.

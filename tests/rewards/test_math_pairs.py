@@ -65,7 +65,7 @@ def test_hostile_answers_score_zero_without_the_library():
 
 @pytest.mark.slow
 def test_bare_library_does_worse_on_the_same_pairs(monkeypatch):
-    """The figures in docs/rewards.md for math-verify 0.9.0, without and with dollars put around formulas.
+    """The figures in docs/how_to/rewards.md for math-verify 0.9.0, without and with dollars put around formulas.
 
     The library's alarm rings once. If it is swallowed (in a destructor, or by sympy), the library would sum up to
     10^12. Here the alarm repeats until it takes effect.

@@ -1,4 +1,4 @@
-"""SQL access to a ledger, and the columns and queries in docs/ledger.md."""
+"""SQL access to a ledger, and the columns and queries in docs/reference/ledger.md."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from creditflow.runs.sql import connect
 from tests.builders import batch_of, make_trajectory, step
 from tests.paths import DOCS
 
-DOCS = DOCS / "ledger.md"
+DOCS = DOCS / "reference" / "ledger.md"
 QUERIES = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
 

@@ -31,7 +31,7 @@ from creditflow.testing.report import name_of, sentence_of
 from tests.builders import make_trajectory, step
 from tests.paths import DOCS
 
-DOCS = DOCS / "conformance.md"
+DOCS = DOCS / "how_to" / "conformance.md"
 TABLES = {module: (*module.BASICS, *module.CHECKS) for module in (rewards, rules, thresholds)}
 
 

@@ -430,7 +430,7 @@ def serve(
 ) -> None:
     """A recipe's policies as an OpenAI-compatible server: each trajectory has a URL, and is written as a trajectory.
 
-    To train agents that call over HTTP, give them team.base_url in a workflow (docs/serving.md).
+    To train agents that call over HTTP, give them team.base_url in a workflow (docs/how_to/serving.md).
     """
     try:
         from creditflow.cli.serve import serve

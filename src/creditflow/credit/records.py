@@ -12,7 +12,7 @@ from creditflow.errors import ConfigError
 F = TypeVar("F", bound=Callable[..., Any])
 
 FORMULA, NOTHING, UNKNOWN = "formula", "nothing", "unknown"
-"""Values of `PropagationRule.flows`: by the formula of docs/credit.md; no movement; in the rule's own way."""
+"""Values of `PropagationRule.flows`: by the formula of docs/concepts/credit.md; no movement; in the rule's own way."""
 ENGINES = ("local", "verl")
 
 GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")

@@ -18,7 +18,7 @@ PER_UPDATE = ("actor/", "critic/")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the table in docs/metrics.md."""
+    """One row of the table in docs/reference/metrics.md."""
 
     name: str
     unit: str
@@ -293,7 +293,7 @@ def undescribed(metrics: Mapping[str, float], names: Names) -> list[str]:
 
 
 def as_markdown() -> str:
-    """The table of docs/metrics.md."""
+    """The table of docs/reference/metrics.md."""
     rows = ["| metric | unit | meaning |", "| --- | --- | --- |"]
     rows += [
         f"| `{entry.name}` | {entry.unit} | {entry.meaning}{f' ({entry.engine} only)' if entry.engine else ''} |"

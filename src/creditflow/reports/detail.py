@@ -90,7 +90,7 @@ def _edges(batch: TrajectoryBatch, a: Assignment | None, start: int, stop: int) 
 
 
 def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any, parent_E: Any) -> Any:
-    """Credit that flows back along each edge, by the formula of docs/credit.md; None if the rule's flow is unknown.
+    """Credit that flows back along each edge, by docs/concepts/credit.md; None if the rule's flow is unknown.
 
     Under `share: once` credit follows best paths instead of edges; the flow of `split` then serves as an illustration.
     """

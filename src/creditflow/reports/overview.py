@@ -265,7 +265,7 @@ def hardest(index: Index) -> list[dict[str, Any]]:
 
 
 def named(agents: Sequence[Mapping[str, Any]], index: Index) -> list[dict[str, Any]]:
-    """Free riders and saboteurs, each with the numbers behind it; docs/report.md defines both."""
+    """Free riders and saboteurs, each with the numbers behind it; docs/how_to/report.md defines both."""
     rows = index.ask("""
         SELECT agent,
                avg(advantage) FILTER (WHERE trained AND sub_reward < 1 - 1e-9) AS paid,

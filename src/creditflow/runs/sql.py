@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def connect(ledger: Ledger) -> DuckDBPyConnection:
-    """Connect to an in-memory database with a view of each table of the run; see docs/ledger.md.
+    """Connect to an in-memory database with a view of each table of the run; see docs/reference/ledger.md.
 
     The views cover the files that exist at the call. The connection reads files, writes none, and loads no extensions.
     Raises InputError if duckdb is not installed, DataError if a step file is damaged or of a later version.

@@ -1,6 +1,6 @@
 """`steps/NNNNNN.parquet`: a training step's trajectories, with every term of their advantages.
 
-Maps an assignment to columns and back; computes no credit. The schema, with its version, is in docs/ledger.md.
+Maps an assignment to columns and back; computes no credit. docs/reference/ledger.md has the schema, with its version.
 """
 
 from __future__ import annotations

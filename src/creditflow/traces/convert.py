@@ -1,7 +1,7 @@
 """Converts spans to trajectories: selects the steps and sets their agents, parents and rewards.
 
-docs/adapters.md explains the rules. Every model call becomes a step or is listed as left out, with the reason; every
-reward is assigned or listed likewise.
+docs/how_to/traces.md explains the rules. Every model call becomes a step or is listed as left out, with the reason;
+every reward is assigned or listed likewise.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Converted:
 
 
 def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Converted:
-    """Convert spans to trajectories by the rules of docs/adapters.md.
+    """Convert spans to trajectories by the rules of docs/how_to/traces.md.
 
     The spans of one trajectory need not be adjacent. Steps without token ids in the trace have no tokens unless
     `options.tokens` is given; unknown log-probabilities are NaN. Raises ConfigError for unusable `options`.

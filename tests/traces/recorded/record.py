@@ -1,6 +1,6 @@
 """Records the spans of real runs of agent frameworks, for the adapter tests: `python record.py [NAME ...]`.
 
-Needs an environment with the `frameworks` extra and the instrumentations named in docs/adapters.md. The model is a
+Needs an environment with the `frameworks` extra and the instrumentations named in docs/how_to/traces.md. The model is a
 loopback server with scripted responses, so that the recordings can be checked by hand. Writes each run to NAME.json
 (OTLP spans and log records), and the spans of one run also to NAME.pb (protobuf).
 """

@@ -30,7 +30,7 @@ def math_verify(text: str, truth: Any, seconds: float = 2.0) -> float:
     r"""1 if the answer is mathematically equal to the truth: numbers, fractions, LaTeX, units, sets, intervals.
 
     If the text has a line `#### answer`, only the text after the last #### is read; else its last box, else all of it.
-    The rules for debatable cases are in docs/rewards.md and, pair by pair, in tests/samples/math_pairs.jsonl.
+    The rules for debatable cases are in docs/how_to/rewards.md and, pair by pair, in tests/samples/math_pairs.jsonl.
 
     Rational numbers and words are compared here. Everything else goes to the library, for `seconds` in total: an answer
     that takes longer scores 0, and so does an answer that makes the library raise. Expressions that cannot be evaluated
