@@ -2,6 +2,7 @@
 # make test         install what tests need, then lint, types and all tests but the slow ones, in three processes (WORKERS=3)
 # make test-all     all tests, then every benchmark with --quick; a missed target is reported, an error fails
 # make lint         ruff, mypy and import-linter
+# make docs         install what the site needs, then build it into site/; strict about links and pages
 # make sandbox      install bubblewrap, where that can be done from here
 # make browser      install chromium, likewise, for the tests of report and view
 # make charts       build the charts of report and view anew from npm's echarts (see charts/)
@@ -15,7 +16,7 @@
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/design/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all lint sandbox browser charts benchmarks bench-adapters claims study constraints clean
+.PHONY: demo test test-all lint docs sandbox browser charts benchmarks bench-adapters claims study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -96,6 +97,9 @@ lint: $(STAMPS)/test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+docs: $(STAMPS)/docs
+	$(BIN)/mkdocs build --strict
+
 $(STAMPS)/venv:
 	@python=$$($(FIND_PYTHON)); \
 	if [ -z "$$python" ]; then echo "error: no Python 3.11 or 3.12 found; name one: make PYTHON=..." >&2; exit 2; fi; \
@@ -125,6 +129,10 @@ $(STAMPS)/demo: $(STAMPS)/torch pyproject.toml constraints.txt
 	$(INSTALL) -e '.[report]'
 	@touch $@
 
+$(STAMPS)/docs: $(STAMPS)/torch pyproject.toml constraints.txt
+	$(INSTALL) -e '.[docs]'
+	@touch $@
+
 $(STAMPS)/test: $(STAMPS)/torch pyproject.toml tests/verl_cpu/pyproject.toml constraints.txt
 	$(INSTALL) -e '.[report,judge,ray,sandbox,lora,tools,serve,frameworks,environments,traces,wandb,tensorboard,mlflow,verl,test,dev]'
 	$(INSTALL) --no-deps -e tests/verl_cpu
@@ -141,5 +149,5 @@ charts:
 	cd charts && npm install --silent --no-package-lock --ignore-scripts && node build.mjs
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist site
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,10 +1,11 @@
-"""Draws the pictures of docs/concepts/credit.md from assignments: `python docs/pictures/draw.py`.
+"""Draws the pictures of docs/concepts from assignments: `python docs/pictures/draw.py`.
 
 No number is typed in.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -38,9 +39,12 @@ GRAPH: list[Spec] = [
 
 
 def main() -> None:
-    """Write chain.svg and graph.svg beside this file."""
+    """Write chain.svg, its variants under other rules, and graph.svg beside this file."""
     options = CreditOptions(outcome_to="answer", sub_reward_origin=0.0, gamma=1.0)
     _draw(CHAIN, options, "chain.svg", (11.0, 1.9))
+    _draw(CHAIN, CreditOptions(propagation="identical"), "chain_identical.svg", (11.0, 1.9))
+    for rule in ("none", "discounted"):
+        _draw(CHAIN, replace(options, propagation=rule), f"chain_{rule}.svg", (11.0, 1.9))
     _draw(GRAPH, options, "graph.svg", (8.5, 4.2))
 
 

@@ -1,0 +1,100 @@
+"""Writes the page of the configuration from the attribute docstrings of `creditflow.config`, without importing it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import griffe
+from mkdocs.structure.files import File, Files
+
+PAGE = "reference/configuration.md"
+ROOT_CLASS = "creditflow.config.Config"
+BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+NAMED_BOUNDS = {"Positive(Int|Float)": "above 0", "NonNegative(Int|Float)": "at least 0"}
+HEAD = """# Configuration
+
+A recipe is a YAML file of these keys. `key=value` on the command line sets one of them. An unknown key is an error
+that names the nearest known one. This page is made from the docstrings in `src/creditflow/config`.
+"""
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the generated page."""
+    files.append(File.generated(config, PAGE, content=page()))
+    return files
+
+
+def page() -> str:
+    """The page in Markdown: one table for each section."""
+    return "\n".join([HEAD, *_section("", _root())])
+
+
+@cache
+def _root() -> griffe.Class:
+    package = griffe.load("creditflow", search_paths=["src"], resolve_aliases=True)
+    found = package.modules_collection[ROOT_CLASS]
+    return _class(found)
+
+
+def _class(found: Any) -> griffe.Class:
+    target = found.final_target if found.is_alias else found
+    assert isinstance(target, griffe.Class), f"{found.path}: expected a class"
+    return target
+
+
+def _section(prefix: str, section: griffe.Class) -> Iterator[str]:
+    """The table of the keys of `section`, then the sections in it."""
+    rows, inner = [], []
+    for name, field in section.all_members.items():
+        if name.startswith("_") or not field.is_attribute or field.annotation is None:
+            continue
+        kind, part = str(field.annotation), _section_class(field)
+        if kind.startswith("ClassVar"):
+            continue
+        if part is not None:
+            repeated = ".<name>" if kind.startswith("dict") else "[]" if kind.startswith("list") else ""
+            inner.append((f"{prefix}{name}{repeated}", part))
+        else:
+            meaning = " ".join(field.docstring.value.split()) if field.docstring else ""
+            rows.append(f"| `{prefix}{name}` | {_default(field)} | {meaning.replace('|', '&#124;')} |")
+    if prefix:
+        yield f"\n## `{prefix.rstrip('.')}`\n"
+        yield f"{section.docstring.value if section.docstring else ''}\n"
+    if rows:
+        yield from ("| key | default | meaning |", "| --- | --- | --- |", *rows)
+    for key, part in inner:
+        yield from _section(f"{key}.", part)
+
+
+def _default(field: Any) -> str:
+    """The default and the bounds of a field, as a recipe would write them; empty for none."""
+    tree = ast.parse(str(field.value), mode="eval").body
+    call = tree if isinstance(tree, ast.Call) and ast.unparse(tree.func) in ("field", "Field") else None
+    if call:
+        options = {one.arg: one.value for one in call.keywords}
+        tree = call.args[0] if call.args else options.get("default", options.get("default_factory", ast.Constant(None)))
+    text = {"dict": "{}", "list": "[]", "None": "", "True": "true", "False": "false"}.get(ast.unparse(tree))
+    if text is None:  # a computed default is described by its docstring
+        text = (
+            "" if isinstance(tree, ast.Name | ast.Call | ast.Lambda | ast.Attribute) else ast.unparse(tree).strip("'\"")
+        )
+    bounds = [
+        f"{BOUNDS[sign]} {limit}"
+        for sign, limit in re.findall(r"\b(gt|ge|lt|le)=([\d.e-]+)", f"{field.annotation}{field.value}")
+    ]
+    bounds += [words for name, words in NAMED_BOUNDS.items() if re.search(rf"\b{name}", str(field.annotation))]
+    return ", ".join([f"`{text}`"] * bool(text) + bounds)
+
+
+def _section_class(field: Any) -> griffe.Class | None:
+    """The class of a section's options, where the field is a section or a mapping of them."""
+    for part in field.annotation.iterate(flat=True) if not isinstance(field.annotation, str) else ():
+        if isinstance(part, griffe.ExprName) and part.canonical_path.startswith("creditflow."):
+            found = field.modules_collection[part.canonical_path]
+            if found.is_class:
+                return _class(found)
+    return None
