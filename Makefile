@@ -98,7 +98,7 @@ lint: $(STAMPS)/test
 	$(BIN)/lint-imports --no-logo
 
 docs: $(STAMPS)/docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(STAMPS)/venv:
 	@python=$$($(FIND_PYTHON)); \
@@ -134,7 +134,7 @@ $(STAMPS)/docs: $(STAMPS)/torch pyproject.toml constraints.txt
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/torch pyproject.toml tests/verl_cpu/pyproject.toml constraints.txt
-	$(INSTALL) -e '.[report,judge,ray,sandbox,lora,tools,serve,frameworks,environments,traces,wandb,tensorboard,mlflow,verl,test,dev]'
+	$(INSTALL) -e '.[report,judge,ray,sandbox,lora,tools,serve,frameworks,environments,traces,wandb,tensorboard,mlflow,verl,test,dev,docs]'
 	$(INSTALL) --no-deps -e tests/verl_cpu
 	@touch $@ $(STAMPS)/demo
 

@@ -1,4 +1,4 @@
-"""Writes the page of the configuration from the attribute docstrings of `creditflow.config`, without importing it."""
+"""Writes the tables of the configuration from the attribute docstrings of `creditflow.config`, without importing it."""
 
 from __future__ import annotations
 
@@ -6,36 +6,31 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import griffe
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 PAGE = "reference/configuration.md"
 ROOT_CLASS = "creditflow.config.Config"
 BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 NAMED_BOUNDS = {"Positive(Int|Float)": "above 0", "NonNegative(Int|Float)": "at least 0"}
-HEAD = """# Configuration
-
-A recipe is a YAML file of these keys. `key=value` on the command line sets one of them. An unknown key is an error
-that names the nearest known one. This page is made from the docstrings in `src/creditflow/config`.
-"""
 
 
-def on_files(files: Files, config: Any) -> Files:
-    """Add the generated page."""
-    files.append(File.generated(config, PAGE, content=page()))
-    return files
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Append the tables to the page of the configuration."""
+    return f"{markdown}\n{tables()}" if page.file.src_uri == PAGE else markdown
 
 
-def page() -> str:
-    """The page in Markdown: one table for each section."""
-    return "\n".join([HEAD, *_section("", _root())])
+def tables() -> str:
+    """The tables in Markdown, one for each section."""
+    return "\n".join(_section("", _root()))
 
 
 @cache
 def _root() -> griffe.Class:
-    package = griffe.load("creditflow", search_paths=["src"], resolve_aliases=True)
+    package = griffe.load("creditflow", search_paths=[Path(__file__).parents[1] / "src"], resolve_aliases=True)
     found = package.modules_collection[ROOT_CLASS]
     return _class(found)
 
@@ -60,7 +55,7 @@ def _section(prefix: str, section: griffe.Class) -> Iterator[str]:
             inner.append((f"{prefix}{name}{repeated}", part))
         else:
             meaning = " ".join(field.docstring.value.split()) if field.docstring else ""
-            rows.append(f"| `{prefix}{name}` | {_default(field)} | {meaning.replace('|', '&#124;')} |")
+            rows.append(f"| `{name}` | {_default(field)} | {meaning.replace('|', '&#124;')} |")
     if prefix:
         yield f"\n## `{prefix.rstrip('.')}`\n"
         yield f"{section.docstring.value if section.docstring else ''}\n"

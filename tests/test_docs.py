@@ -1,9 +1,11 @@
 """Check that measured numbers in the docs occur in the result files that they cite, and that links lead to files."""
 
 import bisect
+import dataclasses
 import json
 import random
 import re
+import runpy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +15,9 @@ from typing import Any
 
 import pytest
 
+import creditflow
+from creditflow import Step, Task, Trajectory
+from creditflow.config.shipped import shipped_recipes
 from tests.paths import DOCS, ROOT
 
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
@@ -157,3 +162,59 @@ def test_pages_named_in_the_code_exist() -> None:
     names = {name for path in [*sources, ROOT / "Makefile"] for name in PAGE_NAME.findall(path.read_text())}
     assert names
     assert [name for name in sorted(names) if not (ROOT / name).exists()] == []
+
+
+def rows_of(page: Path) -> list[list[str]]:
+    """The cells of the first table of a page, without its head."""
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def test_glossary_words_are_used_and_unique() -> None:
+    glossary = DOCS / "concepts" / "glossary.md"
+    words = [word for cell, *_ in rows_of(glossary) for word in cell.split(", ")]
+    others = " ".join(page.read_text().lower() for page in PAGES if page != glossary)
+    assert len(words) == len(set(words)) > 20
+    assert [word for word in words if not re.search(rf"\b{word}", others)] == []
+
+
+def test_glossary_fields_exist() -> None:
+    """Names in code type in the glossary are fields, columns of the data set, or two estimators."""
+    meanings = " ".join(meaning for _, meaning in rows_of(DOCS / "concepts" / "glossary.md"))
+    fields = {field.name for kind in (Task, Step, Trajectory) for field in dataclasses.fields(kind)}
+    known = fields | {"n", "data_source", "reward_model.ground_truth", "grpo", "gae", "..."}
+    assert set(re.findall(r"`([^`]+)`", meanings)) - known == set()
+
+
+def test_layout_page_shows_the_folders() -> None:
+    tree = (DOCS / "design" / "layout.md").read_text().split("```")[1].splitlines()[2:]
+    shown, parent = set(), ""
+    for line in filter(None, tree):
+        name = line.split()[0]
+        parent = parent if line.startswith("    ") else name
+        shown.add(name if name == parent else parent + name)
+    root = ROOT / "src" / "creditflow"
+    folders = [path for pattern in ("*/", "*/*/") for path in root.glob(pattern) if "__pycache__" not in path.parts]
+    assert shown == {f"{path.relative_to(root)}/" for path in folders if any(path.iterdir())}
+    files = {path.name for path in root.iterdir() if path.is_file()}
+    assert files == {"__init__.py", "__main__.py", "errors.py", "py.typed"}
+
+
+def test_python_api_page_names_the_public_names() -> None:
+    page = (DOCS / "reference" / "python_api.md").read_text()
+    assert sorted(re.findall(r"^::: creditflow\.(\w+)$", page, re.MULTILINE)) == sorted(creditflow.__all__)
+
+
+def test_configuration_page_has_every_key() -> None:
+    pytest.importorskip("mkdocs", reason="the extra docs is missing")
+    hooks = runpy.run_path(str(DOCS / "hooks.py"))
+    page = hooks["tables"]()
+    for key in ("algorithm", "propagation"), ("data", "train_files"), ("reward.functions[]", "agent_match"):
+        section, name = key
+        table = page.split(f"\n## `{section}`\n")[1].split("\n## ")[0]
+        assert re.search(rf"^\| `{name}` \| .* \| .+ \|$", table, re.MULTILINE), key
+
+
+def test_recipes_page_lists_the_shipped_recipes() -> None:
+    rows = rows_of(DOCS / "get_started" / "recipes.md")
+    assert sorted(name for cell, *_ in rows for name in re.findall(r"`(\w+)`", cell)) == shipped_recipes()

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.paths import RECIPES, ROOT
 
@@ -61,3 +63,12 @@ def test_wheel_checks_a_shipped_recipe_elsewhere(wheel, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "the recipe can be trained" in done.stdout + done.stderr
     assert not any(folder.iterdir())
+
+
+def test_files_of_the_project_name_one_version():
+    """The citation and the changelog name the version of pyproject.toml, and the workflows are valid YAML."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == project["version"]
+    assert project["version"] in (ROOT / "CHANGELOG.md").read_text()
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        assert yaml.safe_load(path.read_text())["jobs"], path

@@ -1,0 +1,63 @@
+"""Run the code of the pages that teach by example, as printed."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.paths import DOCS, ROOT
+
+BLOCK = re.compile(r"(?:^`([\w.]+)`:\n\n)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = (
+    ROOT / "README.md",
+    DOCS / "concepts" / "pictures.md",
+    DOCS / "how_to" / "own_reward.md",
+    DOCS / "how_to" / "add_a_rule.md",
+)
+LONG = (DOCS / "get_started" / "first_run.md", DOCS / "how_to" / "own_team.md")
+"""Pages with more commands that train."""
+
+
+def run_page(page: Path, folder: Path) -> str:
+    """Write the named blocks as files, then run Python blocks together and `creditflow` commands one by one.
+
+    Returns what the Python blocks print.
+    """
+    code, commands = [], []
+    for name, language, text in BLOCK.findall(page.read_text()):
+        if name:
+            (folder / name).write_text(text)
+        elif language == "python":
+            code.append(text)
+        elif language == "bash":
+            commands += [line.split("#")[0].split() for line in text.splitlines() if line.startswith("creditflow ")]
+    done = subprocess.run([sys.executable, "-c", "".join(code)], cwd=folder, check=True, capture_output=True, text=True)
+    for command in commands:
+        subprocess.run([sys.executable, "-m", *command], cwd=folder, check=True)
+    assert code or commands, f"{page}: nothing to run"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page_code_runs_as_printed(page, tmp_path):
+    printed = run_page(page, tmp_path)
+    shown = [text for name, language, text in BLOCK.findall(page.read_text()) if not name and not language]
+    if printed and shown:
+        assert printed in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", LONG, ids=lambda page: page.stem)
+def test_long_page_runs_as_printed(page, tmp_path):
+    run_page(page, tmp_path)
+
+
+@pytest.mark.skipif(not shutil.which("mkdocs", path=Path(sys.executable).parent), reason="the extra docs is missing")
+def test_site_builds_without_a_warning(tmp_path):
+    """A broken link, a missing anchor and a page outside the navigation are warnings, which `--strict` refuses."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert (tmp_path / "site" / "reference" / "configuration.html").exists()
