@@ -9,12 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from creditflow.credit import (Assignment, Credit, CreditOptions, assign, propagation_rule)
-from creditflow.credit import explain
-from creditflow.credit.records import (PROPAGATION_RULES)
+from creditflow.credit import Assignment, Credit, CreditOptions, assign, explain, propagation_rule
+from creditflow.credit.records import PROPAGATION_RULES
+from creditflow.data import TrajectoryBatch
 from creditflow.errors import DataError
 from creditflow.runs.step_files import VERSION, read_step_file, write_step_file
-from creditflow.data import TrajectoryBatch
 from tests.builders import batch_of, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.credit.test_explain import ALL_CORNERS, sampled_tokens

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditflow.credit import Assignment, CreditOptions
-from creditflow.credit.estimators.base import (CriticTerms)
-from creditflow.errors import BatchError, ConfigError, DataError
+from creditflow.credit.estimators.base import CriticTerms
 from creditflow.data import TrajectoryBatch
+from creditflow.errors import BatchError, ConfigError, DataError
 
 VERSION = 1
 """Version of the columns and facts of a step file. Later versions are refused; files without one lack options."""
