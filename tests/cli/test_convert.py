@@ -53,7 +53,7 @@ def test_unknown_outcome_name_is_refused(tmp_path: Path) -> None:
     source, out = TRACES / "autogen_otel.json", tmp_path / "out.parquet"
     result = convert(source, "-o", out, "--outcome", "outcom")
     assert (result.exit_code, out.exists()) == (2, False)
-    assert "no reward is called 'outcom'; there is helpful, outcome" in result.output
+    assert "no reward is called 'outcom'; the traces have helpful, outcome" in result.output
     assert convert(source, "-o", out, "--outcome", "helpful").exit_code == 0
 
 
@@ -61,9 +61,9 @@ SOURCE = TRACES / "autogen_otel.json"
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
-        (["--range", "helpfull=0:2"], "--range: no reward is called 'helpfull'; there is helpful, outcome"),
+        (["--range", "helpfull=0:2"], "--range: no reward is called 'helpfull'; the traces have helpful, outcome"),
         (["--range", "helpful=0:2", "--range", "helpful=0:3"], "--range: helpful is given twice"),
         (["--trajectory-by", "nosuch"], "--trajectory-by: no span has an attribute 'nosuch'"),
         (["--uid-by", "nosuch"], "--uid-by: no span has an attribute 'nosuch'"),
@@ -71,11 +71,11 @@ SOURCE = TRACES / "autogen_otel.json"
         (["--credit", str(SOURCE)], "is a file already; name another folder"),
     ],
 )
-def test_unknown_name_in_an_option_writes_nothing(given: list[str], said: str, tmp_path: Path) -> None:
+def test_unknown_name_in_an_option_writes_nothing(given: list[str], message: str, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     result = convert(SOURCE, "-o", out, *given)
     assert (result.exit_code, out.exists()) == (2, False)
-    assert said in result.output
+    assert message in result.output
 
 
 def test_output_folders_are_made_or_refused(tmp_path: Path) -> None:
@@ -102,14 +102,14 @@ def test_duplicate_trajectory_is_refused(tmp_path: Path) -> None:
     assert convert(SOURCE, "-o", one).exit_code == 0
     for sources in ([one, one], [one, SOURCE]):
         result = convert(*sources, "-o", tmp_path / "two.parquet")
-        assert (result.exit_code, "stands in it twice; give each trajectory once" in result.output) == (2, True)
+        assert (result.exit_code, "occurs twice; give each trajectory once" in result.output) == (2, True)
 
 
 def test_why_accepts_an_id_like_an_option(tmp_path: Path) -> None:
     line = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
     (tmp_path / "log.jsonl").write_text(json.dumps({"trajectory_id": "-x y", **line}))
-    made = convert(tmp_path / "log.jsonl", "-o", tmp_path / "out.parquet", "--credit", tmp_path / "run")
-    why = CliRunner().invoke(app, shlex.split(made.stdout.partition("see creditflow ")[2]))
+    converted = convert(tmp_path / "log.jsonl", "-o", tmp_path / "out.parquet", "--credit", tmp_path / "run")
+    why = CliRunner().invoke(app, shlex.split(converted.stdout.partition("see creditflow ")[2]))
     assert (why.exit_code, "-x y/0" in why.stdout) == (0, True)
 
 
@@ -124,14 +124,14 @@ def test_existing_run_is_refused_before_writing(tmp_path: Path) -> None:
 
 def test_converted_trajectories_are_credited(tmp_path: Path) -> None:
     out, run = tmp_path / "out.parquet", tmp_path / "run"
-    made = convert(TRACES / "langgraph_openinference.json", "-o", out, "--credit", run)
-    assert made.exit_code == 0
-    assert CliRunner().invoke(app, shlex.split(made.stdout.partition("see creditflow ")[2])).exit_code == 0
+    converted = convert(TRACES / "langgraph_openinference.json", "-o", out, "--credit", run)
+    assert converted.exit_code == 0
+    assert CliRunner().invoke(app, shlex.split(converted.stdout.partition("see creditflow ")[2])).exit_code == 0
     step = read_parquet(out).step_ids[1]
     why = CliRunner().invoke(app, ["why", str(run), step])
     assert (why.exit_code, "executor, turn 0" in why.stdout) == (0, True)
     audit = CliRunner().invoke(app, ["audit", str(run)])
-    assert (audit.exit_code, "there is no workflow by which its trajectories" in audit.output) == (2, True)
+    assert (audit.exit_code, "it has no workflow to roll out its tasks again" in audit.output) == (2, True)
     again = CliRunner().invoke(app, ["recredit", str(run), "algorithm.propagation=discounted"])
     assert again.exit_code == 0, again.output
 
@@ -140,15 +140,15 @@ def test_missing_outcomes_and_torn_lines_warn(tmp_path: Path) -> None:
     call = {"request": {"messages": [{"role": "user", "content": "Hi"}]}, "response": "Hello."}
     for reward, warned in (({"good": 1.0}, True), ({"outcome": 1.0}, False), (None, True)):
         (tmp_path / "log.jsonl").write_text(json.dumps({**call, "reward": reward}) + '\n{"request": {"mess')
-        made = convert(tmp_path / "log.jsonl", "-o", tmp_path / "out.parquet")
-        assert made.exit_code == 0, made.output
-        assert ("warning: no trajectory has an outcome" in made.stderr) == warned
-        assert ("--outcome (good)" in made.stderr) == (reward == {"good": 1.0})
-        assert "line 2, the last, is torn" in made.stderr
+        converted = convert(tmp_path / "log.jsonl", "-o", tmp_path / "out.parquet")
+        assert converted.exit_code == 0, converted.output
+        assert ("warning: no trajectory has an outcome" in converted.stderr) == warned
+        assert ("--outcome (good)" in converted.stderr) == (reward == {"good": 1.0})
+        assert "line 2, the last, is torn" in converted.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["-o", "x.json"], "--out: expected a name that ends with .parquet"),
         (["-o", "x.parquet", "--range", "right"], "--range: expected NAME=LOW:HIGH"),
@@ -159,10 +159,10 @@ def test_missing_outcomes_and_torn_lines_warn(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_prints_one_line_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = convert(TRACES / "langgraph_openinference.json", *arguments)
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stderr.startswith("error: ")

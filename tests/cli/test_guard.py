@@ -31,33 +31,33 @@ def test_metrics_file_is_replayed(tmp_path) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = call("--scenario", str(file))
     assert "credit is the shared global reward" in result.output
-    assert "without anything to look at: accuracy" in result.output
+    assert "rules without metrics in this series: accuracy" in result.output
 
 
 def test_overrides_change_the_rules(tmp_path) -> None:
     file = tmp_path / "series.jsonl"
     file.write_text('{"reward/error_rate": 0.3, "reward/judged_trajectories": 1000}\n' * 5)
     result = call("guard.rules.error_rate.above=0.5", "--scenario", str(file))
-    assert "nothing is changed" in result.output
+    assert "nothing has changed" in result.output
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--scenario", "entropy_colapse"], "did you mean 'entropy_collapse'"),
         (["guard.enable=false", "--scenario", "healthy"], "switched off"),
         (["guard.rules.entropy.metric=actor/entrpy", "--scenario", "healthy"], "actor/entropy"),
     ],
 )
-def test_bad_input_exits_with_code_2(words, said) -> None:
+def test_bad_input_exits_with_code_2(words, message) -> None:
     result = call(*words)
     assert result.exit_code == 2
-    assert said in result.output
+    assert message in result.output
 
 
 def test_file_without_metrics_is_refused(tmp_path) -> None:
     file = tmp_path / "series.jsonl"
-    for text, said in (
+    for text, message in (
         ("", "holds no metrics"),
         ('{"step": NaN}', "step"),
         ("{", "not JSON"),
@@ -67,4 +67,4 @@ def test_file_without_metrics_is_refused(tmp_path) -> None:
         file.write_text(text)
         result = call("--scenario", str(file))
         assert result.exit_code == 2
-        assert said in result.output
+        assert message in result.output

@@ -58,18 +58,18 @@ def test_recredit_without_changes_reproduces_every_file(ledger: Ledger, tmp_path
     assert again.steps == ledger.steps
     for step in ledger.steps:
         assert again.file(step).read_bytes() == ledger.file(step).read_bytes()
-    assert rows(result.stdout, "what moved")["all"] == ["32", "0.0%", "0.0%", "0", "0", "0"]
+    assert rows(result.stdout, "changes of credit")["all"] == ["32", "0.0%", "0.0%", "0", "0", "0"]
 
 
 @pytest.mark.parametrize("kind", [QUANTILE, "algorithm.propagation_threshold={kind: noise}"])
 def test_recredit_reproduces_adaptive_thresholds(tmp_path: Path, kind: str) -> None:
     ledger = a_run(tmp_path / "run", kind, "trainer.total_training_steps=4", "trainer.test_freq=2")
     for changed in ({}, credit_overrides([kind])):
-        for recorded, made in reassigned(ledger, changed):
-            assert made is not None
+        for recorded, assignment in reassigned(ledger, changed):
+            assert assignment is not None
             assert recorded.assignment is not None
-            np.testing.assert_array_equal(made.threshold_S, recorded.assignment.threshold_S)
-            np.testing.assert_array_equal(made.advantage_S, recorded.assignment.advantage_S)
+            np.testing.assert_array_equal(assignment.threshold_S, recorded.assignment.threshold_S)
+            np.testing.assert_array_equal(assignment.advantage_S, recorded.assignment.advantage_S)
     last = ledger.read(4).assignment
     assert last is not None
     assert set(last.threshold_S) != {0.5}  # the thresholds have changed
@@ -91,42 +91,42 @@ def test_recredit_applies_another_rule(ledger: Ledger, tmp_path: Path) -> None:
         moved += float(np.abs(new.credit_S - old.credit_S).sum())
         total += float((np.abs(new.credit_S) + np.abs(old.credit_S)).sum())
         flipped += int(((new.advantage_S * old.advantage_S) < 0).sum())
-    said = rows(result.stdout, "what moved")["all"]
-    assert said[:3] == ["32", f"{moved / total:.1%}", f"{flipped / 32:.1%}"]
+    cells = rows(result.stdout, "changes of credit")["all"]
+    assert cells[:3] == ["32", f"{moved / total:.1%}", f"{flipped / 32:.1%}"]
     assert [row["step"] for row in read_metrics(tmp_path / "out")] == [1, 2]
 
 
 def test_recredited_run_is_read_by_why_and_diff(ledger: Ledger) -> None:
     assert creditflow("recredit", ledger.path, "algorithm.w_o=0.5").exit_code == 0
-    made = ledger.path / "recredited" / "algorithm.w_o=0.5"
-    assert Ledger.open(made).run["changed"] == {"w_o": 0.5}
-    why = creditflow("why", made, ledger.read(1).batch.step_ids[0])
+    folder = ledger.path / "recredited" / "algorithm.w_o=0.5"
+    assert Ledger.open(folder).run["changed"] == {"w_o": 0.5}
+    why = creditflow("why", folder, ledger.read(1).batch.step_ids[0])
     assert "w_o = 0.5" in why.stdout
-    twice = creditflow("recredit", made, "share=once", "-o", made.parent / "twice")
+    twice = creditflow("recredit", folder, "share=once", "-o", folder.parent / "twice")
     assert twice.exit_code == 0, twice.output
-    assert Ledger.open(made.parent / "twice").run["changed"] == {"w_o": 0.5, "share": "once"}
-    diff = creditflow("diff", ledger.path, made)
+    assert Ledger.open(folder.parent / "twice").run["changed"] == {"w_o": 0.5, "share": "once"}
+    diff = creditflow("diff", ledger.path, folder)
     settings = rows(diff.stdout, "settings")
     assert settings["algorithm.w_o"] == ["1.0", "0.5"]
     assert sum(key.count(".") for key in settings) == 1
-    assert "the same trajectories in 2 training steps: what moved" in diff.stdout
+    assert "the same trajectories in 2 training steps: changes of credit" in diff.stdout
     again = refused("recredit", ledger.path, "algorithm.w_o=0.5")
-    assert again == f"{made} holds an assignment already; name another folder with -o"
-    (made.parent / "full").mkdir()
-    (made.parent / "full" / "kept.txt").write_text("mine")
-    for there in ("full", "full/kept.txt"):
-        said = refused("recredit", ledger.path, "algorithm.w_o=0.5", "-o", made.parent / there)
-        assert said == f"-o: {made.parent / there} is there already, and is no empty folder; name another one"
+    assert again == f"{folder} holds an assignment already; name another folder with -o"
+    (folder.parent / "full").mkdir()
+    (folder.parent / "full" / "kept.txt").write_text("mine")
+    for name in ("full", "full/kept.txt"):
+        message = refused("recredit", ledger.path, "algorithm.w_o=0.5", "-o", folder.parent / name)
+        assert message == f"-o: {folder.parent / name} exists and is not an empty folder; name another one"
 
 
 def test_diff_compares_runs_with_different_trajectories(ledger: Ledger, tmp_path: Path) -> None:
     other = a_run(tmp_path / "other", "data.seed=1")
-    said = creditflow("diff", ledger.path, other.path).stdout
-    assert "2 training steps of other trajectories, by agent" in said
-    assert {"writer", "critic"} <= rows(said, "by agent").keys()
+    output = creditflow("diff", ledger.path, other.path).stdout
+    assert "2 training steps with different trajectories, by agent" in output
+    assert {"writer", "critic"} <= rows(output, "by agent").keys()
     last = read_metrics(other.path)[-1]["val/pass_at_1"]
-    assert rows(said, "last of each run")["val/pass_at_1"][1] == f"{last:.3f}"
-    assert rows(said, "settings")["data.seed"] == ["0", "1"]
+    assert rows(output, "last metrics of each run")["val/pass_at_1"][1] == f"{last:.3f}"
+    assert rows(output, "settings")["data.seed"] == ["0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_diff_compares_runs_with_different_trajectories(ledger: Ledger, tmp_path
         ("data.seed=1", "expected an option of credit"),
         ("gate=ajar", "algorithm.gate: expected hard or soft, got 'ajar'"),
         ("adv_estimator=gae", "algorithm.outcome_to"),
-        ("algorithm.shadow={propagation: none}", "recredit is itself a second rule"),
+        ("algorithm.shadow={propagation: none}", "recredit already computes a second assignment"),
     ],
 )
 def test_invalid_settings_are_refused_and_write_nothing(ledger: Ledger, override: str, says: str) -> None:
@@ -196,13 +196,13 @@ def test_diff_compares_mappings_key_by_key(ledger: Ledger, tmp_path: Path) -> No
 @given(st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3)), min_size=1, max_size=8))
 def test_share_moved_is_a_share(pairs: list[tuple[float, float]]) -> None:
     old, new = np.array(pairs).T
-    found = CreditChange(credit_moved=float(np.abs(new - old).sum()), credit=float((np.abs(new) + np.abs(old)).sum()))
-    assert math.isnan(found.share_moved) or 0.0 <= found.share_moved <= 1.0 + 1e-12
+    change = CreditChange(credit_moved=float(np.abs(new - old).sum()), credit=float((np.abs(new) + np.abs(old)).sum()))
+    assert math.isnan(change.share_moved) or 0.0 <= change.share_moved <= 1.0 + 1e-12
 
 
 def test_share_moved_of_opposite_credit_is_one(ledger: Ledger) -> None:
     before = ledger.read(1).assignment
     assert before is not None
     for credit_S, expected in ((before.credit_S, 0.0), (-before.credit_S, 1.0)):
-        shares = [found.share_moved for found in moved(before, replace(before, credit_S=credit_S)).values()]
+        shares = [change.share_moved for change in moved(before, replace(before, credit_S=credit_S)).values()]
         assert [share for share in shares if not math.isnan(share)] == pytest.approx([expected] * len(shares))

@@ -20,11 +20,12 @@ from typer.testing import CliRunner
 from creditflow._utils.loopback import bound
 from creditflow._utils.progress import Reporter
 from creditflow.cli import app
-from creditflow.cli.serve import TrajectoryWriter, _serve
+from creditflow.cli.serve import _serve
 from creditflow.config import load_recipe
 from creditflow.data import Score, Task, Trajectory, read_parquet
 from creditflow.engines.common.components import build_components
 from creditflow.errors import BatchError, InputError
+from creditflow.rollout.http.sessions import TrajectoryWriter
 from creditflow.runs import Ledger
 from tests.builders import Letters
 from tests.paths import ROOT
@@ -50,8 +51,8 @@ class Serving:
     def client(self, name: str, key: str = "a key") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/t/{name}/v1", api_key=key, max_retries=0)
 
-    def end(self, name: str, **said) -> httpx.Response:
-        return self.post_end(name, json=said)
+    def end(self, name: str, **fields) -> httpx.Response:
+        return self.post_end(name, json=fields)
 
     def post_end(self, name: str, **body) -> httpx.Response:
         return httpx.post(f"{self.url}/t/{name}/end", headers={"Authorization": "Bearer a key"}, timeout=60, **body)
@@ -74,7 +75,7 @@ class Serving:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory):
-    """A server that writes each trajectory into a file of its own; each test uses its own rollout names."""
+    """A server that writes each trajectory into a separate file; each test uses its own rollout names."""
     server = Serving(tmp_path_factory.mktemp("shared") / "trajectories", "--per-file", "1")
     yield server
     server.process.kill()
@@ -84,17 +85,17 @@ def shared(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def serving(tmp_path: Path):
-    made = []
+    servers = []
 
     def start(*options: str) -> Serving:
-        made.append(Serving(tmp_path / "trajectories", *options))
-        return made[-1]
+        servers.append(Serving(tmp_path / "trajectories", *options))
+        return servers[-1]
 
     yield start
-    for one in made:
-        one.process.kill()
-        one.process.wait()
-        one.process.stderr.close()
+    for server in servers:
+        server.process.kill()
+        server.process.wait()
+        server.process.stderr.close()
 
 
 def say(client: openai.OpenAI, agent: str = "writer", **more):
@@ -169,20 +170,20 @@ class Breaks(Letters):
 
 def test_model_error_is_reported_and_not_retried(tmp_path, monkeypatch):
     monkeypatch.setenv("CREDITFLOW_API_KEY", "a key")
-    said: Queue[str] = Queue()
+    lines: Queue[str] = Queue()
 
     class Heard(Reporter):
         def say(self, text):
-            said.put(text)
+            lines.put(text)
 
     def call():
         try:
-            url = said.get(timeout=60).split()[2].replace("NAME", "one") + "/chat/completions"
-            asked = {"json": {"model": "writer", "messages": HELLO}, "headers": {"Authorization": "Bearer a key"}}
-            answers = [httpx.post(url, timeout=60, **asked) for _ in range(2)]
-            while "a model broke" not in (told := said.get(timeout=60)):
+            url = lines.get(timeout=60).split()[2].replace("NAME", "one") + "/chat/completions"
+            request = {"json": {"model": "writer", "messages": HELLO}, "headers": {"Authorization": "Bearer a key"}}
+            answers = [httpx.post(url, timeout=60, **request) for _ in range(2)]
+            while "a model failed" not in (report := lines.get(timeout=60)):
                 pass
-            return answers, told
+            return answers, report
         finally:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -193,10 +194,10 @@ def test_model_error_is_reported_and_not_retried(tmp_path, monkeypatch):
         await _serve(components, policy_set, TrajectoryWriter(tmp_path, 1, Heard()), "127.0.0.1", 0, 600.0, Heard())
         return await calling
 
-    answers, told = asyncio.run(main())
+    answers, report = asyncio.run(main())
     assert [(one.status_code, one.headers["x-should-retry"]) for one in answers] == [(500, "false")] * 2
-    assert told.endswith("MemoryError: no room for the cache")
-    assert not [line for line in list(said.queue) if "a model broke" in line]
+    assert report.endswith("MemoryError: no room for the cache")
+    assert not [line for line in list(lines.queue) if "a model failed" in line]
 
 
 @pytest.mark.slow
@@ -207,8 +208,8 @@ def test_full_files_are_written_and_old_ones_stay(serving, tmp_path):
     for name in "abc":
         say(server.client(name))
         server.end(name)
-    said = server.process.stderr
-    while "trajectories-000001.parquet: 2 trajectories, 2 steps" not in said.readline():
+    stderr = server.process.stderr
+    while "trajectories-000001.parquet: 2 trajectories, 2 steps" not in stderr.readline():
         pass
     server.stop()
     names = sorted(file.name for file in server.folder.iterdir())
@@ -232,7 +233,7 @@ def test_listing_models_starts_no_rollout(shared):
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("fields", "why"),
     [
         ({"outcome": 2}, "outcome"),
         ({"outcom": 1}, "outcom: Extra"),
@@ -241,9 +242,9 @@ def test_listing_models_starts_no_rollout(shared):
         ({"answer_steps": ["x"]}, "answer_steps: no answer of this trajectory has the id 'x'"),
     ],
 )
-def test_invalid_end_is_refused_and_the_rollout_goes_on(shared, said, why):
+def test_invalid_end_is_refused_and_the_rollout_goes_on(shared, fields, why):
     say(shared.client("goes-on"))
-    answer = shared.end("goes-on", **said)
+    answer = shared.end("goes-on", **fields)
     assert (answer.status_code, why in answer.json()["error"]["message"]) == (400, True)
     say(shared.client("goes-on"))
     assert shared.end("goes-on").json()["steps"] == 2
@@ -297,13 +298,13 @@ def test_failed_writes_are_retried_later(tmp_path, monkeypatch, capsys):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full_disk:
-        full_disk.setattr("creditflow.cli.serve.write_whole", full)
+        full_disk.setattr("creditflow.rollout.http.sessions.write_whole", full)
         for _ in range(3):
-            written.write(all_of_them=False)
+            written.write(everything=False)
         with pytest.raises(OSError, match="No space"):
-            written.write(all_of_them=True)
+            written.write(everything=True)
     assert (list(tmp_path.iterdir()), capsys.readouterr().err.count("3 trajectories wait to be written")) == ([], 1)
-    written.write(all_of_them=True)
+    written.write(everything=True)
     ids = [
         [trajectory.id for trajectory in read_parquet(file).to_trajectories()] for file in sorted(tmp_path.iterdir())
     ]
@@ -321,7 +322,7 @@ def test_unwritable_rollout_blocks_no_other(tmp_path, capsys):
     written.add(trajectory_of("a"))
     with pytest.raises(BatchError):
         written.add(broken)
-    written.write(all_of_them=True)
+    written.write(everything=True)
     (file,) = tmp_path.iterdir()
     assert [trajectory.id for trajectory in read_parquet(file).to_trajectories()] == ["a"]
     assert "b cannot be written: " in capsys.readouterr().err

@@ -66,15 +66,18 @@ def test_terms_of_1000_random_steps_sum_to_the_loss_input(
         start, stop = batch.token_offsets[s : s + 2]
         sampled = np.flatnonzero(batch.response_mask[start:stop]).tolist()
         for token in sampled:
-            said = explain(assignment, s, token)
-            assert said.replay() == said.advantage == assignment.token_advantages()[start + token]
-            if said.terms:
-                assert math.fsum([*(value for _, value in said.terms), said.rounding]) == said.advantage
+            explanation = explain(assignment, s, token)
+            assert explanation.replay() == explanation.advantage == assignment.token_advantages()[start + token]
+            if explanation.terms:
+                assert (
+                    math.fsum([*(value for _, value in explanation.terms), explanation.rounding])
+                    == explanation.advantage
+                )
             if (at := start + token) in seen.steps[k]:
                 in_loss += 1
-                assert np.float32(said.advantage) == seen.steps[k][at]
+                assert np.float32(explanation.advantage) == seen.steps[k][at]
             else:
-                assert said.advantage == 0.0  # updates skip tokens without an advantage
+                assert explanation.advantage == 0.0  # updates skip tokens without an advantage
     assert in_loss > 500
 
 
@@ -87,7 +90,7 @@ def creditflow(*arguments: object):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def said(*arguments: object) -> list[str]:
+def why(*arguments: object) -> list[str]:
     result = creditflow("why", *arguments)
     assert result.exit_code == 0, result.stderr
     return result.stdout.splitlines()
@@ -103,7 +106,7 @@ def test_why_ends_with_the_recorded_advantage(ledger: Ledger) -> None:
     for recorded in ledger:
         assert recorded.assignment is not None
         for s in (0, 7, 15):
-            lines = said(ledger.path, recorded.batch.step_ids[s])
+            lines = why(ledger.path, recorded.batch.step_ids[s])
             assert lines[-1] == f"= {float(recorded.assignment.advantage_S[s])!r}"
             parts = [float(line.split()[-1]) for line in lines[lines.index("", lines.index("") + 1) + 2 : -1]]
             assert math.fsum(parts) == recorded.assignment.advantage_S[s]
@@ -111,7 +114,7 @@ def test_why_ends_with_the_recorded_advantage(ledger: Ledger) -> None:
 
 def test_tree_contains_each_functions_raw_score(ledger: Ledger) -> None:
     batch = ledger.read(2).batch
-    lines = said(ledger.path, batch.step_ids[1])
+    lines = why(ledger.path, batch.step_ids[1])
     assert lines[0].startswith(
         f"step {batch.step_ids[1]}: critic, turn 0, step 1 of trajectory {batch.trajectory_ids[0]}"
     )
@@ -125,7 +128,7 @@ def test_token_option_explains_one_token(tmp_path: Path) -> None:
     recorded = ledger.read(2)  # not step 1: a new critic has the same value everywhere
     assert recorded.assignment is not None
     advantage_T = recorded.assignment.token_advantages()
-    lines = [said(ledger.path, recorded.batch.step_ids[0], "--token", j) for j in (0, 1)]
+    lines = [why(ledger.path, recorded.batch.step_ids[0], "--token", j) for j in (0, 1)]
     assert [of_token[-1] for of_token in lines] == [f"= {float(advantage_T[j])!r}" for j in (0, 1)]
     assert advantage_T[0] != advantage_T[1]
     assert "expected one of its sampled tokens, got token 99" in refused(
@@ -136,20 +139,20 @@ def test_token_option_explains_one_token(tmp_path: Path) -> None:
 def test_json_output_ends_with_the_recorded_advantage(ledger: Ledger) -> None:
     recorded = ledger.read(1)
     assert recorded.assignment is not None
-    facts = json.loads("".join(said(ledger.path, recorded.batch.step_ids[3], "--json")))
+    facts = json.loads("".join(why(ledger.path, recorded.batch.step_ids[3], "--json")))
     assert facts["training_step"] == 1
     assert facts["advantage"] == recorded.assignment.advantage_S[3] == facts["operations"][-1]["value"]
 
 
 def test_trajectory_output_marks_the_first_error(ledger: Ledger) -> None:
     for recorded in ledger:
-        made = recorded.assignment
-        assert made is not None
+        assignment = recorded.assignment
+        assert assignment is not None
         for n in range(recorded.batch.n_trajectories):
-            lines = said(ledger.path, "--trajectory", recorded.batch.trajectory_ids[n])
+            lines = why(ledger.path, "--trajectory", recorded.batch.trajectory_ids[n])
             steps = np.flatnonzero(recorded.batch.trajectory_of_step == n)
             assert len(lines) == 6 + len(steps)
-            wrong = [s for s in steps if made.scored_S[s] and made.sub_reward_S[s] < 1]
+            wrong = [s for s in steps if assignment.scored_S[s] and assignment.sub_reward_S[s] < 1]
             marked = [s for s, line in zip(steps, lines[-len(steps) :], strict=True) if line.endswith("<- first error")]
             assert marked == wrong[:1]
 
@@ -167,28 +170,28 @@ def test_unknown_step_or_run_is_refused_in_one_line(ledger: Ledger, tmp_path: Pa
 
 
 def test_why_of_a_run_lists_notable_steps(ledger: Ledger) -> None:
-    made = ledger.read(2).assignment
-    assert made is not None
-    lines = said(ledger.path)
+    assignment = ledger.read(2).assignment
+    assert assignment is not None
+    lines = why(ledger.path)
     assert lines[0] == "training step 2: 16 steps of 8 trajectories"
     listed = {line.split()[0]: line for line in lines[3 : lines.index("", 2)]}
-    trained = [(made.advantage_S[s], made.batch.step_ids[s]) for s in range(16) if made.trained_S[s]]
+    trained = [(assignment.advantage_S[s], assignment.batch.step_ids[s]) for s in range(16) if assignment.trained_S[s]]
     for (advantage, id), words in ((max(trained), "the highest advantage"), (min(trained), "the lowest advantage")):
         assert words in listed[id]
         assert f"{advantage:+.3f}" in listed[id]
     for id in listed:
-        assert said(ledger.path, id)[0].startswith(f"step {id}: ")
+        assert why(ledger.path, id)[0].startswith(f"step {id}: ")
 
 
 def test_why_shows_each_part_in_reward_and_in_advantage(ledger: Ledger) -> None:
-    made = ledger.read(2).assignment
-    assert made is not None
-    for s in np.flatnonzero(made.trained_S & ~made.tied_S)[:4].tolist():
-        lines = said(ledger.path, made.batch.step_ids[s])
+    assignment = ledger.read(2).assignment
+    assert assignment is not None
+    for s in np.flatnonzero(assignment.trained_S & ~assignment.tied_S)[:4].tolist():
+        lines = why(ledger.path, assignment.batch.step_ids[s])
         rows = {line.split()[0]: line.split()[-2:] for line in lines[-8:-1] if line}
-        factor = made.weight_S[s] / made.divisor_S[s]
-        assert rows["own"] == [f"{made.own_S[s]:+.6g}", f"{factor * made.own_S[s]:+}"]
-        assert rows["baseline"] == [f"{-made.baseline_S[s]:+.6g}", f"{-factor * made.baseline_S[s]:+}"]
+        factor = assignment.weight_S[s] / assignment.divisor_S[s]
+        assert rows["own"] == [f"{assignment.own_S[s]:+.6g}", f"{factor * assignment.own_S[s]:+}"]
+        assert rows["baseline"] == [f"{-assignment.baseline_S[s]:+.6g}", f"{-factor * assignment.baseline_S[s]:+}"]
         assert any(line.startswith("units: ") for line in lines)
 
 
@@ -198,7 +201,7 @@ def test_torn_file_is_set_aside_and_named(tmp_path: Path) -> None:
     id = ledger.read(1).batch.step_ids[0]
     last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
     assert Ledger.open(ledger.path).steps == (1,)
-    assert said(ledger.path, id)[-1] == f"set aside: {last} is incomplete, a crash cut it off"
+    assert why(ledger.path, id)[-1] == f"set aside: {last} is incomplete, a crash cut it off"
 
 
 def test_run_without_training_steps_is_refused(ledger: Ledger, tmp_path: Path) -> None:

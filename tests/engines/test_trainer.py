@@ -412,7 +412,7 @@ def test_recipe_with_a_frozen_agent_can_be_checked(tmp_path: Path, capsys: pytes
     from creditflow.cli.check import check
 
     with JudgeServer(verdict) as server:
-        check(TOY, frozen_critic(server), 2, Reporter(), verbose=False)
+        check(TOY, frozen_critic(server), tasks=2)
     told = capsys.readouterr()
     assert "critic" in told.out
     assert "can be trained" in told.out + told.err

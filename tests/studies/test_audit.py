@@ -95,7 +95,7 @@ def test_audit_prints_a_row_per_rule_and_saves_its_values(run: Path, tmp_path: P
     done = audit(run, "--rollouts", 9, "--rule", "identical", "--rule", "propagation=none outcome_to=answer",
                  "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "training step 2: 8 trajectories, replayed; checkpoint 1 answers anew" in done.output
+    assert "training step 2: 8 trajectories replayed; checkpoint 1 acts" in done.output
     for words in ("in force", "identical", "propagation=none outcome_to=answer", "writer", "critic"):
         assert words in done.output
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -151,12 +151,12 @@ def test_audit_with_other_models_prints_their_paths(run: Path):
     model = run / "checkpoints/global_step_2"
     done = audit(run, "--training-step", 1, "--rollouts", 3, "--budget", 12, "--model", model, "--baseline", model)
     assert done.exit_code == 0, done.output
-    assert "training step 1: 4 trajectories, replayed" in done.output
+    assert "training step 1: 4 trajectories replayed" in done.output
     assert done.output.count(str(model)) == 2
     assert "measurement error" not in done.output  # with one rollout per coalition the error is unknown
     assert "noise" not in done.output
     first = audit(run, "--training-step", 1, "--rollouts", 3)
-    assert "what training began with answers anew" in first.output
+    assert "the initial model acts" in first.output
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,10 @@ def test_audit_with_other_models_prints_their_paths(run: Path):
         (["--rule", ""], "--rule: expected the name of a rule, or options of credit, got nothing"),
         (["--rule", "propagation=gae"], "got 'gae'"),
         (["--rollouts", "2"], "expected at least 3 rollouts for 2 agents, got 2"),
-        (["--rollouts", "30", "--budget", "20"], "--budget: expected at least --rollouts"),
+        (
+            ["--rollouts", "30", "--budget", "20"],
+            "--budget: expected at least --rollouts",
+        ),
         (["--training-step", "7"], "expected a training step that is on record (1 to 2), got 7"),
         (["--rule", "treshold"], "shapley or threshold or uniform, got 'treshold'"),
         (["--rule", "gama=1"], "did you mean 'gamma'?"),

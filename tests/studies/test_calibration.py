@@ -120,4 +120,4 @@ def test_calibrate_refuses_a_run_without_scores(tmp_path: Path) -> None:
     folder.write_steps(1, batch_of(make_trajectory("a", [step("plan")], outcome=1.0)))
     result = CliRunner().invoke(app, ["calibrate", str(tmp_path / "run")])
     assert result.exit_code == 2
-    assert "no scored step of a trajectory with a scored outcome is on record" in result.stderr
+    assert "expected a scored step in a trajectory with a scored outcome, found none" in result.stderr

@@ -533,7 +533,7 @@ def test_comparison_prints_a_table_and_writes_its_files(compared):
     for words in ("identical", "none - identical", "step error rate", "numbers: out/comparison.json", "comparison.png"):
         assert words in result.stdout
     assert "before -> after 2 training steps, on 6 tasks, 1 seed" in result.stdout
-    assert "compare.values has no entry for identical: trained as the recipe says" in result.stderr
+    assert "compare.values has no entry for identical: trained with the recipe's options" in result.stderr
     assert "identical, seed 0: done" in result.stderr
     assert (folder / "out" / "comparison.png").exists()
     found = json.loads((folder / "out" / "comparison.json").read_text())
@@ -577,8 +577,8 @@ def test_finished_runs_are_kept_and_broken_ones_repeated(compared, monkeypatch):
     result = compare("--no-arms")
 
     assert result.exit_code == 0, result.output
-    assert "1 of 2 runs are there already, and not repeated" in result.stderr
-    assert "none, seed 0: was broken off, starts again" in result.stderr
+    assert "1 of 2 runs are finished already, and not repeated" in result.stderr
+    assert "none, seed 0: was interrupted, starts again" in result.stderr
     assert Path("out/identical/seed0/run.json").stat().st_mtime_ns == kept
     assert (broken / "evaluation.json").exists()
 
@@ -591,7 +591,7 @@ def test_folder_with_other_runs_is_refused(compared, monkeypatch):
     assert result.exit_code == 2
     assert result.stderr == (
         "error: trainer.default_local_dir: out/identical/seed0 holds a run with algorithm.gamma=0.99, "
-        "but 0.5 is wanted; name another folder\n"
+        "expected 0.5; name another folder\n"
     )
 
 
@@ -610,7 +610,7 @@ def test_broken_run_is_kept_if_another_folder_is_foreign(half_done):
     result = compare("--no-arms")
 
     assert result.exit_code == 2
-    assert result.stderr == "error: trainer.default_local_dir: out/none/seed0 holds something else than a run\n"
+    assert result.stderr == "error: trainer.default_local_dir: out/none/seed0 holds files that are not of a run\n"
     assert (half_done / "identical" / "seed0" / "run.json").exists()
 
 
@@ -641,9 +641,9 @@ def test_failed_run_gives_exit_code_1(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["--seeds", "0"], "--seeds: expected 1 or more"),
-        (["algorithm.propagation=none"], "algorithm.propagation: is what --vary varies"),
-        (["algorithm={propagation: none}"], "algorithm.propagation: is what --vary varies"),
-        (["compare.values.none.recipe.tasks=4"], "none is evaluated on other tasks than identical"),
+        (["algorithm.propagation=none"], "algorithm.propagation: is varied by --vary"),
+        (["algorithm={propagation: none}"], "algorithm.propagation: is varied by --vary"),
+        (["compare.values.none.recipe.tasks=4"], "none and identical are evaluated on different tasks"),
         (["compare.values.none.trainer.val_before_train=true"], "trainer.val_before_train: is set by compare itself"),
         (["compare.arms.more.data={seed: 4}"], "data.seed: is set by compare itself, the same for every arm; more"),
         (["algorithm.gama=1"], "did you mean 'algorithm.gamma'?"),
@@ -686,7 +686,7 @@ def test_more_seeds_and_arms_extend_an_existing_comparison(tmp_path, monkeypatch
     result = compare("--seeds", "2")
 
     assert result.exit_code == 0, result.output
-    assert "2 of 6 runs are there already" in result.stderr
+    assert "2 of 6 runs are finished already" in result.stderr
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert list(found["values"]) == ["identical", "none", "none_answer"]
     assert all(len(value["pass_at_1"]["after"]["seeds"]) == 2 for value in found["values"].values())

@@ -2,66 +2,88 @@
 
 from __future__ import annotations
 
-import json
+import json as json_format
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from creditflow._utils.files import json_ready
-from creditflow._utils.progress import Bar, Reporter
-from creditflow.data import TrajectoryBatch
-from creditflow.errors import ConfigError, DataError
-from creditflow.reports.tables import new_table, results_console, show
-from creditflow.reports.text import number
-from creditflow.runs import Ledger
-from creditflow.studies.calibration import ALL, Calibration, calibrate, observe
+import typer
+
+from creditflow.cli._options import JsonFile, Run, expect_parent_folders
+from creditflow.errors import DataError
+
+if TYPE_CHECKING:
+    from creditflow._utils.progress import Bar
+    from creditflow.data import TrajectoryBatch
+    from creditflow.runs import Ledger
+    from creditflow.studies.calibration import Calibration
 
 
-def calibrate_run(path: Path, last: int | None, plot: Path | None, out: Path | None, reporter: Reporter) -> None:
-    """Print a row per agent and function. `last`: read only this number of training steps, the newest."""
-    for option, file in (("--plot", plot), ("--json", out)):
-        if file is not None and not file.parent.is_dir():
-            raise ConfigError(f"{option}: {file.parent} is no folder")
-    ledger = Ledger.open(path)
+def calibrate(
+    run: Run,
+    *,
+    last: Annotated[
+        int | None, typer.Option(min=1, help="Use only the newest LAST training steps; default: all.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw reliability curves to FILE, a PNG.")
+    ] = None,
+    json: JsonFile = None,
+) -> None:
+    """Measure how well each agent's sub-rewards predict the outcome.
+
+    Prints one row per agent and score, with the threshold that separates right from wrong trajectories best.
+    """
+    from creditflow._utils.files import json_ready
+    from creditflow._utils.progress import Reporter
+    from creditflow.reports.tables import new_table, results_console, show
+    from creditflow.runs import Ledger
+    from creditflow.studies import calibration
+
+    expect_parent_folders(plot=plot, json=json)
+    reporter = Reporter()
+    ledger = Ledger.open(run)
     steps = ledger.steps[-last:] if last else ledger.steps
     with reporter.bar("read", len(steps)) as bar:
-        seen = observe(_told(ledger, steps, bar))
-    if not seen:
-        raise DataError(f"{path}: no scored step of a trajectory with a scored outcome is on record")
-    found = sorted((calibrate(one) for one in seen), key=lambda one: (one.agent, one.name == ALL))
-    console = results_console()
+        observations = calibration.observe(_batches(ledger, steps, bar))
+    if not observations:
+        raise DataError(f"{run}: expected a scored step in a trajectory with a scored outcome, found none")
+    results = [calibration.calibrate(observed) for observed in observations]
+    results.sort(key=lambda result: (result.agent, result.name == calibration.ALL))
     table = new_table(
-        "agent: score", "steps", "mean", "ended right", "AUC", "95 %", "within tasks", "error", "threshold", "separates"
+        "agent: score", "steps", "mean", "right", "AUC", "95 %", "within tasks", "error", "threshold", "separates"
     )
-    for one in found:
-        table.add_row(f"{one.agent}: {one.name}", *_cells(one))
-    show(console, f"what scores say of the outcome, training steps {steps[0]} to {steps[-1]}", table)
+    for result in results:
+        table.add_row(f"{result.agent}: {result.name}", *_cells(result))
+    show(results_console(), f"scores as predictors of the outcome, training steps {steps[0]} to {steps[-1]}", table)
     if plot is not None:
         from creditflow.reports.calibration_plot import draw_calibration
 
-        draw_calibration(plot, found)
+        draw_calibration(plot, results)
         reporter.say(f"figure: {plot}")
-    if out is not None:
-        numbers = json_ready([asdict(one) for one in found])
-        out.write_text(json.dumps(numbers, indent=1) + "\n")
+    if json is not None:
+        json.write_text(json_format.dumps(json_ready([asdict(result) for result in results]), indent=1) + "\n")
 
 
-def _told(ledger: Ledger, steps: Sequence[int], bar: Bar) -> Iterator[TrajectoryBatch]:
+def _batches(ledger: Ledger, steps: Sequence[int], bar: Bar) -> Iterator[TrajectoryBatch]:
     for step in steps:
         yield ledger.read(step).batch
         bar.advance()
 
 
-def _cells(one: Calibration) -> list[str]:
-    interval = "-" if math.isnan(one.auc_low) else f"[{number(one.auc_low)}, {number(one.auc_high)}]"
-    at = "-" if math.isnan(one.threshold) else f"{one.threshold:.3g} ({one.pass_rate:.0%} pass)"
+def _cells(result: Calibration) -> list[str]:
+    from creditflow.reports.text import number
+
+    interval = "-" if math.isnan(result.auc_low) else f"[{number(result.auc_low)}, {number(result.auc_high)}]"
+    at = "-" if math.isnan(result.threshold) else f"{result.threshold:.3g} ({result.pass_rate:.0%} pass)"
     return [
-        f"{one.steps:,}",
-        *(number(value) for value in (one.mean_score, one.mean_right, one.auc)),
+        f"{result.steps:,}",
+        *(number(value) for value in (result.mean_score, result.mean_right, result.auc)),
         interval,
-        number(one.auc_within),
-        number(one.error),
+        number(result.auc_within),
+        number(result.error),
         at,
-        number(one.separation, 2),
+        number(result.separation, 2),
     ]

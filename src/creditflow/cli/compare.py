@@ -11,31 +11,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from creditflow._utils.files import alone_in, make_folder, write_whole
-from creditflow._utils.progress import Reporter
-from creditflow.config import Recipe, load_recipe, trained_policies, with_effect
-from creditflow.engines.common.components import Components, build_components
-from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.policy_set import model_folder
-from creditflow.engines.local.rollouts import total_steps
-from creditflow.engines.local.run import run_path
+import typer
+
+from creditflow.cli._options import Overrides, Recipe, comma_separated
 from creditflow.errors import ConfigError, CreditflowError, InputError
-from creditflow.monitoring import Evaluation
-from creditflow.reports.comparison import ArmResult, RunResult, differences, summary
-from creditflow.reports.comparison_plot import draw_comparison
-from creditflow.reports.tables import (
-    comparison_table,
-    comparison_title,
-    difference_table,
-    difference_title,
-    results_console,
-    show,
-)
-from creditflow.runs import RunFolder
-from creditflow.studies.comparison.arms import Arm, arms_of, as_yaml, parse_vary, without_entry
-from creditflow.studies.comparison.jobs import Job, run_jobs
+
+if TYPE_CHECKING:
+    from creditflow._utils.progress import Reporter
+    from creditflow.config import Recipe as LoadedRecipe
+    from creditflow.engines.common.components import Components
+    from creditflow.reports.comparison import ArmResult
+    from creditflow.studies.comparison.arms import Arm
+    from creditflow.studies.comparison.jobs import Job
 
 _EVALUATED = ("data", "actor_rollout_ref.model", "actor_rollout_ref.rollout", "policies", "team", "reward", "recipe")
 """Config keys that an evaluation before training depends on; arms that agree on them share one."""
@@ -51,7 +40,7 @@ class ArmRun:
 
     arm: Arm
     seed: int
-    recipe: Recipe
+    recipe: LoadedRecipe
     settings: tuple[str, ...]
     """The overrides that produce `recipe`."""
     folder: Path
@@ -73,81 +62,111 @@ class ArmRun:
 
 
 def compare(
-    path: Path,
-    overrides: Sequence[str],
+    recipe: Recipe,
+    overrides: Overrides = None,
     *,
-    vary: str,
-    seeds: int,
-    jobs: int | None,
-    extra: bool,
-    only: Sequence[str],
-    reporter: Reporter,
+    vary: Annotated[str, typer.Option(metavar="KEY=A,B,C", help="The option to vary, and its values.")],
+    seeds: Annotated[int, typer.Option(help="Runs per arm, with the seeds data.seed, data.seed + 1, ...")] = 1,
+    jobs: Annotated[int | None, typer.Option(help="Runs in parallel; default: one per core, or one on a GPU.")] = None,
+    arms: Annotated[bool, typer.Option(help="Also run the arms in the recipe's compare.arms.")] = True,
+    only: Annotated[str, typer.Option(metavar="A,B", help="Run only these arms; default: all.")] = "",
 ) -> None:
-    """Train every arm with every seed, print the results, and write `comparison.json` and the figure."""
+    """Train variants of a recipe on the same seeds, and compare them.
+
+    Prints the differences with confidence intervals. compare.values.VALUE in the recipe sets further options for a
+    value. Results go to trainer.default_local_dir, which keeps the finished runs of the same comparison.
+    """
+    from creditflow._utils.files import alone_in, make_folder
+    from creditflow._utils.progress import Reporter
+    from creditflow.config import load_recipe, with_effect
+    from creditflow.engines.local.run import run_path
+    from creditflow.studies.comparison.arms import arms_of, parse_vary, without_entry
+
     if seeds < 1 or (jobs is not None and jobs < 1):
         raise ConfigError(f"{'--seeds' if seeds < 1 else '--jobs'}: expected 1 or more")
+    reporter, settings = Reporter(), overrides or []
     key, values = parse_vary(vary)
-    if any(override.partition("=")[0] == key for override in overrides):
-        raise ConfigError(f"{key}: is what --vary varies; it cannot be set as well")
-    recipe = load_recipe(path, with_effect(path, (), overrides))
-    arms = arms_of(recipe, key, values, extra=extra, only=only)
-    read = {override for arm in arms for override in with_effect(path, arm.overrides, overrides)}
-    if not read.issuperset(overrides):  # every arm ignores one: the loader raises with the reason
-        load_recipe(path, (*arms[0].overrides, *overrides))
-    folder = run_path(recipe)
-    runs = _plan(path, overrides, recipe, key, arms, seeds, folder)
+    if any(override.partition("=")[0] == key for override in settings):
+        raise ConfigError(f"{key}: is varied by --vary; it cannot be set as well")
+    loaded = load_recipe(recipe, with_effect(recipe, (), settings))
+    compared = arms_of(loaded, key, values, extra=arms, only=comma_separated(only))
+    effective = {override for arm in compared for override in with_effect(recipe, arm.overrides, settings)}
+    if not effective.issuperset(settings):  # every arm ignores one: the loader raises with the reason
+        load_recipe(recipe, (*compared[0].overrides, *settings))
+    folder = run_path(loaded)
+    runs = _plan(recipe, settings, loaded, key, compared, seeds, folder)
 
     make_folder(folder, "trainer.default_local_dir")
     # Two comparisons at once would mistake each other's live runs for interrupted ones.
     taken = InputError(f"trainer.default_local_dir: another comparison is running in {folder}")
     with alone_in(folder, taken):
-        waiting = [run for run in runs if not _found(run)]
+        waiting = [run for run in runs if not _is_finished(run)]
         reporter.say(f"comparison folder: {folder}")
-        for arm in arms:
+        for arm in compared:
             reporter.say(f"  {arm.name}: {' '.join(arm.overrides)}")
-        names = [arm.name for arm in arms]
-        if missing := [value for value in without_entry(recipe, values) if value in names]:
-            reporter.say(f"compare.values has no entry for {', '.join(missing)}: trained as the recipe says")
+        names = [arm.name for arm in compared]
+        if missing := [value for value in without_entry(loaded, values) if value in names]:
+            reporter.say(f"compare.values has no entry for {', '.join(missing)}: trained with the recipe's options")
         if len(waiting) < len(runs):
-            reporter.say(f"{len(runs) - len(waiting)} of {len(runs)} runs are there already, and not repeated")
-        if not _drawing():
-            reporter.say("no figure: matplotlib is missing (the `report` extra)")
-        _work(path, runs, waiting, jobs or _default_jobs(recipe), reporter)
-        _tell(f"{recipe.name}: {key}", key, arms, runs, seeds, folder)
+            reporter.say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already, and not repeated")
+        if not _has_matplotlib():
+            reporter.say("no figure: matplotlib is not installed: pip install 'creditflow[report]'")
+        _run(recipe, runs, waiting, jobs or _default_jobs(loaded), reporter)
+        _print(f"{loaded.name}: {key}", key, compared, runs, seeds, folder)
 
 
-def _tell(of: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], seeds: int, folder: Path) -> None:
+def _print(name: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], seeds: int, folder: Path) -> None:
     """Print the tables; write `comparison.json` and the figure."""
+    from creditflow._utils.files import write_whole
+    from creditflow.reports.comparison import differences, summary
+    from creditflow.reports.comparison_plot import draw_comparison
+    from creditflow.reports.tables import (
+        comparison_table,
+        comparison_title,
+        difference_table,
+        difference_title,
+        results_console,
+        show,
+    )
+    from creditflow.runs import RunFolder
+
     results = [_result(arm, [run for run in runs if run.arm == arm]) for arm in arms]
-    found = differences(results)
+    pairs = differences(results)
     console = results_console()
     tasks = len(results[0].runs[0].after.sampled)
-    title = comparison_title(of, {run.steps for run in runs})
+    title = comparison_title(name, {run.steps for run in runs})
     show(console, f"{title}, on {tasks} tasks, {_count(seeds, 'seed')}", comparison_table(results))
-    if found:
-        show(console, difference_title(seeds), difference_table(found))
+    if pairs:
+        show(console, difference_title(seeds), difference_table(pairs))
     output = RunFolder(folder)
-    output.write_text("comparison.json", json.dumps(summary(key, results, found), indent=2) + "\n")
+    output.write_text("comparison.json", json.dumps(summary(key, results, pairs), indent=2) + "\n")
     console.print(f"numbers: {folder / 'comparison.json'}", soft_wrap=True)
-    if _drawing():
+    if _has_matplotlib():
         write_whole(
-            folder / "comparison.png", lambda to: draw_comparison(to, f"{title}, {_count(seeds, 'seed')}", results)
+            folder / "comparison.png", lambda file: draw_comparison(file, f"{title}, {_count(seeds, 'seed')}", results)
         )
         console.print(f"plots: {folder / 'comparison.png'}", soft_wrap=True)
 
 
-def _drawing() -> bool:
+def _has_matplotlib() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def _plan(
-    path: Path, overrides: Sequence[str], recipe: Recipe, key: str, arms: Sequence[Arm], seeds: int, folder: Path
+    path: Path, overrides: Sequence[str], recipe: LoadedRecipe, key: str, arms: Sequence[Arm], seeds: int, folder: Path
 ) -> list[ArmRun]:
     """List every run, seeds in the outer loop, so that an interrupted comparison stays balanced.
 
     Loads every file and model that an arm names. Bad input therefore raises before anything is written, and a model
     that is created on first use is created once instead of in every run.
     """
+    from creditflow.config import load_recipe, trained_policies, with_effect
+    from creditflow.engines.common.components import build_components
+    from creditflow.engines.local.policy import Policy, pick_device
+    from creditflow.engines.local.policy_set import model_folder
+    from creditflow.engines.local.rollouts import total_steps
+    from creditflow.studies.comparison.arms import as_yaml
+
     kept = [override for override in overrides if override.partition("=")[0] not in _OWN]
     steps: dict[str, int] = {}
     tasks: dict[str, str] = {}
@@ -170,8 +189,8 @@ def _plan(
                 tasks[arm.name] = _fingerprint_of_tasks(components)
                 if tasks[arm.name] != tasks[arms[0].name]:
                     raise ConfigError(
-                        f"compare: {arm.name} is evaluated on other tasks than {arms[0].name}, "
-                        "so that they cannot be compared task by task"
+                        f"compare: {arm.name} and {arms[0].name} are evaluated on different tasks, so that they cannot "
+                        "be compared task by task"
                     )
                 steps[arm.name] = total_steps(len(components.train_tasks), resolved.config)
                 if not steps[arm.name]:
@@ -185,71 +204,83 @@ def _plan(
     return runs
 
 
-def _check_arm(path: Path, arm: Arm, key: str, settings: Sequence[str], resolved: Recipe) -> None:
+def _check_arm(path: Path, arm: Arm, key: str, settings: Sequence[str], resolved: LoadedRecipe) -> None:
     """Raise ConfigError if another override would replace one of the arm's."""
     from omegaconf import OmegaConf
+
+    from creditflow.config import load_recipe
 
     for name in _flat(OmegaConf.to_container(OmegaConf.from_dotlist(list(arm.overrides)))):  # type: ignore[arg-type]
         if name in _OWN:
             raise ConfigError(f"{name}: is set by compare itself, the same for every arm; {arm.name} cannot set it")
     varied = [override for override in arm.overrides if override.partition("=")[0] == key]
     if load_recipe(path, (*settings, *varied)).config != resolved.config:
-        raise ConfigError(f"{key}: is what --vary varies; it cannot be set as well, and {arm.name} would not have it")
+        raise ConfigError(f"{key}: is varied by --vary; {arm.name} cannot set it as well")
 
 
-def _found(run: ArmRun) -> bool:
+def _is_finished(run: ArmRun) -> bool:
     """Whether the run is already finished. Raises InputError if its folder holds anything else."""
     facts = run.folder / "run.json"
     if not facts.exists():
         if run.folder.exists() and any(run.folder.iterdir()):
-            raise InputError(f"trainer.default_local_dir: {run.folder} holds something else than a run")
+            raise InputError(f"trainer.default_local_dir: {run.folder} holds files that are not of a run")
         return False
-    there = _flat(json.loads(facts.read_text())["config"])
+    existing = _flat(json.loads(facts.read_text())["config"])
     wanted = _flat(json.loads(json.dumps(run.recipe.to_dict())))
-    for key in sorted(there.keys() | wanted.keys()):
-        if there.get(key) != wanted.get(key) and not key.startswith(_UNCOMPARED):
+    for key in sorted(existing.keys() | wanted.keys()):
+        if existing.get(key) != wanted.get(key) and not key.startswith(_UNCOMPARED):
             raise InputError(
-                f"trainer.default_local_dir: {run.folder} holds a run with {key}={there.get(key)}, "
-                f"but {wanted.get(key)} is wanted; name another folder"
+                f"trainer.default_local_dir: {run.folder} holds a run with {key}={existing.get(key)}, "
+                f"expected {wanted.get(key)}; name another folder"
             )
     return run.finished
 
 
-def _work(path: Path, runs: Sequence[ArmRun], waiting: Sequence[ArmRun], at_once: int, reporter: Reporter) -> None:
+def _run(path: Path, runs: Sequence[ArmRun], waiting: Sequence[ArmRun], parallel: int, reporter: Reporter) -> None:
     """Execute the missing evaluations and runs. Raises CreditflowError if any of them fails."""
+    from creditflow.studies.comparison.jobs import run_jobs
+
     jobs: list[Job] = []
-    before = {run.before for run in runs if run.before.exists()}
+    evaluated = {run.before for run in runs if run.before.exists()}
     for run in runs:
-        if run.before not in before:
-            before.add(run.before)
+        if run.before not in evaluated:
+            evaluated.add(run.before)
             jobs.append(_before_job(path, run))
         if run in waiting:
             if run.folder.exists():
-                reporter.say(f"{run.name}: was broken off, starts again")
+                reporter.say(f"{run.name}: was interrupted, starts again")
                 shutil.rmtree(run.folder)
             jobs.append(_train_job(path, run))
     if not jobs:
         return
-    failures = run_jobs(jobs, at_once, reporter, "compare")
+    failures = run_jobs(jobs, parallel, reporter, "compare")
     if failures:
         raise CreditflowError(
             f"{len(failures)} of {_count(len(jobs), 'run')} failed: {'; '.join(f.job.name for f in failures)}. "
-            f"The others are kept; to go on: the same, with trainer.default_local_dir={runs[0].folder.parent.parent}"
+            "The others are kept; to continue, repeat the command with "
+            f"trainer.default_local_dir={runs[0].folder.parent.parent}"
         )
 
 
 def _train_job(path: Path, run: ArmRun) -> Job:
+    from creditflow.studies.comparison.jobs import Job
+
     command = (sys.executable, "-m", "creditflow", "train", str(path), *run.settings)
     return Job(run.name, command, run.folder.with_suffix(".log"), run.steps, run.steps_done)
 
 
 def _before_job(path: Path, run: ArmRun) -> Job:
+    from creditflow.studies.comparison.jobs import Job
+
     command = (sys.executable, "-m", "creditflow", "eval", str(path), *run.settings, "--json", str(run.before))
     log = run.before.with_suffix(".log")
     return Job(f"before training, seed {run.seed}", command, log, 1, lambda: 0)
 
 
 def _result(arm: Arm, runs: Sequence[ArmRun]) -> ArmResult:
+    from creditflow.monitoring import Evaluation
+    from creditflow.reports.comparison import ArmResult, RunResult
+
     return ArmResult(
         name=arm.name,
         before=[Evaluation.from_json(run.before.read_text(), str(run.before)) for run in runs],
@@ -257,7 +288,7 @@ def _result(arm: Arm, runs: Sequence[ArmRun]) -> ArmResult:
     )
 
 
-def _fingerprint(recipe: Recipe) -> str:
+def _fingerprint(recipe: LoadedRecipe) -> str:
     config = _flat(recipe.to_dict())
     relevant = {key: value for key, value in config.items() if key.startswith(_EVALUATED)}
     return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=repr).encode()).hexdigest()[:8]
@@ -277,8 +308,10 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _default_jobs(recipe: Recipe) -> int:
+def _default_jobs(recipe: LoadedRecipe) -> int:
     """The number of cores; 1 if runs would share a GPU."""
+    from creditflow.engines.local.policy import pick_device
+
     if pick_device(recipe.config.trainer.device).type == "cuda":
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

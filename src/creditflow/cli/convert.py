@@ -8,44 +8,117 @@ import shlex
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from creditflow._utils.files import write_named
-from creditflow._utils.huggingface import load_tokenizer
-from creditflow._utils.progress import Reporter
-from creditflow.credit import CreditOptions, assign
-from creditflow.credit.analysis.metrics import credit_metrics
-from creditflow.data import Message, Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
+import typer
+
 from creditflow.errors import BatchError, DataError, InputError
-from creditflow.reports.tables import new_table, results_console, show
-from creditflow.reports.text import number
-from creditflow.rollout.chat import ChatTokenizer
-from creditflow.runs import RunFolder
-from creditflow.traces import Converted, ConvertOptions, Span, Tokens, convert, read_spans
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from creditflow._utils.progress import Reporter
+    from creditflow.data import Message, Score, Step, Trajectory, TrajectoryBatch
+    from creditflow.rollout.chat import ChatTokenizer
+    from creditflow.traces import Converted, ConvertOptions, Span
+
+_MOST_ROWS = 20
+"""Maximum rows of a table of counts."""
 
 
-def convert_files(
-    sources: Sequence[Path],
-    out: Path,
-    options: ConvertOptions,
-    ranges: Sequence[str],
-    tokenizer: Path | None,
-    left_out: Path | None,
-    run: Path | None,
-    reporter: Reporter,
+def convert(
+    spans: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SPANS...",
+            help="Files of OpenTelemetry spans and log records (OTLP), Agent Lightning spans or chat logs, or Parquet "
+            "files of creditflow.",
+        ),
+    ],
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The Parquet file to write.")],
+    agent_match: Annotated[
+        str, typer.Option(metavar="REGEX", help="Keep only calls of agents that match; default: all.")
+    ] = "",
+    outcome: Annotated[str, typer.Option(metavar="NAME", help="The reward to use as the outcome.")] = "",
+    range: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=LOW:HIGH", help="The range of a reward; may be repeated; default: 0:1."),
+    ] = None,
+    trajectory_by: Annotated[
+        str, typer.Option(metavar="KEY", help="The attribute that identifies a trajectory; default: the trace.")
+    ] = "",
+    uid_by: Annotated[
+        str, typer.Option(metavar="KEY", help="The attribute that identifies the task; default: the first prompt.")
+    ] = "",
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Tokenizer for steps without token ids in the trace.")
+    ] = None,
+    left_out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write the records that are no step and no reward, as JSON."),
+    ] = None,
+    credit: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Also assign credit and write a run, for why, recredit, report and view."),
+    ] = None,
 ) -> None:
-    """Read, convert and write, and print a summary. `run`: a folder for the trajectories with their credit."""
+    """Turn traces of other systems into trajectories.
+
+    Each model call becomes a step. Prints steps by agent, rewards by name, and the records left out with the reasons.
+    """
+    from creditflow import traces
+    from creditflow._utils.files import write_named
+    from creditflow._utils.progress import Reporter
+    from creditflow.data import TrajectoryBatch, write_parquet
+    from creditflow.reports.tables import results_console
+
     if out.suffix != ".parquet":
         raise InputError(f"--out: expected a name that ends with .parquet, got {out}")
-    if run is not None and (run / "run.json" if run.is_dir() else run).exists():
-        raise InputError(f"--credit: {run} is a {'run' if run.is_dir() else 'file'} already; name another folder")
+    if credit is not None and (credit / "run.json" if credit.is_dir() else credit).exists():
+        kind = "run" if credit.is_dir() else "file"
+        raise InputError(f"--credit: {credit} is a {kind} already; name another folder")
     tokens = None if tokenizer is None else _Tokenizer.load(tokenizer)
-    options = replace(options, ranges=_ranges(ranges), tokens=tokens)
-    ours: list[Trajectory] = []
+    options = traces.ConvertOptions(agent_match, outcome, _ranges(range or []), trajectory_by, uid_by, tokens)
+    reporter, console = Reporter(), results_console()
+    records, copied = _read(spans, options, reporter)
+    converted = traces.convert(records, options)
+    _expect_named_fields(records, converted, options)
+    if left_out is not None:
+        lines = "".join(json.dumps(asdict(record)) + "\n" for record in converted.left_out)
+        write_named(left_out, lambda path: path.write_text(lines), "--left-out")
+    _print(converted)
+    _warn(converted, reporter)
+    if copied:
+        console.print(f"creditflow's Parquet: {_size(copied)}, unchanged", soft_wrap=True)
+    trajectories, files = [*converted.trajectories, *copied], ", ".join(map(str, spans))
+    if not trajectories:
+        raise DataError(f"{files}: nothing to write, no model call has become a step")
+    ids = Counter(trajectory.id for trajectory in trajectories)
+    if repeated := [id for id, n in ids.items() if n > 1]:
+        raise DataError(f"{files}: trajectory {repeated[0]} occurs twice; give each trajectory once")
+    batch = TrajectoryBatch.from_trajectories(trajectories)
+    write_named(out, partial(write_parquet, batch), "--out")
+    console.print(f"written: {out}", soft_wrap=True)
+    if credit is not None:
+        _write_run(batch, credit, spans)
+        arguments = [str(credit), batch.step_ids[-1]]
+        dashes = ["--"] if any(argument.startswith("-") for argument in arguments) else []
+        why = shlex.join(["creditflow", "why", *dashes, *arguments])
+        console.print(f"written: {credit}; see {why}", soft_wrap=True)
+
+
+def _read(
+    sources: Sequence[Path], options: ConvertOptions, reporter: Reporter
+) -> tuple[Sequence[Span], list[Trajectory]]:
+    """The spans of the traces, and the trajectories of creditflow's Parquet files."""
+    from creditflow.traces import read_spans
+
+    copied: list[Trajectory] = []
     with reporter.bar("read", len(sources)) as bar:
 
         def each(files: Sequence[Path]) -> Iterator[Path]:
@@ -53,64 +126,43 @@ def convert_files(
                 yield file
                 bar.advance()
 
-        for source in each([one for one in sources if one.suffix == ".parquet"]):
-            ours += _own(source, options)
+        for source in each([source for source in sources if source.suffix == ".parquet"]):
+            copied += _read_parquet(source, options)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            spans = read_spans(each([one for one in sources if one.suffix != ".parquet"]))
-    for one in caught:
-        reporter.say(f"warning: {one.message}")
-    made = convert(spans, options)
-    _expect_what_is_named(spans, made, options)
-    if left_out is not None:
-        lines = "".join(json.dumps(asdict(one)) + "\n" for one in made.left_out)
-        write_named(left_out, lambda path: path.write_text(lines), "--left-out")
-    _tell(made)
-    _warn(made, reporter)
-    if ours:
-        results_console().print(f"our own Parquet: {_size(ours)}, as they are", soft_wrap=True)
-    made.trajectories += ours
-    if not made.trajectories:
-        raise DataError(f"{', '.join(map(str, sources))}: nothing to write, no model call has become a step")
-    if twice := [name for name, n in Counter(trajectory.id for trajectory in made.trajectories).items() if n > 1]:
-        raise DataError(
-            f"{', '.join(map(str, sources))}: trajectory {twice[0]} stands in it twice; give each trajectory once"
-        )
-    batch = TrajectoryBatch.from_trajectories(made.trajectories)
-    write_named(out, partial(write_parquet, batch), "--out")
-    results_console().print(f"written: {out}", soft_wrap=True)
-    if run is not None:
-        _credit(batch, run, sources)
-        words = [str(run), batch.step_ids[-1]]
-        ended = ["--"] if any(word.startswith("-") for word in words) else []
-        why = shlex.join(["creditflow", "why", *ended, *words])
-        results_console().print(f"written: {run}; see {why}", soft_wrap=True)
+            spans = read_spans(each([source for source in sources if source.suffix != ".parquet"]))
+    for warning in caught:
+        reporter.say(f"warning: {warning.message}")
+    return spans, copied
 
 
-def _expect_what_is_named(spans: Sequence[Span], made: Converted, options: ConvertOptions) -> None:
+def _expect_named_fields(spans: Sequence[Span], converted: Converted, options: ConvertOptions) -> None:
     """Raise InputError if an option names a missing attribute or reward; it would silently have no effect."""
     for option, key in (("--trajectory-by", options.trajectory_by), ("--uid-by", options.uid_by)):
         if key and spans and not any(key in span.attributes or key in span.resource for span in spans):
             raise InputError(f"{option}: no span has an attribute {key!r}")
-    if not made.trajectories:
+    if not converted.trajectories:
         return
-    found = {
-        reward
-        for trajectory in made.trajectories
-        for reward in (trajectory.info.get("outcome"), *trajectory.info.get("rewards", ()))
-    }
-    found |= {reward for trajectory in made.trajectories for step in trajectory.steps for reward in step.scores}
-    there = ", ".join(sorted(map(str, found - {None}))) or "none"
-    named = [("--outcome", options.outcome)] if options.outcome else []
-    for option, name in (*named, *(("--range", name) for name in options.ranges)):
-        if name not in found:
-            raise InputError(f"{option}: no reward is called {name!r}; there is {there}")
+    rewards: set[str] = set()
+    for trajectory in converted.trajectories:
+        rewards |= {trajectory.info.get("outcome"), *trajectory.info.get("rewards", ())} - {None}
+        rewards |= {name for step in trajectory.steps for name in step.scores}
+    known = ", ".join(sorted(map(str, rewards))) or "none"
+    outcome = [("--outcome", options.outcome)] if options.outcome else []
+    for option, name in (*outcome, *(("--range", name) for name in options.ranges)):
+        if name not in rewards:
+            raise InputError(f"{option}: no reward is called {name!r}; the traces have {known}")
 
 
-def _own(source: Path, options: ConvertOptions) -> list[Trajectory]:
+def _read_parquet(source: Path, options: ConvertOptions) -> list[Trajectory]:
     """Read trajectories written by `serve` or `convert`, unchanged."""
+    from creditflow.data import read_parquet
+    from creditflow.traces import ConvertOptions
+
     if options != ConvertOptions():
-        raise InputError(f"{source}: trajectories come as they are; the options are for traces, convert those apart")
+        raise InputError(
+            f"{source}: creditflow's Parquet is copied unchanged; the options are for traces, convert those separately"
+        )
     try:
         return read_parquet(source).to_trajectories()
     except BatchError as error:
@@ -119,22 +171,25 @@ def _own(source: Path, options: ConvertOptions) -> list[Trajectory]:
         raise DataError(f"{source}: cannot be read: {error.strerror or error}") from error
 
 
-def _credit(batch: TrajectoryBatch, run: Path, sources: Sequence[Path]) -> None:
+def _write_run(batch: TrajectoryBatch, run: Path, sources: Sequence[Path]) -> None:
     """Write the trajectories as a run of one training step, with credit under the default options."""
+    from creditflow.credit import CreditOptions, assign
+    from creditflow.runs import RunFolder
+
     facts = {"engine": "none", "converted_from": [str(source.resolve()) for source in sources], "config": {}}
     assignment = assign(batch, CreditOptions())
     folder = RunFolder.create(run, facts, "{}\n")
     folder.write_steps(1, batch, assignment)
-    folder.append_metrics(1, credit_metrics(assignment))
+    folder.append_metrics(1, assignment.metrics())
 
 
 def _ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
-    found: dict[str, tuple[float, float]] = {}
-    for name, range_ in map(_range, texts):
-        if name in found:
+    ranges: dict[str, tuple[float, float]] = {}
+    for name, bounds in map(_range, texts):
+        if name in ranges:
             raise InputError(f"--range: {name} is given twice")
-        found[name] = range_
-    return found
+        ranges[name] = bounds
+    return ranges
 
 
 def _range(text: str) -> tuple[str, tuple[float, float]]:
@@ -146,14 +201,17 @@ def _range(text: str) -> tuple[str, tuple[float, float]]:
         raise InputError(f"--range: expected NAME=LOW:HIGH, such as right=-1:1, got {text!r}") from error
 
 
-class _Tokenizer(Tokens):
-    """A Hugging Face tokenizer, with its chat template if it has one."""
+class _Tokenizer:
+    """A Hugging Face tokenizer with its chat template, as `creditflow.traces.Tokens`."""
 
     def __init__(self, chat: ChatTokenizer) -> None:
         self._chat = chat
 
     @classmethod
     def load(cls, folder: Path) -> _Tokenizer:
+        from creditflow._utils.huggingface import load_tokenizer
+        from creditflow.rollout.chat import ChatTokenizer
+
         if not folder.is_dir():
             raise InputError(f"--tokenizer: {folder} is no folder")
         return cls(ChatTokenizer(load_tokenizer(folder, "--tokenizer")))
@@ -167,69 +225,92 @@ class _Tokenizer(Tokens):
         return [*ids, tokenizer.eos_token_id] if ended and tokenizer.eos_token_id is not None else ids
 
 
-def _tell(made: Converted) -> None:
+def _print(converted: Converted) -> None:
+    """Print the steps, the rewards, and the records left out or mended."""
+    from creditflow.reports.tables import results_console, show
+
     console = results_console()
-    if not made.spans:
+    if not converted.spans:
         return
-    steps = [step for trajectory in made.trajectories for step in trajectory.steps]
-    console.print(f"{_counted(made.spans, 'span')}: {_size(made.trajectories)}", soft_wrap=True)
+    steps = [step for trajectory in converted.trajectories for step in trajectory.steps]
+    console.print(f"{_counted(converted.spans, 'span')}: {_size(converted.trajectories)}", soft_wrap=True)
     if steps:
-        table = new_table("agent", "steps", "parents by text", "with tokens")
-        for agent, n in Counter(step.agent for step in steps).most_common():
-            own = [step for step in steps if step.agent == agent]
-            by_text = sum(step.info.get("parents_by") == "text" for step in own)
-            table.add_row(agent, str(n), str(by_text), str(sum(bool(step.response_ids) for step in own)))
-        show(console, "steps", table)
+        show(console, "steps", _step_table(steps))
     scores: dict[str, list[Score]] = defaultdict(list)
-    kept: dict[str, list[Any]] = defaultdict(list)
+    unused: dict[str, list[Any]] = defaultdict(list)
     """Further rewards of whole trajectories."""
     for step in steps:
         for name, score in step.scores.items():
             scores[name].append(score)
-    for trajectory in made.trajectories:
+    for trajectory in converted.trajectories:
         if trajectory.outcome is not None:
             scores[f"{trajectory.info.get('outcome', '')} (outcome)".strip()].append(trajectory.outcome)
         for name, value in trajectory.info.get("rewards", {}).items():
-            kept[f"{name} (in info)"].append(value)
-    if scores or kept:
-        table = new_table("reward", "given", "mean", "failed")
-        for name, given in scores.items():
-            ok = [float(score.value) for score in given if score.status == "ok" and isinstance(score.value, float)]
-            table.add_row(name, str(len(given)), number(mean(ok)) if ok else "", str(len(given) - len(ok)))
-        for name, values in kept.items():
-            numbers = [value for value in values if isinstance(value, float) and math.isfinite(value)]
-            table.add_row(
-                name, str(len(values)), number(mean(numbers)) if numbers else "", str(len(values) - len(numbers))
-            )
-        show(console, "rewards", table)
-        for name, why in {name: s.reason for name, given in scores.items() for s in given if s.status != "ok"}.items():
-            console.print(f"{name}: {why}", soft_wrap=True)
-    _count("left out", Counter(f"{one.what}: {_kind(one.reason)}" for one in made.left_out))
-    _count("mended", made.mended)
-    _count("passed over", made.passed_over)
+            unused[f"{name} (in info)"].append(value)
+    if scores or unused:
+        show(console, "rewards", _reward_table(scores, unused))
+        reasons = {name: score.reason for name, group in scores.items() for score in group if score.status != "ok"}
+        for name, reason in reasons.items():
+            console.print(f"{name}: {reason}", soft_wrap=True)
+    _print_counts("left out", Counter(f"{one.what}: {_kind(one.reason)}" for one in converted.left_out))
+    _print_counts("mended", converted.mended)
+    _print_counts("passed over", converted.passed_over)
 
 
-def _warn(made: Converted, reporter: Reporter) -> None:
-    if not made.trajectories or any(trajectory.outcome is not None for trajectory in made.trajectories):
+def _step_table(steps: Sequence[Step]) -> Table:
+    from creditflow.reports.tables import new_table
+
+    table = new_table("agent", "steps", "parents by text", "with tokens")
+    for agent, n in Counter(step.agent for step in steps).most_common():
+        own = [step for step in steps if step.agent == agent]
+        by_text = sum(step.info.get("parents_by") == "text" for step in own)
+        table.add_row(agent, str(n), str(by_text), str(sum(bool(step.response_ids) for step in own)))
+    return table
+
+
+def _reward_table(scores: Mapping[str, Sequence[Score]], unused: Mapping[str, Sequence[Any]]) -> Table:
+    """One row per reward. `unused`: values of the rewards that are kept in `info` only."""
+    from creditflow.reports.tables import new_table
+    from creditflow.reports.text import number
+
+    table = new_table("reward", "count", "mean", "failed")
+    numbers = {
+        name: (len(group), [float(s.value) for s in group if s.status == "ok" and isinstance(s.value, float)])
+        for name, group in scores.items()
+    }
+    numbers |= {
+        name: (len(values), [value for value in values if isinstance(value, float) and math.isfinite(value)])
+        for name, values in unused.items()
+    }
+    for name, (count, valid) in numbers.items():
+        table.add_row(name, str(count), number(mean(valid)) if valid else "", str(count - len(valid)))
+    return table
+
+
+def _warn(converted: Converted, reporter: Reporter) -> None:
+    """Warn if no trajectory has an outcome."""
+    trajectories = converted.trajectories
+    if not trajectories or any(trajectory.outcome is not None for trajectory in trajectories):
         return
-    given = {name for trajectory in made.trajectories for step in trajectory.steps for name in step.scores}
-    which = (
-        f"name one of the rewards with --outcome ({', '.join(sorted(given)[:8])})" if given else "there is no reward"
+    rewards = {name for trajectory in trajectories for step in trajectory.steps for name in step.scores}
+    advice = (
+        f"name one of the rewards with --outcome ({', '.join(sorted(rewards)[:8])})"
+        if rewards
+        else "the traces have no reward"
     )
-    reporter.say(f"warning: no trajectory has an outcome, so credit is of the steps' own rewards alone; {which}")
+    reporter.say(f"warning: no trajectory has an outcome, so that credit comes from the sub-rewards alone; {advice}")
 
 
 def _size(trajectories: Sequence[Trajectory]) -> str:
-    steps, tasks = (
-        sum(len(trajectory.steps) for trajectory in trajectories),
-        len({trajectory.uid for trajectory in trajectories}),
+    tasks, steps = len({trajectory.uid for trajectory in trajectories}), sum(len(t.steps) for t in trajectories)
+    return (
+        f"{_counted(len(trajectories), 'trajectory', 'trajectories')} of {_counted(tasks, 'task')}, "
+        f"{_counted(steps, 'step')}"
     )
-    recorded = _counted(len(trajectories), "trajectory", "trajectories")
-    return f"{recorded} of {_counted(tasks, 'task')}, {_counted(steps, 'step')}"
 
 
-def _counted(n: int, what: str, several: str = "") -> str:
-    return f"{n} {what if n == 1 else several or what + 's'}"
+def _counted(n: int, noun: str, plural: str = "") -> str:
+    return f"{n} {noun if n == 1 else plural or f'{noun}s'}"
 
 
 def _kind(reason: str) -> str:
@@ -237,15 +318,14 @@ def _kind(reason: str) -> str:
     return "the same call as another span" if reason.startswith("the same call as span") else reason
 
 
-_MOST_ROWS = 20
+def _print_counts(title: str, counts: Mapping[str, int]) -> None:
+    from creditflow.reports.tables import new_table, results_console, show
 
-
-def _count(title: str, counts: Mapping[str, int]) -> None:
     if counts:
         table = new_table(title, "spans")
         rows = sorted(counts.items(), key=lambda pair: -pair[1])
-        for what, n in rows[:_MOST_ROWS]:
-            table.add_row(what, str(n))
+        for reason, n in rows[:_MOST_ROWS]:
+            table.add_row(reason, str(n))
         if rest := rows[_MOST_ROWS:]:
             table.add_row(f"{len(rest)} others", str(sum(n for _, n in rest)))
         show(results_console(), title, table)

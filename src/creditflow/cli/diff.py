@@ -5,23 +5,36 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+import typer
 
-from creditflow._utils.progress import Reporter
-from creditflow.credit.analysis.difference import CreditChange, added, moved
-from creditflow.reports.overview import different
-from creditflow.reports.overview import settings as settings_of
-from creditflow.reports.tables import MOVED_MEANING, moved_table, new_table, results_console, show
-from creditflow.reports.text import number, steps_words
-from creditflow.runs import Ledger, Recorded
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from creditflow.credit.analysis.difference import CreditChange
+    from creditflow.data import Floats
+    from creditflow.runs import Ledger, Recorded
 
 
-def diff(first: Path, second: Path, reporter: Reporter) -> None:
-    """Print the differences in settings, credit and final metrics."""
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a recredit of one.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN", help="The run to compare.")],
+) -> None:
+    """Compare two runs, or a run with a recredit of it.
+
+    Prints the differences in settings, credit and final metrics.
+    """
+    from creditflow._utils.progress import Reporter
+    from creditflow.reports.overview import different
+    from creditflow.reports.overview import settings as settings_of
+    from creditflow.reports.tables import MOVED_MEANING, moved_table, new_table, results_console, show
+    from creditflow.reports.text import number, steps_words
+    from creditflow.runs import Ledger
+
     one, two = Ledger.open(first), Ledger.open(second)
-    console = results_console()
+    console, reporter = results_console(), Reporter()
     for ledger in (one, two):
         for torn in ledger.torn:
             reporter.say(f"set aside: {torn} is incomplete, a crash cut it off")
@@ -30,27 +43,28 @@ def diff(first: Path, second: Path, reporter: Reporter) -> None:
         settings.add_row(key, *(json.dumps(value) for value in values))
     show(console, "settings", settings) if settings.row_count else console.print("settings: the same")
     common = [step for step in one.steps if step in two.steps]
-    sides = _Sides()
+    comparison = _Comparison()
     with reporter.bar("read", len(common)) as bar:
         for step in common:
-            sides.take(one.read(step), two.read(step))
+            comparison.add(one.read(step), two.read(step))
             bar.advance()
-    if sides.moved:
-        show(console, f"the same trajectories in {sides.same} training steps: what moved", moved_table(sides.moved))
+    if comparison.moved:
+        title = f"the same trajectories in {comparison.same} training steps: changes of credit"
+        show(console, title, moved_table(comparison.moved))
         console.print(MOVED_MEANING)
-    if sides.others:
-        show(console, f"{sides.others} training steps of other trajectories, by agent", sides.table())
-    apart = sorted({*one.steps} ^ {*two.steps})
-    for words, steps in (("only one run has", apart), ("credit was never assigned in", sides.unassigned)):
+    if comparison.others:
+        show(console, f"{comparison.others} training steps with different trajectories, by agent", comparison.table())
+    unpaired = sorted({*one.steps} ^ {*two.steps})
+    for reason, steps in (("only one run has", unpaired), ("no credit was assigned in", comparison.unassigned)):
         if steps:
-            console.print(f"left out: {words} {steps_words(steps)}")
+            console.print(f"left out: {reason} {steps_words(steps)}")
     metrics = new_table("metric", "first", "second")
     last = [_last_metrics(ledger) for ledger in (one, two)]
     for name in _SHOWN:
-        if all(name in of_run for of_run in last):
-            metrics.add_row(name, *(number(of_run[name]) for of_run in last))
+        if all(name in values for values in last):
+            metrics.add_row(name, *(number(values[name]) for values in last))
     if metrics.row_count:
-        show(console, "metrics, last of each run", metrics)
+        show(console, "last metrics of each run", metrics)
 
 
 _SHOWN = (
@@ -67,18 +81,23 @@ _SHOWN = (
 
 
 @dataclass(slots=True)
-class _Sides:
+class _Comparison:
     """Differences between two runs, summed over training steps."""
 
     moved: dict[str, CreditChange] = field(default_factory=dict)
     same: int = 0
+    """Training steps with the same trajectories in both runs."""
     others: int = 0
+    """Training steps with different trajectories."""
     unassigned: list[int] = field(default_factory=list)
     """Training steps in which at least one run has no assignment."""
-    sums: dict[str, Any] = field(default_factory=dict)
+    sums: dict[str, Floats] = field(default_factory=dict)
     """Per agent, [2, 5]: for each run the sums of steps, credit, |advantage|, scored steps and open scored steps."""
 
-    def take(self, one: Recorded, two: Recorded) -> None:
+    def add(self, one: Recorded, two: Recorded) -> None:
+        """Add a training step that both runs have."""
+        from creditflow.credit.analysis.difference import added, moved
+
         a, b = one.assignment, two.assignment
         if a is None or b is None:
             self.unassigned.append(one.step)
@@ -87,14 +106,19 @@ class _Sides:
             self.moved, self.same = added(self.moved, moved(a, b)), self.same + 1
             return
         self.others += 1
-        for side, made in enumerate((a, b)):
-            open_S = made.scored_S & made.gate_open_S
-            columns = (np.ones(made.batch.n_steps), made.credit_S, np.abs(made.advantage_S), made.scored_S, open_S)
-            for agent, name in enumerate(made.batch.agent_names):
-                at = made.batch.agent_of_step == agent
+        for side, assignment in enumerate((a, b)):
+            open_S = assignment.scored_S & assignment.gate_open_S
+            ones_S = np.ones(assignment.batch.n_steps)
+            columns = (ones_S, assignment.credit_S, np.abs(assignment.advantage_S), assignment.scored_S, open_S)
+            for agent, name in enumerate(assignment.batch.agent_names):
+                at = assignment.batch.agent_of_step == agent
                 self.sums.setdefault(name, np.zeros((2, 5)))[side] += [float(column[at].sum()) for column in columns]
 
-    def table(self) -> Any:
+    def table(self) -> Table:
+        """One row per agent, `first / second` in each cell."""
+        from creditflow.reports.tables import new_table
+        from creditflow.reports.text import number
+
         table = new_table("agent", "steps", "mean credit", "mean |advantage|", "pass rate")
         for name, sums in self.sums.items():
             cells = []
@@ -110,7 +134,7 @@ class _Sides:
 
 def _last_metrics(ledger: Ledger) -> dict[str, float]:
     """The newest value of each metric."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for row in ledger.metrics():
-        found |= {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
-    return found
+        metrics |= {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
+    return metrics

@@ -4,25 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from creditflow._utils.files import write_named
-from creditflow._utils.progress import Reporter
+import typer
+
 from creditflow.errors import InputError
-from creditflow.reports.html import page
-from creditflow.reports.index import Index
-from creditflow.reports.overview import curves, different, left_out, of_agents, overview, settings
-from creditflow.reports.samples import samples
-from creditflow.runs import Ledger
+
+if TYPE_CHECKING:
+    from creditflow.reports.index import Index
+    from creditflow.runs import Ledger
 
 MOST_RUNS = 4
 
 
-def report(paths: Sequence[Path], out: Path, trajectories: int, reporter: Reporter) -> None:
-    """Write the report of the first run, compared with the others, to `out`."""
-    if len(paths) > MOST_RUNS:
-        raise InputError(f"report: expected at most {MOST_RUNS} runs, got {len(paths)}")
-    ledgers = [Ledger.open(path) for path in paths]
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run, and up to three runs to compare.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
+    samples: Annotated[int, typer.Option(min=0, max=10_000, help="Number of sample trajectories.")] = 10,
+) -> None:
+    """Write a run as one HTML file.
+
+    The page needs no network. It shows curves, agents, the flow of credit, and the advantage of each sampled step.
+    """
+    from creditflow._utils.files import write_named
+    from creditflow._utils.progress import Reporter
+    from creditflow.reports.html import page
+    from creditflow.reports.index import Index
+    from creditflow.reports.overview import left_out, overview
+    from creditflow.reports.samples import samples as sample_trajectories
+    from creditflow.runs import Ledger
+
+    if len(runs) > MOST_RUNS:
+        raise InputError(f"report: expected at most {MOST_RUNS} runs, got {len(runs)}")
+    reporter = Reporter()
+    ledgers = [Ledger.open(path) for path in runs]
     indices = []
     with reporter.bar("read", len(ledgers)) as bar:
         for ledger in ledgers:
@@ -31,7 +49,7 @@ def report(paths: Sequence[Path], out: Path, trajectories: int, reporter: Report
             indices.append(index)
             bar.advance()
     first, index = ledgers[0], indices[0]
-    data: dict[str, Any] = {"overview": overview(first, index), "samples": samples(first, index, trajectories)}
+    data: dict[str, Any] = {"overview": overview(first, index), "samples": sample_trajectories(first, index, samples)}
     missing = [*data["overview"]["left_out"], *data["samples"].pop("left_out")]
     if len(ledgers) > 1:
         data["comparison"] = _comparison(ledgers, indices)
@@ -46,6 +64,8 @@ def report(paths: Sequence[Path], out: Path, trajectories: int, reporter: Report
 
 
 def _comparison(ledgers: Sequence[Ledger], indices: Sequence[Index]) -> dict[str, Any]:
+    from creditflow.reports.overview import curves, different, of_agents, settings
+
     names = [ledger.path.resolve().name for ledger in ledgers]
     if len(set(names)) < len(names):
         names = [f"{ledger.path.resolve().parent.name}/{name}" for ledger, name in zip(ledgers, names, strict=True)]

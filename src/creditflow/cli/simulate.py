@@ -7,108 +7,160 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from creditflow._utils.progress import Reporter
-from creditflow.config import credit_overrides
-from creditflow.credit import CreditOptions
+import typer
+
+from creditflow.cli._options import CreditOverrides, comma_separated, expect_parent_folders
 from creditflow.errors import ConfigError, DataError
-from creditflow.reports.simulation_plot import draw_simulation
-from creditflow.reports.tables import new_table, results_console, show
-from creditflow.reports.text import number
-from creditflow.studies.simulation import (
-    SimulatedCredit,
-    SimulatedTeam,
-    best_threshold,
-    break_even_noise,
-    credited,
-    draw,
-    moved_outputs,
-)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from creditflow.data import Floats
+    from creditflow.studies.simulation import SimulatedCredit, SimulatedTeam
 
 RULES = ("identical", "none", "discounted", "threshold")
 THETAS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 NOISES = tuple(round(0.05 * i, 2) for i in range(11))
 
 
-def simulate(team: SimulatedTeam, overrides: Sequence[str], plot: Path | None, reporter: Reporter) -> None:
-    """Print tables that compare the rules on the team. `plot`: also draw this PNG."""
-    options = CreditOptions(**credit_overrides(overrides))
+def simulate(
+    overrides: CreditOverrides = None,
+    *,
+    steps: Annotated[int, typer.Option(min=1, help="Steps per trajectory.")] = 13,
+    graph: Annotated[
+        str, typer.Option(help="chain, tree or full; or a JSON file with the list of parents of each step.")
+    ] = "chain",
+    agents: Annotated[
+        str, typer.Option(metavar="A,B", help="The first agent makes the first step, the others take turns.")
+    ] = "planner,executor,verifier",
+    error: Annotated[float, typer.Option(help="Probability of an error on right input.")] = 0.1,
+    errors: Annotated[str, typer.Option(metavar="A=P,B=P", help="The same for single agents.")] = "",
+    self_conditioning: Annotated[
+        float, typer.Option(help="Increase of the probability of an error on wrong input.")
+    ] = 0.0,
+    recovery: Annotated[float, typer.Option(help="Probability of a right output on wrong input.")] = 0.0,
+    noise: Annotated[float, typer.Option(help="Share of verdicts that are wrong.")] = 0.0,
+    votes: Annotated[int, typer.Option(min=1, help="Verdicts per score, averaged; 1 gives binary scores.")] = 8,
+    scored: Annotated[str, typer.Option(metavar="A,B", help="The scored agents; default: all.")] = "",
+    inherits: Annotated[bool, typer.Option("--inherits", help="Score outputs, upstream errors included.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")] = 0,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw a figure to FILE, a PNG.")] = None,
+) -> None:
+    """Compare propagation rules on a simulated team.
+
+    The team is a chain or graph of agents. Trajectories are drawn at random; the code of training assigns their
+    credit. Prints how errors, and blame for them, spread under each rule.
+    """
+    from creditflow._utils.progress import Reporter
+    from creditflow.config import credit_overrides
+    from creditflow.credit import CreditOptions
+    from creditflow.reports.simulation_plot import draw_simulation
+    from creditflow.reports.tables import results_console, show
+    from creditflow.studies.simulation import best_threshold, break_even_noise, credited, draw, moved_outputs
+
+    team = _team(
+        graph,
+        steps=steps,
+        agents=comma_separated(agents),
+        error=error,
+        errors=_agent_numbers(errors, "--errors"),
+        self_conditioning=self_conditioning,
+        recovery=recovery,
+        noise=noise,
+        votes=votes,
+        scored=comma_separated(scored) or None,
+        inherits=inherits,
+        seed=seed,
+    )
+    options = CreditOptions(**credit_overrides(overrides or []))
     options.validate()
-    if plot is not None and not plot.parent.is_dir():
-        raise ConfigError(f"--plot: {plot.parent} is no folder")
+    expect_parent_folders(plot=plot)
     drawn = draw(team)
-    found = [credited(rule, drawn, replace(options, propagation=rule)) for rule in RULES]
+    results = [credited(rule, drawn, replace(options, propagation=rule)) for rule in RULES]
     moved = moved_outputs(team, drawn)
     threshold = replace(options, propagation="threshold")
     theta, signals = best_threshold(drawn, threshold, THETAS)
-    even, noises = break_even_noise(team, threshold, NOISES)
+    break_even, noises = break_even_noise(team, threshold, NOISES)
 
     console = results_console()
     console.print(
         f"{team.n_steps} steps, {team.tasks} x {team.trajectories} trajectories: {drawn.own_NK.mean():.1%} of the "
-        f"steps do right, {drawn.output_NK.mean():.1%} of the outputs are right, {drawn.outcome_N.mean():.1%} of the "
+        f"steps are right, {drawn.output_NK.mean():.1%} of the outputs are right, {drawn.outcome_N.mean():.1%} of the "
         "trajectories end right"
     )
-    show(console, "what each rule makes of it", _table(found))
-    places = _places(team.n_steps)
-    show(console, "an error at this step, against none", _by_place(places, moved, found))
-    flat = max(signal for _, signal in signals) - min(signal for _, signal in signals) <= 1e-9
+    show(console, "blame by rule", _rule_table(results))
+    show(console, "effect of an error, by its step", _step_table(_step_indices(team.n_steps), moved, results))
+    console.print(_threshold_line(theta, dict(signals), options.propagation_threshold, results))
     console.print(
-        "best threshold: all the same (binary scores, or gates that nothing is behind)"
-        if flat
-        else f"best threshold: {theta:g} (signal {number(dict(signals)[theta])}; at {options.propagation_threshold} "
-        f"{number(next(f.signal for f in found if f.rule == 'threshold'))})"
-    )
-    console.print(
-        f"the threshold rule tells more than the outcome alone at any noise up to {NOISES[-1]:g}"
-        if even is None
-        else f"break-even: with {even:.0%} of the verdicts mistaken the threshold rule tells no more than the outcome"
+        f"the threshold rule has more signal than the outcome alone at any noise up to {NOISES[-1]:g}"
+        if break_even is None
+        else f"break-even: with {break_even:.0%} wrong verdicts the threshold rule has no more signal than the outcome"
     )
     if plot is not None:
-        draw_simulation(plot, team, found, moved, signals, noises)
-        reporter.say(f"figure: {plot}")
+        draw_simulation(plot, team, results, moved, signals, noises)
+        Reporter().say(f"figure: {plot}")
 
 
-def team_of(graph: str, **given: Any) -> SimulatedTeam:
-    """The simulated team of the command line. `graph`: a name, or a JSON file with a list of parents per step."""
-    given = {name: value for name, value in given.items() if value is not None}
+def _team(graph: str, **settings: Any) -> SimulatedTeam:
+    """The simulated team. `graph`: a name, or a JSON file with a list of parents per step."""
+    from creditflow.studies.simulation import SimulatedTeam
+
+    settings = {name: value for name, value in settings.items() if value is not None}
     file = Path(graph)
     if not file.is_file():
-        return SimulatedTeam(graph=graph, **given)
+        return SimulatedTeam(graph=graph, **settings)
     try:
-        parents = json.loads(file.read_text())
-        return SimulatedTeam(parents=[[int(parent) for parent in used] for used in parents], **given)
+        parents = [[int(parent) for parent in row] for row in json.loads(file.read_text())]
+        return SimulatedTeam(parents=parents, **settings)
     except (ValueError, TypeError) as error:
         raise DataError(f"{file}: expected a JSON list with a list of parents for each step: {error}") from error
 
 
-def shares_of(text: str, key: str) -> dict[str, float]:
+def _agent_numbers(text: str, option: str) -> dict[str, float]:
     """Parse `planner=0.1,executor=0.3`."""
     try:
         pairs = [part.split("=") for part in text.split(",") if part]
         return {name.strip(): float(value) for name, value in pairs}
     except ValueError:
-        raise ConfigError(f"{key}: expected agent=number, separated by commas, got {text!r}") from None
+        raise ConfigError(f"{option}: expected agent=number, separated by commas, got {text!r}") from None
 
 
-def _table(found: Sequence[SimulatedCredit]) -> Any:
+def _rule_table(results: Sequence[SimulatedCredit]) -> Table:
+    from creditflow.reports.tables import new_table
+    from creditflow.reports.text import number
+
     table = new_table("rule", "wrong sign", "blame, right steps", "blame, wrong steps", "ratio", "signal")
-    for one in found:
-        ratio = one.blamed_wrong / one.blamed_right if one.blamed_right else math.inf
-        cells = (one.wrong_way, one.blamed_right, one.blamed_wrong, ratio, one.signal)
-        table.add_row(one.rule, *(number(cell) for cell in cells))
+    for result in results:
+        ratio = result.blamed_wrong / result.blamed_right if result.blamed_right else math.inf
+        cells = (result.wrong_way, result.blamed_right, result.blamed_wrong, ratio, result.signal)
+        table.add_row(result.rule, *(number(cell) for cell in cells))
     return table
 
 
-def _places(n: int) -> list[int]:
+def _step_indices(n: int) -> list[int]:
     """Indices of the steps to show: at most six, including the first and the last."""
     return sorted({round(i * (n - 1) / 5) for i in range(6)})
 
 
-def _by_place(places: Sequence[int], moved: Any, found: Sequence[SimulatedCredit]) -> Any:
-    table = new_table("step", "outputs more that are wrong", *(f"blame x, {one.rule}" for one in found))
-    for place in places:
-        cells = [one.amplification_K[place] for one in found]
-        table.add_row(str(place + 1), number(moved[place], 2), *("-" if math.isnan(c) else number(c, 2) for c in cells))
+def _step_table(indices: Sequence[int], moved: Floats, results: Sequence[SimulatedCredit]) -> Table:
+    from creditflow.reports.tables import new_table
+    from creditflow.reports.text import number
+
+    table = new_table("step", "more wrong outputs", *(f"blame x, {result.rule}" for result in results))
+    for index in indices:
+        blame = [result.amplification_K[index] for result in results]
+        cells = ("-" if math.isnan(value) else number(value, 2) for value in blame)
+        table.add_row(str(index + 1), number(moved[index], 2), *cells)
     return table
+
+
+def _threshold_line(theta: float, signals: dict[float, float], current: Any, results: Sequence[SimulatedCredit]) -> str:
+    """The best threshold and its signal, beside those of the current one."""
+    from creditflow.reports.text import number
+
+    if max(signals.values()) - min(signals.values()) <= 1e-9:
+        return "best threshold: all give the same signal (binary scores, or no gate with a parent behind it)"
+    signal = next(result.signal for result in results if result.rule == "threshold")
+    return f"best threshold: {theta:g} (signal {number(signals[theta])}; at {current} {number(signal)})"

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Annotated
 
-from creditflow._utils.progress import Reporter
+import typer
+
+from creditflow.cli._options import AllowRemote, Host, Run
 from creditflow.errors import InputError
 
 
-def view(path: Path, host: str, port: int, *, remote: bool, reporter: Reporter) -> None:
-    """Serve the run's folder until interrupted."""
+def view(
+    run: Run,
+    *,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8321,
+    allow_remote: AllowRemote = False,
+) -> None:
+    """Show a run in a browser, live while it trains.
+
+    The page is that of `creditflow report`, with all trajectories. Writes nothing.
+    """
+    from creditflow._utils.progress import Reporter
+
     try:
         from creditflow.reports.view import serve
     except ModuleNotFoundError as error:
-        raise InputError(f"{error.name} is not installed: pip install 'creditflow[report]'") from error
-    serve(path, host, port, remote=remote, say=reporter.say)
+        raise InputError(f"view: {error.name} is not installed: pip install 'creditflow[report]'") from error
+    serve(run, host, port, remote=allow_remote, say=Reporter().say)

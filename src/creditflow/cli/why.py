@@ -2,39 +2,78 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from creditflow.credit import explain
+import typer
+
+from creditflow.cli._options import Run
 from creditflow.errors import BatchError, InputError
-from creditflow.reports.text import plain
-from creditflow.reports.why import UNITS, step_head, terms, trajectory_lines, tree, worth_a_look_lines
-from creditflow.runs import Ledger, Recorded
+
+if TYPE_CHECKING:
+    from creditflow.runs import Ledger, Recorded
 
 
-def why_step(path: Path, step: str, token: int | None, *, as_json: bool) -> None:
+def why(
+    run: Run,
+    step: Annotated[str | None, typer.Argument(metavar="STEP", help="The id of a step.")] = None,
+    *,
+    token: Annotated[
+        int | None, typer.Option(metavar="J", help="Explain one token of the step's response; 0 is the first.")
+    ] = None,
+    trajectory: Annotated[
+        str | None, typer.Option(metavar="T", help="Show the trajectory with this id, one line per step.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the step's operations and terms as JSON.")] = False,
+) -> None:
+    """Explain the advantage of a step, term by term.
+
+    The last line is the number that the run trained on. Without STEP: list notable steps with their ids.
+    """
+    if step is not None and trajectory is not None:
+        raise InputError("why: expected the id of a step or --trajectory T, got both")
+    if step is None and (token is not None or json):
+        raise InputError(f"{'--token' if token is not None else '--json'}: expected the id of a step beside it")
+    if trajectory is not None:
+        _explain_trajectory(run, trajectory)
+    elif step is not None:
+        _explain_step(run, step, token, as_json=json)
+    else:
+        _list_notable_steps(run)
+
+
+def _explain_step(path: Path, step: str, token: int | None, *, as_json: bool) -> None:
     """Print the terms of a step's or a token's advantage; the last line is the number trained on."""
+    from json import dumps
+
+    from creditflow.credit import explain
+    from creditflow.reports.why import UNITS, step_head, terms, tree
+    from creditflow.runs import Ledger
+
     ledger = Ledger.open(path)
     recorded = ledger.read(ledger.training_step_of(step))
     if recorded.assignment is None:
-        raise InputError(f"{ledger.file(recorded.step)}: credit was never assigned there: too many scores had failed")
+        raise InputError(f"{ledger.file(recorded.step)}: no credit was assigned, because too many scores had failed")
     s = recorded.batch.step_ids.index(step)
     try:
         explanation = explain(recorded.assignment, s, token)
     except BatchError as error:
         raise InputError(str(error)) from error
     if as_json:
-        facts = {"training_step": recorded.step, "advantage": explanation.advantage, **asdict(explanation)}
-        print(json.dumps(facts))
+        print(dumps({"training_step": recorded.step, "advantage": explanation.advantage, **asdict(explanation)}))
         return
     head = step_head(recorded.assignment, s, recorded.step)
-    of_token = [] if explanation.token is None else [_token_line(recorded, s, explanation.token)]
-    _print(ledger, [*head, *of_token, *UNITS, "", *tree(explanation), "", *terms(explanation)])
+    token_lines = [] if explanation.token is None else [_token_line(recorded, s, explanation.token)]
+    _print(ledger, [*head, *token_lines, *UNITS, "", *tree(explanation), "", *terms(explanation)])
 
 
-def why_run(path: Path) -> None:
+def _list_notable_steps(path: Path) -> None:
     """List notable steps of the newest training step, and the commands that explain them."""
+    from creditflow.reports.text import plain
+    from creditflow.reports.why import worth_a_look_lines
+    from creditflow.runs import Ledger
+
     ledger = Ledger.open(path)
     for training_step in reversed(ledger.steps):
         recorded = ledger.read(training_step)
@@ -53,8 +92,11 @@ def why_run(path: Path) -> None:
     _print(ledger, [*lines, *hints])
 
 
-def why_trajectory(path: Path, trajectory: str) -> None:
+def _explain_trajectory(path: Path, trajectory: str) -> None:
     """Print a trajectory, one line per step."""
+    from creditflow.reports.why import trajectory_lines
+    from creditflow.runs import Ledger
+
     ledger = Ledger.open(path)
     recorded = ledger.read(ledger.training_step_of(trajectory, "trajectory_id"))
     n = recorded.batch.trajectory_ids.index(trajectory)
@@ -69,6 +111,8 @@ def _token_line(recorded: Recorded, s: int, token: int) -> str:
 
 
 def _print(ledger: Ledger, lines: list[str]) -> None:
+    from creditflow.reports.text import plain
+
     for torn in ledger.torn:
         lines.append(f"set aside: {plain(str(torn))} is incomplete, a crash cut it off")
     print("\n".join(lines))

@@ -1,0 +1,1 @@
+"""Convert published data sets to tasks with verl's columns."""

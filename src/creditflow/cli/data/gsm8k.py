@@ -1,0 +1,25 @@
+"""`creditflow data gsm8k`: convert GSM8K to tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from creditflow.errors import DataError
+
+
+def gsm8k(
+    source: Annotated[Path, typer.Option("--from", metavar="FILE", help="GSM8K's JSONL file, as published.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The Parquet file to write.")],
+) -> None:
+    """Convert GSM8K, questions and answers, to tasks."""
+    from creditflow._utils.progress import Reporter
+    from creditflow.data.datasets import gsm8k_tasks, write_tasks
+
+    if out.suffix != ".parquet":
+        raise DataError(f"--out: expected a name that ends with .parquet, got {out}")
+    tasks = gsm8k_tasks(source)
+    write_tasks(tasks, out)
+    Reporter().say(f"{out}: {len(tasks)} tasks")

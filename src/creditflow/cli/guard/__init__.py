@@ -1,0 +1,1 @@
+"""Test guard rules, the monitors of a run."""

@@ -1,0 +1,1 @@
+"""Test the sandbox that runs untrusted code."""

@@ -1,0 +1,191 @@
+"""Sessions that clients begin and end, and the files that their trajectories are written to."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from creditflow._utils.files import write_whole
+from creditflow._utils.progress import Reporter
+from creditflow.data import Score, Task, Trajectory, TrajectoryBatch, write_parquet
+from creditflow.errors import BatchError, first_line
+from creditflow.rollout.http.openai_api import Refused, parsed
+from creditflow.rollout.http.server import LONGEST_NAME, OpenAIServer, Session
+from creditflow.rollout.recorder import AgentSpec, Recorder, Sampling
+from creditflow.rollout.scheduler import Scheduler
+
+MOST_OPEN = 4096
+"""Maximum number of open rollouts."""
+_LONGEST_WAIT = 30.0
+"""Maximum seconds a trajectory waits for its file to fill."""
+
+
+class EndRequest(BaseModel):
+    """Body of a client's request to end a rollout; every field is optional."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    uid: str | None = Field(None, max_length=LONGEST_NAME)
+    """Id of the task; trajectories with the same `uid` form a group. Default: the rollout's name."""
+    outcome: float | None = Field(None, ge=0, le=1)
+    answer: str | None = None
+    ground_truth: Any = None
+    scores: dict[str, dict[str, Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]]] = {}
+    """Sub-rewards in [0, 1], by response id (the step's id) and score name."""
+    answer_steps: list[str] = []
+    """Ids of the responses that the final answer came from. Default: the last response."""
+
+
+class SessionStore:
+    """The open rollouts of clients; implements the server's `SessionFactory`."""
+
+    server: OpenAIServer
+    agents: Mapping[str, AgentSpec]
+
+    def __init__(
+        self,
+        agents: Mapping[str, AgentSpec],
+        sampling: Sampling,
+        scheduler: Scheduler,
+        writer: TrajectoryWriter,
+        api_key: str,
+    ) -> None:
+        self.api_key, self.agents = api_key, agents
+        self._sampling, self._scheduler, self._writer = sampling, scheduler, writer
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[str, Session] = {}
+        self._n_begun = 0
+        self._seed = secrets.randbits(64)
+        """Random part of the seeds, so that a restarted server does not repeat its samples for a task."""
+
+    def enter(self, name: str) -> Session:
+        """See `SessionFactory`."""
+        if len(self._open) >= MOST_OPEN:
+            raise Refused(
+                429, f"{MOST_OPEN} trajectories are open: end some by POST /t/NAME/end", code="too_many_trajectories"
+            )
+        self._n_begun += 1
+        id = f"{name}#{secrets.token_hex(4)}"  # unique in the folder, also across servers
+        trajectory = Trajectory(id=id, uid=name, task=Task("served", (), None))
+        seed = (self._seed, self._n_begun)
+        recorder = Recorder(self.agents, trajectory, self._scheduler, self._sampling, seed)
+        session = self.server.open(recorder, self._loop, name=name, expected=False)
+        self._open[name] = session
+        return session
+
+    def end(self, session: Session, body: bytes) -> Coroutine[Any, Any, Mapping[str, Any]]:
+        """See `SessionFactory`."""
+        return self._end(session, parsed(EndRequest, body or b"{}"))
+
+    async def end_idle(self, seconds: float) -> None:
+        """End rollouts without a pending call and without any call for `seconds`; 0 ends all."""
+        now = time.monotonic()
+        for session in list(self._open.values()):
+            if seconds <= 0 or (not session.waiting and now - session.last_call > seconds):
+                with suppress(Refused):  # its client ended it first
+                    await self._end(session, EndRequest.model_validate({}), abandoned=True)
+
+    async def _end(self, session: Session, ending: EndRequest, *, abandoned: bool = False) -> Mapping[str, Any]:
+        if self._open.get(session.name) is not session:  # it has ended, and another rollout may have its name by now
+            raise Refused(410, f"the trajectory {session.name} has ended", code="trajectory_ended")
+        trajectory = session.recorder.trajectory
+        steps = {step.id: step for step in trajectory.steps}
+        for field, ids in (("scores", ending.scores), ("answer_steps", ending.answer_steps)):
+            if unknown := [id for id in ids if id not in steps]:
+                raise Refused(400, f"{field}: no answer of this trajectory has the id {unknown[0][:80]!r}")
+        del self._open[session.name]
+        if abandoned:
+            trajectory.info["ended"] = "by nobody"
+        session.close()
+        await session.recorder.close()
+        trajectory.uid = ending.uid or trajectory.uid
+        trajectory.answer = ending.answer
+        trajectory.outcome = None if ending.outcome is None else Score(ending.outcome)
+        trajectory.task = Task("served", trajectory.task.prompt, ending.ground_truth)
+        for id, scores in ending.scores.items():
+            for name, value in scores.items():
+                steps[id].scores[name] = Score(value)
+        if trajectory.steps:
+            answer = {steps[id].index for id in ending.answer_steps} or {len(trajectory.steps) - 1}
+            trajectory.answer_steps = tuple(sorted(answer))
+            try:
+                self._writer.add(trajectory)
+            except BatchError as error:
+                raise Refused(400, f"the trajectory cannot be written: {first_line(error)}") from error
+        return {"id": trajectory.id, "steps": len(trajectory.steps)}
+
+
+class TrajectoryWriter:
+    """Writer of ended trajectories to the files `trajectories-000001.parquet` and so on."""
+
+    def __init__(self, folder: Path, per_file: int, reporter: Reporter) -> None:
+        self.folder = folder
+        self._per_file, self._reporter = per_file, reporter
+        self._waiting: list[Trajectory] = []
+        self._waiting_since = 0.0
+        """Arrival time of the first waiting trajectory."""
+        self._next = 1
+        self._last_error = ""
+        """The last message about a file that could not be written."""
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Queue a trajectory. Raises BatchError if it cannot be written, so that it does not block the others."""
+        try:
+            TrajectoryBatch.from_trajectories([trajectory])
+        except BatchError as error:
+            self._reporter.say(f"{trajectory.id} cannot be written: {first_line(error)}")
+            raise
+        if not self._waiting:
+            self._waiting_since = time.monotonic()
+        self._waiting.append(trajectory)
+
+    def write(self, *, everything: bool) -> None:
+        """Write full files; write everything if `everything` or if the first has waited too long.
+
+        After an OSError the trajectories stay queued and the error is printed; with `everything` it is raised.
+        """
+        final, everything = everything, everything or time.monotonic() - self._waiting_since > _LONGEST_WAIT
+        while len(self._waiting) >= (1 if everything else self._per_file):
+            trajectories = self._waiting[: self._per_file]
+            batch = TrajectoryBatch.from_trajectories(trajectories)
+            try:
+                file = self._free_name()
+                try:
+                    write_whole(file, partial(write_parquet, batch))
+                except BaseException:
+                    file.unlink(missing_ok=True)
+                    self._next -= 1
+                    raise
+            except OSError as error:
+                if final:
+                    raise
+                self._say_once(f"{len(self._waiting)} trajectories wait to be written: {error}")
+                return
+            del self._waiting[: len(trajectories)]
+            self._last_error = ""
+            self._reporter.say(
+                f"{file.name}: {len(trajectories)} trajectories, "
+                f"{sum(len(trajectory.steps) for trajectory in trajectories)} steps"
+            )
+
+    def _say_once(self, message: str) -> None:
+        if message != self._last_error:
+            self._reporter.say(message)
+        self._last_error = message
+
+    def _free_name(self) -> Path:
+        """Create an empty file under the next free name, since another server may write into the same folder."""
+        while True:
+            file = self.folder / f"trajectories-{self._next:06d}.parquet"
+            self._next += 1
+            with suppress(FileExistsError):
+                file.touch(exist_ok=False)
+                return file

@@ -1,0 +1,151 @@
+"""How the command line finds its commands, and those of other distributions."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import creditflow.cli
+from creditflow.cli import app
+
+FOLDER = Path(creditflow.cli.__file__).parent
+COMMANDS = sorted(
+    [*path.relative_to(FOLDER).parts[:-1], path.stem] for path in FOLDER.rglob("*.py") if not path.name.startswith("_")
+)
+"""Every command as its words."""
+HEAVY = {"torch", "transformers", "pyarrow", "matplotlib", "omegaconf", "sympy", "numba", "verl", "ray"}
+
+
+def run_python(*arguments: str, path: Path | None = None):
+    """Run Python, with `path` in front of its search path."""
+    folders = [str(path)] if path else []
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=variables, check=False)
+
+
+def test_help_lists_every_command_with_its_summary():
+    text = CliRunner().invoke(app, ["--help"]).stdout
+    lines = text.partition("Commands:\n")[2].splitlines()
+    listed = [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith("   ")]
+    assert listed == sorted({words[0] for words in COMMANDS})
+    assert all(len(line.split(maxsplit=1)) == 2 for line in lines if line.strip())
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_of_a_command_describes_every_option(words):
+    result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "400"})
+    assert result.exit_code == 0, result.output
+    rows = result.stdout.partition("Options:\n")[2].splitlines()
+    assert all(len(row.split("  ")) > 2 for row in rows if row.startswith("  -"))
+
+
+def test_help_loads_no_command_and_no_heavy_module():
+    code = (
+        "import sys\n"
+        "from creditflow.cli import app\n"
+        "try: app(['--help'], prog_name='creditflow')\n"
+        "except SystemExit: pass\n"
+        "print('LOADED', *sys.modules)"
+    )
+    modules = set(run_python("-c", code).stdout.partition("LOADED")[2].split())
+    assert not modules & HEAVY
+    assert {name for name in modules if name.startswith("creditflow.cli")} == {"creditflow.cli"}
+
+
+def test_help_of_commands_loads_no_heavy_module():
+    code = (
+        "import sys\n"
+        "from creditflow.cli import app\n"
+        f"for words in {COMMANDS!r}:\n"
+        "    try: app([*words, '--help'], prog_name='creditflow')\n"
+        "    except SystemExit: pass\n"
+        "print('LOADED', *sys.modules)"
+    )
+    done = run_python("-c", code)
+    modules = set(done.stdout.partition("LOADED")[2].split())
+    assert done.stdout.count("Usage: creditflow") == len(COMMANDS), done.stderr
+    assert not modules & HEAVY
+
+
+def test_version_names_python_torch_and_verl():
+    code = "import sys; from creditflow.cli import app; app(['--version'], standalone_mode=False); print(*sys.modules)"
+    lines = run_python("-c", code).stdout.splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["creditflow", "Python", "torch", "verl"]
+    assert lines[1] == f"Python {sys.version.split()[0]}"
+    assert not set(lines[-1].split()) & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "unknown command 'trian' (did you mean 'train'?)"),
+        (["guard", "tset"], "unknown command 'tset' (did you mean 'test'?)"),
+        (["xyzzy"], "unknown command 'xyzzy'; `creditflow --help` lists them"),
+        (["data", "xyzzy"], "unknown command 'xyzzy'; `creditflow data --help` lists them"),
+    ],
+)
+def test_unknown_command_is_refused_with_the_nearest(words, message):
+    result = CliRunner().invoke(app, words, prog_name="creditflow")
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder with an installed distribution that adds three commands, of which two cannot be loaded."""
+    (tmp_path / "greeting.py").write_text(
+        "from pathlib import Path\n"
+        "from typing import Annotated\n"
+        "import typer\n"
+        "from creditflow.errors import InputError\n"
+        "\n"
+        "def greet(name: str, times: Annotated[int, typer.Option(help='Number of greetings.')] = 1) -> None:\n"
+        '    """Greet a person."""\n'
+        "    if times < 1:\n"
+        "        raise InputError(f'--times: expected 1 or more, got {times}')\n"
+        "    print(*[f'hello {name}'] * times)\n"
+    )
+    (tmp_path / "broken.py").write_text("import no_such_module\n")
+    info = tmp_path / "greetings-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greetings\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(
+        "[creditflow.commands]\ngreet-all = greeting:greet\nbroken = broken:run\nmissing = greeting:nothing\n"
+        "train = greeting:greet\n"
+    )
+    return tmp_path
+
+
+def test_command_of_another_distribution_runs(package):
+    done = run_python("-m", "creditflow", "greet-all", "Ann", "--times", "2", path=package)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello Ann hello Ann\n", "")
+    refused = run_python("-m", "creditflow", "greet-all", "Ann", "--times", "0", path=package)
+    assert (refused.returncode, refused.stderr) == (2, "error: --times: expected 1 or more, got 0\n")
+    text = run_python("-m", "creditflow", "greet-all", "--help", path=package).stdout
+    assert "Greet a person." in text
+    assert "Number of greetings." in text
+
+
+def test_broken_command_breaks_only_itself(package):
+    text = run_python("-m", "creditflow", "--help", path=package)
+    assert (text.returncode, text.stderr) == (0, "")
+    assert [line.split() for line in text.stdout.splitlines() if "broken" in line or "greet-all" in line] == [
+        ["broken", "(from", "greetings", "1.2)"],
+        ["greet-all", "(from", "greetings", "1.2)"],
+    ]
+    broken = run_python("-m", "creditflow", "broken", path=package)
+    assert (broken.returncode, broken.stdout, broken.stderr) == (
+        1,
+        "",
+        "error: command 'broken' of greetings 1.2 cannot be loaded: ModuleNotFoundError: No module named "
+        "'no_such_module'\n",
+    )
+    missing = run_python("-m", "creditflow", "missing", path=package)
+    assert missing.stderr.startswith("error: command 'missing' of greetings 1.2 cannot be loaded: AttributeError")
+
+
+def test_own_command_takes_precedence(package):
+    text = run_python("-m", "creditflow", "train", "--help", path=package).stdout
+    assert "Train a team with a recipe." in text
