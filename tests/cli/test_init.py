@@ -1,0 +1,78 @@
+"""`creditflow init`: each template is a project that trains and passes its own test."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from creditflow.cli import app
+from creditflow.cli.init import TEMPLATES
+from creditflow.runs import Ledger
+from tests.builders import mostly_slow
+
+NAMES = sorted(path.name for path in TEMPLATES.iterdir() if not path.name.startswith("_"))
+FILES = {"README.md", "recipe.yaml", "rewards.py", "tasks.jsonl", "team.py", "test_team.py"}
+
+
+def creditflow(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_templates_are_those_of_the_help():
+    assert NAMES == ["chain", "debate", "http", "planner", "tools"]
+    text = " ".join(creditflow("init", "--help").stdout.split())
+    assert all(f"{name}: " in text for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_template_trains_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    created = creditflow("init", "mine", "--template", name)
+    assert created.exit_code == 0, created.output
+    assert {path.name for path in Path("mine").iterdir()} == FILES
+    assert "creditflow train mine/recipe.yaml" in created.stdout
+    trained = creditflow("train", "mine/recipe.yaml", "trainer.total_training_steps=2")
+    assert trained.exit_code == 0, trained.output
+    (run,) = Path("runs").iterdir()
+    ledger = Ledger.open(run)
+    assert ledger.steps == (1, 2)
+    assignments = [recorded.assignment for recorded in ledger]
+    assert all(assignment is not None and assignment.advantage_S.any() for assignment in assignments)
+
+
+@pytest.mark.parametrize("name", mostly_slow(NAMES, {"chain"}))
+def test_template_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    assert creditflow("init", tmp_path / "mine", "--template", name).exit_code == 0
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
+    done = subprocess.run(command, cwd=tmp_path / "mine", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_init_fills_an_empty_folder(tmp_path: Path):
+    assert creditflow("init", tmp_path).exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["full"], "NAME: full is not empty; name a new folder, or empty this one first"),
+        (["file"], "NAME: file is a file; name a new folder"),
+        (
+            ["new", "--template", "chian"],
+            "--template: expected chain, debate, http, planner or tools, got 'chian' (did you mean 'chain'?)",
+        ),
+    ],
+)
+def test_init_refuses_bad_input_and_writes_nothing(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    Path("full").mkdir()
+    Path("full/mine.txt").touch()
+    Path("file").touch()
+    result = creditflow("init", *arguments)
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "mine.txt"]
