@@ -180,7 +180,7 @@ def _write_run(batch: TrajectoryBatch, run: Path, sources: Sequence[Path]) -> No
     assignment = assign(batch, CreditOptions())
     folder = RunFolder.create(run, facts, "{}\n")
     folder.write_steps(1, batch, assignment)
-    folder.append_metrics(1, assignment.metrics())
+    folder.append_metrics(1, credit_metrics(assignment))
 
 
 def _ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:

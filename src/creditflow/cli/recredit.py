@@ -68,7 +68,7 @@ def recredit(
                     target = RunFolder.create(partial, facts, config)
                 target.write_steps(recorded.step, recorded.batch, assignment)
                 if assignment is not None:
-                    target.append_metrics(recorded.step, assignment.metrics())
+                    target.append_metrics(recorded.step, credit_metrics(assignment))
                 if recorded.assignment is None or assignment is None:
                     unassigned.append(recorded.step)
                 else:
@@ -122,7 +122,7 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
         except BatchError as error:
             raise InputError(f"training step {recorded.step}: {error}") from error
         if new_threshold is not None:
-            new_threshold.update(assignment.observed())
+            new_threshold.update(batch_stats(assignment))
             if accuracy.get(recorded.step) is not None:
                 new_threshold.update(BatchStats({}, {}, accuracy=accuracy[recorded.step]))
         yield recorded, assignment
