@@ -174,6 +174,7 @@ def _read_parquet(source: Path, options: ConvertOptions) -> list[Trajectory]:
 def _write_run(batch: TrajectoryBatch, run: Path, sources: Sequence[Path]) -> None:
     """Write the trajectories as a run of one training step, with credit under the default options."""
     from creditflow.credit import CreditOptions, assign
+    from creditflow.credit.analysis.metrics import credit_metrics
     from creditflow.runs import RunFolder
 
     facts = {"engine": "none", "converted_from": [str(source.resolve()) for source in sources], "config": {}}

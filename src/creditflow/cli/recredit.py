@@ -36,6 +36,7 @@ def recredit(
     from creditflow._utils.progress import Reporter
     from creditflow.config import credit_overrides
     from creditflow.credit.analysis.difference import added, moved
+    from creditflow.credit.analysis.metrics import credit_metrics
     from creditflow.runs import Ledger, RunFolder
 
     settings = overrides or []
@@ -103,6 +104,7 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
     or need a critic that the run did not have.
     """
     from creditflow.credit import BatchStats, assign, make_threshold
+    from creditflow.credit.analysis.metrics import batch_stats
 
     spec = changed.get("propagation_threshold")
     new_threshold = make_threshold(spec) if "propagation_threshold" in changed and spec is not None else None

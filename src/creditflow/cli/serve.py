@@ -43,7 +43,7 @@ def serve(
     """Serve a recipe's policies as an OpenAI-compatible server.
 
     Each rollout has a URL. It begins with its first call, and is written as a trajectory when it ends. To train agents
-    that call over HTTP, give them team.base_url in a workflow (docs/serving.md).
+    that call over HTTP, give them team.base_url in a workflow (docs/how_to/serving.md).
     """
     try:
         from creditflow.rollout.http.sessions import TrajectoryWriter
