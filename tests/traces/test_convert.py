@@ -169,7 +169,7 @@ def test_reward_on_a_span_matches_a_plain_search(data: st.DataObject) -> None:
         (call if is_call[at] else span)(str(at), 1, ends[at], None if parents[at] < 0 else str(parents[at]))
         for at in range(n)
     ]
-    spans[1].attributes, spans[1].end = {"creditflow.rewards.good": 1.0}, 100
+    spans[1].attributes, spans[1].end = {"creditflow.reward.good": 1.0}, 100
     last = max((at for at in inside if is_call[at]), key=lambda at: ends[at])
     assert {step.info["span_id"] for step in one(spans).steps if step.scores} == {str(last)}
 
@@ -248,7 +248,7 @@ def test_calls_inside_a_reward_span_are_left_out() -> None:
 def test_reward_attributes_belong_to_their_span() -> None:
     spans = [span("root", 0, 100, creditflow__reward__outcome=0.5)]
     spans += [call("a", 1, 5, "root", creditflow__reward__right=1.0), agent("write", 10, 20, "root")]
-    spans[-1].attributes = {**spans[-1].attributes, "creditflow.rewards.style": 0.25}
+    spans[-1].attributes = {**spans[-1].attributes, "creditflow.reward.style": 0.25}
     spans += [call("b", 11, 12, "write"), call("c", 13, 14, "write")]
     trajectory = one(spans)
     assert scores(trajectory) == [{"right": 1.0}, {}, {"style": 0.25}]

@@ -16,8 +16,9 @@ from creditflow.data import TrajectoryBatch
 from creditflow.data.table import table_of
 from creditflow.errors import DataError
 from creditflow.traces import Converted, Span, convert, from_chat_log, from_json, from_otlp_json
-from creditflow.traces.conventions import ModelCall, read_span
+from creditflow.traces.conventions.base import ModelCall
 from creditflow.traces.events import with_calls_apart
+from creditflow.traces.span_reading import read_span
 from tests.paths import TRACES
 
 RECORDED = [json.loads(path.read_text()) for path in sorted((TRACES).glob("*.json"))]

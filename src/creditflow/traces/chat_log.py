@@ -201,7 +201,7 @@ def _call_attributes(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rewards(given: Any) -> dict[str, Any]:
-    return {f"creditflow.rewards.{text_of(name)}": value for name, value in _named(given).items()}
+    return {f"creditflow.reward.{text_of(name)}": value for name, value in _named(given).items()}
 
 
 _REWARDS = ("reward", "rewards")

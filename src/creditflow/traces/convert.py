@@ -21,10 +21,11 @@ from creditflow.data import Message, Score, Step, Task, Trajectory, into_range
 from creditflow.errors import ConfigError, ScoreRangeError
 from creditflow.traces.collector import without_collection
 from creditflow.traces.content import dumped
-from creditflow.traces.conventions import ModelCall
-from creditflow.traces.events import MESSAGES, unread, with_calls_apart
+from creditflow.traces.conventions.base import ModelCall
+from creditflow.traces.events import unread, with_calls_apart
 from creditflow.traces.rewards import OF_THE_WHOLE, WHOLE, PlacedReward, place
 from creditflow.traces.selection import Selection, TrajectorySpans, choose
+from creditflow.traces.span_reading import is_message_event
 from creditflow.traces.span_tree import before, forest_of
 from creditflow.traces.spans import NO_SPAN, UNREADABLE, Span, text_of
 
@@ -219,7 +220,7 @@ def _note_what_is_not_read(name: str, spans_: TrajectorySpans, made: Converted) 
             why = "an event of this name is not read"
             made.left_out += [LeftOut("record", name, span.id, event, why) for event in unread(span)]
             if type(meaning) is not ModelCall:
-                of_calls = (event.name for event in span.events if event.name in MESSAGES)
+                of_calls = (event.name for event in span.events if is_message_event(event))
                 made.passed_over.update(f"{event} on a span of no call" for event in of_calls)
 
 
@@ -229,7 +230,7 @@ def _steps(
     spans, start, end = spans_.spans, spans_.start, spans_.end
     read = reused(
         [[message["content"] for message in call.messages] for call in calls],
-        [call.said for call in calls],
+        [call.spoken for call in calls],
         [start[at] for at in chosen.calls],
         [end[at] for at in chosen.calls],
     )

@@ -1,6 +1,6 @@
 """Model calls recorded only in events: in log records whose span is missing or is not a model call.
 
-Groups events into calls by OpenTelemetry's conventions; `meaning` reads their contents as it reads any call's.
+Groups events into calls; `span_reading` reads their contents as it reads any call's.
 """
 
 from __future__ import annotations
@@ -8,23 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from creditflow.traces.conventions import (
-    CHOICE,
-    DETAILS,
-    PROMPT,
-    ROLES,
-    TEXT,
-    ModelCall,
+from creditflow.traces.conventions.base import ModelCall
+from creditflow.traces.span_reading import (
+    has_no_kind,
     is_call,
-    is_evaluation,
-    is_nothing,
+    is_call_event,
+    is_message_event,
+    is_prompt_event,
+    is_response_event,
+    is_reward_event,
     read_span,
 )
 from creditflow.traces.spans import NO_SPAN, Span, SpanEvent, is_of_models
-
-_READ, _WROTE = frozenset((*ROLES, PROMPT)), frozenset((CHOICE, TEXT))
-MESSAGES = _READ | _WROTE | {DETAILS}
-"""Names of the events that hold a call's messages."""
 
 
 def with_calls_apart(spans: Iterable[Span]) -> Iterator[Span]:
@@ -67,7 +62,7 @@ def _with_their_events(spans: list[Span], nameless: Sequence[Span]) -> list[Span
 def unread(span: Span) -> Iterator[str]:
     """Names of a span's generative-AI events that no rule reads."""
     for event in span.events:
-        if is_of_models(event) and event.name not in MESSAGES and not is_evaluation(event):
+        if is_of_models(event) and not is_message_event(event) and not is_reward_event(event):
             yield event.name
 
 
@@ -87,10 +82,10 @@ def _parts(span: Span) -> list[Span]:
 
 def _told(span: Span) -> list[list[SpanEvent]]:
     """Events grouped by the call they record; empty if the span is that call."""
-    whole = [[event] for event in span.events if event.name == DETAILS]
+    whole = [[event] for event in span.events if is_call_event(event)]
     if is_call(span):
         return whole if len(whole) > 1 else []
-    return whole + (_exchanges(span.events) if is_nothing(span) else [])
+    return whole + (_exchanges(span.events) if has_no_kind(span) else [])
 
 
 def _exchanges(events: Sequence[SpanEvent]) -> list[list[SpanEvent]]:
@@ -98,11 +93,11 @@ def _exchanges(events: Sequence[SpanEvent]) -> list[list[SpanEvent]]:
     found: list[list[SpanEvent]] = []
     answered = True
     for event in events:
-        if event.name in _READ:
+        if is_prompt_event(event):
             if answered:
                 found.append([])
             answered = False
-        elif event.name in _WROTE:
+        elif is_response_event(event):
             if not found:
                 found.append([])
             answered = True

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from creditflow.traces.conventions import Reward, RewardWithoutNumber
+from creditflow.traces.conventions.base import Reward, RewardWithoutNumber
 from creditflow.traces.selection import Selection, TrajectorySpans
 from creditflow.traces.spans import text_of
 

@@ -1,6 +1,6 @@
 """The spans of one trajectory with their nesting, times and meanings, and the choice of calls that become steps.
 
-`spans` and `meaning` handle forms and conventions; `convert` builds the steps.
+`spans` and `span_reading` handle formats and conventions; `convert` builds the steps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from creditflow.traces.conventions import AgentSpan, Meaning, ModelCall, Reward, read_span
+from creditflow.traces.conventions.base import AgentSpan, Meaning, ModelCall, Reward
+from creditflow.traces.span_reading import read_span
 from creditflow.traces.span_tree import SpanTree, forest_of
 from creditflow.traces.spans import Span
 
