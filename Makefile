@@ -7,7 +7,7 @@
 # make browser      install chromium, likewise, for the tests of report and view
 # make charts       build the charts of report and view anew from npm's echarts (see charts/)
 # make benchmarks   install the peers that benchmarks compare with: TRL, and Agent Lightning in an environment of its own
-# make bench-adapters  measure the conversion of traces beside Agent Lightning's
+# make bench-traces  measure the conversion of traces beside Agent Lightning's
 # make claims       measure what docs/benchmarks/claims.md claims: an hour
 # make study        rules of credit in training, docs/concepts/thresholds.md: three hours; MINUTES=60 for an hour of it
 # make constraints  resolve constraints.txt again
@@ -16,7 +16,7 @@
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/design/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all lint docs sandbox browser charts benchmarks bench-adapters claims study constraints clean
+.PHONY: demo test test-all lint docs sandbox browser charts benchmarks bench-traces claims study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -70,8 +70,8 @@ sandbox:
 
 benchmarks: $(STAMPS)/test $(STAMPS)/trl $(STAMPS)/agentlightning
 
-bench-adapters: $(STAMPS)/test $(STAMPS)/agentlightning
-	$(BIN)/python -m benchmarks.adapters
+bench-traces: $(STAMPS)/test $(STAMPS)/agentlightning
+	$(BIN)/python -m benchmarks.traces
 
 # In a folder of its own, on the path of the one process that runs it: verl 0.9 fails where TRL is installed beside it.
 $(STAMPS)/trl: $(STAMPS)/torch constraints.txt

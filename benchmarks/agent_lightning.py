@@ -1,4 +1,4 @@
-"""Run Agent Lightning's adapter on the spans of a file, in its environment; print spans/s for `benchmarks.adapters`."""
+"""Run Agent Lightning's adapter on the spans of a file, in its environment; print spans/s for `benchmarks.traces`."""
 
 import json
 import sys

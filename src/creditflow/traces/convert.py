@@ -106,16 +106,16 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
     for name, (low, high) in options.ranges.items():
         if not (math.isfinite(high - low) and low < high):
             raise ConfigError(f"range of reward {name!r}: expected two finite numbers, low < high, got {low}, {high}")
-    made = Converted()
+    result = Converted()
     traces: dict[str, list[Span]] = {}
     with without_collection():
         for span in with_calls_apart(spans):
             traces.setdefault(span.trace, []).append(span)
-            made.spans += 1
+            result.spans += 1
         spans_by_trajectory = _by_attribute(traces, options.trajectory_by) if options.trajectory_by else _linked(traces)
         for name, of_trajectory in spans_by_trajectory.items():
-            _convert(name, of_trajectory, options, wanted, made)
-    return made
+            _convert(name, of_trajectory, options, wanted, result)
+    return result
 
 
 def _by_attribute(traces: Mapping[str, Sequence[Span]], key: str) -> dict[str, list[Span]]:
@@ -168,18 +168,18 @@ def _inherited(spans: Sequence[Span], key: str) -> list[str | None]:
 
 
 def _convert(
-    name: str, spans: Sequence[Span], options: ConvertOptions, wanted: re.Pattern[str], made: Converted
+    name: str, spans: Sequence[Span], options: ConvertOptions, wanted: re.Pattern[str], result: Converted
 ) -> None:
-    """Convert the spans of one trajectory and add the results to `made`."""
-    spans_ = TrajectorySpans.read(spans, made.mended)
+    """Convert the spans of one trajectory and add the results to `result`."""
+    spans_ = TrajectorySpans.read(spans, result.mended)
     chosen = choose(spans_, wanted)
-    _note_what_is_not_read(name, spans_, made)
+    _note_what_is_not_read(name, spans_, result)
     if chosen.shared_ids:
-        made.mended["a response id of another call"] += chosen.shared_ids
-    made.left_out += [
+        result.mended["a response id of another call"] += chosen.shared_ids
+    result.left_out += [
         LeftOut("model call", name, spans[at].id, spans[at].name, why) for at, why in sorted(chosen.left_out.items())
     ]
-    made.left_out += [
+    result.left_out += [
         LeftOut("choice", name, spans[at].id, choice, "one of several responses of a call: the first is the step's")
         for at in chosen.several
         for choice in spans_.call(at).choices
@@ -188,16 +188,16 @@ def _convert(
     steps = _steps(name, spans_, chosen, calls, options.tokens)
     for call in calls:
         if not (call.messages or call.prompt_ids):
-            made.mended["a call without its prompt"] += 1
+            result.mended["a call without its prompt"] += 1
         for part in call.unknown:
-            made.mended[f"a part of a message in a form that is not known: {part}"] += 1
-    asked = _asked(spans_, chosen)
-    trajectory = Trajectory(name, _uid(spans_, asked, options.uid_by), _task(asked), steps)
+            result.mended[f"a part of a message in a form that is not known: {part}"] += 1
+    prompt = _first_prompt(spans_, chosen)
+    trajectory = Trajectory(name, _uid(spans_, prompt, options.uid_by), _task(prompt), steps)
     given = place(spans_, chosen, options.outcome)
-    made.left_out += [
+    result.left_out += [
         LeftOut("reward", name, spans[one.at].id, one.name, one.nobody) for one in given if one.owner is None
     ]
-    made.left_out += [
+    result.left_out += [
         LeftOut("reward", name, spans[one.at].id, one.name, "given again later")
         for one in _pay(trajectory, given, options)
     ]
@@ -206,22 +206,22 @@ def _convert(
     trajectory.answer, trajectory.answer_steps = steps[-1].response, (len(steps) - 1,)
     if cut := [step.agent for step in steps if step.info.get("finish_reason") == "length"]:
         trajectory.status, trajectory.info["truncated"] = "truncated", f"{cut[0]} was cut off"
-    made.trajectories.append(trajectory)
+    result.trajectories.append(trajectory)
 
 
-def _note_what_is_not_read(name: str, spans_: TrajectorySpans, made: Converted) -> None:
+def _note_what_is_not_read(name: str, spans_: TrajectorySpans, result: Converted) -> None:
     giving = {at for at, _ in spans_.rewards}
     for at, (span, meaning) in enumerate(zip(spans_.spans, spans_.meanings, strict=True)):
         if meaning is None and at not in giving and span.id not in (NO_SPAN, UNREADABLE):
-            made.passed_over[span.name or "a span without a name"] += 1
+            result.passed_over[span.name or "a span without a name"] += 1
         if span.unread:
-            made.left_out += [LeftOut("record", name, span.id, record, why) for record, why in span.unread]
+            result.left_out += [LeftOut("record", name, span.id, record, why) for record, why in span.unread]
         if span.events:
             why = "an event of this name is not read"
-            made.left_out += [LeftOut("record", name, span.id, event, why) for event in unread(span)]
+            result.left_out += [LeftOut("record", name, span.id, event, why) for event in unread(span)]
             if type(meaning) is not ModelCall:
                 of_calls = (event.name for event in span.events if is_message_event(event))
-                made.passed_over.update(f"{event} on a span of no call" for event in of_calls)
+                result.passed_over.update(f"{event} on a span of no call" for event in of_calls)
 
 
 def _steps(
@@ -323,20 +323,20 @@ _SHORT = 256
 _shared = lru_cache(maxsize=2 * _SHORT)(lambda value, n: (value,) * n)
 
 
-def _asked(spans_: TrajectorySpans, chosen: Selection) -> Sequence[Message]:
+def _first_prompt(spans_: TrajectorySpans, chosen: Selection) -> Sequence[Message]:
     """The prompt of the trajectory's first call, whether that call is a step or is left out."""
-    told = (messages for at in chosen.made if (messages := spans_.call(at).messages))
-    return next(told, ())
+    prompts = (messages for at in chosen.made if (messages := spans_.call(at).messages))
+    return next(prompts, ())
 
 
-def _task(asked: Sequence[Message]) -> Task:
-    return Task("trace", tuple(message for message in asked if message["role"] == "user") or tuple(asked), None)
+def _task(prompt: Sequence[Message]) -> Task:
+    return Task("trace", tuple(message for message in prompt if message["role"] == "user") or tuple(prompt), None)
 
 
-def _uid(spans_: TrajectorySpans, asked: Sequence[Message], key: str) -> str:
+def _uid(spans_: TrajectorySpans, prompt: Sequence[Message], key: str) -> str:
     if key and (named := next((value for value in _inherited(spans_.spans, key) if value is not None), None)):
         return named
-    return hashlib.sha256(_spelled(asked).encode(errors="replace")).hexdigest()[:16]
+    return hashlib.sha256(_spelled(prompt).encode(errors="replace")).hexdigest()[:16]
 
 
 def _pay(trajectory: Trajectory, given: Sequence[PlacedReward], options: ConvertOptions) -> list[PlacedReward]:

@@ -49,11 +49,11 @@ def _with_their_events(spans: list[Span], nameless: Sequence[Span]) -> list[Span
                 lacking.setdefault(span.trace, []).append(span)
     changed: dict[int, Span] = {}
     for span in nameless:
-        told, calls = _told(span), lacking.get(span.trace, [])
-        if calls and len(told) == len(calls):
-            taken = {id(event) for events in told for event in events}
+        groups, calls = _recorded_calls(span), lacking.get(span.trace, [])
+        if calls and len(groups) == len(calls):
+            taken = {id(event) for events in groups for event in events}
             changed[id(span)] = replace(span, events=[event for event in span.events if id(event) not in taken])
-            for call, events in zip(calls, told, strict=True):
+            for call, events in zip(calls, groups, strict=True):
                 changed[id(call)] = replace(call, events=[*call.events, *events])
     found = [changed.get(id(span), span) for span in spans]
     return [span for span in found if span.id != NO_SPAN or span.events]
@@ -67,20 +67,20 @@ def unread(span: Span) -> Iterator[str]:
 
 
 def _parts(span: Span) -> list[Span]:
-    told = _told(span)
-    if not told:
+    groups = _recorded_calls(span)
+    if not groups:
         return [span]
-    of_calls = {id(event) for events in told for event in events}
-    rest = [event for event in span.events if id(event) not in of_calls]
+    grouped = {id(event) for events in groups for event in events}
+    rest = [event for event in span.events if id(event) not in grouped]
     if rest or span.name or span.attributes:
         parts = [replace(span, events=rest)]
-        return parts + [_call(span, events, f"{span.id}/{number}", span.id) for number, events in enumerate(told)]
-    if len(told) == 1:
-        return [_call(span, told[0], span.id, None)]
-    return [_call(span, events, f"{span.id}/{number}", None) for number, events in enumerate(told)]
+        return parts + [_call(span, events, f"{span.id}/{number}", span.id) for number, events in enumerate(groups)]
+    if len(groups) == 1:
+        return [_call(span, groups[0], span.id, None)]
+    return [_call(span, events, f"{span.id}/{number}", None) for number, events in enumerate(groups)]
 
 
-def _told(span: Span) -> list[list[SpanEvent]]:
+def _recorded_calls(span: Span) -> list[list[SpanEvent]]:
     """Events grouped by the call they record; empty if the span is that call."""
     whole = [[event] for event in span.events if is_call_event(event)]
     if is_call(span):
@@ -109,7 +109,7 @@ def _exchanges(events: Sequence[SpanEvent]) -> list[list[SpanEvent]]:
 
 def _call(span: Span, events: list[SpanEvent], id: str, parent: str | None) -> Span:
     times = [event.time for event in events if event.time is not None]
-    said = {name: value for event in events for name, value in event.attributes.items()}
+    attributes = {name: value for event in events for name, value in event.attributes.items()}
     return Span(
         span.trace,
         id,
@@ -117,7 +117,7 @@ def _call(span: Span, events: list[SpanEvent], id: str, parent: str | None) -> S
         events[0].name,
         min(times, default=span.start),
         max(times, default=span.end),
-        {"gen_ai.operation.name": "chat", **said},
+        {"gen_ai.operation.name": "chat", **attributes},
         events,
         resource=span.resource,
         trace_id=span.trace_id,

@@ -26,6 +26,8 @@ from creditflow.traces.conventions.base import (
     Messages,
     ModelCall,
     Reward,
+    RewardReader,
+    RewardSpanReader,
     RewardWithoutNumber,
     Values,
     first_of,
@@ -59,7 +61,7 @@ def read_span(span: Span) -> tuple[Meaning | None, list[Reward]]:
 
 
 def _meaning(span: Span, names: _AttributeNames) -> Meaning | None:
-    if names.of_reward and (reward := _reward_span(span, names)) is not None:
+    if names.reward_span_readers and (reward := _reward_span(span, names)) is not None:
         return reward
     if names.of_call and _is_call(span.attributes, names):
         return _model_call(span, names)
@@ -120,13 +122,11 @@ class _Tables:
         self.agent_span, self.agent_node = stated("agent_span"), stated("agent_node")
         kinds_of_agents = (key for key, *_ in self.agent_kinds)
         self.of_agent = frozenset((*self.span_agent, *self.call_agent, *kinds_of_agents, *joined("agent_attributes")))
-        self.rewards, self.reward_span = stated("rewards"), stated("reward_span")
+        self.rewards = stated("rewards")
         self.named_rewards = stated("named_rewards")
-        self.gives = frozenset((*self.named_rewards, *joined("reward_lists")))
         self.reward_prefixes = joined("reward_prefixes")
         self.is_reward_event = stated("is_reward_event")
         self.reward_span_lists, self.link_lists = frozenset(stated("reward_span_list")), stated("link_list")
-        self.of_reward = frozenset(joined("reward_attributes"))
         self.lists = tuple(
             dict.fromkeys(
                 [
@@ -161,8 +161,10 @@ class _AttributeNames:
     """Whether the span gives rewards, whatever its kind."""
     like_rewards: Sequence[str]
     """Attributes with "reward" in their name that are not read as one."""
-    of_reward: bool
-    """Whether it may be a reward span."""
+    reward_readers: Sequence[RewardReader]
+    """Readers of the rewards that the attributes give."""
+    reward_span_readers: Sequence[RewardSpanReader]
+    """Readers that may recognise a reward span; empty if there are none."""
     of_call: bool
     """Whether it may be a model call."""
     of_kind: bool
@@ -214,14 +216,25 @@ class _AttributeNames:
         spread = not tables.spread.isdisjoint(places)
         like_call, has_messages = (not one.isdisjoint(there) for one in (tables.like_call, tables.of_messages))
         like_rewards = tuple(key for key in keys if _is_like_a_reward(key))
+        reward_readers = [
+            one.rewards
+            for one in tables.conventions
+            if one.rewards is not None
+            and (any(name in places for name in one.reward_lists) or any(map(_starts_with(one.reward_prefixes), keys)))
+        ]
+        reward_span_readers = [
+            one.reward_span
+            for one in tables.conventions
+            if one.reward_span is not None
+            and (one.reward_span_list in places or not there.isdisjoint(one.reward_attributes))
+        ]
         return cls(
             lists=lists,
             spread=spread,
-            gives=not tables.gives.isdisjoint(places)
-            or any(key.startswith(tables.reward_prefixes) for key in keys)
-            or bool(like_rewards),
+            gives=bool(reward_readers or like_rewards) or any(name in places for name in tables.named_rewards),
+            reward_readers=reward_readers,
+            reward_span_readers=reward_span_readers,
             like_rewards=like_rewards,
-            of_reward=not (tables.reward_span_lists.isdisjoint(places) and tables.of_reward.isdisjoint(there)),
             of_call=spread or not tables.of_call.isdisjoint(there),
             of_kind=not tables.states_kind.isdisjoint(there),
             says_and_has=like_call and has_messages,
@@ -287,6 +300,10 @@ def _place(key: str) -> tuple[str, int, str] | None:
             if rest and number.isdecimal() and len(number) < DIGITS:
                 return name, int(number), rest
     return None
+
+
+def _starts_with(prefixes: tuple[str, ...]) -> Callable[[str], bool]:
+    return lambda key: key.startswith(prefixes)
 
 
 def _is_like_a_reward(key: str) -> bool:
@@ -623,7 +640,7 @@ def _agent_name(span: Span) -> str:
 def _reward_span(span: Span, names: _AttributeNames) -> Reward | None:
     """The reward of a reward span, otherwise None. Model calls inside such a span are the judge's."""
     entries = names.reader(span.attributes)
-    found = (values for read in _tables().reward_span if (values := read(span, entries)) is not None)
+    found = (values for read in names.reward_span_readers if (values := read(span, entries)) is not None)
     if (values := next(found, None)) is None:
         return None
     if not values and not (names.gives or any(map(is_reward_event, span.events))):
@@ -646,14 +663,14 @@ def _links(entries: Callable[[str], list[Raw]]) -> Iterator[Link]:
 
 def _rewards(span: Span, names: _AttributeNames, meaning: Meaning | None) -> list[Reward]:
     """All rewards of a span, those of `meaning` included."""
-    entries, tables = names.reader(span.attributes), _tables()
+    tables, entries = _tables(), names.reader(span.attributes)
     values = [
         (text_of(name), value) for key in tables.named_rewards for own in entries(key) for name, value in own.items()
     ]
     if not isinstance(meaning, Reward):
         values += [(key, _NOT_READ) for key in names.like_rewards]
     rewards: list[Reward] = []
-    for read in tables.rewards:
+    for read in tables.rewards if span.events else names.reward_readers:
         for reward in read(span, entries):
             if reward.links:
                 rewards.append(reward)

@@ -18,7 +18,7 @@ GROUP = "creditflow.traces"
 def conventions() -> tuple[Convention, ...]:
     """All conventions in order of precedence.
 
-    Raises ConfigError for an entry point that cannot be loaded or is no `Convention`, and for a name given twice.
+    Raises ConfigError for an entry point that cannot be loaded or is not a `Convention`, and for a name given twice.
     """
     found: dict[str, Convention] = {}
     for module in pkgutil.iter_modules(__path__):

@@ -1,4 +1,4 @@
-"""AgentOps: the messages of OpenLLMetry, with span kinds of its own."""
+"""AgentOps: the messages of OpenLLMetry, with its own span kinds."""
 
 from __future__ import annotations
 

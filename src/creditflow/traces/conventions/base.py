@@ -92,6 +92,10 @@ class AgentSpan:
 Meaning = ModelCall | Reward | AgentSpan
 
 
+RewardReader = Callable[[Span, Entries], Iterable[Reward]]
+RewardSpanReader = Callable[[Span, Entries], list[tuple[str, Any]] | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convention:
     """The attributes and events of one tracer. A field that a convention leaves out does not concern it.
@@ -152,20 +156,21 @@ class Convention:
     span_agent: tuple[str, ...] = ()
     """Attributes of the agent's name that make any other span an agent span."""
     no_agents: tuple[str, ...] = ()
-    """Agent names that stand for a missing one."""
+    """Agent names to ignore."""
     not_agents: Values = ()
     """Attribute values of spans that name an agent without being its work."""
     agent_kinds: tuple[tuple[str, tuple[Any, ...], str], ...] = ()
     """Attribute, the values that mark an agent span, and the attribute of its name; empty: the span's name."""
     agent_span: Callable[[Span], str | None] | None = None
-    """The agent's name from a span without one in its attributes; None if the span is no agent's."""
+    """The agent's name from a span without one in its attributes; None if the span is not an agent's."""
     agent_node: Callable[[Attributes], str] | None = None
     """The agent's name from further data on any span, read last; empty if missing."""
     agent_attributes: tuple[str, ...] = ()
     """Attributes that `agent_span` and `agent_node` read."""
 
-    rewards: Callable[[Span, Entries], Iterable[Reward]] | None = None
-    """Rewards on a span of any kind. One without links belongs to the span."""
+    rewards: RewardReader | None = None
+    """Reads rewards on a span of any kind that has `reward_lists`, `reward_prefixes` or events. A reward without links
+    belongs to the span."""
     named_rewards: str = ""
     """Prefix of attributes that are each a reward: `creditflow.reward` for `creditflow.reward.NAME`."""
     reward_lists: tuple[str, ...] = ()
@@ -174,7 +179,7 @@ class Convention:
     """Prefixes of further attributes that `rewards` reads."""
     is_reward_event: Callable[[SpanEvent], bool] | None = None
     """Whether `rewards` reads an event."""
-    reward_span: Callable[[Span, Entries], list[tuple[str, Any]] | None] | None = None
+    reward_span: RewardSpanReader | None = None
     """The values of a reward span; None if the span is not one. Model calls inside such a span are the judge's."""
     reward_attributes: tuple[str, ...] = ()
     """Attributes that `reward_span` reads; a span without any of them is not passed to it."""

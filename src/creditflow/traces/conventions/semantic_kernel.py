@@ -1,4 +1,4 @@
-"""Semantic Kernel: OpenTelemetry's conventions with operation names of its own."""
+"""Semantic Kernel: OpenTelemetry's conventions with its own operation names."""
 
 from __future__ import annotations
 

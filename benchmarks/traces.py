@@ -1,4 +1,4 @@
-"""Conversion of traces to trajectories, compared with Agent Lightning: `python -m benchmarks.adapters [--quick]`.
+"""Conversion of traces to trajectories, compared with Agent Lightning: `python -m benchmarks.traces [--quick]`.
 
 1024 traces of 30 model calls, nested in agents' spans or flat, with or without a reward for each call; one trace of
 10,000 and one of 100,000 spans. Both sides read the same spans: creditflow reads the plain objects from Agent
@@ -40,7 +40,7 @@ THEIR_SECONDS = 120
 
 
 def main() -> int:
-    """Measure, print, write `docs/results/adapters.json`; 1 if a number falls short."""
+    """Measure, print, write `docs/results/traces.json`; 1 if a number falls short."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the traces, one repeat; writes nothing")
     quick = parser.parse_args().quick
@@ -72,7 +72,7 @@ def main() -> int:
     if not THEIR_PYTHON.exists():
         peer_missing("Agent Lightning", "make benchmarks")
     if not quick:
-        write("adapters", figures, ("creditflow", "ahocorasick-rs"), measured)
+        write("traces", figures, ("creditflow", "ahocorasick-rs"), measured)
     return int(missed)
 
 
