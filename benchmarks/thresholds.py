@@ -23,7 +23,7 @@ from creditflow.credit.gates import GATE_TOLERANCE
 from creditflow.credit.thresholds.base import BatchStats, make_threshold, threshold_kind
 from creditflow.data import Floats
 
-MEASURES = ("src/creditflow/credit/thresholds.py", "src/creditflow/credit/gates.py")
+MEASURES = ("src/creditflow/credit/thresholds", "src/creditflow/credit/gates.py")
 JUMP, UPDATES = 200, 400
 STEPS = (16, 1000)
 """Scored steps of an agent in a batch: few and many."""
