@@ -34,7 +34,7 @@ from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functio
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
 from creditflow.rewards.execution.calls import Backend
 from creditflow.sandbox import open_sandbox
-from creditflow.sandbox.bubblewrap import Bubblewrap
+from creditflow.sandbox.backends.bubblewrap import Bubblewrap
 from tests.rewards.judge_server import server_process
 
 PAIRS = Path(__file__).parent.parent / "tests" / "samples" / "math_pairs.jsonl"

@@ -900,7 +900,7 @@ def test_recipe_runs_the_judge_at_both_levels():
                 return await manager.score([made, without])
 
         report = asyncio.run(run())
-    assert [(f.name, f.level, f.is_async, f.here) for f in functions] == [
+    assert [(f.name, f.level, f.is_async, f.inline) for f in functions] == [
         ("judge", "step", True, False), ("judge_outcome", "outcome", True, False),
     ]  # fmt: skip
     assert functions[0].timeout == 120
@@ -982,7 +982,7 @@ def test_policy_judges_waiting_questions_in_one_batch():
     policy = Policy()
     judge = connected(policy)
     scores = judge_all(judge, [a_trajectory(f"answer {i}", name=str(i)) for i in range(20)])
-    assert judge.here
+    assert judge.inline
     assert scores == [Score(6 / 9, reason="Fine.")] * 20
     assert policy.batches == [20]
     assert {(request.temperature, request.max_tokens) for request in policy.asked} == {(0.0, 512)}
@@ -1110,7 +1110,7 @@ def test_local_model_judges(always_says):
         a_trajectory("a good deal longer than the other " * 10, name="b"),
         a_trajectory("<|end|>x"),
     ]
-    assert judge.here
+    assert judge.inline
     assert judge_all(judge, made) == [Score(6 / 9, reason="All of it holds.")] * 3
     found = judge.metrics()
     assert (found["requests"], found["completion_tokens"]) == (3, 6)  # the text is one token, its end another

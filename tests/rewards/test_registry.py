@@ -290,7 +290,7 @@ class Scaled:
         return step.response
 
 class Here:
-    here = True
+    inline = True
     async def __call__(self, step, trajectory):
         return 1.0
 
@@ -311,8 +311,8 @@ def test_class_is_instantiated_with_the_args(tmp_path):
     assert (function.name, function.range, function.timeout, function.is_async) == ("scaled", (0.0, 4.0), 7, False)
     assert function.cache_key(Step("", "", 0, "a", 0, (), "", "said"), None) == "said"
     assert function.version != of_class(tmp_path, "Scaled", args={"scale": 5.0}).version
-    here = of_class(tmp_path, "Here")
-    assert (here.here, here.is_async, here.cache_key) == (True, True, None)
+    inline = of_class(tmp_path, "Here")
+    assert (inline.inline, inline.is_async, inline.cache_key) == (True, True, None)
 
 
 def test_entry_sets_timeout_and_cache(tmp_path):

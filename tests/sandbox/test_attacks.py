@@ -18,7 +18,15 @@ from typer.testing import CliRunner
 
 from creditflow.cli import app
 from creditflow.errors import InputError
-from creditflow.sandbox import BACKENDS, Limits, Result, SandboxError, SandboxUnavailable, open_sandbox
+from creditflow.sandbox import (
+    Limits,
+    Result,
+    SandboxBackend,
+    SandboxError,
+    SandboxUnavailable,
+    backends,
+    open_sandbox,
+)
 from creditflow.sandbox.conformance import ATTACKS, CHECK_LIMITS, Outcome, Scene, check_sandbox, memory_bound, resources
 from creditflow.sandbox.conformance import check as checking
 
@@ -424,7 +432,7 @@ def test_command_exits_1_if_an_attack_could_not_be_tried(here, monkeypatch):
         def __init__(self, limits: Limits | None = None):
             super().__init__(fail, limits or LIMITS)
 
-    monkeypatch.setitem(BACKENDS, "broken", Broken)
+    monkeypatch.setitem(backends(), "broken", SandboxBackend("broken", Broken))
 
     result = creditflow("--backend", "broken", "--only", "mount")
 
@@ -462,7 +470,7 @@ def test_command_exits_2_if_the_back_end_is_unavailable(here, monkeypatch):
     def unavailable(limits=None):
         raise SandboxUnavailable("nowhere: not on this machine; install it")
 
-    monkeypatch.setitem(BACKENDS, "nowhere", unavailable)
+    monkeypatch.setitem(backends(), "nowhere", SandboxBackend("nowhere", unavailable))
 
     assert refused("--backend", "nowhere") == "nowhere: not on this machine; install it"
 

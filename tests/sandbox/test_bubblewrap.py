@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.sandbox import SandboxError, SandboxOptionError, SandboxUnavailable, bubblewrap, host, open_sandbox
+from creditflow.sandbox import SandboxError, SandboxOptionError, SandboxUnavailable, host, open_sandbox
+from creditflow.sandbox.backends import bubblewrap
 from tests.sandbox import boxes
 
 MB = 1024 * 1024

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.sandbox import Bubblewrap, Sandbox, SandboxError, SandboxOptionError, container
+from creditflow.sandbox import Bubblewrap, Sandbox, SandboxError, SandboxOptionError
+from creditflow.sandbox.backends import container
 from tests.rewards.processes import descriptors
 from tests.sandbox import boxes
 

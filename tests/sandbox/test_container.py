@@ -66,7 +66,7 @@ def test_every_run_has_a_unique_container_name(box, log):
 
 
 def test_container_above_its_time_limit_is_removed(log, monkeypatch):
-    from creditflow.sandbox import container
+    from creditflow.sandbox.backends import container
 
     monkeypatch.setattr(container, "_START_S", 0.2)
     box = open_sandbox("container", image="img:1", engine="docker", wall_s=1.0)

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from creditflow.sandbox import SandboxError, SandboxOptionError, SandboxUnavailable, fusion, open_sandbox
+from creditflow.sandbox import SandboxError, SandboxOptionError, SandboxUnavailable, open_sandbox
+from creditflow.sandbox.backends import fusion
 from tests.sandbox.boxes import fusion_service, run_python
 
 

@@ -4,9 +4,15 @@ import warnings
 
 import pytest
 
-from creditflow import sandbox
 from creditflow.errors import ConfigError
-from creditflow.sandbox import SandboxOptionError, SandboxUnavailable, UnsafeSandboxWarning, open_sandbox
+from creditflow.sandbox import (
+    SandboxBackend,
+    SandboxOptionError,
+    SandboxUnavailable,
+    UnsafeSandboxWarning,
+    backends,
+    open_sandbox,
+)
 
 
 def test_unsafe_back_end_warns_only_when_it_is_opened():
@@ -21,7 +27,7 @@ def test_auto_never_falls_back_to_running_unprotected(monkeypatch):
     def missing(limits=None):
         raise SandboxUnavailable("no bwrap; install it")
 
-    monkeypatch.setitem(sandbox.BACKENDS, "bubblewrap", missing)
+    monkeypatch.setitem(backends(), "bubblewrap", SandboxBackend("bubblewrap", missing))
     with pytest.raises(SandboxUnavailable, match="install"):
         open_sandbox()
 

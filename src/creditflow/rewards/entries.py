@@ -22,7 +22,15 @@ from creditflow.errors import ConfigError, RewardError, did_you_mean, first_line
 from creditflow.rewards import registry
 from creditflow.rewards.cache import plain_text
 from creditflow.rewards.compose import call_here
-from creditflow.rewards.registry import COMBINATORS, LEVELS, Declared, Level, RewardFunction, builtins
+from creditflow.rewards.registry import (
+    COMBINATORS,
+    LEVELS,
+    Declared,
+    Level,
+    RewardFunction,
+    function_names,
+    named_function,
+)
 
 _CALLED_AS = {"step": "(step, trajectory)", "trajectory": "(trajectory)", "outcome": "(trajectory)"}
 _CALLED_AS_ANSWER = "(text, truth)"
@@ -68,13 +76,13 @@ def load_reward_functions(
     A class is instantiated with the entry's args; a TypeError or ValueError from it is reported as an error of the
     recipe. The instance is then called (`async def __call__` for an async function). It may have
     `range`: a tuple that replaces the declared range;
-    `here = True`: calls stay in the manager's process, because it holds a model or a connection to the run;
+    `inline = True`: calls stay in the manager's process, because it holds a model or a connection to the run;
     `connect(clients)`: receives the policies of the run by name (`rollout.ModelClient`) before the first call;
     `cache_key(step, trajectory)` (or `(trajectory)`): a text that holds everything that the score depends on; default:
     everything about the trajectory except ids and scores;
     `version_text`: text read from files, which becomes part of the version;
     `metrics()`: numbers by name since the previous call, reported as `reward/<function>/<name>` (for async functions
-    and those with `here`). Numbers from several processes are added up, so report sums and counts; for a name with
+    and those with `inline`). Numbers from several processes are added up, so report sums and counts; for a name with
     `_max` in it, the largest is kept;
     `async aclose()`: awaited when the manager is closed.
 
@@ -122,8 +130,8 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
         instance = function
         if (read := getattr(instance, "version_text", None)) is not None:
             version = _hash(version, read)
-        if hasattr(instance, "connect") and not getattr(instance, "here", False):
-            raise RewardError(f"{key}: a class with `connect` must say `here = True`: policies stay in their process")
+        if hasattr(instance, "connect") and not getattr(instance, "inline", False):
+            raise RewardError(f"{key}: a class with `connect` must say `inline = True`: policies stay in their process")
     if declared is None:
         declared = Declared(_level_by_parameters(function, entry, args, key))
     name = str(entry.name or declared.name or getattr(function, "__name__", type(function).__name__))
@@ -160,7 +168,7 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
         is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__),
         timeout=timeout,
         cache=entry.cache,
-        here=bool(getattr(instance, "here", False)),
+        inline=bool(getattr(instance, "inline", False)),
         cache_key=_cache_key(instance, declared, level),
         instance=instance,
     )
@@ -292,9 +300,9 @@ def _response_read(step: Step, trajectory: Trajectory) -> str | None:
 
 def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
     if ":" not in fn:
-        if fn in builtins():
-            return builtins()[fn]
-        known = sorted([*builtins(), *COMBINATORS])
+        if (named := named_function(fn)) is not None:
+            return named
+        known = function_names()
         raise RewardError(
             f"{key}.fn: no ready-made reward function {fn!r}{did_you_mean(fn, known)}; ready-made are "
             f"{', '.join(known)}; one's own are `file.py:function` or `package.module:function`"

@@ -316,9 +316,9 @@ class RewardManager:
     async def _dispatch(self, calls: Sequence[RewardCall], ran: _CallLog) -> list[Returned]:
         """The result of each call, from the backend, or from this process for calls that it does not take."""
         away = [self.backend is not None and self.backend.takes(call.function) for call in calls]
-        here = [call for call, is_away in zip(calls, away, strict=True) if not is_away]
+        inline = [call for call, is_away in zip(calls, away, strict=True) if not is_away]
         there = [call for call, is_away in zip(calls, away, strict=True) if is_away]
-        running = [run_on_loop(here, self.timeout, self.max_in_flight, ran.answered)]
+        running = [run_on_loop(inline, self.timeout, self.max_in_flight, ran.answered)]
         if self.backend is not None and there:
             running.append(self.backend.run(there, ran.answered))
         returned = await together(running)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, overload
 
+from creditflow._utils.plugins import installed, load, modules_in
 from creditflow._utils.tracebacks import located
 from creditflow.data import Score, Step
 from creditflow.errors import RewardError, did_you_mean, first_line
@@ -20,6 +18,8 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__creditflow_reward__"
+ENTRY_POINTS = "creditflow.rewards"
+"""The entry point group of other distributions' functions; a recipe uses one by the name of its entry point."""
 _BUILTINS: dict[str, Callable[..., Any]] = {}
 COMBINATORS: dict[str, Combinator] = {}
 """The ways to make one reward of several, by their names in recipes; `compose` fills it."""
@@ -57,7 +57,7 @@ class RewardFunction:
     timeout: float | None = None
     """Time limit of one call in seconds; None: the manager's."""
     cache: bool = True
-    here: bool = False
+    inline: bool = False
     """Whether its calls stay in the manager's process: it holds a model, or a policy of the run."""
     cache_key: Callable[..., str | None] | None = None
     """Called like `call`; returns a text that holds everything that the score depends on, or None to disable caching.
@@ -242,9 +242,32 @@ def combinator(
 
 def builtins() -> Mapping[str, Callable[..., Any]]:
     """The ready-made reward functions by name."""
-    for module in pkgutil.iter_modules([str(Path(__file__).with_name("builtin"))]):
-        importlib.import_module(f"creditflow.rewards.builtin.{module.name}")
+    for _ in modules_in("creditflow.rewards.builtin"):
+        pass  # the import registers them
     return _BUILTINS
+
+
+def function_names() -> list[str]:
+    """The bare names that a recipe may use: ready-made functions, combinators, installed distributions' functions."""
+    return sorted({*builtins(), *COMBINATORS, *installed(ENTRY_POINTS)})
+
+
+def named_function(name: str) -> Callable[..., Any] | None:
+    """The ready-made or installed function of a bare name; None for an unknown name.
+
+    Raises RewardError if an entry point takes the name of a ready-made function or names nothing callable, ConfigError
+    if it cannot be loaded. Only the named entry point is imported.
+    """
+    function, point = builtins().get(name), installed(ENTRY_POINTS).get(name)
+    if point is None:
+        return function
+    key = f"entry point {name!r} of {ENTRY_POINTS}"
+    if function is not None:
+        raise RewardError(f"{key}: expected a new name, got that of a ready-made function")
+    plugin = load(point)
+    if not callable(plugin):
+        raise RewardError(f"{key}: expected a function, {point.value} is a {type(plugin).__name__}")
+    return cast(Callable[..., Any], plugin)
 
 
 def declared(function: object) -> Declared | None:

@@ -1,57 +1,74 @@
 """Sandboxes for untrusted programs, independent of rewards and trajectories.
 
-`open_sandbox` opens one. A new back end is a class with the three methods of `Sandbox`, added to `BACKENDS`.
+`open_sandbox` opens one. A new back end is a class with the three methods of `Sandbox` and a record, in
+`sandbox/backends/` or in an entry point of `creditflow.sandboxes`.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from creditflow.errors import did_you_mean
+from creditflow._utils.plugins import installed, load, modules_in
+from creditflow.errors import ConfigError, did_you_mean
+from creditflow.sandbox.backends.bubblewrap import Bubblewrap
+from creditflow.sandbox.backends.container import Container
+from creditflow.sandbox.backends.fusion import SandboxFusion
+from creditflow.sandbox.backends.unsafe import UnsafeSandboxWarning, UnsafeSubprocess
 from creditflow.sandbox.base import (
     Limit,
     Limits,
     Result,
     Sandbox,
+    SandboxBackend,
     SandboxError,
     SandboxOptionError,
     SandboxUnavailable,
 )
-from creditflow.sandbox.bubblewrap import Bubblewrap
-from creditflow.sandbox.container import Container
-from creditflow.sandbox.fusion import SandboxFusion
-from creditflow.sandbox.unsafe import UnsafeSandboxWarning, UnsafeSubprocess
 
 __all__ = [
-    "BACKENDS",
+    "ENTRY_POINTS",
     "Bubblewrap",
     "Container",
     "Limit",
     "Limits",
     "Result",
     "Sandbox",
+    "SandboxBackend",
     "SandboxError",
     "SandboxFusion",
     "SandboxOptionError",
     "SandboxUnavailable",
     "UnsafeSandboxWarning",
     "UnsafeSubprocess",
+    "backends",
     "open_sandbox",
 ]
 
-BACKENDS: dict[str, Callable[..., Sandbox]] = {
-    "bubblewrap": Bubblewrap,
-    "sandbox_fusion": SandboxFusion,
-    "container": Container,
-    "unsafe_subprocess": UnsafeSubprocess,
-}
-"""Back ends by name. Each takes `limits` and its own options, and raises SandboxUnavailable if it cannot work here."""
+ENTRY_POINTS = "creditflow.sandboxes"
+"""The entry point group of back ends from other distributions; each names a `SandboxBackend`."""
 
 AUTO = "bubblewrap"
 """The back end for `auto`: never one that uses the network, requires an image, or does not isolate."""
+
+
+@functools.cache
+def backends() -> dict[str, SandboxBackend]:
+    """The back ends by name: those of `sandbox/backends/`, then those of installed distributions.
+
+    Raises ConfigError for an entry point that cannot be loaded, names no SandboxBackend, or takes a taken name.
+    """
+    known = {module.BACKEND.name: module.BACKEND for module in modules_in("creditflow.sandbox.backends")}
+    for point in installed(ENTRY_POINTS).values():
+        backend, key = load(point), f"entry point {point.name!r} of {ENTRY_POINTS}"
+        if not isinstance(backend, SandboxBackend):
+            raise ConfigError(f"{key}: expected a SandboxBackend, got {type(backend).__name__}")
+        if backend.name in known or backend.name == "auto":
+            raise ConfigError(f"{key}: expected a new name, got {backend.name!r}, which is taken")
+        known[backend.name] = backend
+    return known
 
 
 def open_sandbox(backend: str = "auto", **options: Any) -> Sandbox:
@@ -64,22 +81,21 @@ def open_sandbox(backend: str = "auto", **options: Any) -> Sandbox:
     if not isinstance(backend, str):
         raise SandboxOptionError(f"sandbox back end: a name expected, {backend!r} came")
     name = AUTO if backend == "auto" else backend
-    if name not in BACKENDS:
-        known = ["auto", *BACKENDS]
+    if name not in backends():
+        names = ["auto", *backends()]
         raise SandboxOptionError(
-            f"sandbox back end {backend!r}: not one of {', '.join(known)}{did_you_mean(backend, known)}"
+            f"sandbox back end {backend!r}: not one of {', '.join(names)}{did_you_mean(backend, names)}"
         )
-    made = BACKENDS[name]
-    of_limits = {field.name for field in fields(Limits)}
-    own = set(inspect.signature(made).parameters) - {"limits"}
+    create = backends()[name].create
+    parameters = dict(inspect.signature(create).parameters)
+    parameters.pop("limits", None)
+    limit_names = {field.name for field in fields(Limits)}
     for option in options:
-        if option not in of_limits | own:
-            near = did_you_mean(option, sorted(of_limits | own))
+        if option not in limit_names | set(parameters):
+            near = did_you_mean(option, sorted(limit_names | set(parameters)))
             raise SandboxOptionError(f"sandbox back end {name}: unknown option {option!r}{near}")
-    limits = Limits(**{key: value for key, value in options.items() if key in of_limits})
-    missing = {
-        key for key, parameter in inspect.signature(made).parameters.items() if parameter.default is parameter.empty
-    }
-    if missing - set(options):
-        raise SandboxOptionError(f"sandbox back end {name}: option {sorted(missing - set(options))[0]!r} is required")
-    return made(limits=limits, **{key: value for key, value in options.items() if key in own})
+    limits = Limits(**{key: value for key, value in options.items() if key in limit_names})
+    missing = sorted(key for key, value in parameters.items() if value.default is value.empty and key not in options)
+    if missing:
+        raise SandboxOptionError(f"sandbox back end {name}: option {missing[0]!r} is required")
+    return create(limits=limits, **{key: value for key, value in options.items() if key in parameters})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, Protocol
 
@@ -133,3 +133,16 @@ class Sandbox(Protocol):
         the file is larger than `output_bytes`.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxBackend:
+    """The record of a back end: a file in `sandbox/backends/`, or an entry point of `creditflow.sandboxes`, has one."""
+
+    name: str
+    """Value of `reward.sandbox.backend` and of `creditflow sandbox check --backend`."""
+    create: Callable[..., Sandbox]
+    """Called as `create(limits=Limits(...), **options)`; its other parameters are the options of the back end.
+
+    Raises SandboxOptionError for an invalid option, SandboxUnavailable if the back end does not work on this machine.
+    """

@@ -202,9 +202,9 @@ def is_deterministic(case: _RewardCase) -> Iterator[Fault]:
 
 
 def can_travel(case: _RewardCase) -> Iterator[Fault]:
-    """It can be sent to a worker process or a Ray actor; functions with `here = True` are exempt."""
+    """It can be sent to a worker process or a Ray actor; functions with `inline = True` are exempt."""
     try:
-        pack_functions([function for function in leaves([case.loaded]) if not function.here])
+        pack_functions([function for function in leaves([case.loaded]) if not function.inline])
     except RewardError as error:
         yield Fault(str(case), "one that can be pickled", described(error))
 

@@ -429,7 +429,7 @@ def test_async_and_here_functions_run_in_the_manager():
     home = os.getpid()
     functions = [
         RewardFunction("waits", "step", waits, is_async=True),
-        RewardFunction("stays", "step", lambda step, trajectory: float(os.getpid() == home), here=True),
+        RewardFunction("stays", "step", lambda step, trajectory: float(os.getpid() == home), inline=True),
         RewardFunction("goes", "step", lambda step, trajectory: float(os.getpid() == home)),
     ]
     trajectory = a_trajectory(agents="p")

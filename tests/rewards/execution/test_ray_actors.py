@@ -122,7 +122,7 @@ def test_async_and_plain_functions_run_together():
     functions = [
         RewardFunction("waits", "step", where, is_async=True),
         RewardFunction("works", "step", lambda step, trajectory: float(os.getpid() != home)),
-        RewardFunction("stays", "step", lambda step, trajectory: float(os.getpid() == home), here=True),
+        RewardFunction("stays", "step", lambda step, trajectory: float(os.getpid() == home), inline=True),
     ]
     backend = backend_of(functions)
     trajectories = [a_trajectory(str(i), "p" * 20) for i in range(10)]

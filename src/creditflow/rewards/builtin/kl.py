@@ -65,7 +65,7 @@ class KlToReference:
     as a reward: InstructGPT (arXiv 2203.02155, eq. 2), verl's `kl_penalty`. A step without `ref_logprobs` is `failed`.
     """
 
-    here = True
+    inline = True
     needs_reference = True
 
     def __init__(self, estimator: str = "low_var_kl", per: str = "token", limit: float = 1.0) -> None:

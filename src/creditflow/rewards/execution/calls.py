@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from creditflow._utils.tracebacks import location, traceback_text
 from creditflow.data import Step, Trajectory
@@ -12,6 +13,7 @@ from creditflow.rewards.registry import RewardFunction
 from creditflow.rewards.values import REASON_CHARACTERS, Plain
 
 Answered = Callable[[], None]
+_MOST_WORKERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,38 @@ class Backend(Protocol):
     def close(self) -> None:
         """End every process that was started; the next `run` starts new ones."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """Options of the backends."""
+
+    num_workers: int | None = None
+    """Number of processes or Ray actors; None: one per core, at most eight."""
+    timeout: float = 60.0
+    """Default time limit of a call in seconds."""
+    max_in_flight: int = 256
+    """Maximum number of concurrent calls of async functions, on Ray."""
+    ray_init: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `ray.init`."""
+
+    @property
+    def workers(self) -> int:
+        """The resolved number of workers."""
+        return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if self.num_workers is None else self.num_workers
+
+
+@dataclass(frozen=True, slots=True)
+class RewardBackend:
+    """The record of a back end that runs reward functions."""
+
+    name: str
+    """Value of `reward.backend`."""
+    create: Callable[[Sequence[RewardFunction], BackendOptions], Backend | None]
+    """Create the back end for these functions; None: the manager runs them itself.
+
+    Raises RewardError if a function cannot be sent to another process.
+    """
 
 
 def describe(error: BaseException) -> str:

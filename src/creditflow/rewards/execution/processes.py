@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO
 
 from creditflow.rewards.execution import worker
-from creditflow.rewards.execution.calls import Answered, Returned, RewardCall, too_late
+from creditflow.rewards.execution.calls import Answered, Returned, RewardBackend, RewardCall, too_late
 from creditflow.rewards.execution.frames import Channel, TooLong
 from creditflow.rewards.execution.wire import (
     CannotTravel,
@@ -179,7 +179,7 @@ class WorkerPool:
 
     def takes(self, function: RewardFunction) -> bool:
         """Accepts plain functions: async ones wait rather than work, and some must stay in the manager's process."""
-        return not function.is_async and not function.here
+        return not function.is_async and not function.inline
 
     @property
     def pids(self) -> list[int]:
@@ -504,3 +504,6 @@ def _parents() -> dict[int, int]:
 def _environment() -> dict[str, str]:
     """The environment of the workers, in which numerical libraries do not each start a thread per core."""
     return {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
+
+
+BACKEND = RewardBackend("process", lambda functions, options: WorkerPool(functions, options.workers, options.timeout))

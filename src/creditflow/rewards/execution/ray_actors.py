@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from creditflow.errors import ConfigError, first_line
-from creditflow.rewards.execution.calls import Answered, Returned, RewardCall
+from creditflow.rewards.execution.calls import Answered, Returned, RewardBackend, RewardCall
 from creditflow.rewards.execution.inline import run_on_loop, together
 from creditflow.rewards.execution.processes import ATTEMPTS, START_TIMEOUT_S, WorkerPool, batches, in_parts
 from creditflow.rewards.execution.wire import (
@@ -163,7 +163,7 @@ class RayBackend:
 
     def takes(self, function: RewardFunction) -> bool:
         """Accepts all functions except those that must stay in the manager's process."""
-        return not function.here
+        return not function.inline
 
     def start(self) -> None:
         """Start Ray, unless it runs in this process, and the actors. `run` does so if necessary.
@@ -336,3 +336,11 @@ def _after_a_death(parcel: _Batch, queue: deque[_Batch], run: _CallSet, why: str
 
 async def _awaited(reference: Any) -> Any:
     return await reference
+
+
+BACKEND = RewardBackend(
+    "ray",
+    lambda functions, options: RayBackend(
+        functions, options.workers, options.timeout, options.max_in_flight, options.ray_init
+    ),
+)

@@ -16,7 +16,7 @@ class StepModel:
     `tokenizer`: a folder with the policy's tokenizer, for use without a connected policy.
     """
 
-    here = True
+    inline = True
 
     def __init__(self, tokenizer: str | None) -> None:
         self._tokens = PolicyTokens(None if tokenizer is None else model_folder(tokenizer, "tokenizer"))

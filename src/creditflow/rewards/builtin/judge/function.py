@@ -139,7 +139,7 @@ class Judge:
 
         self.version_text = repr(self.prompt)
         self.policy = arguments.optional_name("policy", policy)
-        self.here = endpoint is None
+        self.inline = endpoint is None
         self.client: JudgeClient
         if endpoint is not None:
             self.client = EndpointJudge(

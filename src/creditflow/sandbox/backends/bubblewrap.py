@@ -19,7 +19,15 @@ from pathlib import Path
 
 from creditflow.sandbox import cgroup as cgroups
 from creditflow.sandbox import host, launch, seccomp
-from creditflow.sandbox.base import Limit, Limits, Result, SandboxError, SandboxOptionError, SandboxUnavailable
+from creditflow.sandbox.base import (
+    Limit,
+    Limits,
+    Result,
+    SandboxBackend,
+    SandboxError,
+    SandboxOptionError,
+    SandboxUnavailable,
+)
 from creditflow.sandbox.common import MB, Box, KeptFile, by_signal, hand_out, handed_out, handed_out_bytes
 from creditflow.sandbox.process import ProcessOutput
 from creditflow.sandbox.tmpfs import bound_files
@@ -328,3 +336,6 @@ def _limit_of(number: int | None, oom: bool, cpu_used_up: bool) -> Limit | None:
     if number in (signal.SIGXCPU, signal.SIGKILL) and cpu_used_up:
         return "cpu"
     return "file_size" if number == signal.SIGXFSZ else None
+
+
+BACKEND = SandboxBackend("bubblewrap", Bubblewrap)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from creditflow.sandbox.base import Limits, Result, SandboxError, SandboxOptionError, SandboxUnavailable
+from creditflow.sandbox.base import Limits, Result, SandboxBackend, SandboxError, SandboxOptionError, SandboxUnavailable
 from creditflow.sandbox.common import Box, KeptFile
 
 if TYPE_CHECKING:
@@ -223,3 +223,6 @@ def _field(holder: object, name: str, kind: type | tuple[type, ...], *, optional
     if not isinstance(value, kind) or isinstance(value, bool):
         raise SandboxError(f"sandbox_fusion: the answer has no valid {name!r}: {str(value)[:80]}")
     return value
+
+
+BACKEND = SandboxBackend("sandbox_fusion", SandboxFusion)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from typing import Literal
 
-from creditflow.sandbox.base import Limits, Result, SandboxError, SandboxOptionError, SandboxUnavailable
+from creditflow.sandbox.base import Limits, Result, SandboxBackend, SandboxError, SandboxOptionError, SandboxUnavailable
 from creditflow.sandbox.common import (
     END_ALL,
     MB,
@@ -230,3 +230,6 @@ def _archive(files: Mapping[str, bytes], stdin: bytes) -> bytes:
             entry.size, entry.mode, entry.mtime = len(content), 0o644, int(time.time())
             archive.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
+
+
+BACKEND = SandboxBackend("container", Container)
