@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from creditflow.runs import Ledger
 from tests.paths import TOY
 
 REWARD = '''
@@ -95,8 +96,7 @@ def test_installed_reward_triggers_a_guard_rule(run: Path) -> None:
 
 
 def test_installed_reward_is_explained(site: Path, run: Path) -> None:
-    script = f"from creditflow.runs import Ledger; print(Ledger({str(run)!r}).read(1).batch.step_ids[0])"
-    step = python(site, run.parent, "-c", script).stdout.strip()
+    step = Ledger.open(run).read(1).batch.step_ids[0]  # the writer's, the first step of its trajectory
     assert "dummy_ascii" in creditflow(site, run.parent, "why", run, step)
 
 

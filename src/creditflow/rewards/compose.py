@@ -38,11 +38,11 @@ def in_rounds(plans: Sequence[Plan]) -> Generator[list[RewardCall], list[Returne
     done: dict[int, Returned] = {}
     wanted = {i: next(one) for i, one in enumerate(plans)}
     while wanted:
-        came = iter((yield [call for calls in wanted.values() for call in calls]))
+        results = iter((yield [call for calls in wanted.values() for call in calls]))
         still: dict[int, list[RewardCall]] = {}
         for i, calls in wanted.items():
             try:
-                still[i] = plans[i].send([next(came) for _ in calls])
+                still[i] = plans[i].send([next(results) for _ in calls])
             except StopIteration as stop:
                 done[i] = stop.value
         wanted = still
@@ -55,9 +55,9 @@ async def answer(
     """The result of each call, compositions included; `run` runs calls of plain functions."""
     rounds = in_rounds([plan(call) for call in calls])
     try:
-        asked = next(rounds)
+        pending = next(rounds)
         while True:
-            asked = rounds.send(await run(asked))
+            pending = rounds.send(await run(pending))
     except StopIteration as stop:
         answers: list[Returned] = stop.value
         return answers
@@ -86,7 +86,7 @@ def _ask(parts: Sequence[RewardFunction], call: RewardCall) -> Generator[list[Re
     """The scores of several parts; their calls are yielded together."""
     of_parts = [RewardCall(part, call.trajectory, None if part.level == "trajectory" else call.step) for part in parts]
     returned = yield from in_rounds([plan(one) for one in of_parts])
-    return [_score(one, came, call.step) for one, came in zip(of_parts, returned, strict=True)]
+    return [_score(one, result, call.step) for one, result in zip(of_parts, returned, strict=True)]
 
 
 def _score(call: RewardCall, returned: Returned, step: Step | None) -> Score:
@@ -205,10 +205,10 @@ def gate(
     def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
         (by,) = yield from _needed([by_part], call)
         height = by.rescaled_over(() if call.step is None else call.step.response_mask)
-        said = _listed([by_part], [by])
+        reason = _listed([by_part], [by])
         if not height > above + 1e-9:
-            return Score(otherwise, reason=f"closed: {said}")
+            return Score(otherwise, reason=f"closed: {reason}")
         (score,) = yield from _needed([score_part], call)
-        return Score(_rescaled(score), reason=f"open: {said}; {_listed([score_part], [score])}")
+        return Score(_rescaled(score), reason=f"open: {reason}; {_listed([score_part], [score])}")
 
     return Composition(rule, (0.0, 1.0))

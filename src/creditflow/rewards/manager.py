@@ -152,9 +152,9 @@ class ScoringReport:
     @classmethod
     def from_json(cls, text: str) -> ScoringReport:
         """The inverse of `to_json`."""
-        said = json.loads(text)
-        functions = (FunctionReport(**{**f, "reasons": tuple(f["reasons"])}) for f in said["functions"])
-        return cls(tuple(functions), said["seconds"])
+        numbers = json.loads(text)
+        functions = (FunctionReport(**{**f, "reasons": tuple(f["reasons"])}) for f in numbers["functions"])
+        return cls(tuple(functions), numbers["seconds"])
 
 
 class RewardManager:
@@ -283,7 +283,7 @@ class RewardManager:
 
     async def _answer(self, calls: Sequence[RewardCall], ran: _CallLog) -> list[Returned]:
         """The result of each call; a composition requests calls of its parts, in one or more rounds."""
-        return await answer(calls, lambda asked: self._run(asked, ran))
+        return await answer(calls, lambda pending: self._run(pending, ran))
 
     async def _run(self, calls: Sequence[RewardCall], ran: _CallLog) -> list[Returned]:
         """Answer known calls from the cache, make each other call once, and store its result."""
@@ -294,11 +294,11 @@ class RewardManager:
         for i, call in enumerate(calls):
             key = keys.key_for(call)
             # Parts that score several steps may request the same call of a trajectory.
-            asked = key or (id(call.function), id(call.trajectory), id(call.step))
+            call_key = key or (id(call.function), id(call.trajectory), id(call.step))
             if key is not None and (known := self._cache.get(key)) is not None:
                 returned[i] = known
                 ran.cached[id(call.function)] += 1
-            elif (same_as := first.setdefault(asked, i)) != i:
+            elif (same_as := first.setdefault(call_key, i)) != i:
                 same[i] = same_as
                 ran.cached[id(call.function)] += 1
         to_run = [i for i in first.values() if i not in returned]
@@ -333,7 +333,7 @@ class RewardManager:
             if ask is not None and not (self.backend is not None and self.backend.takes(function)):
                 counted[id(function)] = ask()
         if self.backend is not None:
-            counted |= {id(function): said for function, said in await self.backend.metrics()}
+            counted |= {id(function): numbers for function, numbers in await self.backend.metrics()}
         return counted
 
 

@@ -88,13 +88,13 @@ done"""
 
 def handed_out(names: Sequence[str], lines: Sequence[bytes], most: int) -> dict[str, KeptFile]:
     """Parse the lines that `hand_out` printed. A malformed line, or the last (cut off) line, means a missing file."""
-    found = {}
+    kept_files = {}
     for name, line in zip(names, lines[:-1], strict=False):
         if line.startswith(b"+"):
             with contextlib.suppress(ValueError):
                 content = base64.b64decode(line[1:], validate=True)
-                found[name] = KeptFile(too_large=True) if len(content) > most else KeptFile(content)
-    return found
+                kept_files[name] = KeptFile(too_large=True) if len(content) > most else KeptFile(content)
+    return kept_files
 
 
 def handed_out_bytes(names: int, most: int) -> int:

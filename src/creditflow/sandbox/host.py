@@ -27,12 +27,12 @@ def restrictions(proc_sys: Path = Path("/proc/sys")) -> list[str]:
         ),
         "user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=10000"),
     }
-    found = []
+    remedies = []
     for name, (restricting, remedy) in known.items():
         with contextlib.suppress(OSError):
             if (proc_sys / name).read_text().strip() == restricting:
-                found.append(f"This system restricts user namespaces ({name}={restricting}); it takes {remedy}.")
-    return found
+                remedies.append(f"This system restricts user namespaces ({name}={restricting}); it takes {remedy}.")
+    return remedies
 
 
 def find_bwrap() -> str:
@@ -59,10 +59,10 @@ def folder(path: str) -> str:
 def interpreters() -> list[str]:
     """Candidate Python interpreters for a box, the likeliest first. Raises SandboxUnavailable if none exists."""
     base = getattr(sys, "_base_executable", None) or sys.executable
-    found = [path for path in (base, "/usr/bin/python3", "/usr/local/bin/python3") if Path(path).exists()]
-    if not found:
+    candidates = [path for path in (base, "/usr/bin/python3", "/usr/local/bin/python3") if Path(path).exists()]
+    if not candidates:
         raise SandboxUnavailable("sandbox back end bubblewrap: no Python found; name one by the option `python`")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(candidates))
 
 
 def prefix_of(python: str) -> list[str]:

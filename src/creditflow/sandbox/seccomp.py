@@ -56,27 +56,27 @@ def program() -> bytes:
             f"sandbox back end bubblewrap: no seccomp filter can be made ({error}); "
             "install libseccomp2 (Debian, Ubuntu) or libseccomp (Fedora), and `pip install pyseccomp`"
         ) from error
-    made = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+    rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     refused, missing = pyseccomp.ERRNO(errno.EPERM), pyseccomp.ERRNO(errno.ENOSYS)
     for name in _DENIED.split():
         if pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name) >= 0:
-            made.add_rule(refused, name)
+            rules.add_rule(refused, name)
     # glibc falls back to clone. A filter can read the flags of clone; those of clone3 are in memory.
-    made.add_rule(missing, "clone3")
+    rules.add_rule(missing, "clone3")
     for flag in _CLONE_NEW:
-        made.add_rule(refused, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, flag, flag))
+        rules.add_rule(refused, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, flag, flag))
     # The box dies with the harness by a property of its pid 1. The program is pid 1 and could reset it.
-    made.add_rule(refused, "prctl", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, 0xFFFFFFFF, _PR_SET_PDEATHSIG))
+    rules.add_rule(refused, "prctl", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, 0xFFFFFFFF, _PR_SET_PDEATHSIG))
     # Refuse the sockets themselves, because bubblewrap brings loopback up.
-    made.add_rule(refused, "socket", pyseccomp.Arg(0, pyseccomp.NE, int(socket.AF_UNIX)))
+    rules.add_rule(refused, "socket", pyseccomp.Arg(0, pyseccomp.NE, int(socket.AF_UNIX)))
     for request in (_TIOCSTI, _TIOCLINUX):
-        made.add_rule(refused, "ioctl", pyseccomp.Arg(1, pyseccomp.MASKED_EQ, 0xFFFFFFFF, request))
+        rules.add_rule(refused, "ioctl", pyseccomp.Arg(1, pyseccomp.MASKED_EQ, 0xFFFFFFFF, request))
     for number in _NEWEST:
-        made.add_rule(missing, number)
+        rules.add_rule(missing, number)
     fd = sealed(b"", seal=False)
     try:
         with os.fdopen(fd, "w+b", closefd=False) as file:
-            made.export_bpf(file)
+            rules.export_bpf(file)
             file.seek(0)
             return file.read()
     finally:

@@ -81,5 +81,5 @@ def _device(path: str) -> int:
 
 
 def _size(fd: int) -> int:
-    found = os.fstatvfs(fd)
-    return found.f_blocks * found.f_frsize
+    usage = os.fstatvfs(fd)
+    return usage.f_blocks * usage.f_frsize

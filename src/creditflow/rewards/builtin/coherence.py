@@ -182,9 +182,9 @@ def _clash(one: re.Match[str], two: re.Match[str], text: str) -> bool:
 def overlap_share(text: str, task: str) -> float | None:
     """The share of the task's numbers and content words that occur in the text; None if the task has neither."""
     shares = []
-    for of in (_numbers, _words):
-        if wanted := of(task):
-            shares.append(len(wanted & of(text)) / len(wanted))
+    for pattern_of in (_numbers, _words):
+        if wanted := pattern_of(task):
+            shares.append(len(wanted & pattern_of(text)) / len(wanted))
     return sum(shares) / len(shares) if shares else None
 
 

@@ -67,11 +67,11 @@ class Format:
             return f"longer than {MAX_CHARACTERS} characters"
         if self.pattern is not None:
             return "" if self.pattern.search(text) else f"the pattern matches not {_PATTERNS[self.where][1]}"
-        found = _PLACES[self.where](text)
-        if found is None:
+        place = _PLACES[self.where](text)
+        if place is None:
             return {"fence": "no ```json fence", "last": "no {...}"}[self.where]
         try:
-            value = json.loads(found, parse_constant=_refuse_constant)
+            value = json.loads(place, parse_constant=_refuse_constant)
         except RecursionError:
             return "JSON nested too deep"
         except ValueError as error:
@@ -132,7 +132,7 @@ def _last_fence(text: str) -> str | None:
 
 def _last_object(text: str) -> str | None:
     """The last outermost {...}; braces inside of strings do not count, nor do quotes outside of braces."""
-    found: tuple[int, int] | None = None
+    place: tuple[int, int] | None = None
     at = 0
     for _ in range(MAX_STRAY_BRACES + 1):
         stray = -1
@@ -140,11 +140,11 @@ def _last_object(text: str) -> str | None:
             if end < 0:
                 stray = start
             else:
-                found = (start, end)
+                place = (start, end)
         if stray < 0:
             break
         at = stray + 1
-    return None if found is None else text[found[0] : found[1]]
+    return None if place is None else text[place[0] : place[1]]
 
 
 def _objects(text: str, at: int) -> Iterator[tuple[int, int]]:

@@ -114,15 +114,15 @@ class ImplicitProcess(StepModel):
                     rows[i] = self._row(models, step)
                 except (ValueError, CreditflowError) as error:
                     results[i] = error
-        asked = [(row.prompt, row.response) for row in rows.values()]
+        pairs = [(row.prompt, row.response) for row in rows.values()]
         temperatures = [row.temperature for row in rows.values()]
-        found = []
+        logprobs = []
         for model in models:
             with model.lock:
-                found.append(response_logprobs(model, asked, temperatures, self.batch_size))
+                logprobs.append(response_logprobs(model, pairs, temperatures, self.batch_size))
         if self.needs_reference:
-            found.append([list(steps[i].ref_logprobs) for i in rows])
-        for (i, row), own, reference in zip(rows.items(), *found, strict=True):
+            logprobs.append([list(steps[i].ref_logprobs) for i in rows])
+        for (i, row), own, reference in zip(rows.items(), *logprobs, strict=True):
             try:
                 results[i] = self._score(steps[i], row, own, reference)
             except (ValueError, CreditflowError) as error:
@@ -177,8 +177,8 @@ class ImplicitProcess(StepModel):
         with self._counting:
             self._clipped += clipped
             self._counted += sum(mask)
-        said = [f"{clipped} of {sum(mask)} tokens clipped to +-{self.limit:g}"] if clipped else []
-        reason = "; ".join([*([row.reason] if row.reason else []), *said])
+        reasons = [f"{clipped} of {sum(mask)} tokens clipped to +-{self.limit:g}"] if clipped else []
+        reason = "; ".join([*([row.reason] if row.reason else []), *reasons])
         return Score(tuple(neutral_where_not_sampled(values, mask)), self.range, reason=reason)
 
     def _handed_to_tokens(self, step: Step, ratios: Sequence[float], ends: Sequence[int]) -> list[float]:

@@ -47,19 +47,19 @@ def math_verify(text: str, truth: Any, seconds: float = 2.0) -> float:
         raise ValueError(f"expected a time limit of more than 0 seconds, got {seconds}")
     wanted = [_truth(str(one), seconds) for one in truths_of(truth)]
     try:
-        found = read(final_answer(text))
+        given = read(final_answer(text))
     except NotAnAnswer:
         return 0.0
-    return float(any(_scored(found, one, seconds) for one in wanted))
+    return float(any(_scored(given, one, seconds) for one in wanted))
 
 
-def _scored(found: Answer, wanted: Answer, seconds: float) -> bool:
-    if not _needs_library(found, wanted):
-        return _same(found, wanted)
+def _scored(given: Answer, wanted: Answer, seconds: float) -> bool:
+    if not _needs_library(given, wanted):
+        return _same(given, wanted)
     _prepare_library()
     try:
         with _time_limit(seconds):
-            return _same(found, wanted)
+            return _same(given, wanted)
     except _TimeIsUpError:
         return False
 
@@ -100,10 +100,10 @@ def _readable(part: Part) -> bool:
 # Comparing answers
 
 
-def _needs_library(found: Answer, wanted: Answer) -> bool:
-    if "prose" in (found.kind, wanted.kind):
+def _needs_library(given: Answer, wanted: Answer) -> bool:
+    if "prose" in (given.kind, wanted.kind):
         return not any(part.words for part in wanted.parts)
-    return any(_is_formula(part) for part in (*found.parts, *wanted.parts))
+    return any(_is_formula(part) for part in (*given.parts, *wanted.parts))
 
 
 def _is_formula(part: Part) -> bool:
@@ -112,66 +112,66 @@ def _is_formula(part: Part) -> bool:
     return part.number is None and not part.words
 
 
-def _same(found: Answer, wanted: Answer) -> bool:
-    if "prose" in (found.kind, wanted.kind):
+def _same(given: Answer, wanted: Answer) -> bool:
+    if "prose" in (given.kind, wanted.kind):
         if any(part.words for part in wanted.parts):
             return False
-        return _same_in_library(_any_expression(found), _any_expression(wanted))
-    if found.kind == wanted.kind == "ordered":
-        return found.brackets == wanted.brackets and _pairwise(found.parts, wanted.parts)
-    if "ordered" in (found.kind, wanted.kind):
+        return _same_in_library(_any_expression(given), _any_expression(wanted))
+    if given.kind == wanted.kind == "ordered":
+        return given.brackets == wanted.brackets and _pairwise(given.parts, wanted.parts)
+    if "ordered" in (given.kind, wanted.kind):
         # an interval may equal an inequality or a union, but not a number or several values
-        other = wanted if found.kind == "ordered" else found
+        other = wanted if given.kind == "ordered" else given
         if other.kind == "set" or not _is_formula(other.parts[0]):
             return False
-        return _same_in_library(_any_expression(found), _any_expression(wanted))
-    return _covers(found.parts, wanted.parts) and _covers(wanted.parts, found.parts)
+        return _same_in_library(_any_expression(given), _any_expression(wanted))
+    return _covers(given.parts, wanted.parts) and _covers(wanted.parts, given.parts)
 
 
-def _pairwise(found: Sequence[Part], wanted: Sequence[Part]) -> bool:
-    return len(found) == len(wanted) and all(map(_same_part, found, wanted))
+def _pairwise(given: Sequence[Part], wanted: Sequence[Part]) -> bool:
+    return len(given) == len(wanted) and all(map(_same_part, given, wanted))
 
 
 def _covers(some: Sequence[Part], others: Sequence[Part]) -> bool:
     return all(any(_same_part(one, other) for other in others) for one in some)
 
 
-def _same_part(found: Part, wanted: Part) -> bool:
-    if found.words or wanted.words:
-        return found.words == wanted.words
-    if found.inner and wanted.inner:
-        return _same(found.inner, wanted.inner)
-    if not found.percent and not wanted.percent and found.unit is not None and wanted.unit is not None:
-        if found.unit.kind != wanted.unit.kind:
+def _same_part(given: Part, wanted: Part) -> bool:
+    if given.words or wanted.words:
+        return given.words == wanted.words
+    if given.inner and wanted.inner:
+        return _same(given.inner, wanted.inner)
+    if not given.percent and not wanted.percent and given.unit is not None and wanted.unit is not None:
+        if given.unit.kind != wanted.unit.kind:
             return False
-        factor = found.unit.size / wanted.unit.size
+        factor = given.unit.size / wanted.unit.size
     else:
         factor = Fraction(1)
-    factors = [factor, Fraction(1, 100)] if found.percent and not wanted.percent else [factor]
-    factors += [Fraction(100)] if wanted.percent and not found.percent else []
-    return any(_same_value(found, wanted, factor) for factor in factors)
+    factors = [factor, Fraction(1, 100)] if given.percent and not wanted.percent else [factor]
+    factors += [Fraction(100)] if wanted.percent and not given.percent else []
+    return any(_same_value(given, wanted, factor) for factor in factors)
 
 
-def _same_value(found: Part, wanted: Part, factor: Fraction) -> bool:
+def _same_value(given: Part, wanted: Part, factor: Fraction) -> bool:
     """Whether `found`, times a factor, equals `wanted`."""
-    if found.number is not None and wanted.number is not None:
-        return _same_numbers(found, found.number * factor, wanted, wanted.number)
-    if found.text == wanted.text and factor == 1:
-        return _readable(found)
-    one, other = _expression(found.text), _expression(wanted.text)
+    if given.number is not None and wanted.number is not None:
+        return _same_numbers(given, given.number * factor, wanted, wanted.number)
+    if given.text == wanted.text and factor == 1:
+        return _readable(given)
+    one, other = _expression(given.text), _expression(wanted.text)
     if factor != 1:
         return _same_in_library(_times(one, factor), other)
     return (
-        _stands_for(found, lambda digits: _decimals(other, digits))
+        _stands_for(given, lambda digits: _decimals(other, digits))
         or _stands_for(wanted, lambda digits: _decimals(one, digits))
         or _same_in_library(one, other)
     )
 
 
-def _same_numbers(found: Part, one: Fraction, wanted: Part, other: Fraction) -> bool:
-    if one == other or one != found.number:  # a converted unit is exact
+def _same_numbers(given: Part, one: Fraction, wanted: Part, other: Fraction) -> bool:
+    if one == other or one != given.number:  # a converted unit is exact
         return one == other
-    return _stands_for(found, lambda digits: other) or _stands_for(wanted, lambda digits: one)
+    return _stands_for(given, lambda digits: other) or _stands_for(wanted, lambda digits: one)
 
 
 def _stands_for(part: Part, exact: Callable[[int], Fraction | None]) -> bool:
@@ -235,23 +235,23 @@ def _parse(text: str, targets: Sequence[Any]) -> Any:
     from creditflow.rewards.support.equality import worked_out
 
     library.TIMEOUT_WARNING_SHOWN = True  # our own time limit covers everything
-    found = library.parse(text, targets, fallback_mode="no_fallback", parsing_timeout=None)
-    if not found:
+    given = library.parse(text, targets, fallback_mode="no_fallback", parsing_timeout=None)
+    if not given:
         return None
-    expression = found[0].as_immutable() if isinstance(found[0], MatrixBase) else found[0]
+    expression = given[0].as_immutable() if isinstance(given[0], MatrixBase) else given[0]
     try:
         return None if worked_out(expression).has(nan, zoo) else expression
     except Exception:  # too large, or nothing that sympy can evaluate
         return None
 
 
-def _same_in_library(found: Any, wanted: Any) -> bool:
+def _same_in_library(given: Any, wanted: Any) -> bool:
     from creditflow.rewards.support.equality import same
 
-    if found is None or wanted is None:
+    if given is None or wanted is None:
         return False
     try:
-        return same(found, wanted)
+        return same(given, wanted)
     except Exception:  # a hostile expression; sympy may raise anything
         return False
 

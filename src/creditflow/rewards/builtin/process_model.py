@@ -179,7 +179,7 @@ class ProcessModel(StepModel):
         import torch
 
         names = list(rows)
-        found: dict[int, list[float]] = {}
+        scores_by_step: dict[int, list[float]] = {}
         for batch in by_length([len(rows[i].ids) for i in names], self.batch_size):
             mine = [names[k] for k in batch]
             input_ids, mask = padded(model, [rows[i].ids for i in mine])
@@ -187,8 +187,8 @@ class ProcessModel(StepModel):
                 logits = model.model(input_ids=input_ids, attention_mask=mask).logits.float()
                 right = logits[..., 0].sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)[..., self.label]
                 for row, i in enumerate(mine):
-                    found[i] = right[row, rows[i].at].tolist()
-        return found
+                    scores_by_step[i] = right[row, rows[i].at].tolist()
+        return scores_by_step
 
     def _score(self, step: Step, row: _ScoredInput, scores: Sequence[float]) -> Score:
         if not all(map(math.isfinite, scores)):

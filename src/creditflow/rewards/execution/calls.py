@@ -121,10 +121,10 @@ def _said(error: BaseException, most: int) -> str:
     if isinstance(error, SystemExit):
         return f"it tried to end the process: sys.exit({error.code!r})"[:most]
     try:
-        said = f": {error}"
+        message = f": {error}"
     except Exception:  # __str__ is user code, too
-        said = ""
-    return " ".join(f"{type(error).__name__}{said}"[: 4 * REASON_CHARACTERS].split())[:most]
+        message = ""
+    return " ".join(f"{type(error).__name__}{message}"[: 4 * REASON_CHARACTERS].split())[:most]
 
 
 def too_late(timeout: float) -> str:

@@ -61,8 +61,8 @@ class ActorHost:
 
     async def metrics(self) -> str:
         """Numbers counted by each async function, as JSON: pairs of its index and its numbers."""
-        asks = [(i, getattr(function.instance, "metrics", None)) for i, function in enumerate(self.functions)]
-        return json.dumps([(i, ask()) for i, ask in asks if ask is not None and self.functions[i].is_async])
+        counters = [(i, getattr(function.instance, "metrics", None)) for i, function in enumerate(self.functions)]
+        return json.dumps([(i, ask()) for i, ask in counters if ask is not None and self.functions[i].is_async])
 
     async def pids(self) -> list[int]:
         """Process ids of this process and its workers. Any reply shows that the actor lives."""
@@ -209,10 +209,10 @@ class RayBackend:
             if actor.dead:
                 continue
             try:
-                said = json.loads(await self._answer(actor, actor.handle.metrics.remote()))
+                pairs = json.loads(await self._answer(actor, actor.handle.metrics.remote()))
             except _ActorDied:
                 continue  # its numbers are lost with it; the scores are not
-            for place, values in said:
+            for place, values in pairs:
                 mine = counted.setdefault(place, {})
                 for name, value in values.items():
                     mine[name] = max(mine.get(name, value), value) if "_max" in name else mine.get(name, 0.0) + value

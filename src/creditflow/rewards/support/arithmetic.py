@@ -60,7 +60,7 @@ def calculations_in(text: str, characters: int = READ_CHARACTERS) -> list[Calcul
     after it.
     """
     text = text[-characters:]
-    found = []
+    calculations = []
     for match in _RIGHT_SIDE.finditer(text):
         before = text[max(0, match.start() - _LEFT_SIDE) : match.start()]
         left = before[len(before.rstrip(_LEFT_CHARACTERS)) :]
@@ -69,7 +69,7 @@ def calculations_in(text: str, characters: int = READ_CHARACTERS) -> list[Calcul
             expression, body, skipped = tree
             stated = match[1].rstrip(",")  # a comma after the number ends a clause
             operations = [node.op for node in ast.walk(body) if isinstance(node, ast.BinOp)]
-            found.append(
+            calculations.append(
                 Calculation(
                     text=f"{expression}={stated}",
                     operands=tuple(abs(number.value) for number in numbers_in(expression)),
@@ -80,7 +80,7 @@ def calculations_in(text: str, characters: int = READ_CHARACTERS) -> list[Calcul
                     tail=text[match.start(1) + len(stated) : match.end() + _TAIL],
                 )
             )
-    return found
+    return calculations
 
 
 def _lead(before: str, left: str, skipped: str) -> str:
@@ -120,17 +120,17 @@ def _is_arithmetic(node: ast.AST) -> bool:
 def _worth(body: ast.expr) -> float | None:
     """The value of a tree of + - * / in floats; None on a division by zero."""
 
-    def of(node: ast.expr) -> float:
+    def value_of(node: ast.expr) -> float:
         match node:
             case ast.Constant(value=int() | float() as number):
                 return float(number)
             case ast.UnaryOp(op=sign, operand=inner):
-                return -of(inner) if isinstance(sign, ast.USub) else of(inner)
+                return -value_of(inner) if isinstance(sign, ast.USub) else value_of(inner)
             case ast.BinOp(left=left, op=operation, right=right):
-                return _OPERATORS[type(operation)][1](of(left), of(right))
+                return _OPERATORS[type(operation)][1](value_of(left), value_of(right))
         raise ValueError(f"expected arithmetic, got {type(node).__name__}")
 
     try:
-        return of(body)
+        return value_of(body)
     except ZeroDivisionError:
         return None

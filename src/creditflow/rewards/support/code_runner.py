@@ -84,15 +84,17 @@ def _usual_names(code: types.CodeType) -> dict[str, object]:
         one = left.pop()
         used.update(one.co_names)
         left += [inner for inner in one.co_consts if isinstance(inner, types.CodeType)]
-    found: dict[str, object] = {}
+    imports: dict[str, object] = {}
     for module, names in _USUAL.items():
-        wanted = [name for name in names.split() if name in used and name not in found and not hasattr(builtins, name)]
+        wanted = [
+            name for name in names.split() if name in used and name not in imports and not hasattr(builtins, name)
+        ]
         if module in used or wanted:
             imported = __import__(module)
-            found.update({name: getattr(imported, name) for name in wanted if hasattr(imported, name)})
+            imports.update({name: getattr(imported, name) for name in wanted if hasattr(imported, name)})
             if module in used:
-                found.setdefault(module, imported)
-    return found
+                imports.setdefault(module, imported)
+    return imports
 
 
 def told(value: object, depth: int = 0) -> Any:

@@ -56,8 +56,8 @@ class LocalModel:
             raise ValueError("a local model answers greedily: expected temperature 0")
         generations: dict[int, Generation] = {}
         for batch in self._that_fit(requests):
-            made = self._generate([requests[k] for k in batch])
-            generations |= dict(zip(batch, made, strict=True))
+            replies = self._generate([requests[k] for k in batch])
+            generations |= dict(zip(batch, replies, strict=True))
         return [generations[k] for k in range(len(requests))]
 
     def _that_fit(self, requests: Sequence[GenerationRequest]) -> list[list[int]]:

@@ -448,36 +448,36 @@ def _rational(text: str) -> tuple[Fraction, int | None] | None:
     bare = text[1:].strip() if text[:1] in ("-", "+") else text
     for pattern in _RATIONALS:
         if match := pattern.fullmatch(bare):
-            found = {name: value for name, value in match.groupdict().items() if value is not None}
-            value = _worth(found)
-            return None if value is None else (sign * value, _places(found))
+            groups = {name: value for name, value in match.groupdict().items() if value is not None}
+            value = _worth(groups)
+            return None if value is None else (sign * value, _places(groups))
     return None
 
 
-def _worth(found: dict[str, str]) -> Fraction | None:
-    ten = found.get("ten", found.get("ten1", "0"))
-    whole = Fraction(found.get("int", "0"))
-    if "decimal" in found:
-        return Fraction(found["decimal"].rstrip(".") + f"e{int(ten)}")
-    if "repeated" in found:
-        fixed, repeated = found.get("fixed", ""), found["repeated"]
+def _worth(groups: dict[str, str]) -> Fraction | None:
+    ten = groups.get("ten", groups.get("ten1", "0"))
+    whole = Fraction(groups.get("int", "0"))
+    if "decimal" in groups:
+        return Fraction(groups["decimal"].rstrip(".") + f"e{int(ten)}")
+    if "repeated" in groups:
+        fixed, repeated = groups.get("fixed", ""), groups["repeated"]
         digits = Fraction(int(repeated), 10 ** len(repeated) - 1)
         shift = Fraction(f"1e-{len(fixed)}")
-        return Fraction(found.get("before", "0")) + (int(fixed or "0") + digits) * shift
-    if "digits" in found:
-        base = int(found.get("base", found.get("base1", "10")))
+        return Fraction(groups.get("before", "0")) + (int(fixed or "0") + digits) * shift
+    if "digits" in groups:
+        base = int(groups.get("base", groups.get("base1", "10")))
         try:
-            return Fraction(int(found["digits"], base)) if base > 1 else None
+            return Fraction(int(groups["digits"], base)) if base > 1 else None
         except ValueError:  # a digit outside of the base
             return None
-    if "num" in found or "num1" in found:
-        denominator = int(found.get("den", found.get("den1", "1")))
-        numerator = int(found.get("num", found.get("num1", "0")))
+    if "num" in groups or "num1" in groups:
+        denominator = int(groups.get("den", groups.get("den1", "1")))
+        numerator = int(groups.get("num", groups.get("num1", "0")))
         return whole + Fraction(numerator, denominator) if denominator else None
     return whole
 
 
-def _places(found: dict[str, str]) -> int | None:
-    _, point, decimals = found.get("decimal", "").partition(".")
-    significant = len(found.get("decimal", "").replace(".", "").lstrip("0"))
-    return len(decimals) if point and "ten" not in found and significant >= SIGNIFICANT_DIGITS else None
+def _places(groups: dict[str, str]) -> int | None:
+    _, point, decimals = groups.get("decimal", "").partition(".")
+    significant = len(groups.get("decimal", "").replace(".", "").lstrip("0"))
+    return len(decimals) if point and "ten" not in groups and significant >= SIGNIFICANT_DIGITS else None

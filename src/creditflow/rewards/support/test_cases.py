@@ -280,12 +280,12 @@ class _ExpectedValue:
 def _of_assert(statement: ast.Assert, text: str, setup: str) -> Case:
     for read in (_comparison, _is_close, _truth):
         try:
-            asked = read(statement.test)
+            tested = read(statement.test)
         except (ValueError, TypeError, RecursionError):  # an operand that must be constant is not
             continue
-        if asked is not None and _is_plain(asked.node):
-            call = _source(text, asked.node)
-            return TestCall({"call": call, "setup": setup}, asked.holds, asked.expected)
+        if tested is not None and _is_plain(tested.node):
+            call = _source(text, tested.node)
+            return TestCall({"call": call, "setup": setup}, tested.holds, tested.expected)
     return InBox(_source(text, statement), setup)
 
 
@@ -298,8 +298,8 @@ _OPERATORS: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
     ast.GtE: ("at least ", operator.ge),
     ast.Is: ("", operator.is_),
     ast.IsNot: ("not ", operator.is_not),
-    ast.In: ("one of ", lambda value, of: value in of),
-    ast.NotIn: ("none of ", lambda value, of: value not in of),
+    ast.In: ("one of ", lambda value, container: value in container),
+    ast.NotIn: ("none of ", lambda value, container: value not in container),
 }
 
 

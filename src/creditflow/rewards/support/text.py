@@ -54,13 +54,13 @@ def as_ascii(text: str) -> str:
 
 def numbers_in(text: str) -> list[Number]:
     """Return every finite number in the text, in order: `-3`, `1,080`, `$0.5`, `.25`, `50%`, `1e-3`."""
-    found = []
+    numbers = []
     for match in NUMBER.finditer(as_ascii(text[-MAX_CHARACTERS:])):
         plain = re.sub(r"[^0-9.eE+-]", "", match.group())
         value = float(plain)
         if math.isfinite(value):
-            found.append(Number(value, match["percent"] is not None))
-    return found
+            numbers.append(Number(value, match["percent"] is not None))
+    return numbers
 
 
 def is_missing(truth: Any) -> bool:

@@ -110,9 +110,9 @@ class Bubblewrap(Box):
                 continue
             if result.ok and result.stdout == b"42\n":
                 return
-            said = result.stderr.decode(errors="replace").strip().splitlines()
+            message = result.stderr.decode(errors="replace").strip().splitlines()
             reasons.append(
-                f"{candidate}: exit code {result.exit_code}, limit {result.limit}: {said[-1] if said else ''}"
+                f"{candidate}: exit code {result.exit_code}, limit {result.limit}: {message[-1] if message else ''}"
             )
         raise SandboxUnavailable(
             "sandbox back end bubblewrap: no Python runs in a box here. "
@@ -196,8 +196,8 @@ class Bubblewrap(Box):
         return _Prepared(words, launch.Launch(fds, status, out, err, channel, (box_end, out_in, err_in, *passed)))
 
     def _script(self, keep: tuple[str, ...], stdin: bytes) -> str:
-        told = hand_out(keep, self._limits.output_bytes, "base64 -w 0") if keep else ""
-        return launch.script(_STDIN if stdin else "/dev/null", told)
+        report = hand_out(keep, self._limits.output_bytes, "base64 -w 0") if keep else ""
+        return launch.script(_STDIN if stdin else "/dev/null", report)
 
     def _confined(self, started: launch.Launch, group: cgroups.Group | None, keep: int) -> ProcessOutput:
         """Confine a started bwrap, and wait for its end; `keep`: the number of files to keep."""
@@ -225,8 +225,8 @@ class Bubblewrap(Box):
             return Result(None, out, err, end.seconds, "memory")
         limit = end.limit
         if not started.started or (status is None and limit is None):
-            said = err.decode(errors="replace").strip()[:500] or f"it ended with {end.returncode}"
-            raise SandboxError(f"bwrap failed: {said}")
+            message = err.decode(errors="replace").strip()[:500] or f"it ended with {end.returncode}"
+            raise SandboxError(f"bwrap failed: {message}")
         # Bubblewrap and the shell both return 128 + N if signal N ended the program.
         number = by_signal(status)
         if limit is None:

@@ -113,10 +113,10 @@ class Container(Box):
         words = ["python", "-I", *command[1:]] if command[0] == "python" else command
         name = f"creditflow-{os.getpid()}-{secrets.token_hex(8)}"
         word = secrets.token_hex(16)
-        told = _SCRIPT.format(
+        script = _SCRIPT.format(
             end_all=END_ALL, hand_out=hand_out(keep, self._limits.output_bytes, "base64 | tr -d '\\n'")
         )
-        args = [*self.arguments(name), "-c", told, "sh", word, *words]
+        args = [*self.arguments(name), "-c", script, "sh", word, *words]
         out, err, end = self._attend(args, name, _archive(files, stdin), len(keep))
         return self._result(out, err, end, word, keep)
 
@@ -173,8 +173,8 @@ class Container(Box):
         self, out: bytes, err: bytes, end: ProcessOutput, word: str, keep: tuple[str, ...]
     ) -> tuple[Result, dict[str, KeptFile]]:
         most = self._limits.output_bytes
-        said, found, trailer = out.rpartition(b"\n" + word.encode() + b" ")
-        if end.limit is not None or not found:
+        output, separator, trailer = out.rpartition(b"\n" + word.encode() + b" ")
+        if end.limit is not None or not separator:
             if end.limit is None:
                 problem = err.decode(errors="replace").strip()[-300:] or f"it ended with {end.returncode}"
                 raise SandboxError(f"{self._engine}: {problem}")
@@ -183,7 +183,7 @@ class Container(Box):
         status = int(code) if code.isdigit() else -1
         number = by_signal(status)
         limit: Literal["output", "file_size", "cpu"] | None = None
-        if len(said) + len(err) > most:
+        if len(output) + len(err) > most:
             limit = "output"
         elif number == signal.SIGXFSZ:
             limit = "file_size"
@@ -191,8 +191,8 @@ class Container(Box):
             limit = "cpu"
         result = Result(
             exit_code=None if number is not None or limit is not None else status,
-            stdout=said[:most],
-            stderr=err[: max(0, most - len(said))],
+            stdout=output[:most],
+            stderr=err[: max(0, most - len(output))],
             seconds=end.seconds,
             limit=limit,
             signal=number,
@@ -202,23 +202,23 @@ class Container(Box):
 
 def _answering(engines: tuple[str, ...] | list[str]) -> str:
     """The path of the first engine that responds. Raises SandboxUnavailable, with the message of each engine."""
-    said = []
+    messages = []
     for engine in engines:
         path = shutil.which(engine)
         if path is None:
-            said.append(f"{engine} not found")
+            messages.append(f"{engine} not found")
             continue
         try:
-            asked = subprocess.run([path, "info"], capture_output=True, timeout=_ANSWER_S, check=False)
+            answer = subprocess.run([path, "info"], capture_output=True, timeout=_ANSWER_S, check=False)
         except (subprocess.TimeoutExpired, OSError) as error:
-            said.append(f"{engine}: {error}")
+            messages.append(f"{engine}: {error}")
             continue
-        if asked.returncode == 0:
+        if answer.returncode == 0:
             return path
-        lines = (asked.stderr or asked.stdout).decode(errors="replace").strip().splitlines()
-        said.append(f"{engine}: {lines[-1] if lines else f'exit code {asked.returncode}'}")
+        lines = (answer.stderr or answer.stdout).decode(errors="replace").strip().splitlines()
+        messages.append(f"{engine}: {lines[-1] if lines else f'exit code {answer.returncode}'}")
     raise SandboxUnavailable(
-        f"sandbox back end container: {'; '.join(said)}. Install docker or podman, and let this user use it"
+        f"sandbox back end container: {'; '.join(messages)}. Install docker or podman, and let this user use it"
     )
 
 

@@ -175,7 +175,7 @@ class SandboxFusion(Box):
 
     def _kept(self, answer: object, keep: tuple[str, ...]) -> dict[str, KeptFile]:
         files = _field(answer, "files", dict, optional=True) or {}
-        found = {}
+        kept_files = {}
         for path in keep:
             encoded = _field(files, path, str, optional=True)
             if encoded is not None:
@@ -184,8 +184,8 @@ class SandboxFusion(Box):
                 except (binascii.Error, ValueError) as error:
                     raise SandboxError(f"sandbox_fusion: file {path!r} came in no base64") from error
                 too_large = len(content) > self._limits.output_bytes
-                found[path] = KeptFile(too_large=True) if too_large else KeptFile(content)
-        return found
+                kept_files[path] = KeptFile(too_large=True) if too_large else KeptFile(content)
+        return kept_files
 
 
 def _code(command: list[str], files: Mapping[str, bytes]) -> bytes:

@@ -75,12 +75,12 @@ class Prompt:
 
 def check_template(template: str, needed: tuple[str, ...], known: tuple[str, ...]) -> None:
     """Raises ValueError if a needed field is missing, or a field is misspelled. Other braces are text."""
-    found = set(_FIELD.findall(template))
-    for name in sorted(found - set(known)):
+    fields_used = set(_FIELD.findall(template))
+    for name in sorted(fields_used - set(known)):
         if hint := did_you_mean(name, known):
             raise ValueError(f"template: unknown field {{{name}}}{hint}")
     for name in needed:
-        if name not in found:
+        if name not in fields_used:
             raise ValueError(f"template: expected {{{name}}} in it")
 
 

@@ -154,8 +154,8 @@ def read(reply: str, form: Form, style: str) -> JudgeVerdict:
 
 def _without_thoughts(reply: str, form: Form, style: str) -> str:
     start, end = _THOUGHT
-    thought, found, said = reply.partition(end)
-    if not (found and thought.lstrip().startswith(start)):
+    thought, parsed, said = reply.partition(end)
+    if not (parsed and thought.lstrip().startswith(start)):
         said = reply
     # If the prompt opens the thought, the reply only closes it. A text quoted by a verdict may hold the tag, too.
     before, _, after = said.rpartition(end)
@@ -202,27 +202,27 @@ def _plain(line: str) -> str:
 def _read_json(said: str, form: Form) -> JudgeVerdict:
     key = form.label.lower()
     try:
-        found = json.loads(said, object_pairs_hook=_without_twins, parse_constant=_no_number)
+        parsed = json.loads(said, object_pairs_hook=_without_twins, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise VerdictError(f"expected one JSON object, got {_shown(said)}") from error
-    if not isinstance(found, dict) or key not in found:
+    if not isinstance(parsed, dict) or key not in parsed:
         raise VerdictError(f"expected a JSON object with {key!r}, got {_shown(said)}")
-    if other := sorted(set(found) - {key, "reason"}):
+    if other := sorted(set(parsed) - {key, "reason"}):
         raise VerdictError(f"expected {key!r} and 'reason' alone in the JSON object, got {_shown(other[0])} too")
-    verdict = found[key]
+    verdict = parsed[key]
     if isinstance(form, JudgeScale) and isinstance(verdict, str):
         raise VerdictError(f"expected {form.wanted()}, got a text, {_shown(verdict)}")
-    reason = found.get("reason", "")
+    reason = parsed.get("reason", "")
     if not isinstance(reason, str):
         raise VerdictError(f"expected a text as 'reason', got {_shown(reason)}")
     return JudgeVerdict(form.value(verdict), _short(reason))
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    parsed = dict(pairs)
+    if len(parsed) != len(pairs):
         raise VerdictError("contradicting verdicts: a key of the JSON object comes twice")
-    return found
+    return parsed
 
 
 def _no_number(word: str) -> Any:
