@@ -245,7 +245,7 @@ def _model() -> Path:
 
 
 def _llama(name: str, hidden: int, layers: int, positions: int = 4096) -> Path:
-    from creditflow.engines.local.tiny import byte_tokenizer, made_once, save_tiny_llama
+    from creditflow.engines.models.tiny import byte_tokenizer, made_once, save_tiny_llama
 
     def make(folder: Path) -> None:
         tokenizer, template = byte_tokenizer()

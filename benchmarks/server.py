@@ -23,7 +23,7 @@ from benchmarks.sources import hashes
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow.data import Task, Trajectory
 from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.rollout import AgentSpec, Generation, GenerationRequest, ModelClient, Scheduler
 from creditflow.rollout.chat import ChatTokenizer
 from creditflow.rollout.http.server import OpenAIServer

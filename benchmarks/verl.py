@@ -57,13 +57,14 @@ from benchmarks.sources import hashes
 from creditflow.credit import CreditOptions, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.data import Score, Step, Task, Trajectory
+from creditflow.engines.common.metrics import step_metrics
 from creditflow.engines.verl import rollouts as rollouts_module
 from creditflow.engines.verl import rows as rows_module
 from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.rollouts import RolloutRecord, partition, take
-from creditflow.engines.verl.rows import VerlRows, throw_away
+from creditflow.engines.verl.rows import VerlRows, delete_rows
 from creditflow.engines.verl.runner import Scorer
-from creditflow.engines.verl.trainer import step_metrics, trained_by
+from creditflow.engines.verl.trainer import trained_by
 from creditflow.rewards import RewardFunction, RewardManager, ScoringReport
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
 from creditflow.rewards.manager import FunctionReport
@@ -385,13 +386,15 @@ def drive(queue: Dictionary, path: Path) -> Clock:
             columns = VerlRows.from_batch(*trajectories.row_keys([POLICY]), trajectories.batch)
             columns.expect_all(queue.rows)
             trained = columns.choose(queue.rows, trained_by(POLICY, assignment))
-            throw_away(queue.rows, keep=trained.keys)
+            delete_rows(queue.rows, keep=trained.keys)
         with clock.part("columns"):
             threshold.update(batch_stats(assignment))
             columns.put(trained, assignment)
         with clock.part("recording"):
             folder.write_steps(1, trajectories.batch, assignment)
-            metrics = step_metrics(trajectories, assignment, threshold)
+            metrics = trajectories.metrics() | step_metrics(
+                trajectories.batch, trajectories.report, assignment, threshold
+            )
     clock.seconds["processor"] = time.process_time() - processor
     clock.seconds["metrics"] = clock.seconds["recording"] - clock.seconds["step file"]
     _check(queue, assignment, metrics)

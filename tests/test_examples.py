@@ -8,8 +8,8 @@ import pytest
 from creditflow._utils.loading import load_object
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
-from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.engines.local.trainer import train
+from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from creditflow.runs import Ledger

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from creditflow import Step, Task, Trajectory, outcome, reward
-from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.engines.models.tiny import tiny_byte_model
 
 WORDS = ("rain", "bread", "a ladder", "the sea", "moss", "an old clock", "dust", "a fox")
 

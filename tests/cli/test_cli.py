@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.data.datasets import validation_words
-from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.engines.models.tiny import tiny_byte_model
 from tests.builders import mostly_slow
 from tests.paths import GSM8K, RECIPES, TOY
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow.cli import app
 from creditflow.data import read_parquet
-from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.engines.models.tiny import tiny_byte_model
 from tests.paths import TRACES
 
 

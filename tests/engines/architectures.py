@@ -187,7 +187,7 @@ def save_tiny(architecture: Architecture, folder: Path) -> None:
     """Save a model with large random weights and the byte tokenizer as a Hugging Face folder."""
     import transformers
 
-    from creditflow.engines.local.tiny import byte_tokenizer
+    from creditflow.engines.models.tiny import byte_tokenizer
 
     model_class, config_class = (getattr(transformers, name) for name in architecture.model.split(":"))
     torch.manual_seed(0)

@@ -5,7 +5,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.tiny import save_tiny_llama, tiny_byte_model
+from creditflow.engines.models.tiny import save_tiny_llama, tiny_byte_model
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from creditflow.config import ActorModelConfig
 from creditflow.engines.local.lora import Adapter
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.tiny import byte_tokenizer
+from creditflow.engines.models.tiny import byte_tokenizer
 from creditflow.errors import ConfigError
 from creditflow.rollout import GenerationRequest
 from creditflow.rollout.chat import PromptIds

@@ -8,7 +8,7 @@ import torch
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.sampler import generate
-from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ModelError
 from creditflow.rollout import GenerationRequest
 from tests.engines.small_models import small_model

@@ -12,10 +12,11 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import ActorConfig, load_recipe
 from creditflow.data import read_parquet
 from creditflow.engines.common.components import build_components
+from creditflow.engines.common.rollouts import total_steps
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.rollouts import tasks_at, total_steps
+from creditflow.engines.local.rollouts import tasks_at
 from creditflow.engines.local.trainer import evaluation_batch, train
 from creditflow.errors import CreditflowError, InputError, ModelError, TooManyFailedScores
 from creditflow.runs.run_folder import read_metrics

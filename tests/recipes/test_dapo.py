@@ -14,9 +14,9 @@ from creditflow.credit import assign
 from creditflow.data import Task, TrajectoryBatch
 from creditflow.data.datasets import write_tasks
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.tiny import byte_tokenizer, save_tiny_llama
 from creditflow.engines.local.trainer import train
 from creditflow.engines.local.warm_up import supervised_loss
+from creditflow.engines.models.tiny import byte_tokenizer, save_tiny_llama
 from creditflow.monitoring.evaluation import Evaluation
 from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts

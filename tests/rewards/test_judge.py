@@ -1074,7 +1074,7 @@ def always_says(tmp_path_factory):
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from creditflow.engines.local.tiny import tiny_byte_model
+    from creditflow.engines.models.tiny import tiny_byte_model
 
     def make(text: str) -> Path:
         folder = tmp_path_factory.mktemp("model")
@@ -1124,7 +1124,7 @@ def test_judges_with_one_folder_load_it_once(always_says):
 
 
 def test_senseless_reply_of_a_local_model_fails():
-    from creditflow.engines.local.tiny import tiny_byte_model
+    from creditflow.engines.models.tiny import tiny_byte_model
 
     judge = Judge(path=str(tiny_byte_model()), rubric="R", max_tokens=16)
     first, second = judged(judge), judged(judge)

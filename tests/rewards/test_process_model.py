@@ -10,7 +10,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from creditflow.data import Score, Step
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import RewardError
 from creditflow.rewards import RewardManager
 from creditflow.rewards.builtin.process_model import ProcessModel

@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from creditflow.data import Step, Task, Trajectory
-from creditflow.engines.local.tiny import save_tiny_llama
+from creditflow.engines.models.tiny import save_tiny_llama
 
 CORPUS = [
     "the sum of four and four is eight, and that is the whole of it\nso the answer is eight\n#### 8\n",

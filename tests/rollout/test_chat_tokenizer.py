@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.tiny import byte_tokenizer, tiny_byte_model
+from creditflow.engines.models.tiny import byte_tokenizer, tiny_byte_model
 from creditflow.errors import ModelError
 from creditflow.rollout.chat import ChatTokenizer, PromptIds, parse_tool_calls, pieces
 

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.rollout import AgentSpec
 from creditflow.rollout.client import ChatClient, ChatReply
 from creditflow.rollout.recorder import AgentCall, Sampling

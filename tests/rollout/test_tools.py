@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow.data import Task, Trajectory
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
 from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, chat, replay_rollout, run_rollouts
 from creditflow.rollout.chat import ChatTokenizer, ToolCall, opens_thought, parse_tool_calls

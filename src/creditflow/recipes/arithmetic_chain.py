@@ -20,8 +20,8 @@ from typing import Any
 
 from creditflow import AgentError, Reply, Step, Task, Team, Trajectory, outcome, reward
 from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.tiny import made_once, save_tiny_llama
 from creditflow.engines.local.warm_up import Example, sampled_accuracy, warm_up
+from creditflow.engines.models.tiny import made_once, save_tiny_llama
 
 VERBS = {
     "+": ("gets", "finds", "buys", "wins"),

@@ -19,8 +19,8 @@ from pettingzoo.classic import tictactoe_v3
 
 from creditflow import Task
 from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.tiny import made_once, save_tiny_llama
 from creditflow.engines.local.warm_up import warm_up
+from creditflow.engines.models.tiny import made_once, save_tiny_llama
 from creditflow.rollout import GenerationRequest, environments
 from creditflow.rollout.environments import View
 

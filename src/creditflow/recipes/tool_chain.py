@@ -25,8 +25,8 @@ from typing import Any
 
 from creditflow import Step, Task, Team, Trajectory, outcome, reward
 from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.tiny import made_once, save_tiny_llama
 from creditflow.engines.local.warm_up import sampled_accuracy, warm_up
+from creditflow.engines.models.tiny import made_once, save_tiny_llama
 from creditflow.rollout import Reply
 
 VERBS = {"+": ("plus", "gains", "and"), "-": ("minus", "without", "less"), "*": ("times", "multiplied")}

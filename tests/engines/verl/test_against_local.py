@@ -18,7 +18,7 @@ from creditflow.credit import CreditOptions, assign, make_threshold
 from creditflow.data import Score, Trajectory, TrajectoryBatch
 from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.rollouts import RolloutRecord, take
-from creditflow.engines.verl.rows import VerlRows, joined, throw_away
+from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows
 from creditflow.engines.verl.runner import sampled_steps
 from creditflow.engines.verl.trainer import trained_by
 from creditflow.rewards import ScoringReport
@@ -141,7 +141,7 @@ def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options)
         np.testing.assert_allclose(row.numpy(), advantages_T[start:end], rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(ours.credit_S, local.credit_S)
     assert np.abs(advantages_T).max() > 0
-    throw_away(joined([rows]), keep=())
+    delete_rows(concatenate_rows([rows]), keep=())
 
 
 def test_trajectories_keep_the_order_of_the_data(queue):
@@ -150,7 +150,7 @@ def test_trajectories_keep_the_order_of_the_data(queue):
     taken = take(WHERE, expected=len(trajectories) + 2)
     assert list(taken.batch.trajectory_ids) == [one.id for one in trajectories]
     assert (taken.expected, taken.lost) == (26, 2)
-    throw_away(rows, keep=())
+    delete_rows(rows, keep=())
 
 
 def test_records_of_filtered_groups_are_dropped(queue):
@@ -159,4 +159,4 @@ def test_records_of_filtered_groups_are_dropped(queue):
     taken = take(WHERE, expected=8, uids={"u1", "u3"})
     assert {one.rsplit("-", 1)[0] for one in taken.batch.trajectory_ids} == {"0-1-1", "0-1-3"}
     assert take(WHERE, expected=0).batch.n_trajectories == 0
-    throw_away(rows, keep=())
+    delete_rows(rows, keep=())

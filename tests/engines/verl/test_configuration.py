@@ -11,11 +11,12 @@ from omegaconf import OmegaConf
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import Config, leaves, load_recipe, with_options
+from creditflow.engines.base import CAPABILITY_OPTIONS
 from creditflow.engines.verl import configuration
 from creditflow.engines.verl.configuration import OURS, as_yaml, compose, expect_verl, mapped, validate
 from creditflow.engines.verl.launch import dry_run, launch
 from creditflow.engines.verl.policies import policy_configs
-from creditflow.engines.verl.recipe import carried
+from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.errors import ConfigError
 from tests.paths import RECIPES, TOY
 
@@ -58,7 +59,8 @@ def test_every_recipe_option_is_mapped_or_own():
 
     for key, _ in leaves(Config().model_dump()):
         ours = any(key == own or key.startswith(f"{own}.") for own in OURS)
-        assert key in configuration._SAME or key in followed or key in configuration._LOCAL or ours, key
+        unsupported = key in configuration._LOCAL or key in CAPABILITY_OPTIONS
+        assert key in configuration._SAME or key in followed or unsupported or ours, key
 
 
 def test_same_name_options_exist_in_verls_files():
@@ -318,10 +320,10 @@ def test_carried_recipe_keeps_dollar_signs():
     OmegaConf.resolve(config)
     again = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
 
-    run = carried(again)
+    run = read_run_handle(again)
     assert run.recipe.config.team.agents["writer"].system == "Write ${x} and $y$."
     assert (run.recipe.name, run.recipe.folder, run.run_folder) == ("toy", TOY.parent, RUN)
-    assert carried(again.data).recipe == run.recipe  # verl passes only this section to the data set
+    assert read_run_handle(again.data).recipe == run.recipe  # verl passes only this section to the data set
 
 
 # Precedence
@@ -376,7 +378,7 @@ def test_verl_overrides_update_the_carried_recipe():
         f"{ACTOR}.grad_clip=0.3",
     )
 
-    own = carried(config).config
+    own = read_run_handle(config).config
     assert own.actor_rollout_ref.rollout.n == config.actor_rollout_ref.rollout.n == 6
     assert own.data.max_response_length == config.actor_rollout_ref.rollout.response_length == 9
     assert own.trainer.total_training_steps == config.trainer.total_epochs == 77

@@ -19,7 +19,7 @@ from rich.console import Console
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
 from creditflow.engines.verl.launch import MetricsTail, launch, total_steps
-from creditflow.engines.verl.recipe import carried
+from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.errors import ConfigError, CreditflowError, InputError, says_disk_full
 from creditflow.runs import RunFolder
 from tests.paths import TOY
@@ -105,7 +105,7 @@ def start(folder, *overrides, verl=(), reporter=None):
 
 def write(config, rows, evaluation=False):
     """Write the files of a run's driver."""
-    folder = RunFolder(carried(config).run_folder)
+    folder = RunFolder(read_run_handle(config).run_folder)
     for row in rows:
         folder.append_metrics(row["step"], {key: value for key, value in row.items() if key != "step"})
     if evaluation:
@@ -157,7 +157,7 @@ def test_generated_model_is_created_before_the_start(cluster, tmp_path):
     assert path.is_absolute()
     assert (path / "config.json").exists()
     assert cluster.config.critic.model.path == str(path)
-    assert carried(cluster.config).config.actor_rollout_ref.model.path == str(path)
+    assert read_run_handle(cluster.config).config.actor_rollout_ref.model.path == str(path)
     assert OmegaConf.select(cluster.config, "trainer.default_local_dir") == str(tmp_path / "run" / "checkpoints")
 
 
@@ -166,7 +166,7 @@ def test_relative_run_folder_becomes_absolute(cluster, tmp_path, monkeypatch):
 
     start("run")
 
-    assert carried(cluster.config).run_folder == tmp_path / "run"
+    assert read_run_handle(cluster.config).run_folder == tmp_path / "run"
 
 
 @pytest.mark.parametrize("path", ["Qwen/Qwen2.5-7B-Instruct", "hdfs://somewhere/model"])
@@ -179,7 +179,7 @@ def test_hub_model_name_is_unchanged(cluster, tmp_path, path):
 def test_recipe_files_become_absolute(cluster, tmp_path):
     start(tmp_path / "run")
 
-    assert carried(cluster.config).config.team.workflow == f"{TOY.parent}/toy.py:solve"
+    assert read_run_handle(cluster.config).config.team.workflow == f"{TOY.parent}/toy.py:solve"
 
 
 # Resuming

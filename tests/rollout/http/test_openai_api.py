@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from creditflow.config import load_recipe
 from creditflow.engines.common.components import build_components
 from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import AgentError, ConfigError
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.http.openai_api import REFUSED_FIELDS, ChatRequest, Refused, parsed

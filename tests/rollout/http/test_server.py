@@ -19,7 +19,7 @@ from openai.types.completion import Completion
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow.data import Task, Trajectory
 from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError, CreditflowError, EndpointError, InputError
 from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.chat import ChatTokenizer

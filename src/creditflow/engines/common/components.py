@@ -118,7 +118,7 @@ def build_components(recipe: Recipe, *, training: bool = True, tasks: bool = Tru
 
 
 def _agents(config: Config, folder: Path) -> dict[str, AgentSpec]:
-    made: dict[str, AgentSpec] = {}
+    agents: dict[str, AgentSpec] = {}
     for name, agent in config.team.agents.items():
         key = f"team.agents.{name}.tools"
         policy = config.policies.get(agent.policy)
@@ -126,8 +126,8 @@ def _agents(config: Config, folder: Path) -> dict[str, AgentSpec]:
             raise ConfigError(f"{key}: are for policies of the run, and {agent.policy} is behind an endpoint")
         tools = load_tools(agent.tools, folder, key, {"sandbox": config.reward.sandbox})
         match = _pattern(agent.match, f"team.agents.{name}.match")
-        made[name] = AgentSpec(agent.system, agent.policy, tools, match, frozenset(config.team.ignored_fields))
-    return made
+        agents[name] = AgentSpec(agent.system, agent.policy, tools, match, frozenset(config.team.ignored_fields))
+    return agents
 
 
 def _pattern(text: str, key: str) -> str:

@@ -50,7 +50,7 @@ class Layout:
     rows: tuple[VisibleKeys, ...]
     source: Tensor
     """[T] index of each token's query among the queries of all rows, flattened."""
-    asked: int = 0
+    calls: int = 0
     """The number of layers that have read this layout."""
 
     @property
@@ -105,7 +105,7 @@ def packed_attention(
         return packed_layout.attend(module.layer_idx, query, key, value, scaling), None
     if sliding_window is not None and sliding_window < packed_layout.longest:
         raise NotImplementedError("this model's attention sees a window only")
-    packed_layout.asked += 1
+    packed_layout.calls += 1
     q_TH, k_TH, v_TH = (states[0].transpose(0, 1) for states in (query, key, value))
     repeats = query.shape[1] // key.shape[1]
     out = []

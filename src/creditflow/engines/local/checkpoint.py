@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
 from creditflow._utils.files import make_whole
+from creditflow.engines.common.checkpoints import folder_of, remove_later, saved_steps
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import ConfigError, CreditflowError, DataError, ModelError, first_line
 
@@ -138,28 +138,6 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def folder_of(run: Path, step: int) -> Path:
-    """The checkpoint folder of a training step."""
-    return run / "checkpoints" / f"global_step_{step}"
-
-
-def saved_steps(run: Path) -> list[int]:
-    """The training steps with a checkpoint, newest first."""
-    found = (re.fullmatch("global_step_([0-9]+)", path.name) for path in (run / "checkpoints").glob("global_step_*"))
-    return sorted((int(match[1]) for match in found if match), reverse=True)
-
-
-def step_of(run: Path, named: str) -> int:
-    """The training step of the checkpoint folder `named`; raises ConfigError if `run` has no such checkpoint."""
-    found = re.fullmatch("global_step_([0-9]+)", Path(named).name)
-    if found is None or Path(named).absolute() != folder_of(run, int(found[1])).absolute() or not Path(named).is_dir():
-        raise ConfigError(
-            f"trainer.resume_from_path: expected {folder_of(run, 0).with_name('global_step_<number>')}, got {named!r}; "
-            "to begin from another run's weights, name them as actor_rollout_ref.model.path"
-        )
-    return int(found[1])
-
-
 def newest(
     run: Path,
     policy_set: PolicySet,
@@ -188,9 +166,7 @@ def sweep(run: Path, step: int) -> None:
     """Remove unfinished checkpoints and all after `step`, from where the run continues differently."""
     for aside in (run / "checkpoints").glob(".global_step_*"):  # left by killed runs
         shutil.rmtree(aside)
-    for later in saved_steps(run):
-        if later > step:
-            shutil.rmtree(folder_of(run, later))
+    remove_later(run, step)
 
 
 def _sum_of(manifest: Mapping[str, Any]) -> str:

@@ -19,10 +19,11 @@ from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.credit.shapley import KEY, Plan, Values, least_rollouts, plan, values
 from creditflow.data import Floats, Trajectory, TrajectoryBatch
 from creditflow.engines.common.components import Components
+from creditflow.engines.common.rollouts import needs_reference
 from creditflow.engines.local.actor import fill_reference_logprobs
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.rollouts import UnscoredRollouts, needs_reference
+from creditflow.engines.local.rollouts import UnscoredRollouts
 from creditflow.errors import ConfigError, TooManyFailedScores
 from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, replay_rollout, together
 
@@ -90,14 +91,14 @@ async def add_values(
     except TooManyFailedScores as error:
         raise UnscoredRollouts(error, rollouts) from error
     for trajectory in rollouts:
-        of = found.by_id.get(trajectory.id)
-        if of is None and _is_known(trajectory):  # none of its agents is trained
-            of = Values(*(np.zeros(0),) * 4, rollouts=0)
-        if of is not None:
-            trajectory.info[KEY] = of.to_json()
-            if not of.known:
+        agent_values = found.by_id.get(trajectory.id)
+        if agent_values is None and _is_known(trajectory):  # none of its agents is trained
+            agent_values = Values(*(np.zeros(0),) * 4, rollouts=0)
+        if agent_values is not None:
+            trajectory.info[KEY] = agent_values.to_json()
+            if not agent_values.known:
                 trajectory.status = "failed"
-                trajectory.info["error"] = f"of {of.rollouts} counterfactual rollouts too many failed"
+                trajectory.info["error"] = f"of {agent_values.rollouts} counterfactual rollouts too many failed"
     return {
         "rollout/counterfactual_rollouts": float(found.rollouts),
         "rollout/counterfactual_failed_frac": found.failed / max(found.rollouts, 1),

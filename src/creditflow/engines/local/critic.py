@@ -51,8 +51,8 @@ class Critic:
         """The value [T] of the state before each response token of the steps `wanted_S` [S]; NaN elsewhere."""
         values_T = np.full(len(batch.response_ids), np.nan)
         steps = np.flatnonzero(wanted_S & (np.diff(batch.token_offsets) > 0))
-        for packed, asked, at in self._parts(batch, steps):
-            values_T[at] = self.forward(packed)[asked, 0].double().cpu().numpy()
+        for packed, token_rows, at in self._parts(batch, steps):
+            values_T[at] = self.forward(packed)[token_rows, 0].double().cpu().numpy()
         step_of_token, _ = sampled_tokens(batch)
         return np.where(wanted_S[step_of_token], values_T, np.nan)
 
@@ -71,8 +71,8 @@ class Critic:
         sequences = TrajectorySequences.from_steps(batch, np.flatnonzero(mates), self.limit.tokens)
         for packed in self.forward.micro_batches(sequences, np.arange(len(sequences.token_offsets) - 1), most):
             at = sequences.token_at[packed.token_at]
-            asked = np.flatnonzero(at >= 0)
-            yield self._readable(packed), asked, at[asked]
+            token_rows = np.flatnonzero(at >= 0)
+            yield self._readable(packed), token_rows, at[token_rows]
 
     def _readable(self, packed: PackedSteps) -> PackedSteps:
         """Replace tokens beyond the critic's vocabulary (a policy's may be padded) by its last token."""
@@ -111,8 +111,8 @@ class Critic:
         totals = {"vf_loss": 0.0, "vf_clipfrac": 0.0, "vpred_mean": 0.0}
         all_weight = float(weight_T.sum())
         self.learner.begin()
-        for packed, asked, at in self._parts(batch, steps):
-            values = self.forward(packed)[asked, 0]
+        for packed, token_rows, at in self._parts(batch, steps):
+            values = self.forward(packed)[token_rows, 0]
             weight, old, target = tensors_of((weight_T, old_T, target_T), at, values)
             token_loss, clipped = value_loss(values, old, target, self.config.cliprange_value)
             loss = (token_loss * weight).sum()

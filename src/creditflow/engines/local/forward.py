@@ -87,10 +87,10 @@ class Forward:
                 packed_layout=layout,
                 **keep,
             )
-        if not layout.asked:
+        if not layout.calls:
             raise NotImplementedError("this model attends in a way of its own, or not at all")
-        said: Tensor = out[0][0]
-        return said
+        hidden: Tensor = out[0][0]
+        return hidden
 
     def _by_row(self, net: Any, packed: PackedSteps) -> Tensor:
         """The output [T, ...] of `net` for all tokens, computed from padded rows."""

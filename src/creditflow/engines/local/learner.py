@@ -110,18 +110,18 @@ def in_mini_batches(
     update: Callable[[Ints], dict[str, float]], trained_S: Bools, mini_batch_of_step: Ints, epochs: int
 ) -> dict[str, float]:
     """Call `update` with the trained steps of each mini-batch, `epochs` times; returns its averaged metrics."""
-    made = [
+    updates = [
         update(np.flatnonzero(trained_S & (mini_batch_of_step == m)))
         for _ in range(epochs)
         for m in range(int(mini_batch_of_step.max(initial=0)) + 1)
     ]
-    return mean_of([metrics for metrics in made if metrics])
+    return mean_of([metrics for metrics in updates if metrics])
 
 
-def mean_of(made: Sequence[dict[str, float]]) -> dict[str, float]:
+def mean_of(updates: Sequence[dict[str, float]]) -> dict[str, float]:
     """Average metrics over updates; each metric over the updates that have it."""
-    keys = dict.fromkeys(key for metrics in made for key in metrics)
-    return {key: float(np.mean([metrics[key] for metrics in made if key in metrics])) for key in keys}
+    keys = dict.fromkeys(key for metrics in updates for key in metrics)
+    return {key: float(np.mean([metrics[key] for metrics in updates if key in metrics])) for key in keys}
 
 
 def sampled_tokens(batch: TrajectoryBatch) -> tuple[Ints, Ints]:

@@ -9,13 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from creditflow._utils.huggingface import PositionLimit
-from creditflow._utils.loading import is_reference, load_object
 from creditflow.config import (
     DataConfig,
     FallbackConfig,
@@ -28,41 +26,16 @@ from creditflow.config import (
 )
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
+from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.critic import Critic
 from creditflow.engines.local.lora import Adapter, expect_fits
 from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.engines.models.folders import critic_folder, model_folder
 from creditflow.errors import ConfigError
 from creditflow.monitoring.memory import forget_peak, peak_gib
 
 FALLBACK_KEY = "guard.fallback"
-
-
-def model_folder(recipe: Recipe, policy: str) -> Path:
-    """The folder of a policy's model; creates the model if the path is `tiny` or a function."""
-    return _folder(recipe, *model_of(recipe.config, policy))
-
-
-def critic_folder(recipe: Recipe, policy: str) -> tuple[Path, str]:
-    """The folder of a critic's initial model, created if necessary, and the config key that set it."""
-    own, key = recipe.config.critic.model.path, "critic.model.path"
-    if own is None:
-        own, key = model_of(recipe.config, policy)
-    return _folder(recipe, own, key), key
-
-
-def _folder(recipe: Recipe, path: Any, key: str) -> Path:
-    if recipe.config.trainer.num_threads:  # set here because a warm-up's last bits depend on it
-        torch.set_num_threads(recipe.config.trainer.num_threads)
-    if path == "tiny":
-        return tiny_byte_model()
-    if is_reference(path):
-        return Path(load_object(path, recipe.folder, key)(recipe.config.recipe))
-    if not isinstance(path, str):
-        got = "nothing" if path is None else repr(path)
-        raise ConfigError(f"{key}: expected a Hugging Face folder, `tiny` or `file.py:function`, got {got}")
-    return Path(path)
 
 
 def expect_lengths(data: DataConfig, limit: PositionLimit, key: str) -> None:
@@ -185,17 +158,13 @@ class PolicySet:
             if self.actors and step.policy in self.policies and step.policy not in self.actors:
                 step.response_mask = (0,) * len(step.response_ids)
 
-    def steps_of(self, batch: TrajectoryBatch, name: str) -> Bools:
-        """A mask [S] of one policy's steps."""
-        return np.asarray(np.array(batch.policy_names)[batch.policy_of_step] == name)
-
     def values(self, batch: TrajectoryBatch) -> Floats | None:
         """The values [T] that each critic assigns to its policy's tokens; None without critics."""
         if not self.critics:
             return None
         values_T = np.full(len(batch.response_ids), np.nan)
         for name, critic in self.critics.items():
-            own_T = critic.values(batch, self.steps_of(batch, name))
+            own_T = critic.values(batch, policy_steps(batch, name))
             values_T = np.where(np.isnan(own_T), values_T, own_T)
         return values_T
 
@@ -216,7 +185,7 @@ class PolicySet:
         """
         metrics: dict[str, float] = {}
         for name, actor in self.actors.items():
-            own_S = trained_S & self.steps_of(batch, name)
+            own_S = trained_S & policy_steps(batch, name)
             own: dict[str, float] = {}
             if name in self.critics:
                 assert returns_T is not None

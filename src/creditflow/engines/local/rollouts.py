@@ -16,12 +16,12 @@ import numpy as np
 from creditflow.config import Config
 from creditflow.data import Task, Trajectory, TrajectoryBatch
 from creditflow.engines.common.components import Components
+from creditflow.engines.common.rollouts import expect_few_failed_rollouts, needs_reference
 from creditflow.engines.local.actor import fill_reference_logprobs
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import CreditflowError, TooManyFailedScores
 from creditflow.monitoring import evaluation_metrics
 from creditflow.rewards import ScoringReport
-from creditflow.rewards.registry import leaves
 from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, run_rollouts
 
 TRAIN = 0
@@ -56,16 +56,6 @@ class Stopwatch:
         return metrics | {"timing/step_s": sum(self._seconds.values())}
 
 
-def total_steps(n_tasks: int, config: Config) -> int:
-    """The training steps of a run over `n_tasks` tasks.
-
-    An epoch drops its last incomplete batch.
-    """
-    per_epoch = n_tasks // config.data.train_batch_size
-    steps = config.trainer.total_training_steps
-    return per_epoch * config.trainer.total_epochs if steps is None else steps
-
-
 def tasks_at(position: int, count: int, n_tasks: int, config: Config) -> list[int]:
     """The indices of the `count` tasks after the first `position` of a run.
 
@@ -73,13 +63,13 @@ def tasks_at(position: int, count: int, n_tasks: int, config: Config) -> list[in
     """
     size = config.data.train_batch_size
     per_epoch = n_tasks // size * size
-    found: list[int] = []
-    while len(found) < count:
-        epoch, begin = divmod(position + len(found), per_epoch)
+    tasks: list[int] = []
+    while len(tasks) < count:
+        epoch, begin = divmod(position + len(tasks), per_epoch)
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((config.data.seed, epoch))))
         order = rng.permutation(n_tasks) if config.data.shuffle else np.arange(n_tasks)
-        found += order[begin:per_epoch][: count - len(found)].tolist()
-    return found
+        tasks += order[begin:per_epoch][: count - len(tasks)].tolist()
+    return tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +131,8 @@ async def gather(
         rounds += 1
         trajectories += some
         groups = [some[i : i + n] for i in range(0, len(some), n)]
-        telling = [group for group in groups if not filtering.enable or outcomes_differ(group)]
-        kept += [trajectory for group in telling for trajectory in group]
+        informative = [group for group in groups if not filtering.enable or outcomes_differ(group)]
+        kept += [trajectory for group in informative for trajectory in group]
         if len(kept) >= size * n or rounds == filtering.max_num_gen_batches or not filtering.enable:
             break
     batch = TrajectoryBatch.from_trajectories(trajectories)
@@ -150,9 +140,10 @@ async def gather(
     if filtering.enable:
         metrics["rollout/gen_batches"] = rounds
         metrics["rollout/filtered_frac"] = 1 - len(kept) / len(trajectories)
-    said = len(batch.response_ids)
-    report, tokens = ScoringReport.merge(reports), said + len(batch.prompt_ids)
-    return SampledBatch(kept[: size * n] or some, report, metrics, tasks_taken, tokens, said)
+    response_tokens = len(batch.response_ids)
+    tokens = response_tokens + len(batch.prompt_ids)
+    report = ScoringReport.merge(reports)
+    return SampledBatch(kept[: size * n] or some, report, metrics, tasks_taken, tokens, response_tokens)
 
 
 def outcomes_differ(group: Sequence[Trajectory]) -> bool:
@@ -193,32 +184,20 @@ async def sample_trajectories(
     finally:
         for client in components.chat_clients.values():
             await client.aclose()
-    _expect_few_failures(trajectories, config.actor_rollout_ref.rollout.max_failed_frac)
+    try:
+        expect_few_failed_rollouts(
+            [trajectory.info["error"] for trajectory in trajectories if trajectory.status == "failed"],
+            len(trajectories),
+            sum(len(trajectory.steps) for trajectory in trajectories),
+            trajectories[0].info,
+            config.actor_rollout_ref.rollout.max_failed_frac,
+        )
+    except CreditflowError as error:
+        error.trajectories = trajectories
+        raise
     policy_set.freeze(trajectories)
     if needs_reference(components):
         fill_reference_logprobs(
             policy_set.references, trajectories, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
         )
     return trajectories
-
-
-def _expect_few_failures(trajectories: Sequence[Trajectory], max_failed_frac: float) -> None:
-    failed = [trajectory.info["error"] for trajectory in trajectories if trajectory.status == "failed"]
-    if len(failed) > max_failed_frac * len(trajectories):
-        error = CreditflowError(
-            f"{len(failed)} of {len(trajectories)} rollouts failed, more than "
-            f"actor_rollout_ref.rollout.max_failed_frac={max_failed_frac:g} allows; the first: {failed[0]}"
-        )
-        error.trajectories = trajectories
-        raise error
-    if not any(trajectory.steps for trajectory in trajectories):
-        info = trajectories[0].info
-        why = info.get("truncated") or info.get("agent_error") or info.get("error") or "the workflow calls no agent"
-        raise CreditflowError(f"none of {len(trajectories)} rollouts made a step; the first: {why}")
-
-
-def needs_reference(components: Components) -> bool:
-    """Whether a reward function of the recipe reads `step.ref_logprobs`, declared by `needs_reference = True`."""
-    return any(
-        getattr(function.instance, "needs_reference", False) for function in leaves(components.rewards.functions)
-    )

@@ -4,41 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, TrainerConfig
-from creditflow.credit import BatchStats, assign, make_threshold
-from creditflow.credit.analysis.linter import idle_gate
-from creditflow.credit.analysis.metrics import batch_stats, credit_metrics
+from creditflow.credit import assign, make_threshold
+from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.data import TrajectoryBatch
 from creditflow.engines.common.components import Components, build_components
-from creditflow.engines.common.guard import build_guard
+from creditflow.engines.common.guard import build_guard, run_guard
+from creditflow.engines.common.metrics import (
+    evaluation_line,
+    status_line,
+    step_metrics,
+    update_threshold,
+    val_metrics,
+    warn_of_first_step,
+)
+from creditflow.engines.common.rollouts import needs_reference, total_steps
+from creditflow.engines.common.run import FINISHED, run_path
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.rollouts import (
-    Stopwatch,
-    UnscoredRollouts,
-    gather,
-    needs_reference,
-    sample_trajectories,
-    total_steps,
-)
-from creditflow.engines.local.run import RunState, apply_guard_action, begin, expect_to_go_on, run_path
+from creditflow.engines.local.rollouts import Stopwatch, UnscoredRollouts, gather, sample_trajectories
+from creditflow.engines.local.run import RunState, apply_guard_action, begin, expect_resumable
 from creditflow.errors import CreditflowError, TooManyFailedScores
-from creditflow.monitoring import (
-    Evaluation,
-    GuardEvent,
-    error_metrics,
-    rollout_metrics,
-    sub_reward_metrics,
-)
-from creditflow.monitoring.guard import STOP, asked_of_engine
+from creditflow.monitoring import Evaluation, GuardEvent
+from creditflow.monitoring.guard import STOP
 from creditflow.monitoring.notices import failed_rollouts, failure_events, rollout_events
 from creditflow.monitoring.trackers import Trackers, expect_installed, sample_rows
-from creditflow.runs import Ledger, RunFolder
+from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import log_failures
 
 _VAL = 1
@@ -54,7 +49,7 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     components = build_components(recipe)
     steps = total_steps(len(components.train_tasks), recipe.config)
     path = run_path(recipe)
-    expect_to_go_on(recipe, path, steps)
+    expect_resumable(recipe, path, steps)
     guard = build_guard(recipe.config, recipe.folder, components.rewards.functions)
     expect_installed(recipe.config.trainer.logger)
     measures = wants_values(recipe.config.algorithm)
@@ -64,7 +59,7 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, components.agents)
     run = begin(recipe, path, policy_set, threshold, guard, reporter)
     if run.done < steps:  # left by a shorter run; it would mark this run as finished
-        (path / "evaluation.json").unlink(missing_ok=True)
+        (path / FINISHED).unlink(missing_ok=True)
     run.trackers = _trackers(recipe, run, reporter)
     try:
         asyncio.run(_with_rewards(run, components, steps, reporter))
@@ -95,8 +90,8 @@ async def _train(run: RunState, components: Components, steps: int, reporter: Re
         evaluation = await validate(components, policy_set, reporter, "before training", run)
         warn_of_failures(run, 0, components, reporter)
         run.record(0, val_metrics(evaluation))
-        if (asked := run_guard(run, val_metrics(evaluation), reporter)) is not None:
-            apply_guard_action(asked, run, guard.max_rollbacks, reporter)
+        if (action := watch_step(run, val_metrics(evaluation), reporter)) is not None:
+            apply_guard_action(action, run, guard.max_rollbacks, reporter)
     evaluation = await rerun_interrupted_evaluation(run, components, steps, reporter) or evaluation
     with reporter.bar("train", steps) as bar:
         bar.advance(run.done)
@@ -105,8 +100,7 @@ async def _train(run: RunState, components: Components, steps: int, reporter: Re
             metrics = await train_step(step, components, run, reporter, note=bar.note)
             warn_of_failures(run, step, components, reporter)
             if step == 1:
-                warn_of_first_step(metrics, components, reporter)
-                warn_of_idle_gate(metrics, run.folder.path, reporter)
+                warn_of_first_step(metrics, components, run.folder.path, reporter)
             run.done, last = step, step == steps
             bar.advance(status=status_line(metrics))
             run.evaluated = not (last or (trainer.test_freq > 0 and step % trainer.test_freq == 0))
@@ -115,55 +109,51 @@ async def _train(run: RunState, components: Components, steps: int, reporter: Re
                     evaluation = await validate(components, policy_set, reporter, f"after step {step}", run)
                     warn_of_failures(run, step, components, reporter)
                     metrics |= val_metrics(evaluation)
-                    run.threshold.update(BatchStats({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
+                    update_threshold(run.threshold, evaluation)
                     run.evaluated = True
             finally:  # a failed evaluation must not lose the model or the step
-                asked = run_guard(run, metrics, reporter)
+                action = watch_step(run, metrics, reporter)
                 run.record(step, {**metrics, **run.guard.metrics(), "guard/rollbacks": float(run.rollbacks)})
-                stops = asked is not None and asked.action == STOP
+                stops = action is not None and action.action == STOP
                 due = last or (trainer.save_freq > 0 and step % trainer.save_freq == 0)
-                if stops or (asked is None and due):
+                if stops or (action is None and due):
                     run.save(trainer.max_actor_ckpt_to_keep)
-            if asked is not None:
-                apply_guard_action(asked, run, guard.max_rollbacks, reporter)
+            if action is not None:
+                apply_guard_action(action, run, guard.max_rollbacks, reporter)
                 bar.advance(run.done - step)
                 await rerun_interrupted_evaluation(run, components, steps, reporter)
     if evaluation is not None:
         # Written last, because it marks the run as finished.
-        run.folder.write_text("evaluation.json", evaluation.to_json())
+        run.folder.write_text(FINISHED, evaluation.to_json())
 
 
 async def rerun_interrupted_evaluation(
     run: RunState, components: Components, steps: int, reporter: Reporter
 ) -> Evaluation | None:
     """Re-run an evaluation that was interrupted, by an error before its checkpoint or by a kill in the last one."""
-    if run.evaluated and not (run.done == steps and not (run.folder.path / "evaluation.json").exists()):
+    if run.evaluated and not (run.done == steps and not (run.folder.path / FINISHED).exists()):
         return None
     evaluation = await validate(components, run.policy_set, reporter, f"after step {run.done}", run)
     warn_of_failures(run, run.done, components, reporter)
     if not run.evaluated:  # the step was recorded without its evaluation
         metrics = val_metrics(evaluation)
         run.evaluated = True
-        run.threshold.update(BatchStats({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
+        update_threshold(run.threshold, evaluation)
         run.record(run.done, metrics)
-        if (asked := run_guard(run, metrics, reporter)) is not None:
-            apply_guard_action(asked, run, components.recipe.config.guard.max_rollbacks, reporter)
+        if (action := watch_step(run, metrics, reporter)) is not None:
+            apply_guard_action(action, run, components.recipe.config.guard.max_rollbacks, reporter)
     return evaluation
 
 
-def run_guard(run: RunState, metrics: Mapping[str, float], reporter: Reporter) -> GuardEvent | None:
+def watch_step(run: RunState, metrics: Mapping[str, float], reporter: Reporter) -> GuardEvent | None:
     """Run the guard on a step's metrics; print and record its events.
 
     Returns the event that the engine must act on.
     """
-    events = run.guard.look(run.done, metrics)
-    asked = asked_of_engine(events)
-    if (of_adapters := run.narrow_or_widen(metrics)) is not None:
-        events.append(of_adapters)
+    events, action = run_guard(run.guard, run.done, metrics, run.folder, run.narrow_or_widen)
     for event in events:
         reporter.say(event.text)
-    run.folder.append_events(event.to_dict() for event in events if event is not asked)
-    return asked
+    return action
 
 
 def warn_of_failures(run: RunState, step: int, components: Components, reporter: Reporter) -> None:
@@ -176,38 +166,6 @@ def warn(run: RunState, events: Sequence[GuardEvent], reporter: Reporter) -> Non
     run.folder.append_events(event.to_dict() for event in events)
     for event in events:
         reporter.say(event.text)
-
-
-def warn_of_first_step(metrics: Mapping[str, float], components: Components, reporter: Reporter) -> None:
-    """Warn of agents without a signal and of many truncated trajectories, from the metrics of the first step."""
-    for agent in (agent for agents in components.trained_policies.values() for agent in agents):
-        if metrics.get(f"credit/reach/{agent}") == 0.0:
-            reporter.say(
-                f"warning: no signal reached {agent} in the first step; score it, or let the outcome reach it "
-                "(algorithm.outcome_to: all)"
-            )
-    if (cut_short := metrics.get("rollout/truncated_frac", 0.0)) > _MANY_TRUNCATED:
-        reporter.say(
-            f"warning: {cut_short:.0%} of the first step's trajectories were truncated: a prompt was longer, or a "
-            "response would have been, than data.max_prompt_length, data.max_response_length or the model's positions "
-            "allow, or the workflow cut them short; creditflow check shows the first"
-        )
-
-
-def warn_of_idle_gate(metrics: Mapping[str, float], folder: Path, reporter: Reporter) -> None:
-    """Warn, with the reason, if gates changed no credit in the first training step.
-
-    Reads its metrics and step file.
-    """
-    if "propagation/moved" not in metrics:  # no credit was assigned, or by a rule without flow
-        return
-    assignment = Ledger.open(folder).read(1).assignment
-    if assignment is not None and (found := idle_gate(assignment)) is not None:
-        reporter.say(f"warning: {found.message}")
-
-
-_MANY_TRUNCATED = 0.1
-"""The accepted share of truncated trajectories; any run has some."""
 
 
 async def train_step(
@@ -259,13 +217,8 @@ async def train_step(
     with timing("metrics"):
         metrics = {
             **gathered.metrics,
-            **rollout_metrics(batch),
             **components.endpoint_metrics(),
-            **gathered.report.metrics(),
-            **sub_reward_metrics(batch),
-            **error_metrics(batch),
-            **threshold.metrics(),
-            **credit_metrics(assignment),
+            **step_metrics(batch, gathered.report, assignment, threshold),
             **update,
             **policy_set.peaks(),
         }
@@ -293,10 +246,7 @@ async def validate(
     sampled = await evaluation_batch(components, policy_set, reporter, n, temperature, run)
     greedy = await evaluation_batch(components, policy_set, reporter, 1, 0.0, run) if temperature > 0 else sampled
     evaluation = Evaluation.from_batches(sampled, greedy, n)
-    reporter.say(
-        f"{when}: {status_line(val_metrics(evaluation))} on "
-        f"{components.recipe.validation_words(len(components.val_tasks))}"
-    )
+    reporter.say(evaluation_line(val_metrics(evaluation), when, components))
     return evaluation
 
 
@@ -323,29 +273,3 @@ async def evaluation_batch(
         run.folder.append_failures(run.done, ((one.id, one.info) for one in trajectories))
         warn(run, rollout_events(batch, run.done, run.folder.events(), validation=True), reporter)
     return batch
-
-
-def val_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """The evaluation's metrics as `val/*`."""
-    return {f"val/{key}": value for key, value in evaluation.metrics.items()}
-
-
-def status_line(metrics: Mapping[str, float]) -> str:
-    """A one-line summary of the main metrics of a training step or an evaluation."""
-    shown = {
-        "train/pass_at_1": "train pass@1",
-        "reward/step_error_rate": "step errors",
-        "val/pass_at_1": "pass@1",
-        "val/pass_at_1_greedy": "greedy",
-        "val/step_error_rate": "val step errors",
-    }
-    said = [f"{name} {metrics[key]:.3f}" for key, name in shown.items() if key in metrics]
-    if "timing/step_s" in metrics:
-        components = {"rollout": "rollout", "reward": "reward", "propagation": "credit", "update": "update"}
-        split = [
-            f"{name} {metrics[key]:.1f}" for part, name in components.items() if (key := f"timing/{part}_s") in metrics
-        ]
-        said.append(f"{metrics['timing/step_s']:.1f} s" + (f" ({', '.join(split)})" if split else ""))
-    if "throughput/tokens_per_s" in metrics:
-        said.append(f"{metrics['throughput/tokens_per_s']:,.0f} tokens/s")
-    return "  ".join(said)

@@ -20,9 +20,9 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils.config import omega_conf_to_dataclass
 
 from creditflow.data import Step, Trajectory
-from creditflow.engines.verl.dataset import task_of
-from creditflow.engines.verl.recipe import carried
-from creditflow.engines.verl.rollouts import RolloutRecord, partition, rollout_ids, seed_of
+from creditflow.engines.verl.dataset import task_from_row
+from creditflow.engines.verl.recipe import read_run_handle
+from creditflow.engines.verl.rollouts import RolloutRecord, partition, random_key, rollout_ids
 from creditflow.engines.verl.runner import build_runner, sampled_steps
 from creditflow.engines.verl.servers import ServedPolicy, Servers
 from creditflow.errors import CreditflowError, first_line
@@ -55,7 +55,7 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
 
     def __init__(self, config: Any, llm_client: dict[str, tuple[Any, Any]], *args: Any) -> None:
         super().__init__(config, llm_client, *args)
-        run = carried(config)
+        run = read_run_handle(config)
         self.own = run.config
         self.runner = build_runner(run.recipe, config.actor_rollout_ref.rollout.agent.num_workers)
         self.trained = {
@@ -79,7 +79,7 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         # If verl samples tasks one by one to fill a batch (gen_batch_size), a task may have two groups in one step.
         uid = "" if validate or not self.config.data.get("gen_batch_size") else row["uid"]
         group, name = rollout_ids(validate, step, *place, greedy, uid)
-        rollout = Rollout(task_of(row), group, name, seed_of(self.own.data.seed, validate, step, *place))
+        rollout = Rollout(task_from_row(row), group, name, random_key(self.own.data.seed, validate, step, *place))
         # In a training step, servers hold the weights of the step before. A validation runs after its step's update.
         version = step if validate else step - 1
         servers = Servers(self.clients, sampling_params, version, request_id=f"{name}-{row['uid'][:8]}")
@@ -125,17 +125,17 @@ class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(RolloutWorker)
-        self._asked: list[Any] = [None] * self.rollout_config.agent.num_workers
+        self._unanswered: list[Any] = [None] * self.rollout_config.agent.num_workers
 
     def expect_alive(self) -> None:
         """Raise CreditflowError if a worker died.
 
         Does not wait: a busy worker answers at a later call.
         """
-        workers = zip(self._asked, self.agent_loop_workers, strict=True)
-        asked = [ref or worker.alive.remote() for ref, worker in workers]
-        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=0)
-        self._asked = [None if ref in answered else ref for ref in asked]
+        workers = zip(self._unanswered, self.agent_loop_workers, strict=True)
+        calls = [ref or worker.alive.remote() for ref, worker in workers]
+        answered, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+        self._unanswered = [None if ref in answered else ref for ref in calls]
         try:
             ray.get(answered)
         except ActorDiedError as error:

@@ -34,9 +34,10 @@ from creditflow.config import (
     trained_policies,
     with_options,
 )
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS
+from creditflow.engines.base import expect_capabilities
 from creditflow.engines.verl.policies import optim_values, policy_configs
-from creditflow.engines.verl.recipe import KEY, carried, carry
+from creditflow.engines.verl.recipe import CAPABILITIES, KEY, NAME, read_run_handle, recipe_section
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.monitoring.trackers import CONSOLE
 
@@ -51,46 +52,29 @@ _ONLY_AT_THE_END = 2**31 - 1
 
 # Recipe options and their verl names
 
-_SAME = (
-    "actor_rollout_ref.model.lora_alpha",
-    "actor_rollout_ref.model.target_modules",
-    "critic.ppo_epochs",
-    "critic.ppo_max_token_len_per_gpu",
-    "critic.cliprange_value",
-    "critic.loss_agg_mode",
-    "critic.loss_scale_factor",
-    "data.train_batch_size",
-    "data.val_max_samples",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "data.shuffle",
-    "data.seed",
-    "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "actor_rollout_ref.actor.ppo_epochs",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-    "actor_rollout_ref.actor.clip_ratio",
-    "actor_rollout_ref.actor.clip_ratio_c",
-    "actor_rollout_ref.actor.entropy_coeff",
-    "actor_rollout_ref.actor.loss_agg_mode",
-    "actor_rollout_ref.actor.loss_scale_factor",
-    "actor_rollout_ref.actor.use_kl_loss",
-    "actor_rollout_ref.actor.kl_loss_coef",
-    "actor_rollout_ref.actor.kl_loss_type",
-    "actor_rollout_ref.actor.grad_clip",
-    "actor_rollout_ref.rollout.n",
-    "actor_rollout_ref.rollout.temperature",
-    "actor_rollout_ref.rollout.max_num_seqs",
-    "actor_rollout_ref.rollout.val_kwargs.n",
-    "actor_rollout_ref.rollout.val_kwargs.temperature",
-    "actor_rollout_ref.rollout.val_kwargs.do_sample",
-    "algorithm.norm_adv_by_std_in_grpo",
-    "algorithm.filter_groups.enable",
-    "trainer.total_training_steps",
-    "trainer.val_before_train",
-    "trainer.resume_mode",
-    "trainer.resume_from_path",
-    "trainer.max_actor_ckpt_to_keep",
-    "trainer.critic_warmup",
+
+def _keys(names: Mapping[str, str]) -> tuple[str, ...]:
+    """The dotted keys of options. `names`: the options of each section, separated by blanks."""
+    return tuple(f"{section}.{name}" for section, options in names.items() for name in options.split())
+
+
+_SAME = _keys(
+    {
+        "actor_rollout_ref.model": "lora_alpha target_modules",
+        "critic": "ppo_epochs ppo_max_token_len_per_gpu cliprange_value loss_agg_mode loss_scale_factor",
+        "data": "train_batch_size val_max_samples max_prompt_length max_response_length shuffle seed",
+        "actor_rollout_ref.actor": (
+            "ppo_mini_batch_size ppo_epochs ppo_max_token_len_per_gpu clip_ratio clip_ratio_c entropy_coeff "
+            "loss_agg_mode loss_scale_factor use_kl_loss kl_loss_coef kl_loss_type grad_clip"
+        ),
+        "actor_rollout_ref.rollout": "n temperature max_num_seqs",
+        "actor_rollout_ref.rollout.val_kwargs": "n temperature do_sample",
+        "algorithm": "norm_adv_by_std_in_grpo",
+        "algorithm.filter_groups": "enable",
+        "trainer": (
+            "total_training_steps val_before_train resume_mode resume_from_path max_actor_ckpt_to_keep critic_warmup"
+        ),
+    }
 )
 """Options with the same name and meaning in verl."""
 
@@ -244,8 +228,6 @@ def mapped(config: Config) -> dict[str, Any]:
 _LOCAL = (
     "actor_rollout_ref.model.layers_to_transform",
     "algorithm.filter_groups.max_num_gen_batches",
-    "critic.context",
-    "guard.fallback.trainable",
 )
 """Options without an equivalent in verl."""
 _LOCAL_VALUES = {
@@ -257,11 +239,10 @@ _LOCAL_VALUES = {
 
 def _expect_known_to_verl(config: Config) -> None:
     """Raise ConfigError for options and values that only the embedded engine supports."""
+    expect_capabilities(config, NAME, CAPABILITIES)
     default = Config()
     wanted = [key for key in _LOCAL if _value(config, key) != _value(default, key)]
     wanted += [key for key, value in _LOCAL_VALUES.items() if _value(config, key) == value]
-    if "verl" not in PROPAGATION_RULES[config.algorithm.propagation].engines:
-        wanted.append("algorithm.propagation")
     if wanted:
         raise ConfigError(f"{wanted[0]}: {_value(config, wanted[0])} is for --engine local; verl has no such thing")
 
@@ -415,13 +396,13 @@ _MICRO_BATCHES = {
 def expect_verl() -> None:
     """Raise ConfigError if verl is not installed, or its version does not fit."""
     try:
-        found = importlib.metadata.version("verl")
+        installed = importlib.metadata.version("verl")
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(f"--engine verl: verl is not installed; {_INSTALL}") from None
     from packaging.specifiers import SpecifierSet
 
-    if not SpecifierSet(FITS).contains(found, prereleases=True):
-        raise ConfigError(f"--engine verl: verl {found} is installed, and verl{FITS} fits; {_INSTALL}")
+    if not SpecifierSet(FITS).contains(installed, prereleases=True):
+        raise ConfigError(f"--engine verl: verl {installed} is installed, and verl{FITS} fits; {_INSTALL}")
     try:
         with quiet():
             import transfer_queue  # noqa: F401
@@ -452,7 +433,7 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
     recipe = with_options(recipe, {key: wanted.values[key] for key in _BACK if key in wanted.values})
     values = _named_as_in(known, mapped(recipe.config)) | _fixed(run_folder, recipe) | _ray(recipe.config)
     _expect_meaning(wanted.values, known | values)
-    own = _nested(values) | {KEY: carry(recipe, run_folder)}
+    own = _nested(values) | {KEY: recipe_section(recipe, run_folder)}
     config = _compose(wanted.config_name, wanted.overrides, [own, _nested(wanted.section)], wanted.engine)
     _expect_fit(config, wanted.values, recipe.config)
     return config
@@ -461,7 +442,7 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
 def as_yaml(config: DictConfig) -> str:
     """Format verl's configuration as YAML, with interpolations resolved and the recipe in readable form."""
     resolved: Any = OmegaConf.to_container(config, resolve=True)
-    run = carried(config)
+    run = read_run_handle(config)
     del resolved["data"][KEY]
     resolved[KEY] = {"name": run.recipe.name, "run_folder": str(run.run_folder), "recipe": run.recipe.to_dict()}
     return _dump(resolved)
@@ -809,9 +790,9 @@ def validate(config: DictConfig) -> list[str]:
         raise ConfigError(
             f"actor_rollout_ref.rollout.name: expected one of {', '.join(servers)}, got {rollout!r}{hint}"
         )
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said), quiet():
+        with contextlib.redirect_stdout(output), quiet():
             auto_set_device(config)
             checked, unchecked = _without_models(config)
             critic = need_critic(config)
@@ -821,7 +802,7 @@ def validate(config: DictConfig) -> list[str]:
                     omega_conf_to_dataclass(OmegaConf.select(checked, section))
     except (*_REFUSALS, HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"verl refuses the configuration: {first_line(_root(error))}") from error
-    return unchecked + [line for line in said.getvalue().splitlines() if line.startswith(("WARNING", "NOTICE"))]
+    return unchecked + [line for line in output.getvalue().splitlines() if line.startswith(("WARNING", "NOTICE"))]
 
 
 def _without_models(config: DictConfig) -> tuple[DictConfig, list[str]]:

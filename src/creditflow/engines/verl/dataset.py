@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from creditflow.data import Task
 from creditflow.data.datasets import Split, load_tasks
-from creditflow.engines.verl.recipe import KEY, carried
+from creditflow.engines.verl.recipe import KEY, read_run_handle
 from creditflow.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
     ) -> None:
         if KEY not in config:
             raise ConfigError(f"data.{KEY}: missing; this data set is made by `creditflow train --engine verl`")
-        recipe = carried(config).recipe
+        recipe = read_run_handle(config).recipe
         data = recipe.config.data
         files = data.train_files if data_files == "train" or data.val_files is None else data.val_files
         split: Split = "train" if data_files == "train" else "val"
@@ -33,10 +33,10 @@ class TaskDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """One task in verl's columns, with its position as `index`."""
-        return row_of(self.tasks[index], index)
+        return row_from_task(self.tasks[index], index)
 
 
-def row_of(task: Task, index: int) -> dict[str, Any]:
+def row_from_task(task: Task, index: int) -> dict[str, Any]:
     """Convert a task to verl's columns."""
     return {
         "index": index,
@@ -48,8 +48,8 @@ def row_of(task: Task, index: int) -> dict[str, Any]:
     }
 
 
-def task_of(row: dict[str, Any]) -> Task:
-    """Convert verl's columns to a task; the inverse of `row_of`."""
+def task_from_row(row: dict[str, Any]) -> Task:
+    """Convert verl's columns to a task; the inverse of `row_from_task`."""
     return Task(
         data_source=str(row["data_source"]),
         prompt=tuple(dict(message) for message in row["raw_prompt"]),

@@ -10,31 +10,38 @@ import importlib.util
 import io
 import json
 import os
-import platform
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from creditflow._utils.progress import Bar, Reporter
-from creditflow.config import Recipe, different_options, model_of, trained_policies
+from creditflow.config import Recipe, model_of, trained_policies
+from creditflow.engines.common import rollouts as common_rollouts
+from creditflow.engines.common.checkpoints import step_of
 from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.common.guard import build_guard
-from creditflow.engines.local.policy_set import critic_folder, model_folder
-from creditflow.engines.local.rollouts import needs_reference
-from creditflow.engines.local.run import run_path
-from creditflow.engines.local.trainer import status_line, warn_of_first_step, warn_of_idle_gate
+from creditflow.engines.common.metrics import evaluation_line, status_line, warn_of_first_step
+from creditflow.engines.common.rollouts import needs_reference
+from creditflow.engines.common.run import (
+    FINISHED,
+    changed_options,
+    create_folder,
+    disabled_error,
+    finished_error,
+    read_facts,
+    run_facts,
+    run_path,
+)
+from creditflow.engines.models.folders import critic_folder, model_folder
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
-from creditflow.engines.verl.recipe import KEY, carried, carry
-from creditflow.errors import ConfigError, CreditflowError, InputError, first_line, says_disk_full
+from creditflow.engines.verl.recipe import KEY, NAME, read_run_handle, recipe_section
+from creditflow.errors import ConfigError, CreditflowError, first_line, says_disk_full
 from creditflow.monitoring import GuardEvent
 from creditflow.monitoring.guard import RolledBack
 from creditflow.rewards.builtin.judge import Judge
@@ -45,6 +52,8 @@ from creditflow.runs.run_folder import read_events
 _POLL_S = 0.5
 """The interval at which the run's folder is read."""
 _MODEL = "actor_rollout_ref.model.path"
+_PACKAGES = ("verl", "ray", "TransferQueue", "torch", "transformers", "numpy")
+"""Distributions with a version in `run.json`."""
 
 
 def dry_run(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) -> str:
@@ -59,11 +68,11 @@ def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) ->
     other processes are raised unchanged.
     """
     config = _checked(recipe, verl_overrides, reporter)
-    run = carried(config)
+    run = read_run_handle(config)
     components = build_components(run.recipe)
     _expect_rewards(components)
     _expect_machine(config)
-    build_guard(run.config, run.recipe.folder, components.rewards.functions, "verl")
+    build_guard(run.config, run.recipe.folder, components.rewards.functions, NAME)
     total = total_steps(config, len(components.train_tasks))
     begun = _begun(config, run.run_folder, total)
     _bring_models(config, run.recipe)
@@ -82,15 +91,18 @@ def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) ->
             begun = _begun(config, run.run_folder, total)
 
 
+def expect_trainable(recipe: Recipe, reporter: Reporter) -> None:
+    """Raise ConfigError if verl cannot train the recipe; print verl's warnings. Starts and writes nothing."""
+    _checked(recipe, (), reporter)
+    _expect_rewards(build_components(recipe))
+
+
 def _checked(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) -> DictConfig:
     expect_verl()
     config = compose(recipe, verl_overrides, run_path(recipe))
     for warning in validate(config):
         reporter.say(f"warning: {warning}")
     return config
-
-
-_MAY_CHANGE = {"trainer.default_local_dir", "trainer.total_training_steps"}
 
 
 # Checks before the start
@@ -126,11 +138,11 @@ def _expect_machine(config: DictConfig) -> None:
     if ray.is_initialized() or init.get("address") or os.environ.get("RAY_ADDRESS") or get_device_name() != "cuda":
         return  # a cluster's resources are checked on the cluster
     wanted = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    there = torch.cuda.device_count() if init.get("num_gpus") is None else init.num_gpus
-    if wanted > there:
+    available = torch.cuda.device_count() if init.get("num_gpus") is None else init.num_gpus
+    if wanted > available:
         raise ConfigError(
-            f"trainer.n_gpus_per_node: {wanted} wanted (times trainer.nnodes), and this machine has {there} devices; "
-            "set trainer.n_gpus_per_node after --, or join a cluster: ray_kwargs.ray_init.address=auto"
+            f"trainer.n_gpus_per_node: {wanted} wanted (times trainer.nnodes), and this machine has {available} "
+            "devices; set trainer.n_gpus_per_node after --, or join a cluster: ray_kwargs.ray_init.address=auto"
         )
     server = config.actor_rollout_ref.rollout.name
     if server in ("vllm", "sglang") and importlib.util.find_spec(server) is None:
@@ -140,28 +152,25 @@ def _expect_machine(config: DictConfig) -> None:
 
 def total_steps(config: DictConfig, n_tasks: int) -> int:
     """The training steps of a run, counted as in verl's trainer."""
-    if config.trainer.total_training_steps is not None:
-        return int(config.trainer.total_training_steps)
-    if config.data.train_max_samples >= 0:
-        n_tasks = min(n_tasks, config.data.train_max_samples)
-    return int(n_tasks // config.data.train_batch_size * config.trainer.total_epochs)
+    limit = config.data.train_max_samples
+    return common_rollouts.total_steps(min(n_tasks, limit) if limit >= 0 else n_tasks, config)
 
 
 def _bring_models(config: DictConfig, recipe: Recipe) -> None:
     """Create generated models and set absolute paths, so that all processes of the run find them."""
     trained = trained_policies(recipe.config)
-    made = {
+    model_paths = {
         name: _bring_model(model_of(recipe.config, name)[0], partial(model_folder, recipe, name)) for name in trained
     }
     changed = recipe.config.model_copy(deep=True)
-    own = changed.actor_rollout_ref
-    for name, folder in made.items():
+    section = changed.actor_rollout_ref
+    for name, folder in model_paths.items():
         if model_of(recipe.config, name)[1] == _MODEL:
-            own.model.path = folder
+            section.model.path = folder
         else:
             changed.policies[name].model.path = folder
-    config[KEY] = carry(replace(recipe, config=changed).absolute(), carried(config).run_folder)
-    OmegaConf.update(config, _MODEL, next(iter(made.values())) if len(made) == 1 else own.model.path)
+    config[KEY] = recipe_section(replace(recipe, config=changed).absolute(), read_run_handle(config).run_folder)
+    OmegaConf.update(config, _MODEL, next(iter(model_paths.values())) if len(model_paths) == 1 else section.model.path)
     if (path := recipe.config.critic.model.path) is not None:
         OmegaConf.update(config, "critic.model.path", _bring_model(path, lambda: critic_folder(recipe, trained[0])[0]))
 
@@ -182,65 +191,33 @@ def _begun(config: DictConfig, path: Path, total: int) -> int | None:
     Raises InputError if the run cannot be resumed, or is finished.
     """
     mode, named = config.trainer.resume_mode, config.trainer.resume_from_path
-    if mode == "resume_path" and not _is_checkpoint_of(path, named):
-        raise ConfigError(
-            f"trainer.resume_from_path: expected {checkpoints(path)}/global_step_<number>, got {named!r}; to begin "
-            f"from another run's weights, name them as {_MODEL}"
-        )
-    if not (path / "run.json").exists():
+    resumed = step_of(path, named) if mode == "resume_path" else None
+    if read_facts(path, NAME) is None:
         return None
     latest = checkpoints(path) / "latest_checkpointed_iteration.txt"
-    if mode == "resume_path":
-        begun = int(str(named).rpartition("_")[2])
+    if resumed is not None:
+        begun = resumed
     elif mode != "disable" and latest.exists():
         begun = int(latest.read_text())
     else:
-        why = "trainer.resume_mode is disable" if mode == "disable" else "it has no checkpoint to go on from"
-        raise InputError(f"trainer.default_local_dir: {path} holds a run already, and {why}; name another folder")
-    if begun >= total and (path / "evaluation.json").exists():
-        raise InputError(
-            f"trainer.default_local_dir: {path} holds a run that is finished, at step {begun}; name another folder, or "
-            "raise trainer.total_training_steps"
-        )
+        reason = "trainer.resume_mode is disable" if mode == "disable" else "it has no checkpoint to go on from"
+        raise disabled_error(path, reason)
+    if begun >= total and (path / FINISHED).exists():
+        raise finished_error(path, begun)
     return begun
 
 
-def _is_checkpoint_of(path: Path, named: Any) -> bool:
-    found = Path(str(named)).absolute()
-    return (
-        found.parent == checkpoints(path)
-        and re.fullmatch("global_step_[0-9]+", found.name) is not None
-        and found.is_dir()
-    )
-
-
 def _open_folder(config: DictConfig, recipe: Recipe, path: Path, begun: int | None, reporter: Reporter) -> RunFolder:
-    if begun is None:
-        folder = RunFolder.create(path, run_facts(recipe), recipe.to_yaml())
-        reporter.say(f"run folder: {folder.path}")
+    facts = read_facts(path, NAME)
+    if begun is None or facts is None:
+        folder = create_folder(recipe, path, run_facts(recipe, NAME, _PACKAGES), reporter)
     else:
         folder = RunFolder.open(path)
         reporter.say(f"run folder: {folder.path}, goes on after step {begun}")
-        before = json.loads((path / "run.json").read_text())["config"]
-        now = json.loads(json.dumps(recipe.to_dict()))
-        if changed := sorted(set(different_options(before, now)) - _MAY_CHANGE):
+        if changed := changed_options(facts, recipe):
             reporter.say(f"warning: not as the run began: {', '.join(changed)}")
     folder.write_text("verl.yaml", as_yaml(config))
     return folder
-
-
-def run_facts(recipe: Recipe) -> dict[str, object]:
-    """The content of `run.json`: configuration, versions, seed, machine."""
-    packages = ("creditflow", "verl", "ray", "TransferQueue", "torch", "transformers", "numpy")
-    return {
-        "recipe": recipe.name,
-        "engine": "verl",
-        "seed": recipe.config.data.seed,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in packages},
-        "config": recipe.to_dict(),
-    }
 
 
 # Running and watching
@@ -275,7 +252,7 @@ def _run(config: DictConfig, reporter: Reporter) -> None:
             ray.shutdown()
         else:
             runner.kill()
-            _give_back_devices(carried(config).token)
+            _give_back_devices(read_run_handle(config).token)
 
 
 def _give_back_devices(token: str) -> None:
@@ -345,14 +322,12 @@ class _ProgressPrinter:
         numbers = {key: value for key, value in row.items() if value is not None}
         validated = {key: value for key, value in numbers.items() if key.startswith("val/")}
         if step == 1:
-            warn_of_first_step(numbers, self.components, self.reporter)
-            warn_of_idle_gate(numbers, self.folder, self.reporter)
+            warn_of_first_step(numbers, self.components, self.folder, self.reporter)
         if step > 0:
             self.bar.advance(status=status_line({key: numbers[key] for key in numbers.keys() - validated.keys()}))
         if validated:
             when = "before training" if step == 0 else f"after step {step}"
-            words = self.components.recipe.validation_words(len(self.components.val_tasks))
-            self.reporter.say(f"{when}: {status_line(validated)} on {words}")
+            self.reporter.say(evaluation_line(validated, when, self.components))
 
     def show_event(self, row: Mapping[str, Any]) -> None:
         """Print one line of `events.jsonl`."""

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from creditflow.config import Config, Recipe, recipe_of_dict
+from creditflow.engines.base import Capability
 
+NAME = "verl"
+"""The engine's name, in `run.json` and on the command line."""
+CAPABILITIES = frozenset({Capability.OWN_OPTIONS})
 KEY = "creditflow"
 """The recipe's top-level key in verl's configuration."""
 
@@ -34,7 +38,7 @@ class RunHandle:
         return hashlib.sha256(str(self.run_folder).encode()).hexdigest()[:8]
 
 
-def carry(recipe: Recipe, run_folder: Path) -> dict[str, str]:
+def recipe_section(recipe: Recipe, run_folder: Path) -> dict[str, str]:
     """The section `creditflow` of verl's configuration."""
     text = json.dumps(recipe.to_dict())
     # OmegaConf would read a dollar sign as the start of an interpolation.
@@ -46,8 +50,8 @@ def carry(recipe: Recipe, run_folder: Path) -> dict[str, str]:
     }
 
 
-def carried(verl_config: Any) -> RunHandle:
-    """Read the recipe from verl's configuration; the inverse of `carry`."""
+def read_run_handle(verl_config: Any) -> RunHandle:
+    """Read the recipe from verl's configuration; the inverse of `recipe_section`."""
     section: Mapping[str, str] = verl_config[KEY]
     recipe = recipe_of_dict(json.loads(section["recipe"]), section["name"], Path(section["folder"]))
     return RunHandle(recipe, Path(section["run_folder"]))

@@ -17,8 +17,10 @@ import transfer_queue as tq
 
 from creditflow.data import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBatch
 from creditflow.data.table import batch_of, pack, unpack
+from creditflow.engines.common.rollouts import expect_few_failed_rollouts
 from creditflow.engines.verl.servers import LostServer
-from creditflow.errors import ConfigError, CreditflowError, InputError, first_line
+from creditflow.errors import ConfigError, InputError, first_line
+from creditflow.monitoring import evaluation_metrics
 from creditflow.rewards import ScoringReport
 from creditflow.rollout import Rollout
 
@@ -45,7 +47,7 @@ def rollout_ids(
     return group, f"{group}-{'greedy' if greedy else session}"
 
 
-def seed_of(seed: int, validate: bool, step: int, index: int, session: int) -> tuple[int, ...]:
+def random_key(seed: int, validate: bool, step: int, index: int, session: int) -> tuple[int, ...]:
     """The random key of a rollout. Validations of a task always use the same key."""
     return (seed, _VAL, int(index), session) if validate else (seed, _TRAIN, step, int(index), session)
 
@@ -131,21 +133,17 @@ class RolloutRecords:
 
     def expect_few_failures(self, max_failed_frac: float) -> None:
         """Raise CreditflowError if more than this share failed or left no record, or if no rollout made a step."""
-        failures = self.failures
-        n_failed = self.lost + len(failures)
-        if n_failed > max_failed_frac * self.expected:
-            why = failures[0] if failures else "its session left no record (Ray's logs say more)"
-            raise CreditflowError(
-                f"{n_failed} of {self.expected} rollouts failed, more than actor_rollout_ref.rollout.max_failed_frac="
-                f"{max_failed_frac:g} allows; the first: {why}"
-            )
-        if not self.batch.n_steps:
-            raise CreditflowError(f"none of {self.expected} rollouts made a step; the first: {self._why_no_step()}")
+        reasons = self.failures + ["its session left no record (Ray's logs say more)"] * self.lost
+        first = self.batch.trajectory_info[0] if self.batch.n_trajectories else {}
+        expect_few_failed_rollouts(reasons, self.expected, self.batch.n_steps, first, max_failed_frac)
 
-    def _why_no_step(self) -> str:
-        info = self.batch.trajectory_info[0] if self.batch.n_trajectories else {}
-        said = (info.get(key) for key in ("truncated", "agent_error", "error"))
-        return str(next((why for why in said if why), "the workflow calls no agent"))
+    def metrics(self) -> dict[str, float]:
+        """Accuracy, lost rollouts and endpoint metrics."""
+        return {
+            "train/pass_at_1": evaluation_metrics(self.batch, n=1)["pass_at_1"],
+            "rollout/lost_frac": self.lost / self.expected,
+            **self.counted,
+        }
 
     def row_keys(self, policies: Sequence[str]) -> tuple[list[str], Ints]:
         """The keys of the workers' rows for the trained `policies`, and the step [R] of each row.
@@ -183,11 +181,11 @@ def take(where: str, expected: int, uids: Iterable[str] | None = None) -> Rollou
         keys=tuple(keys),
         report=ScoringReport.merge([ScoringReport.from_json(report) for report in reports]),
         expected=expected,
-        counted=_summed([tags[key]["counted"] for key in keys]),
+        counted=_sum_metrics([tags[key]["counted"] for key in keys]),
     )
 
 
-def _summed(counted: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _sum_metrics(counted: Sequence[Mapping[str, float]]) -> dict[str, float]:
     values: dict[str, list[float]] = defaultdict(list)
     for one in counted:
         for key, value in one.items():

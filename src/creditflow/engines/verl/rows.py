@@ -99,7 +99,7 @@ def write(rows: KVBatchMeta, columns: Mapping[str, torch.Tensor]) -> KVBatchMeta
     return tq.kv_batch_put(keys=rows.keys, partition_id=rows.partition_id, fields=fields)
 
 
-def joined(parts: Iterable[KVBatchMeta]) -> KVBatchMeta:
+def concatenate_rows(parts: Iterable[KVBatchMeta]) -> KVBatchMeta:
     """Concatenate the rows of `parts`, which belong to one partition."""
     parts = list(parts)
     return KVBatchMeta(
@@ -110,7 +110,7 @@ def joined(parts: Iterable[KVBatchMeta]) -> KVBatchMeta:
     )
 
 
-def throw_away(rows: KVBatchMeta, keep: Iterable[str]) -> None:
+def delete_rows(rows: KVBatchMeta, keep: Iterable[str]) -> None:
     """Remove the rows from TransferQueue, except those in `keep`."""
     kept = set(keep)
     if gone := [key for key in rows.keys if key not in kept]:

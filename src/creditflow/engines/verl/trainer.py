@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,27 +40,23 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from creditflow._utils.files import write_whole
-from creditflow.credit import Assignment, BatchStats, Threshold, assign, make_threshold
-from creditflow.credit.analysis.metrics import batch_stats, credit_metrics
+from creditflow.credit import Assignment, assign, make_threshold
+from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.data.table import batch_of, table_of
-from creditflow.engines.common.guard import build_guard
+from creditflow.engines.common.checkpoints import folder_of, remove_later, saved_steps
+from creditflow.engines.common.guard import build_guard, control_state, load_control_state, roll_back, run_guard
+from creditflow.engines.common.metrics import step_metrics, update_threshold, val_metrics
+from creditflow.engines.common.rollouts import policy_steps
+from creditflow.engines.common.run import FINISHED
 from creditflow.engines.verl.policies import policy_configs
-from creditflow.engines.verl.recipe import carried
+from creditflow.engines.verl.recipe import NAME, read_run_handle
 from creditflow.engines.verl.rollouts import RolloutRecords, partition, take
-from creditflow.engines.verl.rows import VerlRows, joined, throw_away, write
+from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, write
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
-from creditflow.monitoring import (
-    Evaluation,
-    GuardEvent,
-    GuardStop,
-    error_metrics,
-    evaluation_metrics,
-    rollout_metrics,
-    sub_reward_metrics,
-)
-from creditflow.monitoring.guard import RESTORE, RolledBack, asked_of_engine, cannot_go_back, stop_report
+from creditflow.monitoring import Evaluation, GuardEvent
+from creditflow.monitoring.guard import RolledBack
 from creditflow.monitoring.memory import forget_peak, peak_gib
 from creditflow.monitoring.notices import failure_events, rollout_events
 from creditflow.rewards import load_reward_functions
@@ -73,7 +68,6 @@ _STATE = "creditflow.json"
 """The file with creditflow's state in a verl checkpoint."""
 _LATEST = "latest_checkpointed_iteration.txt"
 """verl's file that names the newest checkpoint."""
-_VAL = "val"
 _CORES_A_DEVICE = ResourcePoolManager.max_colocate_count
 _CORES_BESIDE = 2
 """Cores for the driver and the start of further actors."""
@@ -90,7 +84,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
             config.trainer.v1.trainer_mode = "sync"  # verl compares the mode's name in several places
         super().__init__(config)
         self.policy = policy
-        self.run = carried(config)
+        self.run = read_run_handle(config)
         self._n_rows = self._n_ranks = self._n_updates = 0
 
     def _init_resource_pool_mgr(self) -> None:
@@ -121,7 +115,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
             self._n_rows = len(rows)
             rows = self._balance_batch(rows, metrics={})
             columns.values(self._compute_values(rows, metrics={}), values_T)
-            throw_away(rows, keep=columns.step_of_key)  # verl's padding rows
+            delete_rows(rows, keep=columns.step_of_key)  # verl's padding rows
 
     def update(self, rows: KVBatchMeta, metrics: dict[str, Any], timing: dict[str, float], step: int) -> None:
         """Update critic and actor on rows with advantages."""
@@ -200,8 +194,9 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
         fields = ["response_mask", "rollout_log_probs", "old_log_probs"]
         data = tq.kv_batch_get(keys=rows.keys, partition_id=rows.partition_id, select_fields=fields)
         nested_mask = data["response_mask"]
-        padded, said = compute_rollout_correction_and_add_to_batch(DataProto(batch=data.to_padded_tensor()), section)
-        metrics.update(said)
+        batch = DataProto(batch=data.to_padded_tensor())
+        padded, mismatch = compute_rollout_correction_and_add_to_batch(batch, section)
+        metrics.update(mismatch)
         changed = [name for name in ("response_mask", "rollout_is_weights") if name in padded.batch]
         return write(rows, {name: response_to_nested(padded.batch[name], nested_mask) for name in changed})
 
@@ -250,11 +245,11 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
     expect_workers: Callable[[], None]
 
     @classmethod
-    def going_on_with(cls, buffer: ReplayBuffer, expect_workers: Callable[[], None]) -> RolloutBuffer:
+    def from_replay_buffer(cls, buffer: ReplayBuffer, expect_workers: Callable[[], None]) -> RolloutBuffer:
         """Take over the state of `buffer`, which verl has set up."""
-        made = cls.__new__(cls)
-        made.__dict__.update(buffer.__dict__, selected=set(), expect_workers=expect_workers)
-        return made
+        replay_buffer = cls.__new__(cls)
+        replay_buffer.__dict__.update(buffer.__dict__, selected=set(), expect_workers=expect_workers)
+        return replay_buffer
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Sample as in verl, but return no rows if no group has any.
@@ -262,8 +257,8 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
         The rollouts' records explain the absence.
         """
         try:
-            rows, said = super().sample(global_steps, partition_id, batch_size)
-            return rows, said
+            rows, metrics = super().sample(global_steps, partition_id, batch_size)
+            return rows, metrics
         except RuntimeError:
             if any(key.split("_")[0] in self.selected for key in self.partitions[partition_id]):
                 raise
@@ -299,7 +294,7 @@ class CreditflowTrainer(PolicyTrainer):
     """The run: rollouts, credit, updates of every trained policy, validation, checkpoints, records."""
 
     def __init__(self, config: Any) -> None:
-        run = carried(config)
+        run = read_run_handle(config)
         configs = policy_configs(config, run.config)
         lead = next(iter(configs))
         expect_cores(config)
@@ -316,7 +311,7 @@ class CreditflowTrainer(PolicyTrainer):
             list(run.config.team.agents),
             {"sandbox": run.config.reward.sandbox},
         )
-        self.guard = build_guard(run.config, run.recipe.folder, functions, "verl")
+        self.guard = build_guard(run.config, run.recipe.folder, functions, NAME)
         self.critic_wanted = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
         self._submitted: list[TensorDict] = []
         self._own_metrics: dict[str, float] = {}
@@ -336,7 +331,7 @@ class CreditflowTrainer(PolicyTrainer):
     # Overrides of verl's hooks: setup, weights, checkpoints.
 
     def _build_replay_buffer(self) -> Any:
-        buffer = RolloutBuffer.going_on_with(super()._build_replay_buffer(), self._expect_workers)
+        buffer = RolloutBuffer.from_replay_buffer(super()._build_replay_buffer(), self._expect_workers)
         rollouts = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         buffer.poll_interval = min(_MOST_POLL_S, max(0.05, rollouts / _ROLLOUTS_PER_SECOND))
         return buffer
@@ -393,12 +388,7 @@ class CreditflowTrainer(PolicyTrainer):
         super()._save_checkpoint()  # last, because it marks the checkpoint as complete
 
     def _save_state(self, folder: Path) -> None:
-        state = {
-            "threshold": self.threshold.state_dict(),
-            "guard": self.guard.state_dict(),
-            "good": self.guard.good,
-            "policies": self.policies,
-        }
+        state = {**control_state(self.threshold, self.guard), "policies": self.policies}
         write_whole(folder / _STATE, lambda path: path.write_text(json.dumps(state) + "\n"))
 
     def _save_state_again(self) -> None:
@@ -416,16 +406,13 @@ class CreditflowTrainer(PolicyTrainer):
                 f"{self._checkpoint()}: holds policies {', '.join(state['policies'])}, but the recipe trains "
                 f"{', '.join([self.policy, *self._partner_configs])}"
             )
-        self.threshold.load_state_dict(state["threshold"])
-        self.guard.load_state_dict(state["guard"])
-        self._sweep(self.global_steps)
+        load_control_state(state, self.threshold, self.guard)
+        remove_later(self.folder.path, self.global_steps)
         self.folder.rewind(self.global_steps)
         self._rollbacks = len(rollbacks(self.folder.path))
         last, every = self.global_steps >= self.total_training_steps, self.config.trainer.test_freq
         due = every > 0 and (last or self.global_steps % every == 0)
-        done = any(
-            f"{_VAL}/pass_at_1" in row for row in read_metrics(self.folder.path) if row["step"] == self.global_steps
-        )
+        done = any("val/pass_at_1" in row for row in read_metrics(self.folder.path) if row["step"] == self.global_steps)
         with open_dict(self.config):  # a run may have been killed between its checkpoint and its validation
             self.config.trainer.val_before_train = due and not done
 
@@ -449,16 +436,16 @@ class CreditflowTrainer(PolicyTrainer):
         trained = {t.policy: columns.choose(rows, trained_by(t.policy, assignment)) for t in self.trainers}
         if values_T is not None:  # an untrained step may follow a trained one, which then needs its values
             for trainer in self.trainers:
-                of_policy_S = batch_of_policy(trainer.policy, batch) & ~assignment.trained_S
+                of_policy_S = policy_steps(batch, trainer.policy) & ~assignment.trained_S
                 trainer.fill_values(columns, columns.choose(rows, of_policy_S), values_T)
-        throw_away(rows, keep=[key for part in trained.values() for key in part.keys])
+        delete_rows(rows, keep=[key for part in trained.values() for key in part.keys])
         updated = [trainer for trainer in self.trainers if len(trained[trainer.policy])]
         for trainer in updated:
-            said: dict[str, Any] = {}
+            update_metrics: dict[str, Any] = {}
             part = trained[trainer.policy]
             part.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-            trained[trainer.policy] = trainer.prepare(part, said, timing_raw)
-            metrics.update(self._named(trainer, said))
+            trained[trainer.policy] = trainer.prepare(part, update_metrics, timing_raw)
+            metrics.update(self._named(trainer, update_metrics))
         with marked_timer("adv", timing_raw, color="brown"):
             if values_T is not None:
                 for trainer in updated:
@@ -471,9 +458,9 @@ class CreditflowTrainer(PolicyTrainer):
         with ThreadPoolExecutor(1, "ledger") as beside:  # the record is final, so it is written during the update
             recording = beside.submit(self._record, rollouts, assignment)
             for trainer in updated:
-                said = {}
-                trainer.update(trained[trainer.policy], said, timing_raw, self.global_steps)
-                metrics.update(self._named(trainer, said))
+                update_metrics = {}
+                trainer.update(trained[trainer.policy], update_metrics, timing_raw, self.global_steps)
+                metrics.update(self._named(trainer, update_metrics))
             with marked_timer("ledger", timing_raw):
                 recording.result()
         if not updated:
@@ -481,7 +468,7 @@ class CreditflowTrainer(PolicyTrainer):
                 f"training step {self.global_steps}: no step of {batch.n_trajectories} trajectories can be trained "
                 "on: each one failed, was masked, or sampled nothing"
             )
-        return joined(trained[trainer.policy] for trainer in updated)
+        return concatenate_rows(trained[trainer.policy] for trainer in updated)
 
     def _named(self, trainer: PolicyTrainer, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Metrics of one policy's update; with several policies, under the policy's name."""
@@ -497,14 +484,14 @@ class CreditflowTrainer(PolicyTrainer):
         """
         limits = self.limits.actor_rollout_ref.rollout
         for attempt in (1, 2):
-            rows, said = self.replay_buffer.sample(self.global_steps, "train", n_tasks)
-            metrics.update(said)
+            rows, sampling_metrics = self.replay_buffer.sample(self.global_steps, "train", n_tasks)
+            metrics.update(sampling_metrics)
             rollouts = take(partition(validate=False), n_tasks * limits.n, self.replay_buffer.selected)
             again = attempt == 1 and rollouts.lost_to_servers > limits.max_failed_frac * rollouts.expected
             if not again:
                 break
             metrics["rollout/replayed_rollouts"] = float(rollouts.expected)
-            throw_away(rows, keep=())
+            delete_rows(rows, keep=())
             self._sync_weights(self.global_steps - 1)
             self._submit_again()
         try:
@@ -551,7 +538,9 @@ class CreditflowTrainer(PolicyTrainer):
     def _record(self, rollouts: RolloutRecords, assignment: Assignment) -> None:
         """Write the step file and keep the step's metrics for `_compute_metrics`."""
         self.folder.write_steps(self.global_steps, rollouts.batch, assignment)
-        self._own_metrics = step_metrics(rollouts, assignment, self.guard.threshold(self.threshold))
+        self._own_metrics = rollouts.metrics() | step_metrics(
+            rollouts.batch, rollouts.report, assignment, self.guard.threshold(self.threshold)
+        )
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
@@ -562,45 +551,40 @@ class CreditflowTrainer(PolicyTrainer):
         metrics.update({f"timing/{_TIMING.get(name, name)}_s": seconds for name, seconds in timing_raw.items()})
         norms = [value for key, value in metrics.items() if key.endswith("actor/grad_norm")]
         metrics["actor/skipped_updates"] = _not_finite(norms)  # by verl's optimizer
-        if of_critics := [value for key, value in metrics.items() if key.endswith("critic/grad_norm")]:
-            metrics["critic/skipped_updates"] = _not_finite(of_critics)
+        if critic_norms := [value for key, value in metrics.items() if key.endswith("critic/grad_norm")]:
+            metrics["critic/skipped_updates"] = _not_finite(critic_norms)
         metrics["memory/peak_gib"] = peak_gib()
         forget_peak()
-        asked = self._watch(numbers(metrics))
+        action = self._run_guard(numbers(metrics))
         metrics.update(self.guard.metrics() | {"guard/rollbacks": float(self._rollbacks)})
         self.folder.append_metrics(global_steps, numbers(metrics))
-        if asked is not None:
-            self._heed(asked)
+        if action is not None:
+            self._apply_guard_action(action)
 
-    def _watch(self, metrics: Mapping[str, float]) -> GuardEvent | None:
+    def _run_guard(self, metrics: Mapping[str, float]) -> GuardEvent | None:
         """Run the guard on the metrics and record its events.
 
         Returns the event that the engine must act on.
         """
-        events = self.guard.look(self.global_steps, metrics)
-        asked = asked_of_engine(events)
-        self.folder.append_events(event.to_dict() for event in events if event is not asked)
+        _, action = run_guard(self.guard, self.global_steps, metrics, self.folder)
         self._save_state_again()
-        return asked
+        return action
 
-    def _heed(self, asked: GuardEvent) -> None:
+    def _apply_guard_action(self, action: GuardEvent) -> None:
         """Roll the run folder back to the last good checkpoint and end this attempt.
 
         Raises RolledBack, after which the launcher starts again; or GuardStop.
         """
-        most = self.limits.guard.max_rollbacks
-        why = cannot_go_back(self._rollbacks, most) if asked.action == RESTORE else ""
-        good = self._good_checkpoint() if asked.action == RESTORE and self._rollbacks < most else None
-        if good is None:
-            self.folder.append_events([asked.to_dict()])
-            raise GuardStop(stop_report(asked, self.folder.path, why))
-        latest = self._checkpoint().with_name(_LATEST)
-        write_whole(latest, lambda path: path.write_text(str(good)))  # verl resumes from this step
-        self.folder.append_events([asked.to_dict()], back_to=good)
-        self._sweep(good)
-        aside = f"rolled_back/{self._rollbacks + 1}"
-        self.folder.rewind(good, aside=aside)
-        raise RolledBack(f"guard: goes on after step {good}; what came after is kept in {self.folder.path}/{aside}")
+        limit = self.limits.guard.max_rollbacks
+        message = roll_back(action, self.folder, self._rollbacks, limit, self._point_to_good, remove_later)
+        raise RolledBack(message)
+
+    def _point_to_good(self) -> int | None:
+        """Make verl resume from the newest good checkpoint, if there is one; returns its step."""
+        good = self._good_checkpoint()
+        if good is not None:
+            write_whole(self._checkpoint().with_name(_LATEST), lambda path: path.write_text(str(good)))
+        return good
 
     def _good_checkpoint(self) -> int | None:
         """The step of the newest complete checkpoint that the guard marked as good.
@@ -609,19 +593,14 @@ class CreditflowTrainer(PolicyTrainer):
         """
         latest = self._checkpoint().with_name(_LATEST)
         newest = min(int(latest.read_text()), self.global_steps - 1) if latest.is_file() else 0
-        for step, folder in sorted(saved(latest.parent).items(), reverse=True):
+        for step in saved_steps(self.folder.path):
+            folder = folder_of(self.folder.path, step)
             models = [folder, *(folder / "policies" / partner.policy for partner in self.partners)]
             if step > newest or not all((model / "actor").is_dir() for model in models):
                 continue
             if (folder / _STATE).is_file() and json.loads((folder / _STATE).read_text())["good"]:
                 return step
         return None
-
-    def _sweep(self, step: int) -> None:
-        """Remove the checkpoints of later steps, because the run continues differently."""
-        for later, folder in saved(self._checkpoint().parent).items():
-            if later > step:
-                shutil.rmtree(folder)
 
     def _validate(self) -> dict[str, float]:
         """Run the validation tasks as `rollout.val_kwargs` configures, and once greedily."""
@@ -631,18 +610,18 @@ class CreditflowTrainer(PolicyTrainer):
         greedy = self._evaluation_trajectories(1, greedy=True)
         sampled = self._evaluation_trajectories(n, greedy=False) if sampling else greedy
         evaluation = Evaluation.from_batches(sampled, greedy, n)
-        metrics = {f"{_VAL}/{key}": value for key, value in evaluation.metrics.items()}
+        metrics = val_metrics(evaluation)
         if not self._training:  # verl adds validation metrics only to those of a training step
-            asked = self._watch(metrics)
+            action = self._run_guard(metrics)
             self.folder.append_metrics(self.global_steps, metrics)
-            if asked is not None:
-                self._heed(asked)
+            if action is not None:
+                self._apply_guard_action(action)
         if self.global_steps == 0:
             return metrics
-        self.threshold.update(BatchStats({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
+        update_threshold(self.threshold, evaluation)
         self._save_state_again()
         if self.global_steps >= self.total_training_steps:
-            self.folder.write_text("evaluation.json", evaluation.to_json())  # the last file: the run is finished
+            self.folder.write_text(FINISHED, evaluation.to_json())  # the last file: the run is finished
         return metrics
 
     def _evaluation_trajectories(self, n: int, greedy: bool) -> TrajectoryBatch:
@@ -680,51 +659,23 @@ _TIMING = {"gen": "rollout", "adv": "advantage"}
 """The local engine's names for verl's timers of the same measurement."""
 
 
-def step_metrics(rollouts: RolloutRecords, assignment: Assignment, threshold: Threshold) -> dict[str, float]:
-    """The metrics of a training step's rollouts, rewards and credit."""
-    batch = rollouts.batch
-    return {
-        "train/pass_at_1": evaluation_metrics(batch, n=1)["pass_at_1"],
-        **rollout_metrics(batch),
-        "rollout/lost_frac": rollouts.lost / rollouts.expected,
-        **rollouts.counted,
-        **rollouts.report.metrics(),
-        **sub_reward_metrics(batch),
-        **error_metrics(batch),
-        **threshold.metrics(),
-        **credit_metrics(assignment),
-    }
-
-
 def _not_finite(norms: Sequence[float]) -> float:
     return float(sum(not math.isfinite(norm) for norm in norms))
 
 
-def saved(checkpoints: Path) -> dict[int, Path]:
-    """The folders of verl's checkpoints, by training step."""
-    found = ((path.name.rpartition("_")[2], path) for path in checkpoints.glob("global_step_*"))
-    return {int(step): path for step, path in found if step.isdigit()}
-
-
 def trained_by(policy: str, assignment: Assignment) -> Bools:
     """A mask [S] of the steps on which the policy is trained."""
-    return assignment.trained_S & batch_of_policy(policy, assignment.batch)
-
-
-def batch_of_policy(policy: str, batch: TrajectoryBatch) -> Bools:
-    """A mask [S] of the steps generated by the policy."""
-    made_S: Bools = np.array([name == policy for name in batch.policy_names], dtype=np.bool_)[batch.policy_of_step]
-    return made_S
+    return assignment.trained_S & policy_steps(assignment.batch, policy)
 
 
 def expect_cores(config: Any) -> None:
     """Raise ConfigError if Ray has too few cores for verl's worker groups, which would wait forever."""
     devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    wanted, there = _CORES_A_DEVICE * devices + _CORES_BESIDE, ray.cluster_resources().get("CPU", 0)
-    if there < wanted:
+    wanted, available = _CORES_A_DEVICE * devices + _CORES_BESIDE, ray.cluster_resources().get("CPU", 0)
+    if available < wanted:
         raise ConfigError(
-            f"ray_kwargs.ray_init.num_cpus: Ray counts {there:g} cores; verl asks for {wanted} with {devices} devices "
-            f"({_CORES_A_DEVICE} for each, {_CORES_BESIDE} beside)"
+            f"ray_kwargs.ray_init.num_cpus: Ray counts {available:g} cores; verl asks for {wanted} with {devices} "
+            f"devices ({_CORES_A_DEVICE} for each, {_CORES_BESIDE} beside)"
         )
 
 
@@ -759,6 +710,6 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 def _collect(output: Any, name: str, metrics: dict[str, Any]) -> None:
     """Add verl's metrics of an update under `name/`."""
-    said = rename_dict(output["metrics"], f"{name}/")
-    said[f"perf/mfu/{name}"] = said.pop(f"{name}/mfu")
-    metrics.update(reduce_metrics(said))
+    update_metrics = rename_dict(output["metrics"], f"{name}/")
+    update_metrics[f"perf/mfu/{name}"] = update_metrics.pop(f"{name}/mfu")
+    metrics.update(reduce_metrics(update_metrics))

@@ -1,0 +1,175 @@
+"""The protocol of an engine, and the registry of all engines.
+
+A folder of this package with a module `engine.py` is an engine of that name; its module defines `ENGINE`. Other
+distributions add engines by entry points of group `creditflow.engines`: the name is the engine's, the value its
+`Engine` object. An engine is imported when it is chosen.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
+from pathlib import Path
+
+from creditflow._utils.progress import Reporter
+from creditflow.config import Config, Recipe, trained_policies
+from creditflow.credit.records import ENGINES, PROPAGATION_RULES
+from creditflow.data import Floats, Trajectory
+from creditflow.engines.common.components import Components
+from creditflow.engines.common.rollouts import total_steps
+from creditflow.engines.models.folders import model_folder
+from creditflow.errors import ConfigError, did_you_mean
+from creditflow.monitoring import Evaluation
+from creditflow.rewards import ScoringReport
+from creditflow.runs import RunFolder
+
+ENTRY_POINTS = "creditflow.engines"
+"""The entry point group of engines from other distributions."""
+DEFAULT = "local"
+
+
+class Capability(StrEnum):
+    """A feature that not every engine has."""
+
+    ROLLOUTS = "rollouts without training"
+    """`check` and `evaluate` are implemented."""
+    COUNTERFACTUAL = "counterfactual rollouts"
+    """It replays trajectories with other agents (`algorithm.propagation: shapley`, `creditflow audit`)."""
+    CRITIC_CONTEXT = "a critic that reads the whole trajectory"
+    """`critic.context` other than the default."""
+    FALLBACK_ADAPTERS = "adapters in the fallback"
+    """`guard.fallback.trainable: lora`."""
+    OWN_OPTIONS = "options of its own"
+    """It reads the arguments after `--`, and `configuration` is implemented."""
+
+
+CAPABILITY_OPTIONS = {
+    "critic.context": ("trajectory", Capability.CRITIC_CONTEXT),
+    "guard.fallback.trainable": ("lora", Capability.FALLBACK_ADAPTERS),
+}
+"""Recipe options, and their value that needs a capability. Propagation rules declare their needs in their records."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Scored rollouts of a few tasks, without training."""
+
+    trajectories: Sequence[Trajectory]
+    """`rollout.n` for each task, grouped by task."""
+    report: ScoringReport
+    values_T: Floats | None
+    """[T] the critic's value of each response token; None without a critic."""
+
+
+class Engine(ABC):
+    """A sampler and trainer. A subclass implements `train`, and what its `capabilities` promise."""
+
+    name: str
+    """The name on the command line and in `run.json`."""
+    capabilities: frozenset[Capability] = frozenset()
+
+    @abstractmethod
+    def train(self, recipe: Recipe, options: Sequence[str], reporter: Reporter) -> RunFolder:
+        """Train the recipe, or resume its run; returns the run's folder.
+
+        `options`: the arguments after `--`, empty without `Capability.OWN_OPTIONS`. Raises InputError on bad input,
+        before anything is written, and CreditflowError if training failed.
+        """
+
+    def total_steps(self, components: Components) -> int:
+        """The training steps of a run."""
+        return total_steps(len(components.train_tasks), components.recipe.config)
+
+    def prepare(self, recipe: Recipe, prepared: set[Path]) -> None:
+        """Create the recipe's generated models before many runs start from them, and check its models.
+
+        `prepared`: the model folders that were checked before; this adds the recipe's. Raises InputError for a model
+        that cannot be used.
+        """
+        prepared.update(model_folder(recipe, policy) for policy in trained_policies(recipe.config))
+
+    def concurrent_runs(self, recipe: Recipe) -> int:
+        """The default number of runs side by side on this machine."""
+        return 1
+
+    def expect_trainable(self, recipe: Recipe, reporter: Reporter) -> None:
+        """Raise ConfigError if this engine cannot train the recipe; print its warnings. Starts and writes nothing."""
+        expect_capabilities(recipe.config, self.name, self.capabilities)
+
+    def check(self, components: Components, n_tasks: int) -> CheckResult:
+        """Roll out and score the first `n_tasks` training tasks. Loads all models as for training."""
+        raise NotImplementedError(f"engine {self.name}: {Capability.ROLLOUTS}")
+
+    def evaluate(self, components: Components, reporter: Reporter) -> Evaluation:
+        """Evaluate the recipe's models on its validation tasks."""
+        raise NotImplementedError(f"engine {self.name}: {Capability.ROLLOUTS}")
+
+    def configuration(self, recipe: Recipe, options: Sequence[str], reporter: Reporter) -> str:
+        """The engine's own configuration of a run as text, checked; starts and writes nothing."""
+        raise NotImplementedError(f"engine {self.name}: {Capability.OWN_OPTIONS}")
+
+
+def engine_names() -> list[str]:
+    """The names of all engines, the default first."""
+    names = _own_names() | _external_engines().keys()
+    return sorted(names, key=lambda name: (name != DEFAULT, name))
+
+
+def find_engine(name: str) -> Engine:
+    """Import an engine. Raises ConfigError for an unknown name, or if its module cannot be imported."""
+    names = engine_names()
+    if name not in names:
+        raise ConfigError(f"--engine: expected {' or '.join(names)}, got {name!r}{did_you_mean(name, names)}")
+    point = _external_engines().get(name)
+    if point is None:
+        engine = import_module(f"{__package__}.{name}.engine").ENGINE
+    else:
+        try:
+            engine = point.load()
+        except Exception as error:  # a foreign module may raise anything
+            raise ConfigError(
+                f"--engine: {name} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+    if not isinstance(engine, Engine):
+        raise ConfigError(f"--engine: {name}: expected an object of creditflow.engines.base.Engine, got {engine!r}")
+    return engine
+
+
+def sampling_engine(engine: Engine) -> Engine:
+    """`engine` if it rolls out without training, else the default engine.
+
+    Both use the same workflow, rewards and credit.
+    """
+    return engine if Capability.ROLLOUTS in engine.capabilities else find_engine(DEFAULT)
+
+
+def expect_capabilities(config: Config, name: str, capabilities: Collection[Capability]) -> None:
+    """Raise ConfigError for an option that needs a capability which the engine `name` lacks."""
+    rule = PROPAGATION_RULES[config.algorithm.propagation]
+    runs = name in rule.engines or rule.engines == ENGINES  # a rule without a restriction runs on every engine
+    if rule.needs_replays:
+        runs = Capability.COUNTERFACTUAL in capabilities
+    unsupported = [] if runs else ["algorithm.propagation"]
+    unsupported += [
+        key
+        for key, (value, capability) in CAPABILITY_OPTIONS.items()
+        if capability not in capabilities and attrgetter(key)(config) == value
+    ]
+    if unsupported:
+        value = attrgetter(unsupported[0])(config)
+        raise ConfigError(f"{unsupported[0]}: {value} is for --engine {DEFAULT}; {name} has no such thing")
+
+
+def _own_names() -> set[str]:
+    return {file.parent.name for file in Path(__file__).parent.glob("*/engine.py")}
+
+
+def _external_engines() -> dict[str, EntryPoint]:
+    """The engines of other distributions, which cannot replace those of this package."""
+    own = _own_names()
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in own}

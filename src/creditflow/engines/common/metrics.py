@@ -1,0 +1,94 @@
+"""Metrics of training steps and evaluations, their status line, and warnings from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from creditflow._utils.progress import Reporter
+from creditflow.credit import Assignment, BatchStats, Threshold
+from creditflow.credit.analysis.linter import idle_gate
+from creditflow.credit.analysis.metrics import credit_metrics
+from creditflow.data import TrajectoryBatch
+from creditflow.engines.common.components import Components
+from creditflow.monitoring import Evaluation, error_metrics, rollout_metrics, sub_reward_metrics
+from creditflow.rewards import ScoringReport
+from creditflow.runs import Ledger
+
+_MANY_TRUNCATED = 0.1
+"""The accepted share of truncated trajectories; any run has some."""
+
+
+def step_metrics(
+    batch: TrajectoryBatch, report: ScoringReport, assignment: Assignment, threshold: Threshold
+) -> dict[str, float]:
+    """The metrics of a training step's rollouts, rewards and credit."""
+    return {
+        **rollout_metrics(batch),
+        **report.metrics(),
+        **sub_reward_metrics(batch),
+        **error_metrics(batch),
+        **threshold.metrics(),
+        **credit_metrics(assignment),
+    }
+
+
+def val_metrics(evaluation: Evaluation) -> dict[str, float]:
+    """The evaluation's metrics as `val/*`."""
+    return {f"val/{key}": value for key, value in evaluation.metrics.items()}
+
+
+def update_threshold(threshold: Threshold, evaluation: Evaluation) -> None:
+    """Pass an evaluation's accuracy to the threshold."""
+    threshold.update(BatchStats({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
+
+
+def status_line(metrics: Mapping[str, float]) -> str:
+    """A one-line summary of the main metrics of a training step or an evaluation."""
+    names = {
+        "train/pass_at_1": "train pass@1",
+        "reward/step_error_rate": "step errors",
+        "val/pass_at_1": "pass@1",
+        "val/pass_at_1_greedy": "greedy",
+        "val/step_error_rate": "val step errors",
+    }
+    parts = [f"{name} {metrics[key]:.3f}" for key, name in names.items() if key in metrics]
+    if "timing/step_s" in metrics:
+        stages = {"rollout": "rollout", "reward": "reward", "propagation": "credit", "update": "update"}
+        times = [
+            f"{name} {metrics[key]:.1f}" for stage, name in stages.items() if (key := f"timing/{stage}_s") in metrics
+        ]
+        parts.append(f"{metrics['timing/step_s']:.1f} s" + (f" ({', '.join(times)})" if times else ""))
+    if "throughput/tokens_per_s" in metrics:
+        parts.append(f"{metrics['throughput/tokens_per_s']:,.0f} tokens/s")
+    return "  ".join(parts)
+
+
+def evaluation_line(metrics: Mapping[str, float], when: str, components: Components) -> str:
+    """A one-line summary of an evaluation's metrics `val/*`. `when`: the moment in the run, for display."""
+    return f"{when}: {status_line(metrics)} on {components.recipe.validation_words(len(components.val_tasks))}"
+
+
+def warn_of_first_step(metrics: Mapping[str, float], components: Components, folder: Path, reporter: Reporter) -> None:
+    """Warn of problems that the first training step shows.
+
+    These are agents without a signal, many truncated trajectories, and gates that changed no credit. Reads the step's
+    metrics and its step file in the run's `folder`.
+    """
+    for agent in (agent for agents in components.trained_policies.values() for agent in agents):
+        if metrics.get(f"credit/reach/{agent}") == 0.0:
+            reporter.say(
+                f"warning: no signal reached {agent} in the first step; score it, or let the outcome reach it "
+                "(algorithm.outcome_to: all)"
+            )
+    if (truncated := metrics.get("rollout/truncated_frac", 0.0)) > _MANY_TRUNCATED:
+        reporter.say(
+            f"warning: {truncated:.0%} of the first step's trajectories were truncated: a prompt was longer, or a "
+            "response would have been, than data.max_prompt_length, data.max_response_length or the model's positions "
+            "allow, or the workflow cut them short; creditflow check shows the first"
+        )
+    if "propagation/moved" not in metrics:  # no credit was assigned, or by a rule without flow
+        return
+    assignment = Ledger.open(folder).read(1).assignment
+    if assignment is not None and (finding := idle_gate(assignment)) is not None:
+        reporter.say(f"warning: {finding.message}")

@@ -1,0 +1,101 @@
+"""A run's folder: path, facts, start and resumption."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from creditflow._utils.progress import Reporter
+from creditflow.config import Recipe, different_options
+from creditflow.errors import InputError
+from creditflow.runs import RunFolder
+
+FINISHED = "evaluation.json"
+"""The file of a finished run's last evaluation, written last."""
+
+MAY_CHANGE = {
+    f"trainer.{name}"
+    for name in (
+        *("default_local_dir", "total_training_steps", "total_epochs", "save_freq", "test_freq"),
+        *("resume_mode", "resume_from_path", "max_actor_ckpt_to_keep"),
+        *("logger", "project_name", "experiment_name"),
+    )
+}
+"""Options that may change when a run resumes, besides those of the guard."""
+
+
+def run_path(recipe: Recipe) -> Path:
+    """`trainer.default_local_dir`, else runs/<recipe>-<time>."""
+    named = recipe.config.trainer.default_local_dir
+    if named:
+        return Path(named)
+    path = Path("runs") / f"{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    # Two runs that start in the same second must not share a folder.
+    return path if not path.exists() else path.with_name(f"{path.name}-{os.getpid()}")
+
+
+def run_facts(recipe: Recipe, engine: str, packages: Sequence[str], **facts: object) -> dict[str, object]:
+    """The content of `run.json`: configuration, versions, seed, machine and the engine's own `facts`.
+
+    `packages`: distributions with a recorded version, besides creditflow.
+    """
+    return {
+        "recipe": recipe.name,
+        "engine": engine,
+        "seed": recipe.config.data.seed,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("creditflow", *packages)},
+        **facts,
+        "config": recipe.to_dict(),
+    }
+
+
+def read_facts(path: Path, engine: str) -> dict[str, Any] | None:
+    """The `run.json` of the run in `path`; None without a run.
+
+    Raises InputError if it cannot be read, or if another engine began the run.
+    """
+    if not (path / "run.json").exists():
+        return None
+    holds = f"trainer.default_local_dir: {path} holds a run"
+    try:
+        facts: dict[str, Any] = json.loads((path / "run.json").read_text())
+        began, _ = facts["engine"], facts["config"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{holds} already, whose run.json does not say what it is; name another folder") from None
+    if began != engine:
+        raise InputError(f"{holds} of --engine {began}; name another folder")
+    return facts
+
+
+def changed_options(facts: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """The options that differ from those the run began with, except those that may change when it resumes."""
+    changed = set(different_options(facts["config"], json.loads(json.dumps(recipe.to_dict())))) - MAY_CHANGE
+    return sorted(key for key in changed if not key.startswith("guard."))
+
+
+def disabled_error(path: Path, reason: str) -> InputError:
+    """The error for a folder with a run that does not resume for this reason."""
+    return InputError(f"trainer.default_local_dir: {path} holds a run already, and {reason}; name another folder")
+
+
+def finished_error(path: Path, step: int) -> InputError:
+    """The error for a folder with a run that is finished at this training step."""
+    return InputError(
+        f"trainer.default_local_dir: {path} holds a run that is finished, at step {step}; name another folder, or "
+        "raise trainer.total_training_steps"
+    )
+
+
+def create_folder(recipe: Recipe, path: Path, facts: Mapping[str, object], reporter: Reporter) -> RunFolder:
+    """Create the folder of a new run and print its path."""
+    folder = RunFolder.create(path, facts, recipe.to_yaml())
+    reporter.say(f"run folder: {folder.path}")
+    return folder

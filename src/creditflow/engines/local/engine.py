@@ -1,0 +1,85 @@
+"""The entry of the embedded engine in the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from creditflow._utils.progress import Reporter
+from creditflow.config import Recipe, trained_policies
+from creditflow.data import Trajectory, TrajectoryBatch
+from creditflow.engines.base import Capability, CheckResult, Engine
+from creditflow.engines.common.components import Components
+from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.policy_set import PolicySet
+from creditflow.engines.local.rollouts import sample_trajectories
+from creditflow.engines.local.run import NAME
+from creditflow.engines.local.trainer import train, validate
+from creditflow.engines.models.folders import model_folder
+from creditflow.monitoring import Evaluation
+from creditflow.rewards import ScoringReport
+from creditflow.runs import RunFolder
+
+_CHECK = 2
+"""The first part of a check rollout's random key; training uses 0, validation 1."""
+
+
+class LocalEngine(Engine):
+    """A run in this process."""
+
+    name = NAME
+    capabilities = frozenset(set(Capability) - {Capability.OWN_OPTIONS})
+
+    def train(self, recipe: Recipe, options: Sequence[str], reporter: Reporter) -> RunFolder:
+        return train(recipe, reporter)
+
+    def prepare(self, recipe: Recipe, prepared: set[Path]) -> None:
+        for name in trained_policies(recipe.config):
+            if (folder := model_folder(recipe, name)) not in prepared:
+                Policy.load(folder, pick_device(recipe.config.trainer.device))
+                prepared.add(folder)
+
+    def concurrent_runs(self, recipe: Recipe) -> int:
+        if pick_device(recipe.config.trainer.device).type == "cuda":  # runs would share the GPU
+            return 1
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def check(self, components: Components, n_tasks: int) -> CheckResult:
+        recipe = components.recipe
+        if wants_values(recipe.config.algorithm):
+            expect_enough_rollouts(recipe.config)
+        policy_set = PolicySet.from_recipe(recipe, steps=1, keep_reference=False)
+        trajectories, report = asyncio.run(_roll_out(components, policy_set, n_tasks))
+        values_T = policy_set.values(TrajectoryBatch.from_trajectories(trajectories))
+        return CheckResult(trajectories, report, values_T)
+
+    def evaluate(self, components: Components, reporter: Reporter) -> Evaluation:
+        policy_set = PolicySet.for_rollouts(components.recipe)
+        return asyncio.run(_evaluate(components, policy_set, reporter))
+
+
+async def _roll_out(
+    components: Components, policy_set: PolicySet, n_tasks: int
+) -> tuple[list[Trajectory], ScoringReport]:
+    """Roll out and score the first training tasks."""
+    config = components.recipe.config
+    rollout = config.actor_rollout_ref.rollout
+    tasks = components.train_tasks[:n_tasks]
+    trajectories = await sample_trajectories(components, policy_set, tasks, rollout.n, rollout.temperature, (_CHECK,))
+    async with components.rewards.open(policy_set.policies):
+        report = await components.rewards.score(trajectories, max_failed_frac=1.0)  # the caller checks the limit
+        if wants_values(config.algorithm):
+            await add_values(components, policy_set, trajectories, 0)
+    components.label(trajectories)
+    return trajectories, report
+
+
+async def _evaluate(components: Components, policy_set: PolicySet, reporter: Reporter) -> Evaluation:
+    async with components.rewards.open(policy_set.policies):
+        return await validate(components, policy_set, reporter, "evaluation")
+
+
+ENGINE = LocalEngine()

@@ -1,0 +1,1 @@
+"""Model folders of a recipe, and generated tiny models."""
