@@ -19,6 +19,9 @@ CreditOverrides = Annotated[
 ]
 Host = Annotated[str, typer.Option(help="The address to listen on.")]
 AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Allow a --host that other machines can reach.")]
+EngineName = Annotated[
+    str, typer.Option("--engine", metavar="NAME", help="local: in this process. verl: on a Ray cluster. Or another.")
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers to FILE.")]
 
 

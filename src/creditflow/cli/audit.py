@@ -228,9 +228,10 @@ def _nearest(ledger: Ledger, step: int | None) -> tuple[int, int]:
 
     The policy that sampled training step s is that of checkpoint s - 1.
     """
-    from creditflow.engines.local import checkpoint
+    from creditflow.engines.common.checkpoints import saved_steps
+    from creditflow.engines.local.run import NAME
 
-    saved = [] if ledger.run.get("engine") == "verl" else checkpoint.saved_steps(ledger.path)
+    saved = saved_steps(ledger.path) if ledger.run.get("engine", NAME) == NAME else []
     if not saved:
         raise InputError(
             f"{ledger.path}: expected a checkpoint of the embedded engine, found none; name a model with --model, or "

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
 
-from creditflow.cli._options import Overrides, Recipe
+from creditflow.cli._options import EngineName, Overrides, Recipe
 from creditflow.errors import TooManyFailedScores
 
 if TYPE_CHECKING:
@@ -19,16 +18,13 @@ if TYPE_CHECKING:
     from creditflow.credit import Assignment
     from creditflow.data import Trajectory
     from creditflow.engines.common.components import Components
-    from creditflow.engines.local.policy_set import PolicySet
     from creditflow.rewards.manager import ScoringReport
-
-_CHECK = 2
-"""First part of a rollout's random key; training uses 0, validation 1."""
 
 
 def check(
     recipe: Recipe,
     overrides: Overrides = None,
+    engine: EngineName = "local",
     tasks: Annotated[int, typer.Option(min=1, help="Number of tasks to roll out.")] = 4,
     verbose: Annotated[bool, typer.Option("--verbose", help="Also print the resolved configuration.")] = False,
 ) -> None:
@@ -40,23 +36,21 @@ def check(
     from creditflow.config import load_recipe
     from creditflow.credit import assign
     from creditflow.data import TrajectoryBatch
+    from creditflow.engines.base import find_engine, sampling_engine
     from creditflow.engines.common.components import build_components
     from creditflow.engines.common.guard import build_guard
-    from creditflow.engines.local.counterfactual import expect_enough_rollouts, wants_values
-    from creditflow.engines.local.policy_set import PolicySet
     from creditflow.reports.tables import results_console, show
     from creditflow.rewards.manager import expect_few_failures
 
+    reporter, chosen = Reporter(), find_engine(engine)
     loaded = load_recipe(recipe, overrides or [])
+    chosen.expect_trainable(loaded, reporter)
     components = build_components(loaded)
-    build_guard(loaded.config, loaded.folder, components.rewards.functions)  # raises the errors of training
-    if wants_values(loaded.config.algorithm):
-        expect_enough_rollouts(loaded.config)
-    policy_set = PolicySet.from_recipe(loaded, steps=1, keep_reference=False)
-    console = results_console()
-    trajectories, report = asyncio.run(_roll_out(components, policy_set, tasks))
+    build_guard(loaded.config, loaded.folder, components.rewards.functions, chosen.name)  # raises errors of training
+    result = sampling_engine(chosen).check(components, tasks)
+    console, trajectories, report = results_console(), result.trajectories, result.report
     batch = TrajectoryBatch.from_trajectories(trajectories)
-    assignment = assign(batch, loaded.config.algorithm, values_T=policy_set.values(batch))
+    assignment = assign(batch, loaded.config.algorithm, values_T=result.values_T)
 
     n = loaded.config.actor_rollout_ref.rollout.n
     gated = "propagation_threshold" not in loaded.config.algorithm.ignored()
@@ -74,27 +68,7 @@ def check(
         expect_few_failures(report, loaded.config.reward.max_failed_frac)
     except TooManyFailedScores as error:
         raise TooManyFailedScores(f"training would stop: {error}") from None
-    Reporter().say("the recipe can be trained" + (", with the warnings above" if warnings else ""))
-
-
-async def _roll_out(
-    components: Components, policy_set: PolicySet, tasks: int
-) -> tuple[list[Trajectory], ScoringReport]:
-    """Roll out and score the first tasks of the training data."""
-    from creditflow.engines.local.counterfactual import add_values, wants_values
-    from creditflow.engines.local.rollouts import sample_trajectories
-
-    config = components.recipe.config.actor_rollout_ref.rollout
-    trajectories = await sample_trajectories(
-        components, policy_set, components.train_tasks[:tasks], config.n, config.temperature, (_CHECK,)
-    )
-    async with components.rewards.open(policy_set.policies):
-        # The limit is checked after printing.
-        report = await components.rewards.score(trajectories, max_failed_frac=1.0)
-        if wants_values(components.recipe.config.algorithm):
-            await add_values(components, policy_set, trajectories, 0)
-    components.label(trajectories)
-    return trajectories, report
+    reporter.say("the recipe can be trained" + (", with the warnings above" if warnings else ""))
 
 
 def _agent_table(assignment: Assignment, *, gated: bool) -> Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -15,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from creditflow.cli._options import Overrides, Recipe, comma_separated
+from creditflow.cli._options import EngineName, Overrides, Recipe, comma_separated
 from creditflow.errors import ConfigError, CreditflowError, InputError
 
 if TYPE_CHECKING:
     from creditflow._utils.progress import Reporter
     from creditflow.config import Recipe as LoadedRecipe
+    from creditflow.engines.base import Engine
     from creditflow.engines.common.components import Components
     from creditflow.reports.comparison import ArmResult
     from creditflow.studies.comparison.arms import Arm
@@ -65,6 +65,7 @@ def compare(
     recipe: Recipe,
     overrides: Overrides = None,
     *,
+    engine: EngineName = "local",
     vary: Annotated[str, typer.Option(metavar="KEY=A,B,C", help="The option to vary, and its values.")],
     seeds: Annotated[int, typer.Option(help="Runs per arm, with the seeds data.seed, data.seed + 1, ...")] = 1,
     jobs: Annotated[int | None, typer.Option(help="Runs in parallel; default: one per core, or one on a GPU.")] = None,
@@ -79,12 +80,13 @@ def compare(
     from creditflow._utils.files import alone_in, make_folder
     from creditflow._utils.progress import Reporter
     from creditflow.config import load_recipe, with_effect
-    from creditflow.engines.local.run import run_path
+    from creditflow.engines.base import find_engine
+    from creditflow.engines.common.run import run_path
     from creditflow.studies.comparison.arms import arms_of, parse_vary, without_entry
 
     if seeds < 1 or (jobs is not None and jobs < 1):
         raise ConfigError(f"{'--seeds' if seeds < 1 else '--jobs'}: expected 1 or more")
-    reporter, settings = Reporter(), overrides or []
+    reporter, settings, chosen = Reporter(), overrides or [], find_engine(engine)
     key, values = parse_vary(vary)
     if any(override.partition("=")[0] == key for override in settings):
         raise ConfigError(f"{key}: is varied by --vary; it cannot be set as well")
@@ -94,7 +96,7 @@ def compare(
     if not effective.issuperset(settings):  # every arm ignores one: the loader raises with the reason
         load_recipe(recipe, (*compared[0].overrides, *settings))
     folder = run_path(loaded)
-    runs = _plan(recipe, settings, loaded, key, compared, seeds, folder)
+    runs = _plan(recipe, settings, loaded, key, compared, seeds, folder, chosen, reporter)
 
     make_folder(folder, "trainer.default_local_dir")
     # Two comparisons at once would mistake each other's live runs for interrupted ones.
@@ -111,7 +113,7 @@ def compare(
             reporter.say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already, and not repeated")
         if not _has_matplotlib():
             reporter.say("no figure: matplotlib is not installed: pip install 'creditflow[report]'")
-        _run(recipe, runs, waiting, jobs or _default_jobs(loaded), reporter)
+        _run(recipe, runs, waiting, jobs or chosen.concurrent_runs(loaded), reporter, engine)
         _print(f"{loaded.name}: {key}", key, compared, runs, seeds, folder)
 
 
@@ -153,18 +155,23 @@ def _has_matplotlib() -> bool:
 
 
 def _plan(
-    path: Path, overrides: Sequence[str], recipe: LoadedRecipe, key: str, arms: Sequence[Arm], seeds: int, folder: Path
+    path: Path,
+    overrides: Sequence[str],
+    recipe: LoadedRecipe,
+    key: str,
+    arms: Sequence[Arm],
+    seeds: int,
+    folder: Path,
+    engine: Engine,
+    reporter: Reporter,
 ) -> list[ArmRun]:
     """List every run, seeds in the outer loop, so that an interrupted comparison stays balanced.
 
     Loads every file and model that an arm names. Bad input therefore raises before anything is written, and a model
     that is created on first use is created once instead of in every run.
     """
-    from creditflow.config import load_recipe, trained_policies, with_effect
+    from creditflow.config import load_recipe, with_effect
     from creditflow.engines.common.components import build_components
-    from creditflow.engines.local.policy import Policy, pick_device
-    from creditflow.engines.local.policy_set import model_folder
-    from creditflow.engines.local.rollouts import total_steps
     from creditflow.studies.comparison.arms import as_yaml
 
     kept = [override for override in overrides if override.partition("=")[0] not in _OWN]
@@ -185,6 +192,7 @@ def _plan(
             resolved = load_recipe(path, settings)
             if arm.name not in steps:
                 _check_arm(path, arm, key, settings, resolved)
+                engine.expect_trainable(resolved, reporter)
                 components = build_components(resolved)
                 tasks[arm.name] = _fingerprint_of_tasks(components)
                 if tasks[arm.name] != tasks[arms[0].name]:
@@ -192,13 +200,10 @@ def _plan(
                         f"compare: {arm.name} and {arms[0].name} are evaluated on different tasks, so that they cannot "
                         "be compared task by task"
                     )
-                steps[arm.name] = total_steps(len(components.train_tasks), resolved.config)
+                steps[arm.name] = engine.total_steps(components)
                 if not steps[arm.name]:
                     raise ConfigError("trainer.total_training_steps: 0 steps would leave nothing to compare")
-                for name in trained_policies(resolved.config):
-                    if (model := model_folder(resolved, name)) not in models:
-                        Policy.load(model, pick_device(resolved.config.trainer.device))
-                        models.add(model)
+                engine.prepare(resolved, models)
             before = folder / "before" / f"seed{seed}-{_fingerprint(resolved)}.json"
             runs.append(ArmRun(arm, seed, resolved, settings, target, before, steps[arm.name]))
     return runs
@@ -236,7 +241,9 @@ def _is_finished(run: ArmRun) -> bool:
     return run.finished
 
 
-def _run(path: Path, runs: Sequence[ArmRun], waiting: Sequence[ArmRun], parallel: int, reporter: Reporter) -> None:
+def _run(
+    path: Path, runs: Sequence[ArmRun], waiting: Sequence[ArmRun], parallel: int, reporter: Reporter, engine: str
+) -> None:
     """Execute the missing evaluations and runs. Raises CreditflowError if any of them fails."""
     from creditflow.studies.comparison.jobs import run_jobs
 
@@ -245,12 +252,12 @@ def _run(path: Path, runs: Sequence[ArmRun], waiting: Sequence[ArmRun], parallel
     for run in runs:
         if run.before not in evaluated:
             evaluated.add(run.before)
-            jobs.append(_before_job(path, run))
+            jobs.append(_before_job(path, run, engine))
         if run in waiting:
             if run.folder.exists():
                 reporter.say(f"{run.name}: was interrupted, starts again")
                 shutil.rmtree(run.folder)
-            jobs.append(_train_job(path, run))
+            jobs.append(_train_job(path, run, engine))
     if not jobs:
         return
     failures = run_jobs(jobs, parallel, reporter, "compare")
@@ -262,17 +269,28 @@ def _run(path: Path, runs: Sequence[ArmRun], waiting: Sequence[ArmRun], parallel
         )
 
 
-def _train_job(path: Path, run: ArmRun) -> Job:
+def _train_job(path: Path, run: ArmRun, engine: str) -> Job:
     from creditflow.studies.comparison.jobs import Job
 
-    command = (sys.executable, "-m", "creditflow", "train", str(path), *run.settings)
+    command = (sys.executable, "-m", "creditflow", "train", str(path), *run.settings, "--engine", engine)
     return Job(run.name, command, run.folder.with_suffix(".log"), run.steps, run.steps_done)
 
 
-def _before_job(path: Path, run: ArmRun) -> Job:
+def _before_job(path: Path, run: ArmRun, engine: str) -> Job:
     from creditflow.studies.comparison.jobs import Job
 
-    command = (sys.executable, "-m", "creditflow", "eval", str(path), *run.settings, "--json", str(run.before))
+    command = (
+        sys.executable,
+        "-m",
+        "creditflow",
+        "eval",
+        str(path),
+        *run.settings,
+        "--engine",
+        engine,
+        "--json",
+        str(run.before),
+    )
     log = run.before.with_suffix(".log")
     return Job(f"before training, seed {run.seed}", command, log, 1, lambda: 0)
 
@@ -306,15 +324,6 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _default_jobs(recipe: LoadedRecipe) -> int:
-    """The number of cores; 1 if runs would share a GPU."""
-    from creditflow.engines.local.policy import pick_device
-
-    if pick_device(recipe.config.trainer.device).type == "cuda":
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _count(n: int, noun: str) -> str:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from creditflow.cli._options import Overrides, Recipe
-from creditflow.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from creditflow._utils.progress import Reporter
-    from creditflow.config import Recipe as LoadedRecipe
-    from creditflow.runs import RunFolder
+from creditflow.cli._options import EngineName, Overrides, Recipe
+from creditflow.errors import ConfigError
 
 _AFTER_DASHES = "creditflow.after_dashes"
 """Key in `ctx.meta` of the arguments after `--`; absent if the command line has no `--`."""
@@ -39,7 +33,7 @@ def train(
     recipe: Recipe,
     overrides: Overrides = None,
     *,
-    engine: Annotated[str, typer.Option(help="local: in this process. verl: on a Ray cluster.")] = "local",
+    engine: EngineName = "local",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and print verl's configuration; start nothing.")
     ] = False,
@@ -50,26 +44,25 @@ def train(
     """
     from creditflow._utils.progress import Reporter
     from creditflow.config import load_recipe
+    from creditflow.engines.base import Capability, expect_capabilities, find_engine
     from creditflow.monitoring import Evaluation
     from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
     from creditflow.reports.tables import evaluation_table, results_console, show
     from creditflow.runs.run_folder import read_metrics
 
     reporter = Reporter()
-    verl_overrides = context.meta.get(_AFTER_DASHES)
-    if engine not in _ENGINES:
-        raise ConfigError(f"--engine: expected {' or '.join(_ENGINES)}, got {engine!r}{did_you_mean(engine, _ENGINES)}")
-    if engine != "verl" and (dry_run or verl_overrides is not None):
+    options = context.meta.get(_AFTER_DASHES)
+    chosen = find_engine(engine)
+    if Capability.OWN_OPTIONS not in chosen.capabilities and (dry_run or options is not None):
         raise ConfigError(f"{'--dry-run' if dry_run else '--'}: is for verl's configuration; add --engine verl")
     loaded = load_recipe(recipe, overrides or [])
     if dry_run:
-        from creditflow.engines.verl.launch import dry_run as verl_configuration
-
-        print(verl_configuration(loaded, verl_overrides or (), reporter), end="")
+        print(chosen.configuration(loaded, options or (), reporter), end="")
         return
+    expect_capabilities(loaded.config, chosen.name, chosen.capabilities)
     for notice in loaded.notices:
         reporter.say(f"notice: {notice}")
-    folder = _ENGINES[engine](loaded, verl_overrides or (), reporter)
+    folder = chosen.train(loaded, options or (), reporter)
     console = results_console()
     file = folder.path / "evaluation.json"
     if file.exists():
@@ -80,21 +73,3 @@ def train(
     for line in (*rollout_summary(rows), *failure_summary(rows), *idle_gate_summary(rows)):
         reporter.say(f"warning: {line}")
     console.print(f"run folder: {folder.path}", soft_wrap=True)
-
-
-def _train_locally(recipe: LoadedRecipe, verl_overrides: Sequence[str], reporter: Reporter) -> RunFolder:
-    from creditflow.engines.local.trainer import train
-
-    return train(recipe, reporter)
-
-
-def _train_on_verl(recipe: LoadedRecipe, verl_overrides: Sequence[str], reporter: Reporter) -> RunFolder:
-    from creditflow.engines.verl.launch import launch
-
-    return launch(recipe, verl_overrides, reporter)
-
-
-_ENGINES: dict[str, Callable[[LoadedRecipe, Sequence[str], Reporter], RunFolder]] = {
-    "local": _train_locally,
-    "verl": _train_on_verl,
-}
