@@ -1,0 +1,174 @@
+"""An engine of another distribution, in every command that has an engine; and errors for unknown engines."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from creditflow.cli import app
+from creditflow.engines.base import engine_names, find_engine, sampling_engine
+from creditflow.errors import ConfigError
+from tests.paths import TOY
+
+DUMMY = '''
+import asyncio
+from creditflow.data import Step, Trajectory, TrajectoryBatch
+from creditflow.cli import app
+from creditflow.engines.base import Capability, CheckResult, Engine
+from creditflow.engines.common.components import build_components
+from creditflow.engines.common.run import FINISHED, create_folder, run_facts, run_path
+from creditflow.monitoring import Evaluation, evaluation_metrics
+
+
+def echo(components, tasks, n, key):
+    """Every agent repeats the task."""
+    made = []
+    for t, task in enumerate(tasks):
+        for k in range(n):
+            id = f"{key}-{t}-{k}"
+            steps = [
+                Step(f"{id}-{i}", id, i, agent, 0, (i - 1,) if i else (), task.text, f"{task.text} {k}" * (k + 1))
+                for i, agent in enumerate(components.agents)
+            ]
+            made.append(Trajectory(id, f"{key}-{t}", task, steps, (len(steps) - 1,), steps[-1].response))
+    return made, asyncio.run(components.rewards.score(made))
+
+
+class EchoEngine(Engine):
+    name = "dummy"
+    capabilities = frozenset({Capability.ROLLOUTS})
+
+    def train(self, recipe, options, reporter):
+        components = build_components(recipe)
+        folder = create_folder(recipe, run_path(recipe), run_facts(recipe, self.name, ()), reporter)
+        for step in range(1, self.total_steps(components) + 1):
+            n = recipe.config.actor_rollout_ref.rollout.n
+            trajectories, _ = echo(components, components.train_tasks[:2], n, step)
+            batch = TrajectoryBatch.from_trajectories(trajectories)
+            folder.append_metrics(step, {"train/pass_at_1": evaluation_metrics(batch, n=1)["pass_at_1"]})
+        folder.write_text(FINISHED, self.evaluate(components, reporter).to_json())
+        return folder
+
+    def check(self, components, n_tasks):
+        n = components.recipe.config.actor_rollout_ref.rollout.n
+        return CheckResult(*echo(components, components.train_tasks[:n_tasks], n, "check"), None)
+
+    def evaluate(self, components, reporter):
+        batch = TrajectoryBatch.from_trajectories(echo(components, components.val_tasks, 1, "val")[0])
+        return Evaluation.from_batches(batch, batch, 1)
+
+
+ENGINE = EchoEngine()
+'''
+
+
+@pytest.fixture
+def distribution(tmp_path: Path) -> Path:
+    """A folder with an installed distribution of three engines, of which two cannot be loaded."""
+    folder = tmp_path / "packages"
+    info = folder / "echo_engine-1.0.dist-info"
+    info.mkdir(parents=True)
+    (folder / "echo_engine.py").write_text(DUMMY)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-engine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[creditflow.engines]\ndummy = echo_engine:ENGINE\nbroken = no_such_module:ENGINE\nwrong = echo_engine:echo\n"
+    )
+    return folder
+
+
+def creditflow(distribution: Path, *arguments: str):
+    """Run the command line in a process that finds the distribution."""
+    path = os.pathsep.join([str(distribution), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "creditflow", *arguments],
+        cwd=distribution.parent,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_dummy_engine_trains_a_recipe(distribution):
+    done = creditflow(distribution, "train", str(TOY), "--engine", "dummy", "trainer.default_local_dir=run")
+
+    assert done.returncode == 0, done.stderr
+    assert "after training, on " in done.stdout
+    assert '"engine": "dummy"' in (distribution.parent / "run" / "run.json").read_text()
+
+
+def test_dummy_engine_checks_a_recipe(distribution):
+    done = creditflow(distribution, "check", str(TOY), "--engine", "dummy")
+
+    assert done.returncode == 0, done.stderr
+    assert "agents, in 4 tasks x 4 " in done.stdout
+    assert "the recipe can be trained" in done.stderr
+
+
+def test_dummy_engine_evaluates_a_recipe(distribution):
+    done = creditflow(distribution, "eval", str(TOY), "--engine", "dummy", "--json", "numbers.json")
+
+    assert done.returncode == 0, done.stderr
+    assert (distribution.parent / "numbers.json").exists()
+
+
+def test_dummy_engine_trains_every_arm_of_a_comparison(distribution):
+    vary = ("--vary", "algorithm.propagation=threshold,none", "trainer.default_local_dir=out", "--jobs", "2")
+    done = creditflow(distribution, "compare", str(TOY), "--engine", "dummy", *vary)
+
+    assert done.returncode == 0, done.stderr
+    facts = sorted((distribution.parent / "out").glob("*/seed0/run.json"))
+    assert len(facts) == 3
+    assert all('"engine": "dummy"' in file.read_text() for file in facts)
+
+
+@pytest.mark.parametrize("command", ["train", "check", "eval"])
+def test_unknown_engine_is_refused_with_the_known_ones(distribution, monkeypatch, command):
+    monkeypatch.syspath_prepend(distribution)
+    done = CliRunner().invoke(app, [command, str(TOY), "--engine", "dumy"])
+
+    known = "local or broken or dummy or verl or wrong"
+    message = f"error: --engine: expected {known}, got 'dumy' (did you mean 'dummy'?)\n"
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", message)
+
+
+def test_engine_that_cannot_be_loaded_is_named(distribution, monkeypatch):
+    monkeypatch.syspath_prepend(distribution)
+    with pytest.raises(ConfigError, match=r"broken \(no_such_module:ENGINE\) cannot be loaded: ModuleNotFoundError"):
+        find_engine("broken")
+    with pytest.raises(ConfigError, match=r"wrong: expected an object of creditflow\.engines\.base\.Engine"):
+        find_engine("wrong")
+
+
+def test_option_without_the_capability_is_refused(distribution, monkeypatch):
+    monkeypatch.syspath_prepend(distribution)
+    done = CliRunner().invoke(app, ["train", str(TOY), "--engine", "dummy", "algorithm.propagation=shapley"])
+
+    message = "error: algorithm.propagation: shapley is for --engine local; dummy has no such thing\n"
+    assert (done.exit_code, done.stderr.splitlines(keepends=True)[-1]) == (2, message)
+
+
+def test_arguments_after_dashes_need_an_engine_with_options(distribution, monkeypatch):
+    monkeypatch.syspath_prepend(distribution)
+    done = CliRunner().invoke(app, ["train", str(TOY), "--engine", "dummy", "--", "a=1"])
+
+    assert (done.exit_code, done.stderr) == (2, "error: --: is for verl's configuration; add --engine verl\n")
+
+
+def test_registry_lists_the_default_engine_first():
+    assert engine_names()[:2] == ["local", "verl"]
+
+
+def test_engine_without_rollouts_is_sampled_by_the_default():
+    assert sampling_engine(find_engine("verl")) is find_engine("local")
+    assert sampling_engine(find_engine("local")) is find_engine("local")
+
+
+def test_registered_engines_import_neither_verl_nor_ray():
+    code = "import sys; import creditflow.engines.verl.engine; print(*{'verl', 'ray'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "\n"
