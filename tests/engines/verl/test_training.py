@@ -12,8 +12,8 @@ from creditflow.config import load_recipe
 from creditflow.credit import assign, explain, make_threshold
 from creditflow.engines.local.policy import Policy
 from creditflow.runs import Ledger
-from tests.engines.verl.runs import CHAIN, REPOSITORY, Run, run
-from tests.paths import TOY
+from tests.engines.verl.runs import CHAIN, Run, run
+from tests.paths import ROOT, TOY
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
 
@@ -198,7 +198,7 @@ def test_groups_without_variance_are_filtered_and_refilled(tmp_path: Path):
 
 @pytest.mark.slow
 def test_http_agents_are_trained_on_their_samples(tmp_path: Path):
-    recipe = REPOSITORY / "examples/frameworks/recipe.yaml"
+    recipe = ROOT / "examples/frameworks/recipe.yaml"
     made = run(recipe, tmp_path / "run", "team.workflow=with_langgraph.py:solve", "trainer.total_training_steps=2")
     assert made.series("training/rollout_probs_diff_max").max() < 1e-4
     assert (made.series("actor/grad_norm") > 0).all()
