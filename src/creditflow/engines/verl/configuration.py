@@ -418,8 +418,8 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
     section `verl`, and `verl_overrides` in Hydra's syntax. An option that the command line sets by `key=value`
     overrides the section `verl`.
 
-    The configuration contains the effective recipe, updated from verl options (`recipe.read_run_handle`). Raises ConfigError
-    that names a key: unknown, of the wrong type, or without effect here.
+    The configuration contains the effective recipe, updated from verl options (`recipe.read_run_handle`). Raises
+    ConfigError that names a key: unknown, of the wrong type, or without effect here.
     """
     if recipe.config.trainer.device != "auto":
         raise ConfigError(
