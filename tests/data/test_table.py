@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from creditflow.credit import Assignment, assign
+from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
 from creditflow.data.table import Column, batch_of, pack, schema, table_of, unpack
 from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
@@ -93,7 +94,7 @@ def test_credit_is_bitwise_equal_after_transfer(situation):
         if isinstance(mine, np.ndarray):
             assert (mine.dtype, mine.tobytes()) == (its.dtype, its.tobytes()), field.name
     assert here.token_advantages().tobytes() == there.token_advantages().tobytes()
-    assert repr(here.metrics()) == repr(there.metrics())
+    assert repr(credit_metrics(here)) == repr(credit_metrics(there))
 
 
 def test_nan_failed_and_missing_scores_round_trip():

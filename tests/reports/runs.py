@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from creditflow.credit import CreditOptions, assign
+from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch
 from creditflow.runs import Ledger, RunFolder
 
@@ -68,4 +69,4 @@ def write_step(folder: RunFolder, step: int, batch: TrajectoryBatch | None = Non
     batch = batch or a_batch(step)
     made = assign(batch, CreditOptions(**{"outcome_to": "answer", **options}))  # type: ignore[arg-type]
     folder.write_steps(step, batch, made)
-    folder.append_metrics(step, {"val/pass_at_1": step / 10, "actor/entropy": 1 / step, **made.metrics()})
+    folder.append_metrics(step, {"val/pass_at_1": step / 10, "actor/entropy": 1 / step, **credit_metrics(made)})

@@ -309,7 +309,7 @@ def groups(box) -> list[Path]:
     if box._parents is None:
         return []
     folders = [folder for folder in (box._parents.memory, box._parents.pids) if folder is not None]
-    return [group for folder in folders for group in folder.glob("creditflow-*")]
+    return [group for folder in folders for group in folder.glob(f"creditflow-*-{os.getpid()}-*")]
 
 
 def running(marker: str) -> list[str]:
@@ -371,7 +371,7 @@ def test_ordinary_user_can_open_a_box():
         "r = box.run(['python', '-c', 'import os, time\\ntry:\\n  while True:\\n    if os.fork() == 0: time.sleep(9)\\n"
         "except BlockingIOError: print(1)'])\nprint(r.stdout)\n"
     )
-    source = Path(bubblewrap.__file__).parents[2]
+    source = Path(bubblewrap.__file__).parents[3]
     # This interpreter may be in a home that other users cannot enter; load the modules from readable folders.
     paths = f"{source}:{Path(pyseccomp.__file__).parent}"
     for path in (source, Path(pyseccomp.__file__)):

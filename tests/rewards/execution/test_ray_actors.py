@@ -64,7 +64,7 @@ def test_misbehaving_function_fails_one_score_only():
 
 def test_first_answer_of_a_call_counts():
     told = []
-    run = ray_backend._Run([None, None], lambda: told.append(1), {True: deque(), False: deque()})
+    run = ray_backend._CallSet([None, None], lambda: told.append(1), {True: deque(), False: deque()})
     run.answer(0, Returned(0.5))
     run.give_up("its Ray actor cannot start")
     run.answer(1, Returned(1.0))
@@ -292,6 +292,6 @@ def test_traceback_comes_back_from_an_actor():
     trajectory, manager = a_trajectory(), RewardManager(functions, 1.0, backend=backend_of(functions))
     asyncio.run(manager.score([trajectory]))
     manager.close()
-    where = f"test_ray_backend.py:{looks_up.__code__.co_firstlineno + 1} in looks_up"
+    where = f"test_ray_actors.py:{looks_up.__code__.co_firstlineno + 1} in looks_up"
     assert {step.scores["f"].reason for step in trajectory.steps} == {f"KeyError: 'labels' ({where})"}
     assert trajectory.info["tracebacks"]["reward function f"].startswith("Traceback (most recent call last):")
