@@ -77,10 +77,10 @@ class GuardConfig(Section):
     """Watch the run with the rules."""
     rules: dict[str, Any] = Field(default_factory=default_rules)
     """Guard rules by name; null removes one. `metric` (from docs/reference/metrics.md; `*` for any agent or function),
-    `kind` (`level`, `drop`, or `file.py:kind`) with its options, `over` (the metric with the denominator, where
-    `metric` is a share), `action` (`warn`, `set_threshold` with `to`, `fallback_identical`, `restore_checkpoint`,
-    `stop`), `cool_down` (checks after a recovery during which the rule does not fire), `unless` (`{metric, above}`:
-    while that condition holds, the rule only warns)."""
+    `kind` (a name from docs/reference/guard.md, or `file.py:kind`) with its options, `over` (the metric with the
+    denominator, where `metric` is a share), `action` (`warn`, `set_threshold` with `to`, `fallback_identical`,
+    `restore_checkpoint`, `stop`), `cool_down` (checks after a recovery during which the rule does not fire), `unless`
+    (`{metric, above}`: while that condition holds, the rule only warns)."""
     max_rollbacks: NonNegativeInt = 2
     """Maximum number of checkpoints that the guard restores; at the next rollback, the run stops with a report."""
     fallback: FallbackConfig = FallbackConfig()

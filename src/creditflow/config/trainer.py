@@ -17,8 +17,8 @@ class TrainerConfig(Section):
     total_epochs: PositiveInt = 1
     """Passes over the data."""
     logger: list[Text] = Field(default_factory=lambda: ["console"])
-    """Metrics trackers, in addition to the run's metrics.jsonl, which is always written: `console`, `wandb`,
-    `tensorboard`, `mlflow`."""
+    """Metrics trackers, in addition to the run's metrics.jsonl, which is always written: names from
+    docs/reference/metrics.md."""
     project_name: Text = "creditflow"
     """The project, or experiment, of the run in trackers."""
     experiment_name: Text | None = None

@@ -11,7 +11,7 @@ from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
 from creditflow.monitoring.guard import specs
-from creditflow.monitoring.trackers import expect_names
+from creditflow.monitoring.tracking import expect_names
 from creditflow.rollout.endpoint import address_of, check_body, check_headers, variable_name
 
 

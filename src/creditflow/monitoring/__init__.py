@@ -2,6 +2,7 @@
 
 from creditflow.monitoring.evaluation import Evaluation
 from creditflow.monitoring.guard import Guard, GuardEvent, GuardStop
+from creditflow.monitoring.guard_rules.base import GuardRule, RuleResult, guard_rule
 from creditflow.monitoring.metrics import (
     error_metrics,
     evaluation_metrics,
@@ -10,7 +11,6 @@ from creditflow.monitoring.metrics import (
     step_errors,
     sub_reward_metrics,
 )
-from creditflow.monitoring.rules import GuardRule, RuleResult, guard_rule
 
 __all__ = [
     "Evaluation",

@@ -20,7 +20,7 @@ from creditflow.credit.registry import expect_keywords
 from creditflow.credit.thresholds.base import BatchStats, Threshold
 from creditflow.errors import ConfigError, CreditflowError, did_you_mean
 from creditflow.monitoring.catalog import Names, expect_known, matching
-from creditflow.monitoring.rules import KEY, RULES, GuardRule, RuleResult
+from creditflow.monitoring.guard_rules.base import GUARD_RULES, KEY, GuardRule, Limit, RuleResult
 
 WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
     "warn",
@@ -31,7 +31,8 @@ WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
 )
 ACTIONS: dict[str, tuple[str, ...]] = {WARN: (), SET_THRESHOLD: ("to",), FALLBACK: (), RESTORE: (), STOP: ()}
 """Actions of a rule, each with the keys that it requires."""
-_OF_THE_GUARD = ("kind", "metric", "over", "action", "cool_down", "to", "unless")
+_COMMON_OPTIONS = ("kind", "metric", "over", "action", "cool_down", "to", "unless")
+"""Options of every rule; the others belong to its kind."""
 
 
 class GuardStop(CreditflowError):
@@ -77,7 +78,9 @@ class GuardEvent:
         if self.rule in (FAILED_SCORES, FAILED_ROLLOUTS):
             return f"warning: {self.note}"
         shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in self.numbers.items())
-        return f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {self.note or _SAID[self.what, self.action]}"
+        return (
+            f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {self.note or _EFFECTS[self.what, self.action]}"
+        )
 
 
 def asked_of_engine(events: Sequence[GuardEvent]) -> GuardEvent | None:
@@ -98,7 +101,7 @@ def stop_report(asked: GuardEvent, folder: Path, why: str = "") -> str:
     return f"{asked.text}; stopped after step {asked.step}{why and ': '}{why}; {folder}/events.jsonl has the numbers"
 
 
-_SAID = {
+_EFFECTS = {
     ("fired", WARN): "a warning only",
     ("fired", SET_THRESHOLD): "from now on thresholds are capped",
     ("fired", FALLBACK): "credit falls back to the shared global reward",
@@ -133,6 +136,7 @@ class RuleSpec:
     cool_down: int
     make: Callable[[], GuardRule]
     unless: Unless | None = None
+    limit: Limit | None = None
     note: str = ""
     """The reason for reducing the action to a warning."""
 
@@ -177,14 +181,14 @@ class Guard:
         The message names the nearest known metric. `names`: the recipe's agents, reward functions, policies and rules.
         `has_outcome`: whether a reward function computes the outcome. `folder`: the base of `file.py:kind`.
         """
-        found = specs(rules, folder)
-        for rule in found:
+        entries = specs(rules, folder)
+        for rule in entries:
             expect_known(rule.metric, names, f"{KEY}.{rule.name}.metric")
             if rule.over is not None:
                 expect_known(rule.over, names, f"{KEY}.{rule.name}.over")
             if rule.unless is not None:
                 expect_known(rule.unless.metric, names, f"{KEY}.{rule.name}.unless.metric")
-        return cls([_possible(rule, options, has_outcome=has_outcome) for rule in found])
+        return cls([_possible(rule, options, has_outcome=has_outcome) for rule in entries])
 
     @property
     def fallback(self) -> bool:
@@ -213,29 +217,31 @@ class Guard:
             if not math.isfinite(metrics[name]):
                 watch.suspect = True
                 continue
-            found = watch.rule.look(float(metrics[name]), over)
-            watch.suspect = found.suspect
+            result = watch.rule.look(float(metrics[name]), over)
+            watch.suspect = result.suspect
             if watch.quiet:
                 watch.quiet -= 1
-            elif found.bad and (not watch.on or watch.held):
+            elif result.bad and (not watch.on or watch.held):
                 already, watch.on = watch.on, True
                 watch.held = rule.unless is not None and watch.against is not None and watch.against > rule.unless.above
                 if already and watch.held:
                     continue
-                yield self._event(step, rule, name, "fired", found, held=watch.held)
+                yield self._event(step, rule, name, "fired", result, held=watch.held)
                 if rule.action == SET_THRESHOLD and not watch.held:
                     assert rule.to is not None
                     self.cap = rule.to if self.cap is None else min(self.cap, rule.to)
-            elif watch.on and found.well:
+            elif watch.on and result.well:
                 held, watch.on, watch.held, watch.quiet = watch.held, False, False, rule.cool_down
-                yield self._event(step, rule, name, "recovered", found, held=held)
+                yield self._event(step, rule, name, "recovered", result, held=held)
 
-    def _event(self, step: int, rule: RuleSpec, metric: str, what: str, found: RuleResult, *, held: bool) -> GuardEvent:
+    def _event(
+        self, step: int, rule: RuleSpec, metric: str, what: str, result: RuleResult, *, held: bool
+    ) -> GuardEvent:
         note = rule.note if what == "fired" else ""
         if held and what == "fired":
             assert rule.unless is not None
             note = f"a warning only, while {rule.unless.metric} is above {rule.unless.above:g}"
-        return GuardEvent(step, rule.name, metric, what, WARN if held else rule.action, dict(found.numbers), note)
+        return GuardEvent(step, rule.name, metric, what, WARN if held else rule.action, dict(result.numbers), note)
 
     @property
     def good(self) -> bool:
@@ -285,8 +291,8 @@ class Guard:
         for saved in state["watches"]:
             rule = rules.get(saved["rule"])
             if rule is not None and rule.kind == saved["kind"]:
-                told = {word: saved[word] for word in ("on", "quiet", "suspect", "held", "against") if word in saved}
-                watch = _Watch(rule.make(), **told)
+                flags = {key: saved[key] for key in ("on", "quiet", "suspect", "held", "against")}
+                watch = _Watch(rule.make(), **flags)
                 watch.rule.load_state_dict(saved["state"])
                 self.watches[rule.name, saved["metric"]] = watch
 
@@ -316,9 +322,9 @@ class Capped:
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the wrapped threshold, with capped values."""
-        said = self.under.metrics()
-        moved = [name for name in said if name == "propagation/threshold" or name.startswith("propagation/threshold/")]
-        return said | {name: min(said[name], self.cap) for name in moved}
+        metrics = self.under.metrics()
+        thetas = [name for name in metrics if f"{name}/".startswith("propagation/threshold/")]
+        return metrics | {name: min(metrics[name], self.cap) for name in thetas}
 
 
 def specs(rules: Mapping[str, Any], folder: Path | None = None) -> list[RuleSpec]:
@@ -327,30 +333,33 @@ def specs(rules: Mapping[str, Any], folder: Path | None = None) -> list[RuleSpec
     Raises ConfigError for an invalid rule, and for two rules that contradict each other. Without a `folder`,
     user-defined kinds (`file.py:kind`) are left out too, since they are not loaded yet.
     """
-    given = {name: options for name, options in rules.items() if options is not None}
-    found = [spec for name, options in given.items() if (spec := _spec(name, options, folder)) is not None]
-    _expect_agreement(given)
-    return found
+    entries = [
+        spec
+        for name, options in rules.items()
+        if options is not None and (spec := _spec(name, options, folder)) is not None
+    ]
+    _expect_agreement(entries)
+    return entries
 
 
 def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
     key = f"{KEY}.{name}"
     if not isinstance(options, Mapping):
         raise ConfigError(f"{key}: expected metric, kind, action and more, or null, got {options!r}")
-    options = {word: value for word, value in options.items() if value is not None}
+    options = {key: value for key, value in options.items() if value is not None}
     metric, kind, action = options.get("metric"), options.get("kind", "level"), options.get("action", WARN)
-    for word, value in (("metric", metric), ("kind", kind), ("over", options.get("over", "none")), ("action", action)):
+    for option, value in (("metric", metric), ("kind", kind), ("over", options.get("over", "-")), ("action", action)):
         if not isinstance(value, str) or not value:
-            raise ConfigError(f"{key}.{word}: expected a name, got {value!r}")
+            raise ConfigError(f"{key}.{option}: expected a name, got {value!r}")
     if "*" in options.get("over", ""):
         raise ConfigError(f"{key}.over: expected one metric, got {options['over']!r}")
     if action not in ACTIONS:
         hint = did_you_mean(str(action), ACTIONS)
         raise ConfigError(f"{key}.action: expected one of {', '.join(ACTIONS)}, got {action!r}{hint}")
-    for wanted in ACTIONS[action]:
-        value = options.get(wanted)
+    for option in ACTIONS[action]:
+        value = options.get(option)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise ConfigError(f"{key}.{wanted}: expected a number from 0 to 1, which {action} needs, got {value!r}")
+            raise ConfigError(f"{key}.{option}: expected a number from 0 to 1, which {action} needs, got {value!r}")
     cool_down = options.get("cool_down", 10)
     if isinstance(cool_down, bool) or not isinstance(cool_down, int) or cool_down < 0:
         raise ConfigError(f"{key}.cool_down: expected a whole number of at least 0, got {cool_down!r}")
@@ -358,27 +367,26 @@ def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
         if folder is None:
             return None
         entry = load_object(kind, folder, f"{key}.kind")
-    elif kind in RULES.names():
-        entry = RULES[kind]
+    elif kind in GUARD_RULES.names():
+        entry = GUARD_RULES[kind]
     else:
-        hint = did_you_mean(kind, RULES.names())
-        raise ConfigError(
-            f"{key}.kind: expected one of {', '.join(RULES.names())}, or file.py:kind, got {kind!r}{hint}"
-        )
-    own = {word: value for word, value in options.items() if word not in _OF_THE_GUARD}
+        names = GUARD_RULES.names()
+        hint = did_you_mean(kind, names)
+        raise ConfigError(f"{key}.kind: expected one of {', '.join(names)}, or file.py:kind, got {kind!r}{hint}")
+    own = {option: value for option, value in options.items() if option not in _COMMON_OPTIONS}
     expect_keywords(kind, entry, own, key)
 
     def make() -> GuardRule:
         try:
-            made: GuardRule = entry(**own)
+            rule: GuardRule = entry(**own)
         except ConfigError as error:
             raise ConfigError(f"{key}.{error}" if ":" in str(error) else f"{key}: {error}") from None
-        return made
+        return rule
 
-    make()
+    limit = getattr(make(), "limit", None)
     unless = _unless(options["unless"], f"{key}.unless") if "unless" in options else None
     to = float(options["to"]) if action == SET_THRESHOLD else None
-    return RuleSpec(name, kind, str(metric), options.get("over"), action, to, cool_down, make, unless)
+    return RuleSpec(name, kind, str(metric), options.get("over"), action, to, cool_down, make, unless, limit)
 
 
 def _unless(options: Any, key: str) -> Unless:
@@ -392,25 +400,19 @@ def _unless(options: Any, key: str) -> Unless:
     return Unless(metric, float(above))
 
 
-_KNOWN = {"level", "drop"}
-"""Kinds with options of the same meaning."""
-
-
-def _expect_agreement(rules: Mapping[str, Mapping[str, Any]]) -> None:
+def _expect_agreement(rules: Sequence[RuleSpec]) -> None:
     """Raise ConfigError for two rules of one metric of which one always fires, or that set different thresholds."""
-    for (name, one), (other_name, other) in itertools.combinations(rules.items(), 2):
-        if one["metric"] != other["metric"] or not {one.get("kind", "level"), other.get("kind", "level")} <= _KNOWN:
+    for one, other in itertools.combinations(rules, 2):
+        if one.metric != other.metric or not isinstance(one.limit, Limit) or not isinstance(other.limit, Limit):
             continue
-        both = f"{KEY}.{name} and {KEY}.{other_name}: contradict each other on {one['metric']}"
-        for upper, lower in ((one, other), (other, one)):
-            above, below = upper.get("above"), lower.get("below")
-            same_scale = bool(upper.get("times_first")) == bool(lower.get("times_first"))
-            if above is not None and below is not None and same_scale and above < below:
-                raise ConfigError(f"{both}: one fires above {above:g}, the other below {below:g}; between, both do")
-        same_side = [key for key in ("above", "below", "by") if key in one and key in other]
-        same_action = one.get("action") == other.get("action") == SET_THRESHOLD
-        if same_side and same_action and one["to"] != other["to"]:
-            raise ConfigError(f"{both}: one sets the threshold to {one['to']:g}, the other to {other['to']:g}")
+        both = f"{KEY}.{one.name} and {KEY}.{other.name}: contradict each other on {one.metric}"
+        lower, upper = sorted((one.limit, other.limit), key=lambda limit: limit.value)
+        if lower.value < upper.value and lower.scale == upper.scale and (lower.sign, upper.sign) == (1, -1):
+            raise ConfigError(
+                f"{both}: one fires above {lower.value:g}, the other below {upper.value:g}; between, both do"
+            )
+        if one.limit.option == other.limit.option and None not in (one.to, other.to) and one.to != other.to:
+            raise ConfigError(f"{both}: one sets the threshold to {one.to:g}, the other to {other.to:g}")
 
 
 def _possible(rule: RuleSpec, options: CreditOptions, *, has_outcome: bool) -> RuleSpec:

@@ -28,7 +28,7 @@ from creditflow.engines.local import checkpoint
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import ConfigError, InputError
 from creditflow.monitoring import Guard, GuardEvent, GuardStop
-from creditflow.monitoring.trackers import Trackers
+from creditflow.monitoring.tracking import Trackers
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import rollbacks
 

@@ -32,7 +32,8 @@ from creditflow.errors import CreditflowError, TooManyFailedScores
 from creditflow.monitoring import Evaluation, GuardEvent
 from creditflow.monitoring.guard import STOP
 from creditflow.monitoring.notices import failed_rollouts, failure_events, rollout_events
-from creditflow.monitoring.trackers import Trackers, expect_installed, sample_rows
+from creditflow.monitoring.trackers.base import TrackedRun
+from creditflow.monitoring.tracking import Trackers, expect_installed, sample_rows
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import log_failures
 
@@ -74,8 +75,8 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
 def _trackers(recipe: Recipe, run: RunState, reporter: Reporter) -> Trackers:
     trainer, path = recipe.config.trainer, run.folder.path
     name = trainer.experiment_name or path.name
-    facts = recipe.to_dict()
-    return Trackers.start(trainer.logger, trainer.project_name, name, path, facts, reporter.say, after=run.done)
+    tracked = TrackedRun(trainer.project_name, name, path, recipe.to_dict(), run.done)
+    return Trackers.start(trainer.logger, tracked, reporter.say)
 
 
 async def _with_rewards(run: RunState, components: Components, steps: int, reporter: Reporter) -> None:

@@ -39,7 +39,7 @@ from creditflow.engines.base import expect_capabilities
 from creditflow.engines.verl.policies import optim_values, policy_configs
 from creditflow.engines.verl.recipe import CAPABILITIES, KEY, NAME, read_run_handle, recipe_section
 from creditflow.errors import ConfigError, did_you_mean, first_line
-from creditflow.monitoring.trackers import CONSOLE
+from creditflow.monitoring.tracking import verl_trackers
 
 FITS = ">=0.9.1,<0.10"
 _INSTALL = "pip install 'creditflow[verl]'"
@@ -278,7 +278,7 @@ def _fixed(run_folder: Path, recipe: Recipe) -> dict[str, Any]:
         "trainer.v1.trainer_mode": "creditflow",
         "trainer.project_name": trainer.project_name,
         "trainer.experiment_name": trainer.experiment_name or run_folder.name,
-        "trainer.logger": [name for name in trainer.logger if name != CONSOLE],  # the launcher prints to the console
+        "trainer.logger": verl_trackers(trainer.logger),
         "trainer.default_local_dir": str(checkpoints(run_folder)),
     }
 

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from creditflow.errors import ConfigError
-from creditflow.monitoring.rules import RULES, Drop, Level
+from creditflow.monitoring.guard_rules.base import GUARD_RULES
+from creditflow.monitoring.guard_rules.drop import Drop
+from creditflow.monitoring.guard_rules.level import Level
 
 
 def looks(rule, values, over=None):
@@ -154,7 +156,7 @@ def test_drop_false_positives_respect_the_p_value():
 )
 def test_restored_rule_continues_identically(made, values, cut):
     name, options = made
-    through, first, second = (RULES[name](**options) for _ in range(3))
+    through, first, second = (GUARD_RULES[name](**options) for _ in range(3))
     expected = looks(through, values, 100)
     before = looks(first, values[:cut], 100)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))

@@ -1,0 +1,156 @@
+"""A metric beyond a limit."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from creditflow.errors import ConfigError
+from creditflow.monitoring.guard_rules.base import (
+    Limit,
+    RuleResult,
+    expect_number,
+    expect_p_value,
+    expect_whole,
+    guard_rule,
+    one_sided_p_value,
+)
+
+_NEIGHBOURS = 20
+_MANY, _KEPT = 8, 0.79
+"""Number of differences from which the largest is dropped, and the share of the mean left (0.69 of 8, 0.80 of 19)."""
+
+
+@guard_rule("level")
+@dataclass(slots=True)
+class Level:
+    """A metric has been beyond a limit over a window.
+
+    For a share with known counts (`over`), the newest value is beyond the limit, and the pooled share of the window is
+    beyond it by more than chance explains. This is a score test with the variance that the limit implies, or the
+    variance of the last twenty values if larger (verdicts of one step are correlated). The latter comes from the
+    differences of neighbours, which a trend does not affect (von Neumann et al. 1941, "The mean square successive
+    difference").
+
+    For any other metric, every value of the window is beyond the limit. If each value were beyond it with probability
+    one half, that would happen once in `2 ** window` looks (a sign test, which assumes nothing of the distribution).
+    """
+
+    above: float | None = None
+    below: float | None = None
+    times_first: bool = False
+    """Limits are multiples of the first value of the series."""
+    window: int = 5
+    shortest: int | None = None
+    """For a share with known counts: the smallest number of newest values that may decide; default: the window.
+    `p_value` is then divided among the widths."""
+    p_value: float = 1e-4
+    """Largest p-value at which the rule fires, per look."""
+    recover: float | None = None
+    """Limit of the recovered side; default: the limit of the rule."""
+    recover_epochs: int = 5
+    """Number of newest values that must be on the recovered side; for a share with known counts, their mean must be."""
+    first: float | None = field(init=False, default=None)
+    values: list[tuple[float, float]] = field(init=False, default_factory=list)
+    """The last values, each with its count; 0 without a count."""
+
+    def __post_init__(self) -> None:
+        if (self.above is None) == (self.below is None):
+            raise ConfigError("above, below: expected one of them")
+        if not isinstance(self.times_first, bool):
+            raise ConfigError(f"times_first: expected true or false, got {self.times_first!r}")
+        expect_whole("window", self.window)
+        if self.shortest is not None:
+            expect_whole("shortest", self.shortest)
+            if self.shortest > self.window:
+                raise ConfigError(f"shortest: expected at most the window, {self.window}, got {self.shortest}")
+        expect_whole("recover_epochs", self.recover_epochs)
+        expect_p_value(self.p_value)
+        expect_number("above" if self.below is None else "below", self._limit)
+        if self.recover is not None:
+            expect_number("recover", self.recover)
+            if self._sign * (self.recover - self._limit) > 0:
+                side = "above" if self.below is None else "below"
+                raise ConfigError(
+                    f"recover: {self.recover:g} lies where the rule fires ({side} {self._limit:g}): it would be well "
+                    f"and ill at once; expected at {'most' if self.below is None else 'least'} {self._limit:g}"
+                )
+
+    @property
+    def _limit(self) -> float:
+        limit = self.above if self.below is None else self.below
+        assert limit is not None
+        return limit
+
+    @property
+    def _sign(self) -> float:
+        return 1.0 if self.below is None else -1.0
+
+    @property
+    def limit(self) -> Limit:
+        scale = "multiples of the first value" if self.times_first else ""
+        return Limit("above" if self.below is None else "below", self._limit, int(self._sign), scale)
+
+    def look(self, value: float, over: float | None) -> RuleResult:
+        if self.first is None:
+            self.first = value
+        self.values = [*self.values, (value, over or 0.0)][-max(self.window, self.recover_epochs, _NEIGHBOURS) :]
+        scale = self.first if self.times_first else 1.0
+        limit, recover = scale * self._limit, scale * (self._limit if self.recover is None else self.recover)
+        window = self.values[-self.window :]
+        numbers = {"value": value, "limit": limit, "window": float(len(window))}
+        counted = over is not None and min(n for _, n in window) > 0
+        suspect = self._sign * (value - limit) > 0
+        bad = False
+        if counted and len(window) >= (self.shortest or self.window):
+            test, widths = self._test(window, limit)
+            numbers |= test
+            bad = test["p"] < self.p_value / widths and suspect
+        elif not counted and len(window) == self.window:
+            bad = all(self._sign * (past - limit) > 0 for past, _ in window)
+        newest = self.values[-self.recover_epochs :]
+        levels = [_mean(newest)] if counted else [past for past, _ in newest]
+        well = len(newest) == self.recover_epochs and all(self._sign * (level - recover) <= 0 for level in levels)
+        return RuleResult(bad, well and not bad, numbers, suspect)
+
+    def _test(self, window: list[tuple[float, float]], limit: float) -> tuple[dict[str, float], int]:
+        """The test of the width with the smallest p-value, and the number of widths."""
+        scatter = _scatter([value for value, _ in self.values[-_NEIGHBOURS:]])
+        shortest = self.shortest or self.window
+        tests = []
+        for width in range(shortest, len(window) + 1):
+            mean, spread = _pooled(window[-width:], limit, scatter)
+            p = one_sided_p_value(self._sign * (mean - limit), spread)
+            tests.append({"window": float(width), "mean": mean, "over": sum(n for _, n in window[-width:]), "p": p})
+        return min(tests, key=lambda test: test["p"]), self.window - shortest + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self.first, "values": [list(pair) for pair in self.values]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.first, self.values = state["first"], [(value, over) for value, over in state["values"]]
+
+
+def _mean(counted: list[tuple[float, float]]) -> float:
+    return sum(value * n for value, n in counted) / sum(n for _, n in counted)
+
+
+def _pooled(counted: list[tuple[float, float]], limit: float, scatter: float) -> tuple[float, float]:
+    """The pooled share, and its standard error if the true share is `limit`. `scatter`: the variance of one value."""
+    implied = max(limit * (1 - limit), 0.0) / sum(n for _, n in counted)
+    return _mean(counted), math.sqrt(max(implied, scatter / len(counted)))
+
+
+def _scatter(values: list[float]) -> float:
+    """The variance of one value around the series' level: half the mean square difference of neighbours.
+
+    If the differences are many, the largest is dropped, since it may be the change to detect. The mean of the others is
+    then divided by its expected share for normal values.
+    """
+    steps = sorted((after - before) ** 2 for before, after in itertools.pairwise(values))
+    if len(steps) < _MANY:
+        return sum(steps) / len(steps) / 2 if steps else 0.0
+    return sum(steps[:-1]) / (len(steps) - 1) / 2 / _KEPT

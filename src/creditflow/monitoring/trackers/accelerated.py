@@ -1,0 +1,40 @@
+"""The common part of the trackers that accelerate implements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from creditflow.monitoring.trackers.base import TrackedRun
+
+
+class AcceleratedTracker:
+    """One of accelerate's trackers."""
+
+    def __init__(self, inner: Any, run: TrackedRun) -> None:
+        """Start `inner`. A new run's configuration is stored with its metrics."""
+        self.inner = inner
+        inner.start()
+        if run.done == 0:
+            inner.store_init_configuration(flat(run.config))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of a training step."""
+        self.inner.log(dict(metrics), step=step)
+
+    def finish(self) -> None:
+        """Close the tracker."""
+        self.inner.finish()
+
+
+def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Options by dotted name; values other than numbers, strings and booleans as JSON."""
+    options: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            options |= flat(value, f"{path}{key}.")
+        else:
+            plain = isinstance(value, int | float | str | bool)
+            options[f"{path}{key}"] = value if plain else json.dumps(value, default=str)
+    return options

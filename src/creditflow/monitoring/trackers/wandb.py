@@ -1,0 +1,33 @@
+"""wandb, with a table of sample trajectories."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from creditflow.monitoring.trackers.accelerated import AcceleratedTracker
+from creditflow.monitoring.trackers.base import COLUMNS, TrackedRun, tracker
+
+
+@tracker("wandb", packages=("accelerate", "wandb"), tables=True, verl="wandb")
+class Wandb(AcceleratedTracker):
+    """A run in wandb. Charts are over the metric `step`, since wandb's own step cannot decrease after a rollback."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        from accelerate.tracking import WandBTracker
+
+        id = hashlib.sha256(str(run.folder.resolve()).encode()).hexdigest()[:16]  # the same for a continued run
+        super().__init__(WandBTracker(run.project, name=run.name, dir=str(run.folder), id=id, resume="allow"), run)
+        self.inner.run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of a training step."""
+        self.inner.log({**metrics, "step": step})
+
+    def table(self, step: int, rows: Sequence[Sequence[Any]]) -> None:
+        """Send sample trajectories, one row of COLUMNS per step."""
+        import wandb
+
+        table = wandb.Table(columns=["step", *COLUMNS], data=[[step, *row] for row in rows])
+        self.inner.log({"trajectories": table, "step": step})

@@ -1,0 +1,130 @@
+"""Send a run's metrics to its trackers.
+
+The run's folder is written in any case. A tracker that cannot be set up is an input error. One that fails later is
+reported and left out from then on, since a chart must not end a run of days.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from creditflow.credit import Assignment
+from creditflow.errors import ConfigError, did_you_mean, first_line
+from creditflow.monitoring.trackers.base import KEY, TRACKERS, TrackedRun, Tracker
+
+SHOWN = 8
+"""Number of sample trajectories in a table."""
+_TEXT = 2000
+"""Characters of a prompt or response in a table."""
+
+
+@dataclass(slots=True)
+class Trackers:
+    """The open trackers of a run."""
+
+    say: Callable[[str], None]
+    open: dict[str, Tracker] = field(default_factory=dict)
+    """By name."""
+
+    @classmethod
+    def start(cls, names: Sequence[str], run: TrackedRun, say: Callable[[str], None]) -> Trackers:
+        """Open the trackers of `run`. Raises ConfigError, with the tracker's message, if one cannot be set up."""
+        trackers = cls(say)
+        for name in names:
+            try:
+                trackers.open[name] = TRACKERS[name].open(run)
+            except Exception as error:
+                trackers.finish()
+                raise ConfigError(f"{KEY}: {name} cannot be set up: {first_line(error)}") from error
+        return trackers
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the finite metrics of a training step."""
+        finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+        self._each(lambda tracker: tracker.log(step, finite), self.open)
+
+    def table(self, step: int, rows: Sequence[Sequence[Any]]) -> None:
+        """Send sample trajectories to the trackers with tables, as one row of `COLUMNS` per step."""
+        self._each(lambda tracker: tracker.table(step, rows), self._with_tables)
+
+    @property
+    def takes_tables(self) -> bool:
+        """Whether any open tracker has tables."""
+        return bool(self._with_tables)
+
+    @property
+    def _with_tables(self) -> list[str]:
+        return [name for name in self.open if TRACKERS[name].tables]
+
+    def finish(self) -> None:
+        """Close all trackers."""
+        self._each(lambda tracker: tracker.finish(), self.open)
+        self.open.clear()
+
+    def _each(self, send: Callable[[Any], None], names: Sequence[str] | Mapping[str, Tracker]) -> None:
+        for name in list(names):
+            try:
+                send(self.open[name])
+            except Exception as error:
+                del self.open[name]
+                self.say(
+                    f"warning: {name} failed and is left out from now on: {first_line(error)}; metrics.jsonl has all"
+                )
+
+
+def expect_names(names: Sequence[str]) -> None:
+    """Raise ConfigError for unknown trackers."""
+    known = TRACKERS.names()
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{KEY}: expected some of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}")
+
+
+def expect_installed(names: Sequence[str]) -> None:
+    """Raise ConfigError for trackers without installed packages."""
+    for name in names:
+        packages = TRACKERS[name].packages
+        if any(find_spec(package) is None for package in packages):
+            raise ConfigError(f"{KEY}: {name} is not installed: pip install {' '.join(packages)}")
+
+
+def verl_trackers(names: Sequence[str]) -> list[str]:
+    """The names of verl's own trackers. Raises ConfigError for a tracker that is not available on verl."""
+    by_name = {name: TRACKERS[name].verl for name in names}
+    for name, verl_name in by_name.items():
+        if verl_name is None:
+            known = [name for name in TRACKERS.names() if TRACKERS[name].verl is not None]
+            raise ConfigError(f"{KEY}: the verl engine has {', '.join(known)}, got {name!r}")
+    return [verl_name for verl_name in by_name.values() if verl_name]
+
+
+def sample_rows(assignment: Assignment, most: int = SHOWN) -> list[list[Any]]:
+    """The steps of the first trajectory of each task, for at most `most` tasks, as rows of `COLUMNS`."""
+    batch = assignment.batch
+    first: dict[int, int] = {}
+    for trajectory, group in enumerate(batch.group_of_trajectory.tolist()):
+        if len(first) < most:
+            first.setdefault(group, trajectory)
+    rows = []
+    for trajectory in first.values():
+        outcome = batch.outcome_scores[trajectory]
+        for s in (batch.trajectory_of_step == trajectory).nonzero()[0].tolist():
+            rows.append(
+                [
+                    batch.trajectory_ids[trajectory],
+                    int(batch.index_of_step[s]),
+                    batch.agent_names[batch.agent_of_step[s]],
+                    batch.prompts[s][:_TEXT],
+                    batch.responses[s][:_TEXT],
+                    float(assignment.sub_reward_S[s]),
+                    None if outcome is None else float(outcome.rescaled),
+                    bool(assignment.gate_open_S[s]),
+                    float(assignment.credit_S[s]),
+                    float(assignment.advantage_S[s]),
+                ]
+            )
+    return rows

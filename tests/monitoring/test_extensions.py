@@ -1,0 +1,152 @@
+"""Guard rules and trackers from another distribution, run through every command that uses them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from creditflow.errors import ConfigError
+from creditflow.monitoring.trackers.base import TRACKERS, tracker
+from creditflow.monitoring.tracking import verl_trackers
+from tests.paths import TOY
+
+RULE = """
+from creditflow.errors import ConfigError
+from creditflow.monitoring import RuleResult, guard_rule
+
+@guard_rule("parity")
+class Parity:
+    def __init__(self, of: int = 2) -> None:
+        if of < 1:
+            raise ConfigError(f"of: expected at least 1, got {of}")
+        self.of, self.seen = of, 0
+
+    def look(self, value, over):
+        self.seen += 1
+        return RuleResult(self.seen % self.of == 0, False, {"seen": float(self.seen)})
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+"""
+TRACKER = """
+import json
+from creditflow.monitoring.trackers.base import tracker
+
+@tracker("lines", packages=("json",), tables=True)
+class Lines:
+    def __init__(self, run):
+        self.file = run.folder / "lines.jsonl"
+        self._write("opened", run.name, run.config["algorithm"]["propagation"], run.done)
+
+    def _write(self, *values):
+        with self.file.open("a") as file:
+            file.write(json.dumps(values) + "\\n")
+
+    def log(self, step, metrics):
+        self._write("metrics", step, metrics["rollout/tokens"])
+
+    def table(self, step, rows):
+        self._write("table", step, len(rows))
+
+    def finish(self):
+        self._write("finished")
+"""
+WATCHED = ("guard.rules.mine={kind: parity, metric: rollout/tokens, of: 2}",)
+TWO_STEPS = ("trainer.total_training_steps=2", "trainer.default_local_dir=run")
+
+
+def install(folder: Path, group: str, code: str, name: str = "theirs") -> None:
+    """Write a distribution with a module and an entry point for it."""
+    (folder / f"{name}.py").write_text(code)
+    information = folder / f"{name}-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(f"[{group}]\n{name} = {name}\n")
+
+
+def creditflow(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
+    command = [sys.executable, "-m", "creditflow", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
+
+
+def succeeded(folder: Path, *words: object) -> str:
+    result = creditflow(folder, *words)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def json_lines(file: Path) -> list:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_installed_guard_rule_works_in_every_command(tmp_path: Path) -> None:
+    install(tmp_path, "creditflow.guard_rules", RULE)
+    succeeded(tmp_path, "check", TOY, *WATCHED)
+    (tmp_path / "series.jsonl").write_text('{"rollout/tokens": 5}\n' * 3)
+    table = succeeded(tmp_path, "guard", "test", TOY, *WATCHED, "--scenario", "series.jsonl")
+    assert [line.split()[:3] for line in table.splitlines() if "mine" in line] == [["2", "mine", "fired"]]
+    printed = succeeded(tmp_path, "train", TOY, *WATCHED, *TWO_STEPS)
+    assert "guard: mine fired: rollout/tokens (seen 2): a warning only" in printed
+    events = [event for event in json_lines(tmp_path / "run/events.jsonl") if event["rule"] == "mine"]
+    assert [(event["step"], event["what"], event["numbers"]) for event in events] == [(2, "fired", {"seen": 2.0})]
+    metrics = json_lines(tmp_path / "run/metrics.jsonl")
+    assert [row["guard/on/mine"] for row in metrics if row["step"] > 0] == [0.0, 1.0]
+    succeeded(tmp_path, "report", "run", "--out", "report.html")
+    assert '"rule":"mine"' in (tmp_path / "report.html").read_text()
+
+
+def test_installed_tracker_gets_two_training_steps(tmp_path: Path) -> None:
+    install(tmp_path, "creditflow.trackers", TRACKER)
+    options = ("trainer.logger=[console,lines]", "trainer.val_before_train=false")
+    succeeded(tmp_path, "check", TOY, *options)
+    succeeded(tmp_path, "train", TOY, *options, *TWO_STEPS)
+    lines = json_lines(tmp_path / "run/lines.jsonl")
+    tokens = [row["rollout/tokens"] for row in json_lines(tmp_path / "run/metrics.jsonl")]
+    assert lines[0] == ["opened", "run", "threshold", 0]
+    assert [line[1:] for line in lines if line[0] == "metrics"] == [[1, tokens[0]], [2, tokens[1]]]
+    assert [line[:2] for line in lines if line[0] == "table"] == [["table", 1]]
+    assert lines[-1] == ["finished"]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            "guard.rules.mine={kind: party, metric: rollout/tokens}",
+            "guard.rules.mine.kind: expected one of drop, level, parity, or file.py:kind, got 'party' "
+            "(did you mean 'parity'?)",
+        ),
+        ("guard.rules.mine={kind: parity, metric: rollout/tokens, of: 0}", "guard.rules.mine.of: expected at least 1"),
+        ("guard.rules.mine={kind: parity, metric: rollout/tokens, off: 2}", "expected keys of kind parity: of; got"),
+    ],
+)
+def test_wrong_option_of_an_installed_rule_is_refused(tmp_path: Path, option: str, message: str) -> None:
+    install(tmp_path, "creditflow.guard_rules", RULE)
+    result = creditflow(tmp_path, "check", TOY, option)
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+def test_broken_entry_point_is_named(tmp_path: Path) -> None:
+    install(tmp_path, "creditflow.trackers", "import nowhere_to_be_found\n")
+    result = creditflow(tmp_path, "check", TOY)
+    assert result.returncode == 2
+    assert "entry point theirs of creditflow.trackers: ModuleNotFoundError" in result.stderr
+
+
+def test_tracker_without_verl_is_refused_there() -> None:
+    tracker("lines")(lambda run: None)
+    try:
+        assert verl_trackers(["console", "mlflow", "wandb"]) == ["mlflow", "wandb"]
+        with pytest.raises(ConfigError, match="the verl engine has console, mlflow, tensorboard, wandb, got 'lines'"):
+            verl_trackers(["console", "lines"])
+    finally:
+        TRACKERS.remove("lines")
