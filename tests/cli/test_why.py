@@ -16,7 +16,7 @@ from creditflow.credit import explain
 from creditflow.engines.local import actor
 from creditflow.engines.local.trainer import train
 from creditflow.reports.text import plain
-from creditflow.runs import Ledger
+from creditflow.runs import Ledger, RunFolder
 from tests.paths import TOY
 
 PPO = ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer")
@@ -205,7 +205,7 @@ def test_torn_file_is_set_aside_and_named(tmp_path: Path) -> None:
 
 
 def test_run_without_training_steps_is_refused(ledger: Ledger, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")
+    RunFolder.create(tmp_path, {}, "")
     assert refused(tmp_path, "0-1-0-0/0") == f"{tmp_path}: no training step is on record yet"
 
 

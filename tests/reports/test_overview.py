@@ -189,7 +189,7 @@ def test_file_of_a_later_version_is_set_aside(tmp_path: Path) -> None:
     index.refresh(ledger)
     assert set(index.taken) == {1, 3}
     assert set(index.damaged) == {2}
-    with pytest.raises(DataError, match=r"000002.parquet: a step file of version 99; .* update creditflow"):
+    with pytest.raises(DataError, match=r"000002.parquet: a file of version 99; .* update creditflow"):
         connect(ledger)
 
 
@@ -248,14 +248,15 @@ def test_unreadable_files_with_one_reason_share_a_notice(tmp_path: Path) -> None
     for n in ledger.steps:
         table = pq.read_table(ledger.file(n))
         facts = json.loads(table.schema.metadata[b"creditflow"])
-        facts["options"] = None if n == 5 else facts["options"] | {"propagation": "of_another_package"}
+        facts["options"] |= {"propagation": "of_another_package"}
+        facts["version"] = 1 if n == 5 else facts["version"]
         pq.write_table(table.replace_schema_metadata({b"creditflow": json.dumps(facts).encode()}), ledger.file(n))
     index = indexed(ledger)
-    many, old = overview(ledger, index)["left_out"]
+    old, many = overview(ledger, index)["left_out"]
     assert many.startswith("the trajectories in 000001.parquet, 000002.parquet, 000003.parquet and 1 more cannot be")
     assert "got 'of_another_package'" in many
-    assert old.startswith("the trajectories in 000005.parquet cannot be shown")
-    assert "older creditflow" in old
+    assert old.startswith("000005.parquet cannot be read: a file of version 1")
+    assert "read it with the creditflow that wrote it" in old
     assert samples(ledger, index, 10) == {"trajectories": [], "graphs": {}, "steps": {}, "left_out": []}
 
 

@@ -1,6 +1,5 @@
 """The report and the live view in a browser: they show the ledger's values and execute no text."""
 
-import json
 import re
 import socket
 import threading
@@ -238,7 +237,7 @@ def test_tokens_use_the_tokenizer_of_their_policy(tmp_path: Path) -> None:
         made = Tokenizer(WordLevel({word: id for id, word in enumerate(words)}, unk_token=words[0]))
         made.save(str(folder / "tokenizer.json"))
     agents = {"x": {"policy": "red"}, "y": {"policy": "blue"}, "z": {"policy": "green"}}
-    (tmp_path / "run.json").write_text(json.dumps({"config": {"team": {"agents": agents}}}))
+    RunFolder.create(tmp_path, {"config": {"team": {"agents": agents}}}, "")
     spelling = Spelling(Ledger.open(tmp_path))
     assert "".join(spelling.for_policy("red")([1, 0])).split() == ["b", "a"]
     assert "".join(spelling.for_policy("blue")([1, 0])).split() == ["d", "c"]

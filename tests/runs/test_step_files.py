@@ -13,7 +13,8 @@ from creditflow.credit import Assignment, Credit, CreditOptions, assign, explain
 from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.data import TrajectoryBatch
 from creditflow.errors import DataError
-from creditflow.runs.step_files import VERSION, read_step_file, write_step_file
+from creditflow.runs.format import FORMAT
+from creditflow.runs.step_files import read_step_file, write_step_file
 from tests.builders import batch_of, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.credit.test_explain import ALL_CORNERS, sampled_tokens
@@ -82,12 +83,15 @@ def test_trajectory_without_steps_keeps_its_place_and_mask(tmp_path: Path) -> No
     assert read.masked_N.tolist() == [False, True, False]
 
 
-def test_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [(FORMAT + 1, "update creditflow"), (FORMAT - 1, "read it with the creditflow that wrote it"), (0, "read it with")],
+)
+def test_step_file_of_another_version_is_refused(tmp_path: Path, version: int, advice: str) -> None:
     path = written(tmp_path, assign(a_batch(), CreditOptions()))
-    rewritten(path, version=VERSION + 1)
-    with pytest.raises(
-        DataError, match=rf"a step file of version {VERSION + 1}; this creditflow reads up to {VERSION}"
-    ):
+    rewritten(path, version=version)
+    message = rf"000007\.parquet: a file of version {version}; this creditflow reads version {FORMAT}: {advice}"
+    with pytest.raises(DataError, match=message):
         read_step_file(path)
 
 

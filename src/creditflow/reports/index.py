@@ -68,7 +68,6 @@ WHERE position IS NOT NULL;
 """
 
 
-_CREDITED = "SELECT 1 FROM steps WHERE training_step = ? AND trained IS NOT NULL LIMIT 1"
 Signature = tuple[int, int]
 """A file's modification time in ns and its size; after a rollback a file of the same name may differ."""
 
@@ -214,8 +213,6 @@ class Index:
             return
         if options is not None:
             self.rules[step] = options.propagation
-        elif self._connection.execute(_CREDITED, [step]).fetchone() is not None:
-            self.reasons[step] = "it is of an older creditflow and holds no options of credit"
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """The rows of a query over `trajectories` and `steps`, as JSON types."""

@@ -1,12 +1,11 @@
 """Read access to a run's folder.
 
-Opening reads only file names and the last bytes of each file, so that a run of ten million steps opens at once. The
-content of a file is read on demand.
+Opening reads only `run.json`, file names and the last bytes of each step file, so that a run of ten million steps
+opens at once. The content of a step file is read on demand.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from creditflow.errors import DataError, InputError, first_line
-from creditflow.runs.run_folder import read_events, read_metrics, torn_lines
+from creditflow.runs.run_folder import read_events, read_metrics, read_run, torn_lines
 from creditflow.runs.step_files import Recorded, read_step_file
 
 
@@ -30,24 +29,18 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
-        """Open the folder of a run. Raises InputError if `path` is not one."""
+        """Open the folder of a run. Raises InputError if `path` is not one, DataError for a run of another version."""
         if not (path / "run.json").is_file():
             raise InputError(f"{path}: expected the folder of a run, with a run.json in it")
+        read_run(path)
         files = sorted(file for file in path.glob("steps/*.parquet") if re.fullmatch("[0-9]{6,9}", file.stem))
         torn = tuple(file for file in files if _is_torn(file))
         return cls(path, tuple(sorted(int(file.stem) for file in files if file not in torn)), torn)
 
     @property
     def run(self) -> dict[str, Any]:
-        """`run.json`: configuration, versions, seed. Raises DataError if it is damaged."""
-        file = self.path / "run.json"
-        try:
-            run = json.loads(file.read_text())
-        except ValueError as error:
-            raise DataError(f"{file}: not JSON: {first_line(error)}") from error
-        if not isinstance(run, dict):
-            raise DataError(f"{file}: expected a JSON object, got {type(run).__name__}")
-        return run
+        """`run.json`: configuration, versions, seed. See `read_run`."""
+        return read_run(self.path)
 
     def metrics(self) -> list[dict[str, Any]]:
         """See `read_metrics`."""

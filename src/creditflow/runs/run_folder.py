@@ -16,6 +16,7 @@ from creditflow._utils.tracebacks import KEY
 from creditflow.credit import Assignment
 from creditflow.data import TrajectoryBatch
 from creditflow.errors import CreditflowError, DataError, InputError, first_line
+from creditflow.runs.format import FORMAT, expect_format
 from creditflow.runs.step_files import write_step_file
 
 
@@ -37,14 +38,15 @@ class RunFolder:
             unfinished.unlink()
         folder = cls(path)
         folder.write_text("config.yaml", config_yaml)
-        folder.write_text("run.json", json.dumps(run, indent=2) + "\n")
+        folder.write_text("run.json", json.dumps({"format": FORMAT, **run}, indent=2) + "\n")
         return folder
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open the folder of an existing run. Raises InputError if it holds none."""
+        """Open the folder of an existing run. Raises InputError if it holds none, DataError for another version."""
         if not (path / "run.json").is_file():
             raise InputError(f"trainer.default_local_dir: {path} holds no run: expected a run.json in it")
+        read_run(path)
         make_folder(path / "steps", "trainer.default_local_dir")
         return cls(path)
 
@@ -153,6 +155,19 @@ def log_failures(
     found = [one for one in infos if KEY in one[1]]
     if found and folder.append_failures(step, found):
         error.args = (f"{error}; whole tracebacks: {folder.path / FAILURES}",)
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """The content of a run's `run.json`. Raises DataError if it is damaged or of another version."""
+    file = path / "run.json"
+    try:
+        run = json.loads(file.read_text())
+    except ValueError as error:
+        raise DataError(f"{file}: not JSON: {first_line(error)}") from error
+    if not isinstance(run, dict):
+        raise DataError(f"{file}: expected a JSON object, got {type(run).__name__}")
+    expect_format(file, run.get("format", 1))
+    return run
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -17,9 +17,7 @@ from creditflow.credit import Assignment, CreditOptions
 from creditflow.credit.estimators.base import CriticTerms
 from creditflow.data import TrajectoryBatch
 from creditflow.errors import BatchError, ConfigError, DataError
-
-VERSION = 1
-"""Version of the columns and facts of a step file. Later versions are refused; files without one lack options."""
+from creditflow.runs.format import FORMAT, expect_format
 
 _RENAMED = {"stratum": "stratum_in_force", "group": "group_id"}
 """New names for fields with the name of a batch column or of an SQL keyword."""
@@ -41,7 +39,7 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
     """Write the file of training step `step`; without an assignment, only the trajectories."""
     from creditflow.data import table
 
-    facts: dict[str, Any] = {"version": VERSION, "training_step": step}
+    facts: dict[str, Any] = {"version": FORMAT, "training_step": step}
     if assignment is None:
         table.write_parquet(batch, path, facts=facts)
         return
@@ -64,14 +62,14 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
 
 
 def expect_readable(path: Path) -> dict[str, Any]:
-    """Return the file's facts. Raises DataError for a later schema version or a file that is not Parquet."""
+    """Return the file's facts. Raises DataError for another version or a file that is not Parquet."""
     from creditflow.data import table
 
     try:
         facts = table.facts_of(path)
     except BatchError as error:
         raise DataError(str(error)) from error
-    _expect_version(path, facts)
+    expect_format(path, facts.get("version", 0))
     return facts
 
 
@@ -82,22 +80,19 @@ def options_of(path: Path, facts: Mapping[str, Any]) -> CreditOptions | None:
         return None
     if not isinstance(given, Mapping):
         raise DataError(f"{path}: options: expected a mapping, got {type(given).__name__}")
-    return _options(path, given)
-
-
-def _expect_version(path: Path, facts: Mapping[str, Any]) -> None:
-    version = facts.get("version", 0)
-    if not isinstance(version, int) or version > VERSION:
-        raise DataError(
-            f"{path}: a step file of version {version}; this creditflow reads up to {VERSION}: update creditflow"
-        )
+    try:
+        options = CreditOptions(**{f.name: given[f.name] for f in fields(CreditOptions) if f.name in given})
+        options.validate()
+    except ConfigError as error:
+        raise DataError(f"{path}: {error}; import the module that registers what it was made with") from error
+    return options
 
 
 def read_step_file(path: Path) -> Recorded:
     """Read a file of `write_step_file`, with each step's advantage bit for bit.
 
-    `shadow` is not stored, since it can be computed again. Raises DataError for a torn file, a later version, a file
-    without the options of its credit, and a propagation rule that is not registered in this process.
+    `shadow` is not stored, since it can be computed again. Raises DataError for a torn file, another version, and a
+    propagation rule that is not registered in this process.
     """
     from creditflow.data import table
 
@@ -108,18 +103,12 @@ def read_step_file(path: Path) -> Recorded:
         )
     except BatchError as error:
         raise DataError(str(error)) from error
-    _expect_version(path, beside.facts)
-    step = int(beside.facts.get("training_step", path.stem if path.stem.isdigit() else 0))
-    if "advantage" not in beside.step:
+    expect_format(path, beside.facts.get("version", 0))
+    step, options = int(beside.facts["training_step"]), options_of(path, beside.facts)
+    if options is None:
         return Recorded(step, batch, None)
-    if "options" not in beside.facts:
-        raise DataError(
-            f"{path}: expected the options of credit that it was written under; it is of an older creditflow"
-        )
-    options = _options(path, beside.facts["options"])
     columns = {**beside.step, **beside.trajectory, **beside.token}
-    made = _assignment(path, batch, options, columns, int(beside.facts.get("singletons", 0)))
-    return Recorded(step, batch, made)
+    return Recorded(step, batch, _assignment(path, batch, options, columns, int(beside.facts["singletons"])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +168,3 @@ def _assignment(
     return Assignment(
         **given, **of_tokens, critic=critic, singletons=singletons, options=options, shadow=None, batch=batch
     )
-
-
-def _options(path: Path, given: Mapping[str, Any]) -> CreditOptions:
-    known = {f.name for f in fields(CreditOptions)}
-    try:
-        options = CreditOptions(**{name: value for name, value in given.items() if name in known})
-        options.validate()
-    except ConfigError as error:
-        raise DataError(f"{path}: {error}; import the module that registers what it was made with") from error
-    return options

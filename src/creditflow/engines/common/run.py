@@ -15,6 +15,7 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, different_options
 from creditflow.errors import InputError
 from creditflow.runs import RunFolder
+from creditflow.runs.format import expect_format
 
 FINISHED = "evaluation.json"
 """The file of a finished run's last evaluation, written last."""
@@ -60,7 +61,7 @@ def run_facts(recipe: Recipe, engine: str, packages: Sequence[str], **facts: obj
 def read_facts(path: Path, engine: str) -> dict[str, Any] | None:
     """The `run.json` of the run in `path`; None without a run.
 
-    Raises InputError if it cannot be read, or if another engine began the run.
+    Raises InputError if it cannot be read, or if another engine began the run; DataError for another format version.
     """
     if not (path / "run.json").exists():
         return None
@@ -72,6 +73,7 @@ def read_facts(path: Path, engine: str) -> dict[str, Any] | None:
         raise InputError(f"{holds} already, whose run.json does not say what it is; name another folder") from None
     if began != engine:
         raise InputError(f"{holds} of --engine {began}; name another folder")
+    expect_format(path / "run.json", facts.get("format", 1))
     return facts
 
 
