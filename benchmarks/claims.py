@@ -41,7 +41,7 @@ from creditflow.studies.simulation import SimulatedTeam, credited, draw, moved_o
 MEASURES = (
     *TRAINING,
     "src/creditflow/monitoring/guard.py",
-    "src/creditflow/monitoring/rules.py",
+    "src/creditflow/monitoring/guard_rules",
     "src/creditflow/studies/simulation.py",
     "benchmarks/cases.py",
     "src/creditflow/recipes/arithmetic_chain.py",

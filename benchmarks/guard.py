@@ -31,7 +31,7 @@ from creditflow.runs.run_folder import read_metrics
 MEASURES = (
     "src/creditflow/monitoring/guard.py",
     "src/creditflow/monitoring/metrics.py",
-    "src/creditflow/monitoring/rules.py",
+    "src/creditflow/monitoring/guard_rules",
     "src/creditflow/monitoring/scenarios.py",
 )
 SETTING = Setting(steps=100, test_freq=5, onset=20)

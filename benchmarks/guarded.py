@@ -41,7 +41,7 @@ from creditflow.runs.run_folder import read_events
 MEASURES = (
     *TRAINING,
     "src/creditflow/monitoring/guard.py",
-    "src/creditflow/monitoring/rules.py",
+    "src/creditflow/monitoring/guard_rules",
     "benchmarks/cases.py",
     "src/creditflow/recipes/arithmetic_chain.py",
     "src/creditflow/recipes/arithmetic_chain.yaml",

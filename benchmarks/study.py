@@ -44,7 +44,7 @@ RECIPE = find_recipe("arithmetic_chain")
 MEASURES = (
     *TRAINING,
     "src/creditflow/monitoring/guard.py",
-    "src/creditflow/monitoring/rules.py",
+    "src/creditflow/monitoring/guard_rules",
     "benchmarks/cases.py",
     "benchmarks/ideas.py",
     "src/creditflow/recipes/arithmetic_chain.py",
