@@ -1,9 +1,6 @@
 """Guard rules and trackers from another distribution, run through every command that uses them."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ import pytest
 from creditflow.errors import ConfigError
 from creditflow.monitoring.trackers.base import TRACKERS, tracker
 from creditflow.monitoring.tracking import verl_trackers
+from tests.distributions import creditflow, install, succeeded
 from tests.paths import TOY
 
 RULE = """
@@ -61,34 +59,12 @@ WATCHED = ("guard.rules.mine={kind: parity, metric: rollout/tokens, of: 2}",)
 TWO_STEPS = ("trainer.total_training_steps=2", "trainer.default_local_dir=run")
 
 
-def install(folder: Path, group: str, code: str, name: str = "theirs") -> None:
-    """Write a distribution with a module and an entry point for it."""
-    (folder / f"{name}.py").write_text(code)
-    information = folder / f"{name}-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(f"[{group}]\n{name} = {name}\n")
-
-
-def creditflow(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
-    command = [sys.executable, "-m", "creditflow", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
-
-
-def succeeded(folder: Path, *words: object) -> str:
-    result = creditflow(folder, *words)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout + result.stderr
-
-
 def json_lines(file: Path) -> list:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_installed_guard_rule_works_in_every_command(tmp_path: Path) -> None:
-    install(tmp_path, "creditflow.guard_rules", RULE)
+    install(tmp_path, "[creditflow.guard_rules]\nparity = theirs\n", theirs=RULE)
     succeeded(tmp_path, "check", TOY, *WATCHED)
     (tmp_path / "series.jsonl").write_text('{"rollout/tokens": 5}\n' * 3)
     table = succeeded(tmp_path, "guard", "test", TOY, *WATCHED, "--scenario", "series.jsonl")
@@ -104,7 +80,7 @@ def test_installed_guard_rule_works_in_every_command(tmp_path: Path) -> None:
 
 
 def test_installed_tracker_gets_two_training_steps(tmp_path: Path) -> None:
-    install(tmp_path, "creditflow.trackers", TRACKER)
+    install(tmp_path, "[creditflow.trackers]\nlines = theirs\n", theirs=TRACKER)
     options = ("trainer.logger=[console,lines]", "trainer.val_before_train=false")
     succeeded(tmp_path, "check", TOY, *options)
     succeeded(tmp_path, "train", TOY, *options, *TWO_STEPS)
@@ -129,17 +105,20 @@ def test_installed_tracker_gets_two_training_steps(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_option_of_an_installed_rule_is_refused(tmp_path: Path, option: str, message: str) -> None:
-    install(tmp_path, "creditflow.guard_rules", RULE)
+    install(tmp_path, "[creditflow.guard_rules]\nparity = theirs\n", theirs=RULE)
     result = creditflow(tmp_path, "check", TOY, option)
     assert result.returncode == 2
     assert message in result.stderr
 
 
-def test_broken_entry_point_is_named(tmp_path: Path) -> None:
-    install(tmp_path, "creditflow.trackers", "import nowhere_to_be_found\n")
-    result = creditflow(tmp_path, "check", TOY)
+def test_broken_entry_point_breaks_only_its_own_tracker(tmp_path: Path) -> None:
+    install(tmp_path, "[creditflow.trackers]\ntheirs = theirs\n", theirs="import nowhere_to_be_found\n")
+    succeeded(tmp_path, "check", TOY)
+    result = creditflow(tmp_path, "check", TOY, "trainer.logger=[theirs]")
     assert result.returncode == 2
-    assert "entry point theirs of creditflow.trackers: ModuleNotFoundError" in result.stderr
+    assert "got 'theirs'; entry point theirs of creditflow.trackers cannot be loaded: ModuleNotFoundError" in (
+        result.stderr
+    )
 
 
 def test_tracker_without_verl_is_refused_there() -> None:

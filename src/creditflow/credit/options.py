@@ -12,6 +12,7 @@ import numpy as np
 from creditflow.credit.gates import GATES, GATES_OF_UNSCORED, PASSING
 from creditflow.credit.groups import BASELINES, LEVELS, PARENTS
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, GATE_OPTIONS, PROPAGATION_RULES
+from creditflow.credit.registry import Registry
 from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
 
@@ -89,7 +90,8 @@ class CreditOptions:
         """Raises ConfigError for the first invalid option: the key, the expected and the actual value."""
         for key, choices in CHOICES.items():
             value, names = getattr(self, key), choices()
-            _expect(isinstance(value, str) and value in names, key, " or ".join(names), value, names)
+            hint = _REGISTRIES[key].hint(value) if key in _REGISTRIES else did_you_mean(value, names)
+            _expect(isinstance(value, str) and value in names, key, " or ".join(names), value, hint)
         for key in _BOOLS:
             value = getattr(self, key)
             _expect(isinstance(value, bool), key, "true or false", value)
@@ -266,6 +268,7 @@ NUMBERS: dict[str, tuple[float, float, str]] = {
     "w_r": _WEIGHT,
     "w_o": _WEIGHT,
 }
+_REGISTRIES: dict[str, Registry[Any]] = {"propagation": PROPAGATION_RULES, "adv_estimator": ADVANTAGE_ESTIMATORS}
 # Functions, because rules may be registered at any time.
 CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "propagation": PROPAGATION_RULES.names,
@@ -287,6 +290,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _expect(holds: bool, key: str, expected: str, value: object, names: Iterable[str] = ()) -> None:
+def _expect(holds: bool, key: str, expected: str, value: object, hint: str = "") -> None:
     if not holds:
-        raise ConfigError(f"algorithm.{key}: expected {expected}, got {value!r}{did_you_mean(value, names)}")
+        raise ConfigError(f"algorithm.{key}: expected {expected}, got {value!r}{hint}")

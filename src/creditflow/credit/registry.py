@@ -1,6 +1,7 @@
 """Registries of named parts that a recipe chooses from: propagation rules, estimators, thresholds.
 
 A registry finds its entries itself: the modules of its package, and the entry points that other distributions declare.
+An entry point that cannot be loaded matters only where an entry is missing; the error then names it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Registry(Generic[Entry]):
         """
         self.key, self._package, self._group = key, package, group
         self._entries: dict[str, Entry] = {}
+        self._unloadable: list[str] = []
         self._is_complete = not (package or group)
 
     def add(self, name: str, entry: Entry) -> None:
@@ -52,8 +54,13 @@ class Registry(Generic[Entry]):
         try:
             return self._entries[name]
         except KeyError:
-            hint = did_you_mean(name, self._entries)
-            raise ConfigError(f"{self.key}: expected one of {', '.join(self.names())}, got {name!r}{hint}") from None
+            known = ", ".join(self.names())
+            raise ConfigError(f"{self.key}: expected one of {known}, got {name!r}{self.hint(name)}") from None
+
+    def hint(self, name: object) -> str:
+        """The end of an error message for an unknown name: the nearest one, and entry points that cannot be loaded."""
+        self._complete()
+        return did_you_mean(name, self._entries) + "".join(f"; {reason}" for reason in self._unloadable)
 
     def _complete(self) -> None:
         if self._is_complete:
@@ -65,10 +72,9 @@ class Registry(Generic[Entry]):
         for point in entry_points(group=self._group) if self._group else ():
             try:
                 point.load()
-            except Exception as error:
-                raise ConfigError(
-                    f"entry point {point.name} of {self._group}: {type(error).__name__}: {error}"
-                ) from error
+            except Exception as error:  # whatever a foreign module raises
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                self._unloadable.append(f"entry point {point.name} of {self._group} cannot be loaded: {reason}")
 
 
 def expect_keywords(name: str, entry: Callable[..., Any], options: Mapping[str, Any], key: str, first: int = 0) -> None:

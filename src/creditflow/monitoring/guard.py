@@ -370,9 +370,8 @@ def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
     elif kind in GUARD_RULES.names():
         entry = GUARD_RULES[kind]
     else:
-        names = GUARD_RULES.names()
-        hint = did_you_mean(kind, names)
-        raise ConfigError(f"{key}.kind: expected one of {', '.join(names)}, or file.py:kind, got {kind!r}{hint}")
+        known = ", ".join(GUARD_RULES.names())
+        raise ConfigError(f"{key}.kind: expected one of {known}, or file.py:kind, got {kind!r}{GUARD_RULES.hint(kind)}")
     own = {option: value for option, value in options.items() if option not in _COMMON_OPTIONS}
     expect_keywords(kind, entry, own, key)
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from creditflow.credit import Assignment
-from creditflow.errors import ConfigError, did_you_mean, first_line
+from creditflow.errors import ConfigError, first_line
 from creditflow.monitoring.trackers.base import KEY, TRACKERS, TrackedRun, Tracker
 
 SHOWN = 8
@@ -81,7 +81,7 @@ def expect_names(names: Sequence[str]) -> None:
     known = TRACKERS.names()
     for name in names:
         if name not in known:
-            raise ConfigError(f"{KEY}: expected some of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}")
+            raise ConfigError(f"{KEY}: expected some of {', '.join(known)}, got {name!r}{TRACKERS.hint(name)}")
 
 
 def expect_installed(names: Sequence[str]) -> None:

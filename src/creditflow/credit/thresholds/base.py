@@ -21,7 +21,6 @@ from creditflow.errors import (
     ConfigError,
     NotFiniteError,
     ScoreRangeError,
-    did_you_mean,
 )
 
 KEY = "algorithm.propagation_threshold"
@@ -109,8 +108,8 @@ def make_threshold(spec: float | Mapping[str, Any], agents: Iterable[str] | None
         raise ConfigError(f"{KEY}: expected a finite number, or a mapping with `kind`, got {spec!r}")
     name = spec.get("kind")
     if name not in THRESHOLDS.names():
-        hint = did_you_mean(str(name), THRESHOLDS.names())
-        raise ConfigError(f"{KEY}.kind: expected {' or '.join(THRESHOLDS.names())}, got {name!r}{hint}")
+        known = " or ".join(THRESHOLDS.names())
+        raise ConfigError(f"{KEY}.kind: expected {known}, got {name!r}{THRESHOLDS.hint(name)}")
     kind = THRESHOLDS[str(name)]
     options = {key: value for key, value in spec.items() if key != "kind"}
     expect_keywords(str(name), kind, options, KEY, first=1)

@@ -1,0 +1,159 @@
+"""A propagation rule, an estimator and a threshold of another distribution, in every command that uses them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.distributions import creditflow, install, succeeded
+from tests.paths import TOY
+
+ENTRY_POINTS = """
+[creditflow.rules]
+halves = halves
+[creditflow.estimators]
+doubled = doubled
+[creditflow.thresholds]
+steady = steady
+"""
+RULE = """
+import numpy as np
+
+from creditflow.credit.records import NOTHING, propagation_rule
+from creditflow.credit.rules.base import OUTCOME_TO, Credit, sources
+
+
+@propagation_rule("halves", ignores=("share",), flows=NOTHING, engines=("local",))
+def halves(inputs):
+    own_S, shared_S = OUTCOME_TO[inputs.options.outcome_to](inputs)
+    nothing_S = np.zeros_like(own_S)
+    return Credit(0.5 * own_S, nothing_S, 0.5 * shared_S, nothing_S, sources(inputs))
+"""
+ESTIMATOR = """
+from creditflow.credit.estimators.base import Estimate
+from creditflow.credit.records import advantage_estimator
+
+
+@advantage_estimator("doubled")
+def doubled(inputs):
+    return Estimate(2.0 * inputs.groups.mean_S)
+"""
+THRESHOLD = """
+from creditflow.credit.thresholds.base import METRIC, threshold_kind
+
+
+@threshold_kind("steady")
+class Steady:
+    floor = 0.0
+
+    def __init__(self, team, level=0.4):
+        self.level = level
+
+    def theta(self, agent):
+        return self.level
+
+    def update(self, observed):
+        pass
+
+    def state_dict(self):
+        return {"level": self.level}
+
+    def load_state_dict(self, state):
+        self.level = state["level"]
+
+    def metrics(self):
+        return {METRIC: self.level}
+"""
+ALL = (
+    "algorithm.propagation=halves",
+    "algorithm.adv_estimator=doubled",
+    "algorithm.propagation_threshold={kind: steady, level: 0.3}",
+)
+PAST = ("algorithm.propagation=none", "algorithm.adv_estimator=grpo", "algorithm.propagation_threshold=0.5")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    install(folder, ENTRY_POINTS, halves=RULE, doubled=ESTIMATOR, steady=THRESHOLD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two training steps with the rule, the estimator and the threshold."""
+    folder = tmp_path_factory.mktemp("work")
+    words = ("trainer.total_training_steps=2", "trainer.save_freq=1", "trainer.default_local_dir=run")
+    succeeded(site, "train", TOY, *ALL[:2], *words, folder=folder)
+    return folder / "run"
+
+
+def steps_of(run: Path) -> list[dict]:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(run / "steps" / "000002.parquet").to_pylist()
+
+
+def test_installed_rule_and_estimator_train(run: Path) -> None:
+    rows = steps_of(run)
+    trained = [row for row in rows if row["trained"]]
+    assert trained
+    assert all(row["received"] == 0 for row in rows)
+    for row in trained:
+        expected = 0.0 if row["tied"] else row["weight"] * (row["credit"] - row["baseline"])
+        assert row["advantage"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_check_names_the_installed_threshold(site: Path, tmp_path: Path) -> None:
+    printed = succeeded(site, "check", TOY, *ALL, "algorithm.propagation=threshold", "--verbose", folder=tmp_path)
+    assert "steady" in printed
+    refused = creditflow(site, "check", TOY, "algorithm.propagation_threshold={kind: stedy}", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "(did you mean 'steady'?)" in refused.stderr
+
+
+@pytest.mark.parametrize("command", [("why",), ("report", "--out", "r.html"), ("calibrate",)])
+def test_commands_read_the_run_of_an_installed_rule(site: Path, run: Path, command: tuple[str, ...]) -> None:
+    name, *options = command
+    assert succeeded(site, name, run, *options, folder=run.parent)
+
+
+def test_why_names_the_installed_rule(site: Path, run: Path) -> None:
+    step = next(row["step_id"] for row in steps_of(run) if row["trained"] and not row["tied"])
+    assert "halves" in succeeded(site, "why", run, step)
+
+
+def test_recredit_and_diff_compare_the_installed_rule(site: Path, run: Path) -> None:
+    succeeded(site, "recredit", run, *PAST[:2], "-o", run.parent / "past")
+    assert "steps" in succeeded(site, "diff", run, run.parent / "past")
+    succeeded(site, "recredit", run.parent / "past", "algorithm.propagation=halves", "-o", run.parent / "back")
+
+
+def test_audit_scores_the_installed_rule(site: Path, run: Path) -> None:
+    file = run.parent / "audit.json"
+    succeeded(site, "audit", run, "--rollouts", 9, "--budget", 36, "--rule", "halves", "--json", file)
+    assert "halves" in json.dumps(json.loads(file.read_text())["rules"])
+
+
+def test_guard_falls_back_from_the_installed_rule(site: Path, run: Path) -> None:
+    (run.parent / "series.jsonl").write_text('{"reward/error_rate": 0.5, "reward/judged_trajectories": 1000}\n' * 6)
+    words = ("guard", "test", TOY, ALL[0], "--scenario", run.parent / "series.jsonl")
+    assert "fallback" in succeeded(site, *words)
+
+
+def test_verl_refuses_a_rule_of_the_local_engine(site: Path, tmp_path: Path) -> None:
+    refused = creditflow(
+        site, "train", TOY, ALL[0], "trainer.device=auto", "--engine", "verl", "--dry-run", folder=tmp_path
+    )
+    assert refused.returncode == 2
+    assert "algorithm.propagation: halves" in refused.stderr
+
+
+def test_broken_entry_point_breaks_only_its_own_rule(tmp_path: Path) -> None:
+    install(tmp_path, "[creditflow.rules]\nbroken = broken\n", broken="import nowhere_to_be_found\n")
+    succeeded(tmp_path, "check", TOY)
+    refused = creditflow(tmp_path, "check", TOY, "algorithm.propagation=broken")
+    assert refused.returncode == 2
+    assert "got 'broken'; entry point broken of creditflow.rules cannot be loaded: ModuleNotFoundError" in (
+        refused.stderr
+    )
