@@ -147,7 +147,7 @@ def test_option_without_the_capability_is_refused(distribution, monkeypatch):
     monkeypatch.syspath_prepend(distribution)
     done = CliRunner().invoke(app, ["train", str(TOY), "--engine", "dummy", "algorithm.propagation=shapley"])
 
-    message = "error: algorithm.propagation: shapley is for --engine local; dummy has no such thing\n"
+    message = "error: algorithm.propagation: shapley is for --engine local; dummy does not support it\n"
     assert (done.exit_code, done.stderr.splitlines(keepends=True)[-1]) == (2, message)
 
 

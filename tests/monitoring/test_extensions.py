@@ -36,7 +36,7 @@ TRACKER = """
 import json
 from creditflow.monitoring.trackers.base import tracker
 
-@tracker("lines", packages=("json",), tables=True)
+@tracker("lines", packages=("numpy",), tables=True)
 class Lines:
     def __init__(self, run):
         self.file = run.folder / "lines.jsonl"

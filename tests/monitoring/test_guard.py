@@ -27,7 +27,8 @@ def guard(**rules) -> Guard:
 def of_recipe(*options: str, functions: Sequence[str] = ("outcome",), recipe: Path = RECIPE) -> Guard:
     """The guard of a recipe with one reward function per level, named after the level."""
     loaded = load_recipe(recipe, options)
-    return build_guard(loaded.config, loaded.folder, [SimpleNamespace(name=level, level=level) for level in functions])
+    rewards = [SimpleNamespace(name=level, level=level) for level in functions]
+    return build_guard(loaded.config, loaded.folder, rewards, "local")
 
 
 def fired(of: Guard, rows):

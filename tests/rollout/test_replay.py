@@ -170,3 +170,20 @@ def test_replay_does_not_wait_for_unused_responses() -> None:
     clients = {"default": Scripted(lambda prompt: b"new"), "baseline": Scripted(lambda prompt: b"base")}
     replaying = replay_rollout(before, rollout, set(), BASELINES, second_alone, AGENTS, Scheduler(clients), Sampling())
     assert asyncio.run(asyncio.wait_for(replaying, 20)).answer == "d"
+
+
+def test_replay_goes_on_after_a_cancelled_call() -> None:
+    async def both(task: Task, team: Team) -> str:
+        return "".join(await asyncio.gather(team.plan("x"), team.do("y")))
+
+    async def second_alone(task: Task, team: Team) -> str:
+        first, second = asyncio.ensure_future(team.plan("x")), asyncio.ensure_future(team.do("y"))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    before = recorded({"default": model("a", "b")}, both)
+    rollout = Rollout(TASK, "u", "t~0", (2,))
+    clients = {"default": model("new", "new"), "baseline": model("base", "base")}
+    replaying = replay_rollout(before, rollout, set(), BASELINES, second_alone, AGENTS, Scheduler(clients), Sampling())
+    assert asyncio.run(asyncio.wait_for(replaying, 20)).answer == "b"

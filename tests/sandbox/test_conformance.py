@@ -297,7 +297,9 @@ def test_runs_leave_no_descriptor_and_no_child(box):
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(all_kinds) for _ in range(3)]:
             future.result()
-    assert (descriptors(), children()) == (before, children_before)
+    # Fewer is possible: an object of another test may be collected late.
+    assert descriptors() <= before
+    assert children() <= children_before
 
 
 @pytest.mark.parametrize(

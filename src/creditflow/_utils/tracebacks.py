@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 _NOT_USERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+_RECIPES = Path(__file__).parents[1] / "recipes"
+"""Shipped recipes count as the user's files: users copy and change them."""
 _LIBRARIES = ("site-packages", "dist-packages")
 _SHOWN = 3
 """Number of frames in the short form, the innermost ones."""
@@ -89,6 +91,8 @@ def _users_frames(at: TracebackType | None) -> Iterator[str]:
 @functools.lru_cache
 def _is_users(file: str) -> bool:
     path = Path(file)
+    if path.is_relative_to(_RECIPES):
+        return True
     if file.startswith("<frozen ") or any(part in _LIBRARIES for part in path.parts):
         return False
     return not any(path.is_relative_to(folder) for folder in _NOT_USERS)

@@ -102,7 +102,7 @@ def compare(
     # Two comparisons at once would mistake each other's live runs for interrupted ones.
     taken = InputError(f"trainer.default_local_dir: another comparison is running in {folder}")
     with alone_in(folder, taken):
-        waiting = [run for run in runs if not _is_finished(run)]
+        waiting = [run for run in runs if not _is_finished(run, chosen.name)]
         reporter.say(f"comparison folder: {folder}")
         for arm in compared:
             reporter.say(f"  {arm.name}: {' '.join(arm.overrides)}")
@@ -172,6 +172,7 @@ def _plan(
     """
     from creditflow.config import load_recipe, with_effect
     from creditflow.engines.common.components import build_components
+    from creditflow.engines.common.guard import build_guard
     from creditflow.studies.comparison.arms import as_yaml
 
     kept = [override for override in overrides if override.partition("=")[0] not in _OWN]
@@ -194,6 +195,8 @@ def _plan(
                 _check_arm(path, arm, key, settings, resolved)
                 engine.expect_trainable(resolved, reporter)
                 components = build_components(resolved)
+                # Raises the errors of the guard before anything is written.
+                build_guard(resolved.config, resolved.folder, components.rewards.functions, engine.name)
                 tasks[arm.name] = _fingerprint_of_tasks(components)
                 if tasks[arm.name] != tasks[arms[0].name]:
                     raise ConfigError(
@@ -223,14 +226,16 @@ def _check_arm(path: Path, arm: Arm, key: str, settings: Sequence[str], resolved
         raise ConfigError(f"{key}: is varied by --vary; {arm.name} cannot set it as well")
 
 
-def _is_finished(run: ArmRun) -> bool:
+def _is_finished(run: ArmRun, engine: str) -> bool:
     """Whether the run is already finished. Raises InputError if its folder holds anything else."""
+    from creditflow.engines.common.run import read_facts
+
     facts = run.folder / "run.json"
     if not facts.exists():
         if run.folder.exists() and any(run.folder.iterdir()):
             raise InputError(f"trainer.default_local_dir: {run.folder} holds files that are not of a run")
         return False
-    existing = _flat(json.loads(facts.read_text())["config"])
+    existing = _flat((read_facts(run.folder, engine) or {})["config"])
     wanted = _flat(json.loads(json.dumps(run.recipe.to_dict())))
     for key in sorted(existing.keys() | wanted.keys()):
         if existing.get(key) != wanted.get(key) and not key.startswith(_UNCOMPARED):

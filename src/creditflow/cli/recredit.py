@@ -45,7 +45,7 @@ def recredit(
         raise InputError("algorithm.shadow: recredit already computes a second assignment; set that rule's options")
     if not ledger.steps:
         raise InputError(f"{run}: expected recorded training steps, found none")
-    out = out or run / "recredited" / _folder_name(settings)
+    out = (out or run / "recredited" / _folder_name(settings)).resolve()
     if (out / "run.json").exists():
         raise InputError(f"{out} holds an assignment already; name another folder with -o")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
@@ -167,7 +165,10 @@ def with_options(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
     values = recipe.to_dict()
     for key, value in options.items():
         *sections, name = key.split(".")
-        functools.reduce(operator.getitem, sections, values)[name] = value
+        target = values
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[name] = value
     config = checked(Config, values)
     validate(config)
     return replace(recipe, config=config)
@@ -193,7 +194,8 @@ def _layers(path: Path) -> list[DictConfig]:
             raise ConfigError(f"{path}: not readable as YAML: {_yaml_fault(error)}") from error
         if not isinstance(layer, DictConfig):
             raise ConfigError(f"{path}: expected a mapping of options at the top level")
-        base = layer.pop("extends", None)
+        base = OmegaConf.to_container(layer).get("extends")  # type: ignore[union-attr]
+        layer = OmegaConf.masked_copy(layer, [str(key) for key in layer if key != "extends"])
         chain.insert(0, layer)
         if base is None:
             return chain

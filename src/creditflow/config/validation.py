@@ -61,10 +61,12 @@ def _validate_training(config: Config) -> None:
 
 
 def _validate_agents(agents: Mapping[str, AgentConfig]) -> None:
+    from creditflow.rollout.team import Team
+
     if not agents:
         raise ConfigError("team.agents: expected at least one agent, got none")
     for agent in agents:
-        if agent.startswith("_") or agent in {"answer_from", "close"}:
+        if agent.startswith("_") or hasattr(Team, agent):
             raise ConfigError(f"team.agents.{agent}: `team.{agent}` has a meaning of its own; name the agent otherwise")
         if "/" in agent or "*" in agent:
             raise ConfigError(f"team.agents.{agent}: expected a name without / and *, as metrics are named by agents")

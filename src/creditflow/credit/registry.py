@@ -53,7 +53,7 @@ class Registry(Generic[Entry]):
         self._complete()
         try:
             return self._entries[name]
-        except KeyError:
+        except (KeyError, TypeError):  # an unhashable name is unknown, too
             known = ", ".join(self.names())
             raise ConfigError(f"{self.key}: expected one of {known}, got {name!r}{self.hint(name)}") from None
 

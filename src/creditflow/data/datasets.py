@@ -14,8 +14,8 @@ from typing import Any, Literal
 from creditflow._utils.files import write_whole
 from creditflow._utils.loading import is_reference, load_object
 from creditflow._utils.tracebacks import located
-from creditflow.data.messages import content_text, without_nulls
-from creditflow.data.trajectory import Task
+from creditflow.data.messages import without_nulls
+from creditflow.data.trajectory import Task, content_text
 from creditflow.errors import CreditflowError, DataError, first_line
 
 Split = Literal["train", "val"]
@@ -131,6 +131,10 @@ def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Spl
             ("extra_info", task.extra_info),
         ):
             _expect_json(value, f"{key}: task {number} of {name}: {part}")
+        if not isinstance(task.prompt, tuple | list):
+            raise DataError(f"{key}: task {number} of {name}: prompt: expected messages, got {str(task.prompt)[:80]!r}")
+        for i, message in enumerate(task.prompt):
+            _message(message, f"{key}: task {number} of {name}: prompt[{i}]")
     return tasks
 
 
@@ -266,7 +270,7 @@ def _gsm8k_task(row: Mapping[str, Any], index: int, path: Path, line: int) -> Ta
         ground_truth=truth,
         extra_info={
             "index": index,
-            "split": "test" if "test" in path.stem else "train",
+            "split": "test" if "test" in re.split(r"[^a-z]+", path.stem.lower()) else "train",
             "answer": answer,
             "calculations": _CALCULATION.findall(answer),
         },

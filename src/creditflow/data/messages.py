@@ -39,10 +39,3 @@ def _bare(value: Any, depth: int) -> Any:
     if isinstance(value, Mapping) and depth > 0:
         return {key: _bare(one, depth - 1) for key, one in value.items() if one is not None}
     return value
-
-
-def content_text(content: object) -> str:
-    """Return the text of a message's content: a text, null, or OpenAI's list of parts, of which text parts count."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return "" if content is None else str(content)

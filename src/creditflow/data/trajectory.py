@@ -33,6 +33,13 @@ RANGE_TOLERANCE = 1e-6
 CODE_OF_STATUS: dict[ScoreStatus, int] = {"ok": OK, "failed": FAILED, "timeout": TIMEOUT}
 
 
+def content_text(content: object) -> str:
+    """Return the text of a message's content: a text, null, or OpenAI's list of parts, of which text parts count."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return "" if content is None else str(content)
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One row of the data set, with verl's columns."""
@@ -47,7 +54,7 @@ class Task:
     @property
     def text(self) -> str:
         """The content of the last message; empty for an empty prompt."""
-        return str(self.prompt[-1]["content"]) if self.prompt else ""
+        return content_text(self.prompt[-1]["content"]) if self.prompt else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,9 @@ def engine_names() -> list[str]:
 
 
 def find_engine(name: str) -> Engine:
-    """Import an engine. Raises ConfigError for an unknown name, or if its module cannot be imported."""
+    """Import an engine. Raises ConfigError for an unknown name, or for an engine of another distribution
+    that cannot be imported.
+    """
     names = engine_names()
     if name not in names:
         raise ConfigError(f"--engine: expected {' or '.join(names)}, got {name!r}{did_you_mean(name, names)}")
@@ -162,7 +164,9 @@ def expect_capabilities(config: Config, name: str, capabilities: Collection[Capa
     ]
     if unsupported:
         value = attrgetter(unsupported[0])(config)
-        raise ConfigError(f"{unsupported[0]}: {value} is for --engine {DEFAULT}; {name} has no such thing")
+        by_rule = unsupported[0] == "algorithm.propagation" and not rule.needs_replays
+        able = " or ".join(rule.engines) if by_rule else DEFAULT
+        raise ConfigError(f"{unsupported[0]}: {value} is for --engine {able}; {name} does not support it")
 
 
 def _own_names() -> set[str]:

@@ -255,7 +255,7 @@ def _fits(pattern: str, name: str, names: Names) -> bool:
             continue
         before, placeholder, after = blank.groups()
         if not (word.startswith(before) and word.endswith(after) and len(word) > len(before) + len(after)):
-            return word == "*" and not before and not after
+            return False
         filling = word[len(before) : len(word) - len(after)]
         known = names.expand(placeholder)
         if placeholder == "k" and not filling.isdigit():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
+from importlib import metadata
 from typing import Any
 
 from creditflow.credit import Assignment
@@ -88,8 +88,16 @@ def expect_installed(names: Sequence[str]) -> None:
     """Raise ConfigError for trackers without installed packages."""
     for name in names:
         packages = TRACKERS[name].packages
-        if any(find_spec(package) is None for package in packages):
+        if not all(map(_is_installed, packages)):
             raise ConfigError(f"{KEY}: {name} is not installed: pip install {' '.join(packages)}")
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def verl_trackers(names: Sequence[str]) -> list[str]:

@@ -155,7 +155,12 @@ def curves(ledger: Ledger) -> dict[str, Any]:
         for name, value in row.items():
             if name != "step" and isinstance(value, int | float):
                 found.setdefault(name, []).append((row["step"], float(value)))
-    names = Names(agents=_all("agent", found), functions=_all("function", found), policies=_all("policy", found))
+    names = Names(
+        agents=_all("agent", found),
+        functions=_all("function", found),
+        policies=_all("policy", found),
+        rules=_all("rule", found),
+    )
     told = {}
     for name, points in found.items():
         metric = described(name, names)
@@ -351,8 +356,8 @@ _HARM = 0.1
 
 
 def _all(kind: str, found: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of agents, functions or policies in a run's metrics."""
-    prefixes = {"agent": "credit/mean/", "function": "timing/reward_s/"}
+    """The names of agents, functions, policies or guard rules in a run's metrics."""
+    prefixes = {"agent": "credit/mean/", "function": "timing/reward_s/", "rule": "guard/on/"}
     if kind == "policy":
         of_policies = (name.partition("/")[0] for name in found if name.count("/") == 2 and "/actor/" in name)
         return tuple(dict.fromkeys(of_policies))

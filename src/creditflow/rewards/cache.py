@@ -42,6 +42,8 @@ class Cache:
     def put(self, key: Key, returned: Returned) -> None:
         """Store a result, and evict the oldest entries beyond the capacity."""
         self._forget(key)
+        if _weight(returned.value) > self.size:  # would evict everything, itself included
+            return
         self._values[key] = returned.value
         self._held += _weight(returned.value)
         while self._held > self.size:

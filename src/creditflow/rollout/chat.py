@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from creditflow.data import Message
-from creditflow.data.messages import content_text, without_nulls
+from creditflow.data.messages import without_nulls
+from creditflow.data.trajectory import content_text
 from creditflow.errors import ModelError, first_line
 
 _THOUGHTS = {

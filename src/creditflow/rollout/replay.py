@@ -71,13 +71,15 @@ class _RecordedOrder:
         """Return when it is the turn of `step`."""
         self._calls += 1
         self._waiting.add(step.index)
-        await asyncio.sleep(0)  # parallel branches call before the first of them is answered
-        quiet, seen = 0, self._calls
-        while min(self._left) < step.index and not (quiet >= _QUIET_TURNS and min(self._waiting) == step.index):
-            await asyncio.sleep(0)
-            quiet, seen = (quiet + 1, seen) if self._calls == seen else (0, self._calls)
-        self._waiting.discard(step.index)
-        self._left.discard(step.index)
+        try:
+            await asyncio.sleep(0)  # parallel branches call before the first of them is answered
+            quiet, seen = 0, self._calls
+            while min(self._left) < step.index and not (quiet >= _QUIET_TURNS and min(self._waiting) == step.index):
+                await asyncio.sleep(0)
+                quiet, seen = (quiet + 1, seen) if self._calls == seen else (0, self._calls)
+        finally:  # a cancelled call must not hold up later steps
+            self._waiting.discard(step.index)
+            self._left.discard(step.index)
 
 
 class _RecordedResponses:

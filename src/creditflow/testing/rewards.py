@@ -113,7 +113,8 @@ class _RewardCase:
         fitting = (trajectory for trajectory in self.given if _matched(self.loaded, trajectory))
         base = next(fitting, _own_trajectory())
         hostile = [
-            _rollout_of(base, name, [_say(step, text) for step in base.steps], text) for name, text in HOSTILE.items()
+            _trajectory_of(base, name, [_say(step, text) for step in base.steps], text)
+            for name, text in HOSTILE.items()
         ]
         return [*self.given, *hostile, *_odd_lengths(base)]
 
@@ -290,7 +291,9 @@ def _fault(score: Score, call: _Called, value: object) -> str:
 
 
 def _where(thing: Step | Trajectory) -> str:
-    return f"{type(thing).__name__.lower()} {thing.id!r}"
+    if isinstance(thing, Step):
+        return f"step {thing.id!r} of trajectory {thing.trajectory_id!r}"
+    return f"trajectory {thing.id!r}"
 
 
 def _wait(coroutine: Coroutine[Any, Any, object]) -> None:
@@ -313,7 +316,7 @@ def _own_trajectory() -> Trajectory:
         _say(Step("", "", i, agent, 0, (i - 1,) if i else (), task.text, ""), text)
         for i, (agent, text) in enumerate(said.items())
     ]
-    return _rollout_of(Trajectory("", "a sum", task), "a sum", steps, "72")
+    return _trajectory_of(Trajectory("", "a sum", task), "a sum", steps, "72")
 
 
 def _say(step: Step, response: str) -> Step:
@@ -323,8 +326,8 @@ def _say(step: Step, response: str) -> Step:
 
 
 def _odd_lengths(base: Trajectory) -> Iterator[Trajectory]:
-    yield _rollout_of(base, "no answer", base.steps, None)
-    yield _rollout_of(base, "one step", base.steps[:1], base.answer)
+    yield _trajectory_of(base, "no answer", base.steps, None)
+    yield _trajectory_of(base, "one step", base.steps[:1], base.answer)
     turns, steps = Counter[str](), list[Step]()
     for index in range(LONGEST):
         before, place = divmod(index, len(base.steps))
@@ -332,10 +335,10 @@ def _odd_lengths(base: Trajectory) -> Iterator[Trajectory]:
         parents = tuple(before * len(base.steps) + parent for parent in step.parents)
         steps.append(replace(step, parents=parents or ((index - 1,) if index else ()), turn=turns[step.agent]))
         turns[step.agent] += 1
-    yield _rollout_of(base, f"{LONGEST} steps", steps, base.answer)
+    yield _trajectory_of(base, f"{LONGEST} steps", steps, base.answer)
 
 
-def _rollout_of(base: Trajectory, name: str, steps: Sequence[Step], answer: str | None) -> Trajectory:
+def _trajectory_of(base: Trajectory, name: str, steps: Sequence[Step], answer: str | None) -> Trajectory:
     """A copy of the base trajectory with these steps, completed with status `ok`."""
     info = {key: value for key, value in base.info.items() if key not in ("agent_error", "ended_early")}
     own = [

@@ -69,10 +69,10 @@ def check_propagation_rule(
 ) -> Report:
     """Run every check of this module on a propagation rule. Raises ConformanceError if a check fails.
 
-    `rule`: the name of a registered rule, or a function from Flow to Credit. `pays_own`: the value with which the
-    function is, or would be, registered. `independent`: also check that no trajectory's credit depends on other
-    trajectories (the option `on_closed_gate: neutral` is excluded: under it rules may use other trajectories). `skip`:
-    names of checks to leave out.
+    `rule`: the name of a registered rule, or a function from PropagationInput to Credit. `pays_own`: the value with
+    which the function is, or would be, registered. `independent`: also check that no trajectory's credit depends on
+    other trajectories (the option `on_closed_gate: neutral` is excluded: under it rules may use other trajectories).
+    `skip`: names of checks to leave out.
     """
     if isinstance(rule, str):
         return _check(rule, PROPAGATION_RULES[rule], independent, skip)
@@ -115,21 +115,21 @@ class _RuleCase:
 
     @cached_property
     def inputs(self) -> PropagationInput:
-        return self.flow_of(self.trajectories)
+        return self.input_of(self.trajectories)
 
     @cached_property
     def credit(self) -> Credit:
         credit: Credit = self.rule.credit(_copied(self.inputs))
         return credit
 
-    def flow_of(self, trajectories: Sequence[Trajectory]) -> PropagationInput:
+    def input_of(self, trajectories: Sequence[Trajectory]) -> PropagationInput:
         """The input that `assign` passes to the rule for these trajectories."""
-        with _registered("creditflow.testing looks on", PropagationRule(_look, pays_own=False)) as name:
+        with _registered("creditflow.testing capture", PropagationRule(_capture, pays_own=False)) as name:
             try:
                 assign(TrajectoryBatch.from_trajectories(trajectories), replace(self.options, propagation=name))
-            except _SeenError as seen:
+            except _CapturedError as seen:
                 return replace(seen.inputs, options=self.options)
-        raise AssertionError("assign shows its flow to the rule")
+        raise AssertionError("assign calls the rule")
 
     @cached_property
     def changed(self) -> list[_Changed]:
@@ -138,12 +138,12 @@ class _RuleCase:
         for n in sorted({*self.inputs.batch.trajectory_of_step[self.inputs.kept_S].tolist()}):
             for what, step, trajectory in _changes(self.trajectories[n]):
                 trajectories = (*self.trajectories[:n], trajectory, *self.trajectories[n + 1 :])
-                made.append(_Changed(n, what, step, self.rule.credit(self.flow_of(trajectories))))
+                made.append(_Changed(n, what, step, self.rule.credit(self.input_of(trajectories))))
         return made
 
     def compared(self, trajectories: Sequence[Trajectory], what: str, only_S: Bools | None = None) -> Iterator[Fault]:
         """Yield a Fault for each step whose credit differs when the rule receives `trajectories` instead."""
-        inputs = self.flow_of(trajectories)
+        inputs = self.input_of(trajectories)
         other = self.rule.credit(inputs)
         at = [inputs.batch.step_ids.index(id) for id in self.inputs.batch.step_ids]
         for name, one in _columns(self.credit).items():
@@ -201,7 +201,7 @@ def is_finite(case: _RuleCase) -> Iterator[Fault]:
 
 
 def leaves_its_input_alone(case: _RuleCase) -> Iterator[Fault]:
-    """It changes no array of the Flow or its batch."""
+    """It changes no array of its input or the batch."""
     given = _copied(case.inputs)
     case.rule.credit(given)
     for one, other in ((case.inputs, given), (case.inputs.batch, given.batch)):
@@ -211,7 +211,7 @@ def leaves_its_input_alone(case: _RuleCase) -> Iterator[Fault]:
 
 
 def is_deterministic(case: _RuleCase) -> Iterator[Fault]:
-    """The same Flow gives the same Credit, bit for bit."""
+    """The same input gives the same Credit, bit for bit."""
     again = _columns(case.rule.credit(_copied(case.inputs)))
     for name, column in _columns(case.credit).items():
         if not np.array_equal(column, again[name], equal_nan=True):
@@ -325,15 +325,15 @@ CHECKS = (
 # ---- the rule and its arrays ---------------------------------------------------------------------------------------
 
 
-class _SeenError(Exception):
-    """Ends an assignment once the rule has received the Flow."""
+class _CapturedError(Exception):
+    """Ends an assignment once the rule has its input."""
 
     def __init__(self, inputs: PropagationInput) -> None:
         self.inputs = inputs
 
 
-def _look(inputs: PropagationInput) -> Credit:
-    raise _SeenError(inputs)
+def _capture(inputs: PropagationInput) -> Credit:
+    raise _CapturedError(inputs)
 
 
 @contextmanager

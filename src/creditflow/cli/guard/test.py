@@ -47,7 +47,7 @@ def test(
 
     loaded = load_recipe(recipe, overrides or [])
     components = build_components(loaded, tasks=False)
-    guard = build_guard(loaded.config, loaded.folder, components.rewards.functions)
+    guard = build_guard(loaded.config, loaded.folder, components.rewards.functions, engine="")
     if not guard.rules:
         raise ConfigError("guard: expected rules to test, but the guard is switched off or has none")
     rows = _rows(scenario, loaded, seed, steps)
@@ -81,13 +81,13 @@ def _rows(scenario: str, recipe: LoadedRecipe, seed: int, steps: int | None) -> 
 
 def _read_rows(file: Path) -> list[Row]:
     rows: list[Row] = []
-    for number, line in enumerate(file.read_text().splitlines(), start=1):
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         try:
             row = json.loads(line)
         except ValueError as error:
             raise DataError(f"{file}:{number}: not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise DataError(f"{file}:{number}: expected an object of metrics, got {line[:40]}")
+            raise DataError(f"{file}:{number}: expected an object of metrics, got {line[:40]!r}")
         row.setdefault("step", number)
         if not isinstance(row["step"], int):
             raise DataError(f"{file}:{number}: step: expected a whole number, got {row['step']!r}")

@@ -14,7 +14,7 @@ from creditflow.credit.analysis.metrics import reach, unreached_agents
 from creditflow.credit.assignment import Assignment, assign
 from creditflow.credit.groups import LEVELS
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.credit.rules.base import OUTCOME
 from creditflow.data import TRAJECTORY_STATUSES, Bools, TrajectoryBatch
 from creditflow.errors import did_you_mean
@@ -40,7 +40,7 @@ def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -
     """
     options = options or CreditOptions()
     if ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
-        options = replace(options, adv_estimator="grpo")
+        options = replace(options, adv_estimator="grpo", shadow=None)
     return lint(assign(batch, options))
 
 
@@ -70,11 +70,13 @@ def _unreached(a: Assignment) -> Found:
 
 
 def _never_scored(a: Assignment) -> Found:
-    if not a.options.decomposed or not (a.scored_S | a.failed_S).any():
+    rule = PROPAGATION_RULES[a.options.propagation]
+    if not a.options.decomposed or not rule.pays_own or not (a.scored_S | a.failed_S).any():
         return []
     judged = {a.batch.agent_names[i] for i in np.unique(a.batch.agent_of_step[a.scored_S | a.failed_S])}
+    gates = "its gates are always open, and " if rule.gated else ""
     return [
-        ("never_scored", f"{agent} is never scored: its gates are always open, and it has no reward of its own")
+        ("never_scored", f"{agent} is never scored: {gates}it has no reward of its own")
         for agent in a.batch.agent_names
         if agent not in judged
     ]
@@ -128,6 +130,8 @@ def _why_open(a: Assignment) -> str:
     closed = int((judged_S & ~a.gate_open_S).sum())
     if closed:
         return f"The {closed} closed gates stop nothing: no credit comes to them"
+    if not a.scored_S.any():
+        return "No step has an ok score, and gates of failed scores are open (algorithm.gate_unscored)"
     least, theta = a.sub_reward_S[a.scored_S].min(initial=np.inf), a.threshold_S[judged_S].max()
     return f"Every gate is open: the lowest sub-reward is {least:g}, the highest threshold {theta:g}"
 

@@ -15,10 +15,11 @@ from creditflow.rewards import RewardFunction
 from creditflow.runs import RunFolder
 
 
-def build_guard(config: Config, folder: Path, functions: Sequence[RewardFunction], engine: str = "local") -> Guard:
+def build_guard(config: Config, folder: Path, functions: Sequence[RewardFunction], engine: str) -> Guard:
     """Build a recipe's guard, without rules if `guard.enable` is false.
 
-    `folder`: the base of `file.py:kind`. `functions`: the recipe's reward functions. Raises ConfigError for an invalid
+    `folder`: the base of `file.py:kind`. `functions`: the recipe's reward functions. `engine`: its name; "" accepts
+    the metrics of every engine. Raises ConfigError for an invalid
     rule or an unknown metric.
     """
     if not config.guard.enable:

@@ -20,6 +20,7 @@ from creditflow.engines.local.run import NAME
 from creditflow.engines.local.trainer import train, validate
 from creditflow.engines.models.folders import model_folder
 from creditflow.monitoring import Evaluation
+from creditflow.monitoring.tracking import expect_installed
 from creditflow.rewards import ScoringReport
 from creditflow.runs import RunFolder
 
@@ -47,10 +48,14 @@ class LocalEngine(Engine):
             return 1
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    def check(self, components: Components, n_tasks: int) -> CheckResult:
-        recipe = components.recipe
+    def expect_trainable(self, recipe: Recipe, reporter: Reporter) -> None:
+        super().expect_trainable(recipe, reporter)
+        expect_installed(recipe.config.trainer.logger)
         if wants_values(recipe.config.algorithm):
             expect_enough_rollouts(recipe.config)
+
+    def check(self, components: Components, n_tasks: int) -> CheckResult:
+        recipe = components.recipe
         policy_set = PolicySet.from_recipe(recipe, steps=1, keep_reference=False)
         trajectories, report = asyncio.run(_roll_out(components, policy_set, n_tasks))
         values_T = policy_set.values(TrajectoryBatch.from_trajectories(trajectories))

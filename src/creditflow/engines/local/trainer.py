@@ -27,7 +27,7 @@ from creditflow.engines.common.run import FINISHED, run_path
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import Stopwatch, UnscoredRollouts, gather, sample_trajectories
-from creditflow.engines.local.run import RunState, apply_guard_action, begin, expect_resumable
+from creditflow.engines.local.run import NAME, RunState, apply_guard_action, begin, expect_resumable
 from creditflow.errors import CreditflowError, TooManyFailedScores
 from creditflow.monitoring import Evaluation, GuardEvent
 from creditflow.monitoring.guard import STOP
@@ -51,7 +51,7 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     steps = total_steps(len(components.train_tasks), recipe.config)
     path = run_path(recipe)
     expect_resumable(recipe, path, steps)
-    guard = build_guard(recipe.config, recipe.folder, components.rewards.functions)
+    guard = build_guard(recipe.config, recipe.folder, components.rewards.functions, NAME)
     expect_installed(recipe.config.trainer.logger)
     measures = wants_values(recipe.config.algorithm)
     if measures:

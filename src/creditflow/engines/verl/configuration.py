@@ -244,7 +244,7 @@ def _expect_known_to_verl(config: Config) -> None:
     wanted = [key for key in _LOCAL if _value(config, key) != _value(default, key)]
     wanted += [key for key, value in _LOCAL_VALUES.items() if _value(config, key) == value]
     if wanted:
-        raise ConfigError(f"{wanted[0]}: {_value(config, wanted[0])} is for --engine local; verl has no such thing")
+        raise ConfigError(f"{wanted[0]}: {_value(config, wanted[0])} is for --engine local; verl does not support it")
 
 
 def _value(config: Config, key: str) -> Any:

@@ -42,6 +42,8 @@ class Returns:
     def __call__(self, trajectory: Trajectory) -> float:
         """Compute the outcome, in [low, high]. Raises ValueError if it is outside."""
         earned: dict[str, float] = json.loads(trajectory.answer or "{}")
+        if not earned:
+            raise ValueError("the trajectory has no returns: it ended before the environment did")
         if self.seat is not None and self.seat not in earned:
             raise ValueError(f"no seat {self.seat!r} in this trajectory; there is {', '.join(earned)}")
         value = float(np.mean(list(earned.values()))) if self.seat is None else earned[self.seat]

@@ -181,7 +181,7 @@ def _checked(schema: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(schema, Mapping):
         raise ValueError(f"expected a schema as a mapping, got a {type(schema).__name__}")
     plain: dict[str, Any] = json.loads(json.dumps(dict(schema)))
-    if plain.get("$schema", _DRAFT).rstrip("#") != _DRAFT:
+    if str(plain.get("$schema", _DRAFT)).rstrip("#") != _DRAFT:
         raise ValueError(f"expected a schema of Draft 2020-12 ({_DRAFT}), got {plain['$schema']}")
     try:
         Draft202012Validator.check_schema(plain)

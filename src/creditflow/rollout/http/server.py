@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
 from creditflow._utils.loopback import bound, host_name, hosts_of, is_proxied, url_of
-from creditflow.data.messages import content_text
+from creditflow.data.trajectory import content_text
 from creditflow.errors import (
     ConfigError,
     CreditflowError,

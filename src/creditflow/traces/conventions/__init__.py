@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from functools import cache
-from importlib.metadata import entry_points
 
+from creditflow._utils.plugins import installed, load, modules_in
 from creditflow.errors import ConfigError
 from creditflow.traces.conventions.base import Convention
 
@@ -21,16 +19,11 @@ def conventions() -> tuple[Convention, ...]:
     Raises ConfigError for an entry point that cannot be loaded or is not a `Convention`, and for a name given twice.
     """
     found: dict[str, Convention] = {}
-    for module in pkgutil.iter_modules(__path__):
-        if module.name != "base":
-            _add(found, importlib.import_module(f"{__name__}.{module.name}").CONVENTION, module.name)
-    for point in entry_points(group=GROUP):
-        source = f"entry point {point.name} of {GROUP}"
-        try:
-            convention = point.load()
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"{source}: {point.value!r} cannot be loaded: {error}") from error
-        _add(found, convention, source)
+    for module in modules_in(__name__):
+        if hasattr(module, "CONVENTION"):
+            _add(found, module.CONVENTION, module.__name__)
+    for point in installed(GROUP).values():
+        _add(found, load(point), f"entry point {point.name!r} of {GROUP}")
     return tuple(sorted(found.values(), key=lambda one: (one.precedence, one.name)))
 
 
