@@ -328,7 +328,7 @@ def simulated() -> Iterable[Row]:
             ),
         )
         yield Row(
-            f"{of}: blame on the trajectory that comes with an early error, in units of what the step itself gets: "
+            f"{of}: blame on the trajectory that comes with an early error, in units of the step's own credit: "
             f"`identical`, `none`, `{DEFAULT}`",
             ", ".join(f"{value:.1f}" for value in blamed.values()),
             tuple(Figure(f"{of}: blame with an early error, {rule}", value) for rule, value in blamed.items()),

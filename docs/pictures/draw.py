@@ -17,11 +17,11 @@ from creditflow import Score, Step, Task, Trajectory, TrajectoryBatch
 from creditflow.credit import Assignment, CreditOptions, assign
 
 HALF = 0.31
-"""Of the room that a step takes, from left to right."""
+"""Width of the space for a step."""
 HERE = Path(__file__).parent
 OPEN, CLOSED, BOX = "#1a7f37", "#cf222e", "#f6f8fa"
 Spec = tuple[str, float | None, tuple[int, ...], tuple[float, float]]
-"""Agent, sub-reward, parents, and where it stands in the picture."""
+"""Agent, sub-reward, parents, and position in the picture."""
 
 CHAIN: list[Spec] = [
     ("planner", 0.75, (), (0, 0)),

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, word_model_folder: Path) ->
 
 
 def train(folder: Path, name: str, team: str, place: str = "", k: int = 0, when: str = "before") -> list[str]:
-    """What a run printed; killed at a place, if one is named."""
+    """Train and return the lines of output; kill the run at `place`, if one is named."""
     command = [sys.executable, "-m", "tests.faults.dies", place, str(k), when]
     command += ["train", str(folder / "toy.yaml"), *EVERY_STEP, *TEAMS[team]]
     command += [f"trainer.default_local_dir={folder / name}"]
@@ -44,7 +44,7 @@ def train(folder: Path, name: str, team: str, place: str = "", k: int = 0, when:
 
 @functools.cache
 def whole(folder: Path, team: str) -> tuple[Path, dict[str, int]]:
-    """A run that nobody kills, and how often it passed each place."""
+    """Train without a kill; return the folder and the number of passes of each place."""
     name = f"whole, {team}"
     return folder / name, json.loads(train(folder, name, team)[-1])
 

@@ -47,10 +47,10 @@ class Greeter:
         self.greeting = greeting
 
     def __call__(self, name: str) -> str:
-        """Greets somebody.
+        """Greets a person.
 
         Args:
-            name: Of whom.
+            name: The name of the person.
         """
         return f"{self.greeting}, {name}"
 
@@ -67,7 +67,7 @@ class Silent:
     [
         (weather, "The weather to come."),
         (functools.partial(weather, exact=True), "The weather to come."),
-        (Greeter(), "Greets somebody."),
+        (Greeter(), "Greets a person."),
         (Silent(), "Says nothing of how it is called."),
         (lambda name: name, ""),
     ],

@@ -151,7 +151,7 @@ def agents_sdk(url: str) -> None:
 
     @function_tool
     def look_up(order: str) -> str:
-        """What is known of an order."""
+        """Return the status of an order."""
         score("found", 0.75)
         return f"Order {order}: paid, sent back."
 
