@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.ray_start import start_ray
 from tests.rewards.processes import alive, descendants, until
 
 
@@ -27,7 +28,7 @@ def verl_ray() -> Iterator[None]:
         for name, value in variables.items():
             patch.setenv(name, value)
         with forking() as runtime_env:
-            ray.init(
+            start_ray(
                 num_cpus=32,
                 num_gpus=4,
                 object_store_memory=1 << 30,

@@ -14,6 +14,7 @@ from creditflow.rewards.execution import ray_actors as ray_backend
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
 from creditflow.rewards.execution.calls import Returned
 from creditflow.rewards.execution.ray_actors import RayBackend
+from tests.ray_start import start_ray
 from tests.rewards.execution.test_processes import (
     BreaksOnArrival,
     OfMain,
@@ -35,7 +36,7 @@ def _no_ray_is_left():
 def backend_of(functions, n_actors=2, **kwargs) -> RayBackend:
     """Make a backend on the Ray of this module, which starts once because that takes seconds."""
     if not ray.is_initialized():
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        start_ray(num_cpus=2, include_dashboard=False, log_to_driver=False)
     return make_backend("ray", functions, BackendOptions(num_workers=n_actors, **kwargs))
 
 
