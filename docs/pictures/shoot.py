@@ -1,0 +1,70 @@
+"""Take the screenshots of the docs: `python docs/pictures/shoot.py RUN TRAJECTORY`.
+
+RUN was trained on `arithmetic_chain_sparse`; TRAJECTORY is one of its last training step with a closed gate.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+from playwright.sync_api import FloatRect, sync_playwright
+
+HERE = Path(__file__).parent
+WIDTH = 1180
+
+
+def main(run: Path, trajectory: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/"
+    view = subprocess.Popen([sys.executable, "-m", "creditflow", "view", str(run), "--port", str(port)])
+    try:
+        _wait_for(url)
+        _shoot(url, trajectory)
+    finally:
+        view.terminate()
+
+
+def _wait_for(url: str) -> None:
+    for _ in range(300):
+        try:
+            httpx.get(url).raise_for_status()
+            return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    raise TimeoutError(f"no view at {url}")
+
+
+def _shoot(url: str, trajectory: str) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": WIDTH, "height": 760})
+        page.goto(url)
+        page.wait_for_selector("body[data-ready=true]")
+        page.wait_for_timeout(3000)  # charts are drawn with an animation
+        page.screenshot(path=HERE / "report_top.png")
+        page.fill("#filter [name=training_step]", trajectory.split("-")[1])
+        page.click("#filter button")
+        button = page.locator(f'[data-trajectory="{trajectory}"]')
+        while button.count() == 0:
+            page.click("#later")
+            page.wait_for_timeout(500)
+        button.click()
+        page.click(f'[data-step="{trajectory}/4"]')
+        page.wait_for_selector('[data-part="why"]')
+        page.evaluate("document.activeElement.blur()")
+        top = page.evaluate("document.querySelector('#trajectory').getBoundingClientRect().top + window.scrollY")
+        clip: FloatRect = {"x": 0, "y": top, "width": WIDTH, "height": 630}
+        page.screenshot(path=HERE / "report_trajectory.png", full_page=True, clip=clip)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
