@@ -36,7 +36,7 @@ def step_head(assignment: Assignment, s: int, training_step: int) -> list[str]:
     ]
     scores = batch.raw_scores[s]
     lines += [f"{'scores:  ' if i == 0 else '         '} {_score(*of)}" for i, of in enumerate(scores.items())]
-    return lines if scores else [*lines, "scores:   no function looked at it"]
+    return lines if scores else [*lines, "scores:   no reward function scored this step"]
 
 
 def tree(explanation: Explanation) -> list[str]:

@@ -140,7 +140,7 @@
       ...told.named.map((n) => el("p", { class: "note" }, el("b", {}, `${n.as}: ${n.agent}`), ` — ${n.why}`)),
     ];
     const events = told.events.slice(-50).reverse().map((e) => [String(e.step), e.rule, e.what || "", e.metric || "", e.note || e.action || ""]);
-    if (events.length) notes.push(title("What the guard saw and did"), el("div", { class: "scroll" }, table([["step", "n"], ["rule", ""], ["", ""], ["metric", ""], ["action", ""]], events)));
+    if (events.length) notes.push(title("Guard events"), el("div", { class: "scroll" }, table([["step", "n"], ["rule", ""], ["", ""], ["metric", ""], ["action", ""]], events)));
     $("notes").replaceChildren(...notes);
     for (const name of SHOWN) curve($("charts"), name);
     $("metrics").replaceChildren(...Object.keys(told.curves).map((name) => el("option", { value: name })));
@@ -217,7 +217,7 @@
     try { graph = await source.trajectory({ trajectory_id, training_step }); } catch (error) { $("trajectory").replaceChildren(el("p", { class: "note" }, error.message)); return; }
     const facts = [`training step ${graph.training_step}`, graph.status, `outcome ${graph.outcome === null ? graph.outcome_said : graph.outcome}`, `expected ${graph.ground_truth}`, `answer ${graph.answer ?? "-"}`];
     $("trajectory").replaceChildren(title(`Trajectory ${graph.trajectory_id}`), el("p", {}, short(facts.join(" · "), 600)), el("pre", {}, graph.task),
-      el("p", { class: "hint" }, "Circles are steps, coloured by credit (", el("span", { class: "legend", style: "background:linear-gradient(to right,rgb(241,143,59),rgb(244,244,244),rgb(67,147,195))" }), " blame to praise); a line is as thick as the credit that flowed back along it; a bar across it is a gate that is shut; a double ring is the first error. Select a step for its texts and for where its advantage came from."),
+      el("p", { class: "hint" }, "Circles are steps, coloured by credit (", el("span", { class: "legend", style: "background:linear-gradient(to right,rgb(241,143,59),rgb(244,244,244),rgb(67,147,195))" }), " blame to praise); a line is as thick as the credit that flowed back along it; a bar across it is a closed gate; a double ring is the first error. Select a step for its texts and for where its advantage came from."),
       el("div", { class: "scroll" }, draw(graph)));
     $("trajectory").scrollIntoView({ block: "start" });
   }
@@ -233,7 +233,7 @@
       const known = edge.flow !== null, still = !known || Math.abs(edge.flow) < 1e-12;
       const shut = edge.open < 0.5, size = known ? Math.abs(edge.flow) / flow : 0;
       const path = svg("path", { d: `M${x1},${y1} Q${(x1 + x2) / 2},${(y1 + y2) / 2 + bend} ${x2},${y2}`, fill: "none", stroke: still ? css("--soft") : edge.flow > 0 ? css("--good") : css("--bad"), "stroke-width": 1 + 7 * size, "stroke-opacity": still ? 0.45 : 0.8, "stroke-dasharray": shut ? "3 4" : "none", "data-flow": known ? edge.flow : "unknown" });
-      path.append(svg("title", {}, `${known ? `${signed(edge.flow)} flowed` : "an unknown credit"} from step ${edge.child} to step ${edge.parent}${shut ? "; the gate is shut" : ""}`));
+      path.append(svg("title", {}, `${known ? `${signed(edge.flow)} flowed` : "an unknown credit"} from step ${edge.child} to step ${edge.parent}${shut ? "; the gate is closed" : ""}`));
       picture.append(path);
       if (shut) {
         const a = Math.atan2(y2 - (y1 + y2) / 2 - bend, x2 - (x1 + x2) / 2), bx = x2 - 25 * Math.cos(a), by = y2 - 25 * Math.sin(a), s = Math.sin(a) * 9, c = Math.cos(a) * 9;
@@ -271,7 +271,7 @@
       of.tokens.length < of.tokens_in_all ? `The first ${count(of.tokens.length)} of ${count(of.tokens_in_all)} tokens are shown.` : "",
     ].filter(Boolean).map((text) => el("p", { class: "hint" }, text));
     $("step").replaceChildren(title(`Step ${of.id}: ${of.agent}, turn ${of.turn}`), el("p", { class: "hint" }, `policy ${of.policy}, version ${of.policy_version}`),
-      scores.length ? table([["function", ""], ["value", "n"], ["weight", "n"], ["reason", "text"]], scores) : el("p", {}, "No function looked at it."),
+      scores.length ? table([["function", ""], ["value", "n"], ["weight", "n"], ["reason", "text"]], scores) : el("p", {}, "No reward function scored this step."),
       title("Prompt"), el("pre", { "data-part": "prompt" }, of.prompt), title("Response"), el("pre", { "data-part": "response" }, of.response),
       ...(of.tokens.length ? [title("Tokens, coloured by advantage"), ...hints, tokens] : []),
       ...(of.why ? [title(token === undefined ? "Why this advantage" : `Why this advantage of token ${token}`), el("pre", { class: "tree", "data-part": "why" }, [...of.why, "", ...of.terms].join("\n"))] : [el("p", {}, "Credit was never assigned: too many scores had failed.")]));
