@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -27,8 +27,8 @@ ENVIRONMENT_CANARY = "CREDITFLOW_CANARY"
 
 _PRELUDE = """
 import errno, json, os, resource, sys, time
-TOKEN, FACTS = {token!r}, json.loads({facts!r})
-def tell(**facts):
+TOKEN, FACTS, allowed, errors = {token!r}, json.loads({facts!r}), [], dict()
+def report(**facts):
     os.write(1, ("\\n%s %s\\n" % (TOKEN, json.dumps(facts))).encode())
 def attempt(action, *args):
     try:
@@ -38,6 +38,23 @@ def attempt(action, *args):
     except (ValueError, OverflowError, MemoryError) as error:
         return type(error).__name__
     return ""
+def attempt_in_child(action, *args):
+    ends = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(ends[1], attempt(action, *args).encode() or b"-")
+        os._exit(0)
+    os.close(ends[1])
+    answer = os.read(ends[0], 100).decode() or "killed"
+    os.waitpid(pid, 0)
+    return "" if answer == "-" else answer
+def record(way, error):
+    errors[way] = error
+    if not error:
+        allowed.append(way)
+        report(allowed=allowed)
+def open_and_close(path, flags):
+    os.close(os.open(path, flags))
 def libc():
     import ctypes
     return ctypes, ctypes.CDLL(None, use_errno=True)
@@ -45,7 +62,9 @@ def call(function, *args):
     import ctypes
     ctypes.set_errno(0)
     value = function(*args)
-    return (value, errno.errorcode.get(ctypes.get_errno(), "?") if value == -1 else "")
+    if value == -1:
+        raise OSError(ctypes.get_errno(), "")
+    return value
 os.write(1, (TOKEN + "\\n").encode())
 for limit in (resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_CPU, resource.RLIMIT_DATA,
               resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_STACK):
@@ -57,7 +76,7 @@ for limit in (resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_CPU, res
 # The prelude first raises every limit that can be raised: a box with soft limits only has no limits. The number of open
 # files is raised only to the existing hard limit, because the kernel's maximum makes some interpreters slow.
 
-_CLOSING = "\ntell(done=True)\n"
+_CLOSING = "\nreport(allowed=allowed, errors=errors, done=True)\n"
 
 
 class CannotTry(Exception):
@@ -89,9 +108,9 @@ class Scene:
     """Content of the canary files; present in no place that the program may read."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Data for the program, passed as JSON."""
-    looks: list[Callable[[], None]] = field(default_factory=list)
-    """Observers, called every 20 ms while the program runs."""
-    notes: dict[str, Any] = field(default_factory=dict)
+    observers: list[Callable[[], None]] = field(default_factory=list)
+    """Called every 20 ms while the program runs."""
+    state: dict[str, Any] = field(default_factory=dict)
     """Data that `prepare` and the observers keep for `judge`."""
 
     def folder(self, inside: Path | None = None) -> Path:
@@ -108,6 +127,10 @@ class Scene:
         file.write_text(self.secret)
         file.chmod(0o666)
         return file
+
+    def intact(self, canary: str) -> bool:
+        """Whether a canary file still has its content."""
+        return Path(canary).is_file() and Path(canary).read_text() == self.secret
 
     def canaries(self, name: str = "canary") -> list[Path]:
         """Make one canary in each host folder that a careless box might expose."""
@@ -127,15 +150,15 @@ class Scene:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Call the observers every 20 ms until the block ends."""
-        if not self.looks:
+        if not self.observers:
             yield
             return
         over = threading.Event()
 
         def watch() -> None:
             while not over.wait(0.02):
-                for look in self.looks:
-                    look()
+                for observe in self.observers:
+                    observe()
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
@@ -155,8 +178,8 @@ class Outcome:
     """Kept files by name: their bytes, or the type of the error that `read` raised."""
     seconds: float = 0.0
     """Duration of all runs, by the clock of the harness."""
-    told: dict[str, Any] = field(default_factory=dict)
-    """Values that the programs reported with `tell`, the latest of each name."""
+    reports: dict[str, Any] = field(default_factory=dict)
+    """Values that the programs sent with `report`, the latest of each name."""
 
     @property
     def output(self) -> bytes:
@@ -166,7 +189,7 @@ class Outcome:
     @property
     def stopped(self) -> str:
         """The reason why the last program was ended, in words; empty if it ended by itself."""
-        if not self.results or self.told.get("done"):
+        if not self.results or self.reports.get("done"):
             return ""
         last = self.results[-1]
         if last.limit:
@@ -179,30 +202,43 @@ class Outcome:
 
     def number(self, name: str) -> int:
         """A number that the programs reported; 0 if they were stopped before."""
-        return int(self.told.get(name, 0))
+        return int(self.reports.get(name, 0))
+
+    @property
+    def errors(self) -> str:
+        """The ways that the programs tried and the error of each, in words."""
+        return ", ".join(f"{way} {error or 'no error'}" for way, error in self.reports.get("errors", {}).items())
+
+    @property
+    def kept_sizes(self) -> str:
+        """The size of each kept file, or its error, in words."""
+        sizes = {name: f"{len(text):,} bytes" if isinstance(text, bytes) else text for name, text in self.kept.items()}
+        return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
     def holds(self, secret: str) -> bool:
         """Whether the output or a kept file contains the secret."""
-        wanted = secret.encode()
-        files = (content for content in self.kept.values() if isinstance(content, bytes))
-        return wanted in self.output or any(wanted in content for content in files)
+        return any(secret.encode() in text for text in (self.output, *self.kept.values()) if isinstance(text, bytes))
+
+    def finding(self, contained: bool, seen: str) -> AttackFinding:
+        """A finding with the reason why the last program was ended, if there is one."""
+        return AttackFinding(contained, f"{seen}; {self.stopped}" if self.stopped else seen)
 
 
 class Attack:
-    """One attack. Subclasses are stateless; the first paragraph of the docstring describes the attack."""
+    """One attack. Subclasses are stateless; the first paragraph of the docstring describes the attack.
+
+    The program is bounded: it does no lasting harm even without containment, on a machine with other users or work.
+    """
 
     name: ClassVar[str] = ""
     program: ClassVar[str] = ""
-    """Python 3.8 or later, standard library only. `FACTS`, `tell`, `attempt`, `libc` and `call` are defined; see the
-    prelude.
-
-    The program is bounded: it does no harm even without containment.
-    """
+    """Python 3.8 or later, standard library only; the prelude defines `FACTS`, `report`, `attempt`, `record`, `call`
+    and others."""
+    prelude: ClassVar[str] = ""
+    """Definitions in front of each program."""
+    second: ClassVar[str] = ""
+    """The program of a second run; empty: there is one run."""
     keep: ClassVar[tuple[str, ...]] = ()
-    harmless: ClassVar[bool] = True
-    """Whether it may run without a box on a machine with other users or work."""
-    why: ClassVar[str] = ""
-    """The reason why it is harmless, or not, if its bounds do not show it."""
     host_may_refuse: ClassVar[bool] = False
     """Whether a host without a box may refuse it: to all users but root, or by a kernel setting."""
     alone: ClassVar[bool] = False
@@ -217,14 +253,35 @@ class Attack:
         """Prepare the host for the attack."""
 
     def act(self, scene: Scene, box: Sandbox) -> Outcome:
-        """Run the program and read its kept files. Called in a separate thread."""
+        """Run the programs and read their kept files. Called in a separate thread."""
         outcome = Outcome()
-        run_program(scene, box, outcome, self.program, self.keep)
+        for body in filter(None, (self.program, self.second)):
+            run_program(scene, box, outcome, self.prelude + body, self.keep)
         return outcome
 
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        """Judge the outcome by observations on the host; use the program's report only where the host shows nothing."""
-        raise NotImplementedError
+        """Judge the outcome by observations on the host; use the program's report only where the host shows nothing.
+
+        Default: by the report. Contained if no way that the program recorded was allowed.
+        """
+        if allowed := outcome.reports.get("allowed"):
+            return AttackFinding(False, f"allowed: {', '.join(allowed)}")
+        if not (outcome.errors or outcome.stopped):
+            raise CannotTry("the program did not report what it tried")
+        return outcome.finding(True, outcome.errors)
+
+
+class SecretAttack(Attack):
+    """Base class: contained if no secret of the harness has left the box."""
+
+    target: ClassVar[str] = ""
+    """The holder of the secret, in words."""
+
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
+        way, ways = outcome.reports.get("way"), outcome.reports.get("ways")
+        if outcome.holds(scene.secret) or outcome.holds(scene.environment_secret):
+            return AttackFinding(False, f"{self.target} was read{f' by {way}' if way else ''}")
+        return outcome.finding(True, f"{self.target} was not read{f' in {ways} ways' if ways else ''}")
 
 
 ATTACKS: dict[str, Attack] = {}
@@ -253,8 +310,8 @@ def run_program(
     """Run a body in the box, read the kept files, and add the results to the outcome."""
     result = box.run(["python", "-c", whole_program(scene, body)], stdin=stdin, keep=keep)
     outcome.results.append(result)
-    outcome.told.pop("done", None)
-    outcome.told.update(told_in(result.stdout, scene.token))
+    outcome.reports.pop("done", None)
+    outcome.reports.update(_reports(result.stdout, scene.token))
     for name in keep:
         try:
             outcome.kept[name] = box.read(name)
@@ -263,17 +320,15 @@ def run_program(
     return result
 
 
-def told_in(stdout: bytes, token: str) -> dict[str, Any]:
-    """Parse the values that a program reported with `tell`; the latest of each name counts."""
-    told: dict[str, Any] = {}
+def _reports(stdout: bytes, token: str) -> dict[str, Any]:
+    """Parse the values that a program sent with `report`; the latest of each name counts."""
+    reports: dict[str, Any] = {}
     mark = token.encode() + b" "
     for line in stdout.split(b"\n"):
         if line.startswith(mark):
-            try:
-                told.update(json.loads(line[len(mark) :]))
-            except ValueError:  # a limit may cut the last line
-                continue
-    return told
+            with suppress(ValueError):  # a limit may cut the last line
+                reports.update(json.loads(line[len(mark) :]))
+    return reports
 
 
 # Observations on the host
@@ -288,16 +343,12 @@ def host_folders() -> list[Path]:
 
 def processes_with(marker: str) -> list[int]:
     """Live processes of this host with a marker in their command line; zombies have no command line."""
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                line = Path(entry.path, "cmdline").read_bytes()
-            except OSError:  # it has ended, or permission is missing
-                continue
-            if marker.encode() in line:
-                found.append(int(entry.name))
-    return found
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or permission is missing
+            if marker.encode() in (entry / "cmdline").read_bytes():
+                pids.append(int(entry.name))
+    return pids
 
 
 def still_alive(token: str) -> list[int]:
@@ -320,19 +371,15 @@ def process_status(pid: int) -> dict[str, str]:
 def remove_files(paths: Sequence[Path]) -> None:
     """Remove the files that an attack left on the host; missing ones are skipped."""
     for path in paths:
-        try:
+        with suppress(OSError):  # it does not exist, or permission is missing
             path.unlink()
-        except OSError:  # it does not exist, or permission is missing
-            continue
 
 
 def kill_all(pids: Sequence[int]) -> None:
     """Kill processes that an attack left on the host."""
     for pid in pids:
-        try:
+        with suppress(OSError):  # it has ended, or permission is missing
             os.kill(pid, signal.SIGKILL)
-        except OSError:  # it has ended, or permission is missing
-            continue
 
 
 def signal_name(number: int) -> str:
@@ -346,33 +393,3 @@ def signal_name(number: int) -> str:
 def megabytes(amount: float) -> str:
     """Format a number of bytes as MB."""
     return f"{amount / 1e6:.0f} MB"
-
-
-def with_end(seen: str, outcome: Outcome) -> str:
-    """Append the reason why the program was ended, if there is one, to an observation."""
-    return f"{seen}; {outcome.stopped}" if outcome.stopped else seen
-
-
-def no_secret(scene: Scene, outcome: Outcome, what: str, secret: str | None = None) -> AttackFinding:
-    """Judge by the secret: contained if it did not leave the box. The finding names it (`what`) and the ways tried."""
-    if outcome.holds(secret or scene.secret):
-        return AttackFinding(False, f"{what} was read{_by(outcome)}")
-    return AttackFinding(True, with_end(f"{what} was not read{_ways(outcome)}", outcome))
-
-
-def _by(outcome: Outcome) -> str:
-    return f" by {outcome.told['way']}" if outcome.told.get("way") else ""
-
-
-def _ways(outcome: Outcome) -> str:
-    return f" in {outcome.told['ways']} ways" if outcome.told.get("ways") else ""
-
-
-def none_done(outcome: Outcome) -> AttackFinding:
-    """Judge by the program's report: contained if `done_`, its successful attempts, is empty; `errors` has the rest."""
-    done, errors = outcome.told.get("done_"), outcome.told.get("errors", {})
-    if done:
-        return AttackFinding(False, f"allowed: {', '.join(done)}")
-    if done is None and not outcome.stopped:
-        raise CannotTry("the program did not tell what it tried")
-    return AttackFinding(True, with_end(", ".join(f"{what} {error}" for what, error in errors.items()), outcome))

@@ -65,10 +65,10 @@ class _Control(Attack):
     name = CONTROL
     keep = ("left", "missing")
     program = """
-tell(stdin=sys.stdin.read())
+report(stdin=sys.stdin.read())
 with open("left", "w") as file:
     file.write("".join(reversed(TOKEN)))
-tell(done=True)
+report(done=True)
 sys.stdout.flush()
 os._exit(7)
 """
@@ -83,7 +83,7 @@ os._exit(7)
         faults = {
             f"its exit code was {result.exit_code} instead of 7": result.exit_code != 7,
             f"limit {result.limit} ended it": result.limit is not None,
-            "its input did not reach it": outcome.told.get("stdin") != scene.secret,
+            "its input did not reach it": outcome.reports.get("stdin") != scene.secret,
             "the file that it left did not come back": outcome.kept["left"] != scene.token[::-1].encode(),
             f"a file that it did not leave: {outcome.kept['missing']!r} instead of FileNotFoundError": (
                 outcome.kept["missing"] != "FileNotFoundError"
@@ -249,7 +249,7 @@ def _expect_ran(scene: Scene, outcome: Outcome) -> None:
             raise CannotTry(f"the program did not start ({end}{': ' + said[-1] if said else ''})")
     last = outcome.results[-1]
     cut = last.limit is not None or last.signal is not None or outcome.stopped
-    if not (outcome.told.get("done") or cut or last.exit_code == 0):
+    if not (outcome.reports.get("done") or cut or last.exit_code == 0):
         said = last.stderr.decode(errors="replace").strip().splitlines()
         raise CannotTry(f"the program failed by itself: {said[-1] if said else f'exit code {last.exit_code}'}")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import struct
 from pathlib import Path
+from typing import ClassVar
 
-from creditflow.sandbox.base import Sandbox
 from creditflow.sandbox.conformance.attack import (
     Attack,
     AttackFinding,
@@ -14,113 +16,94 @@ from creditflow.sandbox.conformance.attack import (
     Outcome,
     Scene,
     attack,
-    none_done,
     process_status,
     processes_with,
-    run_program,
-    with_end,
 )
-
-_HOLD = """
-ctypes, c = libc()
-c.prctl(15, TOKEN[:15].encode(), 0, 0, 0)
-time.sleep(0.3)
-"""
-"""Names the process after the token for a moment, so that the host can find it."""
 
 
 @attack
 class SignalToParent(Attack):
-    """Kill a process of the harness by its host pid."""
+    """Kill a process of the harness by its host pid.
 
-    why = "one process that the harness started for this; never -1, never the parent itself"
+    The harness started it for this; the signals never go to -1 or to the parent itself.
+    """
+
     program = """
 import signal
-errors = [attempt(os.kill, FACTS["pid"], number) for number in (signal.SIGTERM, signal.SIGKILL)]
-tell(errors=errors)
+for number in (signal.SIGTERM, signal.SIGKILL):
+    record(number.name, attempt(os.kill, FACTS["pid"], number))
 time.sleep(0.1)
 """
 
     def prepare(self, scene: Scene) -> None:
-        victim = scene.notes["victim"] = scene.victim()
+        victim = scene.state["victim"] = scene.victim()
         scene.facts["pid"] = victim.pid
 
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        ended = scene.notes["victim"].poll()
-        if ended is not None:
-            return AttackFinding(False, f"a process of the harness was killed (exit code {ended})")
-        return AttackFinding(
-            True, f"the process lives ({', '.join(set(outcome.told.get('errors', []))) or 'no answer'})"
-        )
+        code = scene.state["victim"].poll()
+        if code is not None:
+            return AttackFinding(False, f"a process of the harness was killed (exit code {code})")
+        return AttackFinding(True, f"the process lives ({outcome.errors or 'no answer'})")
 
 
 @attack
 class Ptrace(Attack):
-    """Attach to a process of the harness by its host pid (PTRACE_SEIZE)."""
+    """Attach to a process of the harness by its host pid (PTRACE_SEIZE).
+
+    PTRACE_SEIZE does not stop the traced process, and ends with the tracer.
+    """
 
     host_may_refuse = True
-    why = "PTRACE_SEIZE does not stop who is traced, and ends with the tracer"
     program = """
 ctypes, c = libc()
 c.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 c.ptrace.restype = ctypes.c_long
-tell(error=call(c.ptrace, 0x4206, FACTS["pid"], None, None)[1])
+record("PTRACE_SEIZE", attempt(call, c.ptrace, 0x4206, FACTS["pid"], None, None))
 time.sleep(0.3)
 """
 
     def prepare(self, scene: Scene) -> None:
-        victim = scene.victim().pid
-        scene.facts["pid"] = victim
-        scene.notes["tracers"] = set()
-
-        def look() -> None:
-            tracer = process_status(victim).get("TracerPid", "0")
-            if tracer != "0":
-                scene.notes["tracers"].add(tracer)
-
-        scene.looks.append(look)
+        victim = scene.facts["pid"] = scene.victim().pid
+        tracers: set[str] = scene.state.setdefault("tracers", set())
+        scene.observers.append(lambda: tracers.add(process_status(victim).get("TracerPid", "0")))
 
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        if scene.notes["tracers"]:
+        if scene.state["tracers"] - {"0"}:
             return AttackFinding(False, "a process of the harness was being traced")
-        return AttackFinding(True, with_end(f"nobody was traced ({outcome.told.get('error', '')})", outcome))
+        return outcome.finding(True, f"nobody was traced ({outcome.errors})")
 
 
 @attack
 class Mount(Attack):
-    """Mount a tmpfs, bind / to a new folder, and make read-only file systems writable."""
+    """Mount a tmpfs, bind / to a new folder, and make read-only file systems writable.
+
+    In its own working folder, and undone at once; a read-only system is made read-only again.
+    """
 
     host_may_refuse = True
-    why = "in its own working folder, and undone at once; a read-only system is made read-only again"
     program = """
 ctypes, c = libc()
 os.mkdir("here")
 here = os.path.abspath("here").encode()
 RDONLY, REMOUNT, BIND, DETACH = 1, 32, 4096, 2
-done, errors = [], {}
-def mount(what, source, target, kind, flags):
-    value, error = call(c.mount, source, target, kind, ctypes.c_ulong(flags), None)
-    errors[what] = error
-    if value == 0:
-        done.append(what)
-    return value == 0
-if mount("tmpfs", b"none", here, b"tmpfs", 0):
-    c.umount2(here, DETACH)
-if mount("bind", b"/", here, None, BIND):
-    c.umount2(here, DETACH)
+def mount(source, target, kind, flags):
+    call(c.mount, source, target, kind, ctypes.c_ulong(flags), None)
+record("tmpfs", attempt(mount, b"none", here, b"tmpfs", 0))
+c.umount2(here, DETACH)
+record("bind", attempt(mount, b"/", here, None, BIND))
+c.umount2(here, DETACH)
 for place in (b"/", b"/usr", b"/proc", b"/dev"):
     try:
-        flags = os.statvfs(place).f_flag
+        read_only = os.statvfs(place).f_flag & os.ST_RDONLY
     except OSError:
         continue
-    if flags & os.ST_RDONLY and mount("remount " + place.decode(), b"none", place, None, REMOUNT | BIND):
-        c.mount(b"none", place, None, ctypes.c_ulong(REMOUNT | BIND | RDONLY), None)
-tell(done_=done, errors=errors)
+    if read_only:
+        error = attempt(mount, b"none", place, None, REMOUNT | BIND)
+        record("remount " + place.decode(), error)
+        if not error:
+            attempt(mount, b"none", place, None, REMOUNT | BIND | RDONLY)
 os.rmdir("here")
 """
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return none_done(outcome)
 
 
 @attack
@@ -131,179 +114,122 @@ class UserNamespace(Attack):
     program = """
 ctypes, c = libc()
 c.syscall.restype = ctypes.c_long
-done, errors = [], {}
 def clone(number, *args):
-    value, error = call(c.syscall, ctypes.c_long(number), *args)
-    if value == 0:
+    if call(c.syscall, ctypes.c_long(number), *args) == 0:
         os._exit(0)
-    return value, error
 USER, CHILD = 0x10000000, 17
-ways = {}
 if FACTS["clone"]:
     words = USER.to_bytes(8, "little") + bytes(24) + CHILD.to_bytes(8, "little") + bytes(24)
     nothing = [ctypes.c_long(0)] * 4
-    ways["clone"] = lambda: clone(FACTS["clone"], ctypes.c_long(USER | CHILD), *nothing)
-    ways["clone3"] = lambda: clone(435, ctypes.create_string_buffer(words, 64), ctypes.c_long(64))
+    record("clone", attempt_in_child(clone, FACTS["clone"], ctypes.c_long(USER | CHILD), *nothing))
+    buffer = ctypes.create_string_buffer(words, 64)
+    record("clone3", attempt_in_child(clone, 435, buffer, ctypes.c_long(64)))
 kinds = {"user": 0x10000000, "user+mount": 0x10020000, "user+net": 0x50000000, "mount": 0x20000, "net": 0x40000000}
 for name, flags in kinds.items():
-    ways[name] = lambda flags=flags: call(c.unshare, flags)
-for name, way in ways.items():
-    ends = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.write(ends[1], way()[1].encode() or b"-")
-        os._exit(0)
-    os.close(ends[1])
-    answer = os.read(ends[0], 100).decode()
-    os.waitpid(pid, 0)
-    errors[name] = answer or "killed"
-    if answer == "-":
-        done.append(name)
-tell(done_=done, errors=errors)
+    record(name, attempt_in_child(call, c.unshare, flags))
 """
 
     def prepare(self, scene: Scene) -> None:
         scene.facts["clone"] = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return none_done(outcome)
+
+class _OpenFiles(Attack):
+    """Base class: the program records which of many files it could open, and counts the errors of the others."""
+
+    host_may_refuse = True
+    prelude = """
+def record_opened(names, flags):
+    for name in names:
+        error = attempt(open_and_close, name, flags)
+        if error:
+            errors[error] = errors.get(error, 0) + 1
+        else:
+            record(name, error)
+"""
 
 
 @attack
-class ProcSysWrite(Attack):
+class ProcSysWrite(_OpenFiles):
     """Open kernel settings for writing: core_pattern, modprobe, sysrq-trigger, cgroups. Nothing is written.
 
     Settings that exist per namespace are left out: a box may have its own.
     """
 
-    host_may_refuse = True
-    why = "files are opened without truncation and closed again; nothing is written"
     program = """
-done, errors = [], {}
 names = ["/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sysrq-trigger",
          "/proc/sys/vm/overcommit_memory", "/proc/sys/vm/drop_caches", "/sys/kernel/uevent_helper",
          "/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/memory/cgroup.procs", "/sys/power/state"]
-for name in names:
-    try:
-        os.close(os.open(name, os.O_WRONLY))
-    except OSError as error:
-        errors[errno.errorcode.get(error.errno)] = errors.get(errno.errorcode.get(error.errno), 0) + 1
-    else:
-        done.append(name)
-tell(done_=done, errors=errors)
+record_opened(names, os.O_WRONLY)
 """
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return none_done(outcome)
 
 
 @attack
-class Devices(Attack):
-    """Open /dev/mem, /dev/kmsg and disks, and make a new device file of a disk (mknod)."""
+class Devices(_OpenFiles):
+    """Open /dev/mem, /dev/kmsg and disks, and make a new device file of a disk (mknod). Nothing is read or written."""
 
-    host_may_refuse = True
-    why = "devices are opened and closed again; nothing is read or written"
     program = """
 import stat
-done, errors = [], {}
 names = ["/dev/mem", "/dev/kmsg", "/dev/kvm", "/dev/fuse"]
-numbers = []
-for folder in ("/dev",):
-    for entry in os.scandir(folder):
-        found = entry.stat(follow_symlinks=False)
-        if stat.S_ISBLK(found.st_mode):
-            names.append(entry.path)
-disk = os.makedev(*FACTS["disk"])
-if not attempt(os.mknod, "disk", 0o600 | stat.S_IFBLK, disk):
+names += [entry.path for entry in os.scandir("/dev") if stat.S_ISBLK(entry.stat(follow_symlinks=False).st_mode)]
+if not attempt(os.mknod, "disk", 0o600 | stat.S_IFBLK, os.makedev(*FACTS["disk"])):
     names.append("disk")
-for name in names[:30]:
-    try:
-        os.close(os.open(name, os.O_RDONLY | os.O_NONBLOCK))
-    except OSError as error:
-        errors[errno.errorcode.get(error.errno)] = errors.get(errno.errorcode.get(error.errno), 0) + 1
-    else:
-        done.append(name)
-tell(done_=done, errors=errors)
+record_opened(names[:30], os.O_RDONLY | os.O_NONBLOCK)
 """
 
     def prepare(self, scene: Scene) -> None:
         device = Path("/").stat().st_dev
         scene.facts["disk"] = [os.major(device), os.minor(device)]
 
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return none_done(outcome)
-
 
 @attack
 class Clock(Attack):
-    """Set the machine's clock: its rate, to the present rate; if that is refused, its time, to the present time."""
+    """Set the machine's clock: its rate, to the present rate; if that is refused, its time, to the present time.
+
+    A set time would unsettle NTP, so it is tried only if the rate is refused.
+    """
 
     host_may_refuse = True
-    why = "the rate set is the present one, and the time, which would unsettle NTP, is tried only where that is refused"
     program = """
-done, errors = [], {}
 ctypes, c = libc()
 class Time(ctypes.Structure):
     _fields_ = [("s", ctypes.c_long), ("fraction", ctypes.c_long)]
-def expect(function, *args):
-    value, error = call(function, *args)
-    if value == -1:
-        raise OSError(getattr(errno, error), error)
 def rate():
     reading = ctypes.create_string_buffer(512)  # struct timex, whose first word says what to set
     c.adjtimex(reading)
     reading[0:4] = (0x4000).to_bytes(4, sys.byteorder)  # ADJ_TICK
-    expect(c.adjtimex, reading)
+    call(c.adjtimex, reading)
 def settimeofday():
     now = time.time_ns()
-    expect(c.settimeofday, ctypes.byref(Time(now // 10**9, now % 10**9 // 1000)), None)
+    call(c.settimeofday, ctypes.byref(Time(now // 10**9, now % 10**9 // 1000)), None)
 def clock_settime():
     time.clock_settime_ns(time.CLOCK_REALTIME, time.clock_gettime_ns(time.CLOCK_REALTIME))
 for way in (rate, settimeofday, clock_settime):
-    if not done:
-        errors[way.__name__] = attempt(way)
-        if not errors[way.__name__]:
-            done.append(way.__name__)
-tell(done_=done, errors=errors)
+    if not allowed:
+        record(way.__name__, attempt(way))
 """
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return none_done(outcome)
 
 
 @attack
 class Priority(Attack):
-    """Take precedence over the host's processes: nice -10 and real-time scheduling."""
+    """Take precedence over the host's processes, for microseconds: nice -10 and real-time scheduling."""
 
     host_may_refuse = True
-    why = "for microseconds, of a process that does nothing"
     program = """
-done, errors = [], {}
-ways = {
-    "nice": lambda: os.setpriority(os.PRIO_PROCESS, 0, -10),
-    "real-time": lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)),
-}
-for way, action in ways.items():
-    errors[way] = attempt(action)
-    if not errors[way]:
-        done.append(way)
+record("nice", attempt(os.setpriority, os.PRIO_PROCESS, 0, -10))
+record("real-time", attempt(os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1)))
 attempt(os.sched_setscheduler, 0, os.SCHED_OTHER, os.sched_param(0))
-tell(done_=done, errors=errors)
 """
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return none_done(outcome)
 
 
 @attack
 class SetuidBinaries(Attack):
     """Run su, sudo, mount and other setuid programs, and a copy of the interpreter made setuid.
 
-    Judged on the host: no process started by them may be root there.
+    Judged on the host: no process started by them may be root there. The programs get no input, and are asked to run
+    a sleeping child only.
     """
 
     host_may_refuse = True
-    why = "the programs are asked to run a sleeping child only, and get no input"
     program = """
 import shutil, stat, subprocess
 mark = "".join(reversed(FACTS["mark"]))
@@ -335,70 +261,79 @@ while time.monotonic() < end and any(process.poll() is None for process in start
     time.sleep(0.02)
 for process in started:
     attempt(process.kill)
-tell(ways=sorted(ways), started=len(started))
+report(ways=sorted(ways), started=len(started))
 """
 
     def prepare(self, scene: Scene) -> None:
-        mark = scene.notes["mark"] = "st" + scene.token[2:]
+        mark = "st" + scene.token[2:]
         scene.facts["mark"] = mark[::-1]
-        scene.notes["roots"] = set()
+        roots: set[int] = scene.state.setdefault("roots", set())
 
-        def look() -> None:
-            for pid in processes_with(mark):
-                if "0" in process_status(pid).get("Uid", "").split():
-                    scene.notes["roots"].add(pid)
+        def observe() -> None:
+            roots.update(pid for pid in processes_with(mark) if "0" in process_status(pid).get("Uid", "").split())
 
-        scene.looks.append(look)
+        scene.observers.append(observe)
 
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        roots = len(scene.notes["roots"])
-        if roots:
-            return AttackFinding(False, f"{roots} of their processes were root on the host")
-        ways = ", ".join(outcome.told.get("ways", [])) or "nothing to try in the box"
-        return AttackFinding(True, with_end(f"none was root on the host ({ways})", outcome))
+        if roots := scene.state["roots"]:
+            return AttackFinding(False, f"{len(roots)} of their processes were root on the host")
+        ways = ", ".join(outcome.reports.get("ways", [])) or "nothing to try in the box"
+        return outcome.finding(True, f"none was root on the host ({ways})")
 
 
-class _Seen(Attack):
-    """Base class: the program sleeps for a moment, so that the host can read its status."""
+class _StatusAttack(Attack):
+    """Base class: the process takes the token's name for a moment, so that the host can find it and read its status."""
 
-    program = (
-        """
-status = {}
+    host_may_refuse = True
+    program = """
+def fields(line):
+    name, _, value = line.partition(":")
+    return name, value.strip()
 with open("/proc/self/status") as file:
-    for line in file:
-        name, _, value = line.partition(":")
-        status[name] = value.strip()
+    status = dict(fields(line) for line in file)
 with open("/proc/self/uid_map") as file:
     maps = [[int(part) for part in line.split()] for line in file]
-tell(status=status, maps=maps, uid=os.getuid())
+report(status=status, maps=maps, uid=os.getuid())
+ctypes, c = libc()
+c.prctl(15, TOKEN[:15].encode(), 0, 0, 0)
+time.sleep(0.3)
 """
-        + _HOLD
-    )
 
     def prepare(self, scene: Scene) -> None:
-        def look() -> None:
+        def observe() -> None:
             for pid in processes_with(scene.token):
                 status = process_status(pid)
                 if status.get("Name") == scene.token[:15]:
-                    scene.notes["status"] = status
+                    scene.state["status"] = status
 
-        scene.looks.append(look)
+        scene.observers.append(observe)
+
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
+        if scene.state.get("status"):
+            status, source = scene.state["status"], "seen on the host"
+        elif "status" in outcome.reports:
+            status, source = outcome.reports["status"], "by its own word"
+        else:
+            raise CannotTry("the process was not seen on the host, and reported nothing")
+        finding = self.judge_status(status)
+        return AttackFinding(finding.contained, f"{finding.seen}, {source}")
+
+    def judge_status(self, status: dict[str, str]) -> AttackFinding:
+        """Judge the fields of the process's status."""
+        raise NotImplementedError
 
 
 @attack
-class HostUid(_Seen):
+class HostUid(_StatusAttack):
     """Check the process's uid on the host: it must not be root there, whatever it is in the box."""
 
-    host_may_refuse = True
-
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        status = scene.notes.get("status")
-        if status:
-            uids = status["Uid"].split()
-            return AttackFinding("0" not in uids, f"uid {uids[1]} on the host, {outcome.told.get('uid')} in the box")
-        if "maps" not in outcome.told:
-            raise CannotTry("the process was not seen on the host, and told nothing")
-        outside = _mapped(int(outcome.told["uid"]), outcome.told["maps"])
+        if status := scene.state.get("status"):
+            uids, uid = status["Uid"].split(), outcome.reports.get("uid")
+            return AttackFinding("0" not in uids, f"uid {uids[1]} on the host, {uid} in the box")
+        if "maps" not in outcome.reports:
+            raise CannotTry("the process was not seen on the host, and reported nothing")
+        outside = _mapped(int(outcome.reports["uid"]), outcome.reports["maps"])
         return AttackFinding(outside != 0, f"not seen on this host; by its own word uid {outside} outside the box")
 
 
@@ -410,53 +345,39 @@ def _mapped(uid: int, maps: list[list[int]]) -> int:
 
 
 @attack
-class NoNewPrivileges(_Seen):
+class NoNewPrivileges(_StatusAttack):
     """Check the process's status: it must be unable to gain privileges (no_new_privs)."""
 
-    host_may_refuse = True
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        status, whose = _status(scene, outcome)
+    def judge_status(self, status: dict[str, str]) -> AttackFinding:
         value = status.get("NoNewPrivs")
-        return AttackFinding(value == "1", f"NoNewPrivs {value}, {whose}")
+        return AttackFinding(value == "1", f"NoNewPrivs {value}")
 
 
 @attack
-class Capabilities(_Seen):
+class Capabilities(_StatusAttack):
     """Check the process's status: all its capability sets must be empty (effective to bounding set)."""
 
-    host_may_refuse = True
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        status, whose = _status(scene, outcome)
+    def judge_status(self, status: dict[str, str]) -> AttackFinding:
         sets = {name: int(status.get(name, "1"), 16) for name in ("CapEff", "CapPrm", "CapInh", "CapAmb", "CapBnd")}
         held = [f"{name} {value:x}" for name, value in sets.items() if value]
-        return AttackFinding(not held, f"{', '.join(held) or 'all five sets are empty'}, {whose}")
+        return AttackFinding(not held, ", ".join(held) or "all five sets are empty")
 
 
 @attack
-class SystemCallFilter(_Seen):
+class SystemCallFilter(_StatusAttack):
     """Check the process's status: a system call filter must be active (seccomp mode 2)."""
 
-    host_may_refuse = True
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        status, whose = _status(scene, outcome)
+    def judge_status(self, status: dict[str, str]) -> AttackFinding:
         value = status.get("Seccomp")
-        return AttackFinding(value == "2", f"Seccomp {value}, {whose}")
-
-
-def _status(scene: Scene, outcome: Outcome) -> tuple[dict[str, str], str]:
-    if scene.notes.get("status"):
-        return scene.notes["status"], "seen on the host"
-    if "status" not in outcome.told:
-        raise CannotTry("the process was not seen on the host, and told nothing")
-    return outcome.told["status"], "by its own word"
+        return AttackFinding(value == "2", f"Seccomp {value}")
 
 
 @attack
 class CoreDump(Attack):
-    """Crash with a core dump: dumps contain secrets, and the host decides their location."""
+    """Crash with a core dump: dumps contain secrets, and the host decides their location.
+
+    The dump has 4 KB at most, in its own working folder or where the host collects them.
+    """
 
     host_may_refuse = True
     program = """
@@ -465,230 +386,163 @@ attempt(resource.setrlimit, resource.RLIMIT_CORE, (4096, resource.getrlimit(reso
 pid = os.fork()
 if pid == 0:
     os.abort()
-tell(dumped=os.WCOREDUMP(os.waitpid(pid, 0)[1]), limit=resource.getrlimit(resource.RLIMIT_CORE)[0])
+dumped = os.WCOREDUMP(os.waitpid(pid, 0)[1])
+record("a core dump", "" if dumped else "none, limit %d" % resource.getrlimit(resource.RLIMIT_CORE)[0])
 """
-    why = "a dump of 4 KB at most, in its own working folder or where the host collects them"
 
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        if "dumped" not in outcome.told:
-            raise CannotTry("the program did not tell whether a dump was made")
-        dumped = bool(outcome.told["dumped"])
-        seen = f"{'a core was' if dumped else 'no core was'} dumped, limit {outcome.told['limit']}"
-        return AttackFinding(not dumped, seen)
+        if "errors" not in outcome.reports:
+            raise CannotTry("the program did not report whether a dump was made")
+        return super().judge(scene, outcome)
 
 
 @attack
-class Terminal(Attack):
-    """Open the terminal of the check's user, through which a program could simulate key presses."""
+class Terminal(_OpenFiles):
+    """Open the terminal of the check's user, through which a program could simulate key presses. Nothing is written."""
 
-    host_may_refuse = True
-    why = "the terminal is opened and closed; nothing is written to it"
     program = """
-def look(name):
-    os.close(os.open(name, os.O_RDWR | os.O_NOCTTY))
-done = [name for name in ("/dev/tty", "/dev/console") if not attempt(look, name)]
-done += ["descriptor %d" % number for number in range(3) if os.isatty(number)]
-tell(done_=done, errors={"/dev/tty": "not opened"})
+record_opened(["/dev/tty", "/dev/console"], os.O_RDWR | os.O_NOCTTY)
+for number in range(3):
+    if os.isatty(number):
+        record("descriptor %d" % number, "")
 """
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return none_done(outcome)
 
 
 # Kernel interfaces that no scored program needs; each has had faults that allowed a container escape
 
+_MACHINES = ("x86_64", "aarch64")
 _NUMBERS = {
-    "x86_64": {
-        "bpf": 321,
-        "perf_event_open": 298,
-        "add_key": 248,
-        "io_uring_setup": 425,
-        "userfaultfd": 323,
-        "syslog": 103,
-    },
-    "aarch64": {
-        "bpf": 280,
-        "perf_event_open": 241,
-        "add_key": 217,
-        "io_uring_setup": 425,
-        "userfaultfd": 282,
-        "syslog": 116,
-    },
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "add_key": (248, 217),
+    "io_uring_setup": (425, 425),
+    "userfaultfd": (323, 282),
+    "syslog": (103, 116),
 }
+"""Numbers of system calls, by machine."""
 
-_CALL = """
+
+class _SystemCall(Attack):
+    """Base class: makes one system call, also by its x32 number. The object that it asks for ends with the process."""
+
+    host_may_refuse = True
+    call: ClassVar[str] = ""
+    arguments: ClassVar[tuple[int | bytes, ...]] = ()
+    """Numbers, and the contents of buffers of 256 bytes."""
+    program = """
 ctypes, c = libc()
 c.syscall.restype = ctypes.c_long
-def block(*words):
-    buffer = ctypes.create_string_buffer(256)
-    for at, size, value in words:
-        buffer[at:at + size] = value.to_bytes(size, "little")
-    return buffer
-done, errors = [], {}
-def door(name, *args):
-    ways = {name: FACTS["number"]}
-    if FACTS["machine"] == "x86_64":
-        ways[name + " (x32)"] = FACTS["number"] | 0x40000000
-    for way, number in ways.items():
-        ends = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            value, error = call(c.syscall, ctypes.c_long(number), *args)
-            os.write(ends[1], (error or "-").encode())
-            os._exit(0)
-        os.close(ends[1])
-        answer = os.read(ends[0], 100).decode() or "killed"
-        os.waitpid(pid, 0)
-        errors[way] = answer
-        if answer == "-":
-            done.append(way)
+def argument(word):
+    return ctypes.c_long(word) if isinstance(word, int) else ctypes.create_string_buffer(bytes.fromhex(word), 256)
+for name, number in FACTS["numbers"].items():
+    words = [argument(word) for word in FACTS["arguments"]]
+    record(name, attempt_in_child(call, c.syscall, ctypes.c_long(number), *words))
 """
-
-
-class _Door(Attack):
-    host_may_refuse = True
-    why = "the object that it asks for is closed with the process"
-    call: str = ""
 
     def prepare(self, scene: Scene) -> None:
         machine = platform.machine()
-        if machine not in _NUMBERS:
+        if machine not in _MACHINES:
             raise CannotTry(f"the number of this system call is not known here for {machine}")
-        scene.facts.update(machine=machine, number=_NUMBERS[machine][self.call or self.name])
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return none_done(outcome)
+        numbers = {self.call: _NUMBERS[self.call][_MACHINES.index(machine)]}
+        if machine == "x86_64":
+            numbers[f"{self.call} (x32)"] = numbers[self.call] | 0x40000000
+        words = [word.hex() if isinstance(word, bytes) else word for word in self.arguments]
+        scene.facts.update(numbers=numbers, arguments=words)
 
 
 @attack
-class Bpf(_Door):
+class Bpf(_SystemCall):
     """Make an eBPF map."""
 
-    program = (
-        _CALL
-        + 'door("bpf", 0, block((0, 4, 2), (4, 4, 4), (8, 4, 8), (12, 4, 1)), 72)\ntell(done_=done, errors=errors)\n'
-    )
+    call, arguments = "bpf", (0, struct.pack("=4I", 2, 4, 8, 1), 72)
 
 
 @attack
-class PerfEventOpen(_Door):
+class PerfEventOpen(_SystemCall):
     """Measure the own process with perf_event_open (a software clock)."""
 
-    program = (
-        _CALL
-        + 'door("perf_event_open", block((0, 4, 1), (4, 4, 112), (40, 8, 0x61)), 0, -1, -1, 0)\n'
-        + "tell(done_=done, errors=errors)\n"
-    )
+    call, arguments = "perf_event_open", (struct.pack("=2I32xQ", 1, 112, 0x61), 0, -1, -1, 0)
 
 
 @attack
-class Keyring(_Door):
+class Keyring(_SystemCall):
     """Add a key to the process's kernel keyring."""
 
-    call = "add_key"
-    program = (
-        _CALL
-        + 'door("add_key", b"user", b"creditflow", b"x", ctypes.c_size_t(1), ctypes.c_long(-2))\n'
-        + "tell(done_=done, errors=errors)\n"
-    )
+    call, arguments = "add_key", (b"user", b"creditflow", b"x", 1, -2)
 
 
 @attack
-class IoUring(_Door):
+class IoUring(_SystemCall):
     """Set up an io_uring, which reaches files and sockets past a system call filter."""
 
-    call = "io_uring_setup"
-    program = _CALL + 'door("io_uring_setup", 1, block())\ntell(done_=done, errors=errors)\n'
+    call, arguments = "io_uring_setup", (1, b"")
 
 
 @attack
-class Userfaultfd(_Door):
+class Userfaultfd(_SystemCall):
     """Make a userfaultfd, which exploits use to pause the kernel."""
 
-    program = _CALL + 'door("userfaultfd", 1)\ntell(done_=done, errors=errors)\n'
+    call, arguments = "userfaultfd", (1,)
 
 
 @attack
-class KernelLog(_Door):
-    """Read the last bytes of the kernel log with syslog(2)."""
+class KernelLog(_SystemCall):
+    """Read the last bytes of the kernel log with syslog(2). They are not printed."""
 
-    call = "syslog"
-    why = "what is read is not printed"
-    program = _CALL + 'door("syslog", 3, block(), 16)\ntell(done_=done, errors=errors)\n'
+    call, arguments = "syslog", (3, b"", 16)
 
 
 @attack
 class CompatSystemCalls(Attack):
-    """Make a system call through the 32-bit interface (int 0x80), which filters of 64-bit calls may miss."""
+    """Make a system call through the 32-bit interface (int 0x80), which filters of 64-bit calls may miss.
+
+    It asks for the number of its own session keyring.
+    """
 
     host_may_refuse = True
-    why = "it asks for the number of its own session keyring"
     program = """
 import ctypes, mmap
-done, errors = [], {}
-if FACTS["machine"] == "x86_64":
-    ends = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-        except OSError as error:
-            os.write(ends[1], errno.errorcode[error.errno].encode())
-            os._exit(0)
-        # push rbx; mov eax, 288 (keyctl); xor ebx, ebx; mov ecx, -3; mov edx, 1; int 0x80; pop rbx; ret
-        page.write(bytes.fromhex("53b82001000031dbb9fdffffffba01000000cd805bc3"))
-        function = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
-        value = function()
-        os.write(ends[1], errno.errorcode.get(-value, "?").encode() if value < 0 else b"-")
-        os._exit(0)
-    os.close(ends[1])
-    answer = os.read(ends[0], 100).decode() or "killed"
-    os.waitpid(pid, 0)
-    errors["keyctl"] = answer
-    if answer == "-":
-        done.append("keyctl by int 0x80")
-else:
-    errors["int 0x80"] = "is no door of this processor"
-tell(done_=done, errors=errors)
+def keyctl():
+    page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    # push rbx; mov eax, 288 (keyctl); xor ebx, ebx; mov ecx, -3; mov edx, 1; int 0x80; pop rbx; ret
+    page.write(bytes.fromhex("53b82001000031dbb9fdffffffba01000000cd805bc3"))
+    value = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
+    if value < 0:
+        raise OSError(-value, "")
+x86 = FACTS["machine"] == "x86_64"
+record("keyctl by int 0x80", attempt_in_child(keyctl) if x86 else "does not exist on this processor")
 """
 
     def prepare(self, scene: Scene) -> None:
         scene.facts["machine"] = platform.machine()
 
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return none_done(outcome)
-
 
 @attack
 class EarlierRun(Attack):
-    """Search for a System V message queue of an earlier run: an object made in one run must not exist in the next."""
+    """Search for a System V message queue of an earlier run: an object made in one run must not exist in the next.
 
-    why = "one message queue of a random key, which the harness removes"
+    The queue has a random key, and the harness removes it.
+    """
+
     program = """
 ctypes, c = libc()
-tell(found=call(c.msgget, FACTS["key"], 0)[0] >= 0, made=call(c.msgget, FACTS["key"], 0o1666)[0])
+report(earlier=not attempt(call, c.msgget, FACTS["key"], 0))
+attempt(call, c.msgget, FACTS["key"], 0o1666)
 """
+    second = program
 
     def prepare(self, scene: Scene) -> None:
         key = scene.facts["key"] = 0x50000000 + int(scene.token[2:8], 16)
         scene.stack.callback(_remove_queue, key)
 
-    def act(self, scene: Scene, box: Sandbox) -> Outcome:
-        outcome = Outcome()
-        run_program(scene, box, outcome, self.program)
-        run_program(scene, box, outcome, self.program)
-        return outcome
-
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        if "found" not in outcome.told:
-            raise CannotTry("the program did not tell what it found")
-        seen = "a message queue of an earlier run was found" if outcome.told["found"] else "nothing of an earlier run"
-        return AttackFinding(not outcome.told["found"], seen)
+        if not outcome.reports.get("done"):
+            raise CannotTry("the second program did not run to its end")
+        seen = outcome.reports["earlier"]
+        return AttackFinding(not seen, "a message queue of an earlier run" if seen else "nothing of an earlier run")
 
 
 def _remove_queue(key: int) -> None:
-    import ctypes
-
     c = ctypes.CDLL(None)
     queue = c.msgget(key, 0)
     if queue >= 0:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from creditflow.sandbox.conformance.attack import Attack, AttackFinding, Outcome, Scene, attack, none_done, with_end
+from creditflow.sandbox.conformance.attack import Attack, AttackFinding, Outcome, Scene, attack
 
 _SAY = """
 import socket
@@ -19,50 +18,47 @@ def say(family, address, kind=socket.SOCK_STREAM):
     sock.sendall(TOKEN.encode())
     time.sleep(0.1)
     sock.close()
-errors = {}
 """
 
 
 class _Network(Attack):
-    why = "it reaches a listener of the harness on the same machine"
+    """Base class: contained if no listener of the harness on this machine was reached."""
+
+    prelude = _SAY
 
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        if scene.notes.get("absent"):
-            return AttackFinding(True, scene.notes["absent"])
-        if scene.notes["heard"]:
-            return AttackFinding(False, f"the listener on the host was reached: {scene.notes['heard'][0]}")
-        errors = outcome.told.get("errors", {})
-        why = ", ".join(f"{way}: {error or 'no error, but nobody reached'}" for way, error in errors.items())
-        return AttackFinding(True, with_end(f"the listener was not reached ({why})", outcome))
+        if reached := scene.state.get("reached"):
+            return AttackFinding(False, f"the listener on the host was reached: {reached[0]}")
+        return outcome.finding(True, scene.state.get("absent") or f"the listener was not reached ({outcome.errors})")
 
 
 def _listen(scene: Scene, family: int, address: Any, kind: int = socket.SOCK_STREAM) -> Any:
     """Open a listener that records connections that send the token; return its address."""
-    heard = scene.notes.setdefault("heard", [])
+    reached = scene.state.setdefault("reached", [])
     listener = scene.stack.enter_context(socket.socket(family, kind))
     listener.bind(address)
     listener.settimeout(0.05)
     over = threading.Event()
     where = address if isinstance(address, str) else listener.getsockname()[0]
 
-    def hear() -> None:
+    def answer() -> None:
         while not over.is_set():
             try:
                 if kind == socket.SOCK_DGRAM:
-                    said = listener.recv(100)
+                    message = listener.recv(100)
                 else:
                     peer, _ = listener.accept()
                     with peer:
                         peer.settimeout(1.0)
-                        said = peer.recv(100)
+                        message = peer.recv(100)
             except OSError:  # no connection within the timeout, or it was closed
                 continue
-            if said == scene.token.encode():
-                heard.append(where.replace("\0", "@"))
+            if message == scene.token.encode():
+                reached.append(where.replace("\0", "@"))
 
     if kind == socket.SOCK_STREAM:
         listener.listen()
-    thread = threading.Thread(target=hear, daemon=True)
+    thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     scene.stack.callback(thread.join)
     scene.stack.callback(over.set)
@@ -73,38 +69,30 @@ def _listen(scene: Scene, family: int, address: Any, kind: int = socket.SOCK_STR
 class NetworkByIp(_Network):
     """Connect to the host by the address of its network card (127.0.0.1 without one), TCP and UDP."""
 
-    program = (
-        _SAY
-        + """
-errors["tcp"] = attempt(say, socket.AF_INET, tuple(FACTS["tcp"]))
-errors["udp"] = attempt(say, socket.AF_INET, tuple(FACTS["udp"]), socket.SOCK_DGRAM)
-tell(errors=errors)
+    program = """
+record("tcp", attempt(say, socket.AF_INET, tuple(FACTS["tcp"])))
+record("udp", attempt(say, socket.AF_INET, tuple(FACTS["udp"]), socket.SOCK_DGRAM))
 """
-    )
+
+    def address(self) -> str:
+        """The host's address if it has a route, else 127.0.0.1; connecting a datagram socket sends nothing."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(("192.0.2.1", 9))
+                return str(probe.getsockname()[0])
+            except OSError:
+                return "127.0.0.1"
 
     def prepare(self, scene: Scene) -> None:
-        address = _own_address()
-        scene.facts["tcp"] = _listen(scene, socket.AF_INET, (address, 0))
-        scene.facts["udp"] = _listen(scene, socket.AF_INET, (address, 0), socket.SOCK_DGRAM)
-
-
-def _own_address() -> str:
-    """The host's address if it has a route, else 127.0.0.1; connecting a datagram socket sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+        scene.facts["tcp"] = _listen(scene, socket.AF_INET, (self.address(), 0))
+        scene.facts["udp"] = _listen(scene, socket.AF_INET, (self.address(), 0), socket.SOCK_DGRAM)
 
 
 @attack
 class NetworkByName(_Network):
     """Look up localhost and the host's name, and connect; only names that need no server are looked up."""
 
-    program = (
-        _SAY
-        + """
+    program = """
 def known(name):
     try:
         with open("/etc/hosts") as file:
@@ -124,10 +112,8 @@ def by_name(name, port):
             return
     raise OSError(111, error)
 for name, port in FACTS["names"].items():
-    errors[name] = attempt(by_name, name, port) if known(name) else "not in /etc/hosts"
-tell(errors=errors)
+    record(name, attempt(by_name, name, port) if known(name) else "not in /etc/hosts")
 """
-    )
 
     def prepare(self, scene: Scene) -> None:
         names = {"localhost": _listen(scene, socket.AF_INET, ("127.0.0.1", 0))[1]}
@@ -138,14 +124,11 @@ tell(errors=errors)
 
 
 @attack
-class NetworkLoopback(_Network):
+class NetworkLoopback(NetworkByIp):
     """Connect to a listener on 127.0.0.1, TCP and UDP."""
 
-    program = NetworkByIp.program
-
-    def prepare(self, scene: Scene) -> None:
-        scene.facts["tcp"] = _listen(scene, socket.AF_INET, ("127.0.0.1", 0))
-        scene.facts["udp"] = _listen(scene, socket.AF_INET, ("127.0.0.1", 0), socket.SOCK_DGRAM)
+    def address(self) -> str:
+        return "127.0.0.1"
 
 
 @attack
@@ -153,28 +136,21 @@ class NetworkIpv6(_Network):
     """Connect to a listener on ::1."""
 
     host_may_refuse = True
-    program = (
-        _SAY
-        + """
-if FACTS["tcp"]:
-    errors["tcp"] = attempt(say, socket.AF_INET6, tuple(FACTS["tcp"]))
-tell(errors=errors)
-"""
-    )
+    program = 'if FACTS["tcp"]: record("tcp", attempt(say, socket.AF_INET6, tuple(FACTS["tcp"])))'
 
     def prepare(self, scene: Scene) -> None:
         scene.facts["tcp"] = None
         try:
             scene.facts["tcp"] = _listen(scene, socket.AF_INET6, ("::1", 0))
         except OSError:
-            scene.notes["absent"] = "this host has no IPv6 to be reached by"
+            scene.state["absent"] = "this host has no IPv6 to be reached by"
 
 
 @attack
 class AbstractSocket(_Network):
     """Connect to an abstract unix socket of the host, which no file system can hide."""
 
-    program = _SAY + 'errors["unix"] = attempt(say, socket.AF_UNIX, "\\0" + FACTS["name"])\ntell(errors=errors)\n'
+    program = 'record("unix", attempt(say, socket.AF_UNIX, "\\0" + FACTS["name"]))'
 
     def prepare(self, scene: Scene) -> None:
         scene.facts["name"] = f"creditflow-{scene.token}"
@@ -185,50 +161,31 @@ class AbstractSocket(_Network):
 class PathSocket(_Network):
     """Connect to unix sockets in folders of the host."""
 
-    program = (
-        _SAY
-        + """
-for path in FACTS["paths"]:
-    errors[path] = attempt(say, socket.AF_UNIX, path)
-tell(errors=errors)
+    program = """
+for number, path in enumerate(FACTS["paths"], 1):
+    record("socket %d" % number, attempt(say, socket.AF_UNIX, path))
 """
-    )
 
     def prepare(self, scene: Scene) -> None:
-        paths: Sequence[Path] = [canary.parent / "s" for canary in scene.canaries()]
-        scene.facts["paths"] = [str(path) for path in paths if len(str(path)) < 100]
+        paths = [str(canary.parent / "s") for canary in scene.canaries()]
+        scene.facts["paths"] = [path for path in paths if len(path) < 100]
         for path in scene.facts["paths"]:
             _listen(scene, socket.AF_UNIX, path)
             Path(path).chmod(0o777)
-        scene.notes.setdefault("heard", [])
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        finding = super().judge(scene, outcome)
-        errors = sorted(set(outcome.told.get("errors", {}).values()))
-        return (
-            AttackFinding(True, f"the listeners were not reached ({', '.join(errors)})")
-            if finding.contained
-            else finding
-        )
 
 
 @attack
 class SocketFamilies(Attack):
-    """Open sockets that a network namespace does not confine: AF_VSOCK (to the hypervisor), AF_ALG, AF_PACKET (raw)."""
+    """Open sockets that a network namespace does not confine: AF_VSOCK (to the hypervisor), AF_ALG, AF_PACKET (raw).
+
+    The sockets are closed again; nothing is sent.
+    """
 
     host_may_refuse = True
-    why = "the sockets are closed again; nothing is sent"
     program = """
 import socket
-done, errors = [], {}
 kinds = {"AF_VSOCK": (40, socket.SOCK_STREAM), "AF_ALG": (38, socket.SOCK_SEQPACKET),
          "AF_PACKET": (17, socket.SOCK_RAW)}
 for name, (family, kind) in kinds.items():
-    errors[name] = attempt(lambda: socket.socket(family, kind).close())
-    if not errors[name]:
-        done.append(name)
-tell(done_=done, errors=errors)
+    record(name, attempt(lambda: socket.socket(family, kind).close()))
 """
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return none_done(outcome)

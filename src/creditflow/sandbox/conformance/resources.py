@@ -8,8 +8,9 @@ import os
 import secrets
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
-from creditflow.sandbox.base import Limits, Sandbox
+from creditflow.sandbox.base import Limits
 from creditflow.sandbox.conformance.attack import (
     Attack,
     AttackFinding,
@@ -17,12 +18,8 @@ from creditflow.sandbox.conformance.attack import (
     Outcome,
     Scene,
     attack,
-    kill_all,
     megabytes,
     remove_files,
-    run_program,
-    still_alive,
-    with_end,
 )
 from creditflow.sandbox.process import call
 
@@ -60,39 +57,40 @@ SLACK_S = 3.0
 
 def _expect_not_cut_short(outcome: Outcome) -> None:
     """Raise CannotTry if the wall clock ended the program below a limit: it did not test that limit."""
-    if outcome.results[-1].limit == "wall" and not outcome.told.get("done"):
+    if outcome.results[-1].limit == "wall" and not outcome.reports.get("done"):
         raise CannotTry("the clock ended it before it reached any limit; try with a larger wall_s")
 
 
-def _amount(outcome: Outcome, name: str, most: float, unit: str) -> AttackFinding:
-    reached = outcome.number(name)
-    if reached <= most:
-        _expect_not_cut_short(outcome)
-    return AttackFinding(reached <= most, with_end(f"{reached} {unit}, {most:.0f} allowed", outcome))
+class _Amount(Attack):
+    """Base class: contained if the program's `amount` stays within a limit. It may also report a `detail`."""
 
-
-def _memory(scene: Scene, outcome: Outcome) -> AttackFinding:
-    reached, most = outcome.number("bytes"), scene.limits.memory_mb * MIB
-    if reached <= most:
-        _expect_not_cut_short(outcome)
-    error = f", then {outcome.told['error']}" if outcome.told.get("error") else ""
-    return AttackFinding(
-        reached <= most, with_end(f"{megabytes(reached)} held{error}, {megabytes(most)} allowed", outcome)
-    )
-
-
-class _Memory(Attack):
     alone = True
+    limit: ClassVar[str]
+    """A field of `Limits`; one that ends with `_mb` bounds a number of bytes."""
+    unit: ClassVar[str]
+    """The unit of the amount, in words."""
 
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return _memory(scene, outcome)
+        amount, most = outcome.number("amount"), getattr(scene.limits, self.limit)
+        seen = f"{amount} {self.unit}, {most} allowed"
+        if self.limit.endswith("_mb"):
+            most *= MIB
+            seen = f"{megabytes(amount)} {self.unit}, {megabytes(most)} allowed"
+        if amount <= most:
+            _expect_not_cut_short(outcome)
+        detail = outcome.reports.get("detail")
+        return outcome.finding(amount <= most, f"{seen} ({detail})" if detail else seen)
+
+
+class _Memory(_Amount):
+    limit, unit = "memory_mb", "held"
 
 
 @attack
-class ForkBomb(Attack):
+class ForkBomb(_Amount):
     """Start child processes until stopped (at most 150, which end after 3 s)."""
 
-    alone = True
+    limit, unit = "processes", "processes alive at a time"
     program = """
 end, count = time.time() + 3, 0
 for _ in range(150):
@@ -104,18 +102,15 @@ for _ in range(150):
         time.sleep(max(0, end - time.time()))
         os._exit(0)
     count += 1
-    tell(processes=count + 1)
+    report(amount=count + 1)
 """
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return _amount(outcome, "processes", scene.limits.processes, "processes alive at a time")
 
 
 @attack
-class ThreadBomb(Attack):
+class ThreadBomb(_Amount):
     """Start threads until stopped (at most 150, which end after 2 s)."""
 
-    alone = True
+    limit, unit = "processes", "threads alive at a time"
     program = """
 import threading
 end, count = time.time() + 2, 1
@@ -126,11 +121,8 @@ for _ in range(150):
     except (RuntimeError, MemoryError):
         break
     count += 1
-    tell(threads=count)
+    report(amount=count)
 """
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return _amount(outcome, "threads", scene.limits.processes, "threads alive at a time")
 
 
 @attack
@@ -145,7 +137,7 @@ while total < 700_000_000:
     except MemoryError:
         break
     total += 10_000_000
-    tell(bytes=total)
+    report(amount=total)
 """
 
 
@@ -158,7 +150,6 @@ class MemoryOverProcesses(_Memory):
     """
 
     program = """
-held_by = {}
 def child(orders, answers):
     held = []
     while os.read(orders, 1):
@@ -178,7 +169,7 @@ for _ in range(6):
         break
     if pid == 0:
         os.close(orders[1]), os.close(answers[0])
-        for _, (theirs, _a) in workers.items():
+        for theirs, _ in workers.values():
             os.close(theirs)
         child(orders[0], answers[1])
     os.close(orders[0]), os.close(answers[1])
@@ -207,7 +198,7 @@ def fill():
                 bury()
             if sum(held_by.values()) > best:
                 best = sum(held_by.values())
-                tell(bytes=best)
+                report(amount=best)
             if best > FACTS["most"]:
                 return
 fill()
@@ -220,12 +211,12 @@ for pid in held_by:
         scene.facts["most"] = scene.limits.memory_mb * MIB
 
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        finding = _memory(scene, outcome)
+        finding = super().judge(scene, outcome)
         if scene.memory_bound is None:
             return finding
         bound, how = scene.memory_bound
-        said = f"{finding.seen}; bound {megabytes(bound)}, {how}"
-        return AttackFinding(finding.contained and bound <= scene.limits.memory_mb * MIB, said)
+        contained = finding.contained and bound <= scene.limits.memory_mb * MIB
+        return AttackFinding(contained, f"{finding.seen}; bound {megabytes(bound)}, {how}")
 
 
 @attack
@@ -233,19 +224,16 @@ class Memfd(_Memory):
     """Fill anonymous memory files (memfd_create), at most 600 MB."""
 
     program = """
-files, total, block = [], 0, b"x" * 4_000_000
-tell(bytes=0)
+total, block = 0, b"x" * 4_000_000
+def fill():
+    global total
+    total += os.write(os.memfd_create("canary"), block)
 while total < 600_000_000:
-    try:
-        files.append(os.memfd_create("canary"))
-        total += os.write(files[-1], block)
-    except OSError as error:
-        tell(error=errno.errorcode.get(error.errno))
+    error = attempt(fill) if hasattr(os, "memfd_create") else "no memfd_create"
+    if error:
+        report(detail=error)
         break
-    except (MemoryError, AttributeError) as error:
-        tell(error=type(error).__name__)
-        break
-    tell(bytes=total)
+    report(amount=total)
 """
 
 
@@ -263,33 +251,32 @@ c.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
 c.shmdt.argtypes = [ctypes.c_void_p]
 segments, total, size = [], 0, 6_000_000
 while total < 600_000_000:
-    segment, error = call(c.shmget, FACTS["key"] + len(segments), ctypes.c_size_t(size), 0o1600)
-    if segment < 0:
-        tell(error=error)
+    try:
+        segments.append(call(c.shmget, FACTS["key"] + len(segments), ctypes.c_size_t(size), 0o1600))
+    except OSError as error:
+        report(detail=errno.errorcode.get(error.errno))
         break
-    segments.append(segment)
-    at = c.shmat(segment, None, 0)
+    at = c.shmat(segments[-1], None, 0)
     if at is None or at == ctypes.c_void_p(-1).value:
         break
     ctypes.memset(at, 1, size)
     c.shmdt(at)
     total += size
-    tell(bytes=total)
+    report(amount=total)
 time.sleep(0.1)
 for segment in segments:
     c.shmctl(segment, 0, None)
 """
 
     def prepare(self, scene: Scene) -> None:
-        key = 0x40000000 + secrets.randbelow(0x3FF00000)
-        scene.facts["key"] = key
-        scene.notes["seen"] = set()
-        scene.looks.append(lambda: scene.notes["seen"].update(_segments(key)))
+        key = scene.facts["key"] = 0x40000000 + secrets.randbelow(0x3FF00000)
+        segments: set[int] = scene.state.setdefault("segments", set())
+        scene.observers.append(lambda: segments.update(_segments(key)))
         scene.stack.callback(_remove_segments, key)
 
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        finding = _memory(scene, outcome)
-        seen = len(scene.notes["seen"])
+        finding = super().judge(scene, outcome)
+        seen = len(scene.state["segments"])
         return AttackFinding(False, f"the host saw {seen} of its segments; {finding.seen}") if seen else finding
 
 
@@ -321,7 +308,7 @@ for i in range(100):
         # only the bytes received by the harness count, whichever side cut the output
         received = sum(len(result.stdout) + len(result.stderr) for result in outcome.results)
         most = scene.limits.output_bytes
-        return AttackFinding(received <= most, with_end(f"{received:,} bytes received, {most:,} allowed", outcome))
+        return outcome.finding(received <= most, f"{received:,} bytes received, {most:,} allowed")
 
 
 @attack
@@ -344,23 +331,20 @@ attempt(stretch)
 """
 
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        sizes = {name: content if isinstance(content, str) else len(content) for name, content in outcome.kept.items()}
         most = scene.limits.output_bytes
-        contained = all(isinstance(size, str) or size <= most for size in sizes.values())
-        seen = ", ".join(
-            f"{name}: {size if isinstance(size, str) else f'{size:,} bytes'}" for name, size in sizes.items()
-        )
-        return AttackFinding(contained, with_end(f"read gave {seen}; {most:,} allowed", outcome))
+        contained = all(len(text) <= most for text in outcome.kept.values() if isinstance(text, bytes))
+        return outcome.finding(contained, f"read gave {outcome.kept_sizes}; {most:,} bytes allowed")
 
 
 class _Endless(Attack):
+    """Base class: contained if the run ends in time, and not by the end of its program."""
+
     def prepare(self, scene: Scene) -> None:
         scene.facts["seconds"] = scene.limits.wall_s + SLACK_S + 1
 
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        most = scene.limits.wall_s + SLACK_S
-        seen = with_end(f"ran for {outcome.seconds:.1f} s, {scene.limits.wall_s:g} allowed", outcome)
-        return AttackFinding(outcome.seconds <= most and not outcome.told.get("done"), seen)
+        contained = outcome.seconds <= scene.limits.wall_s + SLACK_S and not outcome.reports.get("done")
+        return outcome.finding(contained, f"ran for {outcome.seconds:.1f} s, {scene.limits.wall_s:g} allowed")
 
 
 @attack
@@ -389,25 +373,14 @@ os.dup2(out, 1)
 """
 
 
-class _LeftBehind(Attack):
-    why = "the child ends by itself, and is ended by the harness"
-
-    def prepare(self, scene: Scene) -> None:
-        scene.facts["seconds"] = scene.limits.wall_s + SLACK_S + 1
-
-    def act(self, scene: Scene, box: Sandbox) -> Outcome:
-        outcome = Outcome()
-        run_program(scene, box, outcome, self.program)
-        scene.notes["alive"] = still_alive(scene.token)
-        kill_all(scene.notes["alive"])
-        return outcome
+class _LeftBehind(_Endless):
+    """Base class: the run must return at its program's end. The check finds the children that are still alive."""
 
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        alive, most = len(scene.notes["alive"]), scene.limits.wall_s + SLACK_S
-        if not (outcome.told.get("left") or outcome.told.get("refused")):
+        if not (outcome.reports.get("left") or outcome.reports.get("refused")):
             raise CannotTry("the program did not come to leave a child")
-        seen = f"processes alive on the host after the run: {alive}; it returned after {outcome.seconds:.1f} s"
-        return AttackFinding(alive == 0 and outcome.seconds <= most, with_end(seen, outcome))
+        contained = outcome.seconds <= scene.limits.wall_s + SLACK_S
+        return outcome.finding(contained, f"the run returned after {outcome.seconds:.1f} s")
 
 
 _DAEMON = """
@@ -416,7 +389,7 @@ try:
     pid = os.fork()
 except OSError:
     pid = -1
-    tell(refused=True)
+    report(refused=True)
 if pid == 0:
     os.setsid()
     if os.fork():
@@ -428,7 +401,7 @@ if pid == 0:
 if pid > 0:
     os.waitpid(pid, 0)
     os.read(ready[0], 1)
-    tell(left=True)
+    report(left=True)
 """
 
 
@@ -447,11 +420,10 @@ class LeftBehindWithStdout(_LeftBehind):
 
 
 @attack
-class FillDisk(Attack):
-    """Fill every writable folder, at most 200 MB in total."""
+class FillDisk(_Amount):
+    """Fill every writable folder, at most 200 MB in total. The program removes the files, and the harness again."""
 
-    alone = True
-    why = "200 MB in all, removed by the program and again by the harness"
+    limit, unit = "disk_mb", "written"
     program = """
 def folders():
     tops = ["."] + sorted("/" + name for name in os.listdir("/"))
@@ -487,8 +459,8 @@ for folder in folders():
         if not size:
             break
         number += 1
-        places[folder] = places.get(folder, 0) + size
-        tell(bytes=total, places=places)
+        places[folder] = places.get(folder, 0) + size // 1_000_000
+        report(amount=total, detail=", ".join("%s %d MB" % place for place in places.items() if place[1]))
 for name in made:
     attempt(os.unlink, name)
 """
@@ -496,15 +468,6 @@ for name in made:
     def prepare(self, scene: Scene) -> None:
         scene.facts["file"] = scene.limits.file_mb * MB - MB
         scene.stack.callback(_remove_from_folders, scene.token)
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        reached, most = outcome.number("bytes"), scene.limits.disk_mb * MIB
-        if reached <= most:
-            _expect_not_cut_short(outcome)
-        places = outcome.told.get("places", {})
-        where = ", ".join(f"{name} {megabytes(size)}" for name, size in places.items() if size >= MB)
-        seen = f"{megabytes(reached)} written, {megabytes(most)} allowed" + (f" ({where})" if where else "")
-        return AttackFinding(reached <= most, with_end(seen, outcome))
 
 
 def _remove_from_folders(token: str) -> None:
@@ -528,10 +491,10 @@ class FillDev(FillDisk):
 
 
 @attack
-class HugeFile(Attack):
+class HugeFile(_Amount):
     """Make a single file larger than allowed: 40 MB written, 1 GB sparse."""
 
-    alone = True
+    limit, unit = "file_mb", "in one file"
     program = """
 size = 0
 with open("single", "wb", buffering=0) as file:
@@ -542,15 +505,11 @@ with open("single", "wb", buffering=0) as file:
             size += file.write(b"x" * 1_000_000)
         except OSError:
             break
-        tell(size=size)
+        report(amount=size)
     if not attempt(file.truncate, 1_000_000_000):
-        tell(size=1_000_000_000)
+        report(amount=1_000_000_000)
 os.unlink("single")
 """
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        reached, most = outcome.number("size"), scene.limits.file_mb * MIB
-        return AttackFinding(reached <= most, with_end(f"{megabytes(reached)}, {megabytes(most)} allowed", outcome))
 
 
 @attack
@@ -563,50 +522,43 @@ class ManyFiles(Attack):
     """
 
     alone = True
-    why = "empty files in the working folder, removed with it"
     program = """
 count, end = 0, time.monotonic() + FACTS["seconds"]
 os.mkdir(TOKEN)
 while count < 50_000 and time.monotonic() < end:
-    try:
-        os.close(os.open("%s/%d" % (TOKEN, count), os.O_CREAT | os.O_WRONLY))
-    except OSError as error:
-        tell(error=errno.errorcode.get(error.errno))
+    if attempt(open_and_close, "%s/%d" % (TOKEN, count), os.O_CREAT | os.O_WRONLY):
         break
     count += 1
     if count % 500 == 0:
-        tell(files=count)
-tell(files=count, out_of_time=count < 50_000 and time.monotonic() >= end)
+        report(files=count)
+report(files=count, out_of_time=count < 50_000 and time.monotonic() >= end)
 time.sleep(0.1)
 """
 
     def prepare(self, scene: Scene) -> None:
         scene.facts["seconds"] = max(1.0, scene.limits.wall_s - 1.5)
-        before = scene.notes["before"] = _inodes_used()
-        scene.notes["taken"] = 0
+        before = _inodes_used()
+        scene.state["taken"] = 0
 
-        def look() -> None:
+        def observe() -> None:
             taken = [used - before[disk] for disk, used in _inodes_used().items() if disk in before]
-            scene.notes["taken"] = max(scene.notes["taken"], *taken, 0)
+            scene.state["taken"] = max(scene.state["taken"], *taken, 0)
 
-        scene.looks.append(look)
+        scene.observers.append(observe)
 
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        made, most, taken = outcome.number("files"), scene.limits.files, scene.notes["taken"]
-        seen = f"{made:,} files made, {most:,} allowed"
-        if made <= most:
+        count, most, taken = outcome.number("files"), scene.limits.files, scene.state["taken"]
+        seen, bound = f"{count:,} files made, {most:,} allowed", scene.memory_bound
+        if count <= most:
             _expect_not_cut_short(outcome)
-            if outcome.told.get("out_of_time"):
-                raise CannotTry(f"only {made:,} files were made in the time that it had")
-            return AttackFinding(True, with_end(seen, outcome))
-        if taken > made // 2:
-            return AttackFinding(False, with_end(f"{seen}; on a disk of the host", outcome))
-        bound = scene.memory_bound
+            if outcome.reports.get("out_of_time"):
+                raise CannotTry(f"only {count:,} files were made in the time that it had")
+            return outcome.finding(True, seen)
+        if taken > count // 2:
+            return outcome.finding(False, f"{seen}; on a disk of the host")
         if bound is None or bound[0] > scene.limits.memory_mb * MIB:
-            return AttackFinding(False, with_end(f"{seen}; in memory that nothing is known to bound", outcome))
-        return AttackFinding(
-            True, with_end(f"{seen}; none on a disk of the host, in memory bounded by {bound[1]}", outcome)
-        )
+            return outcome.finding(False, f"{seen}; in memory that nothing is known to bound")
+        return outcome.finding(True, f"{seen}; none on a disk of the host, in memory bounded by {bound[1]}")
 
 
 def _inodes_used() -> dict[int, int]:
@@ -620,9 +572,11 @@ def _inodes_used() -> dict[int, int]:
 
 
 @attack
-class OpenFiles(Attack):
+class OpenFiles(_Amount):
     """Open files, at most 3,000."""
 
+    alone = False
+    limit, unit = "open_files", "files open at a time"
     program = """
 count = 3
 while count < 3_000:
@@ -631,11 +585,8 @@ while count < 3_000:
     except OSError:
         break
     count += 1
-tell(open=count)
+report(amount=count)
 """
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return _amount(outcome, "open", scene.limits.open_files, "files open at a time")
 
 
 @attack
@@ -650,24 +601,18 @@ for _ in range(1_200):
     if attempt(os.mkdir, "dd") or attempt(os.chdir, "dd"):
         break
     depth += 1
-tell(depth=depth)
+report(depth=depth)
 """
+    second = "report(again=True)"
 
     def prepare(self, scene: Scene) -> None:
         scene.stack.callback(remove_marked_folders, scene.token)
 
-    def act(self, scene: Scene, box: Sandbox) -> Outcome:
-        outcome = Outcome()
-        run_program(scene, box, outcome, self.program)
-        run_program(scene, box, outcome, "tell(again=True)")
-        return outcome
-
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        left = marked_folders(scene.token)
-        if left:
+        if left := marked_folders(scene.token):
             return AttackFinding(False, f"left on the host: {left[0]}")
         seen = f"{outcome.number('depth'):,} deep; nothing left in the host's temporary folders, the next run works"
-        return AttackFinding(bool(outcome.told.get("again")), seen)
+        return AttackFinding(bool(outcome.reports.get("again")), seen)
 
 
 def _tops() -> set[Path]:
@@ -676,15 +621,15 @@ def _tops() -> set[Path]:
 
 def marked_folders(token: str) -> list[Path]:
     """Folders named by an attack in the host's temporary folders, at most three levels deep."""
-    found = []
+    folders = []
     for top in _tops():
         for depth in ("", "*/", "*/*/"):
             try:
-                found += [path for path in top.glob(f"{depth}{token}") if path.is_dir()]
+                folders += [path for path in top.glob(f"{depth}{token}") if path.is_dir()]
             except OSError as error:  # a folder of another user, or one that has disappeared
                 if error.errno not in (errno.EACCES, errno.ENOENT):
                     raise
-    return found
+    return folders
 
 
 def remove_marked_folders(token: str) -> None:
