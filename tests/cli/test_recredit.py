@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from creditflow._utils.progress import Reporter
 from creditflow.cli import app
-from creditflow.cli.recredit import reassigned
 from creditflow.config import credit_overrides, load_recipe
 from creditflow.credit import CreditOptions, assign
 from creditflow.credit.analysis.difference import CreditChange, moved
 from creditflow.engines.local.trainer import train
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.run_folder import read_metrics
+from creditflow.studies.reassignment import reassigned
 from tests.paths import TOY
 
 QUANTILE = "algorithm.propagation_threshold={kind: quantile, target_pass_rate: 0.5, range: [0.0, 0.9], floor: 0.5}"

@@ -345,8 +345,8 @@ def test_run_result_is_read_from_its_folder(tmp_path):
 def test_tables_print_names_verbatim(capsys):
     results = [arm("[a, b]", (4, 4)), arm(":x: [bold]", (6, 4))]
 
-    show(results_console(), ":x: [bold]", comparison_table(results))
-    show(results_console(), "differences", difference_table(differences(results)))
+    show(":x: [bold]", comparison_table(results))
+    show("differences", difference_table(differences(results)))
 
     printed = capsys.readouterr().out
     assert printed.count(":x: [bold]") == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import math
 import os
 import shutil
@@ -39,6 +40,11 @@ def write_named(target: Path, write: Callable[[Path], object], option: str) -> N
         if says_disk_full(error):
             raise
         raise InputError(f"{option}: {target} cannot be written: {error.strerror or first_line(error)}") from error
+
+
+def write_json(target: Path, value: object) -> None:
+    """Write a value as JSON, with null in place of NaN and infinities; see `write_whole`."""
+    write_whole(target, lambda aside: aside.write_text(json.dumps(json_ready(value), indent=1, default=str) + "\n"))
 
 
 def json_ready(value: Any) -> Any:

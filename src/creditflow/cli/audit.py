@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json as json_format
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from creditflow.cli._options import JsonFile, Run, expect_parent_folders
-from creditflow.errors import BatchError, ConfigError, InputError
+from creditflow.cli._options import JsonFile, PlotFile, Run, expect_parent_folders
+from creditflow.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from creditflow._utils.progress import Reporter
@@ -90,16 +89,14 @@ def audit(
         Path | None,
         typer.Option(metavar="FOLDER", help="Model that replaces an agent; default: the initial model of its policy."),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw the correlations to FILE, a PNG.")
-    ] = None,
+    plot: PlotFile = None,
     json: JsonFile = None,
 ) -> None:
     """Measure how well credit agrees with agents' contributions.
 
     Rolls out the tasks of a training step again without each agent, and prints one row per rule.
     """
-    from creditflow._utils.files import json_ready, make_folder, write_whole
+    from creditflow._utils.files import make_folder, write_json
     from creditflow._utils.progress import Reporter
     from creditflow.config import load_recipe
     from creditflow.engines.common.components import build_components
@@ -131,33 +128,28 @@ def audit(
     agreements = [agreement(name, assignment, measured) for name, assignment in assignments.items()]
     precision, per_trajectory = measured.precision, result.rollouts / max(len(result.by_id), 1)
     _print(agreements, measured, result.rollouts, per_trajectory, policies)
-    facts = json_ready(
-        {
-            "training_step": policies.step,
-            "checkpoint": policies.checkpoint,
-            "policies": policies.description,
-            "options": {**asdict(options), "model": _text(model), "baseline": _text(baseline)},
-            "seed": recipe.config.data.seed,
-            "rollouts_failed": result.failed,
-            "reliability": None if precision is None else precision.reliability,
-            "is_noise": None if precision is None else precision.is_noise,
-            "rules": [{**asdict(row), "options": rules.get(row.rule, {})} for row in agreements],
-            "values": {id: values.to_json() for id, values in result.by_id.items()},
-        }
-    )
+    facts = {
+        "training_step": policies.step,
+        "checkpoint": policies.checkpoint,
+        "policies": policies.description,
+        "options": asdict(options),
+        "seed": recipe.config.data.seed,
+        "rollouts_failed": result.failed,
+        "reliability": None if precision is None else precision.reliability,
+        "is_noise": None if precision is None else precision.is_noise,
+        "rules": [{**asdict(row), "options": rules.get(row.rule, {})} for row in agreements],
+        "values": {id: values.to_json() for id, values in result.by_id.items()},
+    }
     audit_file = run / "audit" / f"{policies.step:06d}.json"
-    for file in (audit_file, *([json] if json is not None else [])):
-        write_whole(file, lambda target: target.write_text(json_format.dumps(facts, indent=1) + "\n"))
+    write_json(audit_file, facts)
+    if json is not None:
+        write_json(json, facts)
     if plot is not None:
         from creditflow.reports.audit_plot import draw_audit
 
         draw_audit(plot, agreements)
         reporter.say(f"figure: {plot}")
     results_console().print(f"written: {audit_file}", soft_wrap=True)
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
 
 
 def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -176,22 +168,14 @@ def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _assignments(recorded: Recorded, rules: Mapping[str, Mapping[str, Any]]) -> dict[str, Assignment]:
     """The recorded assignment, and each rule's assignment of the recorded trajectories."""
-    from creditflow.credit import assign
+    from creditflow.studies.reassignment import reassign
 
-    before = recorded.assignment
-    if before is None:
+    if recorded.assignment is None:
         raise InputError(f"training step {recorded.step}: no credit was assigned in it; name another --training-step")
-    assignments = {IN_FORCE: before}
+    assignments = {IN_FORCE: recorded.assignment}
     for name, changed in rules.items():
-        options = replace(before.options, shadow=None, **changed)
-        options.validate()
-        options.refuse_ignored(changed)
-        threshold = None if "propagation_threshold" in changed else before.standing_threshold()
-        values_T = None if before.critic is None else before.critic.values_T
-        try:
-            assignments[name] = assign(recorded.batch, options, values_T=values_T, threshold=threshold)
-        except BatchError as error:
-            raise InputError(f"--rule {name}: training step {recorded.step}: {error}") from error
+        threshold = None if "propagation_threshold" in changed else recorded.assignment.standing_threshold()
+        assignments[name] = reassign(recorded, changed, threshold, f"--rule {name}: training step {recorded.step}")
     return assignments
 
 
@@ -291,24 +275,21 @@ def _print(
 ) -> None:
     from creditflow.reports.tables import new_table, results_console, show
 
-    console = results_console()
-    table = new_table("rule", "credit", "left out", "advantage", "within trajectories")
-    for row in agreements:
-        table.add_row(row.rule, *map(_cell, (row.credit, row.left_out, row.advantage, row.within)))
+    header = ("rule", "credit", "left out", "advantage", "within trajectories")
+    rows = [(row.rule, *map(_cell, (row.credit, row.left_out, row.advantage, row.within))) for row in agreements]
     counts = f"{len(measured.shapley_X):,} agents in trajectories, {rollouts:,} rollouts"
-    show(console, f"credit and agents' contributions to the outcome, training step {policies.step}; {counts}", table)
-    agents = new_table("rule", *agreements[0].by_agent)
-    for row in agreements:
-        agents.add_row(row.rule, *map(_cell, row.by_agent.values()))
-    show(console, "advantage, among the trajectories of one agent", agents)
+    title = f"credit and agents' contributions to the outcome, training step {policies.step}; {counts}"
+    show(title, new_table(header, rows))
+    by_agent = [(row.rule, *map(_cell, row.by_agent.values())) for row in agreements]
+    show("advantage, among the trajectories of one agent", new_table(("rule", *agreements[0].by_agent), by_agent))
+    console = results_console()
     console.print(
         "credit, advantage: Spearman's rank correlation [95 %] with Shapley values. left out: the same of credit with "
         "the loss of outcome without the agent. within trajectories: how often, of two agents, the one that added more "
-        "has more credit (chance: 0.5).",
-        highlight=False,
+        "has more credit (chance: 0.5)."
     )
     if measured.precision is not None:
-        console.print(_verdict(measured.precision, per_trajectory), highlight=False)
+        console.print(_verdict(measured.precision, per_trajectory))
 
 
 def _verdict(precision: Precision, per_trajectory: float) -> str:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json as json_format
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from creditflow.cli._options import JsonFile, Run, expect_parent_folders
+from creditflow.cli._options import JsonFile, PlotFile, Run, expect_parent_folders
 from creditflow.errors import DataError
 
 if TYPE_CHECKING:
-    from creditflow._utils.progress import Bar
     from creditflow.data import TrajectoryBatch
-    from creditflow.runs import Ledger
     from creditflow.studies.calibration import Calibration
 
 
@@ -27,18 +23,16 @@ def calibrate(
     last: Annotated[
         int | None, typer.Option(min=1, help="Use only the newest LAST training steps; default: all.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw reliability curves to FILE, a PNG.")
-    ] = None,
+    plot: PlotFile = None,
     json: JsonFile = None,
 ) -> None:
     """Measure how well each agent's sub-rewards predict the outcome.
 
     Prints one row per agent and score, with the threshold that separates right from wrong trajectories best.
     """
-    from creditflow._utils.files import json_ready
+    from creditflow._utils.files import write_json
     from creditflow._utils.progress import Reporter
-    from creditflow.reports.tables import new_table, results_console, show
+    from creditflow.reports.tables import new_table, show
     from creditflow.runs import Ledger
     from creditflow.studies import calibration
 
@@ -47,43 +41,36 @@ def calibrate(
     ledger = Ledger.open(run)
     steps = ledger.steps[-last:] if last else ledger.steps
     with reporter.bar("read", len(steps)) as bar:
-        observations = calibration.observe(_batches(ledger, steps, bar))
+
+        def batches() -> Iterator[TrajectoryBatch]:
+            for step in steps:
+                yield ledger.read(step).batch
+                bar.advance()
+
+        observations = calibration.observe(batches())
     if not observations:
         raise DataError(f"{run}: expected a scored step in a trajectory with a scored outcome, found none")
     results = [calibration.calibrate(observed) for observed in observations]
     results.sort(key=lambda result: (result.agent, result.name == calibration.ALL))
-    table = new_table(
+    header = (
         "agent: score", "steps", "mean", "right", "AUC", "95 %", "within tasks", "error", "threshold", "separates"
-    )
-    for result in results:
-        table.add_row(f"{result.agent}: {result.name}", *_cells(result))
-    show(results_console(), f"scores as predictors of the outcome, training steps {steps[0]} to {steps[-1]}", table)
+    )  # fmt: skip
+    title = f"scores as predictors of the outcome, training steps {steps[0]} to {steps[-1]}"
+    show(title, new_table(header, map(_row, results)))
     if plot is not None:
         from creditflow.reports.calibration_plot import draw_calibration
 
         draw_calibration(plot, results)
         reporter.say(f"figure: {plot}")
     if json is not None:
-        json.write_text(json_format.dumps(json_ready([asdict(result) for result in results]), indent=1) + "\n")
+        write_json(json, [asdict(result) for result in results])
 
 
-def _batches(ledger: Ledger, steps: Sequence[int], bar: Bar) -> Iterator[TrajectoryBatch]:
-    for step in steps:
-        yield ledger.read(step).batch
-        bar.advance()
-
-
-def _cells(result: Calibration) -> list[str]:
+def _row(result: Calibration) -> list[str | float]:
     from creditflow.reports.text import number
 
     interval = "-" if math.isnan(result.auc_low) else f"[{number(result.auc_low)}, {number(result.auc_high)}]"
     at = "-" if math.isnan(result.threshold) else f"{result.threshold:.3g} ({result.pass_rate:.0%} pass)"
-    return [
-        f"{result.steps:,}",
-        *(number(value) for value in (result.mean_score, result.mean_right, result.auc)),
-        interval,
-        number(result.auc_within),
-        number(result.error),
-        at,
-        number(result.separation, 2),
-    ]
+    means = (result.mean_score, result.mean_right, result.auc)
+    rest = (interval, result.auc_within, result.error, at, number(result.separation, 2))
+    return [f"{result.agent}: {result.name}", result.steps, *means, *rest]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,8 +56,8 @@ def check(
     n = loaded.config.actor_rollout_ref.rollout.n
     gated = "propagation_threshold" not in loaded.config.algorithm.ignored()
     title = f"agents, in {len(trajectories) // n} tasks x {n} rollouts"
-    show(console, title, _agent_table(assignment, gated=gated))
-    show(console, "reward functions", _function_table(components, report))
+    show(title, _agent_table(assignment, gated=gated))
+    show("reward functions", _function_table(components, report))
     console.print(f"validation uses {loaded.validation_words(len(components.val_tasks))}", soft_wrap=True)
     warnings = _warnings(loaded, trajectories, report, assignment)
     for warning in warnings:
@@ -74,34 +75,34 @@ def check(
 def _agent_table(assignment: Assignment, *, gated: bool) -> Table:
     from creditflow.credit.analysis.metrics import reach
     from creditflow.reports.tables import new_table
-    from creditflow.reports.text import number
 
-    table = new_table("agent", "steps", "share scored", "failed", "mean sub-reward", "gate open", "signal reaches")
-    reached = reach(assignment)
+    header = ("agent", "steps", "share scored", "failed", "mean sub-reward", "gate open", "signal reaches")
+    reached, rows = reach(assignment), []
     for i, agent in enumerate(assignment.batch.agent_names):
         agent_S = assignment.batch.agent_of_step == i
         judged_S = agent_S & (assignment.scored_S | assignment.failed_S)
-        table.add_row(
-            agent,
-            str(agent_S.sum()),
-            _mean(assignment.scored_S[agent_S]),
-            str((assignment.failed_S & agent_S).sum()),
-            _mean(assignment.sub_reward_S[agent_S & assignment.scored_S]),
-            _mean(assignment.gate_open_S[judged_S]) if gated else "-",
-            number(reached.get(agent, 0.0)),
+        rows.append(
+            (
+                agent,
+                agent_S.sum(),
+                _mean(assignment.scored_S[agent_S]),
+                (assignment.failed_S & agent_S).sum(),
+                _mean(assignment.sub_reward_S[agent_S & assignment.scored_S]),
+                _mean(assignment.gate_open_S[judged_S]) if gated else "-",
+                float(reached.get(agent, 0.0)),
+            )
         )
-    return table
+    return new_table(header, rows)
 
 
 def _function_table(components: Components, report: ScoringReport) -> Table:
     from creditflow.reports.tables import new_table
-    from creditflow.reports.text import number
 
-    table = new_table("function", "level", "weight", "calls", "failed", "mean")
-    for function, counts in zip(components.rewards.functions, report.functions, strict=True):
-        numbers = (f"{function.weight:g}", str(counts.matched), str(counts.failed), number(counts.mean))
-        table.add_row(counts.name, counts.level, *numbers)
-    return table
+    functions = zip(components.rewards.functions, report.functions, strict=True)
+    return new_table(
+        ("function", "level", "weight", "calls", "failed", "mean"),
+        [(n.name, n.level, f"{function.weight:g}", n.matched, n.failed, float(n.mean)) for function, n in functions],
+    )
 
 
 def _warnings(
@@ -142,7 +143,5 @@ def _warnings(
     return warnings
 
 
-def _mean(values: np.ndarray) -> str:
-    from creditflow.reports.text import number
-
-    return number(float(values.mean())) if len(values) else "-"
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else math.nan

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from creditflow._utils.progress import Reporter
     from creditflow.config import Recipe as LoadedRecipe
     from creditflow.engines.base import Engine
-    from creditflow.engines.common.components import Components
     from creditflow.reports.comparison import ArmResult
     from creditflow.studies.comparison.arms import Arm
-    from creditflow.studies.comparison.jobs import Job
 
 _EVALUATED = ("data", "actor_rollout_ref.model", "actor_rollout_ref.rollout", "policies", "team", "reward", "recipe")
 """Config keys that an evaluation before training depends on; arms that agree on them share one."""
@@ -111,7 +109,7 @@ def compare(
             reporter.say(f"compare.values has no entry for {', '.join(missing)}: trained with the recipe's options")
         if len(waiting) < len(runs):
             reporter.say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already, and not repeated")
-        if not _has_matplotlib():
+        if not find_spec("matplotlib"):
             reporter.say("no figure: matplotlib is not installed: pip install 'creditflow[report]'")
         _run(recipe, runs, waiting, jobs or chosen.concurrent_runs(loaded), reporter, engine)
         _print(f"{loaded.name}: {key}", key, compared, runs, seeds, folder)
@@ -130,6 +128,7 @@ def _print(name: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], see
         results_console,
         show,
     )
+    from creditflow.reports.text import counted
     from creditflow.runs import RunFolder
 
     results = [_result(arm, [run for run in runs if run.arm == arm]) for arm in arms]
@@ -137,21 +136,17 @@ def _print(name: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], see
     console = results_console()
     tasks = len(results[0].runs[0].after.sampled)
     title = comparison_title(name, {run.steps for run in runs})
-    show(console, f"{title}, on {tasks} tasks, {_count(seeds, 'seed')}", comparison_table(results))
+    show(f"{title}, on {tasks} tasks, {counted(seeds, 'seed')}", comparison_table(results))
     if pairs:
-        show(console, difference_title(seeds), difference_table(pairs))
+        show(difference_title(seeds), difference_table(pairs))
     output = RunFolder(folder)
     output.write_text("comparison.json", json.dumps(summary(key, results, pairs), indent=2) + "\n")
     console.print(f"numbers: {folder / 'comparison.json'}", soft_wrap=True)
-    if _has_matplotlib():
+    if find_spec("matplotlib"):
         write_whole(
-            folder / "comparison.png", lambda file: draw_comparison(file, f"{title}, {_count(seeds, 'seed')}", results)
+            folder / "comparison.png", lambda file: draw_comparison(file, f"{title}, {counted(seeds, 'seed')}", results)
         )
         console.print(f"plots: {folder / 'comparison.png'}", soft_wrap=True)
-
-
-def _has_matplotlib() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 def _plan(
@@ -173,11 +168,12 @@ def _plan(
     from creditflow.config import load_recipe, with_effect
     from creditflow.engines.common.components import build_components
     from creditflow.engines.common.guard import build_guard
-    from creditflow.studies.comparison.arms import as_yaml
+    from creditflow.studies.comparison.arms import as_yaml, flatten
 
     kept = [override for override in overrides if override.partition("=")[0] not in _OWN]
     steps: dict[str, int] = {}
-    tasks: dict[str, str] = {}
+    tasks = ""
+    """Fingerprint of the validation tasks, the same for all arms."""
     models: set[Path] = set()
     runs: list[ArmRun] = []
     for seed in range(recipe.config.data.seed, recipe.config.data.seed + seeds):
@@ -197,8 +193,9 @@ def _plan(
                 components = build_components(resolved)
                 # Raises the errors of the guard before anything is written.
                 build_guard(resolved.config, resolved.folder, components.rewards.functions, engine.name)
-                tasks[arm.name] = _fingerprint_of_tasks(components)
-                if tasks[arm.name] != tasks[arms[0].name]:
+                fingerprint = _fingerprint([asdict(task) for task in components.val_tasks])
+                tasks = tasks or fingerprint
+                if fingerprint != tasks:
                     raise ConfigError(
                         f"compare: {arm.name} and {arms[0].name} are evaluated on different tasks, so that they cannot "
                         "be compared task by task"
@@ -207,7 +204,9 @@ def _plan(
                 if not steps[arm.name]:
                     raise ConfigError("trainer.total_training_steps: 0 steps would leave nothing to compare")
                 engine.prepare(resolved, models)
-            before = folder / "before" / f"seed{seed}-{_fingerprint(resolved)}.json"
+            config = flatten(resolved.to_dict())
+            evaluated = _fingerprint({key: value for key, value in config.items() if key.startswith(_EVALUATED)})
+            before = folder / "before" / f"seed{seed}-{evaluated[:8]}.json"
             runs.append(ArmRun(arm, seed, resolved, settings, target, before, steps[arm.name]))
     return runs
 
@@ -217,8 +216,9 @@ def _check_arm(path: Path, arm: Arm, key: str, settings: Sequence[str], resolved
     from omegaconf import OmegaConf
 
     from creditflow.config import load_recipe
+    from creditflow.studies.comparison.arms import flatten
 
-    for name in _flat(OmegaConf.to_container(OmegaConf.from_dotlist(list(arm.overrides)))):  # type: ignore[arg-type]
+    for name in flatten(OmegaConf.to_container(OmegaConf.from_dotlist(list(arm.overrides)))):  # type: ignore[arg-type]
         if name in _OWN:
             raise ConfigError(f"{name}: is set by compare itself, the same for every arm; {arm.name} cannot set it")
     varied = [override for override in arm.overrides if override.partition("=")[0] == key]
@@ -229,14 +229,15 @@ def _check_arm(path: Path, arm: Arm, key: str, settings: Sequence[str], resolved
 def _is_finished(run: ArmRun, engine: str) -> bool:
     """Whether the run is already finished. Raises InputError if its folder holds anything else."""
     from creditflow.engines.common.run import read_facts
+    from creditflow.studies.comparison.arms import flatten
 
     facts = run.folder / "run.json"
     if not facts.exists():
         if run.folder.exists() and any(run.folder.iterdir()):
             raise InputError(f"trainer.default_local_dir: {run.folder} holds files that are not of a run")
         return False
-    existing = _flat((read_facts(run.folder, engine) or {})["config"])
-    wanted = _flat(json.loads(json.dumps(run.recipe.to_dict())))
+    existing = flatten((read_facts(run.folder, engine) or {})["config"])
+    wanted = flatten(json.loads(json.dumps(run.recipe.to_dict())))
     for key in sorted(existing.keys() | wanted.keys()):
         if existing.get(key) != wanted.get(key) and not key.startswith(_UNCOMPARED):
             raise InputError(
@@ -250,86 +251,41 @@ def _run(
     path: Path, runs: Sequence[ArmRun], waiting: Sequence[ArmRun], parallel: int, reporter: Reporter, engine: str
 ) -> None:
     """Execute the missing evaluations and runs. Raises CreditflowError if any of them fails."""
-    from creditflow.studies.comparison.jobs import run_jobs
+    from creditflow.reports.text import counted
+    from creditflow.studies.comparison.jobs import Job, run_jobs
 
-    jobs: list[Job] = []
+    creditflow, jobs = (sys.executable, "-m", "creditflow"), list[Job]()
     evaluated = {run.before for run in runs if run.before.exists()}
     for run in runs:
         if run.before not in evaluated:
             evaluated.add(run.before)
-            jobs.append(_before_job(path, run, engine))
+            command = (*creditflow, "eval", str(path), *run.settings, "--engine", engine, "--json", str(run.before))
+            log = run.before.with_suffix(".log")
+            jobs.append(Job(f"before training, seed {run.seed}", command, log, 1, lambda: 0))
         if run in waiting:
             if run.folder.exists():
                 reporter.say(f"{run.name}: was interrupted, starts again")
                 shutil.rmtree(run.folder)
-            jobs.append(_train_job(path, run, engine))
+            command = (*creditflow, "train", str(path), *run.settings, "--engine", engine)
+            jobs.append(Job(run.name, command, run.folder.with_suffix(".log"), run.steps, run.steps_done))
     if not jobs:
         return
     failures = run_jobs(jobs, parallel, reporter, "compare")
     if failures:
         raise CreditflowError(
-            f"{len(failures)} of {_count(len(jobs), 'run')} failed: {'; '.join(f.job.name for f in failures)}. "
+            f"{len(failures)} of {counted(len(jobs), 'run')} failed: {'; '.join(f.job.name for f in failures)}. "
             "The others are kept; to continue, repeat the command with "
             f"trainer.default_local_dir={runs[0].folder.parent.parent}"
         )
-
-
-def _train_job(path: Path, run: ArmRun, engine: str) -> Job:
-    from creditflow.studies.comparison.jobs import Job
-
-    command = (sys.executable, "-m", "creditflow", "train", str(path), *run.settings, "--engine", engine)
-    return Job(run.name, command, run.folder.with_suffix(".log"), run.steps, run.steps_done)
-
-
-def _before_job(path: Path, run: ArmRun, engine: str) -> Job:
-    from creditflow.studies.comparison.jobs import Job
-
-    command = (
-        sys.executable,
-        "-m",
-        "creditflow",
-        "eval",
-        str(path),
-        *run.settings,
-        "--engine",
-        engine,
-        "--json",
-        str(run.before),
-    )
-    log = run.before.with_suffix(".log")
-    return Job(f"before training, seed {run.seed}", command, log, 1, lambda: 0)
 
 
 def _result(arm: Arm, runs: Sequence[ArmRun]) -> ArmResult:
     from creditflow.monitoring import Evaluation
     from creditflow.reports.comparison import ArmResult, RunResult
 
-    return ArmResult(
-        name=arm.name,
-        before=[Evaluation.from_json(run.before.read_text(), str(run.before)) for run in runs],
-        runs=[RunResult.read(run.folder) for run in runs],
-    )
+    before = [Evaluation.from_json(run.before.read_text(), str(run.before)) for run in runs]
+    return ArmResult(arm.name, before, [RunResult.read(run.folder) for run in runs])
 
 
-def _fingerprint(recipe: LoadedRecipe) -> str:
-    config = _flat(recipe.to_dict())
-    relevant = {key: value for key, value in config.items() if key.startswith(_EVALUATED)}
-    return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=repr).encode()).hexdigest()[:8]
-
-
-def _fingerprint_of_tasks(components: Components) -> str:
-    return hashlib.sha256(json.dumps([asdict(task) for task in components.val_tasks]).encode()).hexdigest()
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
+def _fingerprint(facts: object) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode()).hexdigest()

@@ -19,11 +19,8 @@ import typer
 from creditflow.errors import BatchError, DataError, InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from creditflow._utils.progress import Reporter
     from creditflow.data import Message, Score, Step, Trajectory, TrajectoryBatch
-    from creditflow.rollout.chat import ChatTokenizer
     from creditflow.traces import Converted, ConvertOptions, Span
 
 _MOST_ROWS = 20
@@ -82,7 +79,7 @@ def convert(
     if credit is not None and (credit / "run.json" if credit.is_dir() else credit).exists():
         kind = "run" if credit.is_dir() else "file"
         raise InputError(f"--credit: {credit} is a {kind} already; name another folder")
-    tokens = None if tokenizer is None else _Tokenizer.load(tokenizer)
+    tokens = None if tokenizer is None else _Tokenizer(tokenizer)
     options = traces.ConvertOptions(agent_match, outcome, _ranges(range or []), trajectory_by, uid_by, tokens)
     reporter, console = Reporter(), results_console()
     records, copied = _read(spans, options, reporter)
@@ -185,37 +182,30 @@ def _write_run(batch: TrajectoryBatch, run: Path, sources: Sequence[Path]) -> No
 
 
 def _ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Parse `NAME=LOW:HIGH`."""
     ranges: dict[str, tuple[float, float]] = {}
-    for name, bounds in map(_range, texts):
+    for text in texts:
+        name, _, bounds = text.partition("=")
+        low, _, high = bounds.partition(":")
         if name in ranges:
             raise InputError(f"--range: {name} is given twice")
-        ranges[name] = bounds
+        try:
+            ranges[name] = float(low), float(high)
+        except ValueError as error:
+            raise InputError(f"--range: expected NAME=LOW:HIGH, such as right=-1:1, got {text!r}") from error
     return ranges
-
-
-def _range(text: str) -> tuple[str, tuple[float, float]]:
-    name, _, bounds = text.partition("=")
-    low, _, high = bounds.partition(":")
-    try:
-        return name, (float(low), float(high))
-    except ValueError as error:
-        raise InputError(f"--range: expected NAME=LOW:HIGH, such as right=-1:1, got {text!r}") from error
 
 
 class _Tokenizer:
     """A Hugging Face tokenizer with its chat template, as `creditflow.traces.Tokens`."""
 
-    def __init__(self, chat: ChatTokenizer) -> None:
-        self._chat = chat
-
-    @classmethod
-    def load(cls, folder: Path) -> _Tokenizer:
+    def __init__(self, folder: Path) -> None:
         from creditflow._utils.huggingface import load_tokenizer
         from creditflow.rollout.chat import ChatTokenizer
 
         if not folder.is_dir():
             raise InputError(f"--tokenizer: {folder} is no folder")
-        return cls(ChatTokenizer(load_tokenizer(folder, "--tokenizer")))
+        self._chat = ChatTokenizer(load_tokenizer(folder, "--tokenizer"))
 
     def prompt(self, messages: Sequence[Message]) -> Sequence[int]:
         return self._chat.encode(messages)[1]
@@ -228,64 +218,54 @@ class _Tokenizer:
 
 def _print(converted: Converted) -> None:
     """Print the steps, the rewards, and the records left out or mended."""
-    from creditflow.reports.tables import results_console, show
+    from creditflow.reports.tables import new_table, results_console, show
+    from creditflow.reports.text import counted
 
-    console = results_console()
     if not converted.spans:
         return
+    console = results_console()
     steps = [step for trajectory in converted.trajectories for step in trajectory.steps]
-    console.print(f"{_counted(converted.spans, 'span')}: {_size(converted.trajectories)}", soft_wrap=True)
+    console.print(f"{counted(converted.spans, 'span')}: {_size(converted.trajectories)}", soft_wrap=True)
     if steps:
-        show(console, "steps", _step_table(steps))
-    scores: dict[str, list[Score]] = defaultdict(list)
-    unused: dict[str, list[Any]] = defaultdict(list)
-    """Further rewards of whole trajectories."""
+        show("steps", new_table(("agent", "steps", "parents by text", "with tokens"), _step_rows(steps)))
+    values: dict[str, list[Any]] = defaultdict(list)
+    """By reward; None for a failed one."""
+    reasons: dict[str, str] = {}
+
+    def add(name: str, score: Score) -> None:
+        values[name].append(score.value if score.status == "ok" else None)
+        if score.status != "ok":
+            reasons[name] = score.reason
+
     for step in steps:
         for name, score in step.scores.items():
-            scores[name].append(score)
+            add(name, score)
     for trajectory in converted.trajectories:
         if trajectory.outcome is not None:
-            scores[f"{trajectory.info.get('outcome', '')} (outcome)".strip()].append(trajectory.outcome)
+            add(f"{trajectory.info.get('outcome', '')} (outcome)".strip(), trajectory.outcome)
+    for trajectory in converted.trajectories:
         for name, value in trajectory.info.get("rewards", {}).items():
-            unused[f"{name} (in info)"].append(value)
-    if scores or unused:
-        show(console, "rewards", _reward_table(scores, unused))
-        reasons = {name: score.reason for name, group in scores.items() for score in group if score.status != "ok"}
-        for name, reason in reasons.items():
-            console.print(f"{name}: {reason}", soft_wrap=True)
-    _print_counts("left out", Counter(f"{one.what}: {_kind(one.reason)}" for one in converted.left_out))
-    _print_counts("mended", converted.mended)
-    _print_counts("passed over", converted.passed_over)
+            values[f"{name} (in info)"].append(value)
+    if values:
+        show("rewards", new_table(("reward", "count", "mean", "failed"), _reward_rows(values)))
+    for name, reason in reasons.items():
+        console.print(f"{name}: {reason}", soft_wrap=True)
+    _print_counts("left out", Counter(f"{record.what}: {_kind(record.reason)}" for record in converted.left_out))
+    _print_counts("mended", Counter(converted.mended))
+    _print_counts("passed over", Counter(converted.passed_over))
 
 
-def _step_table(steps: Sequence[Step]) -> Table:
-    from creditflow.reports.tables import new_table
-
-    table = new_table("agent", "steps", "parents by text", "with tokens")
+def _step_rows(steps: Sequence[Step]) -> Iterator[Sequence[object]]:
     for agent, n in Counter(step.agent for step in steps).most_common():
         own = [step for step in steps if step.agent == agent]
         by_text = sum(step.info.get("parents_by") == "text" for step in own)
-        table.add_row(agent, str(n), str(by_text), str(sum(bool(step.response_ids) for step in own)))
-    return table
+        yield agent, n, by_text, sum(bool(step.response_ids) for step in own)
 
 
-def _reward_table(scores: Mapping[str, Sequence[Score]], unused: Mapping[str, Sequence[Any]]) -> Table:
-    """One row per reward. `unused`: values of the rewards that are kept in `info` only."""
-    from creditflow.reports.tables import new_table
-    from creditflow.reports.text import number
-
-    table = new_table("reward", "count", "mean", "failed")
-    numbers = {
-        name: (len(group), [float(s.value) for s in group if s.status == "ok" and isinstance(s.value, float)])
-        for name, group in scores.items()
-    }
-    numbers |= {
-        name: (len(values), [value for value in values if isinstance(value, float) and math.isfinite(value)])
-        for name, values in unused.items()
-    }
-    for name, (count, valid) in numbers.items():
-        table.add_row(name, str(count), number(mean(valid)) if valid else "", str(count - len(valid)))
-    return table
+def _reward_rows(values: Mapping[str, Sequence[Any]]) -> Iterator[Sequence[object]]:
+    for name, group in values.items():
+        valid = [value for value in group if isinstance(value, float) and math.isfinite(value)]
+        yield name, len(group), mean(valid) if valid else "", len(group) - len(valid)
 
 
 def _warn(converted: Converted, reporter: Reporter) -> None:
@@ -303,15 +283,13 @@ def _warn(converted: Converted, reporter: Reporter) -> None:
 
 
 def _size(trajectories: Sequence[Trajectory]) -> str:
+    from creditflow.reports.text import counted
+
     tasks, steps = len({trajectory.uid for trajectory in trajectories}), sum(len(t.steps) for t in trajectories)
     return (
-        f"{_counted(len(trajectories), 'trajectory', 'trajectories')} of {_counted(tasks, 'task')}, "
-        f"{_counted(steps, 'step')}"
+        f"{counted(len(trajectories), 'trajectory', 'trajectories')} of {counted(tasks, 'task')}, "
+        f"{counted(steps, 'step')}"
     )
-
-
-def _counted(n: int, noun: str, plural: str = "") -> str:
-    return f"{n} {noun if n == 1 else plural or f'{noun}s'}"
 
 
 def _kind(reason: str) -> str:
@@ -319,14 +297,11 @@ def _kind(reason: str) -> str:
     return "the same call as another span" if reason.startswith("the same call as span") else reason
 
 
-def _print_counts(title: str, counts: Mapping[str, int]) -> None:
-    from creditflow.reports.tables import new_table, results_console, show
+def _print_counts(title: str, counts: Counter[str]) -> None:
+    from creditflow.reports.tables import new_table, show
 
-    if counts:
-        table = new_table(title, "spans")
-        rows = sorted(counts.items(), key=lambda pair: -pair[1])
-        for reason, n in rows[:_MOST_ROWS]:
-            table.add_row(reason, str(n))
-        if rest := rows[_MOST_ROWS:]:
-            table.add_row(f"{len(rest)} others", str(sum(n for _, n in rest)))
-        show(results_console(), title, table)
+    rows = counts.most_common(_MOST_ROWS)
+    if rest := len(counts) - len(rows):
+        rows.append((f"{rest} others", counts.total() - sum(n for _, n in rows)))
+    if rows:
+        show(title, new_table((title, "spans"), rows))

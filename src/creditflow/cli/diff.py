@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,7 +31,7 @@ def diff(
     from creditflow.reports.overview import different
     from creditflow.reports.overview import settings as settings_of
     from creditflow.reports.tables import MOVED_MEANING, moved_table, new_table, results_console, show
-    from creditflow.reports.text import number, steps_words
+    from creditflow.reports.text import steps_words
     from creditflow.runs import Ledger
 
     one, two = Ledger.open(first), Ledger.open(second)
@@ -38,10 +39,12 @@ def diff(
     for ledger in (one, two):
         for torn in ledger.torn:
             reporter.say(f"set aside: {torn} is incomplete, a crash cut it off")
-    settings = new_table("setting", "first", "second")
-    for key, values in different([settings_of(one), settings_of(two)]).items():
-        settings.add_row(key, *(json.dumps(value) for value in values))
-    show(console, "settings", settings) if settings.row_count else console.print("settings: the same")
+    settings = different([settings_of(one), settings_of(two)])
+    if settings:
+        rows = [(key, *map(json.dumps, values)) for key, values in settings.items()]
+        show("settings", new_table(("setting", "first", "second"), rows))
+    else:
+        console.print("settings: the same")
     common = [step for step in one.steps if step in two.steps]
     comparison = _Comparison()
     with reporter.bar("read", len(common)) as bar:
@@ -50,21 +53,17 @@ def diff(
             bar.advance()
     if comparison.moved:
         title = f"the same trajectories in {comparison.same} training steps: changes of credit"
-        show(console, title, moved_table(comparison.moved))
+        show(title, moved_table(comparison.moved))
         console.print(MOVED_MEANING)
     if comparison.others:
-        show(console, f"{comparison.others} training steps with different trajectories, by agent", comparison.table())
+        show(f"{comparison.others} training steps with different trajectories, by agent", comparison.table())
     unpaired = sorted({*one.steps} ^ {*two.steps})
     for reason, steps in (("only one run has", unpaired), ("no credit was assigned in", comparison.unassigned)):
         if steps:
             console.print(f"left out: {reason} {steps_words(steps)}")
-    metrics = new_table("metric", "first", "second")
     last = [_last_metrics(ledger) for ledger in (one, two)]
-    for name in _SHOWN:
-        if all(name in values for values in last):
-            metrics.add_row(name, *(number(values[name]) for values in last))
-    if metrics.row_count:
-        show(console, "last metrics of each run", metrics)
+    if metrics := [(name, *(values[name] for values in last)) for name in _SHOWN if all(name in v for v in last)]:
+        show("last metrics of each run", new_table(("metric", "first", "second"), metrics))
 
 
 _SHOWN = (
@@ -119,17 +118,14 @@ class _Comparison:
         from creditflow.reports.tables import new_table
         from creditflow.reports.text import number
 
-        table = new_table("agent", "steps", "mean credit", "mean |advantage|", "pass rate")
+        def pair(sums: Floats, at: int, over: int) -> str:
+            return " / ".join(number(run[at] / run[over] if run[over] else math.nan) for run in sums)
+
+        rows = []
         for name, sums in self.sums.items():
-            cells = []
-            for at, over in ((0, None), (1, 0), (2, 0), (4, 3)):
-                pair = [
-                    f"{s[at]:,.0f}" if over is None else number(s[at] / s[over] if s[over] else float("nan"))
-                    for s in sums
-                ]
-                cells.append(" / ".join(pair))
-            table.add_row(name, *cells)
-        return table
+            steps = " / ".join(f"{run[0]:,.0f}" for run in sums)
+            rows.append((name, steps, pair(sums, 1, 0), pair(sums, 2, 0), pair(sums, 4, 3)))
+        return new_table(("agent", "steps", "mean credit", "mean |advantage|", "pass rate"), rows)
 
 
 def _last_metrics(ledger: Ledger) -> dict[str, float]:

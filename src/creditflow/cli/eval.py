@@ -17,7 +17,8 @@ def eval(recipe: Recipe, overrides: Overrides = None, json: JsonFile = None, eng
     from creditflow.engines.base import find_engine, sampling_engine
     from creditflow.engines.common.components import build_components
     from creditflow.monitoring.notices import failure_text
-    from creditflow.reports.tables import evaluation_table, results_console, show
+    from creditflow.reports.tables import evaluation_table, show
+    from creditflow.reports.text import counted
     from creditflow.runs import RunFolder
 
     reporter, chosen = Reporter(), sampling_engine(find_engine(engine))
@@ -35,6 +36,5 @@ def eval(recipe: Recipe, overrides: Overrides = None, json: JsonFile = None, eng
         RunFolder(json.parent).write_text(json.name, evaluation.to_json())
     sampling = loaded.config.actor_rollout_ref.rollout.val_kwargs
     n = sampling.n if sampling.do_sample else 1  # greedy rollouts of a task are identical, so one is enough
-    rollouts = "1 rollout" if n == 1 else f"{n} rollouts"
-    title = f"{loaded.name}, {loaded.validation_words(len(evaluation.sampled))}, {rollouts} of each"
-    show(results_console(), title, evaluation_table(evaluation))
+    title = f"{loaded.name}, {loaded.validation_words(len(evaluation.sampled))}, {counted(n, 'rollout')} of each"
+    show(title, evaluation_table(evaluation))

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from creditflow.cli._options import CreditOverrides, Run
-from creditflow.errors import BatchError, InputError
+from creditflow.errors import InputError
 
 if TYPE_CHECKING:
-    from creditflow.credit import Assignment
     from creditflow.credit.analysis.difference import CreditChange
-    from creditflow.runs import Ledger, Recorded
 
 
 def recredit(
@@ -38,6 +35,7 @@ def recredit(
     from creditflow.credit.analysis.difference import added, moved
     from creditflow.credit.analysis.metrics import credit_metrics
     from creditflow.runs import Ledger, RunFolder
+    from creditflow.studies.reassignment import reassigned
 
     settings = overrides or []
     ledger, changed = Ledger.open(run), credit_overrides(settings)
@@ -89,45 +87,11 @@ def _print(title: str, total: Mapping[str, CreditChange], unassigned: Sequence[i
     from creditflow.reports.text import steps_words
 
     console = results_console()
-    show(console, title, moved_table(total))
+    show(title, moved_table(total))
     console.print(MOVED_MEANING)
     if unassigned:
         console.print(f"left out: {steps_words(unassigned)}, without credit, because too many scores had failed")
     console.print(f"written: {out}", soft_wrap=True)
-
-
-def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Recorded, Assignment | None]]:
-    """Yield each recorded training step with its assignment under the recorded options and `changed`.
-
-    Without a changed threshold, the recorded thresholds apply; a changed one adapts from training step to training
-    step, as in training. A training step without assigned credit yields None. Raises InputError if options are invalid
-    or need a critic that the run did not have.
-    """
-    from creditflow.credit import BatchStats, assign, make_threshold
-    from creditflow.credit.analysis.metrics import batch_stats
-
-    spec = changed.get("propagation_threshold")
-    new_threshold = make_threshold(spec) if "propagation_threshold" in changed and spec is not None else None
-    accuracy = {row["step"]: row["val/pass_at_1"] for row in ledger.metrics() if "val/pass_at_1" in row}
-    for recorded in ledger:
-        before = recorded.assignment
-        if before is None:
-            yield recorded, None
-            continue
-        options = replace(before.options, shadow=None, **changed)
-        options.validate()
-        options.refuse_ignored(changed)
-        threshold = before.standing_threshold() if new_threshold is None else new_threshold
-        values_T = None if before.critic is None else before.critic.values_T
-        try:
-            assignment = assign(recorded.batch, options, values_T=values_T, threshold=threshold)
-        except BatchError as error:
-            raise InputError(f"training step {recorded.step}: {error}") from error
-        if new_threshold is not None:
-            new_threshold.update(batch_stats(assignment))
-            if accuracy.get(recorded.step) is not None:
-                new_threshold.update(BatchStats({}, {}, accuracy=accuracy[recorded.step]))
-        yield recorded, assignment
 
 
 def _folder_name(overrides: Sequence[str]) -> str:

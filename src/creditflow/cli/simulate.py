@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from creditflow.cli._options import CreditOverrides, comma_separated, expect_parent_folders
+from creditflow.cli._options import CreditOverrides, PlotFile, comma_separated, expect_parent_folders
 from creditflow.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def simulate(
     scored: Annotated[str, typer.Option(metavar="A,B", help="The scored agents; default: all.")] = "",
     inherits: Annotated[bool, typer.Option("--inherits", help="Score outputs, upstream errors included.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")] = 0,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw a figure to FILE, a PNG.")] = None,
+    plot: PlotFile = None,
 ) -> None:
     """Compare propagation rules on a simulated team.
 
@@ -90,8 +90,8 @@ def simulate(
         f"steps are right, {drawn.output_NK.mean():.1%} of the outputs are right, {drawn.outcome_N.mean():.1%} of the "
         "trajectories end right"
     )
-    show(console, "blame by rule", _rule_table(results))
-    show(console, "effect of an error, by its step", _step_table(_step_indices(team.n_steps), moved, results))
+    show("blame by rule", _rule_table(results))
+    show("effect of an error, by its step", _step_table(moved, results))
     console.print(_threshold_line(theta, dict(signals), options.propagation_threshold, results))
     console.print(
         f"the threshold rule has more signal than the outcome alone at any noise up to {NOISES[-1]:g}"
@@ -129,31 +129,23 @@ def _agent_numbers(text: str, option: str) -> dict[str, float]:
 
 def _rule_table(results: Sequence[SimulatedCredit]) -> Table:
     from creditflow.reports.tables import new_table
-    from creditflow.reports.text import number
 
-    table = new_table("rule", "wrong sign", "blame, right steps", "blame, wrong steps", "ratio", "signal")
+    rows = []
     for result in results:
         ratio = result.blamed_wrong / result.blamed_right if result.blamed_right else math.inf
-        cells = (result.wrong_way, result.blamed_right, result.blamed_wrong, ratio, result.signal)
-        table.add_row(result.rule, *(number(cell) for cell in cells))
-    return table
+        rows.append((result.rule, result.wrong_way, result.blamed_right, result.blamed_wrong, ratio, result.signal))
+    return new_table(("rule", "wrong sign", "blame, right steps", "blame, wrong steps", "ratio", "signal"), rows)
 
 
-def _step_indices(n: int) -> list[int]:
-    """Indices of the steps to show: at most six, including the first and the last."""
-    return sorted({round(i * (n - 1) / 5) for i in range(6)})
-
-
-def _step_table(indices: Sequence[int], moved: Floats, results: Sequence[SimulatedCredit]) -> Table:
+def _step_table(moved: Floats, results: Sequence[SimulatedCredit]) -> Table:
+    """One row for each of at most six steps, including the first and the last."""
     from creditflow.reports.tables import new_table
     from creditflow.reports.text import number
 
-    table = new_table("step", "more wrong outputs", *(f"blame x, {result.rule}" for result in results))
-    for index in indices:
-        blame = [result.amplification_K[index] for result in results]
-        cells = ("-" if math.isnan(value) else number(value, 2) for value in blame)
-        table.add_row(str(index + 1), number(moved[index], 2), *cells)
-    return table
+    header = ("step", "more wrong outputs", *(f"blame x, {result.rule}" for result in results))
+    steps = sorted({round(i * (len(moved) - 1) / 5) for i in range(6)})
+    columns = (moved, *(result.amplification_K for result in results))
+    return new_table(header, [(str(step + 1), *(number(column[step], 2) for column in columns)) for step in steps])
 
 
 def _threshold_line(theta: float, signals: dict[float, float], current: Any, results: Sequence[SimulatedCredit]) -> str:

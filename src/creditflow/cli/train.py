@@ -68,7 +68,7 @@ def train(
     if file.exists():
         evaluation = Evaluation.from_json(file.read_text(), str(file))
         tasks = loaded.validation_words(len(evaluation.sampled))
-        show(console, f"after training, on {tasks}", evaluation_table(evaluation))
+        show(f"after training, on {tasks}", evaluation_table(evaluation))
     rows = read_metrics(folder.path)
     for line in (*rollout_summary(rows), *failure_summary(rows), *idle_gate_summary(rows)):
         reporter.say(f"warning: {line}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -13,8 +15,8 @@ from rich.table import Table
 from creditflow.credit.analysis.difference import CreditChange
 from creditflow.monitoring import Evaluation
 from creditflow.reports.bootstrap import COVERAGE
-from creditflow.reports.comparison import ArmDifference, ArmResult, spread
-from creditflow.reports.text import number
+from creditflow.reports.comparison import METRICS, ArmDifference, ArmResult, spread
+from creditflow.reports.text import counted, number
 
 _WIDTH_OF_A_FILE = 160
 """Width in columns if standard output is not a terminal, so that tables are not folded to 80."""
@@ -26,38 +28,47 @@ def results_console() -> Console:
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
-def show(console: Console, title: str, table: Table) -> None:
+def show(title: str, table: Table) -> None:
     """Print a table under its title; the table's `title` would be folded to the table's width."""
+    console = results_console()
     console.print(f"\n{title}", style="bold", soft_wrap=True)
     console.print(table)
 
 
-def new_table(first: str, *others: str) -> Table:
-    """A table with text in the first column and numbers in the others."""
+def new_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table with text in the first column and numbers in the others.
+
+    Cells are texts, whole numbers, shown with commas, or other numbers, shown with three digits.
+    """
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right")
+    for place, name in enumerate(header):
+        table.add_column(name, justify="right" if place else "left", no_wrap=not place)
+    for row in rows:
+        table.add_row(*map(_cell, row))
     return table
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, Integral) else number(value)
 
 
 def comparison_title(of: str, steps: Collection[int]) -> str:
     """The title of a comparison, with the number of training steps if it is the same in all arms."""
     if len(steps) > 1:
         return f"{of}, before -> after training"
-    return f"{of}, before -> after {', '.join(map(str, steps))} training step{'' if 1 in steps else 's'}"
+    return f"{of}, before -> after {', '.join(counted(n, 'training step') for n in steps)}"
 
 
 def comparison_table(arms: Sequence[ArmResult]) -> Table:
     """One row per arm: metrics before -> after training, and the training time."""
-    table = new_table("arm", "pass@1", "greedy pass@1", "step error rate", "train seconds")
+    header = ("arm", "pass@1", "greedy pass@1", "step error rate", "train seconds")
+    rows = []
     for arm in arms:
-        cells = [
-            f"{number(arm.before_mean(metric))} -> {_mean_and_spread(arm.after(metric))}"
-            for metric in ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
-        ]
-        table.add_row(arm.name, *cells, number(sum(run.seconds for run in arm.runs) / len(arm.runs), 0))
-    return table
+        cells = [f"{number(arm.before_mean(metric))} -> {_mean_and_spread(arm.after(metric))}" for metric in METRICS]
+        rows.append([arm.name, *cells, number(sum(run.seconds for run in arm.runs) / len(arm.runs), 0)])
+    return new_table(header, rows)
 
 
 def difference_title(seeds: int) -> str:
@@ -68,20 +79,19 @@ def difference_title(seeds: int) -> str:
 
 def difference_table(differences: Sequence[ArmDifference]) -> Table:
     """One row per pair: the first arm's final metrics minus the second's, with intervals."""
-    table = new_table("arm - arm", "pass@1", "greedy pass@1", "step error rate")
+    rows = []
     for pair in differences:
         cells = [
             f"{number(d.mean, signed=True)} [{number(d.low, signed=True)}, {number(d.high, signed=True)}]"
             for d in pair.by_metric.values()
         ]
-        table.add_row(f"{pair.name} - {pair.against}", *cells)
-    return table
+        rows.append([f"{pair.name} - {pair.against}", *cells])
+    return new_table(("arm - arm", "pass@1", "greedy pass@1", "step error rate"), rows)
 
 
 def evaluation_table(evaluation: Evaluation) -> Table:
     """One metric per row: pass rates, outcomes, step error rates, then metrics by agent."""
     metrics = evaluation.metrics
-    table = new_table("measured", "value")
     named = {"pass_at_1": "pass@1 (mean over trajectories)"}
     powers = [key.removeprefix("pass_at_") for key in metrics if key != "pass_at_1"]
     named |= {f"pass_at_{k}": f"pass@{k}" for k in powers if k.isdigit()}
@@ -94,10 +104,9 @@ def evaluation_table(evaluation: Evaluation) -> Table:
     }
     for prefix, words in (("sub_reward/", "mean sub-reward"), ("step_error_rate/", "step error rate")):
         named |= {key: f"{words}, {key.removeprefix(prefix)}" for key in metrics if key.startswith(prefix)}
-    for key, words in named.items():
-        if key in metrics:
-            table.add_row(words, number(metrics[key]))
-    return table
+    return new_table(
+        ("measured", "value"), [(words, float(metrics[key])) for key, words in named.items() if key in metrics]
+    )
 
 
 MOVED_MEANING = (
@@ -108,12 +117,12 @@ MOVED_MEANING = (
 
 def moved_table(total: Mapping[str, CreditChange]) -> Table:
     """One row per agent and one for all. MOVED_MEANING defines the columns of shares."""
-    table = new_table("agent", "steps", "credit moved", "signs flipped", "gates changed", "masked", "unmasked")
-    for agent, found in {**total, "all": sum(total.values(), CreditChange())}.items():
-        shares = ("-" if math.isnan(value) else f"{value:.1%}" for value in (found.share_moved, found.share_flipped))
-        counts = (f"{value:,}" for value in (found.gates, found.masked, found.unmasked))
-        table.add_row(agent, f"{found.steps:,}", *shares, *counts)
-    return table
+    header = ("agent", "steps", "credit moved", "signs flipped", "gates changed", "masked", "unmasked")
+    rows = []
+    for agent, change in {**total, "all": sum(total.values(), CreditChange())}.items():
+        shares = ("-" if math.isnan(value) else f"{value:.1%}" for value in (change.share_moved, change.share_flipped))
+        rows.append([agent, change.steps, *shares, change.gates, change.masked, change.unmasked])
+    return new_table(header, rows)
 
 
 def _mean_and_spread(values: Sequence[float]) -> str:

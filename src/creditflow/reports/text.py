@@ -18,6 +18,11 @@ def plain(text: str, limit: int | None = None) -> str:
     return shown if cut is text else f"{shown}... ({len(text):,} characters)"
 
 
+def counted(n: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: `1 task`, `2 tasks`."""
+    return f"{n} {noun if n == 1 else plural or f'{noun}s'}"
+
+
 def steps_words(steps: Sequence[int]) -> str:
     """Training steps in words: the first ten by number, the others as a count."""
     shown = ", ".join(map(str, steps[:10])) + (f" and {len(steps) - 10:,} more" if len(steps) > 10 else "")

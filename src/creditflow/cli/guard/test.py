@@ -101,17 +101,19 @@ def _numbers(row: Row) -> Row:
     return {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
 
 
+def _event_row(event: GuardEvent) -> tuple[str, ...]:
+    numbers = ", ".join(f"{name} {value:.3g}" for name, value in event.numbers.items())
+    return str(event.step), event.rule, event.what, event.metric, event.note or event.action, numbers
+
+
 def _print(events: Sequence[GuardEvent], guard: Guard, rows: Sequence[Row], scenario: str) -> None:
     from creditflow.monitoring.catalog import matching
     from creditflow.reports.tables import new_table, results_console
 
     console = results_console()
-    table = new_table("step", "rule", "", "metric", "action", "numbers")
-    for event in events:
-        numbers = ", ".join(f"{name} {value:.3g}" for name, value in event.numbers.items())
-        table.add_row(str(event.step), event.rule, event.what, event.metric, event.note or event.action, numbers)
     console.print(f"{scenario}: {SCENARIOS[scenario].said if scenario in SCENARIOS else 'recorded metrics'}")
-    console.print(table)
+    header = ("step", "rule", "", "metric", "action", "numbers")
+    console.print(new_table(header, [_event_row(event) for event in events]))
     recorded = {name for row in rows for name in row}
     if idle := [rule.name for rule in guard.rules if not matching(rule.metric, recorded)]:
         console.print(f"rules without metrics in this series: {', '.join(idle)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,7 +13,6 @@ import typer
 from creditflow.errors import InputError
 
 if TYPE_CHECKING:
-    from creditflow.sandbox import Sandbox
     from creditflow.sandbox.conformance import AttackVerdict
 
 
@@ -41,9 +39,10 @@ def check(
 
     The attacks are bounded, so that an escape does no lasting harm to the machine.
     """
+    from creditflow._utils.files import write_json
     from creditflow._utils.progress import Reporter
     from creditflow.sandbox import UnsafeSandboxWarning, open_sandbox
-    from creditflow.sandbox.conformance import ATTACKS, CHECK_LIMITS, check_sandbox
+    from creditflow.sandbox.conformance import ATTACKS, CHECK_LIMITS, check_sandbox, memory_bound
 
     if json is not None and not json.absolute().parent.is_dir():
         raise InputError(f"--json {json}: no folder {json.parent}")
@@ -56,10 +55,18 @@ def check(
         verdicts = check_sandbox(
             box, attacks, jobs=jobs, on_verdict=lambda verdict: bar.advance(status=f"{verdict.attack}: {verdict.fate}")
         )
-    _print(verdicts)
-    _print_summary(backend, box, verdicts)
+    bound = memory_bound(box)
+    _print(verdicts, backend, bound)
     if json is not None:
-        _write(json, backend, options, box, verdicts)
+        report = {
+            "backend": backend,
+            "options": options,
+            "limits": asdict(box.limits),
+            "memory_bound": None if bound is None else {"bytes": bound[0], "how": bound[1]},
+            "contained": all(verdict.contained for verdict in verdicts),
+            "attacks": [asdict(verdict) for verdict in verdicts],
+        }
+        write_json(json, report)
     if not all(verdict.contained for verdict in verdicts):
         raise typer.Exit(1)
 
@@ -80,54 +87,27 @@ def _option(text: str) -> tuple[str, Any]:
 _STYLE = {"contained": "green", "NOT CONTAINED": "bold red", "could not be tried": "bold yellow"}
 
 
-def _print(verdicts: Sequence[AttackVerdict]) -> None:
+def _print(verdicts: Sequence[AttackVerdict], backend: str, bound: tuple[int, str] | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from creditflow.reports.tables import results_console
 
     console = results_console()
-    if not console.is_terminal:  # one line per attack, for other programs to read
+    if console.is_terminal:
+        grid = Table.grid(padding=(0, 2))
+        for _ in range(2):
+            grid.add_column(no_wrap=True)
+        grid.add_column(overflow="fold")
+        for verdict in verdicts:
+            grid.add_row(verdict.attack, Text(verdict.fate, style=_STYLE[verdict.fate]), verdict.seen)
+        console.print(grid)
+    else:  # one line per attack, for other programs to read
         for verdict in verdicts:
             console.print(f"{verdict.attack:<24} {verdict.fate:<18} {verdict.seen}", soft_wrap=True)
-        return
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for verdict in verdicts:
-        grid.add_row(verdict.attack, Text(verdict.fate, style=_STYLE[verdict.fate]), verdict.seen)
-    console.print(grid)
-
-
-def _print_summary(backend: str, box: Sandbox, verdicts: Sequence[AttackVerdict]) -> None:
-    from creditflow.reports.tables import results_console
-    from creditflow.sandbox.conformance import memory_bound
-
-    console = results_console()
-    bound = memory_bound(box)
     text = "unknown to the back end" if bound is None else f"{bound[0] / 1e6:,.0f} MB, {bound[1]}"
     console.print(f"\nmemory bound of all processes together: {text}", soft_wrap=True)
-    console.print(f"{backend}: {_summary(verdicts)}", soft_wrap=True)
-
-
-def _summary(verdicts: Sequence[AttackVerdict]) -> str:
     by_fate = {fate: [verdict.attack for verdict in verdicts if verdict.fate == fate] for fate in _STYLE}
-    parts = [f"{len(by_fate['contained'])} of {len(verdicts)} contained"]
-    parts += [f"{fate}: {', '.join(names)}" for fate, names in by_fate.items() if names and fate != "contained"]
-    return "; ".join(parts)
-
-
-def _write(out: Path, backend: str, options: dict[str, Any], box: Sandbox, verdicts: Sequence[AttackVerdict]) -> None:
-    from creditflow.sandbox.conformance import memory_bound
-
-    bound = memory_bound(box)
-    report = {
-        "backend": backend,
-        "options": options,
-        "limits": asdict(box.limits),
-        "memory_bound": None if bound is None else {"bytes": bound[0], "how": bound[1]},
-        "contained": all(verdict.contained for verdict in verdicts),
-        "attacks": [asdict(verdict) for verdict in verdicts],
-    }
-    out.write_text(json_format.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    parts = [f"{len(by_fate.pop('contained'))} of {len(verdicts)} contained"]
+    parts += [f"{fate}: {', '.join(names)}" for fate, names in by_fate.items() if names]
+    console.print(f"{backend}: {'; '.join(parts)}", soft_wrap=True)

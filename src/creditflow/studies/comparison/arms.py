@@ -111,18 +111,16 @@ def _mapping(value: object, key: str) -> dict[Any, Any]:
 
 
 def _overrides(settings: object, key: str) -> list[str]:
-    """Flatten `{dotted.key: value}`, nested or not, to `dotted.key=value`; the later of two equal keys wins."""
+    """The overrides in `{dotted.key: value}`, nested or not; the later of two equal keys wins."""
+    return [f"{name}={as_yaml(value)}" for name, value in flatten(_mapping(settings, key)).items()]
+
+
+def flatten(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested mappings, by dotted key."""
     flat: dict[str, Any] = {}
-
-    def flatten(part: Mapping[str, Any], prefix: str) -> None:
-        for name, value in part.items():
-            if isinstance(value, Mapping):
-                flatten(value, f"{prefix}{name}.")
-            else:
-                flat[f"{prefix}{name}"] = value
-
-    flatten(_mapping(settings, key), "")
-    return [f"{name}={as_yaml(value)}" for name, value in flat.items()]
+    for key, value in config.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def as_yaml(value: Any) -> str:

@@ -1,0 +1,52 @@
+"""A run's credit assigned again under other options, from its recorded trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from creditflow.credit import Assignment, BatchStats, Threshold, assign, make_threshold
+from creditflow.credit.analysis.metrics import batch_stats
+from creditflow.errors import BatchError, InputError
+from creditflow.runs import Ledger, Recorded
+
+
+def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Recorded, Assignment | None]]:
+    """Yield each recorded training step with its assignment under the recorded options and `changed`.
+
+    Without a changed threshold, the recorded thresholds apply; a changed one adapts from training step to training
+    step, as in training. A training step without assigned credit yields None. Raises InputError if options are invalid
+    or need a critic that the run did not have.
+    """
+    spec = changed.get("propagation_threshold")
+    new_threshold = None if spec is None else make_threshold(spec)
+    accuracy = {row["step"]: row["val/pass_at_1"] for row in ledger.metrics() if "val/pass_at_1" in row}
+    for recorded in ledger:
+        if recorded.assignment is None:
+            yield recorded, None
+            continue
+        threshold = recorded.assignment.standing_threshold() if new_threshold is None else new_threshold
+        assignment = reassign(recorded, changed, threshold, f"training step {recorded.step}")
+        if new_threshold is not None:
+            new_threshold.update(batch_stats(assignment))
+            if accuracy.get(recorded.step) is not None:
+                new_threshold.update(BatchStats({}, {}, accuracy=accuracy[recorded.step]))
+        yield recorded, assignment
+
+
+def reassign(recorded: Recorded, changed: Mapping[str, Any], threshold: Threshold | None, subject: str) -> Assignment:
+    """Assign a training step's credit under its recorded options and `changed`.
+
+    Raises InputError if options are invalid, or, with `subject` in front, if the recorded trajectories do not fit them.
+    """
+    before = recorded.assignment
+    assert before is not None
+    options = replace(before.options, shadow=None, **changed)
+    options.validate()
+    options.refuse_ignored(changed)
+    values_T = None if before.critic is None else before.critic.values_T
+    try:
+        return assign(recorded.batch, options, values_T=values_T, threshold=threshold)
+    except BatchError as error:
+        raise InputError(f"{subject}: {error}") from error
