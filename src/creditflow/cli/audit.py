@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from creditflow._utils.files import make_folder, write_json
+from creditflow._utils.progress import Reporter
 from creditflow.cli._options import JsonFile, PlotFile, Run, expect_parent_folders
+from creditflow.credit import Assignment
+from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.errors import ConfigError, InputError
+from creditflow.reports.tables import new_table, results_console, show
+from creditflow.runs import Ledger, Recorded
+from creditflow.studies.audit import Agreement, Measured, Precision, Share, agreement
+from creditflow.studies.reassignment import reassign
 
 if TYPE_CHECKING:
-    from creditflow._utils.progress import Reporter
     from creditflow.config import Recipe
-    from creditflow.credit import Assignment
-    from creditflow.data import Trajectory, TrajectoryBatch
     from creditflow.engines.common.components import Components
     from creditflow.engines.local.counterfactual import CounterfactualResult
     from creditflow.engines.local.policy import Policy
     from creditflow.engines.local.policy_set import PolicySet
-    from creditflow.runs import Ledger, Recorded
-    from creditflow.studies.audit import Agreement, Measured, Precision, Share
 
 RULES = ("identical", "none", "discounted", "threshold")
 """Default rules to compare, beside the rule in force."""
@@ -96,13 +99,8 @@ def audit(
 
     Rolls out the tasks of a training step again without each agent, and prints one row per rule.
     """
-    from creditflow._utils.files import make_folder, write_json
-    from creditflow._utils.progress import Reporter
     from creditflow.config import load_recipe
     from creditflow.engines.common.components import build_components
-    from creditflow.reports.tables import results_console
-    from creditflow.runs import Ledger
-    from creditflow.studies.audit import Measured, agreement
 
     options = AuditOptions(training_step, rollouts, budget, model, baseline, tuple(rule or ()))
     expect_parent_folders(plot=plot, json=json)
@@ -168,8 +166,6 @@ def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _assignments(recorded: Recorded, rules: Mapping[str, Mapping[str, Any]]) -> dict[str, Assignment]:
     """The recorded assignment, and each rule's assignment of the recorded trajectories."""
-    from creditflow.studies.reassignment import reassign
-
     if recorded.assignment is None:
         raise InputError(f"training step {recorded.step}: no credit was assigned in it; name another --training-step")
     assignments = {IN_FORCE: recorded.assignment}
@@ -273,7 +269,6 @@ async def _measure(
 def _print(
     agreements: Sequence[Agreement], measured: Measured, rollouts: int, per_trajectory: float, policies: _AuditPolicies
 ) -> None:
-    from creditflow.reports.tables import new_table, results_console, show
 
     header = ("rule", "credit", "left out", "advantage", "within trajectories")
     rows = [(row.rule, *map(_cell, (row.credit, row.left_out, row.advantage, row.within))) for row in agreements]

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from creditflow._utils.files import write_json
+from creditflow._utils.progress import Reporter
 from creditflow.cli._options import JsonFile, PlotFile, Run, expect_parent_folders
+from creditflow.data import TrajectoryBatch
 from creditflow.errors import DataError
-
-if TYPE_CHECKING:
-    from creditflow.data import TrajectoryBatch
-    from creditflow.studies.calibration import Calibration
+from creditflow.reports.tables import new_table, show
+from creditflow.reports.text import number
+from creditflow.runs import Ledger
+from creditflow.studies import calibration
+from creditflow.studies.calibration import Calibration
 
 
 def calibrate(
@@ -30,12 +34,6 @@ def calibrate(
 
     Prints one row per agent and score, with the threshold that separates right from wrong trajectories best.
     """
-    from creditflow._utils.files import write_json
-    from creditflow._utils.progress import Reporter
-    from creditflow.reports.tables import new_table, show
-    from creditflow.runs import Ledger
-    from creditflow.studies import calibration
-
     expect_parent_folders(plot=plot, json=json)
     reporter = Reporter()
     ledger = Ledger.open(run)
@@ -67,7 +65,6 @@ def calibrate(
 
 
 def _row(result: Calibration) -> list[str | float]:
-    from creditflow.reports.text import number
 
     interval = "-" if math.isnan(result.auc_low) else f"[{number(result.auc_low)}, {number(result.auc_high)}]"
     at = "-" if math.isnan(result.threshold) else f"{result.threshold:.3g} ({result.pass_rate:.0%} pass)"

@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
+from rich.table import Table
 
+from creditflow._utils.progress import Reporter
 from creditflow.cli._options import EngineName, Overrides, Recipe
+from creditflow.credit import Assignment, assign
+from creditflow.credit.analysis.linter import idle_gate, lint
+from creditflow.credit.analysis.metrics import reach
+from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.errors import TooManyFailedScores
+from creditflow.monitoring.notices import failure_text
+from creditflow.reports.tables import new_table, results_console, show
+from creditflow.rewards.manager import ScoringReport, expect_few_failures
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from creditflow.config import Recipe as LoadedRecipe
-    from creditflow.credit import Assignment
-    from creditflow.data import Trajectory
     from creditflow.engines.common.components import Components
-    from creditflow.rewards.manager import ScoringReport
 
 
 def check(
@@ -33,15 +37,10 @@ def check(
 
     Loads every file and model, rolls out the tasks, scores them, assigns credit, and warns of problems.
     """
-    from creditflow._utils.progress import Reporter
     from creditflow.config import load_recipe
-    from creditflow.credit import assign
-    from creditflow.data import TrajectoryBatch
     from creditflow.engines.base import find_engine, sampling_engine
     from creditflow.engines.common.components import build_components
     from creditflow.engines.common.guard import build_guard
-    from creditflow.reports.tables import results_console, show
-    from creditflow.rewards.manager import expect_few_failures
 
     reporter, chosen = Reporter(), find_engine(engine)
     loaded = load_recipe(recipe, overrides or [])
@@ -73,8 +72,6 @@ def check(
 
 
 def _agent_table(assignment: Assignment, *, gated: bool) -> Table:
-    from creditflow.credit.analysis.metrics import reach
-    from creditflow.reports.tables import new_table
 
     header = ("agent", "steps", "share scored", "failed", "mean sub-reward", "gate open", "signal reaches")
     reached, rows = reach(assignment), []
@@ -96,7 +93,6 @@ def _agent_table(assignment: Assignment, *, gated: bool) -> Table:
 
 
 def _function_table(components: Components, report: ScoringReport) -> Table:
-    from creditflow.reports.tables import new_table
 
     functions = zip(components.rewards.functions, report.functions, strict=True)
     return new_table(
@@ -109,9 +105,6 @@ def _warnings(
     recipe: LoadedRecipe, trajectories: Sequence[Trajectory], report: ScoringReport, assignment: Assignment
 ) -> list[str]:
     """Warnings about the rollouts and their credit, one sentence each."""
-    from creditflow.credit.analysis.linter import idle_gate, lint
-    from creditflow.monitoring.notices import failure_text
-
     warnings = list(recipe.notices)
     warnings += [str(finding) for finding in lint(assignment)]
     if (idle := idle_gate(assignment)) is not None and str(idle) not in warnings:

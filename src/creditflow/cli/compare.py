@@ -14,14 +14,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from creditflow._utils.files import alone_in, make_folder, write_whole
+from creditflow._utils.progress import Reporter
 from creditflow.cli._options import EngineName, Overrides, Recipe, comma_separated
 from creditflow.errors import ConfigError, CreditflowError, InputError
+from creditflow.monitoring import Evaluation
+from creditflow.reports.comparison import ArmResult, RunResult, differences, summary
+from creditflow.reports.tables import (
+    comparison_table,
+    comparison_title,
+    difference_table,
+    difference_title,
+    results_console,
+    show,
+)
+from creditflow.reports.text import counted
+from creditflow.runs import RunFolder
+from creditflow.studies.comparison.jobs import Job, run_jobs
 
 if TYPE_CHECKING:
-    from creditflow._utils.progress import Reporter
     from creditflow.config import Recipe as LoadedRecipe
     from creditflow.engines.base import Engine
-    from creditflow.reports.comparison import ArmResult
     from creditflow.studies.comparison.arms import Arm
 
 _EVALUATED = ("data", "actor_rollout_ref.model", "actor_rollout_ref.rollout", "policies", "team", "reward", "recipe")
@@ -75,8 +88,6 @@ def compare(
     Prints the differences with confidence intervals. compare.values.VALUE in the recipe sets further options for a
     value. Results go to trainer.default_local_dir, which keeps the finished runs of the same comparison.
     """
-    from creditflow._utils.files import alone_in, make_folder
-    from creditflow._utils.progress import Reporter
     from creditflow.config import load_recipe, with_effect
     from creditflow.engines.base import find_engine
     from creditflow.engines.common.run import run_path
@@ -117,19 +128,7 @@ def compare(
 
 def _print(name: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], seeds: int, folder: Path) -> None:
     """Print the tables; write `comparison.json` and the figure."""
-    from creditflow._utils.files import write_whole
-    from creditflow.reports.comparison import differences, summary
     from creditflow.reports.comparison_plot import draw_comparison
-    from creditflow.reports.tables import (
-        comparison_table,
-        comparison_title,
-        difference_table,
-        difference_title,
-        results_console,
-        show,
-    )
-    from creditflow.reports.text import counted
-    from creditflow.runs import RunFolder
 
     results = [_result(arm, [run for run in runs if run.arm == arm]) for arm in arms]
     pairs = differences(results)
@@ -251,9 +250,6 @@ def _run(
     path: Path, runs: Sequence[ArmRun], waiting: Sequence[ArmRun], parallel: int, reporter: Reporter, engine: str
 ) -> None:
     """Execute the missing evaluations and runs. Raises CreditflowError if any of them fails."""
-    from creditflow.reports.text import counted
-    from creditflow.studies.comparison.jobs import Job, run_jobs
-
     creditflow, jobs = (sys.executable, "-m", "creditflow"), list[Job]()
     evaluated = {run.before for run in runs if run.before.exists()}
     for run in runs:
@@ -280,8 +276,6 @@ def _run(
 
 
 def _result(arm: Arm, runs: Sequence[ArmRun]) -> ArmResult:
-    from creditflow.monitoring import Evaluation
-    from creditflow.reports.comparison import ArmResult, RunResult
 
     before = [Evaluation.from_json(run.before.read_text(), str(run.before)) for run in runs]
     return ArmResult(arm.name, before, [RunResult.read(run.folder) for run in runs])

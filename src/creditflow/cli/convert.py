@@ -12,16 +12,21 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from creditflow import traces
+from creditflow._utils.files import write_named
+from creditflow._utils.progress import Reporter
+from creditflow.credit import CreditOptions, assign
+from creditflow.credit.analysis.metrics import credit_metrics
+from creditflow.data import Message, Score, Step, Trajectory, TrajectoryBatch, read_parquet, write_parquet
 from creditflow.errors import BatchError, DataError, InputError
-
-if TYPE_CHECKING:
-    from creditflow._utils.progress import Reporter
-    from creditflow.data import Message, Score, Step, Trajectory, TrajectoryBatch
-    from creditflow.traces import Converted, ConvertOptions, Span
+from creditflow.reports.tables import new_table, results_console, show
+from creditflow.reports.text import counted
+from creditflow.runs import RunFolder
+from creditflow.traces import Converted, ConvertOptions, Span, read_spans
 
 _MOST_ROWS = 20
 """Maximum rows of a table of counts."""
@@ -68,12 +73,6 @@ def convert(
 
     Each model call becomes a step. Prints steps by agent, rewards by name, and the records left out with the reasons.
     """
-    from creditflow import traces
-    from creditflow._utils.files import write_named
-    from creditflow._utils.progress import Reporter
-    from creditflow.data import TrajectoryBatch, write_parquet
-    from creditflow.reports.tables import results_console
-
     if out.suffix != ".parquet":
         raise InputError(f"--out: expected a name that ends with .parquet, got {out}")
     if credit is not None and (credit / "run.json" if credit.is_dir() else credit).exists():
@@ -113,8 +112,6 @@ def _read(
     sources: Sequence[Path], options: ConvertOptions, reporter: Reporter
 ) -> tuple[Sequence[Span], list[Trajectory]]:
     """The spans of the traces, and the trajectories of creditflow's Parquet files."""
-    from creditflow.traces import read_spans
-
     copied: list[Trajectory] = []
     with reporter.bar("read", len(sources)) as bar:
 
@@ -153,9 +150,6 @@ def _expect_named_fields(spans: Sequence[Span], converted: Converted, options: C
 
 def _read_parquet(source: Path, options: ConvertOptions) -> list[Trajectory]:
     """Read trajectories written by `serve` or `convert`, unchanged."""
-    from creditflow.data import read_parquet
-    from creditflow.traces import ConvertOptions
-
     if options != ConvertOptions():
         raise InputError(
             f"{source}: creditflow's Parquet is copied unchanged; the options are for traces, convert those separately"
@@ -170,10 +164,6 @@ def _read_parquet(source: Path, options: ConvertOptions) -> list[Trajectory]:
 
 def _write_run(batch: TrajectoryBatch, run: Path, sources: Sequence[Path]) -> None:
     """Write the trajectories as a run of one training step, with credit under the default options."""
-    from creditflow.credit import CreditOptions, assign
-    from creditflow.credit.analysis.metrics import credit_metrics
-    from creditflow.runs import RunFolder
-
     facts = {"engine": "none", "converted_from": [str(source.resolve()) for source in sources], "config": {}}
     assignment = assign(batch, CreditOptions())
     folder = RunFolder.create(run, facts, "{}\n")
@@ -218,9 +208,6 @@ class _Tokenizer:
 
 def _print(converted: Converted) -> None:
     """Print the steps, the rewards, and the records left out or mended."""
-    from creditflow.reports.tables import new_table, results_console, show
-    from creditflow.reports.text import counted
-
     if not converted.spans:
         return
     console = results_console()
@@ -283,7 +270,6 @@ def _warn(converted: Converted, reporter: Reporter) -> None:
 
 
 def _size(trajectories: Sequence[Trajectory]) -> str:
-    from creditflow.reports.text import counted
 
     tasks, steps = len({trajectory.uid for trajectory in trajectories}), sum(len(t.steps) for t in trajectories)
     return (
@@ -298,7 +284,6 @@ def _kind(reason: str) -> str:
 
 
 def _print_counts(title: str, counts: Counter[str]) -> None:
-    from creditflow.reports.tables import new_table, show
 
     rows = counts.most_common(_MOST_ROWS)
     if rest := len(counts) - len(rows):

@@ -6,17 +6,18 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import typer
+from rich.table import Table
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from creditflow.credit.analysis.difference import CreditChange
-    from creditflow.data import Floats
-    from creditflow.runs import Ledger, Recorded
+from creditflow._utils.progress import Reporter
+from creditflow.credit.analysis.difference import CreditChange, added, moved
+from creditflow.data import Floats
+from creditflow.reports.tables import MOVED_MEANING, moved_table, new_table, results_console, show
+from creditflow.reports.text import number, steps_words
+from creditflow.runs import Ledger, Recorded
 
 
 def diff(
@@ -27,12 +28,8 @@ def diff(
 
     Prints the differences in settings, credit and final metrics.
     """
-    from creditflow._utils.progress import Reporter
     from creditflow.reports.overview import different
     from creditflow.reports.overview import settings as settings_of
-    from creditflow.reports.tables import MOVED_MEANING, moved_table, new_table, results_console, show
-    from creditflow.reports.text import steps_words
-    from creditflow.runs import Ledger
 
     one, two = Ledger.open(first), Ledger.open(second)
     console, reporter = results_console(), Reporter()
@@ -95,8 +92,6 @@ class _Comparison:
 
     def add(self, one: Recorded, two: Recorded) -> None:
         """Add a training step that both runs have."""
-        from creditflow.credit.analysis.difference import added, moved
-
         a, b = one.assignment, two.assignment
         if a is None or b is None:
             self.unassigned.append(one.step)
@@ -115,8 +110,6 @@ class _Comparison:
 
     def table(self) -> Table:
         """One row per agent, `first / second` in each cell."""
-        from creditflow.reports.tables import new_table
-        from creditflow.reports.text import number
 
         def pair(sums: Floats, at: int, over: int) -> str:
             return " / ".join(number(run[at] / run[over] if run[over] else math.nan) for run in sums)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from creditflow._utils.files import make_folder
+from creditflow._utils.progress import Reporter
 from creditflow.cli._options import EngineName, JsonFile, Overrides, Recipe
 from creditflow.errors import InputError
+from creditflow.monitoring.notices import failure_text
+from creditflow.reports.tables import evaluation_table, show
+from creditflow.reports.text import counted
+from creditflow.runs import RunFolder
 
 
 def eval(recipe: Recipe, overrides: Overrides = None, json: JsonFile = None, engine: EngineName = "local") -> None:
@@ -11,15 +17,9 @@ def eval(recipe: Recipe, overrides: Overrides = None, json: JsonFile = None, eng
 
     The model is the recipe's; actor_rollout_ref.model.path=FOLDER evaluates another one, such as a checkpoint.
     """
-    from creditflow._utils.files import make_folder
-    from creditflow._utils.progress import Reporter
     from creditflow.config import load_recipe
     from creditflow.engines.base import find_engine, sampling_engine
     from creditflow.engines.common.components import build_components
-    from creditflow.monitoring.notices import failure_text
-    from creditflow.reports.tables import evaluation_table, show
-    from creditflow.reports.text import counted
-    from creditflow.runs import RunFolder
 
     reporter, chosen = Reporter(), sampling_engine(find_engine(engine))
     loaded = load_recipe(recipe, overrides or [])

@@ -5,15 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from creditflow._utils.progress import Reporter
 from creditflow.cli._options import CreditOverrides, Run
+from creditflow.credit.analysis.difference import CreditChange, added, moved
+from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.errors import InputError
-
-if TYPE_CHECKING:
-    from creditflow.credit.analysis.difference import CreditChange
+from creditflow.reports.tables import MOVED_MEANING, moved_table, results_console, show
+from creditflow.reports.text import steps_words
+from creditflow.runs import Ledger, RunFolder
+from creditflow.studies.reassignment import reassigned
 
 
 def recredit(
@@ -30,12 +34,7 @@ def recredit(
     Needs no model. Prints how much credit moved, and writes the new assignment as a run, which why, diff, report and
     view read.
     """
-    from creditflow._utils.progress import Reporter
     from creditflow.config import credit_overrides
-    from creditflow.credit.analysis.difference import added, moved
-    from creditflow.credit.analysis.metrics import credit_metrics
-    from creditflow.runs import Ledger, RunFolder
-    from creditflow.studies.reassignment import reassigned
 
     settings = overrides or []
     ledger, changed = Ledger.open(run), credit_overrides(settings)
@@ -83,9 +82,6 @@ def recredit(
 
 def _print(title: str, total: Mapping[str, CreditChange], unassigned: Sequence[int], out: Path) -> None:
     """Print the table of changes. `unassigned`: training steps without assigned credit."""
-    from creditflow.reports.tables import MOVED_MEANING, moved_table, results_console, show
-    from creditflow.reports.text import steps_words
-
     console = results_console()
     show(title, moved_table(total))
     console.print(MOVED_MEANING)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from creditflow._utils.files import write_named
+from creditflow._utils.progress import Reporter
 from creditflow.errors import InputError
-
-if TYPE_CHECKING:
-    from creditflow.reports.index import Index
-    from creditflow.runs import Ledger
+from creditflow.reports.html import page
+from creditflow.reports.index import Index
+from creditflow.runs import Ledger
 
 MOST_RUNS = 4
 
@@ -29,13 +30,8 @@ def report(
 
     The page needs no network. It shows curves, agents, the flow of credit, and the advantage of each sampled step.
     """
-    from creditflow._utils.files import write_named
-    from creditflow._utils.progress import Reporter
-    from creditflow.reports.html import page
-    from creditflow.reports.index import Index
     from creditflow.reports.overview import left_out, overview
     from creditflow.reports.samples import samples as sample_trajectories
-    from creditflow.runs import Ledger
 
     if len(runs) > MOST_RUNS:
         raise InputError(f"report: expected at most {MOST_RUNS} runs, got {len(runs)}")

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from creditflow._utils.files import make_folder
+from creditflow._utils.loopback import expect_loopback
+from creditflow._utils.progress import Reporter
 from creditflow.cli._options import AllowRemote, Host, Overrides, Recipe
 from creditflow.errors import first_line
 
 if TYPE_CHECKING:
-    from creditflow._utils.progress import Reporter
     from creditflow.engines.common.components import Components
     from creditflow.engines.local.policy_set import PolicySet
     from creditflow.rollout.http.sessions import TrajectoryWriter
@@ -45,9 +47,6 @@ def serve(
     Each rollout has a URL. It begins with its first call, and is written as a trajectory when it ends. To train agents
     that call over HTTP, give them team.base_url in a workflow (docs/how_to/serving.md).
     """
-    from creditflow._utils.files import make_folder
-    from creditflow._utils.loopback import expect_loopback
-    from creditflow._utils.progress import Reporter
     from creditflow.config import load_recipe
     from creditflow.engines.common.components import build_components
     from creditflow.engines.local.policy_set import PolicySet

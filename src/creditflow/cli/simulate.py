@@ -7,18 +7,27 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
+from creditflow._utils.progress import Reporter
 from creditflow.cli._options import CreditOverrides, PlotFile, comma_separated, expect_parent_folders
+from creditflow.credit import CreditOptions
+from creditflow.data import Floats
 from creditflow.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from creditflow.data import Floats
-    from creditflow.studies.simulation import SimulatedCredit, SimulatedTeam
+from creditflow.reports.tables import new_table, results_console, show
+from creditflow.reports.text import number
+from creditflow.studies.simulation import (
+    SimulatedCredit,
+    SimulatedTeam,
+    best_threshold,
+    break_even_noise,
+    credited,
+    draw,
+    moved_outputs,
+)
 
 RULES = ("identical", "none", "discounted", "threshold")
 THETAS = tuple(round(0.05 * i, 2) for i in range(1, 20))
@@ -53,12 +62,8 @@ def simulate(
     The team is a chain or graph of agents. Trajectories are drawn at random; the code of training assigns their
     credit. Prints how errors, and blame for them, spread under each rule.
     """
-    from creditflow._utils.progress import Reporter
     from creditflow.config import credit_overrides
-    from creditflow.credit import CreditOptions
     from creditflow.reports.simulation_plot import draw_simulation
-    from creditflow.reports.tables import results_console, show
-    from creditflow.studies.simulation import best_threshold, break_even_noise, credited, draw, moved_outputs
 
     team = _team(
         graph,
@@ -105,8 +110,6 @@ def simulate(
 
 def _team(graph: str, **settings: Any) -> SimulatedTeam:
     """The simulated team. `graph`: a name, or a JSON file with a list of parents per step."""
-    from creditflow.studies.simulation import SimulatedTeam
-
     settings = {name: value for name, value in settings.items() if value is not None}
     file = Path(graph)
     if not file.is_file():
@@ -128,7 +131,6 @@ def _agent_numbers(text: str, option: str) -> dict[str, float]:
 
 
 def _rule_table(results: Sequence[SimulatedCredit]) -> Table:
-    from creditflow.reports.tables import new_table
 
     rows = []
     for result in results:
@@ -139,9 +141,6 @@ def _rule_table(results: Sequence[SimulatedCredit]) -> Table:
 
 def _step_table(moved: Floats, results: Sequence[SimulatedCredit]) -> Table:
     """One row for each of at most six steps, including the first and the last."""
-    from creditflow.reports.tables import new_table
-    from creditflow.reports.text import number
-
     header = ("step", "more wrong outputs", *(f"blame x, {result.rule}" for result in results))
     steps = sorted({round(i * (len(moved) - 1) / 5) for i in range(6)})
     columns = (moved, *(result.amplification_K for result in results))
@@ -150,8 +149,6 @@ def _step_table(moved: Floats, results: Sequence[SimulatedCredit]) -> Table:
 
 def _threshold_line(theta: float, signals: dict[float, float], current: Any, results: Sequence[SimulatedCredit]) -> str:
     """The best threshold and its signal, beside those of the current one."""
-    from creditflow.reports.text import number
-
     if max(signals.values()) - min(signals.values()) <= 1e-9:
         return "best threshold: all give the same signal (binary scores, or no gate with a parent behind it)"
     signal = next(result.signal for result in results if result.rule == "threshold")

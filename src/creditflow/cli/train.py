@@ -7,8 +7,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from creditflow._utils.progress import Reporter
 from creditflow.cli._options import EngineName, Overrides, Recipe
 from creditflow.errors import ConfigError
+from creditflow.monitoring import Evaluation
+from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
+from creditflow.reports.tables import evaluation_table, results_console, show
+from creditflow.runs.run_folder import read_metrics
 
 _AFTER_DASHES = "creditflow.after_dashes"
 """Key in `ctx.meta` of the arguments after `--`; absent if the command line has no `--`."""
@@ -42,13 +47,8 @@ def train(
 
     With --engine verl, arguments after -- set verl's own keys in Hydra's language: key=value, +key=value, ~key.
     """
-    from creditflow._utils.progress import Reporter
     from creditflow.config import load_recipe
     from creditflow.engines.base import Capability, expect_capabilities, find_engine
-    from creditflow.monitoring import Evaluation
-    from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
-    from creditflow.reports.tables import evaluation_table, results_console, show
-    from creditflow.runs.run_folder import read_metrics
 
     reporter = Reporter()
     options = context.meta.get(_AFTER_DASHES)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from creditflow._utils.progress import Reporter
 from creditflow.cli._options import AllowRemote, Host, Run
 from creditflow.errors import InputError
 
@@ -21,8 +22,6 @@ def view(
 
     The page is that of `creditflow report`, with all trajectories. Writes nothing.
     """
-    from creditflow._utils.progress import Reporter
-
     try:
         from creditflow.reports.view import serve
     except ModuleNotFoundError as error:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from creditflow.cli._options import Run
+from creditflow.credit import explain
 from creditflow.errors import BatchError, InputError
-
-if TYPE_CHECKING:
-    from creditflow.runs import Ledger, Recorded
+from creditflow.reports.text import plain
+from creditflow.reports.why import UNITS, step_head, terms, trajectory_lines, tree, worth_a_look_lines
+from creditflow.runs import Ledger, Recorded
 
 
 def why(
@@ -47,10 +48,6 @@ def _explain_step(path: Path, step: str, token: int | None, *, as_json: bool) ->
     """Print the terms of a step's or a token's advantage; the last line is the number trained on."""
     from json import dumps
 
-    from creditflow.credit import explain
-    from creditflow.reports.why import UNITS, step_head, terms, tree
-    from creditflow.runs import Ledger
-
     ledger = Ledger.open(path)
     recorded = ledger.read(ledger.training_step_of(step))
     if recorded.assignment is None:
@@ -70,10 +67,6 @@ def _explain_step(path: Path, step: str, token: int | None, *, as_json: bool) ->
 
 def _list_notable_steps(path: Path) -> None:
     """List notable steps of the newest training step, and the commands that explain them."""
-    from creditflow.reports.text import plain
-    from creditflow.reports.why import worth_a_look_lines
-    from creditflow.runs import Ledger
-
     ledger = Ledger.open(path)
     for training_step in reversed(ledger.steps):
         recorded = ledger.read(training_step)
@@ -94,9 +87,6 @@ def _list_notable_steps(path: Path) -> None:
 
 def _explain_trajectory(path: Path, trajectory: str) -> None:
     """Print a trajectory, one line per step."""
-    from creditflow.reports.why import trajectory_lines
-    from creditflow.runs import Ledger
-
     ledger = Ledger.open(path)
     recorded = ledger.read(ledger.training_step_of(trajectory, "trajectory_id"))
     n = recorded.batch.trajectory_ids.index(trajectory)
@@ -111,7 +101,6 @@ def _token_line(recorded: Recorded, s: int, token: int) -> str:
 
 
 def _print(ledger: Ledger, lines: list[str]) -> None:
-    from creditflow.reports.text import plain
 
     for torn in ledger.torn:
         lines.append(f"set aside: {plain(str(torn))} is incomplete, a crash cut it off")

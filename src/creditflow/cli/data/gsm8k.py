@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from creditflow._utils.progress import Reporter
 from creditflow.errors import DataError
 
 
@@ -15,7 +16,6 @@ def gsm8k(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The Parquet file to write.")],
 ) -> None:
     """Convert GSM8K, questions and answers, to tasks."""
-    from creditflow._utils.progress import Reporter
     from creditflow.data.datasets import gsm8k_tasks, write_tasks
 
     if out.suffix != ".parquet":

@@ -11,12 +11,13 @@ import typer
 
 from creditflow.cli._options import Overrides, Recipe
 from creditflow.errors import ConfigError, DataError, did_you_mean
-from creditflow.monitoring.scenarios import SCENARIOS
+from creditflow.monitoring import Guard, GuardEvent
+from creditflow.monitoring.catalog import matching
+from creditflow.monitoring.scenarios import SCENARIOS, Row, Setting, series
+from creditflow.reports.tables import new_table, results_console
 
 if TYPE_CHECKING:
     from creditflow.config import Recipe as LoadedRecipe
-    from creditflow.monitoring import Guard, GuardEvent
-    from creditflow.monitoring.scenarios import Row
 
 
 def test(
@@ -57,8 +58,6 @@ def test(
 
 def _rows(scenario: str, recipe: LoadedRecipe, seed: int, steps: int | None) -> list[Row]:
     """The metrics of a scenario, one row per training step."""
-    from creditflow.monitoring.scenarios import Setting, series
-
     path = Path(scenario)
     if scenario in SCENARIOS:
         trainer = recipe.config.trainer
@@ -107,8 +106,6 @@ def _event_row(event: GuardEvent) -> tuple[str, ...]:
 
 
 def _print(events: Sequence[GuardEvent], guard: Guard, rows: Sequence[Row], scenario: str) -> None:
-    from creditflow.monitoring.catalog import matching
-    from creditflow.reports.tables import new_table, results_console
 
     console = results_console()
     console.print(f"{scenario}: {SCENARIOS[scenario].said if scenario in SCENARIOS else 'recorded metrics'}")

@@ -6,14 +6,18 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+from creditflow._utils.files import write_json
+from creditflow._utils.progress import Reporter
 from creditflow.errors import InputError
-
-if TYPE_CHECKING:
-    from creditflow.sandbox.conformance import AttackVerdict
+from creditflow.reports.tables import results_console
+from creditflow.sandbox import UnsafeSandboxWarning, open_sandbox
+from creditflow.sandbox.conformance import ATTACKS, CHECK_LIMITS, AttackVerdict, check_sandbox, memory_bound
 
 
 def check(
@@ -39,11 +43,6 @@ def check(
 
     The attacks are bounded, so that an escape does no lasting harm to the machine.
     """
-    from creditflow._utils.files import write_json
-    from creditflow._utils.progress import Reporter
-    from creditflow.sandbox import UnsafeSandboxWarning, open_sandbox
-    from creditflow.sandbox.conformance import ATTACKS, CHECK_LIMITS, check_sandbox, memory_bound
-
     if json is not None and not json.absolute().parent.is_dir():
         raise InputError(f"--json {json}: no folder {json.parent}")
     options, attacks = dict(_option(text) for text in option or []), only or []
@@ -88,10 +87,6 @@ _STYLE = {"contained": "green", "NOT CONTAINED": "bold red", "could not be tried
 
 
 def _print(verdicts: Sequence[AttackVerdict], backend: str, bound: tuple[int, str] | None) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from creditflow.reports.tables import results_console
 
     console = results_console()
     if console.is_terminal:
