@@ -149,9 +149,9 @@ def test_command_that_looks_like_an_option_is_run(box):
 @on_all
 def test_input_and_content_must_be_bytes(box):
     for value in (5, "text", None, [1, 2]):
-        with pytest.raises(TypeError, match="bytes expected"):
+        with pytest.raises(TypeError, match="expected bytes"):
             python(box, "pass", stdin=value)
-        with pytest.raises(TypeError, match="bytes expected"):
+        with pytest.raises(TypeError, match="expected bytes"):
             box.write("n", value)
     box.write("n", bytearray(b"x"))
     assert python(box, "print(open('n').read() + input())", stdin=memoryview(b"y")).stdout == b"xy\n"

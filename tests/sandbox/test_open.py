@@ -40,12 +40,12 @@ def test_auto_never_falls_back_to_running_unprotected(monkeypatch):
         ("bubblewrap", {"memory": 5}, "did you mean 'memory_mb'"),
         ("auto", {"image": "x"}, "unknown option 'image'"),
         ("bubblewrap", {"wall_s": -1}, "wall_s"),
-        ("bubblewrap", {"ro_bind": 5}, "ro_bind: a list"),
-        ("bubblewrap", {"python": 5}, "python: a path"),
-        ("bubblewrap", {"cgroup": 5}, "cgroup: auto, none or"),
-        ("bubblewrap", {"site": "false"}, "site: true or false"),
-        (None, {}, "a name expected"),
-        (["auto"], {}, "a name expected"),
+        ("bubblewrap", {"ro_bind": 5}, "ro_bind: expected a list"),
+        ("bubblewrap", {"python": 5}, "python: expected a path"),
+        ("bubblewrap", {"cgroup": 5}, "cgroup: expected auto, none or"),
+        ("bubblewrap", {"site": "false"}, "site: expected true or false"),
+        (None, {}, "expected a name"),
+        (["auto"], {}, "expected a name"),
     ],
 )
 def test_unknown_names_are_refused_with_a_suggestion(backend, options, said):

@@ -26,6 +26,7 @@ from creditflow.sandbox.base import (
     SandboxError,
     SandboxOptionError,
     SandboxUnavailable,
+    expect_option,
 )
 
 __all__ = [
@@ -78,8 +79,7 @@ def open_sandbox(backend: str = "auto", **options: Any) -> Sandbox:
     test program once per sandbox, 20 ms. Raises SandboxOptionError for an unknown back end, an unknown option or an
     invalid value, and SandboxUnavailable, with installation advice, if the back end does not work here.
     """
-    if not isinstance(backend, str):
-        raise SandboxOptionError(f"sandbox back end: a name expected, {backend!r} came")
+    expect_option(isinstance(backend, str), "sandbox back end", "a name", backend)
     name = AUTO if backend == "auto" else backend
     if name not in backends():
         names = ["auto", *backends()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, Protocol
@@ -51,15 +50,10 @@ class Limits:
     def __post_init__(self) -> None:
         """Raise SandboxOptionError for a limit that is not positive or too large; seconds may be fractional."""
         for field in fields(self):
-            value = getattr(self, field.name)
-            kinds = (int, float) if field.name in ("wall_s", "cpu_s") else (int,)
-            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
-                kind = "a number" if float in kinds else "a whole number"
-                raise SandboxOptionError(f"sandbox limit {field.name}: {kind} above 0 expected, {value!r} came")
-            if value > _MOST[field.name]:
-                raise SandboxOptionError(
-                    f"sandbox limit {field.name}: at most {_MOST[field.name]:,.0f}, {value!r} came"
-                )
+            value, most = getattr(self, field.name), _MOST[field.name]
+            kind, types = ("a number", (int, float)) if field.name.endswith("_s") else ("a whole number", (int,))
+            fits = isinstance(value, types) and not isinstance(value, bool) and 0 < value <= most
+            expect_option(fits, f"sandbox limit {field.name}", f"{kind} above 0 and at most {most:,.0f}", value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +81,12 @@ class SandboxError(CreditflowError):
 
 class SandboxOptionError(ConfigError, ValueError):
     """An unknown back end, limit or option, or an invalid value of one."""
+
+
+def expect_option(fits: object, key: str, kind: str, value: object) -> None:
+    """Raise SandboxOptionError for the value of an option that does not fit; `kind`: the expected values in words."""
+    if not fits:
+        raise SandboxOptionError(f"{key}: expected {kind}, got {value!r}")
 
 
 class SandboxUnavailable(SandboxError, InputError):

@@ -42,7 +42,7 @@ def inside(path: str) -> str:
     `..` is refused in every position: its meaning depends on links, which only the box could follow.
     """
     if not isinstance(path, str):
-        raise ValueError(f"path {path!r}: text expected, {type(path).__name__} came")
+        raise ValueError(f"path {path!r}: expected text, got {type(path).__name__}")
     shown = repr(path[:80])
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts or path.startswith("/") or path.endswith("/") or ".." in parts:
@@ -58,10 +58,10 @@ def inside(path: str) -> str:
 def checked_command(command: Sequence[str]) -> list[str]:
     """The command as a list. Raises ValueError if it is empty, a single string, or has a NUL or a lone surrogate."""
     if isinstance(command, (str, bytes)) or not command:
-        raise ValueError(f"command: a list of words expected, {command!r} came")
+        raise ValueError(f"command: expected a list of words, got {command!r}")
     for word in command:
         if not isinstance(word, str):
-            raise ValueError(f"command: text expected, {type(word).__name__} came")
+            raise ValueError(f"command: expected text, got {type(word).__name__}")
         if "\0" in word:
             raise ValueError("command: a word has a NUL character")
         word.encode()  # UnicodeEncodeError is a ValueError
@@ -110,7 +110,7 @@ def by_signal(status: int | None) -> int | None:
 def _bytes(what: str, value: object) -> bytes:
     """Copy a bytes-like value. Raises TypeError for any other type: `bytes(7)` would be seven zeros."""
     if not isinstance(value, (bytes, bytearray, memoryview)):
-        raise TypeError(f"{what}: bytes expected, {type(value).__name__} came")
+        raise TypeError(f"{what}: expected bytes, got {type(value).__name__}")
     return bytes(value)
 
 
@@ -132,7 +132,7 @@ class Box(ABC):
         """See `Sandbox.run`."""
         words = checked_command(command)
         if isinstance(keep, str):
-            raise ValueError(f"keep: a list of paths expected, {keep!r} came")
+            raise ValueError(f"keep: expected a list of paths, got {keep!r}")
         paths = {path: inside(path) for path in keep}
         self._last.kept = {}
         given = _bytes("stdin", stdin)

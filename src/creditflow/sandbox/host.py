@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from creditflow.sandbox.base import Limits, SandboxError, SandboxOptionError, SandboxUnavailable
+from creditflow.sandbox.base import Limits, SandboxError, SandboxUnavailable, expect_option
 from creditflow.sandbox.common import MB
 
 NOBODY = 65534
@@ -49,10 +49,8 @@ def find_bwrap() -> str:
 
 def folder(path: str) -> str:
     """The path, if it is absolute and exists. Raises SandboxOptionError."""
-    if not isinstance(path, str) or not path.startswith("/") or not Path(path).exists():
-        raise SandboxOptionError(
-            f"sandbox back end bubblewrap: ro_bind: an existing absolute path expected, {path!r} came"
-        )
+    fits = isinstance(path, str) and path.startswith("/") and Path(path).exists()
+    expect_option(fits, "sandbox back end bubblewrap: ro_bind", "an existing absolute path", path)
     return path
 
 
@@ -68,8 +66,7 @@ def interpreters() -> list[str]:
 def prefix_of(python: str) -> list[str]:
     """Folders outside /usr that an interpreter needs: its own installation."""
     path = Path(python)
-    if not path.is_absolute():
-        raise SandboxOptionError(f"sandbox back end bubblewrap: python: an absolute path expected, {python!r} came")
+    expect_option(path.is_absolute(), "sandbox back end bubblewrap: python", "an absolute path", python)
     prefixes = {path.parent.parent, path.resolve().parent.parent}
     home = Path.home()
     for prefix in prefixes:

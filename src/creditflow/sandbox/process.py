@@ -6,6 +6,7 @@ The child is untrusted: it may not read its input, not close its output, and not
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import selectors
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from creditflow.sandbox.base import Limit
 
@@ -198,6 +200,39 @@ def attend(
     elif limit == "wall":
         reader.drain()
     return ProcessOutput(returncode, {fd: bytes(data) for fd, data in reader.data.items()}, seconds, cpu_s, limit)
+
+
+def start(child: Child, words: Sequence[str], stdin: bytes, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command with this input, and with pipes for its output. `options`: those of Popen.
+
+    Raises ValueError if the command line is too long for the system, and OSError for other reasons.
+    """
+    input_fd, pipe = sealed(stdin), subprocess.PIPE
+    try:
+        return child.start(lambda: subprocess.Popen(words, stdin=input_fd, stdout=pipe, stderr=pipe, **options))
+    except OSError as error:
+        if error.errno == errno.E2BIG:
+            raise ValueError("command: it is too long, or the names to keep are") from error
+        raise
+    finally:
+        os.close(input_fd)
+
+
+def attend_pipes(
+    process: subprocess.Popen[bytes],
+    most: int,
+    wall_s: float,
+    kill: Callable[[], None],
+    *,
+    started: float | None = None,
+) -> tuple[bytes, bytes, ProcessOutput]:
+    """Attend a process with pipes, see `attend`; return its stdout and stderr, at most `most` bytes together."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    out, err = process.stdout.fileno(), process.stderr.fileno()
+    with process.stdout, process.stderr:
+        end = attend(process, {out: "output", err: "output"}, {"output": most}, wall_s, kill, started=started)
+    return end.output[out], end.output[err], end
 
 
 class _Reader:

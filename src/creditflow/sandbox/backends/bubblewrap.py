@@ -25,8 +25,8 @@ from creditflow.sandbox.base import (
     Result,
     SandboxBackend,
     SandboxError,
-    SandboxOptionError,
     SandboxUnavailable,
+    expect_option,
 )
 from creditflow.sandbox.common import MB, Box, KeptFile, by_signal, hand_out, handed_out, handed_out_bytes
 from creditflow.sandbox.process import ProcessOutput
@@ -264,16 +264,14 @@ def _bound_files(pid: int, limits: Limits) -> None:
 
 def _check(*, python: object, ro_bind: object, cgroup: object, site: object) -> None:
     """Refuse options of the wrong type."""
-    paths = [ro_bind] if isinstance(ro_bind, str) else ro_bind
-    fits = {
+    options = {
         "python": (isinstance(python, str), "a path", python),
-        "ro_bind": (isinstance(paths, (list, tuple)), "a list of paths", ro_bind),
+        "ro_bind": (isinstance(ro_bind, str | list | tuple), "a list of paths", ro_bind),
         "cgroup": (isinstance(cgroup, str), "auto, none or a folder", cgroup),
         "site": (isinstance(site, bool), "true or false", site),
     }
-    for name, (right, kind, value) in fits.items():
-        if not right:
-            raise SandboxOptionError(f"sandbox back end bubblewrap: {name}: {kind} expected, {value!r} came")
+    for name, (fits, kind, value) in options.items():
+        expect_option(fits, f"sandbox back end bubblewrap: {name}", kind, value)
 
 
 def _parents(choice: str) -> tuple[cgroups.Parents | None, str]:

@@ -8,7 +8,6 @@ failed: a program may also end with docker's own exit codes (125 to 127, 137).
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import math
 import os
@@ -21,7 +20,7 @@ import time
 from collections.abc import Mapping
 from typing import Literal
 
-from creditflow.sandbox.base import Limits, Result, SandboxBackend, SandboxError, SandboxOptionError, SandboxUnavailable
+from creditflow.sandbox.base import Limits, Result, SandboxBackend, SandboxError, SandboxUnavailable, expect_option
 from creditflow.sandbox.common import (
     END_ALL,
     MB,
@@ -32,7 +31,7 @@ from creditflow.sandbox.common import (
     handed_out,
     handed_out_bytes,
 )
-from creditflow.sandbox.process import Child, ProcessOutput, attend, call, sealed
+from creditflow.sandbox.process import Child, ProcessOutput, attend_pipes, call, start
 
 ENGINES = ("docker", "podman")
 _ANSWER_S = 20.0
@@ -65,12 +64,11 @@ class Container(Box):
 
     def __init__(self, limits: Limits | None = None, *, image: str, engine: str = "", cpus: float = 1.0) -> None:
         super().__init__(limits or Limits())
-        if not isinstance(image, str) or not image or image.startswith("-"):
-            raise SandboxOptionError(f"sandbox back end container: image: a name expected, {image!r} came")
-        if engine not in ("", *ENGINES):
-            raise SandboxOptionError(f"sandbox back end container: engine: one of {', '.join(ENGINES)}, not {engine!r}")
-        if isinstance(cpus, bool) or not isinstance(cpus, (int, float)) or not 0 < cpus < math.inf:
-            raise SandboxOptionError(f"sandbox back end container: cpus: a number above 0 expected, {cpus!r} came")
+        key, number = "sandbox back end container", isinstance(cpus, int | float) and not isinstance(cpus, bool)
+        fits = isinstance(image, str) and image and not image.startswith("-")
+        expect_option(fits, f"{key}: image", "a name", image)
+        expect_option(engine in ("", *ENGINES), f"{key}: engine", f"one of {', '.join(ENGINES)}", engine)
+        expect_option(number and 0 < cpus < math.inf, f"{key}: cpus", "a number above 0", cpus)
         self._image, self._cpus = image, cpus
         self._engine = _answering([engine] if engine else ENGINES)
         try:
@@ -130,39 +128,16 @@ class Container(Box):
             # Once more: the engine may have been about to create the container.
             self._remove(name)
 
+        limits = self._limits
+        most = limits.output_bytes + _TRAILER_BYTES + handed_out_bytes(keep, limits.output_bytes)
         try:
-            process = self._start(child, args, archive)
-            assert process.stdout is not None
-            assert process.stderr is not None
-            out, err = process.stdout.fileno(), process.stderr.fileno()
-            limits = self._limits
-            caps = {"output": limits.output_bytes + _TRAILER_BYTES + handed_out_bytes(keep, limits.output_bytes)}
-            with process.stdout, process.stderr:
-                wall_s = limits.wall_s + _START_S
-                end = attend(process, {out: "output", err: "output"}, caps, wall_s, lambda: kill(process.pid))
+            try:
+                process = start(child, [self._engine, *args], archive, process_group=0)
+            except OSError as error:
+                raise SandboxError(f"{self._engine} could not be started: {error}") from error
+            return attend_pipes(process, most, limits.wall_s + _START_S, lambda: kill(process.pid))
         finally:
             child.end(kill)
-        return end.output[out], end.output[err], end
-
-    def _start(self, child: Child, args: list[str], archive: bytes) -> subprocess.Popen[bytes]:
-        """Start the engine's client. Raises ValueError if the command line is too long for the system, SandboxError."""
-        input_fd = sealed(archive)
-        try:
-            return child.start(
-                lambda: subprocess.Popen(
-                    [self._engine, *args],
-                    stdin=input_fd,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    process_group=0,
-                )
-            )
-        except OSError as error:
-            if error.errno == errno.E2BIG:
-                raise ValueError("command: it is too long, or the names to keep are") from error
-            raise SandboxError(f"{self._engine} could not be started: {error}") from error
-        finally:
-            os.close(input_fd)
 
     def _remove(self, name: str) -> None:
         """Kill and remove the container of this name, if it exists."""

@@ -15,7 +15,15 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from creditflow.sandbox.base import Limits, Result, SandboxBackend, SandboxError, SandboxOptionError, SandboxUnavailable
+from creditflow.sandbox.base import (
+    Limits,
+    Result,
+    SandboxBackend,
+    SandboxError,
+    SandboxOptionError,
+    SandboxUnavailable,
+    expect_option,
+)
 from creditflow.sandbox.common import Box, KeptFile
 
 if TYPE_CHECKING:
@@ -44,10 +52,11 @@ class SandboxFusion(Box):
 
     def __init__(self, limits: Limits | None = None, *, url: str, retries: int = 2) -> None:
         super().__init__(limits or Limits())
-        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-            raise SandboxOptionError(f"sandbox back end sandbox_fusion: url: http(s)://... expected, {url!r} came")
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise SandboxOptionError(f"sandbox back end sandbox_fusion: retries: 0 or more expected, {retries!r} came")
+        key, whole = "sandbox back end sandbox_fusion", isinstance(retries, int) and not isinstance(retries, bool)
+        expect_option(
+            isinstance(url, str) and url.startswith(("http://", "https://")), f"{key}: url", "http(s)://...", url
+        )
+        expect_option(whole and retries >= 0, f"{key}: retries", "0 or more", retries)
         _check_url(url)
         self._url = url.rstrip("/").removesuffix("/run_code") + "/run_code"
         self._retries = retries
@@ -182,7 +191,7 @@ class SandboxFusion(Box):
                 try:
                     content = base64.b64decode(encoded, validate=True)
                 except (binascii.Error, ValueError) as error:
-                    raise SandboxError(f"sandbox_fusion: file {path!r} came in no base64") from error
+                    raise SandboxError(f"sandbox_fusion: expected base64 of file {path!r}, got other text") from error
                 too_large = len(content) > self._limits.output_bytes
                 kept_files[path] = KeptFile(too_large=True) if too_large else KeptFile(content)
         return kept_files

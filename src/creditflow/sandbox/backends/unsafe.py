@@ -6,10 +6,8 @@ Only the wall clock and the output size are limited; the program has the user's 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +17,7 @@ from pathlib import Path
 
 from creditflow.sandbox.base import Limits, Result, SandboxBackend, SandboxError
 from creditflow.sandbox.common import Box, KeptFile
-from creditflow.sandbox.process import Child, attend, call, kill_group, sealed
+from creditflow.sandbox.process import Child, attend_pipes, call, kill_group, start
 
 
 class UnsafeSandboxWarning(UserWarning):
@@ -57,38 +55,31 @@ class UnsafeSubprocess(Box):
 
     def _process(self, command: list[str], stdin: bytes, folder: str) -> Result:
         words = [sys.executable, "-I", *command[1:]] if command[0] == "python" else command
-        started, child = time.monotonic(), Child()
+        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
+        started, child, limits = time.monotonic(), Child(), self._limits
         try:
             try:
-                process = _start(child, words, stdin, folder)
-            except FileNotFoundError:
-                return Result(127, stderr=f"{words[0]}: not found\n".encode(), seconds=time.monotonic() - started)
-            except PermissionError:
-                return Result(126, stderr=f"{words[0]}: not allowed\n".encode(), seconds=time.monotonic() - started)
-            return self._attended(process, started)
+                process = start(child, words, stdin, cwd=folder, env=env, start_new_session=True)
+            except (FileNotFoundError, PermissionError) as error:
+                code, reason = (127, "not found") if isinstance(error, FileNotFoundError) else (126, "not allowed")
+                return Result(code, stderr=f"{words[0]}: {reason}\n".encode(), seconds=time.monotonic() - started)
+            except OSError as error:
+                raise SandboxError(f"unsafe_subprocess: the program could not be started: {error}") from error
+
+            def kill() -> None:
+                kill_group(process.pid)
+
+            try:
+                out, err, end = attend_pipes(process, limits.output_bytes, limits.wall_s, kill, started=started)
+            finally:
+                kill()  # the rest of the process group
         finally:
             child.end()
-
-    def _attended(self, process: subprocess.Popen[bytes], started: float) -> Result:
-        """Wait for the program's end, and kill the rest of its process group."""
-        assert process.stdout is not None
-        assert process.stderr is not None
-        out, err = process.stdout.fileno(), process.stderr.fileno()
-
-        def kill() -> None:
-            kill_group(process.pid)
-
-        with process.stdout, process.stderr:
-            try:
-                caps = {"output": self._limits.output_bytes}
-                end = attend(process, {out: "output", err: "output"}, caps, self._limits.wall_s, kill, started=started)
-            finally:
-                kill()
         by_signal = end.returncode < 0
         return Result(
             exit_code=None if by_signal or end.limit else end.returncode,
-            stdout=end.output[out],
-            stderr=end.output[err],
+            stdout=out,
+            stderr=err,
             seconds=end.seconds,
             limit=end.limit,
             signal=-end.returncode if by_signal and not end.limit else None,
@@ -108,32 +99,6 @@ class UnsafeSubprocess(Box):
         finally:
             os.close(fd)
         return KeptFile(too_large=True) if len(content) > self._limits.output_bytes else KeptFile(content)
-
-
-def _start(child: Child, words: list[str], stdin: bytes, folder: str) -> subprocess.Popen[bytes]:
-    """Start the program. Raises FileNotFoundError or PermissionError for its path, ValueError, SandboxError."""
-    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
-    input_fd = sealed(stdin)
-    try:
-        return child.start(
-            lambda: subprocess.Popen(
-                words,
-                stdin=input_fd,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=folder,
-                env=env,
-                start_new_session=True,
-            )
-        )
-    except (FileNotFoundError, PermissionError):
-        raise
-    except OSError as error:
-        if error.errno == errno.E2BIG:
-            raise ValueError("command: it is too long") from error
-        raise SandboxError(f"unsafe_subprocess: the program could not be started: {error}") from error
-    finally:
-        os.close(input_fd)
 
 
 @contextlib.contextmanager
