@@ -48,15 +48,15 @@ def bound(host: str, port: int) -> socket.socket:
 
     Raises InputError if the address is not available.
     """
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((host, port))
-        made.listen(1024)
+        listening.bind((host, port))
+        listening.listen(1024)
     except OSError as error:
-        made.close()
+        listening.close()
         raise InputError(f"--port: {host}:{port} cannot be had: {error.strerror}; 0 takes a free one") from error
-    return made
+    return listening
 
 
 def url_of(host: str, listening: socket.socket) -> str:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-
-class Bar(Protocol):
-    """A progress bar."""
-
-    def advance(self, amount: int = 1, status: str = "") -> None:
-        """Advance by `amount` and show `status` if it is not empty."""
-        ...
-
-    def note(self, status: str) -> None:
-        """Show the current activity, in a terminal only."""
-        ...
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 class Reporter:
@@ -36,7 +31,7 @@ class Reporter:
     def bar(self, title: str, total: int) -> Iterator[Bar]:
         """Open a bar of `total` parts; without a terminal, print one line for each part with a status."""
         if not self.console.is_terminal:
-            yield _PlainBar(self, title, total)
+            yield Bar(self, title, total)
             return
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -47,28 +42,28 @@ class Reporter:
             TextColumn("{task.fields[status]}", markup=False),
         )
         with Progress(*columns, console=self.console, transient=False) as progress:
-            task = progress.add_task(title, total=total, status="")
-
-            class _RichBar:
-                def advance(self, amount: int = 1, status: str = "") -> None:
-                    progress.advance(task, amount)
-                    if status:
-                        progress.update(task, status=status)
-
-                def note(self, status: str) -> None:
-                    progress.update(task, status=status)
-
-            yield _RichBar()
+            yield Bar(self, title, total, progress)
 
 
-class _PlainBar:
-    def __init__(self, reporter: Reporter, title: str, total: int) -> None:
-        self.reporter, self.title, self.total, self.done = reporter, title, total, 0
+class Bar:
+    """A progress bar in a terminal; elsewhere lines."""
+
+    def __init__(self, reporter: Reporter, title: str, total: int, progress: Progress | None = None) -> None:
+        self._reporter, self._title, self._total, self._done = reporter, title, total, 0
+        self._progress = progress
+        self._task = TaskID(0) if progress is None else progress.add_task(title, total=total, status="")
 
     def advance(self, amount: int = 1, status: str = "") -> None:
-        self.done += amount
-        if status:
-            self.reporter.say(f"{self.title} {self.done}/{self.total} {status}")
+        """Advance by `amount` and show `status` if it is not empty."""
+        self._done += amount
+        if self._progress is not None:
+            self._progress.advance(self._task, amount)
+            if status:
+                self.note(status)
+        elif status:
+            self._reporter.say(f"{self._title} {self._done}/{self._total} {status}")
 
     def note(self, status: str) -> None:
-        """Print nothing: notes would flood the log."""
+        """Show the current activity, in a terminal only: elsewhere notes would flood the log."""
+        if self._progress is not None:
+            self._progress.update(self._task, status=status)

@@ -110,13 +110,14 @@ class _RewardCase:
 
     @cached_property
     def trajectories(self) -> list[Trajectory]:
-        fitting = (trajectory for trajectory in self.given if _matched(self.loaded, trajectory))
-        base = next(fitting, _own_trajectory())
-        hostile = [
-            _trajectory_of(base, name, [_say(step, text) for step in base.steps], text)
-            for name, text in HOSTILE.items()
-        ]
-        return [*self.given, *hostile, *_odd_lengths(base)]
+        base = next(filter(self._is_matched, self.given), _own_trajectory())
+        hostile = ((name, [_say(step, text) for step in base.steps], text) for name, text in HOSTILE.items())
+        return [*self.given, *(_trajectory_of(base, *each) for each in hostile), *_odd_lengths(base)]
+
+    def _is_matched(self, trajectory: Trajectory) -> bool:
+        with suppress(RewardError):  # `matches_an_agent` reports it
+            return any(map(self.loaded.matches, trajectory.steps))
+        return False
 
     @cached_property
     def first(self) -> tuple[list[_Called], list[_Scored]]:
@@ -127,12 +128,6 @@ class _RewardCase:
             if scored.fault == fault:
                 expected, _, got = scored.score.reason.removeprefix("expected ").partition(", got ")
                 yield Fault(scored.on, expected, got)
-
-
-def _matched(function: RewardFunction, trajectory: Trajectory) -> bool:
-    with suppress(RewardError):  # `matches_an_agent` reports it
-        return any(function.matches(step) for step in trajectory.steps)
-    return False
 
 
 # ---- the checks ----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ The checks do not judge the amount of credit, only the properties that every rul
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,19 +75,15 @@ def check_propagation_rule(
     other trajectories (the option `on_closed_gate: neutral` is excluded: under it rules may use other trajectories).
     `skip`: names of checks to leave out.
     """
-    if isinstance(rule, str):
-        return _check(rule, PROPAGATION_RULES[rule], independent, skip)
-    with _registered(f"{name_of(rule)} (under test)", PropagationRule(rule, pays_own)) as registered:
-        return _check(registered, PROPAGATION_RULES[registered], independent, skip)
-
-
-def _check(name: str, rule: PropagationRule, independent: bool, skip: Collection[str]) -> Report:
+    if not isinstance(rule, str):
+        with _registered(f"{name_of(rule)} (under test)", PropagationRule(rule, pays_own)) as name:
+            return check_propagation_rule(name, independent=independent, skip=skip)
     cases = [
-        _RuleCase(f"{batch}, {title}", rule, tuple(trajectories), CreditOptions(propagation=name, **chosen))
+        _RuleCase(f"{batch}, {title}", PROPAGATION_RULES[rule], trajectories, CreditOptions(propagation=rule, **chosen))
         for batch, trajectories in _batches().items()
         for title, chosen in OPTIONS.items()
     ]
-    return run(name, BASICS, CHECKS, cases, {*skip} if independent else {*skip, name_of(trajectories_are_independent)})
+    return run(rule, BASICS, CHECKS, cases, {*skip} if independent else {*skip, name_of(trajectories_are_independent)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,7 @@ class _RuleCase:
 
     title: str
     rule: PropagationRule
-    trajectories: tuple[Trajectory, ...]
+    trajectories: list[Trajectory]
     options: CreditOptions
 
     def __str__(self) -> str:
@@ -119,7 +116,7 @@ class _RuleCase:
 
     @cached_property
     def credit(self) -> Credit:
-        credit: Credit = self.rule.credit(_copied(self.inputs))
+        credit: Credit = self.rule.credit(copy.deepcopy(self.inputs))
         return credit
 
     def input_of(self, trajectories: Sequence[Trajectory]) -> PropagationInput:
@@ -134,12 +131,12 @@ class _RuleCase:
     @cached_property
     def changed(self) -> list[_Changed]:
         """Every change of one score or outcome in an unmasked trajectory, with the resulting credit."""
-        made = []
+        changes = []
         for n in sorted({*self.inputs.batch.trajectory_of_step[self.inputs.kept_S].tolist()}):
             for what, step, trajectory in _changes(self.trajectories[n]):
-                trajectories = (*self.trajectories[:n], trajectory, *self.trajectories[n + 1 :])
-                made.append(_Changed(n, what, step, self.rule.credit(self.input_of(trajectories))))
-        return made
+                trajectories = [*self.trajectories[:n], trajectory, *self.trajectories[n + 1 :]]
+                changes.append(_Changed(n, what, step, self.rule.credit(self.input_of(trajectories))))
+        return changes
 
     def compared(self, trajectories: Sequence[Trajectory], what: str, only_S: Bools | None = None) -> Iterator[Fault]:
         """Yield a Fault for each step whose credit differs when the rule receives `trajectories` instead."""
@@ -202,7 +199,7 @@ def is_finite(case: _RuleCase) -> Iterator[Fault]:
 
 def leaves_its_input_alone(case: _RuleCase) -> Iterator[Fault]:
     """It changes no array of its input or the batch."""
-    given = _copied(case.inputs)
+    given = copy.deepcopy(case.inputs)
     case.rule.credit(given)
     for one, other in ((case.inputs, given), (case.inputs.batch, given.batch)):
         for name, column in _arrays(one).items():
@@ -212,7 +209,7 @@ def leaves_its_input_alone(case: _RuleCase) -> Iterator[Fault]:
 
 def is_deterministic(case: _RuleCase) -> Iterator[Fault]:
     """The same input gives the same Credit, bit for bit."""
-    again = _columns(case.rule.credit(_copied(case.inputs)))
+    again = _columns(case.rule.credit(copy.deepcopy(case.inputs)))
     for name, column in _columns(case.credit).items():
         if not np.array_equal(column, again[name], equal_nan=True):
             yield Fault(str(case), f"the same {name} again", "another one")
@@ -221,7 +218,7 @@ def is_deterministic(case: _RuleCase) -> Iterator[Fault]:
 def ignores_trajectory_order(case: _RuleCase) -> Iterator[Fault]:
     """The order of the trajectories in the batch does not affect credit."""
     yield from case.compared(case.trajectories[::-1], "with the trajectories in reverse")
-    yield from case.compared((*case.trajectories[1:], case.trajectories[0]), "with the first trajectory at the end")
+    yield from case.compared([*case.trajectories[1:], case.trajectories[0]], "with the first trajectory at the end")
 
 
 def ignores_the_names_of_agents(case: _RuleCase) -> Iterator[Fault]:
@@ -350,23 +347,11 @@ def _arrays(thing: PropagationInput | TrajectoryBatch | Credit) -> dict[str, NDA
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
-def _copied(inputs: PropagationInput) -> PropagationInput:
-    def copies(thing: PropagationInput | TrajectoryBatch) -> dict[str, Any]:
-        return {name: column.copy() for name, column in _arrays(thing).items()}
-
-    return replace(inputs, batch=replace(inputs.batch, **copies(inputs.batch)), **copies(inputs))
-
-
 def _columns(credit: Credit) -> dict[str, Floats]:
     """Every column as floats; a missing column gets its default."""
-    nothing_S = np.zeros(len(credit.own_S))
-    none = {
-        "gate_out_S": nothing_S,
-        "gate_in_S": nothing_S,
-        "frozen_S": nothing_S,
-        "stand_in_S": np.full_like(nothing_S, np.nan),
-    }
-    return {name: np.asarray(_arrays(credit).get(name, none.get(name)), dtype=np.float64) for name in _TYPES}
+    defaults = dict.fromkeys(_TYPES, 0.0) | {"stand_in_S": np.nan}
+    columns = {name: np.full(len(credit.own_S), value) for name, value in defaults.items()} | _arrays(credit)
+    return {name: np.asarray(columns[name], dtype=np.float64) for name in _TYPES}
 
 
 def _differs(one: Floats, other: Floats) -> Bools:
@@ -431,19 +416,16 @@ def _changes(trajectory: Trajectory) -> Iterator[tuple[str, int | None, Trajecto
     Every second score moves across the usual threshold of 1/2; the others stay on their side of it.
     """
     for index, step in enumerate(trajectory.steps):
-        for score in step.scores.values():
-            if score.status == "ok" and isinstance(score.value, float):
-                value = (score.value + 0.5) % 1.0 if index % 2 else 0.9 * score.value + 0.01
-                steps = [*trajectory.steps]
-                steps[index] = replace(step, scores={"f": replace(score, value=value)})
-                yield f"the score of step {step.id} at {value:g}", index, replace(trajectory, steps=steps)
-    if (
-        trajectory.outcome is not None
-        and trajectory.outcome.status == "ok"
-        and isinstance(trajectory.outcome.value, float)
-    ):
-        value = 0.5 * trajectory.outcome.value + 0.3  # changes every multiple of 1/8
-        yield f"the outcome at {value:g}", None, replace(trajectory, outcome=replace(trajectory.outcome, value=value))
+        score = step.scores.get("f")
+        if score is not None and score.status == "ok" and isinstance(score.value, float):
+            value = (score.value + 0.5) % 1.0 if index % 2 else 0.9 * score.value + 0.01
+            steps = [*trajectory.steps]
+            steps[index] = replace(step, scores={"f": replace(score, value=value)})
+            yield f"the score of step {step.id} at {value:g}", index, replace(trajectory, steps=steps)
+    outcome = trajectory.outcome
+    if outcome is not None and outcome.status == "ok" and isinstance(outcome.value, float):
+        value = 0.5 * outcome.value + 0.3  # changes every multiple of 1/8
+        yield f"the outcome at {value:g}", None, replace(trajectory, outcome=replace(outcome, value=value))
 
 
 def _all_changed(trajectory: Trajectory) -> Trajectory:

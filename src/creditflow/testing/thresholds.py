@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -33,12 +35,8 @@ def check_threshold(
     the names in the history. `shared`: one theta for all agents, so that other agents may change an absent agent's
     theta. `skip`: names of checks to leave out.
     """
-    if callable(make):
-        subject, made = name_of(make), make
-    else:
-        spec = make
-        subject, made = f"threshold {spec}", lambda: make_threshold(spec)
-    case = _ThresholdCase(made, tuple(agents))
+    subject = name_of(make) if callable(make) else f"threshold {make}"
+    case = _ThresholdCase(make if callable(make) else partial(make_threshold, make), tuple(agents))
     return run(subject, BASICS, CHECKS, [case], {*skip, name_of(absent_agents_stay)} if shared else skip)
 
 
@@ -54,7 +52,7 @@ class _ThresholdCase:
 
     def history(self) -> list[tuple[str, BatchStats, list[str]]]:
         """(when, the observed batch, the agents seen by then): every agent is sometimes absent, and one joins late."""
-        rng, seen, made = np.random.default_rng(0), list[str](), []
+        rng, seen, batches = np.random.default_rng(0), list[str](), []
         for update, accuracy in enumerate(_ACCURACIES):
             sub_rewards, spread = {}, {}
             for i, agent in enumerate(self.agents):
@@ -63,15 +61,20 @@ class _ThresholdCase:
                 if (update + i) % 3:
                     sub_rewards[agent], spread[agent] = eighths / 8, sd
                     seen = seen if agent in seen else [*seen, agent]
-            made.append((f"update {update}", BatchStats(sub_rewards, spread, accuracy), seen))
-        return made
+            batches.append((f"update {update}", BatchStats(sub_rewards, spread, accuracy), seen))
+        return batches
 
-    def after(self, updates: int) -> Threshold:
-        """A new threshold after the first `updates` batches."""
+    def states(self) -> Iterator[tuple[str, Threshold, list[str]]]:
+        """(when, a threshold, the agents seen): one new threshold, at the start and after each update."""
         threshold = self.make()
-        for _, observed, _ in self.history()[:updates]:
+        yield "at the start", threshold, []
+        for when, observed, seen in self.history():
             threshold.update(observed)
-        return threshold
+            yield f"after {when}", threshold, seen
+
+    def half_way(self) -> Threshold:
+        """A new threshold after the first `_STOP` updates."""
+        return next(islice(self.states(), _STOP, None))[1]
 
 
 # ---- the checks ----------------------------------------------------------------------------------------------------
@@ -79,20 +82,17 @@ class _ThresholdCase:
 
 def is_a_threshold(case: _ThresholdCase) -> Iterator[Fault]:
     """`make` returns a new object at every call, with all members of `creditflow.credit.Threshold`."""
-    made = case.make()
-    if missing := [name for name in _MEMBERS if not hasattr(made, name)]:
-        yield Fault(
-            str(case), f"an object with {', '.join(_MEMBERS)}", f"a {type(made).__name__} without {', '.join(missing)}"
-        )
-    if made is case.make():
+    threshold = case.make()
+    if missing := [name for name in _MEMBERS if not hasattr(threshold, name)]:
+        got = f"a {type(threshold).__name__} without {', '.join(missing)}"
+        yield Fault(str(case), f"an object with {', '.join(_MEMBERS)}", got)
+    if threshold is case.make():
         yield Fault(str(case), "a new object at every call of make", "the same one twice")
 
 
 def theta_is_finite(case: _ThresholdCase) -> Iterator[Fault]:
     """`theta` is a finite number for every agent seen so far."""
-    threshold = case.make()
-    for when, observed, seen in case.history():
-        threshold.update(observed)
+    for when, threshold, seen in case.states():
         for agent in seen:
             if not _is_number(theta := threshold.theta(agent)):
                 yield Fault(f"{when}, agent {agent!r}", "a finite theta", repr(theta))
@@ -100,37 +100,31 @@ def theta_is_finite(case: _ThresholdCase) -> Iterator[Fault]:
 
 def new_agents_have_a_theta(case: _ThresholdCase) -> Iterator[Fault]:
     """An agent that was never seen has a finite theta, before the first batch and after every batch."""
-    threshold = case.make()
-    for when, observed, _ in case.history():
+    for when, threshold, _ in case.states():
         try:
             theta: object = threshold.theta(NEVER_SEEN)
         except Exception as error:
             theta = described(error)
         if not _is_number(theta):
-            yield Fault(f"before {when}, {NEVER_SEEN}", "a finite theta", str(theta))
-        threshold.update(observed)
+            yield Fault(f"{when}, {NEVER_SEEN}", "a finite theta", str(theta))
 
 
 def only_updates_move_it(case: _ThresholdCase) -> Iterator[Fault]:
     """Thetas change in `update` only, not when metrics, state or thetas are read."""
-    threshold = case.make()
-    for when, observed, seen in case.history():
-        threshold.update(observed)
+    for when, threshold, seen in case.states():
         before = _thetas(threshold, seen)
         threshold.metrics(), threshold.state_dict(), _thetas(threshold, seen[::-1])
         if (after := _thetas(threshold, seen)) != before:
-            yield Fault(f"after {when}", f"{before} until the next", after)
+            yield Fault(when, f"{before} until the next", after)
 
 
 def empty_batches_change_nothing(case: _ThresholdCase) -> Iterator[Fault]:
     """An empty batch, `BatchStats({}, {})`, leaves thetas and state unchanged."""
-    threshold = case.make()
-    for when, observed, seen in case.history():
-        threshold.update(observed)
+    for when, threshold, seen in case.states():
         before = _shown(threshold, seen)
         threshold.update(BatchStats({}, {}))
         if (after := _shown(threshold, seen)) != before:
-            yield Fault(f"an empty batch after {when}", before, after)
+            yield Fault(f"an empty batch {when}", before, after)
 
 
 def absent_agents_stay(case: _ThresholdCase) -> Iterator[Fault]:
@@ -147,26 +141,24 @@ def absent_agents_stay(case: _ThresholdCase) -> Iterator[Fault]:
 
 def floor_is_a_share(case: _ThresholdCase) -> Iterator[Fault]:
     """`floor` is a number from 0 to 1."""
-    for threshold in (case.make(), case.after(_STOP)):
+    for threshold in (case.make(), case.half_way()):
         if not (_is_number(threshold.floor) and 0 <= threshold.floor <= 1):
             yield Fault(str(case), "a floor from 0 to 1", repr(threshold.floor))
 
 
 def metrics_are_numbers(case: _ThresholdCase) -> Iterator[Fault]:
     """Metrics are finite numbers, and their names start with `propagation/`."""
-    threshold = case.make()
-    for when, observed, _ in case.history():
+    for when, threshold, _ in case.states():
         for name, value in threshold.metrics().items():
             if not str(name).startswith("propagation/"):
-                yield Fault(f"before {when}", "a name that starts with propagation/", repr(name))
+                yield Fault(when, "a name that starts with propagation/", repr(name))
             if not _is_number(value):
-                yield Fault(f"before {when}, metric {name}", "a finite number", repr(value))
-        threshold.update(observed)
+                yield Fault(f"{when}, metric {name}", "a finite number", repr(value))
 
 
 def state_is_json(case: _ThresholdCase) -> Iterator[Fault]:
     """The state is a mapping that JSON can represent, without NaN, and is equal after a round trip through JSON."""
-    for threshold in (case.make(), case.after(_STOP)):
+    for threshold in (case.make(), case.half_way()):
         state = threshold.state_dict()
         try:
             read = json.loads(json.dumps(state, allow_nan=False))
@@ -179,7 +171,7 @@ def state_is_json(case: _ThresholdCase) -> Iterator[Fault]:
 
 def resumed_is_as_uninterrupted(case: _ThresholdCase) -> Iterator[Fault]:
     """A saved and resumed threshold has the same state and later thetas as an uninterrupted one."""
-    uninterrupted, resumed = case.after(_STOP), case.make()
+    uninterrupted, resumed = case.half_way(), case.make()
     resumed.load_state_dict(_through_json(uninterrupted.state_dict()))
     for when, observed, seen in case.history()[_STOP:]:
         expected, got = _shown(uninterrupted, seen), _shown(resumed, seen)
@@ -191,7 +183,7 @@ def resumed_is_as_uninterrupted(case: _ThresholdCase) -> Iterator[Fault]:
 
 def other_states_are_refused(case: _ThresholdCase) -> Iterator[Fault]:
     """A state of another kind, or with a missing or extra key, raises ConfigError and is never misread."""
-    state = case.after(_STOP).state_dict()
+    state = case.half_way().state_dict()
     others = {f"a state without {key!r}": {k: v for k, v in state.items() if k != key} for key in state}
     others |= {
         "a state of another kind": {**state, "kind": "another"},
