@@ -269,7 +269,6 @@ async def _measure(
 def _print(
     agreements: Sequence[Agreement], measured: Measured, rollouts: int, per_trajectory: float, policies: _AuditPolicies
 ) -> None:
-
     header = ("rule", "credit", "left out", "advantage", "within trajectories")
     rows = [(row.rule, *map(_cell, (row.credit, row.left_out, row.advantage, row.within))) for row in agreements]
     counts = f"{len(measured.shapley_X):,} agents in trajectories, {rollouts:,} rollouts"

@@ -65,7 +65,6 @@ def calibrate(
 
 
 def _row(result: Calibration) -> list[str | float]:
-
     interval = "-" if math.isnan(result.auc_low) else f"[{number(result.auc_low)}, {number(result.auc_high)}]"
     at = "-" if math.isnan(result.threshold) else f"{result.threshold:.3g} ({result.pass_rate:.0%} pass)"
     means = (result.mean_score, result.mean_right, result.auc)

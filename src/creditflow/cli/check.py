@@ -72,7 +72,6 @@ def check(
 
 
 def _agent_table(assignment: Assignment, *, gated: bool) -> Table:
-
     header = ("agent", "steps", "share scored", "failed", "mean sub-reward", "gate open", "signal reaches")
     reached, rows = reach(assignment), []
     for i, agent in enumerate(assignment.batch.agent_names):
@@ -93,7 +92,6 @@ def _agent_table(assignment: Assignment, *, gated: bool) -> Table:
 
 
 def _function_table(components: Components, report: ScoringReport) -> Table:
-
     functions = zip(components.rewards.functions, report.functions, strict=True)
     return new_table(
         ("function", "level", "weight", "calls", "failed", "mean"),

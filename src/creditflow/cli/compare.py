@@ -276,7 +276,6 @@ def _run(
 
 
 def _result(arm: Arm, runs: Sequence[ArmRun]) -> ArmResult:
-
     before = [Evaluation.from_json(run.before.read_text(), str(run.before)) for run in runs]
     return ArmResult(arm.name, before, [RunResult.read(run.folder) for run in runs])
 

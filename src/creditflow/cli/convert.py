@@ -21,7 +21,7 @@ from creditflow._utils.files import write_named
 from creditflow._utils.progress import Reporter
 from creditflow.credit import CreditOptions, assign
 from creditflow.credit.analysis.metrics import credit_metrics
-from creditflow.data import Message, Score, Step, Trajectory, TrajectoryBatch, read_parquet, write_parquet
+from creditflow.data import Message, Score, Step, Trajectory, TrajectoryBatch
 from creditflow.errors import BatchError, DataError, InputError
 from creditflow.reports.tables import new_table, results_console, show
 from creditflow.reports.text import counted
@@ -73,6 +73,8 @@ def convert(
 
     Each model call becomes a step. Prints steps by agent, rewards by name, and the records left out with the reasons.
     """
+    from creditflow.data import write_parquet
+
     if out.suffix != ".parquet":
         raise InputError(f"--out: expected a name that ends with .parquet, got {out}")
     if credit is not None and (credit / "run.json" if credit.is_dir() else credit).exists():
@@ -150,6 +152,8 @@ def _expect_named_fields(spans: Sequence[Span], converted: Converted, options: C
 
 def _read_parquet(source: Path, options: ConvertOptions) -> list[Trajectory]:
     """Read trajectories written by `serve` or `convert`, unchanged."""
+    from creditflow.data import read_parquet
+
     if options != ConvertOptions():
         raise InputError(
             f"{source}: creditflow's Parquet is copied unchanged; the options are for traces, convert those separately"
@@ -270,7 +274,6 @@ def _warn(converted: Converted, reporter: Reporter) -> None:
 
 
 def _size(trajectories: Sequence[Trajectory]) -> str:
-
     tasks, steps = len({trajectory.uid for trajectory in trajectories}), sum(len(t.steps) for t in trajectories)
     return (
         f"{counted(len(trajectories), 'trajectory', 'trajectories')} of {counted(tasks, 'task')}, "
@@ -284,7 +287,6 @@ def _kind(reason: str) -> str:
 
 
 def _print_counts(title: str, counts: Counter[str]) -> None:
-
     rows = counts.most_common(_MOST_ROWS)
     if rest := len(counts) - len(rows):
         rows.append((f"{rest} others", counts.total() - sum(n for _, n in rows)))

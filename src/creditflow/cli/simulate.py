@@ -131,7 +131,6 @@ def _agent_numbers(text: str, option: str) -> dict[str, float]:
 
 
 def _rule_table(results: Sequence[SimulatedCredit]) -> Table:
-
     rows = []
     for result in results:
         ratio = result.blamed_wrong / result.blamed_right if result.blamed_right else math.inf

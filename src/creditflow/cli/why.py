@@ -101,7 +101,6 @@ def _token_line(recorded: Recorded, s: int, token: int) -> str:
 
 
 def _print(ledger: Ledger, lines: list[str]) -> None:
-
     for torn in ledger.torn:
         lines.append(f"set aside: {plain(str(torn))} is incomplete, a crash cut it off")
     print("\n".join(lines))

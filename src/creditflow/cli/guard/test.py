@@ -106,7 +106,6 @@ def _event_row(event: GuardEvent) -> tuple[str, ...]:
 
 
 def _print(events: Sequence[GuardEvent], guard: Guard, rows: Sequence[Row], scenario: str) -> None:
-
     console = results_console()
     console.print(f"{scenario}: {SCENARIOS[scenario].said if scenario in SCENARIOS else 'recorded metrics'}")
     header = ("step", "rule", "", "metric", "action", "numbers")

@@ -87,7 +87,6 @@ _STYLE = {"contained": "green", "NOT CONTAINED": "bold red", "could not be tried
 
 
 def _print(verdicts: Sequence[AttackVerdict], backend: str, bound: tuple[int, str] | None) -> None:
-
     console = results_console()
     if console.is_terminal:
         grid = Table.grid(padding=(0, 2))
