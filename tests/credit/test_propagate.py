@@ -119,7 +119,7 @@ def test_custom_rule_is_registered_by_name():
     @propagation_rule("last_only", pays_own=False)
     def last_only(inputs: PropagationInput) -> Credit:
         nothing = np.zeros_like(inputs.own_S)
-        shared = np.where(inputs.batch.is_answer, inputs.outcome_N[inputs.batch.trajectory_of_step], 0.0)
+        shared = np.where(inputs.batch.is_answer, inputs.outcome_S, 0.0)
         return Credit(nothing, nothing, shared, nothing, inputs.batch.is_answer)
 
     try:

@@ -113,7 +113,7 @@ class Assignment:
     critic: CriticTerms | None = field(repr=False)
     """The terms of an estimator with a critic; else None."""
     masked_N: Bools
-    """[N] trajectories left out of training as a whole."""
+    """[N] trajectories left out of training as a whole. `masked_S`: also the steps of single agents."""
     singletons: int
     """Number of groups of one trajectory, whose steps backed off."""
     options: CreditOptions = field(repr=False)
@@ -153,6 +153,11 @@ class Assignment:
         else:
             AdvantageScale.none(self.batch.n_steps).tokens(self.unscaled_T, self.batch, returns_T)
         return np.add(returns_T, self.critic.values_T, out=returns_T, where=self.batch.response_mask)
+
+    @property
+    def masked_S(self) -> Bools:
+        """[S] steps left out of training with their trajectory, or because their agent's own outcome failed."""
+        return outcomes(self.batch, self.options).masked_S
 
     def group_name(self, step: int) -> str | None:
         """The key of the group behind `step`'s baseline, in words; None for a step without one."""
@@ -229,11 +234,10 @@ def _assign(
     values_T: Floats | None,
     threshold: Threshold,
 ) -> Assignment:
-    trajectory_S = batch.trajectory_of_step
     rule = PROPAGATION_RULES[options.propagation]
 
     outcome = outcomes(batch, options)
-    kept_S = ~outcome.masked_N[trajectory_S]
+    kept_S = ~outcome.masked_S
     columns = BatchColumns(batch, np.full(batch.n_steps, -1))
     rewards = sub_rewards(columns, options, kept_S)
     judged_S = rewards.scored_S & options.decomposed
@@ -255,12 +259,12 @@ def _assign(
             options=options,
             own_S=paid_S,
             has_own_S=has_own_S,
-            outcome_N=outcome.value_N,
+            outcome_S=outcome.value_S,
             gate_S=gate_S,
             open_S=open_S,
             scored_S=judged_S,
             failed_S=unjudged_S,
-            outcome_known_N=outcome.known_N,
+            outcome_known_S=outcome.known_S,
             kept_S=kept_S,
             stratum_S=stratum_S,
             parents_S=parent_counts(batch),

@@ -192,10 +192,10 @@ def of_trajectory(batch: TrajectoryBatch, n: int) -> dict[str, float]:
     return dict(zip(found.agents, found.shapley_A.tolist(), strict=True))
 
 
-def of_steps(batch: TrajectoryBatch, known_N: Bools) -> Floats:
-    """[S] the Shapley value of each step's agent in its trajectory; 0 if the outcome is unknown."""
-    asked = np.zeros(batch.n_trajectories, dtype=np.bool_)
-    asked[batch.trajectory_of_step] = True  # a trajectory without steps has no agents
-    values_N = [of_trajectory(batch, n) if ask else {} for n, ask in enumerate((asked & known_N).tolist())]
-    steps = zip(batch.trajectory_of_step.tolist(), batch.agent_of_step.tolist(), strict=True)
-    return np.array([values_N[n].get(batch.agent_names[a], 0.0) for n, a in steps], dtype=np.float64)
+def of_steps(batch: TrajectoryBatch, known_S: Bools) -> Floats:
+    """[S] the Shapley value of each step's agent in its trajectory; 0 if the agent's outcome is unknown."""
+    by_trajectory = {n: of_trajectory(batch, n) for n in np.unique(batch.trajectory_of_step[known_S]).tolist()}
+    steps = zip(batch.trajectory_of_step.tolist(), batch.agent_of_step.tolist(), known_S.tolist(), strict=True)
+    return np.array(
+        [by_trajectory[n].get(batch.agent_names[a], 0.0) if known else 0.0 for n, a, known in steps], dtype=np.float64
+    )

@@ -226,7 +226,14 @@ def ignores_trajectory_order(case: _RuleCase) -> Iterator[Fault]:
 
 def ignores_the_names_of_agents(case: _RuleCase) -> Iterator[Fault]:
     """The names of the agents do not affect credit."""
-    renamed = [replace(p, steps=[replace(s, agent=_OTHER_NAMES[s.agent]) for s in p.steps]) for p in case.trajectories]
+    renamed = [
+        replace(
+            one,
+            steps=[replace(step, agent=_OTHER_NAMES[step.agent]) for step in one.steps],
+            outcomes={_OTHER_NAMES[agent]: score for agent, score in one.outcomes.items()},
+        )
+        for one in case.trajectories
+    ]
     yield from case.compared(renamed, f"with the agents called {', '.join(_OTHER_NAMES.values())}")
 
 
@@ -397,6 +404,10 @@ def _batches() -> dict[str, list[Trajectory]]:
         _trajectory(rng, "truncated", chain[:3], outcome_status=None, status="truncated"),
         _trajectory(rng, "failed", chain, status="failed"),
         _trajectory(rng, "two answers", joined, answer_steps=(2, 4)),
+    ]
+    own = [{"planner": Score(1.0), "executor": Score(0.0)}, {"executor": Score(0.0, status="failed")}]
+    batches["outcomes of agents"] = [
+        replace(_trajectory(rng, f"competing {n}", joined), outcomes=outcomes) for n, outcomes in enumerate(own)
     ]
     return batches
 

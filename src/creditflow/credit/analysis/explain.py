@@ -293,11 +293,13 @@ class _OperationLog:
     def why_nothing(self, token: int | None, by_token: bool) -> str | None:
         """The reason for an advantage of 0; None if the advantage, or its token term alone, is not 0."""
         a, s, options = self.assignment, self.s, self.assignment.options
+        agent = a.batch.agent_names[a.batch.agent_of_step[s]]
         taught_by_token = by_token and a.token_term_T is not None
         by_rule = not _is_formula(PROPAGATION_RULES[options.propagation])
         frozen = f"frozen by {options.propagation}" if by_rule else "frozen: it lies upstream of a closed gate"
         reasons = (
             (a.masked_N[a.batch.trajectory_of_step[s]], "its trajectory is masked: failed, not scored, or truncated"),
+            (a.masked_S[s], f"it is masked: the outcome of {agent} could not be scored"),
             (a.frozen_S[s], frozen),
             (not a.trained_S[s], "its scoring failed"),
             (a.group_S[s] < 0, "there is no other trajectory to compare it with, at any level"),
@@ -394,16 +396,20 @@ class _OperationLog:
         return self.make(name, "/", self.weighted_outcome(), self.given("answer steps", int(count)))
 
     def weighted_outcome(self) -> int:
-        a, n = self.assignment, self.assignment.batch.trajectory_of_step[self.s]
-        value = outcomes(a.batch, a.options).value_N[n]
-        return self.make("weighted outcome", "*", self.given("w_o", a.options.w_o), self.given("outcome", value))
+        a, batch = self.assignment, self.assignment.batch
+        value = outcomes(batch, a.options).value_S[self.s]
+        agent = batch.agent_names[batch.agent_of_step[self.s]]
+        has_own = bool(batch.outcomes_of_agents) and agent in batch.outcomes_of_agents[batch.trajectory_of_step[self.s]]
+        outcome = self.given("outcome", value, f"of {agent}" if has_own else "")
+        return self.make("weighted outcome", "*", self.given("w_o", a.options.w_o), outcome)
 
     def shared(self) -> int:
         a, options = self.assignment, self.assignment.options
         rule, record = options.propagation, self.rule
         if record.needs_replays:
             agent = a.batch.agent_names[a.batch.agent_of_step[self.s]]
-            known = bool(outcomes(a.batch, options).known_N[n := int(a.batch.trajectory_of_step[self.s])])
+            known = bool(outcomes(a.batch, options).known_S[self.s])
+            n = int(a.batch.trajectory_of_step[self.s])
             value = of_trajectory(a.batch, n).get(agent, 0.0) if known else 0.0
             note = f"of {agent} in this trajectory" if known else "the outcome is not known"
             weight = self.given("w_o", options.w_o)
