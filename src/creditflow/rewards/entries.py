@@ -171,6 +171,7 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
         inline=bool(getattr(instance, "inline", False)),
         cache_key=_cache_key(instance, declared, level),
         instance=instance,
+        agents=where.agents,
     )
 
 

@@ -25,6 +25,8 @@ class RewardCall:
     step: Step | None = None
     steps: tuple[Step, ...] | None = None
     """Steps that a trajectory function scores; None: all."""
+    agent: str | None = None
+    """The agent whose own outcome a score is; None: the score of the step or the trajectory."""
 
     @property
     def arguments(self) -> tuple[Step, Trajectory] | tuple[Trajectory]:
