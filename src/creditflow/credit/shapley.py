@@ -119,6 +119,18 @@ def values(plan: Plan, whole: float, outcome_P: Floats, agents: tuple[str, ...] 
     return Values(shapley_A, shapley_se_A, left_out_A, left_out_se_A, len(outcome_P), agents)
 
 
+def values_of_agents(plan: Plan, whole_A: Floats, outcome_PA: Floats, agents: tuple[str, ...]) -> Values:
+    """The values of each agent in the game of its own outcome; with equal outcomes those of `values`.
+
+    `whole_A`: [A] recorded outcomes, NaN for a failed one, which gives the agent the value 0: its steps are masked.
+    `outcome_PA`: [P, A] outcomes of the replays.
+    """
+    games = [values(plan, float(whole), outcome_PA[:, a]) for a, whole in enumerate(whole_A)]
+    columns = (np.array([getattr(game, f"{name}_A")[a] for a, game in enumerate(games)]) for name in _COLUMNS)
+    shapley_A, shapley_se_A, left_out_A, left_out_se_A = (np.where(np.isnan(whole_A), 0.0, one_A) for one_A in columns)
+    return Values(shapley_A, shapley_se_A, left_out_A, left_out_se_A, len(outcome_PA), agents)
+
+
 def _exact(plan: Plan, whole: float, outcome_P: Floats) -> tuple[Floats, ...]:
     last = 2**plan.agents - 1
     seen_P = np.isfinite(outcome_P)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -16,8 +15,9 @@ from creditflow.config import Config, policies_in_use, trained_policies
 from creditflow.credit import CreditOptions
 from creditflow.credit.decompose import outcomes
 from creditflow.credit.records import PROPAGATION_RULES
-from creditflow.credit.shapley import KEY, Plan, Values, least_rollouts, plan, values
+from creditflow.credit.shapley import KEY, Plan, Values, least_rollouts, plan, values_of_agents
 from creditflow.data import Floats, Trajectory, TrajectoryBatch
+from creditflow.data.batch import outcome_value
 from creditflow.engines.common.components import Components
 from creditflow.engines.common.rollouts import needs_reference
 from creditflow.engines.local.actor import fill_reference_logprobs
@@ -124,22 +124,20 @@ async def measure(
     games = _games(components, baselines, trajectories, budget, key)
     table = _Coalitions(components, policy_set, baselines, key)
     seats = [(game, p) for game in games for p in range(len(game.plan.coalition_P))]
-    outcome_P = np.full(len(seats), np.nan)
+    by_rollout: list[Floats] = []
     note(0, len(seats))
     for first in range(0, len(seats), _AT_ONCE):
-        some = seats[first : first + _AT_ONCE]
-        outcome_P[first : first + len(some)] = await table.run(some)
-        note(first + len(some), len(seats))
-    failed = int(np.isnan(outcome_P).sum())
+        by_rollout += await table.run(seats[first : first + _AT_ONCE])
+        note(len(by_rollout), len(seats))
+    failed = sum(bool(np.isnan(outcome_A).any()) for outcome_A in by_rollout)
     most = components.recipe.config.actor_rollout_ref.rollout.max_failed_frac
     if failed > most * len(seats):
         raise TooManyFailedScores(
             f"{failed} of {len(seats)} counterfactual rollouts failed, more than "
             f"actor_rollout_ref.rollout.max_failed_frac={most:g} allows; the first: {table.first_failure}"
         )
-    ends = np.cumsum([len(game.plan.coalition_P) for game in games])
-    parted = np.split(outcome_P, ends[:-1]) if games else []
-    found = {game.trajectory.id: game.values(own_P) for game, own_P in zip(games, parted, strict=True)}
+    rows = iter(by_rollout)
+    found = {game.trajectory.id: game.values([next(rows) for _ in game.plan.coalition_P]) for game in games}
     return CounterfactualResult(found, len(seats), failed)
 
 
@@ -156,9 +154,14 @@ class _Game:
         coalition = int(self.plan.coalition_P[p])
         return [player for a, player in enumerate(self.players) if not coalition >> a & 1]
 
-    def values(self, outcome_P: Floats) -> Values:
-        outcome: Any = self.trajectory.outcome
-        return values(self.plan, float(outcome.value), outcome_P, self.players)
+    def outcomes(self, trajectory: Trajectory, common: float) -> Floats:
+        """[A] the outcome of each player in a trajectory: its own, else the common one; NaN if it failed."""
+        own = trajectory.outcomes
+        return np.array([outcome_value(own[player]) if player in own else common for player in self.players])
+
+    def values(self, by_rollout: Sequence[Floats]) -> Values:
+        whole_A = self.outcomes(self.trajectory, outcome_value(self.trajectory.outcome))
+        return values_of_agents(self.plan, whole_A, np.stack(by_rollout), self.players)
 
 
 def _games(
@@ -185,9 +188,9 @@ def _games(
 
 
 def _is_known(trajectory: Trajectory) -> bool:
-    """Whether the trajectory did not fail and has steps and a known outcome."""
-    outcome = trajectory.outcome
-    return trajectory.status != "failed" and outcome is not None and outcome.status == "ok" and bool(trajectory.steps)
+    """Whether the trajectory did not fail and the outcome of one of its steps' agents is known."""
+    outcomes = (trajectory.outcomes.get(step.agent, trajectory.outcome) for step in trajectory.steps)
+    return trajectory.status != "failed" and any(one is not None and one.status == "ok" for one in outcomes)
 
 
 def _seed(components: Components, key: tuple[int, ...], trajectory: Trajectory) -> tuple[int, ...]:
@@ -209,8 +212,8 @@ class _Coalitions:
         self.references = references | {own: references[name] for name, own in self.stand_ins.items()}
         self.first_failure = ""
 
-    async def run(self, seats: Sequence[tuple[_Game, int]]) -> Floats:
-        """Run rollouts; returns their outcomes [P], NaN where the rollout or its scoring failed."""
+    async def run(self, seats: Sequence[tuple[_Game, int]]) -> list[Floats]:
+        """Run rollouts; returns the outcomes [A] of the players in each, NaN where it or its scoring failed."""
         components, config = self.components, self.components.recipe.config
         running = [
             replay_rollout(
@@ -241,7 +244,11 @@ class _Coalitions:
         )
         errors = [*(one.info["error"] for one in trajectories if one.status == "failed"), *report.reasons]
         self.first_failure = self.first_failure or next(iter(errors), "")
-        return np.where(found.known_N, found.value_N, np.nan)
+        common_P = np.where(found.known_N, found.value_N, np.nan).tolist()
+        return [
+            game.outcomes(trajectory, common)
+            for (game, _), trajectory, common in zip(seats, trajectories, common_P, strict=True)
+        ]
 
     def _rollout_of(self, game: _Game, p: int) -> Rollout:
         recorded = game.trajectory
