@@ -13,6 +13,7 @@ import numpy as np
 
 from creditflow.credit.decompose import counting
 from creditflow.data import OK, RIGHT, Bools, Floats, Ints, TrajectoryBatch
+from creditflow.monitoring.metrics import outcomes_of_steps
 
 ALL = "sub-reward"
 """The name for a step's whole sub-reward, the weighted mean of its functions."""
@@ -32,7 +33,7 @@ class Observations:
     score_X: Floats
     """Scores in [0, 1]."""
     right_X: Bools
-    """Whether the outcome reached the top of its range."""
+    """Whether the outcome of the step's agent reached the top of its range."""
     task_X: Ints
     """Index of the task: trajectories of one task are not independent."""
 
@@ -77,10 +78,9 @@ def observe(batches: Iterable[TrajectoryBatch]) -> list[Observations]:
     found: dict[tuple[str, str], list[tuple[Floats, Bools, Ints]]] = {}
     tasks: dict[str, int] = {}
     for batch in batches:
-        top_N = np.array([np.nan if score is None else score.rescaled for score in batch.outcome_scores])
+        right_S = outcomes_of_steps(batch)
         task_N = np.array([tasks.setdefault(name, len(tasks)) for name in batch.group_names], dtype=np.int64)
         task_S = task_N[batch.group_of_trajectory][batch.trajectory_of_step]
-        right_S = top_N[batch.trajectory_of_step]
         for name, score_S in _scores(batch):
             has_S = ~np.isnan(score_S) & ~np.isnan(right_S)
             for a in np.unique(batch.agent_of_step[has_S]):

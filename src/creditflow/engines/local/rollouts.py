@@ -147,14 +147,13 @@ async def gather(
 
 
 def outcomes_differ(group: Sequence[Trajectory]) -> bool:
-    """Whether the known outcomes of a group differ."""
-    scores = [
-        trajectory.outcome
-        for trajectory in group
-        if trajectory.outcome is not None and trajectory.outcome.status == "ok"
-    ]
-    values = [score.rescaled for score in scores]
-    return len(values) > 1 and not math.isclose(min(values), max(values), abs_tol=1e-9)
+    """Whether the known outcomes of a group differ, the common ones or those of one agent."""
+    by_agent: dict[str | None, list[float]] = {}
+    for trajectory in group:
+        for agent, score in ((None, trajectory.outcome), *trajectory.outcomes.items()):
+            if score is not None and score.status == "ok":
+                by_agent.setdefault(agent, []).append(score.rescaled)
+    return any(not math.isclose(min(values), max(values), abs_tol=1e-9) for values in by_agent.values())
 
 
 async def sample_trajectories(
