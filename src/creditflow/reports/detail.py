@@ -44,6 +44,10 @@ def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
         "answer": None if batch.answers[n] is None else cut(str(batch.answers[n])),
         "outcome": None if score is None or score.status != "ok" else score.value,
         "outcome_said": "not scored" if score is None else f"{score.status} {score.reason}".strip(),
+        "outcomes": {
+            agent: own.value if own.status == "ok" else f"{own.status} {own.reason}".strip()
+            for agent, own in (batch.outcomes_of_agents[n] if batch.outcomes_of_agents else {}).items()
+        },
         "status": TRAJECTORY_STATUSES[batch.status_of_trajectory[n]],
         "steps": [_node(batch, a, s, first_error=s == wrong) for s in at.tolist()],
         "edges": _edges(batch, a, int(at[0]), int(at[-1]) + 1) if at.size else [],

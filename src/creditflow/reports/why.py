@@ -140,6 +140,8 @@ def trajectory_lines(
     if error := batch.trajectory_info[n].get("error"):
         yield f"failed:  {plain(str(error), _SHOWN)}"
     yield f"outcome: {'nobody scored it' if outcome is None else _score('', outcome)}"
+    for agent, own in (batch.outcomes_of_agents[n] if batch.outcomes_of_agents else {}).items():
+        yield f"outcome of {_score(agent, own)}"
     yield ""
     at = np.flatnonzero(batch.trajectory_of_step == n).tolist()
     rows = [_step_row(assignment, batch, s) for s in at]

@@ -162,7 +162,7 @@ def _served(client: Any, model_section: Any, rollout: Any) -> ServedPolicy:
 
 def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutput:
     """Convert a step to a verl training row. `seconds`: the duration of the whole rollout."""
-    outcome = trajectory.outcome
+    outcome = trajectory.outcomes.get(step.agent, trajectory.outcome)
     known = outcome is not None and outcome.status == "ok"
     return StepOutput(
         prompt_ids=list(step.prompt_ids),
@@ -179,7 +179,7 @@ def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutpu
             "agent": step.agent,
             "turn": step.turn,
             "reward_extra_info": {
-                "acc": float(passes(outcome)),
+                "acc": float(passes(trajectory.outcome)),
                 "outcome": outcome.rescaled if known and outcome is not None else 0.0,
             },
         },
