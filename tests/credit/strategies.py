@@ -198,7 +198,7 @@ def make_trajectories(choose, mishaps=True, max_trajectories=5, max_steps=6, sco
 
 
 def outcomes_of_agents(choose, agents, mishaps):
-    """An outcome of its own for some of the agents."""
+    """Outcomes for some of the agents."""
     outcomes = {}
     for agent in agents:
         value = Score(2 * choose.eighth() - 1, (-1.0, 1.0))

@@ -152,7 +152,7 @@ def test_values_of_agents_are_those_of_their_own_games():
     first = {0b00: 0.5, 0b01: 1.0, 0b10: 0.0}
     outcome_PA = np.array([(first[int(c)], 1.0 - first[int(c)]) for c in of.coalition_P])
     found = values_of_agents(of, np.array([1.0, 0.0]), outcome_PA, ("a", "b"))
-    # a joins b, and joins nobody: ((1 - 0) + (1 - 0.5)) / 2; b the same in the game of its own outcome.
+    # a joins b, and a is first: ((1 - 0) + (1 - 0.5)) / 2; b the same in the game of its outcome.
     assert found.shapley_A.tolist() == [0.75, ((0.0 - 0.0) + (1.0 - 0.5)) / 2]
     assert found.left_out_A.tolist() == [1.0, 0.0]
     assert (found.rollouts, found.agents) == (3, ("a", "b"))

@@ -1,4 +1,4 @@
-"""A small real run of two agents with outcomes of their own: training, ledger, `why`, `recredit` and the report."""
+"""A small real run of two agents with their own outcomes: training, ledger, `why`, `recredit` and the report."""
 
 from pathlib import Path
 

@@ -63,7 +63,7 @@ def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
 
     Masked: trajectories of status `failed`; those whose outcome scoring failed (counting 0 would punish the agents for
     the scorer's fault); truncated ones if `mask_truncated`. An unscored truncated trajectory has outcome 0. Without an
-    outcome function, R contributes nothing. For the steps of an agent with an outcome of its own, that one counts in
+    outcome function, R contributes nothing. For the steps of an agent with its own outcome, that one counts in
     place of the common one; then a trajectory is masked as a whole only if all of its steps are.
 
     Raises NotFiniteError for an agent's outcome that is ok and not finite.
@@ -100,7 +100,7 @@ def outcome_of(batch: TrajectoryBatch, s: int) -> Score | None:
 
 
 def _own_outcomes(batch: TrajectoryBatch) -> tuple[Ints, Floats]:
-    """(at, own): the steps whose agent has an outcome of its own, and these outcomes; NaN if the scoring failed."""
+    """(at, own): the steps whose agent has its own outcome, and these outcomes; NaN if the scoring failed."""
     code_of = {name: code for code, name in enumerate(batch.agent_names)}
     own: dict[int, float] = {}
     for n, scores in enumerate(batch.outcomes_of_agents):

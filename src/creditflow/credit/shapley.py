@@ -120,7 +120,7 @@ def values(plan: Plan, whole: float, outcome_P: Floats, agents: tuple[str, ...] 
 
 
 def values_of_agents(plan: Plan, whole_A: Floats, outcome_PA: Floats, agents: tuple[str, ...]) -> Values:
-    """The values of each agent in the game of its own outcome; with equal outcomes those of `values`.
+    """The values of each agent in the game of its outcome; with equal outcomes those of `values`.
 
     `whole_A`: [A] recorded outcomes, NaN for a failed one, which gives the agent the value 0: its steps are masked.
     `outcome_PA`: [P, A] outcomes of the replays.

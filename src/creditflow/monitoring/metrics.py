@@ -89,7 +89,7 @@ def error_metrics(batch: TrajectoryBatch) -> dict[str, float]:
 
     A verdict is a score with positive weight in a trajectory that did not fail. The verdicts of a trajectory contradict
     its outcome if all of them are at the maximum and the outcome is below one half, or all are below one half and the
-    outcome is at the maximum. If agents have outcomes of their own, this holds for each side: the steps of a trajectory
+    outcome is at the maximum. If agents have their own outcomes, this holds for each side: the steps of a trajectory
     whose agents have equal outcomes. Only trajectories with a verdict on every step count, since an unjudged step could
     explain the outcome. `reward/verdicts`: the number of verdicts. `reward/judged_trajectories`: the number of
     trajectories with verdicts, which contradict together. `reward/agreement`: see `_agreement`. Empty without verdicts.

@@ -32,7 +32,7 @@ class ByAgent(UnknownValue):
     """Values by agent. Only an outcome function returns them; elsewhere they are a value of no use."""
 
     values: tuple[tuple[str | UnknownValue, Plain], ...]
-    """Pairs of name and value; a name that is no text is an UnknownValue."""
+    """Pairs of name and value; a name of another type is an UnknownValue."""
 
 
 def taken(value: object, depth: int = 0) -> Plain:

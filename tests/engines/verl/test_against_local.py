@@ -41,7 +41,7 @@ def queue(verl_ray) -> Iterator[None]:
 def recorded(seed: int) -> list[Trajectory]:
     """Trajectories of a team with different lengths, graphs, step and token scores; some failed or truncated.
 
-    In every third one, two agents have outcomes of their own.
+    In every third one, two agents have their own outcomes.
     """
     rng = np.random.default_rng(seed)
     trajectories = []

@@ -272,7 +272,7 @@ def _missing_outcomes(a: Assignment) -> Found:
     batch = a.batch
     missing_N = ~a.masked_N & np.array([score is None for score in batch.outcome_scores], dtype=np.bool_)
     missing_N &= batch.status_of_trajectory == TRAJECTORY_STATUSES.index("ok")
-    if any(batch.outcomes_of_agents):  # each agent may have one of its own
+    if any(batch.outcomes_of_agents):  # each agent may have its own
         given = outcomes(batch, a.options)
         without_S = ~given.known_S & ~given.masked_S
         missing_N &= np.bincount(batch.trajectory_of_step[without_S], minlength=batch.n_trajectories) > 0

@@ -36,7 +36,7 @@ class Returns:
 
     `low`, `high`: the smallest and largest return of a seat; a score outside this range fails. `seat`: the seat that
     counts. In a competition, name the trained seat: the mean of a zero-sum game is always 0. `per_agent`: also give
-    each agent that acted an outcome of its own, the mean return of its seats, for competitions in which several agents
+    each agent that acted its own outcome, the mean return of its seats, for competitions in which several agents
     are trained.
     """
 
