@@ -140,7 +140,7 @@ def test_failed_or_truncated_trajectory_is_masked_whole():
     assert (kept.value_S.tolist(), kept.known_S.all()) == ([1.0, 0.0, 1.0, 0.0], True)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", None])
 def test_outcome_of_an_agent_that_is_not_finite_raises(value):
     batch = batch_of(game("t0", 1.0, 0.0))
     batch = replace(batch, outcomes_of_agents=({"white": Score(value), "black": Score(0.0)},))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Real
 from typing import cast
 
 import numpy as np
@@ -105,14 +106,13 @@ def _own_outcomes(batch: TrajectoryBatch) -> tuple[Ints, Floats]:
     own: dict[int, float] = {}
     for n, scores in enumerate(batch.outcomes_of_agents):
         for agent, score in scores.items():
-            value = outcome_value(score)
-            if score.status == "ok" and not np.isfinite(value):
+            if score.status == "ok" and not (isinstance(score.value, Real) and np.isfinite(score.value)):
                 raise NotFiniteError(
                     f"trajectory {batch.trajectory_ids[n]}: expected a finite outcome of {agent} where its scoring was "
-                    f"ok, got {value}"
+                    f"ok, got {score.value}"
                 )
             if agent in code_of:
-                own[n * len(code_of) + code_of[agent]] = value
+                own[n * len(code_of) + code_of[agent]] = outcome_value(score)
     keys, values = np.array(sorted(own), dtype=np.int64), np.array([own[key] for key in sorted(own)])
     key_S = batch.trajectory_of_step * len(code_of) + batch.agent_of_step if own else keys
     at = np.flatnonzero(np.isin(key_S, keys))
