@@ -164,6 +164,8 @@ def test_explanation_names_the_agent_of_the_outcome():
     assigned = assign(batch_of(*GAMES), CreditOptions(propagation="none"))
     outcome = next(one for one in explain(assigned, 1).operations if one.name == "outcome")
     assert (outcome.value, outcome.note) == (0.0, "of black")
+    shared = explain(assign(batch_of(*GAMES), CreditOptions(propagation="identical")), 1).operations
+    assert "what identical gives every step of black" in [one.note for one in shared]
     common = assign(batch_of(make_trajectory("t", [step("a")], 1.0)), CreditOptions(propagation="none"))
     assert next(one for one in explain(common, 0).operations if one.name == "outcome").note == ""
 

@@ -84,6 +84,7 @@ def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
     value_S, known_S, masked_S = value_N[trajectory_S], known_N[trajectory_S], masked_N[trajectory_S]
     at, own = _own_outcomes(batch)
     if at.size:
+        value_S = value_S.astype(np.float64)  # the common ones may be float32
         masked_S[at] = left_out_N[trajectory_S[at]] | np.isnan(own)
         known_S[at] = ~masked_S[at]
         value_S[at] = np.where(known_S[at], own, 0.0)

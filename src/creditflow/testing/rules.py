@@ -437,7 +437,7 @@ def _trajectory(
 
 
 def _changes(trajectory: Trajectory) -> Iterator[tuple[str, int | None, Trajectory]]:
-    """(what, step, trajectory): the trajectory with one score changed, or with step None its outcome.
+    """(what, step, trajectory): the trajectory with one score changed, or with step None one of its outcomes.
 
     Every second score moves across the usual threshold of 1/2; the others stay on their side of it.
     """
@@ -448,13 +448,19 @@ def _changes(trajectory: Trajectory) -> Iterator[tuple[str, int | None, Trajecto
                 steps = [*trajectory.steps]
                 steps[index] = replace(step, scores={"f": replace(score, value=value)})
                 yield f"the score of step {step.id} at {value:g}", index, replace(trajectory, steps=steps)
-    if (
-        trajectory.outcome is not None
-        and trajectory.outcome.status == "ok"
-        and isinstance(trajectory.outcome.value, float)
-    ):
-        value = 0.5 * trajectory.outcome.value + 0.3  # changes every multiple of 1/8
-        yield f"the outcome at {value:g}", None, replace(trajectory, outcome=replace(trajectory.outcome, value=value))
+    if trajectory.outcome is not None and trajectory.outcome.status == "ok":
+        outcome = _outcome_changed(trajectory.outcome)
+        yield f"the outcome at {outcome.value:g}", None, replace(trajectory, outcome=outcome)
+    for agent, own in trajectory.outcomes.items():
+        if own.status == "ok":
+            outcome = _outcome_changed(own)
+            outcomes = {**trajectory.outcomes, agent: outcome}
+            yield f"the outcome of {agent} at {outcome.value:g}", None, replace(trajectory, outcomes=outcomes)
+
+
+def _outcome_changed(outcome: Score) -> Score:
+    assert isinstance(outcome.value, float)
+    return replace(outcome, value=0.5 * outcome.value + 0.3)  # changes every multiple of 1/8
 
 
 def _all_changed(trajectory: Trajectory) -> Trajectory:

@@ -396,12 +396,17 @@ class _OperationLog:
         return self.make(name, "/", self.weighted_outcome(), self.given("answer steps", int(count)))
 
     def weighted_outcome(self) -> int:
-        a, batch = self.assignment, self.assignment.batch
-        value = outcomes(batch, a.options).value_S[self.s]
+        a, competitor = self.assignment, self.competitor()
+        value = outcomes(a.batch, a.options).value_S[self.s]
+        outcome = self.given("outcome", value, f"of {competitor}" if competitor else "")
+        return self.make("weighted outcome", "*", self.given("w_o", a.options.w_o), outcome)
+
+    def competitor(self) -> str:
+        """The step's agent, if it has its own outcome; else empty."""
+        batch = self.assignment.batch
         agent = batch.agent_names[batch.agent_of_step[self.s]]
         has_own = bool(batch.outcomes_of_agents) and agent in batch.outcomes_of_agents[batch.trajectory_of_step[self.s]]
-        outcome = self.given("outcome", value, f"of {agent}" if has_own else "")
-        return self.make("weighted outcome", "*", self.given("w_o", a.options.w_o), outcome)
+        return agent if has_own else ""
 
     def shared(self) -> int:
         a, options = self.assignment, self.assignment.options
@@ -418,7 +423,8 @@ class _OperationLog:
             if options.outcome_to == "all":
                 return self.weighted_outcome()
             return self.given("shared", 0.0, "the outcome enters at the answer")
-        note = f"what {rule} gives every step of the trajectory" if record.shares else f"as {rule} made it"
+        receiver = self.competitor() or "the trajectory"
+        note = f"what {rule} gives every step of {receiver}" if record.shares else f"as {rule} made it"
         return self.given("shared", a.shared_S[self.s], note)
 
     # ---- credit from children --------------------------------------------------------------------------------------
