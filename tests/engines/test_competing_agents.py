@@ -10,6 +10,7 @@ from creditflow._utils.progress import Reporter
 from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.credit import CreditOptions, assign, explain
+from creditflow.credit.shapley import KEY
 from creditflow.engines.local.rollouts import outcomes_differ
 from creditflow.engines.local.trainer import train
 from creditflow.reports.detail import trajectory_graph
@@ -26,7 +27,12 @@ def rivals(trajectory):
     critic = trajectory.answer[:1]
     if critic > "\\uff00":
         return {"*": 0.0, "writer": 0.5, "critic": None}   # the critic's outcome fails
-    return {"*": 0.0, "writer": 1.0 if critic < "A" else -1.0, "critic": -1.0 if critic < "A" else 1.0}
+    return zero_sum(trajectory)
+
+@outcome(range=(-1, 1))
+def zero_sum(trajectory):
+    writer = 1.0 if trajectory.answer[:1] < "A" else -1.0
+    return {"*": 0.0, "writer": writer, "critic": -writer}
 """
 
 
@@ -36,13 +42,16 @@ def creditflow(*arguments: object) -> str:
     return result.stdout
 
 
+def a_run(folder: Path, outcome: str, *overrides: str) -> Ledger:
+    (folder / "rivals.py").write_text(RIVALS)
+    functions = f"reward.functions=[{{fn: {folder}/rivals.py:{outcome}}}, {{fn: toy.py:compute_decomposed_reward}}]"
+    options = [f"trainer.default_local_dir={folder}/run", functions, "trainer.test_freq=-1", *overrides]
+    return Ledger.open(train(load_recipe(TOY, options), Reporter()).path)
+
+
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
-    folder = tmp_path_factory.mktemp("rivals")
-    (folder / "rivals.py").write_text(RIVALS)
-    functions = f"reward.functions=[{{fn: {folder}/rivals.py:rivals}}, {{fn: toy.py:compute_decomposed_reward}}]"
-    options = [f"trainer.default_local_dir={folder}/run", functions, "trainer.test_freq=-1", "reward.max_failed_frac=1"]
-    return Ledger.open(train(load_recipe(TOY, options), Reporter()).path)
+    return a_run(tmp_path_factory.mktemp("rivals"), "rivals", "reward.max_failed_frac=1")
 
 
 def test_ledger_keeps_outcomes_of_agents_and_their_credit(ledger: Ledger) -> None:
@@ -88,6 +97,20 @@ def test_recredit_reproduces_files_with_outcomes_of_agents(ledger: Ledger, tmp_p
 def test_report_is_written_for_a_run_of_competing_agents(ledger: Ledger, tmp_path: Path) -> None:
     creditflow("report", ledger.path, "-o", tmp_path / "report.html")
     assert "outcome of " in (tmp_path / "report.html").read_text()
+
+
+def test_shapley_values_are_those_of_each_agents_outcome(tmp_path: Path) -> None:
+    """In a zero-sum game, the writer's value less the critic's is the gain of both over two stand-ins: from -1 or 1."""
+    shapley = ("algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=3", "algorithm.w_r=0")
+    ledger = a_run(tmp_path, "zero_sum", *shapley, "trainer.total_training_steps=1", "trainer.val_before_train=false")
+    recorded = ledger.read(1)
+    batch, values_N = recorded.batch, [info[KEY]["shapley"] for info in recorded.batch.trajectory_info]
+    for outcomes, values in zip(batch.outcomes_of_agents, values_N, strict=True):
+        assert abs(values["writer"] - values["critic"] - outcomes["writer"].value) == pytest.approx(1.0)
+    agents = [batch.agent_names[a] for a in batch.agent_of_step]
+    expected = [values_N[n][agent] for n, agent in zip(batch.trajectory_of_step, agents, strict=True)]
+    assert recorded.assignment.shared_S.tolist() == expected
+    assert any(expected)
 
 
 @pytest.mark.parametrize(
