@@ -266,8 +266,7 @@ def test_functions_can_be_checked_in_a_running_event_loop():
 # ---- propagation rules ---------------------------------------------------------------------------------------------
 
 
-# `shapley` needs measured values of each trajectory, which these batches lack: see tests/credit/test_shapley.py.
-@pytest.mark.parametrize("name", [name for name in PROPAGATION_RULES.names() if name != "shapley"])
+@pytest.mark.parametrize("name", PROPAGATION_RULES.names())
 def test_every_built_in_rule_conforms_and_is_independent(name):
     assert set(check_propagation_rule(name, independent=True).passed) == names(rules)
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from creditflow.runs import Ledger, Recorded
     from creditflow.studies.audit import Agreement, Measured, Precision, Share
 
-RULES = ("identical", "none", "discounted", "threshold")
-"""Default rules to compare, beside the rule in force."""
 IN_FORCE = "in force"
 """Display name of the credit recorded in the run."""
 
@@ -80,7 +78,7 @@ def audit(
         typer.Option(
             metavar="RULE",
             help="A rule to compare: its name, or credit options in quotes; may be repeated. "
-            f"Default: {', '.join(RULES)}.",
+            "Default: the rules with a comparison rank.",
         ),
     ] = None,
     model: Annotated[
@@ -163,9 +161,10 @@ def _text(path: Path | None) -> str | None:
 def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Credit options of each rule, by display name."""
     from creditflow.config import credit_overrides
+    from creditflow.credit.records import compared_rules
 
     rules: dict[str, dict[str, Any]] = {}
-    for text in texts or RULES:
+    for text in texts or compared_rules():
         words = text.split()
         if not words:
             raise ConfigError("--rule: expected the name of a rule, or options of credit, got nothing")
@@ -176,6 +175,7 @@ def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _assignments(recorded: Recorded, rules: Mapping[str, Mapping[str, Any]]) -> dict[str, Assignment]:
     """The recorded assignment, and each rule's assignment of the recorded trajectories."""
+    from creditflow.config import with_loaded_files
     from creditflow.credit import assign
 
     before = recorded.assignment
@@ -183,7 +183,7 @@ def _assignments(recorded: Recorded, rules: Mapping[str, Mapping[str, Any]]) -> 
         raise InputError(f"training step {recorded.step}: no credit was assigned in it; name another --training-step")
     assignments = {IN_FORCE: before}
     for name, changed in rules.items():
-        options = replace(before.options, shadow=None, **changed)
+        options = with_loaded_files(replace(before.options, shadow=None, **changed), Path.cwd())
         options.validate()
         options.refuse_ignored(changed)
         threshold = None if "propagation_threshold" in changed else before.standing_threshold()

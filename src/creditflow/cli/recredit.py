@@ -100,9 +100,10 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
     """Yield each recorded training step with its assignment under the recorded options and `changed`.
 
     Without a changed threshold, the recorded thresholds apply; a changed one adapts from training step to training
-    step, as in training. A training step without assigned credit yields None. Raises InputError if options are invalid
-    or need a critic that the run did not have.
+    step, as in training. A training step without assigned credit yields None. Runs the files that the options name.
+    Raises InputError if options are invalid, cannot be loaded, or need a critic that the run did not have.
     """
+    from creditflow.config import with_loaded_files
     from creditflow.credit import BatchStats, assign, make_threshold
     from creditflow.credit.analysis.metrics import batch_stats
 
@@ -114,7 +115,7 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
         if before is None:
             yield recorded, None
             continue
-        options = replace(before.options, shadow=None, **changed)
+        options = with_loaded_files(replace(before.options, shadow=None, **changed), Path.cwd())
         options.validate()
         options.refuse_ignored(changed)
         threshold = before.standing_threshold() if new_threshold is None else new_threshold

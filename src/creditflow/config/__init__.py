@@ -26,6 +26,7 @@ from creditflow.config.recipe import (
     recipe_of_dict,
     trained_policies,
 )
+from creditflow.config.rule_files import with_loaded_files
 from creditflow.config.team import EndpointConfig, PolicyConfig
 from creditflow.config.trainer import TrainerConfig
 
@@ -55,5 +56,6 @@ __all__ = [
     "recipe_of_dict",
     "trained_policies",
     "with_effect",
+    "with_loaded_files",
     "with_options",
 ]

@@ -16,6 +16,7 @@ from creditflow.config.data import DataConfig
 from creditflow.config.guard import GuardConfig
 from creditflow.config.model import OptimConfig
 from creditflow.config.reward import RewardConfig
+from creditflow.config.rule_files import with_loaded_files
 from creditflow.config.team import DEFAULT_POLICY, PolicyConfig, TeamConfig
 from creditflow.config.trainer import RayConfig, TrainerConfig
 
@@ -104,8 +105,13 @@ def _escaped(value: Any) -> Any:
 
 
 def recipe_of_dict(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:
-    """Rebuild a recipe from `Recipe.to_dict`, without interpolating its values again."""
-    return Recipe(config=checked(Config, values), name=name, folder=folder)
+    """Rebuild a recipe from `Recipe.to_dict`, without interpolating its values again.
+
+    Loads the files of rules, estimators and thresholds that it names. Raises ConfigError if that fails.
+    """
+    config = checked(Config, values)
+    config.algorithm = with_loaded_files(config.algorithm, folder)
+    return Recipe(config=config, name=name, folder=folder)
 
 
 def policies_in_use(config: Config) -> dict[str, tuple[str, ...]]:

@@ -271,7 +271,7 @@ def _assign(
             columns=columns,
         )
     )
-    _expect_flow(credit, estimator, options)
+    _expect_credit(credit, estimator, options)
     credit_S = credit.own_S + credit.received_S + credit.shared_S
     _expect_finite(batch, credit_S, "credit", f"propagation {options.propagation}")
     frozen_S = np.zeros(batch.n_steps, dtype=np.bool_) if credit.frozen_S is None else credit.frozen_S
@@ -423,7 +423,13 @@ def _expect_finite(batch: TrajectoryBatch, values_S: Floats, what: str, who: str
         raise NotFiniteError(f"step {batch.step_ids[s]}: expected a finite {what} from {who}, got {values_S[s]}")
 
 
-def _expect_flow(credit: Credit, estimator: Estimator, options: CreditOptions) -> None:
+def _expect_type(returned: object, kind: type, name: str) -> None:
+    if not isinstance(returned, kind):
+        raise ConfigError(f"{name}: expected the function to return {kind.__name__}, got {type(returned).__name__}")
+
+
+def _expect_credit(credit: Credit, estimator: Estimator, options: CreditOptions) -> None:
+    _expect_type(credit, Credit, f"algorithm.propagation: {options.propagation}")
     if estimator.critic and (credit.gate_out_S is None or credit.gate_in_S is None) and credit.received_S.any():
         raise ConfigError(
             f"algorithm.adv_estimator: {options.adv_estimator} needs to know by which gates credit flows, but rule "
@@ -457,6 +463,7 @@ def _scale(
 
     For a whitening estimator without groups, the whitening mean is added to the baseline.
     """
+    _expect_type(estimate, Estimate, f"algorithm.adv_estimator: {name}")
     batch = columns.batch
     shift_S, divisor_S = np.zeros(batch.n_steps), np.ones(batch.n_steps)
     if not estimator.whitened:

@@ -19,8 +19,12 @@ def draw_simulation(
     moved_K: Floats,
     signals: Sequence[tuple[float, float]],
     noises: Sequence[tuple[float, float, float]],
+    names: tuple[str, str],
 ) -> None:
-    """Write a PNG: blame and wrong outputs by step, wrong signs by rule, and signal by threshold and by noise."""
+    """Write a PNG: blame and wrong outputs by step, wrong signs by rule, and signal by threshold and by noise.
+
+    `names`: the rule with gates and the baseline rule, whose signals `noises` holds.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -43,11 +47,11 @@ def draw_simulation(
     axes[1].set(title="advantages of the wrong sign", ylabel="share of steps", ylim=(0, None))
 
     axes[2].plot(*zip(*signals, strict=True), color=COLOURS[3], linewidth=2)
-    axes[2].set(title="threshold rule", xlabel="threshold", ylabel="correlation of advantage and doing right")
+    axes[2].set(title=f"{names[0]} rule", xlabel="threshold", ylabel="correlation of advantage and doing right")
 
     noise, rule, shared = zip(*noises, strict=True)
-    axes[3].plot(noise, rule, color=COLOURS[3], linewidth=2, label="threshold")
-    axes[3].plot(noise, shared, "--", color=COLOURS[0], linewidth=2, label="identical")
+    axes[3].plot(noise, rule, color=COLOURS[3], linewidth=2, label=names[0])
+    axes[3].plot(noise, shared, "--", color=COLOURS[0], linewidth=2, label=names[1])
     axes[3].set(title="break-even of scorer noise", xlabel="share of verdicts that are mistaken", ylabel="correlation")
     axes[3].legend()
     figure.savefig(path, dpi=120, format="png")

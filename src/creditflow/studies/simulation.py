@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from creditflow.credit import CreditOptions, assign
+from creditflow.credit.records import compared_rules
 from creditflow.data import (
     NOT_MATCHED,
     OK,
@@ -198,7 +199,8 @@ def best_threshold(
 ) -> tuple[float, list[tuple[float, float]]]:
     """The threshold with the highest `signal`, and (threshold, signal) of all thresholds."""
     signals = [
-        (theta, credited("threshold", drawn, replace(options, propagation_threshold=theta)).signal) for theta in thetas
+        (theta, credited(options.propagation, drawn, replace(options, propagation_threshold=theta)).signal)
+        for theta in thetas
     ]
     return max(signals, key=lambda pair: pair[1])[0], signals
 
@@ -208,14 +210,16 @@ def break_even_noise(
 ) -> tuple[float | None, list[tuple[float, float, float]]]:
     """The smallest noise at which the signal of the rule does not exceed that of the outcome alone.
 
-    None if it is higher at all of `noises`. Second value: (noise, signal of the rule, signal of `identical`) of each.
+    None if it is higher at all of `noises`. Second value: (noise, signal of the rule, signal of the baseline rule) of
+    each.
     """
-    identical = replace(options, propagation="identical")
+    shared = replace(options, propagation=compared_rules()[0])
     rows = []
     for noise in noises:
         drawn = draw(replace(team, noise=noise))
-        rows.append((noise, credited("rule", drawn, options).signal, credited("identical", drawn, identical).signal))
-    return next((noise for noise, rule, shared in rows if rule <= shared), None), rows
+        rule, baseline = (credited(one.propagation, drawn, one).signal for one in (options, shared))
+        rows.append((noise, rule, baseline))
+    return next((noise for noise, rule, baseline in rows if rule <= baseline), None), rows
 
 
 def _trajectory(team: SimulatedTeam, chance_NK: Floats, recovers_NK: Bools) -> tuple[Bools, Bools]:

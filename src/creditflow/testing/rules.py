@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, explain
+from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, explain, shapley
 from creditflow.credit.records import PROPAGATION_RULES, PropagationRule
 from creditflow.credit.rules.base import OUTCOME, SHARES, SIGNAL
 from creditflow.data import (
@@ -81,10 +81,15 @@ def check_propagation_rule(
 
 
 def _check(name: str, rule: PropagationRule, independent: bool, skip: Collection[str]) -> Report:
+    replayed = rule.needs_replays
+    batches, options = _batches(), OPTIONS
+    if replayed:  # `outcome_to: answer` contradicts such a rule
+        batches = {title: [_with_replays(one, place) for place, one in enumerate(of)] for title, of in batches.items()}
+        options = {title: chosen for title, chosen in OPTIONS.items() if chosen.get("outcome_to") != "answer"}
     cases = [
         _RuleCase(f"{batch}, {title}", rule, tuple(trajectories), CreditOptions(propagation=name, **chosen))
-        for batch, trajectories in _batches().items()
-        for title, chosen in OPTIONS.items()
+        for batch, trajectories in batches.items()
+        for title, chosen in options.items()
     ]
     return run(name, BASICS, CHECKS, cases, {*skip} if independent else {*skip, name_of(trajectories_are_independent)})
 
@@ -226,15 +231,9 @@ def ignores_trajectory_order(case: _RuleCase) -> Iterator[Fault]:
 
 def ignores_the_names_of_agents(case: _RuleCase) -> Iterator[Fault]:
     """The names of the agents do not affect credit."""
-    renamed = [
-        replace(
-            one,
-            steps=[replace(step, agent=_OTHER_NAMES[step.agent]) for step in one.steps],
-            outcomes={_OTHER_NAMES[agent]: score for agent, score in one.outcomes.items()},
-        )
-        for one in case.trajectories
-    ]
-    yield from case.compared(renamed, f"with the agents called {', '.join(_OTHER_NAMES.values())}")
+    yield from case.compared(
+        [*map(_renamed, case.trajectories)], f"with the agents called {', '.join(_OTHER_NAMES.values())}"
+    )
 
 
 def ignores_masked_trajectories(case: _RuleCase) -> Iterator[Fault]:
@@ -434,6 +433,25 @@ def _trajectory(
     return Trajectory(
         id, "q", Task("creditflow.testing", (), None), steps, answer_steps, outcome=outcome, status=status
     )
+
+
+def _with_replays(trajectory: Trajectory, place: int) -> Trajectory:
+    """The trajectory with counterfactual values of its agents, for rules that need replays."""
+    agents = tuple(dict.fromkeys(step.agent for step in trajectory.steps))
+    share_A = (1.0 + np.arange(len(agents)) + place) / 8
+    values = shapley.Values(share_A, np.zeros_like(share_A), share_A / 2, np.zeros_like(share_A), 7, agents)
+    return replace(trajectory, info={shapley.KEY: values.to_json()})
+
+
+def _renamed(trajectory: Trajectory) -> Trajectory:
+    """The trajectory with other names of its agents."""
+    steps, info = [replace(step, agent=_OTHER_NAMES[step.agent]) for step in trajectory.steps], trajectory.info
+    if shapley.KEY in info:
+        values = shapley.Values.from_json(info[shapley.KEY])
+        other = replace(values, agents=tuple(_OTHER_NAMES[agent] for agent in values.agents))
+        info = {shapley.KEY: other.to_json()}
+    outcomes = {_OTHER_NAMES[agent]: score for agent, score in trajectory.outcomes.items()}
+    return replace(trajectory, steps=steps, outcomes=outcomes, info=info)
 
 
 def _changes(trajectory: Trajectory) -> Iterator[tuple[str, int | None, Trajectory]]:

@@ -37,11 +37,12 @@ class LintFinding:
 def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -> list[LintFinding]:
     """Find problems of `batch` under `options` (default: `CreditOptions()`).
 
-    Raises the errors of `assign`. An estimator that needs a critic is replaced by `grpo`, which needs no values.
+    Raises the errors of `assign`. An estimator that needs a critic is replaced by the default one, which needs no
+    values.
     """
     options = options or CreditOptions()
     if ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
-        options = replace(options, adv_estimator="grpo", shadow=None)
+        options = replace(options, adv_estimator=CreditOptions.adv_estimator, shadow=None)
     return lint(assign(batch, options))
 
 
