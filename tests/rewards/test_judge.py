@@ -473,7 +473,7 @@ def test_refused_request_is_not_retried(status):
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (Answer(body=b"<html>busy</html>", headers={"Content-Type": "text/html"}), "no chat completion"),
+        (Answer(body=b"<html>busy</html>", headers={"Content-Type": "text/html"}), "no JSON"),
         (Answer(body=b"{not json"), "no JSON"),
         (Answer(body=b"[" * 200_000), "no JSON"),
         (Answer(body=b"\xff\xfe\xfa"), "no JSON"),
@@ -806,14 +806,14 @@ def test_judge_moves_between_processes_and_event_loops():
 
 def test_missing_package_is_refused_at_load_with_a_hint(monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "openai" else find(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "httpx" else find(name))
     with pytest.raises(ValueError, match=r"pip install creditflow\[judge\]"):
         a_judge("http://127.0.0.1:9/v1")
 
 
 def test_missing_package_at_call_fails_with_a_hint(monkeypatch):
     judge = a_judge("http://127.0.0.1:9/v1")
-    monkeypatch.setitem(sys.modules, "openai", None)
+    monkeypatch.setitem(sys.modules, "httpx", None)
     score = judged(judge)
     assert score.status == "failed"
     assert "pip install creditflow[judge]" in score.reason
@@ -822,7 +822,7 @@ def test_missing_package_at_call_fails_with_a_hint(monkeypatch):
 def test_importing_the_judge_imports_nothing_heavy():
     import subprocess
 
-    heavy = "openai, tenacity, torch, transformers, httpx, httpx2"
+    heavy = "openai, tenacity, torch, transformers, httpx"
     code = (
         f"import creditflow.rewards.builtin.judge, sys; print([m for m in '{heavy}'.split(', ') if m in sys.modules])"
     )
