@@ -625,7 +625,7 @@ def test_waits_double_with_jitter_after_retry_after():
     async def run() -> None:
         for _ in range(200):
             with pytest.raises(endpoint.FailedTry):
-                await endpoint.retries_of(7, 1.0, 1e9, sleep)(refused)
+                await endpoint.retried(refused, 7, 1.0, 1e9, sleep=sleep)
 
     asyncio.run(run())
     by_turn = [waits[turn::7] for turn in range(7)]
@@ -647,7 +647,7 @@ def test_thousands_of_tries_have_bounded_waits():
     for backoff, most in ((0.0, 0.0), (1e300, endpoint.MAX_BACKOFF)):
         waits.clear()
         with pytest.raises(endpoint.FailedTry):
-            asyncio.run(endpoint.retries_of(3000, backoff, 1e9, sleep)(refused))
+            asyncio.run(endpoint.retried(refused, 3000, backoff, 1e9, sleep=sleep))
         assert len(waits) == 3000
         assert max(waits) <= most
 
@@ -822,7 +822,7 @@ def test_missing_package_at_call_fails_with_a_hint(monkeypatch):
 def test_importing_the_judge_imports_nothing_heavy():
     import subprocess
 
-    heavy = "openai, tenacity, torch, transformers, httpx"
+    heavy = "openai, torch, transformers, httpx"
     code = (
         f"import creditflow.rewards.builtin.judge, sys; print([m for m in '{heavy}'.split(', ') if m in sys.modules])"
     )

@@ -1,7 +1,7 @@
 """Client for an OpenAI-compatible endpoint, with retries, time limits and bounded answers.
 
 Redirects are refused, and keys come from environment variables alone. The client serves any caller (an agent that acts
-through a frozen model, a judge) and any use of a reply. httpx and tenacity are imported at the first call.
+through a frozen model, a judge) and any use of a reply. httpx is imported at the first call.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from itertools import groupby
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from creditflow.data import Message
 from creditflow.errors import EndpointError, first_line
 from creditflow.rollout.clock import stopped_clock
 
-INSTALL = "an OpenAI-compatible endpoint needs httpx and tenacity: pip install creditflow[judge]"
+INSTALL = "an OpenAI-compatible endpoint needs httpx: pip install creditflow[judge]"
 
 _CALLS_PER_CLIENT = 16
 """httpx checks every connection of a client's pool twice per request, with a system call for idle ones. At 256 requests
@@ -198,20 +198,20 @@ class Endpoint:
         time-outs, not on a redirect or any other 4xx. `fields`: of this request; those of `body` take precedence.
         Raises EndpointError, with the reason and the number of tries, if no try brought a reply.
         """
-        line, tries = self._line(), 0
+        line = self._line()
         options = {name: value for name, value in {**(fields or {}), **self.body}.items() if value is not None}
         request = {**options, "model": self.model, "messages": list(messages)}
         body = json.dumps(request, ensure_ascii=False).encode("utf-8", "replace")
+        tries = 0
 
-        async def once() -> Read:
+        async def attempt() -> Read:
             nonlocal tries
             tries += 1
             self.counts.retries += tries > 1
             return await self._try(line, body, read)
 
         try:
-            schedule = retries_of(self.retries, self.backoff, self.give_up_after, patient=self.patient)
-            return cast(Read, await schedule(once))
+            return await retried(attempt, self.retries, self.backoff, self.give_up_after, patient=self.patient)
         except FailedTry as error:
             count = f"{tries} {'try' if tries == 1 else 'tries'}"
             raise EndpointError(
@@ -329,45 +329,33 @@ async def _content(response: Any) -> bytes:
     return bytes(content)
 
 
-def retries_of(
+async def retried(
+    attempt: Callable[[], Awaitable[Read]],
     retries: int,
     backoff: float,
     give_up_after: float,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     *,
     patient: bool = False,
-) -> Any:
-    """Return the schedule of one call's tries, as tenacity's AsyncRetrying.
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> Read:
+    """Return the result of the first attempt that succeeds. Raises the last FailedTry if none does.
 
     The n-th wait is the server's Retry-After, plus a draw from 0 to backoff x 2^(n-1) seconds (at most MAX_BACKOFF), so
     that calls that were refused together do not return together ("full jitter", Brooker, Exponential Backoff and
     Jitter, AWS 2015). No try begins after `give_up_after` seconds. `patient`: rate limits do not count as `retries`.
     """
-    try:
-        from tenacity import AsyncRetrying, retry_if_exception, stop_before_delay
-    except ImportError as error:
-        raise EndpointError(INSTALL) from error
-
-    counted = 0
-
-    def wait(state: Any) -> float:
-        error = state.outcome.exception()
-        most = min(MAX_BACKOFF, backoff * 2 ** min(state.attempt_number - 1, 30))
-        return float(error.retry_after) + _DRAW.uniform(0.0, most)
-
-    def too_often(state: Any) -> bool:
-        nonlocal counted
-        counted += not (patient and state.outcome.exception().rate_limited)
-        return counted > retries
-
-    too_late = stop_before_delay(give_up_after)
-    return AsyncRetrying(
-        sleep=sleep,
-        stop=lambda state: too_often(state) or too_late(state),
-        wait=wait,
-        retry=retry_if_exception(lambda error: isinstance(error, FailedTry) and error.again),
-        reraise=True,
-    )
+    end = time.monotonic() + give_up_after
+    tries = failures = 0
+    while True:
+        try:
+            return await attempt()
+        except FailedTry as error:
+            failures += not (patient and error.rate_limited)
+            wait = error.retry_after + _DRAW.uniform(0.0, min(MAX_BACKOFF, backoff * 2 ** min(tries, 30)))
+            if not error.again or failures > retries or time.monotonic() + wait >= end:
+                raise
+        tries += 1
+        await sleep(wait)
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
@@ -422,8 +410,8 @@ def address_of(endpoint: object, key: str = "endpoint") -> str:
 
 
 def expect_packages() -> None:
-    """Raise ValueError if a package that calls import is missing."""
-    if any(importlib.util.find_spec(module) is None for module in ("httpx", "tenacity")):
+    """Raise ValueError if the package that calls import is missing."""
+    if importlib.util.find_spec("httpx") is None:
         raise ValueError(INSTALL)
 
 
