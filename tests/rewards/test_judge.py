@@ -799,8 +799,8 @@ def test_judge_moves_between_processes_and_event_loops():
             return await judge(made.steps[0], made)
 
         assert [asyncio.run(left_open()).status for _ in range(3)] == ["ok"] * 3
-        assert len(judge.client._lines) == 1  # those of closed loops are released
-        judge.client._lines.clear()
+        assert len(judge.client._connections) == 1  # those of closed loops are released
+        judge.client._connections.clear()
         gc.collect()
 
 

@@ -14,8 +14,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from itertools import groupby
@@ -31,6 +30,8 @@ INSTALL = "an OpenAI-compatible endpoint needs httpx: pip install creditflow[jud
 _CALLS_PER_CLIENT = 16
 """httpx checks every connection of a client's pool twice per request, with a system call for idle ones. At 256 requests
 in flight, a single client takes four times the processor time of one client for every 16."""
+_MOST_CONNECTIONS = 1 << 16
+"""A client has no more ports."""
 _NO_KEY = "none"
 """Sent if no key is configured: some servers require one."""
 _KEY, _NO_SUCH_KEY = re.compile(r"[\x21-\x7e]+"), "holds what no key has: a space, a line's end or another alphabet"
@@ -66,27 +67,21 @@ _SECRET = re.compile(r"\b(?:sk-[-_A-Za-z0-9]{20}|AIza[-_A-Za-z0-9]{30}|(?:hf_|gs
 Read = TypeVar("Read")
 
 
+@dataclass(eq=False)
 class FailedTry(Exception):
     """One request without a usable reply."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        again: bool = False,
-        rate_limited: bool = False,
-        retry_after: float = 0.0,
-        timed_out: bool = False,
-        prompt_too_long: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.again = again
-        """Whether a retry may succeed."""
-        self.rate_limited = rate_limited
-        """Whether the server only limits the rate."""
-        self.retry_after = retry_after
-        self.timed_out = timed_out
-        self.prompt_too_long = prompt_too_long
+    message: str
+    again: bool = False
+    """Whether a retry may succeed."""
+    rate_limited: bool = False
+    """Whether the server only limits the rate."""
+    retry_after: float = 0.0
+    timed_out: bool = False
+    prompt_too_long: bool = False
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(slots=True)
@@ -134,27 +129,15 @@ class EndpointUsage:
         return numbers
 
 
-@dataclass
-class _EventLoopConnections:
-    """The connections of one event loop, and its slots for concurrent requests."""
+class _Connections:
+    """The connections of one event loop."""
 
-    slots: asyncio.Semaphore
-    make_client: Callable[[], Any]
-    clients: list[Any] = field(default_factory=list)
-    busy: list[int] = field(default_factory=list)
-
-    @contextmanager
-    def client(self) -> Iterator[Any]:
-        """Yield the first client with a spare connection."""
-        place = next((i for i, n in enumerate(self.busy) if n < _CALLS_PER_CLIENT), len(self.busy))
-        if place == len(self.clients):
-            self.clients.append(self.make_client())
-            self.busy.append(0)
-        self.busy[place] += 1
-        try:
-            yield self.clients[place]
-        finally:
-            self.busy[place] -= 1
+    def __init__(self, most: int) -> None:
+        self.places: asyncio.PriorityQueue[int] = asyncio.PriorityQueue()
+        """A number for each request that may begin now; `_CALLS_PER_CLIENT` numbers share a client."""
+        for place in range(min(most, _MOST_CONNECTIONS)):
+            self.places.put_nowait(place)
+        self.clients: dict[int, Any] = {}
 
 
 @dataclass
@@ -181,16 +164,13 @@ class Endpoint:
     patient: bool = False
     """Whether rate limits (429) do not count as retries: they are waited out until `give_up_after`."""
     counts: EndpointUsage = field(default_factory=EndpointUsage)
-    _lines: dict[asyncio.AbstractEventLoop, _EventLoopConnections] = field(default_factory=dict, repr=False)
+    _connections: dict[asyncio.AbstractEventLoop, _Connections] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lines": {}, "counts": EndpointUsage()}
+        return {**self.__dict__, "_connections": {}, "counts": EndpointUsage()}
 
     async def complete(
-        self,
-        messages: Sequence[Message],
-        read: Callable[[Any], Read],
-        fields: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Message], read: Callable[[Any], Read], fields: Mapping[str, Any] | None = None
     ) -> Read:
         """Send messages and return the result of `read` on the answer.
 
@@ -198,7 +178,7 @@ class Endpoint:
         time-outs, not on a redirect or any other 4xx. `fields`: of this request; those of `body` take precedence.
         Raises EndpointError, with the reason and the number of tries, if no try brought a reply.
         """
-        line = self._line()
+        connections = self._own_connections()
         options = {name: value for name, value in {**(fields or {}), **self.body}.items() if value is not None}
         request = {**options, "model": self.model, "messages": list(messages)}
         body = json.dumps(request, ensure_ascii=False).encode("utf-8", "replace")
@@ -208,7 +188,7 @@ class Endpoint:
             nonlocal tries
             tries += 1
             self.counts.retries += tries > 1
-            return await self._try(line, body, read)
+            return await self._try(connections, body, read)
 
         try:
             return await retried(attempt, self.retries, self.backoff, self.give_up_after, patient=self.patient)
@@ -220,16 +200,16 @@ class Endpoint:
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next call opens new ones."""
-        if line := self._lines.pop(asyncio.get_running_loop(), None):
-            for client in line.clients:
+        if connections := self._connections.pop(asyncio.get_running_loop(), None):
+            for client in connections.clients.values():
                 await client.aclose()
 
-    def _line(self) -> _EventLoopConnections:
+    def _own_connections(self) -> _Connections:
         loop = asyncio.get_running_loop()
-        if loop not in self._lines:
-            self._lines = {other: line for other, line in self._lines.items() if not other.is_closed()}
-            self._lines[loop] = _EventLoopConnections(asyncio.Semaphore(self.max_concurrency), self._make_client)
-        return self._lines[loop]
+        if loop not in self._connections:
+            self._connections = {other: own for other, own in self._connections.items() if not other.is_closed()}
+            self._connections[loop] = _Connections(self.max_concurrency)
+        return self._connections[loop]
 
     def _make_client(self) -> Any:
         try:
@@ -256,17 +236,19 @@ class Endpoint:
             raise EndpointError(f"the environment variable {self.api_key_env} {_NO_SUCH_KEY}")
         return key
 
-    async def _try(self, line: _EventLoopConnections, body: bytes, read: Callable[[Any], Read]) -> Read:
-        with stopped_clock():  # of a rollout: the queue for a slot is ours, not the endpoint's
-            await line.slots.acquire()
+    async def _try(self, connections: _Connections, body: bytes, read: Callable[[Any], Read]) -> Read:
+        with stopped_clock():  # of a rollout: the queue for a place is ours, not the endpoint's
+            place = await connections.places.get()
         try:
-            with line.client() as client:
-                self.counts.requests += 1
-                start = time.perf_counter()
-                answer = await self._post(client, body)
-                self.counts.answer(time.perf_counter() - start, usage_of(answer))
+            number = place // _CALLS_PER_CLIENT
+            if number not in connections.clients:
+                connections.clients[number] = self._make_client()
+            self.counts.requests += 1
+            start = time.perf_counter()
+            answer = await self._post(connections.clients[number], body)
+            self.counts.answer(time.perf_counter() - start, usage_of(answer))
         finally:
-            line.slots.release()
+            connections.places.put_nowait(place)
         return read(answer)
 
     async def _post(self, client: Any, body: bytes) -> Any:
@@ -370,6 +352,15 @@ def retry_after(headers: Mapping[str, str]) -> float:
         return max(0.0, parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return 0.0
+
+
+def choice_of(answer: Any) -> tuple[Any, Any]:
+    """Return the text of an answer and its finish reason. Raises FailedTry if it is no chat completion."""
+    try:
+        choice = answer["choices"][0]
+        return choice["message"]["content"], choice.get("finish_reason")
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise FailedTry("answered with something that is no chat completion") from error
 
 
 def usage_of(answer: Any) -> tuple[int, int] | None:
