@@ -17,14 +17,7 @@ from creditflow._utils.text_search import read_in
 from creditflow.data import Message, Step, Trajectory
 from creditflow.data.messages import without_nulls
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
-from creditflow.rollout.chat import (
-    Prompt,
-    PromptIds,
-    ToolCall,
-    message_text,
-    opens_thought,
-    parse_tool_calls,
-)
+from creditflow.rollout.chat import Prompt, PromptIds, ToolCall, message_text, opens_thought, parse_tool_calls
 from creditflow.rollout.client import ChatClient, GenerationRequest, Generator, PolicyView
 from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.threads import end

@@ -12,6 +12,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -68,28 +69,26 @@ REFUSED_FIELDS = frozenset(_NEUTRAL)
 """Allowed names in `team.ignored_fields`."""
 
 
+@dataclass(eq=False)
 class Refused(Exception):
-    """A request that is refused; `status` as in HTTP, `code` as in OpenAI's errors.
+    """A request that is refused."""
 
-    `again`: whether OpenAI's client should retry; None: the client decides.
-    """
+    status: int
+    """As in HTTP."""
+    message: str
+    code: str | None = None
+    """As in OpenAI's errors."""
+    param: str | None = None
+    again: bool | None = None
+    """Whether OpenAI's client should retry; None: the client decides."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        again: bool | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param, self.again = status, code, param, again
+    def __str__(self) -> str:
+        return self.message
 
     def body(self) -> dict[str, Any]:
         """Return the error in OpenAI's format."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class _RequestBody(BaseModel):

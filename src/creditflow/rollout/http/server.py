@@ -117,9 +117,8 @@ class Session:
     """Pending calls; counted on the rollout's event loop."""
     last_call: float = field(default_factory=time.monotonic)
     """Time at which a call last began or ended."""
-    closed: bool = False
     ended: str = ""
-    """The refusal of calls after the end, once `closed`."""
+    """The refusal of calls after the end; empty while the rollout runs."""
     _counted: bool = False
     """Whether its generator counts it as a rollout that is about to call."""
 
@@ -133,8 +132,7 @@ class Session:
 
         `why`: the reason for later callers, if the rollout did not end by itself. They get 410 with it instead of 401.
         """
-        if not self.closed:
-            self.closed = True
+        if not self.ended:
             self.ended = f"rollout {self.name} has ended" + (f": it {why}" if why else "")
             self.report_expected()
             self.server.forget(self, keep_refusal=bool(why))
@@ -148,7 +146,7 @@ class Session:
             return []
         taken_up.set_result(None)
         limits = self.server.limits
-        if self.closed:
+        if self.ended:
             raise self.refusal()
         waiting = self.waiting + len(calls)
         if len(self.recorder.trajectory.steps) + waiting > limits.steps:
@@ -159,7 +157,7 @@ class Session:
         try:
             return await self.recorder.ask_all(calls)
         except CreditflowError:
-            if self.closed:
+            if self.ended:
                 raise self.refusal() from None
             raise
         finally:
@@ -174,7 +172,7 @@ class Session:
 
         Call this on the rollout's event loop.
         """
-        about_to_call = self.expected and not self.closed and self.waiting == 0
+        about_to_call = self.expected and not self.ended and self.waiting == 0
         if about_to_call != self._counted:
             self._counted = about_to_call
             self.recorder.generator.expect(1 if about_to_call else -1)
