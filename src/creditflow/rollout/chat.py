@@ -32,7 +32,7 @@ _THOUGHTS = {
 }
 """Tags around a model's thoughts, in lower case: opening tag -> closing tag."""
 _THOUGHT_TAGS = "|".join(map(re.escape, (*_THOUGHTS, *_THOUGHTS.values())))
-_TAG = re.compile(f"<tool_call>|{_THOUGHT_TAGS}", re.IGNORECASE)
+_TAG = re.compile(f"<tool_call>|(?i:{_THOUGHT_TAGS})")
 _CALL_TAG = re.compile(r"</?tool_call>")
 _BLANK = re.compile(r"\s*")
 _EXTENT = json.JSONDecoder(strict=False, parse_int=len, parse_float=len, parse_constant=len)
@@ -93,19 +93,34 @@ def parse_tool_calls(text: str, *, in_thought: bool = False) -> tuple[str, list[
         return text, []
     calls: list[ToolCall] = []
     kept: list[str] = []
-    thoughts = _Thoughts(text, in_thought)
-    begin, at = 0, thoughts.end
-    while (tag := _TAG.search(text, at)) is not None:
-        if tag[0] != "<tool_call>":
-            at = thoughts.skip(tag)
-            if thoughts.end == at and tag[0].lower() not in _THOUGHTS:  # everything before was a thought
-                begin, calls, kept = 0, [], []
+    tags = list(_TAG.finditer(text))
+    last = {tag[0].lower(): tag.start() for tag in tags}
+    begin = at = 0
+    thought_end, leading = 0, True
+    if in_thought:
+        ends = (tag.end() for tag in tags if tag[0].lower() in _THOUGHTS.values())
+        at = thought_end = next(ends, len(text))
+    for tag in tags:
+        name = tag[0].lower()
+        if tag.start() < at:
             continue
-        more, at = _calls_at(text, tag.end())
-        if more:
-            calls += more
-            kept.append(text[begin : tag.start()])
-            begin = at
+        if name == "<tool_call>":
+            more, at = _calls_at(text, tag.end())
+            if more:
+                calls += more
+                kept.append(text[begin : tag.start()])
+                begin = at
+            continue
+        leading = leading and not text[thought_end : tag.start()].strip()
+        if name not in _THOUGHTS:
+            if not thought_end:  # everything before a lone closing tag was a thought; a second one is plain text
+                begin, calls, kept, thought_end = 0, [], [], tag.end()
+        elif last.get(closing := _THOUGHTS[name], 0) >= tag.end():
+            end = re.compile(re.escape(closing), re.IGNORECASE).search(text, tag.end())
+            assert end is not None  # the last one is behind the opening tag
+            at = thought_end = end.end()
+        elif leading:
+            break  # a leading thought without an end; any other opening tag is only mentioned
     return ("".join((*kept, text[begin:])).strip(), calls) if calls else (text, [])
 
 
@@ -116,49 +131,6 @@ def opens_thought(prompt: str) -> bool:
 
 _THOUGHT_END = 64
 """Characters: an opening tag, and the white space that a chat template may write after it."""
-
-
-class _Thoughts:
-    """The thoughts of one response, found from left to right."""
-
-    def __init__(self, text: str, in_thought: bool) -> None:
-        self._text = text
-        self._unclosed: set[str] = set()
-        """Closing tags that do not occur any more; each is searched for once."""
-        self._over = False
-        """Whether a thought has been closed already; a lone closing tag is then plain text."""
-        self._leading = True
-        self.end = 0
-        """End of the last thought that was found."""
-        if in_thought:
-            closing = re.search("|".join(map(re.escape, _THOUGHTS.values())), text, re.IGNORECASE)
-            self._close(len(text) if closing is None else closing.end())
-
-    def skip(self, tag: re.Match[str]) -> int:
-        """Return the position after a thought's tag, or after the thought that it opens."""
-        name = tag[0].lower()
-        self._leading = self._leading and not self._text[self.end : tag.start()].strip()
-        if name not in _THOUGHTS:
-            if not self._over:
-                self._close(tag.end())
-            return tag.end()
-        closing = self._closing(_THOUGHTS[name], tag.end())
-        if closing is None and not self._leading:
-            return tag.end()  # only a mention of the tag
-        self._close(len(self._text) if closing is None else closing)
-        return self.end
-
-    def _closing(self, tag: str, at: int) -> int | None:
-        if tag in self._unclosed:
-            return None
-        closing = re.compile(re.escape(tag), re.IGNORECASE).search(self._text, at)
-        if closing is None:
-            self._unclosed.add(tag)
-            return None
-        return closing.end()
-
-    def _close(self, end: int) -> None:
-        self.end, self._over = end, True
 
 
 def _calls_at(text: str, at: int) -> tuple[list[ToolCall], int]:
