@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from creditflow._utils.text_search import read_in
@@ -317,7 +317,8 @@ class Recorder:
         tools = {tool.name: tool for tool in self.agents[call.agent].tools} if call.tools is None else {}
         schemas = [tool.schema for tool in tools.values()] if call.tools is None else list(call.tools)
         room = min(sampling.max_prompt_tokens, client.max_positions - 1)
-        response = _GrowingResponse()
+        tool_calls: list[dict[str, Any]] = []
+        turns: list[list[int]] = []
         results_end: tuple[int, ...] = ()
         with self._calling():
             step.prompt, step.prompt_ids = await self._read(client, call.prompt, schemas, room)
@@ -325,13 +326,15 @@ class Recorder:
             key = answer.key(step.prompt_ids)
             for turn in range(sampling.max_assistant_turns if tools else 1):
                 seed = (*key, turn) if turn else key
-                left = max_tokens - len(response.ids)
-                request = GenerationRequest(step.prompt_ids + tuple(response.ids), left, step.temperature, seed)
+                begin = len(step.response_ids)
+                ids = step.prompt_ids + step.response_ids
+                request = GenerationRequest(ids, max_tokens - begin, step.temperature, seed)
                 with self.clock.stopped():
                     generation = await self.generator.generate(step.policy, request)
                 version = version if generation.version is None else generation.version
                 answer.text, n_tokens, stopped = _up_to(call.stop, client, generation.response_ids)
-                response.add_turn(generation.response_ids[:n_tokens], generation.logprobs[:n_tokens])
+                _append(step, generation.response_ids[:n_tokens], generation.logprobs[:n_tokens])
+                turns.append([begin, len(step.response_ids)])
                 cut_off = generation.finish_reason == "length" and not stopped
                 calls: list[ToolCall] = []
                 if tools and not (cut_off or stopped):
@@ -340,23 +343,21 @@ class Recorder:
                 if not calls or turn + 1 == sampling.max_assistant_turns:
                     break  # the results of the last turn's calls would not be read, so none is called
                 results = await self._call_tools(tools, calls)
-                response.calls += results
+                tool_calls += results
                 following = client.follow([{"role": "tool", "content": result["result"]} for result in results])
                 results_end = following[-_THOUGHT_TOKENS:]
-                if len(response.ids) + len(following) >= max_tokens:
+                if len(step.response_ids) + len(following) >= max_tokens:
                     cut_off = True
                     break
-                response.add_results(following)
-        step.response = client.decode(response.ids) if response.calls else answer.text
-        step.response_ids, answer.logprobs = tuple(response.ids), tuple(response.logprobs)
-        if step.temperature > 0:
-            step.response_mask, step.logprobs = tuple(response.mask), answer.logprobs
-        else:
-            step.response_mask, step.logprobs = (0,) * len(response.ids), (0.0,) * len(response.ids)
+                _append(step, following)
+        step.response = client.decode(step.response_ids) if tool_calls else answer.text
         step.policy_version = version
-        answer.cut_off = f"{len(response.ids)} tokens" if cut_off else ""
-        if response.calls:
-            step.info = {"tool_calls": response.calls, "turns": response.turns}
+        if tool_calls:
+            step.info = {"tool_calls": tool_calls, "turns": turns}
+        answer.cut_off = f"{len(step.response_ids)} tokens" if cut_off else ""
+        answer.logprobs = step.logprobs
+        if step.temperature == 0:  # greedy tokens are not sampled
+            step.response_mask, step.logprobs = (0,) * len(step.response_ids), (0.0,) * len(step.response_ids)
 
     async def _read(
         self, client: PolicyView, prompt: Prompt, schemas: Sequence[Mapping[str, Any]], room: int
@@ -469,26 +470,8 @@ class _Answer:
         return (*self.seed, int.from_bytes(digest[:8]))
 
 
-@dataclass(slots=True)
-class _GrowingResponse:
-    """A growing response: the policy's turns, and the tools' results."""
-
-    ids: list[int] = field(default_factory=list)
-    mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    turns: list[list[int]] = field(default_factory=list)
-    """Begin and end of the policy's turns, as positions in `ids`."""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-    def add_turn(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Append a turn of the policy."""
-        self.turns.append([len(self.ids), len(self.ids) + len(ids)])
-        self.ids += ids
-        self.mask += [1] * len(ids)
-        self.logprobs += logprobs
-
-    def add_results(self, ids: Sequence[int]) -> None:
-        """Append the tokens between two turns."""
-        self.ids += ids
-        self.mask += [0] * len(ids)
-        self.logprobs += [0.0] * len(ids)
+def _append(step: Step, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+    """Append tokens to a response; without `logprobs`, the policy did not sample them."""
+    step.response_ids += tuple(ids)
+    step.response_mask += (0 if logprobs is None else 1,) * len(ids)
+    step.logprobs += (0.0,) * len(ids) if logprobs is None else tuple(logprobs)
