@@ -229,27 +229,20 @@ def _read(
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ConfigError(f"tool {name}: expected parameters that have names, got {parameter}")
+        hint = hints.get(parameter.name, Any)
+        try:
+            pydantic.TypeAdapter(hint).json_schema()
+        except pydantic.errors.PydanticUserError as error:
+            shown = inspect.formatannotation(hint)
+            raise ConfigError(
+                f"tool {name}: {parameter.name}: expected a type that JSON can say, got {shown}"
+            ) from error
         default = ... if parameter.default is parameter.empty else parameter.default
         described = pydantic.Field(default, description=descriptions.get(parameter.name), alias=parameter.name)
-        place = f"p{len(fields)}"  # a parameter may be named `schema` or `_x`; a field may not
-        places[parameter.name] = place
-        fields[place] = (hints.get(parameter.name, Any), described)
-    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
-
-    def model_of(fields: Mapping[str, Any]) -> tuple[type[pydantic.BaseModel], dict[str, Any]]:
-        model = pydantic.create_model(name, __config__=config, **fields)
-        return model, model.model_json_schema(schema_generator=PlainSchema)
-
-    try:
-        model, schema = model_of(fields)
-    except pydantic.errors.PydanticUserError:
-        for own, place in places.items():  # pydantic does not always name the parameter
-            try:
-                model_of({place: fields[place]})
-            except pydantic.errors.PydanticUserError as error:
-                hint = inspect.formatannotation(fields[place][0])
-                raise ConfigError(f"tool {name}: {own}: expected a type that JSON can say, got {hint}") from error
-        raise
+        places[parameter.name] = place = f"p{len(places)}"  # a parameter may be named `schema` or `_x`; a field may not
+        fields[place] = (hint, described)
+    model = pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+    schema = model.model_json_schema(schema_generator=PlainSchema)
     schema.pop("title", None)
 
     def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
