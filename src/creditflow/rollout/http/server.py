@@ -200,7 +200,8 @@ class OpenAIServer:
         """
         self.limits = limits or ServerLimits()
         self._session_factory = session_factory
-        self._sessions: dict[str, Session] = {}
+        self.sessions: dict[str, Session] = {}
+        """The open rollouts by name."""
         self._ended: dict[str, tuple[str, str]] = {}
         """Key and refusal of timed-out rollouts, by name."""
         self._patience: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
@@ -260,7 +261,7 @@ class OpenAIServer:
             )
         key = secrets.token_urlsafe(24) if api_key is None else api_key
         session = Session(self, name, recorder, loop or asyncio.get_running_loop(), key, expected)
-        if self._sessions.setdefault(name, session) is not session:
+        if self.sessions.setdefault(name, session) is not session:
             raise InputError(f"a rollout of the name {name[:80]!r} is open: its session must be closed first")
         try:
             session.loop.call_soon_threadsafe(session.report_expected)
@@ -275,8 +276,8 @@ class OpenAIServer:
             self._ended[session.name] = session.api_key, session.ended
             while len(self._ended) > _MOST_REFUSALS:
                 del self._ended[next(iter(self._ended))]
-        if self._sessions.get(session.name) is session:
-            del self._sessions[session.name]
+        if self.sessions.get(session.name) is session:
+            del self.sessions[session.name]
 
     # The methods below run in the server's thread.
 
@@ -316,7 +317,7 @@ class OpenAIServer:
         if self._hosts is not None and host_name(request.headers.get("host", "")) not in self._hosts:
             raise Refused(421, f"this server is {' or '.join(self._hosts)}")
         name = request.path_params["name"]
-        session = self._sessions.get(name)
+        session = self.sessions.get(name)
         key, refusal = self._ended.get(name, ("", "")) if session is None else (session.api_key, "")
         if self._session_factory is not None:
             key, refusal = self._session_factory.api_key, ""
@@ -389,7 +390,7 @@ class OpenAIServer:
         if len(prompts) * n > most:
             raise Refused(400, f"expected at most {most} choices of all prompts together, got {len(prompts) * n}")
         name = request.path_params["name"]
-        session = session or self._sessions.get(name)  # another call may have begun it during this one's upload
+        session = session or self.sessions.get(name)  # another call may have begun it during this one's upload
         if session is None:
             assert self._session_factory is not None
             session = self._session_factory.enter(name)
