@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Team:
-    """The agents of one trajectory: `await team.planner(prompt)`, or `team["planner"]`.
+    """The agents of one rollout: `await team.planner(prompt)`, or `team["planner"]`.
 
     `base_url` and `api_key` are for agents of any framework that call their model over HTTP.
     """

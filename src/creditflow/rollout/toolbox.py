@@ -150,7 +150,7 @@ def store(key: str, value: str, state: dict[str, Any]) -> str:
     Args:
         key: What it can be recalled by.
         value: The text.
-        state: The trajectory's own.
+        state: The rollout's own.
     """
     kept: dict[str, str] = state.setdefault("store", {})
     if len(kept) >= _ENTRIES and key not in kept:
@@ -165,7 +165,7 @@ def recall(key: str, state: dict[str, Any]) -> str:
 
     Args:
         key: As it was stored.
-        state: The trajectory's own.
+        state: The rollout's own.
     """
     kept: dict[str, str] = state.get("store", {})
     if key not in kept:
