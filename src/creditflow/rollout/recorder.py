@@ -161,9 +161,8 @@ class Recorder:
         """For each step, how often its prompt already contained its response as an agent's message, perhaps as an
         example."""
         self._callers: set[asyncio.Task[Any]] = set()
-        self._closed = False
-        self._ended_by = ""
-        """The reason in the refusal of later calls, if the rollout did not end by itself."""
+        self.ended: str | None = None
+        """Why the rollout has ended; empty: by itself. None: it runs."""
         self.of_workflow = False
         """Whether a workflow writes the prompts, rather than a client that is served without one."""
         self.mistake: ConfigError | None = None
@@ -192,13 +191,19 @@ class Recorder:
             )
             raise self.mistake
 
+    def expect_running(self, event: str) -> None:
+        """Raise CreditflowError, with the `event` that is refused, if the rollout has ended."""
+        if self.ended is not None:
+            why = f": it {self.ended}" if self.ended else ""
+            raise CreditflowError(f"trajectory {self.trajectory.id}: {event} after the rollout had ended{why}")
+
     async def close(self, why: str = "") -> None:
         """End the pending calls (parallel branches of a workflow that raised), and refuse later ones.
 
         Nothing may change the trajectory, or use the model, while it is scored and trained on. `why`: the reason for
         later callers; empty if the rollout ended by itself.
         """
-        self._closed, self._ended_by = True, f": it {why}" if why else ""
+        self.ended = why
         await end(set(self._callers))
 
     async def ask(self, call: AgentCall) -> Reply:
@@ -220,9 +225,7 @@ class Recorder:
 
     async def _answer(self, call: AgentCall, before: tuple[int, ...]) -> _Answer:
         agent, trajectory = call.agent, self.trajectory
-        if self._closed:
-            reason = f"{agent} was called after the rollout had ended{self._ended_by}"
-            raise CreditflowError(f"trajectory {trajectory.id}: {reason}")
+        self.expect_running(f"{agent} was called")
         if self.of_workflow and not isinstance(call.prompt, PromptIds):
             self.expect_awaited(f"{agent}'s prompt", call.prompt)
         answer = self._unanswered(call, self._parents(call) or before if call.parents is None else call.parents)
@@ -274,8 +277,7 @@ class Recorder:
     def _record(self, answers: Sequence[_Answer]) -> list[Reply]:
         """Record the steps of one request together; after an error in one of its calls, none is recorded."""
         trajectory = self.trajectory
-        if self._closed:
-            raise CreditflowError(f"trajectory {trajectory.id}: a response came after the rollout had ended")
+        self.expect_running("a response came")
         for answer in answers:
             call, step = answer.call, answer.step
             step.index = len(trajectory.steps)

@@ -1,4 +1,4 @@
-"""Run rollouts: one coroutine per trajectory, one generator for all."""
+"""Run rollouts: one coroutine per rollout, one generator for all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rollout:
     """Group key, shared by the rollouts of one task."""
     id: str
     seed: tuple[int, ...]
-    """Key of the trajectory's random numbers."""
+    """Key of the rollout's random numbers."""
 
 
 async def run_rollout(

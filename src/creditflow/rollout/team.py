@@ -29,9 +29,6 @@ class Team:
         self._session: Session | None = None
         self._opening = threading.Lock()
         """Agents in several threads may read the URL, and some of them outlive the rollout."""
-        self._ended = False
-        self._ended_by = ""
-        """See `Recorder.close`."""
 
     def __getitem__(self, name: str) -> Agent:
         if name not in self._recorder.agents:
@@ -69,10 +66,8 @@ class Team:
     def open(self) -> Session:
         """Let clients call the rollout. Raises CreditflowError if it has ended."""
         with self._opening:
-            if self._ended and (self._session is None or self._ended_by):
-                why = f": it {self._ended_by}" if self._ended_by else ""
-                id = self._recorder.trajectory.id
-                raise CreditflowError(f"trajectory {id}: its URL was asked for after the rollout had ended{why}")
+            if self._session is None or self._recorder.ended:
+                self._recorder.expect_running("its URL was asked for")
             if self._session is None:
                 from creditflow.rollout.http.server import open_session
 
@@ -103,7 +98,7 @@ class Team:
     async def close(self, why: str = "") -> None:
         """End the rollout's calls; see `Recorder.close`."""
         with self._opening:
-            self._ended, self._ended_by = True, why
+            self._recorder.ended = why
         if self._session is not None:
             self._session.close(why)
         await self._recorder.close(why)
