@@ -71,11 +71,7 @@ class EndpointJudge(endpoint.Endpoint):
 
 
 def _reply(answer: Any) -> str:
-    try:
-        choice = answer["choices"][0]
-        text, end = choice["message"]["content"], choice.get("finish_reason")
-    except (TypeError, KeyError, IndexError, AttributeError) as error:
-        raise FailedTry("answered with something that is no chat completion") from error
+    text, end = endpoint.choice_of(answer)
     if end in _UNUSABLE_ENDS:
         raise FailedTry(_UNUSABLE_ENDS[end])
     if not isinstance(text, str):
