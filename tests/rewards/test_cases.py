@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.rewards.support.code_runner import MAX_DEPTH, OtherValue, told, untold
-from creditflow.rewards.support.test_cases import InBox, InputOutput, TestCall, not_loaded, read_tests
+from creditflow.rewards.support.test_cases import CaseCall, InBox, InputOutput, not_loaded, read_tests
 
 
 def says(value: object) -> bytes:
@@ -19,7 +19,7 @@ def says(value: object) -> bytes:
 
 def passes(test: object, value: object) -> bool:
     (case,) = read_tests([test])
-    assert isinstance(case, TestCall)
+    assert isinstance(case, CaseCall)
     return not case.fault(says(value), "nonce")
 
 
@@ -113,7 +113,7 @@ def test_calls_in_apps_and_verl_formats_are_read():
 
 def test_each_assertion_of_a_text_is_a_test():
     tests = read_tests("import math\n\ndef twice(x):\n    return 2 * x\n\nassert f(1) == 2\nassert f(twice(1)) == 3\n")
-    assert [type(test) for test in tests] == [TestCall, TestCall]
+    assert [type(test) for test in tests] == [CaseCall, CaseCall]
     asked = json.loads(tests[1].stdin(""))
     assert asked["call"] == "f(twice(1))"
     assert "def twice" in asked["setup"]

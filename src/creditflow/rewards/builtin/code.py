@@ -1,6 +1,6 @@
 """The ready-made reward for programs: the share of tests that the code in a response passes, in a sandbox.
 
-This module extracts the code and runs the tests. `cases` parses and checks tests; `sandbox` runs programs.
+This module extracts the code and runs the tests. `support.test_cases` parses and checks tests; `sandbox` runs programs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class TestVerdict:
+class CaseVerdict:
     """Result of one test of a program."""
 
     passed: bool
@@ -121,7 +121,7 @@ class CodeTests:
         return chosen[: self.max_tests]
 
 
-def summary(verdicts: Sequence[TestVerdict]) -> str:
+def summary(verdicts: Sequence[CaseVerdict]) -> str:
     """Format the passed tests and the first fault: `passed 3/5 [1 1 0 1 0]; test 2: reason`."""
     marks = " ".join(str(int(verdict.passed)) for verdict in verdicts[:_MARKS])
     more = " ..." if len(verdicts) > _MARKS else ""
@@ -215,7 +215,7 @@ def _caller() -> bytes:
     return Path(str(code_runner.__file__)).read_bytes()
 
 
-def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: float = math.inf) -> list[TestVerdict]:
+def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: float = math.inf) -> list[CaseVerdict]:
     """Run each test on the code, in a fresh run, and return the verdicts in order.
 
     No other thread may use the box during the call. After `total_seconds` no further test is started; the remaining
@@ -223,14 +223,14 @@ def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: 
     SandboxError.
     """
     if not code.strip():
-        return [TestVerdict(False, "no code")] * len(tests)
+        return [CaseVerdict(False, "no code")] * len(tests)
     box.write(code_runner.SOLUTION, code.encode(errors="replace"))
     box.write(code_runner.PROGRAM, _caller())
-    verdicts: list[TestVerdict] = []
+    verdicts: list[CaseVerdict] = []
     deadline = time.monotonic() + total_seconds
     for test in tests:
         if time.monotonic() > deadline:
-            verdicts.append(TestVerdict(False, f"not run: {total_seconds:g} s were over"))
+            verdicts.append(CaseVerdict(False, f"not run: {total_seconds:g} s were over"))
             continue
         verdict, is_hopeless = _run(box, test)
         verdicts.append(verdict)
@@ -239,14 +239,14 @@ def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: 
     return verdicts
 
 
-def _run(box: Sandbox, test: Case) -> tuple[TestVerdict, bool]:
+def _run(box: Sandbox, test: Case) -> tuple[CaseVerdict, bool]:
     """The verdict, and whether the solution reported that it cannot be loaded at all."""
     nonce = secrets.token_hex(16)
     result = box.run(["python", test.program], stdin=test.stdin(nonce))
     if fault := _ended_badly(result):
-        return TestVerdict(False, fault), False
+        return CaseVerdict(False, fault), False
     fault = test.fault(result.stdout, nonce)
-    return TestVerdict(not fault, fault), test.program == code_runner.PROGRAM and bool(not_loaded(result.stdout))
+    return CaseVerdict(not fault, fault), test.program == code_runner.PROGRAM and bool(not_loaded(result.stdout))
 
 
 def _ended_badly(result: Result) -> str:

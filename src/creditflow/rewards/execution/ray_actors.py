@@ -120,8 +120,9 @@ class _ActorHost:
                 done, _ = await asyncio.wait({pulse, reply}, timeout=_PULSE_S)
                 if not done:
                     raise _ActorDied("it does not answer; an async function that blocks its thread stops all others")
+            result = reply.result()
             actor.started = True
-            return reply.result()
+            return result
         except errors.RayTaskError as error:
             if isinstance(error.cause, CannotTravel):
                 raise CannotTravel(str(error.cause)) from error

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from creditflow._utils.huggingface import Kind, load_folder, position_limit
-from creditflow.errors import ModelError, did_you_mean
+from creditflow.errors import ModelError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-DEVICES = ("auto", "cpu", "cuda")
 MAX_BATCH_TOKENS = 16_384
 """Tokens of one batch, padding included; a longer row forms a batch alone."""
 
@@ -111,16 +110,6 @@ def stamp(folder: Path) -> str:
     """Names, sizes and times of the files in `folder`; a different model there has a different stamp."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return " ".join(f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files)
-
-
-def check_batching(batch_size: int, max_length: int | None, device: str) -> None:
-    """Check the arguments that all functions with a model share; raises ValueError."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size: expected 1 or more, got {batch_size}")
-    if max_length is not None and max_length < 2:
-        raise ValueError(f"max_length: expected 2 or more tokens, got {max_length}")
-    if device not in DEVICES:
-        raise ValueError(f"device: expected {', '.join(DEVICES)}, got {device!r}{did_you_mean(device, DEVICES)}")
 
 
 def cut_prompt(prompt_ids: Sequence[int], n_response: int, limit: int, keep: int = 0) -> list[int]:

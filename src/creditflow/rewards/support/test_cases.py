@@ -63,7 +63,7 @@ class InputOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class TestCall:
+class CaseCall:
     """A call of the solution; its value is checked outside of the box."""
 
     ask: Mapping[str, Any]
@@ -220,7 +220,7 @@ def _of_fn(name: str, given: Any, expected: Any) -> Case:
         # APPS wraps most values in a list of one.
         return alike(value, expected) or (wrapped and alike(value, expected[0]))
 
-    return TestCall({"fn": name, "args": args}, holds, shown(expected))
+    return CaseCall({"fn": name, "args": args}, holds, shown(expected))
 
 
 def _of_json(text: Any) -> Any:
@@ -237,7 +237,7 @@ def _of_one(one: Any, where: str) -> Case:
         return InputOutput(_joined(one["input"]), _joined(one["output"]))
     if isinstance(one, Mapping) and {"call", "expect"} <= one.keys():
         expected = one["expect"]
-        return TestCall({"call": str(one["call"])}, lambda value: alike(value, expected), shown(expected))
+        return CaseCall({"call": str(one["call"])}, lambda value: alike(value, expected), shown(expected))
     raise ValueError(f"{where}: expected input and output, call and expect, or an assert, got {shown(one)}")
 
 
@@ -285,7 +285,7 @@ def _of_assert(statement: ast.Assert, text: str, setup: str) -> Case:
             continue
         if tested is not None and _is_plain(tested.node):
             call = _source(text, tested.node)
-            return TestCall({"call": call, "setup": setup}, tested.holds, tested.expected)
+            return CaseCall({"call": call, "setup": setup}, tested.holds, tested.expected)
     return InBox(_source(text, statement), setup)
 
 

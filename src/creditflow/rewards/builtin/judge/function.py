@@ -10,15 +10,25 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from creditflow._utils.sections import expected
 from creditflow.data import Message, Score, Step, Trajectory
 from creditflow.errors import ModelError, did_you_mean
 from creditflow.rewards.builtin.judge import arguments, verdict
+from creditflow.rewards.builtin.judge.arguments import ChoiceValues, Scale, Style
 from creditflow.rewards.builtin.judge.clients import EndpointJudge, JudgeClient, JudgeError, ModelJudge
 from creditflow.rewards.builtin.judge.verdict import JudgeVerdict, VerdictError
 from creditflow.rewards.registry import builtin, outcome, reward
 from creditflow.rewards.support import local_model
+from creditflow.rewards.support.arguments import (
+    Above0,
+    AtLeast0,
+    OptionalName,
+    Whole,
+    WholeAbove0,
+    check_arguments,
+)
 from creditflow.rewards.support.text import is_missing
 from creditflow.rollout.client import ModelClient
 from creditflow.rollout.endpoint import EndpointUsage
@@ -83,52 +93,38 @@ class Judge:
         api_key_env: str | None = None,
         path: str | None = None,
         device: str = "auto",
-        policy: str | None = None,
+        policy: OptionalName = None,
         rubric: str | None = None,
         template: str | None = None,
-        reference: str | None = None,
-        scale: Sequence[float] | None = None,
-        choices: Mapping[str, float] | None = None,
-        pairwise: Mapping[str, str] | None = None,
-        format: str = "line",
-        max_characters: int = 20_000,
-        max_tokens: int = 512,
-        temperature: float = 0.0,
-        seed: int | None = 0,
-        max_concurrency: int = 64,
-        request_timeout: float = 30.0,
-        retries: int = 4,
-        backoff: float = 0.5,
-        give_up_after: float = 85.0,
-        request: Mapping[str, Any] | None = None,
-        prices: Mapping[str, float] | None = None,
+        reference: OptionalName = None,
+        scale: Scale = None,
+        choices: ChoiceValues | None = None,
+        pairwise: Any = None,
+        format: Style = "line",
+        max_characters: WholeAbove0 = 20_000,
+        max_tokens: WholeAbove0 = 512,
+        temperature: AtLeast0 = 0.0,
+        seed: Whole | None = 0,
+        max_concurrency: WholeAbove0 = 64,
+        request_timeout: Above0 = 30.0,
+        retries: Whole = 4,
+        backoff: AtLeast0 = 0.5,
+        give_up_after: Above0 = 85.0,
+        request: Annotated[Mapping[Any, Any] | None, expected("fields with their values")] = None,
+        prices: Mapping[str, AtLeast0] | None = None,
     ) -> None:
         arguments.refuse_secrets(locals())
         arguments.one_of(endpoint=endpoint, path=path, policy=policy)
         arguments.one_of(scale=scale, choices=choices, pairwise=pairwise, needed=False)
-        for name, value, least in (
-            ("max_characters", max_characters, 1),
-            ("max_tokens", max_tokens, 1),
-            ("max_concurrency", max_concurrency, 1),
-            ("retries", retries, 0),
-        ):
-            arguments.whole(name, value, least)
-        if seed is not None:
-            arguments.whole("seed", seed, 0)
-        arguments.number("temperature", temperature, 0)
-        arguments.number("backoff", backoff, 0)
-        arguments.number("request_timeout", request_timeout, 0, above=True)
-        arguments.number("give_up_after", give_up_after, 0, above=True)
-        if format not in ("line", "json"):
-            raise ValueError(
-                f"format: expected 'line' or 'json', got {format!r}{did_you_mean(format, ('line', 'json'))}"
-            )
+        check_arguments(Judge.__init__, locals())
+        if prices is not None and set(prices) != {"prompt", "completion"}:
+            raise ValueError(f"prices: expected {{prompt: ..., completion: ...}} per million tokens, got {prices!r}")
 
         self.style = format
-        self.reference = arguments.optional_name("reference", reference)
+        self.reference = reference
         self.against = arguments.against_of(pairwise)
         self.form = arguments.form_of(scale, choices, self.against is not None)
-        self.prices = arguments.prices_of(prices)
+        self.prices = prices
         self.prompt = arguments.prompt_of(
             rubric, template, verdict.instruction(self.form, format), max_characters, self.against
         )
@@ -138,13 +134,15 @@ class Judge:
             raise ValueError("reference: expected both it and {reference} in the template, or neither")
 
         self.version_text = repr(self.prompt)
-        self.policy = arguments.optional_name("policy", policy)
+        self.policy = policy
         self.inline = endpoint is None
         self.client: JudgeClient
         if endpoint is not None:
+            if not model:
+                raise ValueError(f"model: expected the model's name as the endpoint knows it, got {model!r}")
             self.client = EndpointJudge(
                 url=arguments.address_of(endpoint),
-                model=arguments.model_name(model),
+                model=model,
                 api_key_env=arguments.variable_name(api_key_env),
                 body=arguments.body_of(max_tokens, temperature, seed, format, request),
                 max_concurrency=max_concurrency,
@@ -206,19 +204,17 @@ class Judge:
 
     async def _judge(self, subject: _Subject) -> Score:
         try:
-            asked = self._questions(subject)
+            questions = self._questions(subject)
             # Wait for both orders, even if the first fails, so that no request is left running.
-            found = await asyncio.gather(*(self._verdict(messages) for messages in asked), return_exceptions=True)
+            verdicts = await asyncio.gather(*map(self._verdict, questions), return_exceptions=True)
         except JudgeError as error:
             return Score(0.0, status=error.status, reason=str(error))
-        for one in found:
-            if isinstance(one, JudgeError):
-                return Score(0.0, status=one.status, reason=str(one))
-            if isinstance(one, VerdictError):
-                return Score(0.0, status="failed", reason=str(one))
+        for one in verdicts:
+            if isinstance(one, JudgeError | VerdictError):
+                return Score(0.0, status=getattr(one, "status", "failed"), reason=str(one))
             if isinstance(one, BaseException):
                 raise one
-        return self._score([one for one in found if isinstance(one, JudgeVerdict)])
+        return self._score([one for one in verdicts if isinstance(one, JudgeVerdict)])
 
     def _score(self, verdicts: Sequence[JudgeVerdict]) -> Score:
         if self.against is None:
