@@ -1,7 +1,8 @@
 """The ready-made comparison of mathematical answers: takes text and truth, returns a number.
 
-`notation` parses both. Rational numbers and words are compared here. The math-verify library parses everything else,
-and `equality` compares the result. The library (and sympy with it) is imported at the first call that needs it.
+`support.math_parsing` parses both. Rational numbers and words are compared here. The math-verify library parses
+everything else, and `support.equality` compares the result. The library (and sympy with it) is imported at the first
+call that needs it.
 """
 
 from __future__ import annotations
