@@ -92,7 +92,7 @@ class ImplicitProcess(StepModel[_ModelInput]):
         return {"clipped": self._clipped.take()}
 
     def _load(self) -> list[LoadedModel]:
-        models = [load_model(folder, "causal", self.device) for folder in self.folders]
+        models: list[LoadedModel] = [load_model(folder, "causal", self.device) for folder in self.folders]
         if models[0].tokenizer.get_vocab() != models[-1].tokenizer.get_vocab():
             raise ValueError(f"two models must have the same vocabulary: {' and '.join(map(str, self.folders))}")
         return models

@@ -54,7 +54,7 @@ class ProcessModel(StepModel[_ScoredInput]):
     """The probability, by a process reward model, that each part of the response is right.
 
     `path`: the Hugging Face folder of a token classifier (`AutoModelForTokenClassification`, as TRL's PRMTrainer saves
-    it), relative to the working directory. It reads the step's prompt and response with its own tokenizer.
+    it). It reads the step's prompt and response with its own tokenizer.
     `per`: `line` (default): each line is followed by `separator` and scored there, as in TRL's training (blank lines
     are left out), and all tokens of the line get its score; `token`: the response is scored token by token, as it is;
     `step`: one number, the lines' scores combined by `reduce`: `min` (default), `product`, `last` or `mean`.

@@ -45,6 +45,7 @@ class StepModel(Generic[Row]):
     """
 
     inline = True
+    file_arguments = ("path", "reference", "tokenizer")
 
     def __init__(
         self, folders: Sequence[Path], tokenizer: str | None, max_length: int | None, batch_size: int, device: str

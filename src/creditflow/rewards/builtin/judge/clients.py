@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -96,7 +96,8 @@ class ModelJudge:
     """A model in this process: a policy of the run, or a model from a folder."""
 
     name: str
-    get: Callable[[], Awaitable[ModelClient]]
+    load: Callable[[], ModelClient] | None
+    """Loads the model at the first call; None: `known` is set before."""
     max_tokens: int
     temperature: float
     seed: int
@@ -112,7 +113,11 @@ class ModelJudge:
 
     async def ask(self, messages: Sequence[Message]) -> str:
         """Generate the reply, in one batch with all other waiting questions."""
-        self.known = client = await self.get()
+        if self.known is None:
+            if self.load is None:
+                raise JudgeError(f"policy {self.name}: the run handed over no policies")
+            self.known = await asyncio.to_thread(self.load)
+        client = self.known
         _, prompt_ids = client.encode(messages)
         if len(prompt_ids) + self.max_tokens > client.max_positions:
             raise JudgeError(

@@ -6,21 +6,20 @@ Connections and models are made at the first call.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from creditflow._utils.sections import expected
 from creditflow.data import Message, Score, Step, Trajectory
-from creditflow.errors import ModelError, did_you_mean
+from creditflow.errors import did_you_mean
 from creditflow.rewards.builtin.judge import arguments, verdict
 from creditflow.rewards.builtin.judge.arguments import ChoiceValues, Scale, Style
 from creditflow.rewards.builtin.judge.clients import EndpointJudge, JudgeClient, JudgeError, ModelJudge
 from creditflow.rewards.builtin.judge.verdict import JudgeVerdict, VerdictError
 from creditflow.rewards.registry import builtin, outcome, reward
-from creditflow.rewards.support import local_model
 from creditflow.rewards.support.arguments import (
     Above0,
     AtLeast0,
@@ -29,21 +28,14 @@ from creditflow.rewards.support.arguments import (
     WholeAbove0,
     check_arguments,
 )
+from creditflow.rewards.support.local_model import LocalModel
+from creditflow.rewards.support.models import load_model, model_folder
 from creditflow.rewards.support.text import is_missing
 from creditflow.rollout.client import ModelClient
 from creditflow.rollout.endpoint import EndpointUsage
 
 _GROUND_TRUTH = "ground_truth"
 _NO_ANSWER = "the workflow returned no answer"
-
-
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """The text to judge, and its trajectory."""
-
-    trajectory: Trajectory
-    response: str
-    prompt: str = ""
 
 
 @builtin
@@ -80,6 +72,7 @@ class Judge:
     does not answer in time is `timeout`. Source: Zheng et al., Judging LLM-as-a-Judge, arXiv 2306.05685.
     """
 
+    file_arguments = ("path", "rubric", "template")
     connect: Callable[[Mapping[str, ModelClient]], None]
     """Receives the run's policies; present only if the judge is a policy of the run. Raises ValueError if the run has
     no policy of that name.
@@ -155,14 +148,17 @@ class Judge:
         for name, given in (("model", model), ("api_key_env", api_key_env), ("prices", prices), ("request", request)):
             if given is not None:
                 raise ValueError(f"{name}: only an endpoint has one")
-        get = self._the_policy
+        load = None
         if policy is not None:
             self.connect = self._connect
         if path is not None:
             if temperature:
                 raise ValueError("temperature: a judge from a folder answers greedily, so it must be 0")
-            get = _Folder(Path(path), device).get
-        self.client = ModelJudge(path or str(policy), get, max_tokens, temperature, seed or 0, max_concurrency)
+            folder = model_folder(path, "path")
+            if not any(folder.glob("*.safetensors")):
+                raise ValueError(f"path: {path} has no weights as safetensors; other formats may run code when read")
+            load = functools.partial(_load, folder, device)
+        self.client = ModelJudge(path or str(policy), load, max_tokens, temperature, seed or 0, max_concurrency)
 
     def _connect(self, clients: Mapping[str, ModelClient]) -> None:
         assert self.policy is not None
@@ -174,19 +170,13 @@ class Judge:
             )
         self.client.known = clients[self.policy]
 
-    async def _the_policy(self) -> ModelClient:
-        assert isinstance(self.client, ModelJudge)
-        if self.client.known is None:
-            raise JudgeError(f"policy {self.policy}: the run handed over no policies")
-        return self.client.known
-
     async def __call__(self, step: Step, trajectory: Trajectory) -> Score:
         """The score of the step's response."""
-        return await self._judge(_Subject(trajectory, step.response, step.prompt))
+        return await self._judge(trajectory, step.response, step.prompt)
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
         """The questions, word for word, and the identity of the judge."""
-        return self._key(_Subject(trajectory, step.response, step.prompt))
+        return self._key(trajectory, step.response, step.prompt)
 
     def metrics(self) -> dict[str, float]:
         """Counts and sums since the previous call.
@@ -202,9 +192,9 @@ class Judge:
         """Close the connections of this event loop."""
         await self.client.aclose()
 
-    async def _judge(self, subject: _Subject) -> Score:
+    async def _judge(self, trajectory: Trajectory, response: str, prompt: str = "") -> Score:
         try:
-            questions = self._questions(subject)
+            questions = self._questions(trajectory, response, prompt)
             # Wait for both orders, even if the first fails, so that no request is left running.
             verdicts = await asyncio.gather(*map(self._verdict, questions), return_exceptions=True)
         except JudgeError as error:
@@ -227,22 +217,22 @@ class Judge:
     async def _verdict(self, messages: Sequence[Message]) -> JudgeVerdict:
         return verdict.read(await self.client.ask(messages), self.form, self.style)
 
-    def _questions(self, subject: _Subject) -> list[list[Message]]:
+    def _questions(self, trajectory: Trajectory, response: str, prompt: str) -> list[list[Message]]:
         """One question, or one for each order of two responses. Raises JudgeError if the task lacks a text."""
-        about = {"task": subject.trajectory.task.text}
-        if subject.prompt:
-            about["prompt"] = subject.prompt
+        material = {"task": trajectory.task.text}
+        if prompt:
+            material["prompt"] = prompt
         if self.against is not None:
-            other = _from_task(subject.trajectory, self.against)
-            pairs = ((subject.response, other), (other, subject.response))
-            return [self.prompt.messages({**about, "first": first, "second": second}) for first, second in pairs]
+            other = _from_task(trajectory, self.against)
+            pairs = ((response, other), (other, response))
+            return [self.prompt.messages({**material, "first": first, "second": second}) for first, second in pairs]
         if self.reference is not None:
-            about["reference"] = _from_task(subject.trajectory, self.reference)
-        return [self.prompt.messages({**about, "response": subject.response})]
+            material["reference"] = _from_task(trajectory, self.reference)
+        return [self.prompt.messages({**material, "response": response})]
 
-    def _key(self, subject: _Subject) -> str:
+    def _key(self, trajectory: Trajectory, response: str, prompt: str = "") -> str:
         try:
-            questions: Any = self._questions(subject)
+            questions: Any = self._questions(trajectory, response, prompt)
         except JudgeError as error:
             questions = str(error)
         return json.dumps([self.client.identity(), questions])
@@ -261,35 +251,15 @@ class JudgeOutcome(Judge):
         """The score of the trajectory's answer."""
         if trajectory.answer is None:
             return Score(0.0, reason=_NO_ANSWER)
-        return await self._judge(_Subject(trajectory, trajectory.answer))
+        return await self._judge(trajectory, trajectory.answer)
 
     def cache_key(self, trajectory: Trajectory) -> str:  # type: ignore[override]
         """See `judge`."""
-        return _NO_ANSWER if trajectory.answer is None else self._key(_Subject(trajectory, trajectory.answer))
+        return _NO_ANSWER if trajectory.answer is None else self._key(trajectory, trajectory.answer)
 
 
-class _Folder:
-    """The model in a folder, loaded in a thread on first use, once for all callers."""
-
-    def __init__(self, folder: Path, device: str) -> None:
-        self.folder, self.device = folder, device
-        self.model: ModelClient | None = None
-        self.loading: asyncio.Task[ModelClient] | None = None
-        try:
-            local_model.check_folder(folder)
-        except ModelError as error:
-            raise ValueError(f"path: {error}") from error
-
-    async def get(self) -> ModelClient:
-        if self.model is None:
-            if self.loading is None or self.loading.cancelled():
-                self.loading = asyncio.create_task(self._load())
-            # Shielded: a cancelled caller must not stop the load that other callers wait for.
-            self.model = await asyncio.shield(self.loading)
-        return self.model
-
-    async def _load(self) -> ModelClient:
-        return await asyncio.to_thread(local_model.load, self.folder, self.device)
+def _load(folder: Path, device: str) -> ModelClient:
+    return load_model(folder, "causal", device, LocalModel)
 
 
 def _from_task(trajectory: Trajectory, name: str) -> str:
