@@ -13,31 +13,14 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from creditflow.rewards.support.code_runner import MAX_CHARACTERS, PROGRAM, SOLUTION, untold
+from creditflow.rewards.support.code_runner import MAX_CHARACTERS, PROGRAM, SOLUTION, decoded
 
 MAX_TEST_CHARACTERS = 20_000
 """Limit for one test that is Python code; parsing takes time and stack."""
 REL_TOL, ABS_TOL = 1e-6, 1e-9
 _SHOWN = 60
-
-
-class Case(Protocol):
-    """One test of a program."""
-
-    @property
-    def program(self) -> str:
-        """The file to run: the solution itself, or the program that calls it."""
-        ...
-
-    def stdin(self, nonce: str) -> bytes:
-        """Standard input of the program."""
-        ...
-
-    def fault(self, stdout: bytes, nonce: str) -> str:
-        """The fault in the program's standard output; empty if the test passed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +32,7 @@ class InputOutput:
     program: str = SOLUTION
 
     def stdin(self, nonce: str) -> bytes:
+        """Standard input of the program."""
         return self.input.encode(errors="replace")
 
     def fault(self, stdout: bytes, nonce: str) -> str:
@@ -73,6 +57,7 @@ class CaseCall:
     program: str = PROGRAM
 
     def stdin(self, nonce: str) -> bytes:
+        """The question to the calling program."""
         return json.dumps(dict(self.ask)).encode()
 
     def fault(self, stdout: bytes, nonce: str) -> str:
@@ -81,7 +66,7 @@ class CaseCall:
             answer = _answer(stdout)
             if "value" not in answer:
                 return _no_answer(answer)
-            value = untold(answer["value"])
+            value = decoded(answer["value"])
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
             return "its answer cannot be read"
         try:
@@ -101,14 +86,22 @@ class InBox:
     program: str = PROGRAM
 
     def stdin(self, nonce: str) -> bytes:
+        """The assertion, with the nonce that its end writes."""
         return json.dumps({"assert": self.source, "setup": self.setup, "nonce": nonce}).encode()
 
     def fault(self, stdout: bytes, nonce: str) -> str:
+        """The fault, if the nonce is missing."""
         try:
             answer = _answer(stdout)
         except (ValueError, TypeError, RecursionError):
             return "its answer cannot be read"
         return "" if answer.get("nonce") == nonce else _no_answer(answer)
+
+
+Case = InputOutput | CaseCall | InBox
+"""A test of a program: the file to run (the solution, or the program that calls it), its input, and a check of its
+output, which returns the fault or an empty text.
+"""
 
 
 def not_loaded(stdout: bytes) -> str:
