@@ -262,12 +262,12 @@ def _make(cls: Callable[..., Any], args: Mapping[str, Any], key: str) -> Callabl
     """Instantiate a class that a recipe names; errors in its arguments are reported as errors of the recipe."""
     _check_call(cls, "()", args, key)
     try:
-        made: Callable[..., Any] = cls(**args)
+        instance: Callable[..., Any] = cls(**args)
     except (TypeError, ValueError) as error:
         raise RewardError(f"{key}: {first_line(error)}") from error
-    if not callable(made):
-        raise RewardError(f"{key}: expected a class with __call__, {type(made).__name__} has none")
-    return made
+    if not callable(instance):
+        raise RewardError(f"{key}: expected a class with __call__, {type(instance).__name__} has none")
+    return instance
 
 
 def _range(declared: tuple[float, float], key: str) -> tuple[float, float]:

@@ -15,11 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from creditflow._utils.sections import expected
 from creditflow.data import Score
 from creditflow.rewards.registry import answer, builtin
 from creditflow.rewards.support import code_runner
+from creditflow.rewards.support.arguments import Above0, Whole, WholeAbove0, check_arguments
 from creditflow.rewards.support.test_cases import Case, not_loaded, read_tests
 from creditflow.sandbox import Result, Sandbox, open_sandbox
 
@@ -29,6 +33,7 @@ MAX_TEXT_CHARACTERS = 400_000
 """Number of characters read, counted from the end of a response."""
 SECONDS = 5.0
 """Default time limit of a test, if neither the entry nor `reward.sandbox` sets one."""
+Indices = Annotated[Annotated[Sequence[Whole], Field(min_length=1)] | None, expected("a list of indices from 0")]
 _MARKS = 40
 _REASON_CHARACTERS = 300
 
@@ -88,17 +93,14 @@ class CodeTests:
     def __init__(
         self,
         sandbox: Mapping[str, Any] | None = None,
-        only: Sequence[int] | None = None,
-        max_tests: int | None = None,
+        only: Indices = None,
+        max_tests: WholeAbove0 | None = None,
         seconds: float | None = None,
-        total_seconds: float = 45.0,
+        total_seconds: Above0 = 45.0,
         all_or_nothing: bool = False,
     ) -> None:
-        self.only = None if only is None else _indices(only)
-        if max_tests is not None and not (_is_whole(max_tests) and max_tests > 0):
-            raise ValueError(f"expected max_tests to be a whole number above 0, got {max_tests!r}")
-        if not total_seconds > 0:
-            raise ValueError(f"expected total_seconds to be more than 0, got {total_seconds!r}")
+        check_arguments(CodeTests.__init__, locals())
+        self.only = None if only is None else tuple(only)
         self.max_tests = max_tests
         self.total_seconds = float(total_seconds)
         self.all_or_nothing = bool(all_or_nothing)
@@ -125,20 +127,10 @@ def summary(verdicts: Sequence[CaseVerdict]) -> str:
     """Format the passed tests and the first fault: `passed 3/5 [1 1 0 1 0]; test 2: reason`."""
     marks = " ".join(str(int(verdict.passed)) for verdict in verdicts[:_MARKS])
     more = " ..." if len(verdicts) > _MARKS else ""
-    said = f"passed {sum(verdict.passed for verdict in verdicts)}/{len(verdicts)} [{marks}{more}]"
+    passed = f"passed {sum(verdict.passed for verdict in verdicts)}/{len(verdicts)} [{marks}{more}]"
     fault = next((f"; test {i}: {verdict.reason}" for i, verdict in enumerate(verdicts) if not verdict.passed), "")
     # The fault may quote the program's output: a lone surrogate in it could not be written to a file.
-    return "".join(one if one.isprintable() else " " for one in (said + fault)[:_REASON_CHARACTERS])
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _indices(only: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(only, str) or not only or not all(_is_whole(index) and index >= 0 for index in only):
-        raise ValueError(f"expected `only` to be a list of indices from 0, got {only!r}")
-    return tuple(only)
+    return "".join(one if one.isprintable() else " " for one in (passed + fault)[:_REASON_CHARACTERS])
 
 
 # Code in a text

@@ -154,7 +154,7 @@ def _same_part(given: Part, wanted: Part) -> bool:
 
 
 def _same_value(given: Part, wanted: Part, factor: Fraction) -> bool:
-    """Whether `found`, times a factor, equals `wanted`."""
+    """Whether `given`, times a factor, equals `wanted`."""
     if given.number is not None and wanted.number is not None:
         return _same_numbers(given, given.number * factor, wanted, wanted.number)
     if given.text == wanted.text and factor == 1:

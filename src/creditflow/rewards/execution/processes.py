@@ -361,12 +361,12 @@ def _descendants(pid: int) -> set[int]:
     Descendants are stopped when found, and the search is repeated until it finds no new ones, so that none is missed.
     Linux only.
     """
-    found: set[int] = set()
-    while new := {child for child, parent in _parents().items() if parent in found | {pid}} - found:
+    known: set[int] = set()
+    while new := {child for child, parent in _parents().items() if parent in known | {pid}} - known:
         for child in new:
             _kill(os.kill, child, signal.SIGSTOP)
-        found |= new
-    return found
+        known |= new
+    return known
 
 
 def _parents() -> dict[int, int]:

@@ -193,14 +193,6 @@ def padded(loaded: LoadedModel, rows: Sequence[Sequence[int]]) -> tuple[Any, Any
     return ids, mask
 
 
-@dataclass(slots=True)
-class _Queue(Generic[Item, Result]):
-    """The waiting calls of one event loop."""
-
-    pending: list[tuple[Item, asyncio.Future[Result]]] = field(default_factory=list)
-    task: asyncio.Task[None] | None = None
-
-
 class Batcher(Generic[Item, Result]):
     """Turns concurrent `await batcher(item)` into few calls of a function that takes many items.
 
@@ -211,49 +203,44 @@ class Batcher(Generic[Item, Result]):
     def __init__(self, compute: Callable[[list[Item]], Sequence[Result]]) -> None:
         """`compute`: one result for each item, in order; called in a thread. An exception is raised in all callers."""
         self._compute = compute
-        self._queues: dict[asyncio.AbstractEventLoop, _Queue[Item, Result]] = {}
+        self._pending: dict[asyncio.AbstractEventLoop, list[tuple[Item, asyncio.Future[Result]]]] = {}
+        """The calls of each event loop that wait for a batch."""
+        self._dispatching: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
 
     async def __call__(self, item: Item) -> Result:
         """The item's result; returns when its batch is done."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        queue = self._queues.get(loop)
-        if queue is None or (queue.task is not None and queue.task.done()):
-            queue = self._queues[loop] = _Queue()
-            queue.task = loop.create_task(self._dispatch(loop, queue))
-        queue.pending.append((item, future))
+        self._pending.setdefault(loop, []).append((item, future))
+        if loop not in self._dispatching or self._dispatching[loop].done():
+            self._dispatching[loop] = loop.create_task(self._dispatch(loop))
         return await future
 
-    async def _dispatch(self, loop: asyncio.AbstractEventLoop, queue: _Queue[Item, Result]) -> None:
-        waiting: list[tuple[Item, asyncio.Future[Result]]] = []
+    async def _dispatch(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch: list[tuple[Item, asyncio.Future[Result]]] = []
         try:
-            while queue.pending:
-                await _until_quiet(queue)
-                waiting = [(item, future) for item, future in queue.pending if not future.done()]
-                queue.pending.clear()
-                if waiting:
-                    await self._run(waiting)
-        finally:  # no await since the queue was empty, so no call can have joined it
-            self._queues.pop(loop, None)
-            for _, future in (*waiting, *queue.pending):
+            while pending := self._pending.get(loop):
+                quiet, seen = 0, 0
+                while quiet < _QUIET_TURNS:
+                    quiet = quiet + 1 if len(pending) == seen else 0
+                    seen = len(pending)
+                    await asyncio.sleep(0)
+                batch = [(item, future) for item, future in self._pending.pop(loop) if not future.done()]
+                if batch:
+                    await self._run(batch)
+        finally:  # no await since nothing was pending, so no call can have come
+            self._dispatching.pop(loop, None)
+            for _, future in (*batch, *self._pending.pop(loop, ())):
                 future.cancel()  # has no effect on futures that are done
 
-    async def _run(self, waiting: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+    async def _run(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:
-            results = await asyncio.to_thread(self._compute, [item for item, _ in waiting])
+            results = await asyncio.to_thread(self._compute, [item for item, _ in batch])
         except Exception as error:  # handed to every caller
-            for _, future in waiting:
+            for _, future in batch:
                 if not future.done():
                     future.set_exception(error)
             return
-        for (_, future), result in zip(waiting, results, strict=True):
+        for (_, future), result in zip(batch, results, strict=True):
             if not future.done():  # its caller may have been cancelled meanwhile
                 future.set_result(result)
-
-
-async def _until_quiet(queue: _Queue[Any, Any]) -> None:
-    quiet, seen = 0, -1
-    while quiet < _QUIET_TURNS:
-        quiet = quiet + 1 if len(queue.pending) == seen else 0
-        seen = len(queue.pending)
-        await asyncio.sleep(0)
