@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -76,19 +76,14 @@ class FunctionReport:
         reasons: dict[str, str] = {}
         for reason in (reason for report in reports for reason in report.reasons):
             reasons.setdefault(_without_place(reason), reason)
-        return cls(
-            name=reports[0].name,
-            level=reports[0].level,
-            matched=sum(report.matched for report in reports),
-            failed=sum(report.failed for report in reports),
+        summed = ("matched", "failed", "seconds", "timeouts", "calls", "cached")
+        return replace(
+            reports[0],
             mean=mean,
             sd=math.sqrt(variance),
-            seconds=sum(report.seconds for report in reports),
             reasons=tuple(reasons.values())[:_SHOWN_REASONS],
-            timeouts=sum(report.timeouts for report in reports),
-            calls=sum(report.calls for report in reports),
-            cached=sum(report.cached for report in reports),
             counted=_merge_counted(reports),
+            **{name: sum(getattr(report, name) for report in reports) for name in summed},
         )
 
 
@@ -239,8 +234,8 @@ class RewardManager:
                 if function.level == "outcome" and (reason := _no_outcome(trajectory)):
                     given.append((RewardCall(function, trajectory), make_score(function, function.range[0], reason)))
                 else:
-                    made, failed = _calls(function, trajectory)
-                    calls += made
+                    own_calls, failed = _calls(function, trajectory)
+                    calls += own_calls
                     given += failed
         ran = _CallLog(progress)
         for call, returned in zip(calls, await self._answer(calls, ran), strict=True):
