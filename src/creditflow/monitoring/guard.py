@@ -358,9 +358,9 @@ def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
         raise ConfigError(f"{key}.to: expected a number from 0 to 1, which {action} needs, got {to!r}")
     cool_down = options.get("cool_down", 10)
     expect_whole(f"{key}.cool_down", cool_down, least=0)
-    if is_reference(kind) and folder is None:
-        return None
     if is_reference(kind):
+        if folder is None:
+            return None
         entry = load_object(kind, folder, f"{key}.kind")
     elif kind in GUARD_RULES.names():
         entry = GUARD_RULES[kind]

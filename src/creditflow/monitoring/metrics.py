@@ -198,8 +198,10 @@ def _sub_rewards(batch: TrajectoryBatch) -> Floats:
     score_SK = np.where(batch.scored, batch.scores, 0.0)
     weight_SK = np.where(batch.scored, batch.score_weights, 0.0)
     weight_SK = np.where(weight_SK.sum(axis=1, keepdims=True) > 0, weight_SK, batch.scored)
-    total_S, sub_reward_S = weight_SK.sum(axis=1), np.full(batch.n_steps, np.nan)
-    return np.divide((score_SK * weight_SK).sum(axis=1), total_S, out=sub_reward_S, where=total_S > 0)
+    total_S = weight_SK.sum(axis=1)
+    sub_reward_S: Floats = np.full(batch.n_steps, np.nan)
+    np.divide((score_SK * weight_SK).sum(axis=1), total_S, out=sub_reward_S, where=total_S > 0)
+    return sub_reward_S
 
 
 def _outcomes(batch: TrajectoryBatch) -> tuple[Floats, Bools]:

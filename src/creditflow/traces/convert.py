@@ -25,7 +25,7 @@ from creditflow.traces.conventions.base import ModelCall
 from creditflow.traces.events import unread, with_calls_apart
 from creditflow.traces.rewards import OF_THE_WHOLE, WHOLE, PlacedReward, place
 from creditflow.traces.selection import Selection, TrajectorySpans, choose
-from creditflow.traces.span_reading import is_message_event
+from creditflow.traces.span_reading import message_kind
 from creditflow.traces.span_tree import before, forest_of
 from creditflow.traces.spans import NO_SPAN, UNREADABLE, Span, text_of
 
@@ -220,7 +220,7 @@ def _note_what_is_not_read(name: str, spans_: TrajectorySpans, result: Converted
             why = "an event of this name is not read"
             result.left_out += [LeftOut("record", name, span.id, event, why) for event in unread(span)]
             if type(meaning) is not ModelCall:
-                of_calls = (event.name for event in span.events if is_message_event(event))
+                of_calls = (event.name for event in span.events if message_kind(event))
                 result.passed_over.update(f"{event} on a span of no call" for event in of_calls)
 
 

@@ -88,8 +88,9 @@ def one_sided_p_value(distance: float, standard_error: float) -> float:
 
 def is_number(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
     """Whether a value is a finite number from `low` to `high`."""
-    is_real = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_real and math.isfinite(value) and low <= value <= high
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and low <= value <= high
 
 
 def expect_number(key: str, value: object) -> None:
