@@ -65,7 +65,7 @@ def _lines_of_part(part: Any, found: FoundParts, depth: int) -> Iterator[Line]:
     if depth > MOST_DEEP:
         yield _unknown("nested too deep", found)
     elif isinstance(part, str):
-        yield ("media", _medium({"url": part}, "file", part, found)) if is_data_url(part) else ("text", part)
+        yield ("media" if is_data_url(part) else "text"), shortened(part, found)
     elif not isinstance(part, dict):
         if part is not None:
             yield _unknown(type(part).__name__, found)
@@ -78,8 +78,8 @@ def _lines_of_object(part: Raw, found: FoundParts, depth: int) -> Iterator[Line]
     text = part.get("content", part.get("text"))
     if isinstance(text, str) and text.startswith(_A_MESSAGE):
         yield from _lines_of_repr(text, found, depth)
-    elif kind is None and (wrapped := next((key for key in part if key in _WRAPPED), None)) is not None:
-        yield from _WRAPPED[wrapped](part, part[wrapped], found, depth)
+    elif kind is None and (key := next((key for key in part if key in _WRAPPED), None)) is not None:
+        yield from _lines_of_wrapped(part, key, found, depth)
     elif _is_reasoning(part, kind):
         yield "reasoning", _reasoning(part)
     elif _is_call(part):
@@ -116,11 +116,13 @@ def are_parts(value: Sequence[Any]) -> bool:
     """Whether a list read from a text holds message parts, rather than JSON that the message is about."""
     if not value or not all(isinstance(part, dict) and part for part in value):
         return False
-    typed = [isinstance(part.get("type"), str) for part in value]
-    return all(is_typed or _is_untyped(part) for is_typed, part in zip(typed, value, strict=True)) and any(
-        not is_typed or part["type"] in _KINDS or part["type"].endswith("_tool_result")
-        for is_typed, part in zip(typed, value, strict=True)
-    )
+    typed = [part["type"] for part in value if isinstance(part.get("type"), str)]
+    untyped = [part for part in value if not isinstance(part.get("type"), str)]
+    return all(map(_is_untyped, untyped)) and bool(untyped or any(map(_is_known, typed)))
+
+
+def _is_known(kind: str) -> bool:
+    return kind in _KINDS or kind.endswith("_tool_result")
 
 
 def _is_untyped(part: Raw) -> bool:
@@ -170,28 +172,24 @@ def _is_call(part: Any) -> bool:
 def _call(part: Raw) -> str:
     """A tool call as JSON: `name` and `arguments`."""
     function = part.get("function")  # OpenAI's form
-    told = function if isinstance(function, dict) else part
-    given = json_of(_first(told, ("arguments", "input", "args", "server_tool_call")))
-    name = _first(told, ("name", "toolName", "tool_name"))
-    return dumped({"name": name, "arguments": {} if given is None else given})  # some leave out empty arguments
+    fields = function if isinstance(function, dict) else part
+    arguments = json_of(_first(fields, ("arguments", "input", "args", "server_tool_call")))
+    name = _first(fields, ("name", "toolName", "tool_name"))
+    return dumped({"name": name, "arguments": {} if arguments is None else arguments})  # some omit empty arguments
 
 
 def _result(value: Any, found: FoundParts, depth: int) -> Iterator[Line]:
     """The lines of a tool result: its parts, a text, or JSON."""
     if isinstance(value, str):
-        read = json_of(value)
-        if isinstance(read, list) and are_parts(read):
-            value = read
-        else:
-            kind: Kind = "media" if is_data_url(value) else "tool"
-            yield kind, _medium({"url": value}, "file", value, found) if kind == "media" else value
+        parts = json_of(value)
+        if not (isinstance(parts, list) and are_parts(parts)):
+            yield ("media" if is_data_url(value) else "tool"), shortened(value, found)
             return
+        value = parts
     if isinstance(value, dict) and value.get("type") in _OUTPUTS and "value" in value:  # Vercel's form
         yield from _result(value["value"], found, depth + 1) if depth < MOST_DEEP else ()
-    elif isinstance(value, list) and are_parts(value):
-        yield "tool", joined(lines_of(value, found, depth + 1))
-    elif isinstance(value, dict) and are_parts([value]):
-        yield "tool", joined(lines_of([value], found, depth + 1))
+    elif are_parts(parts := value if isinstance(value, list) else [value]):
+        yield "tool", joined(lines_of(parts, found, depth + 1))
     else:
         yield "tool", dumped(shortened(value, found))
 
@@ -262,15 +260,15 @@ def _medium(part: Any, modality: str, original: Any, found: FoundParts) -> str:
             mime, address = head[5:].partition(";")[0] or mime, None
     if isinstance(payload, str) and payload.startswith(("http://", "https://")):
         payload, address = None, payload
-    if isinstance(told := fields.get("modality"), str) and told:
-        modality = told
+    if isinstance(stated := fields.get("modality"), str) and stated:
+        modality = stated
     elif modality == "file" and "/" in mime and mime.partition("/")[0] in ("image", "audio", "video"):
         modality = mime.partition("/")[0]
     if mime and "/" not in mime and modality != "file":
         mime = f"{modality}/{mime}"
-    told = mime if payload is not None else text_of(address)[:200] or mime
-    marker = f"[{modality[:40]}{': ' if told or payload is not None else ''}"
-    marker += ", ".join(filter(None, (told, "" if payload is None else _size(payload)))) + "]"
+    source = mime if payload is not None else text_of(address)[:200] or mime
+    marker = f"[{modality[:40]}{': ' if source or payload is not None else ''}"
+    marker += ", ".join(filter(None, (source, "" if payload is None else _size(payload)))) + "]"
     found.media.append((marker, original))
     return marker
 
@@ -317,52 +315,35 @@ def shortened(value: Any, found: FoundParts, depth: int = 0) -> Any:
 # ---- parts without a type ------------------------------------------------------------------------------------------
 
 
-def _inside(inner: Any) -> Raw:
-    return inner if isinstance(inner, dict) else {"text": inner}
-
-
-def _w_call(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
-    yield "tool", _call({"type": "tool_call", **_inside(inner)})
-
-
-def _w_result(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
-    return _result(_first(_inside(inner), _RESULT_KEYS), found, depth)
-
-
-def _w_reasoning(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
-    told = _inside(inner)
-    nested = told.get("reasoningText")
-    yield "reasoning", _reasoning(nested if isinstance(nested, dict) else told)
-
-
-def _w_medium(modality: str) -> Any:
-    def read(part: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
-        yield "media", _medium(part, modality, part, found)
-
-    return read
-
-
-def _w_texts(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
-    told = _inside(inner)
-    content = _first(told, ("content", "text", "code", "output"))
-    yield from lines_of(content if isinstance(content, list) else [content], found, depth + 1)
-
-
-def _w_nothing(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
-    return iter(())
-
-
-_WRAPPED: dict[str, Any] = {
-    **dict.fromkeys(("toolUse", "functionCall", "function_call"), _w_call),
-    **dict.fromkeys(("toolResult", "functionResponse", "function_response"), _w_result),
-    "reasoningContent": _w_reasoning,
-    **{kind: _w_medium(kind) for kind in ("image", "audio", "video")},
-    **dict.fromkeys(("document", "inlineData", "inline_data", "fileData", "file_data"), _w_medium("file")),
-    **dict.fromkeys(("guardContent", "citationsContent", "executableCode", "executable_code"), _w_texts),
-    **dict.fromkeys(("codeExecutionResult", "code_execution_result"), _w_texts),
-    **dict.fromkeys(("cachePoint",), _w_nothing),
+_WRAPPED = {
+    **dict.fromkeys(("toolUse", "functionCall", "function_call"), "call"),
+    **dict.fromkeys(("toolResult", "functionResponse", "function_response"), "result"),
+    "reasoningContent": "reasoning",
+    **{modality: modality for modality in ("image", "audio", "video")},
+    **dict.fromkeys(("document", "inlineData", "inline_data", "fileData", "file_data"), "file"),
+    **dict.fromkeys(("guardContent", "citationsContent", "executableCode", "executable_code"), "texts"),
+    **dict.fromkeys(("codeExecutionResult", "code_execution_result"), "texts"),
+    "cachePoint": "empty",
 }
-"""Identifying key to reader, for parts without a type: Bedrock's and Gemini's forms."""
+"""Identifying key to kind, for parts without a type: Bedrock's and Gemini's forms."""
+
+
+def _lines_of_wrapped(part: Raw, key: str, found: FoundParts, depth: int) -> Iterator[Line]:
+    kind, fields = _WRAPPED[key], part[key] if isinstance(part[key], dict) else {"text": part[key]}
+    if kind == "call":
+        yield "tool", _call({"type": "tool_call", **fields})
+    elif kind == "result":
+        yield from _result(_first(fields, _RESULT_KEYS), found, depth)
+    elif kind == "reasoning":
+        text = fields.get("reasoningText")
+        yield "reasoning", _reasoning(text if isinstance(text, dict) else fields)
+    elif kind == "texts":
+        content = _first(fields, ("content", "text", "code", "output"))
+        yield from lines_of(content if isinstance(content, list) else [content], found, depth + 1)
+    elif kind != "empty":
+        yield "media", _medium(part, kind, part, found)
+
+
 _KINDS = frozenset((*_TEXTS, *_REASONING, *_CALLS, *_RESULTS, *_MEDIA, *_EMPTY, "generic"))
 
 

@@ -75,15 +75,14 @@ class _Owners:
         self._trajectory, self._chosen = spans_, chosen
         self._step_of = {at: step for step, at in enumerate(chosen.calls)}
         self._spans_with: dict[str, dict[str, list[int]]] = {}
-        by_end = sorted(chosen.made, key=spans_.end.__getitem__)
-        self._all = _Calls(by_end, [spans_.end[at] for at in by_end])
-        self.all_ended = self._all.ends[-1] if by_end else 0
-        self._of_agent: dict[int, _Calls] = {}
-        for at in by_end:
+        self._calls = sorted(chosen.made, key=spans_.end.__getitem__)
+        """All calls made, by end."""
+        self.all_ended = spans_.end[self._calls[-1]] if self._calls else 0
+        self._of_agent: dict[int, list[int]] = {}
+        """The same for each agent's span."""
+        for at in self._calls:
             if (agent := spans_.agent_at[at]) is not None:
-                own = self._of_agent.setdefault(agent, _Calls([], []))
-                own.calls.append(at)
-                own.ends.append(spans_.end[at])
+                self._of_agent.setdefault(agent, []).append(at)
         self._outside = any(spans_.agent_around[at] is None for at, _ in spans_.rewards)
         """Whether a reward lies outside all agents' spans; rule 3 then applies even to a span around all calls."""
         inside = [0] * len(spans_.spans)
@@ -116,9 +115,17 @@ class _Owners:
         """The owner of a reward at `at` without a target, by rules 3 and 4."""
         around = self._trajectory.agent_around[at]
         if around in self._of_agent and (self._outside or self._n_inside[around] < len(self._chosen.made)):
-            call = self._of_agent[around].last_by(time)
+            call = self._last_by(self._of_agent[around], time)
             return self._step(call, "agent", "its agent had made no call by then")
-        return self._step(self._all.last_by(time), "time", "no step had ended by then")
+        return self._step(self._last_by(self._calls, time), "time", "no step had ended by then")
+
+    def _last_by(self, calls: Sequence[int], time: int) -> int | None:
+        """The last of `calls`, which are sorted by end, that had ended by `time`."""
+        place = self._n_ended(calls, time)
+        return calls[place - 1] if place else None
+
+    def _n_ended(self, calls: Sequence[int], time: int) -> int:
+        return bisect_right(calls, time, key=self._trajectory.end.__getitem__)
 
     def _step(self, call: int | None, rule: Rule, otherwise: str) -> _Owner:
         """The step of a call, or the reason for its omission; `otherwise`: the reason without a call."""
@@ -159,7 +166,8 @@ class _Owners:
         if n_inside == len(self._chosen.made):
             return WHOLE, "link", ""
         if at in self._of_agent:
-            return self._step(self._of_agent[at].last_by(time), "link", "its agent had made no call by then")
+            call = self._last_by(self._of_agent[at], time)
+            return self._step(call, "link", "its agent had made no call by then")
         if n_inside:
             return self._step(self._last_inside(at, time), "link", "no call inside of what it is linked to had ended")
         return self._by_place(at, self._trajectory.start[at])
@@ -167,8 +175,8 @@ class _Owners:
     def _last_inside(self, at: int, time: int) -> int | None:
         """The last call inside a span that had ended by `time`."""
         place, behind = self._extent
-        stop = bisect_right(self._all.ends, time)
-        recent = reversed(self._all.calls[max(0, stop - _LOOKED_BACK) : stop])
+        stop = self._n_ended(self._calls, time)
+        recent = reversed(self._calls[max(0, stop - _LOOKED_BACK) : stop])
         return next((call for call in recent if place[at] <= place[call] < behind[at]), None)
 
     @cached_property
@@ -214,16 +222,3 @@ def _is_in(rising: Sequence[int], number: int) -> bool:
 
 def _spelled(link: tuple[tuple[str, str], ...]) -> str:
     return ", ".join(f"{key} {value}" for key, value in link)
-
-
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """Calls sorted by end."""
-
-    calls: list[int]
-    ends: list[int]
-
-    def last_by(self, time: int) -> int | None:
-        """The last call that had ended by `time`."""
-        place = bisect_right(self.ends, time)
-        return self.calls[place - 1] if place else None
