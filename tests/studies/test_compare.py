@@ -26,8 +26,6 @@ from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.errors import ConfigError, DataError
 from creditflow.monitoring import Evaluation
-from creditflow.reports.bootstrap import PassCounts, paired_difference
-from creditflow.reports.comparison import ArmResult, RunResult, differences, spread, summary
 from creditflow.reports.comparison_plot import draw_comparison
 from creditflow.reports.tables import (
     comparison_table,
@@ -38,7 +36,9 @@ from creditflow.reports.tables import (
     show,
 )
 from creditflow.studies.comparison.arms import arms_of, as_yaml, parse_vary, without_entry
+from creditflow.studies.comparison.bootstrap import PassCounts, paired_difference
 from creditflow.studies.comparison.jobs import Job, run_jobs
+from creditflow.studies.comparison.results import ArmResult, RunResult, differences, spread, summary
 from tests.builders import batch_of, make_trajectory, step
 from tests.paths import TOY
 

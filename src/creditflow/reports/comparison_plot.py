@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from creditflow.reports.comparison import ArmResult, spread
+from creditflow.studies.comparison.results import ArmResult, spread
 
 if TYPE_CHECKING:
     from creditflow.data import Floats

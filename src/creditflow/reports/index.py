@@ -32,7 +32,7 @@ CREATE TABLE trajectories (
 CREATE TABLE steps (
     training_step INTEGER, trajectory_id VARCHAR, index INTEGER, agent VARCHAR, turn INTEGER, sub_reward DOUBLE,
     scored BOOLEAN, failed BOOLEAN, gate_open BOOLEAN, threshold DOUBLE, trained BOOLEAN, credit DOUBLE,
-    withheld DOUBLE, advantage DOUBLE, ended_right BOOLEAN
+    withheld DOUBLE, advantage DOUBLE, ended_right BOOLEAN, wrong BOOLEAN
 );
 """
 _RIGHT = """
@@ -57,14 +57,15 @@ _PROMPT = 200
 _INSERT = f"""
 INSERT INTO trajectories
 SELECT training_step, min(place), trajectory_id, any_value(uid), any_value(status), any_value(outcome),
-       any_value(ended_right), count(position), min(position) FILTER (WHERE scored AND sub_reward < 1 - 1e-9),
+       any_value(ended_right), count(position), min(position) FILTER (WHERE sub_reward < 1 - 1e-9),
        any_value(left(prompt, {_PROMPT})), any_value(task_key)
 FROM taken GROUP BY training_step, trajectory_id;
 INSERT INTO steps
 SELECT t.training_step, t.trajectory_id, position, agent, turn, sub_reward, scored, failed, gate_open, threshold,
-       trained, credit, withheld, advantage, p.ended_right
+       trained, credit, withheld, advantage, p.ended_right,
+       sub_reward < 1 - 1e-9
 FROM taken t JOIN trajectories p ON t.training_step = p.training_step AND t.trajectory_id = p.trajectory_id
-WHERE position IS NOT NULL;
+WHERE position IS NOT NULL
 """
 
 
@@ -87,38 +88,33 @@ class Filter:
 
     def clauses(self) -> tuple[str, list[Any]]:
         """An SQL condition on `trajectories`, and its values."""
-        of_trajectory: list[str] = []
-        of_step: list[str] = []
-        trajectory_values: list[Any] = []
-        step_values: list[Any] = []
-        if self.training_step is not None:
-            of_trajectory.append("training_step = ?")
-            trajectory_values.append(self.training_step)
+        on_trajectory = {"training_step = ?": self.training_step}
+        on_step = {
+            "agent = ?": self.agent,
+            "scored AND sub_reward >= ?": self.least_score,
+            "scored AND sub_reward <= ?": self.most_score,
+        }
+        conditions = [clause for clause, value in on_trajectory.items() if value is not None]
+        step_conditions = [clause for clause, value in on_step.items() if value is not None]
+        values = [value for value in (*on_trajectory.values(), *on_step.values()) if value is not None]
         if self.outcome is not None:
-            said = {"right": "ended_right", "wrong": "NOT ended_right", "unscored": "ended_right IS NULL"}
-            if self.outcome not in said:
-                raise InputError(
-                    f"outcome: expected {' or '.join(said)}, got {self.outcome!r}{did_you_mean(self.outcome, said)}"
-                )
-            of_trajectory.append(said[self.outcome])
-        for value, clause in (
-            (self.agent, "agent = ?"),
-            (self.least_score, "scored AND sub_reward >= ?"),
-            (self.most_score, "scored AND sub_reward <= ?"),
-        ):
-            if value is not None:
-                of_step.append(clause)
-                step_values.append(value)
+            conditions.append(_chosen("outcome", self.outcome, _OUTCOMES))
         if self.gate is not None:
-            if self.gate not in ("open", "closed"):
-                raise InputError(
-                    f"gate: expected open or closed, got {self.gate!r}{did_you_mean(self.gate, ('open', 'closed'))}"
-                )
-            of_step.append("gate_open" if self.gate == "open" else "NOT gate_open")
-        if of_step:
-            such = f"SELECT (training_step, trajectory_id) FROM steps WHERE {' AND '.join(of_step)}"
-            of_trajectory.append(f"(training_step, trajectory_id) IN ({such})")
-        return " AND ".join(of_trajectory) or "true", [*trajectory_values, *step_values]
+            step_conditions.append(_chosen("gate", self.gate, _GATES))
+        if step_conditions:
+            steps = f"SELECT (training_step, trajectory_id) FROM steps WHERE {' AND '.join(step_conditions)}"
+            conditions.append(f"(training_step, trajectory_id) IN ({steps})")
+        return " AND ".join(conditions) or "true", values
+
+
+_OUTCOMES = {"right": "ended_right", "wrong": "NOT ended_right", "unscored": "ended_right IS NULL"}
+_GATES = {"open": "gate_open", "closed": "NOT gate_open"}
+
+
+def _chosen(name: str, value: str, clauses: Mapping[str, str]) -> str:
+    if value not in clauses:
+        raise InputError(f"{name}: expected {' or '.join(clauses)}, got {value!r}{did_you_mean(value, clauses)}")
+    return clauses[value]
 
 
 class Index:
@@ -190,29 +186,19 @@ class Index:
             columns = ("scored", "failed", "gate_open", "threshold", "trained", "credit", "withheld", "advantage")
             of_credit = ", ".join(columns if assigned else (f"NULL AS {name}" for name in columns))
             sub_reward = "CASE WHEN scored THEN sub_reward END AS sub_reward" if assigned else "NULL AS sub_reward"
-            connection.execute(
-                _TAKE.format(
-                    training_step=TRAINING_STEP, sub_reward=sub_reward, of_credit=of_credit, right=_RIGHT, source=source
-                )
-            )
-            connection.execute(_INSERT)
-            connection.execute("DROP TABLE taken")
-            connection.execute("COMMIT")
+            of_rows = {"training_step": TRAINING_STEP, "sub_reward": sub_reward, "of_credit": of_credit}
+            connection.execute(_TAKE.format(**of_rows, right=_RIGHT, source=source))
+            connection.execute(f"{_INSERT}; DROP TABLE taken; COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")
             raise
-        for step, file, said in zip(steps, files, facts, strict=True):
-            self._note_credit(step, file, said)
-
-    def _note_credit(self, step: int, file: Path, facts: Mapping[str, Any]) -> None:
-        """Store a step file's rule, or the reason why its credit cannot be explained; sums need no rule."""
-        try:
-            options = options_of(file, facts)
-        except DataError as error:
-            self.reasons[step] = _reason(error, file)
-            return
-        if options is not None:
-            self.rules[step] = options.propagation
+        for step, file, stored in zip(steps, files, facts, strict=True):
+            # The sums need no rule, so a rule that cannot be read does not leave out the file.
+            try:
+                if (options := options_of(file, stored)) is not None:
+                    self.rules[step] = options.propagation
+            except DataError as error:
+                self.reasons[step] = _reason(error, file)
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """The rows of a query over `trajectories` and `steps`, as JSON types."""

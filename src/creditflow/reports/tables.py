@@ -12,9 +12,9 @@ from rich.table import Table
 
 from creditflow.credit.analysis.difference import CreditChange
 from creditflow.monitoring import Evaluation
-from creditflow.reports.bootstrap import COVERAGE
-from creditflow.reports.comparison import ArmDifference, ArmResult, spread
 from creditflow.reports.text import number
+from creditflow.studies.comparison.bootstrap import COVERAGE
+from creditflow.studies.comparison.results import ArmDifference, ArmResult, spread
 
 _WIDTH_OF_A_FILE = 160
 """Width in columns if standard output is not a terminal, so that tables are not folded to 80."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from creditflow._utils.files import json_ready
 from creditflow.monitoring import Evaluation
-from creditflow.reports.bootstrap import Difference, PassCounts, paired_difference
 from creditflow.runs.run_folder import read_metrics
+from creditflow.studies.comparison.bootstrap import Difference, PassCounts, paired_difference
 
 METRICS = ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
 """Metrics of an evaluation that are compared."""
