@@ -10,10 +10,7 @@ from creditflow.studies.audit import Agreement
 
 def draw_audit(path: Path, found: Sequence[Agreement]) -> None:
     """Write a figure with one panel per measure and one row per rule, with 95 % intervals."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     panels = {
         "credit, all agents": [one.credit for one in found],
@@ -22,7 +19,8 @@ def draw_audit(path: Path, found: Sequence[Agreement]) -> None:
         "within trajectories": [one.within for one in found],
     }
     size = (2.3 * len(panels) + 1.5, 0.38 * len(found) + 1.3)
-    figure, axes = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
+    figure = Figure(figsize=size)
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for axis, (title, shares) in zip(axes[0], panels.items(), strict=True):
         axis.axvline(0.5 if title == "within trajectories" else 0.0, color="0.6", linewidth=0.8)
         for row, share in enumerate(shares):
@@ -40,4 +38,3 @@ def draw_audit(path: Path, found: Sequence[Agreement]) -> None:
     figure.supxlabel(words, fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
-    plt.close(figure)

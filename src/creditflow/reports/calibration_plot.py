@@ -10,14 +10,12 @@ from creditflow.studies.calibration import Calibration
 
 def draw_calibration(path: Path, found: Sequence[Calibration]) -> None:
     """Write a figure with one panel per agent and function: success rate by score, and the steps in each bin."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     columns = min(len(found), 4)
     rows = -(-len(found) // columns)
-    figure, panels = plt.subplots(rows, columns, figsize=(3.1 * columns, 3.0 * rows), squeeze=False, sharey=True)
+    figure = Figure(figsize=(3.1 * columns, 3.0 * rows))
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for panel in panels.flat[len(found) :]:
         panel.set_visible(False)
     for panel, one in zip(panels.flat, found, strict=False):
@@ -36,4 +34,3 @@ def draw_calibration(path: Path, found: Sequence[Calibration]) -> None:
     figure.supylabel("share of trajectories that ended right", fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
-    plt.close(figure)

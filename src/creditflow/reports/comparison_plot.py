@@ -25,14 +25,10 @@ _SMOOTHING = 5
 
 def draw_comparison(path: Path, title: str, arms: Sequence[ArmResult]) -> None:
     """Write the figure of `arms` to `path` (a PNG)."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (curves, passing, errors) = pyplot.subplots(
-        1, 3, figsize=(15, 4.8), width_ratios=(1.3, 1, 1), layout="constrained"
-    )
+    figure = Figure(figsize=(15, 4.8), layout="constrained")
+    curves, passing, errors = figure.subplots(1, 3, width_ratios=(1.3, 1, 1))
     figure.suptitle(title)
     _draw_curves(curves, arms)
     _draw_ends(passing, arms, {"pass_at_1": "sampled", "pass_at_1_greedy": "greedy"})
@@ -42,7 +38,6 @@ def draw_comparison(path: Path, title: str, arms: Sequence[ArmResult]) -> None:
     errors.set_title("step error rate on validation tasks")
     errors.set_ylabel("share of scored steps that are wrong")
     figure.savefig(path, dpi=120, format="png")
-    pyplot.close(figure)
 
 
 def _draw_curves(axes: Any, arms: Sequence[ArmResult]) -> None:

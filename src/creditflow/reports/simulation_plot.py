@@ -21,12 +21,10 @@ def draw_simulation(
     noises: Sequence[tuple[float, float, float]],
 ) -> None:
     """Write a PNG: blame and wrong outputs by step, wrong signs by rule, and signal by threshold and by noise."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 4, figsize=(19, 4.6), layout="constrained")
+    figure = Figure(figsize=(19, 4.6), layout="constrained")
+    axes = figure.subplots(1, 4)
     shape = team.graph if team.parents is None else "graph of a file"
     figure.suptitle(f"{shape} of {team.n_steps} steps, error {team.error:g}, scorer noise {team.noise:g}")
     places = np.arange(1, team.n_steps + 1)
@@ -51,4 +49,3 @@ def draw_simulation(
     axes[3].set(title="break-even of scorer noise", xlabel="share of verdicts that are mistaken", ylabel="correlation")
     axes[3].legend()
     figure.savefig(path, dpi=120, format="png")
-    pyplot.close(figure)
