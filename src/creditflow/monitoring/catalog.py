@@ -68,10 +68,10 @@ def described(name: str, names: Names) -> Metric | None:
 
 def expect_known(metric: str, names: Names, key: str) -> Metric:
     """The catalog entry of `metric`. Raises ConfigError with the nearest known name for an unknown metric."""
-    found = described(metric, names)
-    if found is None:
+    entry = described(metric, names)
+    if entry is None:
         raise ConfigError(f"{key}: unknown metric {metric!r}{did_you_mean(metric, _spelled_out(names))}")
-    return found
+    return entry
 
 
 def _fits(pattern: str, name: str, names: Names) -> bool:

@@ -86,7 +86,7 @@ class GuardEvent:
         )
 
 
-def asked_of_engine(events: Sequence[GuardEvent]) -> GuardEvent | None:
+def engine_action(events: Sequence[GuardEvent]) -> GuardEvent | None:
     """The event with an action for the engine: the first that stops, else the first that restores a checkpoint."""
     fired = [event for event in events if event.what == "fired"]
     return next((event for action in (STOP, RESTORE) for event in fired if event.action == action), None)
@@ -101,9 +101,9 @@ def cannot_go_back(rollbacks: int, most: int) -> str:
     return "there is no good checkpoint to go back to (trainer.save_freq)"
 
 
-def stop_report(asked: GuardEvent, folder: Path, why: str = "") -> str:
+def stop_report(event: GuardEvent, folder: Path, why: str = "") -> str:
     """The message of a GuardStop. `why`: the reason against a rollback."""
-    return f"{asked.text}; stopped after step {asked.step}{why and ': '}{why}; {folder}/events.jsonl has the numbers"
+    return f"{event.text}; stopped after step {event.step}{why and ': '}{why}; {folder}/events.jsonl has the numbers"
 
 
 _EFFECTS = {

@@ -8,17 +8,17 @@ from pathlib import Path
 from creditflow.studies.calibration import Calibration
 
 
-def draw_calibration(path: Path, found: Sequence[Calibration]) -> None:
+def draw_calibration(path: Path, results: Sequence[Calibration]) -> None:
     """Write a figure with one panel per agent and function: success rate by score, and the steps in each bin."""
     from matplotlib.figure import Figure
 
-    columns = min(len(found), 4)
-    rows = -(-len(found) // columns)
+    columns = min(len(results), 4)
+    rows = -(-len(results) // columns)
     figure = Figure(figsize=(3.1 * columns, 3.0 * rows))
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for panel in panels.flat[len(found) :]:
+    for panel in panels.flat[len(results) :]:
         panel.set_visible(False)
-    for panel, one in zip(panels.flat, found, strict=False):
+    for panel, one in zip(panels.flat, results, strict=False):
         score, right, steps = zip(*one.curve, strict=True)
         panel.plot([0, 1], [0, 1], color="0.8", linewidth=0.8)
         panel.bar(score, [count / one.steps for count in steps], width=0.06, color="0.88")

@@ -194,8 +194,8 @@ class Spelling:
 
     def for_policy(self, policy: str) -> Pieces | None:
         """The texts for a policy's tokens; None without a readable tokenizer, which may appear later."""
-        if policy not in self._found and (found := self._tokenizer(policy)) is not None:
-            self._found[policy] = lambda ids: _pieces(found, list(ids))
+        if policy not in self._found and (tokenizer := self._tokenizer(policy)) is not None:
+            self._found[policy] = lambda ids: _pieces(tokenizer, list(ids))
         return self._found.get(policy)
 
     def _tokenizer(self, policy: str) -> Any:

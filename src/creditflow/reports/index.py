@@ -136,13 +136,13 @@ class Index:
 
     def refresh(self, ledger: Ledger) -> None:
         """Read the new step files, newest first; start over if the run was rolled back or a file was replaced."""
-        there = {step: found for step in ledger.steps if (found := _signature(ledger, step)) is not None}
+        there = {step: signature for step in ledger.steps if (signature := _signature(ledger, step)) is not None}
         with self._lock:
             self.ledger = ledger
-            if any(there.get(step) != found for step, found in self.taken.items()):
+            if any(there.get(step) != signature for step, signature in self.taken.items()):
                 self._connection.execute("DELETE FROM trajectories; DELETE FROM steps")
                 self.taken.clear()
-            self.damaged = {step: found for step, found in self.damaged.items() if there.get(step) == found}
+            self.damaged = {step: signature for step, signature in self.damaged.items() if there.get(step) == signature}
             for kept in (self.reasons, self.rules):
                 for step in kept.keys() - self.taken.keys() - self.damaged.keys():
                     del kept[step]
@@ -165,8 +165,8 @@ class Index:
             else:
                 self.taken |= steps
                 return
-        for step, found in steps.items():  # one of the files is damaged
-            self._take({step: found})
+        for step, signature in steps.items():  # one of the files is damaged
+            self._take({step: signature})
 
     @staticmethod
     def _errors() -> tuple[type[Exception], ...]:
@@ -227,7 +227,7 @@ def _reason(error: Exception, file: Path) -> str:
 def _signature(ledger: Ledger, step: int) -> Signature | None:
     """The file's signature; None if the file no longer exists."""
     try:
-        found = ledger.file(step).stat()
+        stat = ledger.file(step).stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return stat.st_mtime_ns, stat.st_size

@@ -88,12 +88,12 @@ def _by_reason(reasons: Mapping[int, str]) -> list[tuple[str, str]]:
     steps_of: dict[str, list[int]] = {}
     for step in sorted(reasons):
         steps_of.setdefault(reasons[step], []).append(step)
-    found = []
+    groups = []
     for reason, steps in steps_of.items():
         names = [f"{step:06d}.parquet" for step in steps[:_NAMED]]
         more = f" and {len(steps) - _NAMED:,} more" if len(steps) > _NAMED else ""
-        found.append((f"{', '.join(names)}{more}", reason))
-    return found
+        groups.append((f"{', '.join(names)}{more}", reason))
+    return groups
 
 
 _NAMED = 3
@@ -140,11 +140,11 @@ def settings(ledger: Ledger) -> dict[str, Any]:
 _GRANULARITY = "algorithm.decomp_granularity"
 
 
-def different(of_runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def different(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The settings that differ between runs, each with its value in every run."""
-    keys = dict.fromkeys(key for of_run in of_runs for key in of_run)
-    found = {key: [of_run.get(key) for of_run in of_runs] for key in keys}
-    return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+    keys = dict.fromkeys(key for run in runs for key in run)
+    by_key = {key: [run.get(key) for run in runs] for key in keys}
+    return {key: values for key, values in by_key.items() if any(value != values[0] for value in values)}
 
 
 def curves(ledger: Ledger) -> dict[str, Any]:
@@ -160,10 +160,10 @@ def curves(ledger: Ledger) -> dict[str, Any]:
         policies=_matches(points, "([^/]+)/actor/[^/]+"),
         rules=_matches(points, "guard/on/(.+)"),
     )
-    found = {name: described(name, names) or Metric(name, "", "", "") for name in points}
+    metrics = {name: described(name, names) or Metric(name, "", "", "") for name in points}
     return {
         name: {"unit": metric.unit, "meaning": metric.meaning, "points": thinned(points[name])}
-        for name, metric in found.items()
+        for name, metric in metrics.items()
     }
 
 

@@ -23,11 +23,11 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
     Samples come from the newest readable training step, and from earlier ones if it has too few. If the texts are too
     long, the last trajectories are left out. `left_out` covers only parts that the overview does not state.
     """
-    found: dict[str, Any] = {"trajectories": [], "graphs": {}, "steps": {}, "left_out": []}
+    chosen: dict[str, Any] = {"trajectories": [], "graphs": {}, "steps": {}, "left_out": []}
     spelling = Spelling(ledger)
     written = 0
     for step in sorted(index.taken, reverse=True):
-        wanted = count - len(found["trajectories"])
+        wanted = count - len(chosen["trajectories"])
         if wanted <= 0:
             break
         if step in index.reasons:  # the overview states it
@@ -35,7 +35,7 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
         try:
             recorded = ledger.read(step)
         except DataError as error:
-            found["left_out"].append(f"no sample is from {ledger.file(step).name}: {first_line(error)}")
+            chosen["left_out"].append(f"no sample is from {ledger.file(step).name}: {first_line(error)}")
             continue
         rows = _of_step(index, step, wanted)
         for done, row in enumerate(rows):
@@ -46,17 +46,17 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
                 for step in graph["steps"]
             }
             size = sum(len(str(detail)) for detail in details.values())
-            if found["trajectories"] and (written + size > _TEXT or len(found["steps"]) + len(details) > _STEPS):
-                found["left_out"].append(
-                    f"{len(rows) - done} of {len(found['trajectories']) + len(rows) - done} sample trajectories are "
+            if chosen["trajectories"] and (written + size > _TEXT or len(chosen["steps"]) + len(details) > _STEPS):
+                chosen["left_out"].append(
+                    f"{len(rows) - done} of {len(chosen['trajectories']) + len(rows) - done} sample trajectories are "
                     "left out: they are long; creditflow view shows all"
                 )
-                return found | {"left_out": [*found["left_out"], *_unspelled(found["steps"])]}
+                return chosen | {"left_out": [*chosen["left_out"], *_unspelled(chosen["steps"])]}
             written += size
-            found["trajectories"].append(row)
-            found["graphs"][f"{recorded.step} {row['trajectory_id']}"] = graph
-            found["steps"] |= details
-    return found | {"left_out": [*found["left_out"], *_unspelled(found["steps"])]}
+            chosen["trajectories"].append(row)
+            chosen["graphs"][f"{recorded.step} {row['trajectory_id']}"] = graph
+            chosen["steps"] |= details
+    return chosen | {"left_out": [*chosen["left_out"], *_unspelled(chosen["steps"])]}
 
 
 def _unspelled(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:

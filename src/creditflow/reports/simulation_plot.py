@@ -15,7 +15,7 @@ from creditflow.studies.simulation import SimulatedCredit, SimulatedTeam
 def draw_simulation(
     path: Path,
     team: SimulatedTeam,
-    found: Sequence[SimulatedCredit],
+    results: Sequence[SimulatedCredit],
     moved_K: Floats,
     signals: Sequence[tuple[float, float]],
     noises: Sequence[tuple[float, float, float]],
@@ -29,7 +29,7 @@ def draw_simulation(
     figure.suptitle(f"{shape} of {team.n_steps} steps, error {team.error:g}, scorer noise {team.noise:g}")
     places = np.arange(1, team.n_steps + 1)
 
-    for i, one in enumerate(found):
+    for i, one in enumerate(results):
         look = {"color": COLOURS[i], "linestyle": STYLES[i % len(STYLES)], "linewidth": 2}
         axes[0].plot(places, one.amplification_K, label=f"blame, {one.rule}", **look)
     axes[0].plot(places, moved_K, ":", color="grey", linewidth=2, label="wrong outputs")
@@ -37,7 +37,7 @@ def draw_simulation(
     axes[0].set_yscale("log")
     axes[0].legend()
 
-    axes[1].bar([one.rule for one in found], [one.wrong_way for one in found], color=COLOURS[: len(found)])
+    axes[1].bar([one.rule for one in results], [one.wrong_way for one in results], color=COLOURS[: len(results)])
     axes[1].set(title="advantages of the wrong sign", ylabel="share of steps", ylim=(0, None))
 
     axes[2].plot(*zip(*signals, strict=True), color=COLOURS[3], linewidth=2)

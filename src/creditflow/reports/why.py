@@ -103,12 +103,12 @@ def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
         (a.failed_S, np.ones(len(a.failed_S)), "its scoring failed"),
         (a.frozen_S, np.ones(len(a.frozen_S)), "frozen: it lies upstream of a failure"),
     )
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for among_S, size_S, reason in candidates:
         if among_S.any():
             s = int(np.argmax(np.where(among_S, size_S, -np.inf)))
-            found[s] = f"{found[s]}; {reason}" if s in found else reason
-    return list(found.items())
+            reasons[s] = f"{reasons[s]}; {reason}" if s in reasons else reason
+    return list(reasons.items())
 
 
 def worth_a_look_lines(assignment: Assignment, training_step: int) -> list[str]:
@@ -181,9 +181,9 @@ def _step_row(a: Assignment | None, batch: TrajectoryBatch, s: int) -> tuple[str
 def _score(name: str, score: Score) -> str:
     value = "by token" if isinstance(score.value, tuple) else f"{score.value:g}"
     low, high = score.range
-    said = value if score.status == "ok" else score.status
-    said += f" in [{low:g}, {high:g}]" if (low, high) != (0.0, 1.0) and score.status == "ok" else ""
-    parts = [f"{plain(name)} {said}".strip()]
+    result = value if score.status == "ok" else score.status
+    result += f" in [{low:g}, {high:g}]" if (low, high) != (0.0, 1.0) and score.status == "ok" else ""
+    parts = [f"{plain(name)} {result}".strip()]
     parts += ["weight 0: not part of credit"] if score.weight == 0 else []
     parts += [plain(score.reason, _REASON)] if score.reason else []
     parts += [f"{score.seconds:.2g} s"] if score.seconds else []
@@ -193,19 +193,19 @@ def _score(name: str, score: Score) -> str:
 def _node(operations: Sequence[Operation], at: int) -> str:
     operation = operations[at]
     named = [plain(operations[i].name) for i in operation.inputs if operations[i].name not in ("zero", "one")]
-    made = f" = {f' {operation.symbol} '.join(named)}" if len(named) > 1 else ""
+    inputs = f" = {f' {operation.symbol} '.join(named)}" if len(named) > 1 else ""
     note = f"   # {plain(operation.note, _REASON)}" if operation.note else ""
-    return f"{plain(operation.name)}{made} = {operation.value:.6g}{note}"
+    return f"{plain(operation.name)}{inputs} = {operation.value:.6g}{note}"
 
 
 def _beside(operations: Sequence[Operation]) -> dict[int, list[int]]:
     """The unused inputs, which decided a gate, by the operation that follows them."""
     taken = {i for operation in operations for i in operation.inputs} | {len(operations) - 1}
-    found: dict[int, list[int]] = {}
+    beside: dict[int, list[int]] = {}
     waiting: list[int] = []
     for at in range(len(operations)):
         if at not in taken and operations[at].symbol == "given":
             waiting.append(at)
         elif waiting:
-            found[at], waiting = waiting, []
-    return found
+            beside[at], waiting = waiting, []
+    return beside

@@ -37,8 +37,8 @@ class PlacedReward:
     """The reason why it is unassigned."""
 
 
-def place(spans_: TrajectorySpans, chosen: Selection, outcome: str) -> list[PlacedReward]:
-    """Assign every value of every reward of `spans_`, in order of time.
+def place(trajectory_spans: TrajectorySpans, chosen: Selection, outcome: str) -> list[PlacedReward]:
+    """Assign every value of every reward of `trajectory_spans`, in order of time.
 
     1. A reward named `outcome` or one of `OF_THE_WHOLE` belongs to the whole trajectory.
     2. A reward with a target (a link to a span, a response id, or an attribute of the span itself) belongs to it. A
@@ -54,42 +54,42 @@ def place(spans_: TrajectorySpans, chosen: Selection, outcome: str) -> list[Plac
     Calls that are left out count as well: a reward that belongs to one of them is unassigned, rather than the next
     step's.
     """
-    if not spans_.rewards:
+    if not trajectory_spans.rewards:
         return []
-    owners = _Owners(spans_, chosen)
-    found = [given for at, reward in spans_.rewards for given in owners.given(at, reward, outcome)]
-    late = [given.rule == "time" and spans_.start[given.at] >= owners.all_ended for given in found]
-    of_steps = {given.name for given, is_late in zip(found, late, strict=True) if not is_late and given.owner != WHOLE}
+    owners = _Owners(trajectory_spans, chosen)
+    placed = [given for at, reward in trajectory_spans.rewards for given in owners.given(at, reward, outcome)]
+    late = [given.rule == "time" and trajectory_spans.start[given.at] >= owners.all_ended for given in placed]
+    of_steps = {given.name for given, is_late in zip(placed, late, strict=True) if not is_late and given.owner != WHOLE}
     return [
         replace(given, owner=WHOLE, nobody="")
         if is_late and chosen.calls and given.name not in of_steps and not isinstance(given.value, RewardWithoutNumber)
         else given
-        for given, is_late in zip(found, late, strict=True)
+        for given, is_late in zip(placed, late, strict=True)
     ]
 
 
 class _Owners:
     """Look-ups over one trajectory that every reward shares."""
 
-    def __init__(self, spans_: TrajectorySpans, chosen: Selection) -> None:
-        self._trajectory, self._chosen = spans_, chosen
+    def __init__(self, trajectory_spans: TrajectorySpans, chosen: Selection) -> None:
+        self._trajectory, self._chosen = trajectory_spans, chosen
         self._step_of = {at: step for step, at in enumerate(chosen.calls)}
         self._spans_with: dict[str, dict[str, list[int]]] = {}
-        self._calls = sorted(chosen.made, key=spans_.end.__getitem__)
+        self._calls = sorted(chosen.made, key=trajectory_spans.end.__getitem__)
         """All calls made, by end."""
-        self.all_ended = spans_.end[self._calls[-1]] if self._calls else 0
+        self.all_ended = trajectory_spans.end[self._calls[-1]] if self._calls else 0
         self._of_agent: dict[int, list[int]] = {}
         """The same for each agent's span."""
         for at in self._calls:
-            if (agent := spans_.agent_at[at]) is not None:
+            if (agent := trajectory_spans.agent_at[at]) is not None:
                 self._of_agent.setdefault(agent, []).append(at)
-        self._outside = any(spans_.agent_around[at] is None for at, _ in spans_.rewards)
+        self._outside = any(trajectory_spans.agent_around[at] is None for at, _ in trajectory_spans.rewards)
         """Whether a reward lies outside all agents' spans; rule 3 then applies even to a span around all calls."""
-        inside = [0] * len(spans_.spans)
+        inside = [0] * len(trajectory_spans.spans)
         for at in chosen.made:
             inside[at] = 1
-        for at in reversed(spans_.forest.order):
-            if (parent := spans_.forest.parents[at]) >= 0:
+        for at in reversed(trajectory_spans.tree.order):
+            if (parent := trajectory_spans.tree.parents[at]) >= 0:
                 inside[parent] += inside[at]
         self._n_inside = inside
         """[n] number of calls at and inside each span."""
@@ -138,10 +138,10 @@ class _Owners:
 
     def _linked(self, at: int, reward: Reward, time: int) -> _Owner:
         for link in reward.links:
-            found = self._at(link, at, time)
-            if found[0] is not None:
+            owner = self._at(link, at, time)
+            if owner[0] is not None:
                 break
-        return found
+        return owner
 
     def _at(self, link: tuple[tuple[str, str], ...], given_at: int, time: int) -> _Owner:
         """The owner that a link resolves to, or the reason why it resolves to none."""
@@ -182,7 +182,7 @@ class _Owners:
     @cached_property
     def _extent(self) -> tuple[list[int], list[int]]:
         """[n], [n] each span's position in depth-first order, and the first position after the spans it encloses."""
-        order, parents = self._trajectory.forest.order, self._trajectory.forest.parents
+        order, parents = self._trajectory.tree.order, self._trajectory.tree.parents
         place = [0] * len(order)
         for at, span in enumerate(order):
             place[span] = at
@@ -197,13 +197,13 @@ class _Owners:
         if key not in self._spans_with:
             if len(self._spans_with) == _MOST_KEYS:
                 return ()
-            found: dict[str, list[int]] = {}
+            spans: dict[str, list[int]] = {}
             for at, span in enumerate(self._trajectory.spans):
                 ids = {"span_id": span.id, "trace_id": span.trace_id or span.trace}
                 has = ids.get(key) or span.attributes.get(key)
                 if has is not None:
-                    found.setdefault(text_of(has), []).append(at)
-            self._spans_with[key] = found
+                    spans.setdefault(text_of(has), []).append(at)
+            self._spans_with[key] = spans
         return self._spans_with[key].get(value, ())
 
 

@@ -227,7 +227,7 @@ _ENDED_BY_LENGTH = ("length", "max_tokens", "max_output_tokens", "model_length",
 
 def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
     attributes = span.attributes
-    found = _NOTHING_BESIDE
+    notes = _NO_NOTES
     choices: Sequence[str] = ()
     texts = None if span.events or names.whole or names.plain is None else _plain_texts(names.plain(attributes))
     if texts is not None:
@@ -236,19 +236,19 @@ def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
         messages = [{"role": role or "user", "content": text} for role, text in zip(each, each, strict=True)]
         reason = attributes.get(names.response[0].get("finish_reason", ""))
     else:
-        found = FoundParts()
-        messages, responses = _messages(span, names, found)
+        notes = FoundParts()
+        messages, responses = _messages(span, names, notes)
         first: Raw = responses[0] if responses else {}
         if len(responses) > 1:
             first, others = _first_choice(attributes, _with_reasoning(responses))
-            choices = [response_of(one, found)[0] for one in others]
-        n_unknown = len(found.unknown)
-        response, spoken = response_of(first, found)
+            choices = [response_of(one, notes)[0] for one in others]
+        n_unknown = len(notes.unknown)
+        response, spoken = response_of(first, notes)
         reason = first.get("finish_reason")
     response_ids = _token_ids(first_of(attributes, names.response_ids)) if names.response_ids else ()
     unusable = ""
     if not response and not response_ids:
-        unusable = _why_unusable(attributes, messages, found.unknown[n_unknown:] if found.unknown else ())
+        unusable = _why_unusable(attributes, messages, notes.unknown[n_unknown:] if notes.unknown else ())
     return ModelCall(
         messages,
         response,
@@ -262,13 +262,13 @@ def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
         _info(span, names, reason),
         spoken,
         choices,
-        found.media,
-        found.unknown,
+        notes.media,
+        notes.unknown,
         unusable,
     )
 
 
-_NOTHING_BESIDE = FoundParts()
+_NO_NOTES = FoundParts()
 """Empty result for calls with plain-text messages. Never modified."""
 
 
@@ -282,7 +282,7 @@ def _plain_texts(values: Sequence[Any]) -> Sequence[str] | None:
     return None if any(map(str.startswith, values, repeat(NOT_PLAIN))) else values
 
 
-def _messages(span: Span, names: _AttributeNames, found: FoundParts) -> tuple[list[Message], list[Raw]]:
+def _messages(span: Span, names: _AttributeNames, notes: FoundParts) -> tuple[list[Message], list[Raw]]:
     """The prompt messages of a call, reduced to role and text, and its response messages."""
     attributes = span.attributes
     prompt, response = _from_attributes(attributes) if names.whole else ([], [])
@@ -290,9 +290,9 @@ def _messages(span: Span, names: _AttributeNames, found: FoundParts) -> tuple[li
         more_prompt, more_response = _from_events(span.events)
         prompt, response = prompt or more_prompt, response or more_response  # events repeat the attributes
     if prompt or response or not names.spread:
-        return in_short(prompt, found), response
+        return in_short(prompt, notes), response
     response = [from_spread(_entry(attributes, entry)) for entry in names.response]
-    return in_short([from_spread(_entry(attributes, entry)) for entry in names.prompt], found), response
+    return in_short([from_spread(_entry(attributes, entry)) for entry in names.prompt], notes), response
 
 
 def _why_unusable(attributes: Mapping[str, Any], messages: Sequence[Message], unknown: Sequence[str]) -> str:
@@ -480,12 +480,12 @@ def _logprobs(value: Any) -> tuple[float, ...]:
     """Log-probabilities from OpenAI's list of tokens; empty if any is missing."""
     if value is None:
         return ()
-    found = [one.get("logprob") if isinstance(one, dict) else one for one in listed(value)]
+    values = [one.get("logprob") if isinstance(one, dict) else one for one in listed(value)]
     try:
-        numbers = [float(one) for one in found if isinstance(one, int | float)]
+        numbers = [float(one) for one in values if isinstance(one, int | float)]
     except OverflowError:
         return ()
-    return tuple(numbers) if len(numbers) == len(found) else ()
+    return tuple(numbers) if len(numbers) == len(values) else ()
 
 
 # ---- agents --------------------------------------------------------------------------------------------------------
@@ -530,8 +530,8 @@ def _agent_name(span: Span) -> str:
 def _reward_span(span: Span, names: _AttributeNames) -> Reward | None:
     """The reward of a reward span, otherwise None. Model calls inside such a span are the judge's."""
     entries = names.reader(span.attributes)
-    found = (values for read in names.reward_span_readers if (values := read(span, entries)) is not None)
-    if (values := next(found, None)) is None:
+    readings = (values for read in names.reward_span_readers if (values := read(span, entries)) is not None)
+    if (values := next(readings, None)) is None:
         return None
     if not values and not (names.gives or any(map(is_reward_event, span.events))):
         keys = ", ".join(sorted(span.attributes))[:200] or "no attribute"

@@ -109,15 +109,15 @@ _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 """Magic numbers of gzip and zstandard files."""
 
 
-def _of_signals(objects: list[Any], where: str) -> list[Any]:
+def _without_metrics(objects: list[Any], where: str) -> list[Any]:
     """`objects` without metrics and profiles, which collectors may write to the same file.
 
     Raises DataError if nothing else is left.
     """
-    found = [one for one in objects if not (isinstance(one, dict) and not _OTHER_SIGNALS.isdisjoint(one))]
-    if objects and not found:
+    others = [one for one in objects if not (isinstance(one, dict) and not _OTHER_SIGNALS.isdisjoint(one))]
+    if objects and not others:
         raise DataError(f"{where}: expected spans or log records, got metrics or profiles")
-    return found
+    return others
 
 
 _OTHER_SIGNALS = frozenset(("resourceMetrics", "resourceProfiles"))
@@ -128,7 +128,9 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
 
     Raises DataError for other objects; its message begins with `where`.
     """
-    objects = _of_signals([one for value in values for one in (value if isinstance(value, list) else [value])], where)
+    objects = _without_metrics(
+        [one for value in values for one in (value if isinstance(value, list) else [value])], where
+    )
     for number, one in enumerate(objects, 1):
         place = f"{where}: object {number}" if len(objects) > 1 else where
         if not (isinstance(one, dict) and ("span_id" in one or not _OTLP.isdisjoint(one))):
@@ -217,16 +219,16 @@ def _each(
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the objects in a list of `holder`, each with its place in the file; list other values in `lost`."""
     key = next((key for key in keys if holder.get(key) is not None), keys[0])
-    found = holder.get(key)
+    items = holder.get(key)
     place = f"{where}.{key}" if where else key
-    if found is None:
+    if items is None:
         others = [text_of(other) for other in holder if other not in _BESIDE_LISTS and other not in _OTLP]
         if others:
             lost.append((place, f"expected a list, got {', '.join(others)[:100]}"))
-    elif not isinstance(found, list):
-        lost.append((place, f"expected a list, got {type(found).__name__}"))
+    elif not isinstance(items, list):
+        lost.append((place, f"expected a list, got {type(items).__name__}"))
     else:
-        for number, one in enumerate(found):
+        for number, one in enumerate(items):
             if isinstance(one, dict):
                 yield f"{place}[{number}]", one
             else:
@@ -375,7 +377,7 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
         messages = [MessageToDict(one(part)) for part in _framed(data, where) or [data]]
     except DecodeError as error:
         raise DataError(f"{where}: expected OTLP as protobuf: {first_line(error)}") from error
-    return _of_signals(messages, where)
+    return _without_metrics(messages, where)
 
 
 def _framed(data: bytes, where: str) -> list[bytes]:
@@ -463,10 +465,10 @@ def _objects(raw: Any) -> list[Any]:
 
 def from_readable(spans: Iterable[Any], logs: Iterable[Any] = ()) -> list[Span]:
     """Read OpenTelemetry's `ReadableSpan` and `ReadableLogRecord` objects, as exporters receive them."""
-    found = []
+    read = []
     for span in spans:
         context, parent, status = span.context, span.parent, span.status
-        found.append(
+        read.append(
             Span(
                 trace=f"{context.trace_id:032x}",
                 id=f"{context.span_id:016x}",
@@ -479,12 +481,12 @@ def from_readable(spans: Iterable[Any], logs: Iterable[Any] = ()) -> list[Span]:
                     SpanEvent(event.name, event.attributes or {}, time=time_of(event.timestamp))
                     for event in span.events
                 ],
-                links=[Link(f"{of.context.trace_id:032x}", f"{of.context.span_id:016x}") for of in span.links],
+                links=[Link(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") for link in span.links],
                 error="" if status.is_ok or status.is_unset else status.description or "error",
                 resource=span.resource.attributes if span.resource is not None else {},
             )
         )
-    return _joined(found, [_readable_log(one) for one in logs])
+    return _joined(read, [_readable_log(one) for one in logs])
 
 
 def _readable_log(log: Any) -> Span:

@@ -97,7 +97,7 @@ class _Status:
     def __init__(self, reporter: Reporter, bar: Bar, total: int) -> None:
         self.reporter, self.bar, self.total = reporter, bar, total
         self.done = self.unsaid = 0
-        self.start = self.said = time.monotonic()
+        self.start = self.shown = time.monotonic()
 
     def moved(self, parts: int) -> None:
         self.done += parts
@@ -111,8 +111,8 @@ class _Status:
         now = time.monotonic()
         if self.reporter.console.is_terminal:
             self.bar.advance(self.unsaid, names)
-        elif now - self.said >= _PLAIN_SECONDS:
-            self.said = now
+        elif now - self.shown >= _PLAIN_SECONDS:
+            self.shown = now
             self.bar.advance(self.unsaid, f"{names}{self._left(now)}")
         else:
             return

@@ -105,9 +105,9 @@ def spread(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
-def summary(vary: str, arms: Sequence[ArmResult], found: Sequence[ArmDifference]) -> dict[str, Any]:
+def summary(vary: str, arms: Sequence[ArmResult], pairs: Sequence[ArmDifference]) -> dict[str, Any]:
     """The content of `comparison.json`. Non-finite numbers (the spread of one value) are null."""
-    said = {
+    content = {
         "vary": vary,
         "values": {
             arm.name: {
@@ -129,10 +129,10 @@ def summary(vary: str, arms: Sequence[ArmResult], found: Sequence[ArmDifference]
                 "against": difference.against,
                 **{metric: {"mean": d.mean, "interval": [d.low, d.high]} for metric, d in difference.by_metric.items()},
             }
-            for difference in found
+            for difference in pairs
         ],
     }
-    return dict(json_ready(said))
+    return dict(json_ready(content))
 
 
 def _number(value: Any) -> float:
