@@ -220,9 +220,9 @@ def _note_what_is_not_read(
             result.passed_over[span.name or "a span without a name"] += 1
         for record, reason in span.unread:
             leave_out("record", at, record, reason)
-        for event in unread(span):
+        for event in unread(span) if span.events else ():
             leave_out("record", at, event, "an event of this name is not read")
-        if type(meaning) is not ModelCall:
+        if span.events and type(meaning) is not ModelCall:
             names = (event.name for event in span.events if message_kind(event))
             result.passed_over.update(f"{event} on a span of no call" for event in names)
 

@@ -121,11 +121,8 @@ class _Owners:
 
     def _last_by(self, calls: Sequence[int], time: int) -> int | None:
         """The last of `calls`, which are sorted by end, that had ended by `time`."""
-        place = self._n_ended(calls, time)
+        place = bisect_right(calls, time, key=self._trajectory.end.__getitem__)
         return calls[place - 1] if place else None
-
-    def _n_ended(self, calls: Sequence[int], time: int) -> int:
-        return bisect_right(calls, time, key=self._trajectory.end.__getitem__)
 
     def _step(self, call: int | None, rule: Rule, otherwise: str) -> _Owner:
         """The step of a call, or the reason for its omission; `otherwise`: the reason without a call."""
@@ -175,7 +172,7 @@ class _Owners:
     def _last_inside(self, at: int, time: int) -> int | None:
         """The last call inside a span that had ended by `time`."""
         place, behind = self._extent
-        stop = self._n_ended(self._calls, time)
+        stop = bisect_right(self._calls, time, key=self._trajectory.end.__getitem__)
         recent = reversed(self._calls[max(0, stop - _LOOKED_BACK) : stop])
         return next((call for call in recent if place[at] <= place[call] < behind[at]), None)
 

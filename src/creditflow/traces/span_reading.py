@@ -67,7 +67,7 @@ def _meaning(span: Span, names: _AttributeNames) -> Meaning | None:
     like_call = _is_like_a_call(span.attributes, names)
     if like_call and names.says_and_has:
         return _model_call(span, names)
-    if names.of_agent and (name := _agent_name(span)):
+    if names.of_agent and (name := _agent_name(span, names)):
         return AgentSpan(name)
     return _model_call(span, names) if like_call else None
 
@@ -132,6 +132,9 @@ class _AttributeNames:
         """Whether it has both a model and messages, and so is a call even if it names an agent."""
         self.of_agent = has("span_agent", "call_agent", "agent_kinds", "agent_attributes")
         """Whether it may be an agent's."""
+        self.agent_kinds, self.span_agent = present("agent_kinds"), present("span_agent")
+        self.not_agents = present("not_agents")
+        """The attributes present that mark an agent's span, name its agent, or mark a span that is no agent's work."""
 
         self.like_rewards = [key for key in keys if _is_like_a_reward(key)]
         """Attributes with "reward" in their name that are not read as one."""
@@ -378,12 +381,13 @@ def is_call(span: Span) -> bool:
     attributes, names = span.attributes, _names_of(span.attributes)
     if _is_call(attributes, names):
         return True
-    return _is_like_a_call(attributes, names) and (names.says_and_has or not _agent_name(span))
+    return _is_like_a_call(attributes, names) and (names.says_and_has or not _agent_name(span, names))
 
 
 def has_no_kind(span: Span) -> bool:
     """Whether a span's attributes give no kind: no model call, agent, tool or similar."""
-    return not (any(map(span.attributes.get, _keys("not_calls", "kinds"))) or is_call(span) or _agent_name(span))
+    has_kind = any(map(span.attributes.get, _keys("not_calls", "kinds")))
+    return not (has_kind or is_call(span) or _agent_name(span, _names_of(span.attributes)))
 
 
 def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
@@ -505,14 +509,14 @@ _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 """The suffix that AutoGen adds to agent names in a team; it differs in each run."""
 
 
-def _agent_name(span: Span) -> str:
+def _agent_name(span: Span, names: _AttributeNames) -> str:
     """The agent's name if a span is an agent's work, otherwise empty."""
     attributes = span.attributes
-    if _has(attributes, _all("not_agents")):
+    if _has(attributes, names.not_agents):
         return ""
-    if (name := first_of(attributes, _all("span_agent"))) and name not in _all("no_agents"):
+    if (name := first_of(attributes, names.span_agent)) and name not in _all("no_agents"):
         return _TEAM_ID.sub("", text_of(name))
-    for key, kinds, name_key in _all("agent_kinds"):
+    for key, kinds, name_key in names.agent_kinds:
         if attributes.get(key) in kinds:
             if not name_key:
                 return text_of(span.name)

@@ -525,8 +525,10 @@ def _of_agent_lightning(raw: Mapping[str, Any]) -> Span:
         time_of(get("start_time"), in_seconds=True),
         time_of(get("end_time"), in_seconds=True),
         _plain(get("attributes")),
-        [_event(_plain(event)) for event in events] if isinstance(events, list | tuple) else [],
-        [_link(_plain(_plain(link).get("context"))) for link in links] if isinstance(links, list | tuple) else (),
+        [_event(_plain(event)) for event in events] if events and isinstance(events, (list, tuple)) else [],
+        [_link(_plain(_plain(link).get("context"))) for link in links]
+        if links and isinstance(links, (list, tuple))
+        else (),
         text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else "",
         _plain(resource.get("attributes")),
         text_of(get("trace_id")),
