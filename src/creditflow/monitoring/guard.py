@@ -81,9 +81,7 @@ class GuardEvent:
         if self.rule in (FAILED_SCORES, FAILED_ROLLOUTS):
             return f"warning: {self.note}"
         shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in self.numbers.items())
-        return (
-            f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {self.note or _EFFECTS[self.what, self.action]}"
-        )
+        return f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {self.note or _EFFECTS.get((self.what, self.action), 'well again')}"
 
 
 def engine_action(events: Sequence[GuardEvent]) -> GuardEvent | None:
@@ -112,11 +110,8 @@ _EFFECTS = {
     ("fired", FALLBACK): "credit falls back to the shared global reward",
     ("fired", RESTORE): "back to the last good checkpoint",
     ("fired", STOP): "the run is stopped",
-    ("recovered", WARN): "well again",
     ("recovered", SET_THRESHOLD): "well again; thresholds stay capped",
     ("recovered", FALLBACK): "well again; credit is decomposed again",
-    ("recovered", RESTORE): "well again",
-    ("recovered", STOP): "well again",
 }
 
 

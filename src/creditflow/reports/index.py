@@ -5,9 +5,11 @@ Only the columns for filters and sums are read from the step files; texts are no
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,52 +25,9 @@ if TYPE_CHECKING:
 _AT_ONCE = 64
 """Step files read per query, so that other threads can query in between."""
 
-_TABLES = """
-CREATE TABLE trajectories (
-    training_step INTEGER, place INTEGER, trajectory_id VARCHAR, uid VARCHAR, status VARCHAR, outcome DOUBLE,
-    ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, prompt VARCHAR,
-    task_key UBIGINT
-);
-CREATE TABLE steps (
-    training_step INTEGER, trajectory_id VARCHAR, index INTEGER, agent VARCHAR, turn INTEGER, sub_reward DOUBLE,
-    scored BOOLEAN, failed BOOLEAN, gate_open BOOLEAN, threshold DOUBLE, trained BOOLEAN, credit DOUBLE,
-    withheld DOUBLE, advantage DOUBLE, ended_right BOOLEAN, wrong BOOLEAN
-);
-"""
-_RIGHT = """
-CASE WHEN outcome IS NULL THEN NULL
-     ELSE (outcome - (outcome_score ->> '$.range[0]')::DOUBLE)
-          / ((outcome_score ->> '$.range[1]')::DOUBLE - (outcome_score ->> '$.range[0]')::DOUBLE) >= 1 - 1e-9 END
-"""
-"""SQL: whether the outcome, rescaled from its range, is at the maximum, as in `trajectory.RIGHT`."""
-
-
-_TAKE = """
-CREATE TEMP TABLE taken AS
-SELECT {training_step}, file_row_number AS place, trajectory_id, uid, status,
-       outcome, "index" AS position, agent, turn, {sub_reward}, {of_credit},
-       CASE WHEN coalesce("index", 0) = 0 THEN {right} END AS ended_right,
-       CASE WHEN coalesce("index", 0) = 0 THEN task ->> '$.prompt[-1].content' END AS prompt,
-       CASE WHEN coalesce("index", 0) = 0 THEN hash(task) END AS task_key
-FROM {source}
-"""
-_PROMPT = 200
-"""Characters of a task's prompt to keep."""
-_INSERT = f"""
-INSERT INTO trajectories
-SELECT training_step, min(place), trajectory_id, any_value(uid), any_value(status), any_value(outcome),
-       any_value(ended_right), count(position), min(position) FILTER (WHERE sub_reward < 1 - 1e-9),
-       any_value(left(prompt, {_PROMPT})), any_value(task_key)
-FROM taken GROUP BY training_step, trajectory_id;
-INSERT INTO steps
-SELECT t.training_step, t.trajectory_id, position, agent, turn, sub_reward, scored, failed, gate_open, threshold,
-       trained, credit, withheld, advantage, p.ended_right,
-       sub_reward < 1 - 1e-9
-FROM taken t JOIN trajectories p ON t.training_step = p.training_step AND t.trajectory_id = p.trajectory_id
-WHERE position IS NOT NULL
-"""
-
-
+_SQL = resources.files("creditflow.reports")
+_CREDIT = ("scored", "failed", "gate_open", "threshold", "trained", "credit", "withheld", "advantage")
+"""Columns of a step file with credit."""
 Signature = tuple[int, int]
 """A file's modification time in ns and its size; after a rollback a file of the same name may differ."""
 
@@ -123,7 +82,7 @@ class Index:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._connection: DuckDBPyConnection = database()
-        self._connection.execute(_TABLES)
+        self._connection.execute((_SQL / "tables.sql").read_text())
         self._lock = threading.Lock()
         self.taken: dict[int, Signature] = {}
         """Training steps in the tables, with the signatures of their files."""
@@ -147,11 +106,10 @@ class Index:
                 for step in kept.keys() - self.taken.keys() - self.damaged.keys():
                     del kept[step]
         new = [step for step in reversed(ledger.steps) if step in there and step not in {**self.taken, **self.damaged}]
-        sizes = [1, *[_AT_ONCE] * -(-len(new) // _AT_ONCE)]  # the newest alone: users see it first
-        for size in sizes:
-            part, new = new[:size], new[size:]
-            if part:
-                self._take({step: there[step] for step in part})
+        starts = [0, *range(1, len(new), _AT_ONCE), len(new)]  # the newest alone: users see it first
+        for start, stop in itertools.pairwise(starts):
+            if new[start:stop]:
+                self._take({step: there[step] for step in new[start:stop]})
 
     def _take(self, steps: Mapping[int, Signature]) -> None:
         with self._lock:
@@ -181,14 +139,20 @@ class Index:
         connection = self._connection
         connection.execute("BEGIN")
         try:
-            present = {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
-            assigned = "advantage" in present
-            columns = ("scored", "failed", "gate_open", "threshold", "trained", "credit", "withheld", "advantage")
-            of_credit = ", ".join(columns if assigned else (f"NULL AS {name}" for name in columns))
-            sub_reward = "CASE WHEN scored THEN sub_reward END AS sub_reward" if assigned else "NULL AS sub_reward"
-            of_rows = {"training_step": TRAINING_STEP, "sub_reward": sub_reward, "of_credit": of_credit}
-            connection.execute(_TAKE.format(**of_rows, right=_RIGHT, source=source))
-            connection.execute(f"{_INSERT}; DROP TABLE taken; COMMIT")
+            columns = [row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
+            has_credit = "advantage" in columns
+            insert = (
+                (_SQL / "insert.sql")
+                .read_text()
+                .format(
+                    training_step=TRAINING_STEP,
+                    source=source,
+                    sub_reward="CASE WHEN scored THEN sub_reward END" if has_credit else "NULL",
+                    credit_columns=", ".join(_CREDIT if has_credit else (f"NULL AS {name}" for name in _CREDIT)),
+                )
+            )
+            connection.execute(insert)
+            connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def number(value: float, digits: int = 3, *, signed: bool = False) -> str:
@@ -16,6 +16,16 @@ def plain(text: str, limit: int | None = None) -> str:
     cut = text if limit is None or len(text) <= limit else text[:limit]
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in cut)
     return shown if cut is text else f"{shown}... ({len(text):,} characters)"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
+    """Rows as lines with columns of equal width, to the right except for the columns `left`; the last is not padded."""
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    cells = (
+        [cell.ljust(width) if c in left else cell.rjust(width) for c, (cell, width) in enumerate(zip(row, widths))]
+        for row in rows
+    )
+    return ["  ".join([*row_cells, row[-1]]) for row_cells, row in zip(cells, rows, strict=True)]
 
 
 def steps_words(steps: Sequence[int]) -> str:

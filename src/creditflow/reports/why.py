@@ -12,7 +12,7 @@ import numpy as np
 from creditflow.credit import Assignment, Explanation
 from creditflow.credit.analysis.explain import Operation
 from creditflow.data import RIGHT, TRAJECTORY_STATUSES, Score, TrajectoryBatch
-from creditflow.reports.text import number, plain
+from creditflow.reports.text import aligned, number, plain
 
 _SHOWN = 400
 """Maximum characters of a prompt or response."""
@@ -76,9 +76,7 @@ def terms(explanation: Explanation) -> list[str]:
         rows.append((plain(name), f"{reward:+.6g}", f"{value:+}"))
     if explanation.rounding:
         rows.append(("rounding", "", f"{explanation.rounding:+}"))
-    first, second = (max(len(row[c]) for row in rows) for c in (0, 1))
-    lines = [f"{name:{first}}  {reward:>{second}}  {value}" for name, reward, value in rows]
-    return [*lines, f"= {explanation.advantage!r}"]
+    return [*aligned(rows, left=(0,)), f"= {explanation.advantage!r}"]
 
 
 UNITS = (
@@ -119,10 +117,8 @@ def worth_a_look_lines(assignment: Assignment, training_step: int) -> list[str]:
     for s, reason in worth_a_look(assignment):
         _, agent, _, _, score, _, credit, advantage, _ = _step_row(assignment, batch, s)
         rows.append((plain(batch.step_ids[s]), agent, score, credit, advantage, reason))
-    widths = [max(len(row[c]) for row in rows) for c in range(len(head) - 1)]
     title = f"training step {training_step}: {batch.n_steps:,} steps of {batch.n_trajectories:,} trajectories"
-    cells = ([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] + [row[-1]] for row in rows)
-    return [title, "", *("  ".join(row) for row in cells)]
+    return [title, "", *aligned(rows, left=range(len(head)))]
 
 
 def trajectory_lines(
@@ -145,13 +141,8 @@ def trajectory_lines(
     rows = [_step_row(assignment, batch, s) for s in at]
     wrong = first_error(assignment, batch, at)
     head = ("step", "agent", "turn", "uses", "score", "gate", "credit", "advantage", "response")
-    widths = [max(len(row[c]) for row in (head, *rows)) for c in range(len(head) - 1)]
-    for k, row in enumerate((head, *rows)):
-        cells = [
-            cell.ljust(w) if c == 1 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=False))
-        ]
-        mark = "  <- first error" if k and at[k - 1] == wrong else ""
-        yield f"{'  '.join(cells)}  {row[-1]}{mark}".rstrip()
+    for s, line in zip((None, *at), aligned((head, *rows), left=(1,)), strict=True):
+        yield (f"{line}  <- first error" if s is not None and s == wrong else line).rstrip()
 
 
 def first_error(assignment: Assignment | None, batch: TrajectoryBatch, steps: Sequence[int]) -> int | None:
