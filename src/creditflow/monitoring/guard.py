@@ -81,7 +81,8 @@ class GuardEvent:
         if self.rule in (FAILED_SCORES, FAILED_ROLLOUTS):
             return f"warning: {self.note}"
         shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in self.numbers.items())
-        return f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {self.note or _EFFECTS.get((self.what, self.action), 'well again')}"
+        effect = self.note or _EFFECTS.get((self.what, self.action), "well again")
+        return f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {effect}"
 
 
 def engine_action(events: Sequence[GuardEvent]) -> GuardEvent | None:

@@ -28,14 +28,14 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
     missing: list[str] = []
     spelling, written, is_full = Spelling(ledger), 0, False
     for step in sorted(index.taken.keys() - index.reasons.keys(), reverse=True):  # the overview states the reasons
-        rows = [] if is_full else _of_step(index, step, count - len(trajectories))
-        if not rows:
+        if is_full or len(trajectories) == count:
             break
         try:
             recorded = ledger.read(step)
         except DataError as error:
             missing.append(f"no sample is from {ledger.file(step).name}: {first_line(error)}")
             continue
+        rows = _of_step(index, step, count - len(trajectories))
         for done, row in enumerate(rows):
             graph = trajectory_graph(recorded, row["trajectory_id"])
             # Only our engines put the training step into ids; elsewhere two training steps may share an id.

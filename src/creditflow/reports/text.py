@@ -20,12 +20,12 @@ def plain(text: str, limit: int | None = None) -> str:
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
     """Rows as lines with columns of equal width, to the right except for the columns `left`; the last is not padded."""
-    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
-    cells = (
-        [cell.ljust(width) if c in left else cell.rjust(width) for c, (cell, width) in enumerate(zip(row, widths))]
-        for row in rows
-    )
-    return ["  ".join([*row_cells, row[-1]]) for row_cells, row in zip(cells, rows, strict=True)]
+    *columns, last = zip(*rows, strict=True)
+    padded = []
+    for c, column in enumerate(columns):
+        width = max(map(len, column))
+        padded.append([cell.ljust(width) if c in left else cell.rjust(width) for cell in column])
+    return ["  ".join(cells) for cells in zip(*padded, last, strict=True)]
 
 
 def steps_words(steps: Sequence[int]) -> str:
