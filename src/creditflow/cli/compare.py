@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from creditflow.config import Recipe as LoadedRecipe
     from creditflow.engines.base import Engine
     from creditflow.engines.common.components import Components
-    from creditflow.reports.comparison import ArmResult
     from creditflow.studies.comparison.arms import Arm
     from creditflow.studies.comparison.jobs import Job
+    from creditflow.studies.comparison.results import ArmResult
 
 _EVALUATED = ("data", "actor_rollout_ref.model", "actor_rollout_ref.rollout", "policies", "team", "reward", "recipe")
 """Config keys that an evaluation before training depends on; arms that agree on them share one."""
@@ -120,7 +120,6 @@ def compare(
 def _print(name: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], seeds: int, folder: Path) -> None:
     """Print the tables; write `comparison.json` and the figure."""
     from creditflow._utils.files import write_whole
-    from creditflow.reports.comparison import differences, summary
     from creditflow.reports.comparison_plot import draw_comparison
     from creditflow.reports.tables import (
         comparison_table,
@@ -131,6 +130,7 @@ def _print(name: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], see
         show,
     )
     from creditflow.runs import RunFolder
+    from creditflow.studies.comparison.results import differences, summary
 
     results = [_result(arm, [run for run in runs if run.arm == arm]) for arm in arms]
     pairs = differences(results)
@@ -302,7 +302,7 @@ def _before_job(path: Path, run: ArmRun, engine: str) -> Job:
 
 def _result(arm: Arm, runs: Sequence[ArmRun]) -> ArmResult:
     from creditflow.monitoring import Evaluation
-    from creditflow.reports.comparison import ArmResult, RunResult
+    from creditflow.studies.comparison.results import ArmResult, RunResult
 
     return ArmResult(
         name=arm.name,

@@ -229,19 +229,13 @@ def _sub_rewards(batch: TrajectoryBatch) -> Floats:
 
     A token-level score counts as in credit, with the mean over the tokens that the policy sampled.
     """
-    sums_S, weights_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps)
-    plain_S, number_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps)
-    for k in range(len(batch.score_names)):
-        ok_S = batch.scored[:, k]
-        score_S, weight_S = np.where(ok_S, batch.scores[:, k], 0.0), np.where(ok_S, batch.score_weights[:, k], 0.0)
-        sums_S += score_S * weight_S
-        weights_S += weight_S
-        plain_S += score_S
-        number_S += ok_S
-    paid_S = weights_S > 0
-    over_S = np.where(paid_S, weights_S, number_S)
+    score_SK = np.where(batch.scored, batch.scores, 0.0)
+    weight_SK = np.where(batch.scored, batch.score_weights, 0.0)
+    weight_SK = np.where(weight_SK.sum(axis=1, keepdims=True) > 0, weight_SK, batch.scored)
+    total_S = weight_SK.sum(axis=1)
     sub_reward_S: Floats = np.full(batch.n_steps, np.nan)
-    return np.divide(np.where(paid_S, sums_S, plain_S), over_S, out=sub_reward_S, where=over_S > 0)
+    np.divide((score_SK * weight_SK).sum(axis=1), total_S, out=sub_reward_S, where=total_S > 0)
+    return sub_reward_S
 
 
 def _outcomes(batch: TrajectoryBatch) -> tuple[Floats, Bools]:

@@ -15,7 +15,7 @@ from creditflow.studies.simulation import SimulatedCredit, SimulatedTeam
 def draw_simulation(
     path: Path,
     team: SimulatedTeam,
-    found: Sequence[SimulatedCredit],
+    results: Sequence[SimulatedCredit],
     moved_K: Floats,
     signals: Sequence[tuple[float, float]],
     noises: Sequence[tuple[float, float, float]],
@@ -25,17 +25,15 @@ def draw_simulation(
 
     `names`: the rule with gates and the baseline rule, whose signals `noises` holds.
     """
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 4, figsize=(19, 4.6), layout="constrained")
+    figure = Figure(figsize=(19, 4.6), layout="constrained")
+    axes = figure.subplots(1, 4)
     shape = team.graph if team.parents is None else "graph of a file"
     figure.suptitle(f"{shape} of {team.n_steps} steps, error {team.error:g}, scorer noise {team.noise:g}")
     places = np.arange(1, team.n_steps + 1)
 
-    for i, one in enumerate(found):
+    for i, one in enumerate(results):
         look = {"color": COLOURS[i], "linestyle": STYLES[i % len(STYLES)], "linewidth": 2}
         axes[0].plot(places, one.amplification_K, label=f"blame, {one.rule}", **look)
     axes[0].plot(places, moved_K, ":", color="grey", linewidth=2, label="wrong outputs")
@@ -43,7 +41,7 @@ def draw_simulation(
     axes[0].set_yscale("log")
     axes[0].legend()
 
-    axes[1].bar([one.rule for one in found], [one.wrong_way for one in found], color=COLOURS[: len(found)])
+    axes[1].bar([one.rule for one in results], [one.wrong_way for one in results], color=COLOURS[: len(results)])
     axes[1].set(title="advantages of the wrong sign", ylabel="share of steps", ylim=(0, None))
 
     axes[2].plot(*zip(*signals, strict=True), color=COLOURS[3], linewidth=2)
@@ -55,4 +53,3 @@ def draw_simulation(
     axes[3].set(title="break-even of scorer noise", xlabel="share of verdicts that are mistaken", ylabel="correlation")
     axes[3].legend()
     figure.savefig(path, dpi=120, format="png")
-    pyplot.close(figure)

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from creditflow.credit.analysis.difference import CreditChange
 from creditflow.monitoring import Evaluation
-from creditflow.reports.bootstrap import COVERAGE
-from creditflow.reports.comparison import ArmDifference, ArmResult, spread
 from creditflow.reports.text import number
+from creditflow.studies.comparison.bootstrap import COVERAGE
+from creditflow.studies.comparison.results import ArmDifference, ArmResult, spread
 
 _WIDTH_OF_A_FILE = 160
 """Width in columns if standard output is not a terminal, so that tables are not folded to 80."""
@@ -41,11 +41,11 @@ def new_table(first: str, *others: str) -> Table:
     return table
 
 
-def comparison_title(of: str, steps: Collection[int]) -> str:
+def comparison_title(subject: str, steps: Collection[int]) -> str:
     """The title of a comparison, with the number of training steps if it is the same in all arms."""
     if len(steps) > 1:
-        return f"{of}, before -> after training"
-    return f"{of}, before -> after {', '.join(map(str, steps))} training step{'' if 1 in steps else 's'}"
+        return f"{subject}, before -> after training"
+    return f"{subject}, before -> after {', '.join(map(str, steps))} training step{'' if 1 in steps else 's'}"
 
 
 def comparison_table(arms: Sequence[ArmResult]) -> Table:
@@ -109,10 +109,10 @@ MOVED_MEANING = (
 def moved_table(total: Mapping[str, CreditChange]) -> Table:
     """One row per agent and one for all. MOVED_MEANING defines the columns of shares."""
     table = new_table("agent", "steps", "credit moved", "signs flipped", "gates changed", "masked", "unmasked")
-    for agent, found in {**total, "all": sum(total.values(), CreditChange())}.items():
-        shares = ("-" if math.isnan(value) else f"{value:.1%}" for value in (found.share_moved, found.share_flipped))
-        counts = (f"{value:,}" for value in (found.gates, found.masked, found.unmasked))
-        table.add_row(agent, f"{found.steps:,}", *shares, *counts)
+    for agent, change in {**total, "all": sum(total.values(), CreditChange())}.items():
+        shares = ("-" if math.isnan(value) else f"{value:.1%}" for value in (change.share_moved, change.share_flipped))
+        counts = (f"{value:,}" for value in (change.gates, change.masked, change.unmasked))
+        table.add_row(agent, f"{change.steps:,}", *shares, *counts)
     return table
 
 

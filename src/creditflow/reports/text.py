@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def number(value: float, digits: int = 3, *, signed: bool = False) -> str:
@@ -16,6 +16,16 @@ def plain(text: str, limit: int | None = None) -> str:
     cut = text if limit is None or len(text) <= limit else text[:limit]
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in cut)
     return shown if cut is text else f"{shown}... ({len(text):,} characters)"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
+    """Rows as lines with columns of equal width, to the right except for the columns `left`; the last is not padded."""
+    *columns, last = zip(*rows, strict=True)
+    padded = []
+    for c, column in enumerate(columns):
+        width = max(map(len, column))
+        padded.append([cell.ljust(width) if c in left else cell.rjust(width) for cell in column])
+    return ["  ".join(cells) for cells in zip(*padded, last, strict=True)]
 
 
 def steps_words(steps: Sequence[int]) -> str:

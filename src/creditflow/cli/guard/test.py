@@ -110,7 +110,7 @@ def _print(events: Sequence[GuardEvent], guard: Guard, rows: Sequence[Row], scen
     for event in events:
         numbers = ", ".join(f"{name} {value:.3g}" for name, value in event.numbers.items())
         table.add_row(str(event.step), event.rule, event.what, event.metric, event.note or event.action, numbers)
-    console.print(f"{scenario}: {SCENARIOS[scenario].said if scenario in SCENARIOS else 'recorded metrics'}")
+    console.print(f"{scenario}: {SCENARIOS[scenario].fault if scenario in SCENARIOS else 'recorded metrics'}")
     console.print(table)
     recorded = {name for row in rows for name in row}
     if idle := [rule.name for rule in guard.rules if not matching(rule.metric, recorded)]:

@@ -490,7 +490,7 @@ class CreditflowTrainer(PolicyTrainer):
             again = attempt == 1 and rollouts.lost_to_servers > limits.max_failed_frac * rollouts.expected
             if not again:
                 break
-            metrics["rollout/replayed_rollouts"] = float(rollouts.expected)
+            metrics["rollout/repeated_rollouts"] = float(rollouts.expected)
             delete_rows(rows, keep=())
             self._sync_weights(self.global_steps - 1)
             self._submit_again()

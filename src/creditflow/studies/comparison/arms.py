@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from creditflow.config import Recipe
+from creditflow.config import Recipe, leaves
 from creditflow.errors import ConfigError, did_you_mean
 
 RESERVED = "before"
@@ -112,17 +112,8 @@ def _mapping(value: object, key: str) -> dict[Any, Any]:
 
 def _overrides(settings: object, key: str) -> list[str]:
     """Flatten `{dotted.key: value}`, nested or not, to `dotted.key=value`; the later of two equal keys wins."""
-    flat: dict[str, Any] = {}
-
-    def flatten(part: Mapping[str, Any], prefix: str) -> None:
-        for name, value in part.items():
-            if isinstance(value, Mapping):
-                flatten(value, f"{prefix}{name}.")
-            else:
-                flat[f"{prefix}{name}"] = value
-
-    flatten(_mapping(settings, key), "")
-    return [f"{name}={as_yaml(value)}" for name, value in flat.items()]
+    flat = dict(leaves(_mapping(settings, key)))
+    return [f"{name}={as_yaml(value)}" for name, value in flat.items() if value != {}]
 
 
 def as_yaml(value: Any) -> str:

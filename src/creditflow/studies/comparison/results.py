@@ -13,8 +13,8 @@ import numpy as np
 from creditflow._utils.files import json_ready
 from creditflow.credit.records import compared_rules
 from creditflow.monitoring import Evaluation
-from creditflow.reports.bootstrap import Difference, PassCounts, paired_difference
 from creditflow.runs.run_folder import read_metrics
+from creditflow.studies.comparison.bootstrap import Difference, PassCounts, paired_difference
 
 METRICS = ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
 """Metrics of an evaluation that are compared."""
@@ -107,9 +107,9 @@ def spread(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
-def summary(vary: str, arms: Sequence[ArmResult], found: Sequence[ArmDifference]) -> dict[str, Any]:
+def summary(vary: str, arms: Sequence[ArmResult], pairs: Sequence[ArmDifference]) -> dict[str, Any]:
     """The content of `comparison.json`. Non-finite numbers (the spread of one value) are null."""
-    said = {
+    content = {
         "vary": vary,
         "values": {
             arm.name: {
@@ -131,10 +131,10 @@ def summary(vary: str, arms: Sequence[ArmResult], found: Sequence[ArmDifference]
                 "against": difference.against,
                 **{metric: {"mean": d.mean, "interval": [d.low, d.high]} for metric, d in difference.by_metric.items()},
             }
-            for difference in found
+            for difference in pairs
         ],
     }
-    return dict(json_ready(said))
+    return dict(json_ready(content))
 
 
 def _number(value: Any) -> float:
