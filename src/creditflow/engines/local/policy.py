@@ -168,27 +168,21 @@ def _expect_that_it_decodes(policy: Policy, folder: Path) -> None:
 
     Models fail that cache something other than keys and values, or take positions from the input order.
     """
-    cannot = _cannot(policy.model)
-
-    def apart(*, shared: bool) -> float:
-        return decoding.decoding_error(policy.model, policy.pad_id, shared=shared)
-
-    try:
-        policy.shares = policy.shares and apart(shared=True) <= _DECODES
-    except torch.OutOfMemoryError:
-        raise
-    except _CANNOT:
-        policy.shares = False
-    if policy.shares:
-        return
-    try:
-        off = apart(shared=False)
-    except torch.OutOfMemoryError:
-        raise
-    except _CANNOT as error:
-        raise unusable(_KEY, folder, f"{cannot} ({first_line(error)})") from error
-    if not off <= _DECODES:
-        raise unusable(_KEY, folder, f"{cannot} (rows together and alone differ by {off:.2g} of their spread)")
+    reason: str
+    cause: Exception | None
+    for shared in (True, False) if policy.shares else (False,):
+        policy.shares = shared
+        try:
+            error = decoding.decoding_error(policy.model, policy.pad_id, shared=shared)
+        except torch.OutOfMemoryError:
+            raise
+        except _CANNOT as exception:
+            reason, cause = first_line(exception), exception
+            continue
+        if error <= _DECODES:
+            return
+        reason, cause = f"rows together and alone differ by {error:.2g} of their spread", None
+    raise unusable(_KEY, folder, f"{_cannot(policy.model)} ({reason})") from cause
 
 
 def _expect_that_it_can_be_saved(model: Any, folder: Path) -> None:

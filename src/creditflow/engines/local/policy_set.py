@@ -38,7 +38,7 @@ from creditflow.monitoring.memory import forget_peak, peak_gib
 FALLBACK_KEY = "guard.fallback"
 
 
-def expect_lengths(data: DataConfig, limit: PositionLimit, key: str) -> None:
+def _expect_lengths(data: DataConfig, limit: PositionLimit, key: str) -> None:
     """Raise ConfigError if steps may exceed the range of a model's rotary frequencies.
 
     Other limits truncate prompts and responses, and truncations are counted. This limit needs an error, because the
@@ -67,28 +67,29 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
 
     Policies with adapters share a base model with others of the same path, and so do frozen policies.
     """
-    config = recipe.config
-    lora, device = config.actor_rollout_ref.model, pick_device(config.trainer.device)
-    names = [
-        name
-        for name in policies_in_use(config)
-        if name not in config.policies or config.policies[name].endpoint is None
-    ]
-    trained = trained_policies(config)
+    config, trained = recipe.config, trained_policies(recipe.config)
+    device = pick_device(config.trainer.device)
+
+    def load(name: str, folder: Path) -> Policy:
+        policy = Policy.load(folder, device)
+        _expect_lengths(config.data, policy.limit, model_of(config, name)[1])
+        return policy
+
+    behind = {name for name, policy in config.policies.items() if policy.endpoint is not None}
+    names = [name for name in policies_in_use(config) if name not in behind]
     policies, bases, adapted = dict[str, Policy](), dict[Path, Policy](), dict[Path, Policy]()
     for place, name in enumerate(sorted(names, key=lambda name: name not in trained)):  # frozen ones last
         folder, rank = model_folder(recipe, name), lora_rank_of(config, name)
         if name in trained and not rank:
-            policies[name] = Policy.load(folder, device)
-            expect_lengths(config.data, policies[name].limit, model_of(config, name)[1])
+            policies[name] = load(name, folder)
             continue
         if folder not in bases:
-            bases[folder] = Policy.load(folder, device)
-            expect_lengths(config.data, bases[folder].limit, model_of(config, name)[1])
+            bases[folder] = load(name, folder)
         if name in trained:
             before = adapted[folder].adapter if folder in adapted else None
             under = bases[folder].model if before is None else before.model
-            adapter = Adapter.add(under, f"policy_{place}", rank, lora, config.data.seed + place)
+            seed = config.data.seed + place
+            adapter = Adapter.add(under, f"policy_{place}", rank, config.actor_rollout_ref.model, seed)
             policies[name] = adapted[folder] = bases[folder].with_adapter(adapter)
         else:
             policies[name] = adapted[folder].reference() if folder in adapted else bases[folder]
