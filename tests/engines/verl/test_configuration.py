@@ -13,7 +13,7 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import Config, leaves, load_recipe, with_options
 from creditflow.engines.base import CAPABILITY_OPTIONS
 from creditflow.engines.verl import configuration
-from creditflow.engines.verl.configuration import OURS, as_yaml, compose, expect_verl, mapped, validate
+from creditflow.engines.verl.configuration import as_yaml, compose, expect_verl, mapped, validate
 from creditflow.engines.verl.launch import dry_run, launch
 from creditflow.engines.verl.policies import policy_configs
 from creditflow.engines.verl.recipe import read_run_handle
@@ -51,6 +51,15 @@ def select(config, key):
 
 
 # Recipe options reach verl
+
+OURS = (
+    *("algorithm", "reward", "team", "policies", "recipe", "compare", "verl", "guard", "ray_kwargs"),
+    *("data.train_files", "data.val_files"),
+    *(f"{ROLLOUT}.{name}" for name in ("max_failed_frac", "timeout_s", "timeout_outcome", "multi_turn")),
+    *("trainer.default_local_dir", "trainer.device", "trainer.num_threads"),
+    *("trainer.logger", "trainer.project_name", "trainer.experiment_name"),
+)
+"""Recipe sections and keys that creditflow reads itself, or passes to verl apart from the mapping."""
 
 
 def test_every_recipe_option_is_mapped_or_own():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -53,10 +53,16 @@ class Forward:
         Computed in bf16 autocast on CUDA and returned in float32 or wider.
         """
         predicting = self._tensor(packed.predicting)
-        half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
-        with self.in_force(), half:
+        with self.running():
             logits = self._at(packed, predicting)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The context of every pass: the adapter in force, and bf16 autocast on CUDA."""
+        half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
+        with self.in_force(), half:
+            yield
 
     def micro_batches(self, batch: Sequences, steps: Ints, max_tokens: int) -> Iterator[PackedSteps]:
         """Pack `steps` into micro-batches with about the memory of `max_tokens` tokens.

@@ -95,7 +95,7 @@ class Policy:
         The policy must have an adapter and an unshared model.
         """
         assert self.adapter is not None
-        merged = self.adapter.copy_of_model().merge_and_unload()
+        merged = copy.deepcopy(self.adapter.model).merge_and_unload()
         merged.save_pretrained(folder, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
 
@@ -111,10 +111,6 @@ class Policy:
         other.model = copy.deepcopy(self.model).requires_grad_(False)
         other.forward = Forward(other.model, self.forward.packs)
         return other
-
-    def autocast(self) -> torch.autocast:
-        """A bf16 autocast context on CUDA; no effect on the CPU."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
         """Encode a prompt as text and tokens (`ChatTokenizer.encode`)."""
@@ -139,7 +135,7 @@ class Policy:
                 f"a prompt and its max_tokens: expected at most {self.max_positions} tokens, got {longest}: "
                 f"{self.limit.reason}"
             )
-        with self.forward.in_force(), self.autocast():
+        with self.forward.running():
             return sampler.generate(self.model, requests, self.eos_ids, self.pad_id, shared=self.shares)
 
 

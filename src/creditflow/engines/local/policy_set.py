@@ -24,8 +24,9 @@ from creditflow.config import (
     policies_in_use,
     trained_policies,
 )
+from creditflow.credit import Assignment
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
-from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
+from creditflow.data import Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.critic import Critic
@@ -170,23 +171,16 @@ class PolicySet:
         return values_T
 
     def update(
-        self,
-        batch: TrajectoryBatch,
-        advantage_T: Floats,
-        returns_T: Floats | None,
-        values_T: Floats | None,
-        trained_S: Bools,
-        mini_batch_of_step: Ints,
-        *,
-        critics_only: bool = False,
+        self, assignment: Assignment, values_T: Floats | None, mini_batch_of_step: Ints, *, critics_only: bool = False
     ) -> dict[str, float]:
         """Update each actor and critic from its policy's steps; returns metrics.
 
-        With several trained policies, metric names start with the policy's name. `trained_S`: see `Actor.update`.
+        With several trained policies, metric names start with the policy's name. `values_T`: the result of `values`.
         """
+        batch, returns_T, advantage_T = assignment.batch, assignment.returns_T, assignment.token_advantages()
         metrics: dict[str, float] = {}
         for name, actor in self.actors.items():
-            own_S = trained_S & policy_steps(batch, name)
+            own_S = assignment.trained_S & policy_steps(batch, name)
             own: dict[str, float] = {}
             if name in self.critics:
                 assert returns_T is not None

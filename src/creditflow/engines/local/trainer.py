@@ -192,15 +192,8 @@ async def train_step(step: int, run: RunState, note: Callable[[str], None]) -> d
         note("updating")
         nth_task = np.arange(batch.n_trajectories) // config.actor_rollout_ref.rollout.n
         mini_batch_of_step = (nth_task // config.actor_rollout_ref.actor.ppo_mini_batch_size)[batch.trajectory_of_step]
-        update = policy_set.update(
-            batch,
-            assignment.token_advantages(),
-            assignment.returns_T,
-            values_T,
-            assignment.trained_S,
-            mini_batch_of_step,
-            critics_only=step <= config.trainer.critic_warmup,
-        )
+        critics_only = step <= config.trainer.critic_warmup
+        update = policy_set.update(assignment, values_T, mini_batch_of_step, critics_only=critics_only)
     with timing("ledger"):
         run.folder.write_steps(step, batch, assignment)
     table_freq = config.trainer.test_freq if config.trainer.test_freq > 0 else _TABLE_FREQ

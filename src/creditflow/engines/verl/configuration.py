@@ -146,18 +146,6 @@ def sources() -> dict[str, tuple[str, ...]]:
     return keys | {other: keys[key] for key, other in _RENAMED.items()}
 
 
-OURS = (
-    *("algorithm", "reward", "team", "policies", "recipe", "compare", "verl", "guard", "ray_kwargs"),
-    *_keys(
-        {
-            "data": "train_files val_files",
-            _ROLLOUT: "max_failed_frac timeout_s timeout_outcome multi_turn",
-            "trainer": "default_local_dir device num_threads logger project_name experiment_name",
-        }
-    ),
-)
-"""Recipe sections and keys that creditflow reads itself or passes to verl below, apart from the options above."""
-
 _WIDER = (
     f"{_ACTOR}.loss_agg_mode",
     f"{_ACTOR}.kl_loss_type",
