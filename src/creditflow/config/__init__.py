@@ -24,6 +24,7 @@ from creditflow.config.recipe import (
     optim_of,
     policies_in_use,
     recipe_of_dict,
+    trained_agents,
     trained_policies,
 )
 from creditflow.config.team import EndpointConfig, PolicyConfig
@@ -53,6 +54,7 @@ __all__ = [
     "optim_of",
     "policies_in_use",
     "recipe_of_dict",
+    "trained_agents",
     "trained_policies",
     "with_effect",
     "with_options",

@@ -132,6 +132,11 @@ def trained_policies(config: Config) -> tuple[str, ...]:
     )
 
 
+def trained_agents(config: Config) -> list[str]:
+    """The names of the agents of trained policies."""
+    return [name for policy in trained_policies(config) for name in policies_in_use(config)[policy]]
+
+
 def lora_rank_of(config: Config, policy: str) -> int:
     """The rank of a policy's trained adapter; 0: all weights are trained."""
     own = config.policies[policy].lora_rank if policy in config.policies else None

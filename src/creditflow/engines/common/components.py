@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from creditflow._utils.loading import load_object
-from creditflow.config import Config, EndpointConfig, PolicyConfig, Recipe, policies_in_use, trained_policies
+from creditflow.config import Config, EndpointConfig, PolicyConfig, Recipe
 from creditflow.data import Step, Task, Trajectory
 from creditflow.data.datasets import load_tasks
 from creditflow.errors import ConfigError, RewardError
@@ -57,12 +57,6 @@ class Components:
             timeout_s=rollout.timeout_s,
             timeout_outcome=rollout.timeout_outcome,
         )
-
-    @property
-    def trained_policies(self) -> dict[str, tuple[str, ...]]:
-        """The agents of each trained policy."""
-        agents_of = policies_in_use(self.recipe.config)
-        return {name: agents_of[name] for name in trained_policies(self.recipe.config)}
 
     def endpoint_metrics(self) -> dict[str, float]:
         """`endpoint/<policy>/*` since the last call: see `FrozenModel.metrics`."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from creditflow.config import Config, policies_in_use, trained_policies
+from creditflow.config import Config, trained_agents
 from creditflow.credit import CreditOptions
 from creditflow.credit.decompose import outcomes
 from creditflow.credit.records import PROPAGATION_RULES
@@ -54,8 +54,7 @@ def wants_values(options: CreditOptions) -> bool:
 
 def expect_enough_rollouts(config: Config) -> None:
     """Raise ConfigError if the budget is too small for a trajectory with all trained agents."""
-    learning, using = trained_policies(config), policies_in_use(config)
-    agents = [agent for policy in learning for agent in using[policy]]
+    agents = trained_agents(config)
     least, given = least_rollouts(len(agents)), config.algorithm.counterfactual_rollouts
     if given < least:
         raise ConfigError(

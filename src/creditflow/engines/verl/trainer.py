@@ -429,7 +429,8 @@ class CreditflowTrainer(PolicyTrainer):
         rows_of = {trainer: part for trainer, part in rows_of.items() if len(part)}
         for trainer, part in rows_of.items():
             part.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-            rows_of[trainer] = trainer.prepare(part, own := dict[str, Any](), timing_raw)
+            own: dict[str, Any] = {}
+            rows_of[trainer] = trainer.prepare(part, own, timing_raw)
             metrics.update(self._named(trainer, own))
         with marked_timer("adv", timing_raw, color="brown"):
             if values_T is not None:
@@ -442,7 +443,8 @@ class CreditflowTrainer(PolicyTrainer):
         with ThreadPoolExecutor(1, "ledger") as beside:  # the record is final, so it is written during the update
             recording = beside.submit(self._record, rollouts, assignment)
             for trainer, part in rows_of.items():
-                trainer.update(part, own := dict[str, Any](), timing_raw, self.global_steps)
+                own = {}
+                trainer.update(part, own, timing_raw, self.global_steps)
                 metrics.update(self._named(trainer, own))
             with marked_timer("ledger", timing_raw):
                 recording.result()
