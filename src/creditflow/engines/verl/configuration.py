@@ -54,29 +54,24 @@ _ONLY_AT_THE_END = 2**31 - 1
 # Recipe options and their verl names
 
 
-def _keys(names: Mapping[str, str]) -> tuple[str, ...]:
-    """The dotted keys of options. `names`: the options of each section, separated by blanks."""
-    return tuple(f"{section}.{name}" for section, options in names.items() for name in options.split())
+def _keys(table: str) -> tuple[str, ...]:
+    """The dotted keys of a table that lists sections with the names of their options."""
+    lines = (line.split(":") for line in table.strip().splitlines())
+    return tuple(f"{section.strip()}.{name}" for section, names in lines for name in names.split())
 
 
-_SAME = _keys(
-    {
-        "actor_rollout_ref.model": "lora_alpha target_modules",
-        "critic": "ppo_epochs ppo_max_token_len_per_gpu cliprange_value loss_agg_mode loss_scale_factor",
-        "data": "train_batch_size val_max_samples max_prompt_length max_response_length shuffle seed",
-        _ACTOR: (
-            "ppo_mini_batch_size ppo_epochs ppo_max_token_len_per_gpu clip_ratio clip_ratio_c entropy_coeff "
-            "loss_agg_mode loss_scale_factor use_kl_loss kl_loss_coef kl_loss_type grad_clip"
-        ),
-        _ROLLOUT: "n temperature max_num_seqs",
-        f"{_ROLLOUT}.val_kwargs": "n temperature do_sample",
-        "algorithm": "norm_adv_by_std_in_grpo",
-        "algorithm.filter_groups": "enable",
-        "trainer": (
-            "total_training_steps val_before_train resume_mode resume_from_path max_actor_ckpt_to_keep critic_warmup"
-        ),
-    }
-)
+_SAME = _keys("""
+    actor_rollout_ref.model: lora_alpha target_modules
+    actor_rollout_ref.actor: ppo_mini_batch_size ppo_epochs ppo_max_token_len_per_gpu clip_ratio clip_ratio_c grad_clip
+    actor_rollout_ref.actor: entropy_coeff loss_agg_mode loss_scale_factor use_kl_loss kl_loss_coef kl_loss_type
+    actor_rollout_ref.rollout: n temperature max_num_seqs
+    actor_rollout_ref.rollout.val_kwargs: n temperature do_sample
+    algorithm: norm_adv_by_std_in_grpo
+    algorithm.filter_groups: enable
+    critic: ppo_epochs ppo_max_token_len_per_gpu cliprange_value loss_agg_mode loss_scale_factor
+    data: train_batch_size val_max_samples max_prompt_length max_response_length shuffle seed
+    trainer: total_training_steps val_before_train resume_mode resume_from_path max_actor_ckpt_to_keep critic_warmup
+""")
 """Options with the same name and meaning in verl."""
 
 
@@ -146,25 +141,19 @@ def sources() -> dict[str, tuple[str, ...]]:
     return keys | {other: keys[key] for key, other in _RENAMED.items()}
 
 
-_WIDER = (
-    f"{_ACTOR}.loss_agg_mode",
-    f"{_ACTOR}.kl_loss_type",
-    "critic.loss_agg_mode",
-)
+_WIDER = _keys("""
+    actor_rollout_ref.actor: loss_agg_mode kl_loss_type
+    critic: loss_agg_mode
+""")
 """Options with more values in verl than in the recipe."""
 
-_BACK = (
-    *(key for key in _SAME if key not in _WIDER),
-    *_keys(
-        {
-            _ACTOR: "clip_ratio_low clip_ratio_high",
-            f"{_ACTOR}.optim": "lr weight_decay betas",
-            "actor_rollout_ref.model": "path lora_rank",
-            "critic.optim": "lr weight_decay betas",
-            "trainer": "total_epochs",
-        }
-    ),
-)
+_BACK = tuple(key for key in _SAME if key not in _WIDER) + _keys("""
+    actor_rollout_ref.actor: clip_ratio_low clip_ratio_high
+    actor_rollout_ref.actor.optim: lr weight_decay betas
+    actor_rollout_ref.model: path lora_rank
+    critic.optim: lr weight_decay betas
+    trainer: total_epochs
+""")
 """verl options that also set the recipe, because creditflow reads them or computes other verl options from them."""
 
 _LOCAL = (
@@ -224,52 +213,41 @@ def checkpoints(run_folder: Path) -> Path:
 # verl options that have no effect here, or another one than their name suggests
 
 _IN_RECIPE = "set {0} of the recipe (before --)"
+_REWARDS = "rewards are the recipe's reward.functions; verl's own reward functions and models are not asked"
+_DATA = "tasks are the recipe's, and its workflow writes the prompts"
+_STEP_FILES = "every trajectory is in the run folder's steps/*.parquet and evaluation.json"
 _WORKFLOW = "turns and tools are the workflow's (team.workflow)"
 _SYNCHRONOUS = "creditflow's trainer is synchronous, with rollout and training on the same devices"
 _UNREAD = "verl 0.9's trainer does not read it"
 
 _REASONS = {
-    "rewards are the recipe's reward.functions; verl's own reward functions and models are not asked": (
-        *("reward", "custom_reward_function", "reward_model"),
-    ),
-    "tasks are the recipe's, and its workflow writes the prompts": _keys(
-        {
-            "data": (
-                "custom_cls tokenizer use_shm trust_remote_code prompt_key reward_fn_key truncation "
-                "return_raw_input_ids return_raw_chat return_full_prompt return_multi_modal_inputs "
-                "filter_overlong_prompts filter_overlong_prompts_workers validation_shuffle "
-                "image_key image_patch_size video_key audio_key mm_processor_kwargs"
-            )
-        }
-    ),
-    _WORKFLOW: _keys(
-        {
-            "data": "tool_config_path function_tool_path",
-            _ROLLOUT: "multi_turn",
-            f"{_ROLLOUT}.agent": "agent_loop_manager_class agent_loop_config_path default_agent_loop",
-        }
-    ),
-    _SYNCHRONOUS: _keys(
-        {
-            "trainer.v1": "sync colocate_async separate_async",
-            "trainer.v1.sampler": "max_off_policy_threshold max_off_policy_strategy",
-            "actor_rollout_ref": "hybrid_engine",
-            _ROLLOUT: "nnodes",
-        }
-    ),
-    _UNREAD: _keys(
-        {
-            "trainer": "esi_redundant_time",
-            "algorithm": "use_pf_ppo pf_ppo",
-            "critic": "forward_micro_batch_size forward_micro_batch_size_per_gpu",
-            "actor_rollout_ref": "nccl_timeout",
-            _ACTOR: "freeze_vision_tower",
-            _ROLLOUT: "over_sample_rate multi_stage_wake_up agent.custom_async_server",
-        }
-    ),
-    "every trajectory is in the run folder's steps/*.parquet and evaluation.json": _keys(
-        {"trainer": "rollout_data_dir validation_data_dir log_val_generations"}
-    ),
+    _REWARDS: ("reward", "custom_reward_function", "reward_model"),
+    _DATA: _keys("""
+        data: custom_cls tokenizer use_shm trust_remote_code prompt_key reward_fn_key truncation
+        data: return_raw_input_ids return_raw_chat return_full_prompt return_multi_modal_inputs
+        data: filter_overlong_prompts filter_overlong_prompts_workers validation_shuffle
+        data: image_key image_patch_size video_key audio_key mm_processor_kwargs
+    """),
+    _WORKFLOW: _keys("""
+        actor_rollout_ref.rollout: multi_turn
+        actor_rollout_ref.rollout.agent: agent_loop_manager_class agent_loop_config_path default_agent_loop
+        data: tool_config_path function_tool_path
+    """),
+    _SYNCHRONOUS: _keys("""
+        actor_rollout_ref: hybrid_engine
+        actor_rollout_ref.rollout: nnodes
+        trainer.v1: sync colocate_async separate_async
+        trainer.v1.sampler: max_off_policy_threshold max_off_policy_strategy
+    """),
+    _UNREAD: _keys("""
+        actor_rollout_ref: nccl_timeout
+        actor_rollout_ref.actor: freeze_vision_tower
+        actor_rollout_ref.rollout: over_sample_rate multi_stage_wake_up agent.custom_async_server
+        algorithm: use_pf_ppo pf_ppo
+        critic: forward_micro_batch_size forward_micro_batch_size_per_gpu
+        trainer: esi_redundant_time
+    """),
+    _STEP_FILES: _keys("trainer: rollout_data_dir validation_data_dir log_val_generations"),
     "mini-batches are dealt out so that each has rows of all tasks": (f"{_ACTOR}.shuffle", "critic.shuffle"),
 }
 """Common reasons, and the verl keys and sections that cannot be changed for it."""
@@ -665,10 +643,10 @@ def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -
         devices = own.trainer.n_gpus_per_node * own.trainer.nnodes
         server = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
         if devices % server:
-            of = f" of policy {name}" if len(trained) > 1 else ""
+            owner = f" of policy {name}" if len(trained) > 1 else ""
             raise ConfigError(
                 f"actor_rollout_ref.rollout.tensor_model_parallel_size: rollout servers of {server} devices, which the "
-                f"{devices}{of} (trainer.n_gpus_per_node * trainer.nnodes) cannot be divided into"
+                f"{devices}{owner} (trainer.n_gpus_per_node * trainer.nnodes) cannot be divided into"
             )
 
 
