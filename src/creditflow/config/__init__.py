@@ -24,6 +24,7 @@ from creditflow.config.recipe import (
     optim_of,
     policies_in_use,
     recipe_of_dict,
+    trained_agents,
     trained_policies,
 )
 from creditflow.config.rule_files import with_loaded_files
@@ -54,6 +55,7 @@ __all__ = [
     "optim_of",
     "policies_in_use",
     "recipe_of_dict",
+    "trained_agents",
     "trained_policies",
     "with_effect",
     "with_loaded_files",

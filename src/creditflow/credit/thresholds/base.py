@@ -75,7 +75,7 @@ class Threshold(Protocol):
         """`propagation/threshold` (for a new agent), `propagation/threshold/<agent>`, and the kind's own metrics."""
 
 
-Team = tuple[str, ...] | None
+AgentNames = tuple[str, ...] | None
 """The names of the agents; None if unknown."""
 Kind = TypeVar("Kind", bound=Callable[..., Threshold])
 
