@@ -33,9 +33,9 @@ from benchmarks.sources import TRAINING, Work
 from benchmarks.synthetic import chain_batch
 from creditflow.config.shipped import find_recipe
 from creditflow.credit import CreditOptions, assign
-from creditflow.reports.bootstrap import Difference, paired_difference
-from creditflow.reports.comparison import ArmResult
 from creditflow.runs.run_folder import read_metrics
+from creditflow.studies.comparison.bootstrap import Difference, paired_difference
+from creditflow.studies.comparison.results import ArmResult
 from creditflow.studies.simulation import SimulatedTeam, credited, draw, moved_outputs
 
 MEASURES = (

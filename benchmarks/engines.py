@@ -19,9 +19,9 @@ import verl_cpu
 from benchmarks.record import RESULTS, Figure, exit_with, show, write
 from benchmarks.sources import TRAINING, Work
 from creditflow.monitoring import Evaluation
-from creditflow.reports.comparison import ArmResult, RunResult
 from creditflow.reports.comparison_plot import draw_comparison
 from creditflow.runs.run_folder import read_metrics
+from creditflow.studies.comparison.results import ArmResult, RunResult
 
 ROOT = Path(__file__).parent.parent
 RECIPE = "src/creditflow/recipes/arithmetic_chain.yaml"

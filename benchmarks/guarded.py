@@ -34,9 +34,9 @@ from benchmarks.record import Figure, exit_with, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow.config.shipped import find_recipe
-from creditflow.reports.bootstrap import paired_difference
-from creditflow.reports.comparison import ArmResult
 from creditflow.runs.run_folder import read_events
+from creditflow.studies.comparison.bootstrap import paired_difference
+from creditflow.studies.comparison.results import ArmResult
 
 MEASURES = (
     *TRAINING,

@@ -138,8 +138,10 @@ def posterior(inputs: PropagationInput) -> Credit:
         return PROPAGATION_RULES["none"].credit(inputs)
     score_S = inputs.own_S / options.w_r + options.sub_reward_origin
     bin_S = np.where(inputs.scored_S, _bins(score_S), -1)
-    passed_N = inputs.outcome_N > _PASSES
-    seen = Seen(batch.trajectory_of_step, _same_codes(batch), bin_S, passed_N, inputs.outcome_known_N)
+    passed_N, known_N = np.zeros((2, batch.n_trajectories), dtype=np.bool_)
+    passed_N[batch.trajectory_of_step] = inputs.outcome_S > _PASSES
+    known_N[batch.trajectory_of_step] = inputs.outcome_known_S
+    seen = Seen(batch.trajectory_of_step, _same_codes(batch), bin_S, passed_N, known_N)
     _lately.append(seen)
     right_S, _ = expected(seen, learned(together(_lately)))
     short_S = inputs.scored_S & (bin_S < _BINS - 1)
@@ -151,8 +153,7 @@ def posterior(inputs: PropagationInput) -> Credit:
     paid_S = options.w_r * (right_S + (1.0 - right_S) * worth_S - options.sub_reward_origin)
     own_S, shared_S = OUTCOME_TO[options.outcome_to](replace(inputs, own_S=paid_S))
     nothing_S = np.zeros_like(own_S)
-    known_S = inputs.outcome_known_N[batch.trajectory_of_step]
-    reached_S = (known_S | inputs.scored_S) * SIGNAL | known_S * OUTCOME
+    reached_S = (inputs.outcome_known_S | inputs.scored_S) * SIGNAL | inputs.outcome_known_S * OUTCOME
     return Credit(own_S, nothing_S, shared_S, nothing_S, reached_S)
 
 

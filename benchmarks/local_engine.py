@@ -371,7 +371,7 @@ def _waves(name: str, device: str) -> list[list[Any]]:
 def _by_us(policy: Any, wave: list[Any]) -> None:
     from creditflow.engines.local import sampler
 
-    with policy.autocast():
+    with policy.forward.running():
         made = sampler.generate(policy.model, wave, frozenset(), policy.pad_id, shared=policy.shares)
     assert [len(one.response_ids) for one in made] == [request.max_tokens for request in wave]
 
@@ -390,7 +390,7 @@ def _by_transformers(policy: Any, wave: list[Any]) -> None:
     ids = torch.tensor([[policy.pad_id] * (width - len(r.prompt_ids)) + list(r.prompt_ids) for r in wave])
     mask = torch.tensor([[0] * (width - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in wave])
     policy.model.generation_config.eos_token_id = None  # every row keeps its recorded length
-    with policy.autocast(), torch.inference_mode():
+    with policy.forward.running(), torch.inference_mode():
         out = policy.model.generate(
             ids.to(policy.device),
             attention_mask=mask.to(policy.device),

@@ -38,7 +38,7 @@ from creditflow.sandbox.backends.bubblewrap import Bubblewrap
 from tests.rewards.judge_server import server_process
 
 PAIRS = Path(__file__).parent.parent / "tests" / "samples" / "math_pairs.jsonl"
-PACKAGES = ("creditflow", "ray", "openai", "math-verify")
+PACKAGES = ("creditflow", "ray", "httpx", "math-verify")
 MEASURES = ("src/creditflow/rewards",)
 WAIT_S = 0.05
 IN_FLIGHT = 256

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.sources import hashes
 from creditflow._utils.files import alone_in, write_whole
-from creditflow.reports.comparison import RunResult
+from creditflow.studies.comparison.results import RunResult
 
 _KEPT = ("evaluation.json", "metrics.jsonl", "events.jsonl", "run.json")
 """The files kept of a finished run; checkpoints and step files of a thousand runs would fill the disk."""

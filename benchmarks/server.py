@@ -127,7 +127,7 @@ async def loaded(model: Any, calls: int, trouble: bool) -> dict[str, Any]:
         recorder = Recorder({"agent": AgentSpec()}, trajectory, scheduler, Sampling(max_tokens=SAID), (0, k))
         sessions.append(server.open(recorder, loop, expected=False))
     asked = {
-        "doors": [(session.base_url, session.api_key) for session in sessions],
+        "sessions": [(session.base_url, session.api_key) for session in sessions],
         "calls": calls,
         "trouble": TROUBLE if trouble else {},
     }
@@ -171,7 +171,7 @@ async def loaded(model: Any, calls: int, trouble: bool) -> dict[str, Any]:
 async def clients(asked: dict[str, Any]) -> None:
     """Run the clients and print their responses."""
     latencies: list[float] = []
-    *sessions, (spare_url, spare_key) = asked["doors"]
+    *sessions, (spare_url, spare_key) = asked["sessions"]
     over = asyncio.Event()
     troubled: Counter[str] = Counter()
     others = [

@@ -36,9 +36,9 @@ from creditflow._utils.files import write_whole
 from creditflow.config.shipped import find_recipe
 from creditflow.credit.thresholds.base import BatchStats, make_threshold
 from creditflow.data import Floats
-from creditflow.reports.bootstrap import Difference, PassCounts, paired_difference
-from creditflow.reports.comparison import METRICS, spread
 from creditflow.runs.run_folder import read_metrics
+from creditflow.studies.comparison.bootstrap import Difference, PassCounts, paired_difference
+from creditflow.studies.comparison.results import METRICS, spread
 
 RECIPE = find_recipe("arithmetic_chain")
 MEASURES = (

@@ -104,6 +104,10 @@ class EndpointError(CreditflowError):
         self.prompt_too_long = prompt_too_long
 
 
+USER_MODULE = "creditflow_user_"
+"""Prefix of the names of modules that are files beside a recipe."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its type if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

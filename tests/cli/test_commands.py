@@ -139,11 +139,21 @@ def test_broken_command_breaks_only_itself(package):
     assert (broken.returncode, broken.stdout, broken.stderr) == (
         1,
         "",
-        "error: command 'broken' of greetings 1.2 cannot be loaded: ModuleNotFoundError: No module named "
-        "'no_such_module'\n",
+        "error: command 'broken' of greetings 1.2: entry point 'broken' of creditflow.commands: broken:run cannot be "
+        "loaded: ModuleNotFoundError: No module named 'no_such_module'\n",
     )
     missing = run_python("-m", "creditflow", "missing", path=package)
-    assert missing.stderr.startswith("error: command 'missing' of greetings 1.2 cannot be loaded: AttributeError")
+    assert "creditflow.commands: greeting:nothing cannot be loaded: AttributeError" in missing.stderr
+
+
+def test_two_commands_of_one_name_are_refused(package):
+    info = package / "farewells-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: farewells\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[creditflow.commands]\ngreet-all = broken:run\n")
+    refused = run_python("-m", "creditflow", "--version", path=package)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: entry points creditflow.commands: expected one named 'greet-all', got ")
 
 
 def test_own_command_takes_precedence(package):

@@ -120,6 +120,28 @@ def test_resolved_recipe_loads_again_unchanged(recipe, tmp_path):
     assert load_recipe(again).to_dict() == first.to_dict()
 
 
+def test_resolved_recipe_finds_model_folders_from_elsewhere(recipe, tmp_path, monkeypatch):
+    """Model folders are relative to the working directory, and the working directory may change."""
+    for name in ("judge", "policy", "solver"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    more = """
+actor_rollout_ref: {model: {path: policy}}
+reward: {functions: [{fn: judge, args: {path: judge}}, {fn: "mine.py:score", args: {path: absent}}]}
+"""
+    first = load_recipe(recipe(more))
+    (tmp_path / "again.yaml").write_text(first.to_yaml())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    config = load_recipe(tmp_path / "again.yaml").config
+
+    assert config.actor_rollout_ref.model.path == str(tmp_path / "policy")
+    assert [function.args["path"] for function in config.reward.functions] == [str(tmp_path / "judge"), "absent"]
+    assert list(config.team.agents) == ["solver"]
+
+
 @pytest.mark.parametrize(
     ("override", "nearest"),
     [

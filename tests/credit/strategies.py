@@ -163,6 +163,7 @@ def make_trajectories(choose, mishaps=True, max_trajectories=5, max_steps=6, sco
     strata = choose.one_of([None], ["good", "bad", None])
     tasks = choose.one_of(["q0"], ["q0", "q0", "q1"])
     alike = choose.one_of(True, False)
+    competing = choose.one_in(3)
     n_trajectories = choose.one_of(*range(1, max_trajectories + 1), *range(2, max_trajectories + 1))
 
     made, first = [], None
@@ -188,10 +189,23 @@ def make_trajectories(choose, mishaps=True, max_trajectories=5, max_steps=6, sco
         if mishaps:
             outcome = choose.one_of(outcome, outcome, outcome, outcome, None, outcome, "failed", outcome)
         answers = choose.one_of((), (), (0,), tuple(range(n_steps)))
+        task = choose.one_of(*tasks)
+        outcomes = outcomes_of_agents(choose.part(12), agents, mishaps) if competing else {}
         made.append(
-            make_trajectory(f"t{n}", steps, outcome, choose.one_of(*tasks), status=status, answer_steps=answers)
+            make_trajectory(f"t{n}", steps, outcome, task, status=status, answer_steps=answers, outcomes=outcomes)
         )
     return made
+
+
+def outcomes_of_agents(choose, agents, mishaps):
+    """Outcomes for some of the agents."""
+    outcomes = {}
+    for agent in agents:
+        value = Score(2 * choose.eighth() - 1, (-1.0, 1.0))
+        value = choose.one_of(value, value, None, value, "failed") if mishaps else choose.one_of(value, value, None)
+        if value is not None:
+            outcomes[agent] = value
+    return outcomes
 
 
 def make_step(choose, agent, parents, with_tokens, mishaps, scores):
@@ -201,7 +215,7 @@ def make_step(choose, agent, parents, with_tokens, mishaps, scores):
 
 
 def bytes_of_trajectories(max_trajectories, max_steps):
-    return 8 + max_trajectories * (8 + max_steps * (10 + BYTES_OF_A_STEP))
+    return 9 + max_trajectories * (20 + max_steps * (10 + BYTES_OF_A_STEP))
 
 
 def trajectories(mishaps=True, max_trajectories=5, max_steps=6, scores=scores, one_path=False):

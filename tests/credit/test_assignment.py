@@ -84,7 +84,8 @@ def test_masked_steps_have_advantage_zero_and_no_group(trajectories, chosen):
 @given(trajectories(), options())
 def test_masked_trajectories_do_not_affect_the_others(trajectories, chosen):
     def masked(t):
-        failed = t.status == "failed" or (t.outcome is not None and t.outcome.status != "ok")
+        outcomes = [t.outcomes.get(one.agent, t.outcome) for one in t.steps]
+        failed = t.status == "failed" or all(score is not None and score.status != "ok" for score in outcomes)
         return failed or (t.status == "truncated" and chosen.mask_truncated)
 
     kept = [t for t in trajectories if not masked(t)]

@@ -43,6 +43,7 @@ def test_renamed_agents_give_the_same_numbers(trajectories, chosen, names):
     before = assign(batch_of(*trajectories), chosen)
     renamed = dict(zip("abc", names, strict=True))
     for trajectory in trajectories:
+        trajectory.outcomes = {renamed[agent]: score for agent, score in trajectory.outcomes.items()}
         for made in trajectory.steps:
             made.agent = renamed[made.agent]
     after = assign(batch_of(*trajectories), chosen)

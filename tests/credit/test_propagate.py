@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, propagation_rule
-from creditflow.credit.records import PROPAGATION_RULES
+from creditflow.credit.records import PROPAGATION_RULES, compared_rules
 from creditflow.data import Score
 from creditflow.errors import ConfigError
 from tests.builders import batch_of, make_trajectory, step
@@ -119,7 +119,7 @@ def test_custom_rule_is_registered_by_name():
     @propagation_rule("last_only", pays_own=False)
     def last_only(inputs: PropagationInput) -> Credit:
         nothing = np.zeros_like(inputs.own_S)
-        shared = np.where(inputs.batch.is_answer, inputs.outcome_N[inputs.batch.trajectory_of_step], 0.0)
+        shared = np.where(inputs.batch.is_answer, inputs.outcome_S, 0.0)
         return Credit(nothing, nothing, shared, nothing, inputs.batch.is_answer)
 
     try:
@@ -136,3 +136,7 @@ def test_unknown_rule_error_lists_the_known_ones():
         ConfigError, match=r"expected one of discounted, identical, none, shapley, threshold, uniform, got 'x'"
     ):
         PROPAGATION_RULES["x"]
+
+
+def test_compared_rules_begin_with_the_baseline():
+    assert compared_rules() == ("identical", "none", "discounted", "threshold")

@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.credit import CreditOptions, assign, explain
-from creditflow.credit.shapley import KEY, Plan, Values, plan, values
+from creditflow.credit.shapley import KEY, Plan, Values, plan, values, values_of_agents
+from creditflow.data import Score
 from creditflow.errors import BatchError, ConfigError
 from tests.builders import batch_of, make_trajectory, step
 
@@ -143,6 +144,44 @@ def test_values_survive_a_json_round_trip(game):
     assert (read.agents, read.rollouts) == (made.agents, made.rollouts)
     for name in ("shapley_A", "shapley_se_A", "left_out_A", "left_out_se_A"):
         np.testing.assert_array_equal(getattr(read, name), getattr(made, name))
+
+
+def test_values_of_agents_are_those_of_their_own_games():
+    """Two players of a zero-sum game: alone, each wins; together, the first wins."""
+    of = plan(2, 3, np.random.default_rng(0))
+    first = {0b00: 0.5, 0b01: 1.0, 0b10: 0.0}
+    outcome_PA = np.array([(first[int(c)], 1.0 - first[int(c)]) for c in of.coalition_P])
+    found = values_of_agents(of, np.array([1.0, 0.0]), outcome_PA, ("a", "b"))
+    # a joins b, and a is first: ((1 - 0) + (1 - 0.5)) / 2; b the same in the game of its outcome.
+    assert found.shapley_A.tolist() == [0.75, ((0.0 - 0.0) + (1.0 - 0.5)) / 2]
+    assert found.left_out_A.tolist() == [1.0, 0.0]
+    assert (found.rollouts, found.agents) == (3, ("a", "b"))
+
+
+def test_values_of_equal_outcomes_equal_the_common_values():
+    of = plan(3, 14, np.random.default_rng(0))
+    outcome_P = np.random.default_rng(1).random(len(of.coalition_P))
+    outcome_P[3] = np.nan
+    common = values(of, 0.75, outcome_P, ("a", "b", "c"))
+    own = values_of_agents(of, np.full(3, 0.75), np.column_stack([outcome_P] * 3), ("a", "b", "c"))
+    for field in fields(Values):
+        np.testing.assert_array_equal(getattr(own, field.name), getattr(common, field.name), err_msg=field.name)
+
+
+def test_agent_with_a_failed_outcome_has_the_value_zero():
+    of = plan(2, 3, np.random.default_rng(0))
+    found = values_of_agents(of, np.array([np.nan, 1.0]), np.full((3, 2), 0.5), ("a", "b"))
+    assert found.known
+    assert found.shapley_A.tolist() == [0.0, 0.25]
+
+
+def test_shapley_rule_masks_an_agent_with_a_failed_outcome():
+    failed = measured("a", 1.0, {"planner": 0.75, "executor": 0.25})
+    failed.outcomes = {"planner": Score(0.0, status="failed"), "executor": Score(0.5)}
+    made = assign(batch_of(failed, measured("b", 0.0, {"planner": 0.5, "executor": 0.5})), OPTIONS)
+    assert made.shared_S.tolist() == [0.0, 0.25, 0.5, 0.5]
+    assert made.trained_S.tolist() == [False, True, True, True]
+    assert explain(made, 1).replay() == made.advantage_S[1]
 
 
 def measured(id: str, outcome: float, shapley: dict[str, float | None], score: float = 0.5):

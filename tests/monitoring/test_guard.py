@@ -13,7 +13,7 @@ from creditflow.credit import CreditOptions, make_threshold
 from creditflow.engines.common.guard import build_guard
 from creditflow.errors import ConfigError
 from creditflow.monitoring.catalog import Names, as_markdown, described, matching
-from creditflow.monitoring.guard import Guard, asked_of_engine, specs
+from creditflow.monitoring.guard import Guard, engine_action, specs
 from creditflow.monitoring.scenarios import SCENARIOS, Setting, series
 from tests.paths import RECIPES, ROOT
 
@@ -234,7 +234,7 @@ def test_stop_precedes_restore_checkpoint() -> None:
         back={"metric": "a/b", "above": 0, "window": 1, "action": "restore_checkpoint"},
         stop={"metric": "a/b", "above": 0, "window": 1, "action": "stop"},
     )
-    asked = asked_of_engine(watched.look(1, {"a/b": 1.0}))
+    asked = engine_action(watched.look(1, {"a/b": 1.0}))
     assert asked is not None
     assert asked.rule == "stop"
 

@@ -155,24 +155,26 @@ class Flow:
         return None
 
     def kept_others(self, node):
-        return [
-            nodes
-            for nodes in self.nodes_of
-            if nodes and nodes[0].trajectory is not node.trajectory and self.kept(nodes[0])
-        ]
+        """The steps of each other trajectory, without masked ones."""
+        others = [nodes for nodes in self.nodes_of if nodes and nodes[0].trajectory is not node.trajectory]
+        return [[other for other in nodes if self.kept(other)] for nodes in others]
 
     def kept(self, node):
-        return not self.masked(node.trajectory)
+        return not self.masked(node)
 
-    def masked(self, trajectory):
-        if trajectory.status == "failed" or (trajectory.outcome is not None and trajectory.outcome.status != "ok"):
+    def outcome_score(self, node):
+        """The outcome of the step's agent: its own, else the common one."""
+        return node.trajectory.outcomes.get(node.step.agent, node.trajectory.outcome)
+
+    def masked(self, node):
+        score, status = self.outcome_score(node), node.trajectory.status
+        if status == "failed" or (score is not None and score.status != "ok"):
             return True
-        return trajectory.status == "truncated" and self.o.mask_truncated
+        return status == "truncated" and self.o.mask_truncated
 
-    def outcome(self, trajectory):
-        if self.masked(trajectory) or trajectory.outcome is None:
-            return 0.0
-        return trajectory.outcome.value
+    def outcome(self, node):
+        score = self.outcome_score(node)
+        return 0.0 if self.masked(node) or score is None else score.value
 
     @remembered
     def own(self, node):
@@ -182,7 +184,7 @@ class Flow:
         if self.o.outcome_to == "answer":
             answers = node.trajectory.answer_steps or (len(node.trajectory.steps) - 1,)
             if node.step.index in answers:
-                e += self.o.w_o * self.outcome(node.trajectory) / len(answers)
+                e += self.o.w_o * self.outcome(node) / len(answers)
         return e
 
     # ---- gates -----------------------------------------------------------------------------------------------------
@@ -324,21 +326,21 @@ class Flow:
 
     # ---- credit ----------------------------------------------------------------------------------------------------
 
-    def shared_reward(self, trajectory):
+    def shared_reward(self, node):
         if self.o.shared_reward == "outcome":
-            return self.outcome(trajectory)
-        rs = [self.sub_reward(node) for node in self.nodes if node.trajectory is trajectory]
+            return self.outcome(node)
+        rs = [self.sub_reward(other) for other in self.nodes if other.trajectory is node.trajectory]
         own = [self.o.w_r * (r - self.o.sub_reward_origin) for r in rs if r is not None]
-        return self.o.w_o * self.outcome(trajectory) + (mean(own) if own else 0.0)
+        return self.o.w_o * self.outcome(node) + (mean(own) if own else 0.0)
 
     @remembered
     def terms(self, node):
         """(own, received, shared)"""
         if self.o.propagation == "identical":
-            return 0.0, 0.0, self.shared_reward(node.trajectory)
+            return 0.0, 0.0, self.shared_reward(node)
         if self.o.propagation == "uniform":
-            return 0.0, 0.0, self.shared_reward(node.trajectory) / len(node.trajectory.steps)
-        to_all = self.o.w_o * self.outcome(node.trajectory) if self.o.outcome_to == "all" else 0.0
+            return 0.0, 0.0, self.shared_reward(node) / len(node.trajectory.steps)
+        to_all = self.o.w_o * self.outcome(node) if self.o.outcome_to == "all" else 0.0
         return self.own(node), self.received(node), to_all
 
     def credit(self, node):

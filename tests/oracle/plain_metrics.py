@@ -85,17 +85,25 @@ def error_metrics(trajectories):
         judged += len(given) > 0
         failed = [score for score, _ in given if score.status != "ok"]
         wrong += len(failed)
-        outcome = trajectory.outcome
-        if failed or not given or not all(per_step) or outcome is None or outcome.status != "ok":
+        if failed or not given or not all(per_step):
             continue
-        values = [rescaled(score, step) for score, step in given]
-        value = rescaled(outcome)
-        if (value >= RIGHT and max(values) < 0.5) or (value < 0.5 and min(values) >= RIGHT):
-            wrong += len(given)
+        for value, steps in sides(trajectory).items():
+            values = [rescaled(score, step) for score, step in given if step in steps]
+            if value is not None and ((value >= RIGHT and max(values) < 0.5) or (value < 0.5 and min(values) >= RIGHT)):
+                wrong += len(values)
     if not verdicts:
         return {}
     metrics = {"reward/error_rate": wrong / verdicts, "reward/verdicts": verdicts, "reward/judged_trajectories": judged}
     return metrics | agreement(trajectories)
+
+
+def sides(trajectory):
+    """The steps of a trajectory by the outcome of their agent, rescaled to [0, 1]; None for no ok outcome."""
+    steps_of = defaultdict(list)
+    for step in trajectory.steps:
+        outcome = trajectory.outcomes.get(step.agent, trajectory.outcome)
+        steps_of[rescaled(outcome) if outcome is not None and outcome.status == "ok" else None].append(step)
+    return steps_of
 
 
 def agreement(trajectories):
@@ -103,17 +111,14 @@ def agreement(trajectories):
     for group in trajectories_by_task(trajectories):
         right, wrong = [], []
         for trajectory in group:
-            scored = (
-                [m for step in trajectory.steps if (m := paid_mean(step)) is not None]
-                if trajectory.status != "failed"
-                else []
-            )
-            if not scored or trajectory.outcome is None or trajectory.outcome.status != "ok":
-                continue
-            if rescaled(trajectory.outcome) >= RIGHT:
-                right.append(mean(scored))
-            elif rescaled(trajectory.outcome) < 0.5:
-                wrong.append(mean(scored))
+            for value, steps in sides(trajectory).items():
+                scored = [m for step in steps if (m := paid_mean(step)) is not None]
+                if trajectory.status == "failed" or not scored or value is None:
+                    continue
+                if value >= RIGHT:
+                    right.append(mean(scored))
+                elif value < 0.5:
+                    wrong.append(mean(scored))
         for one in right:
             for other in wrong:
                 close = abs(one - other) < 1e-12

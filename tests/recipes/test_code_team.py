@@ -15,7 +15,7 @@ from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
 from creditflow.data.datasets import load_tasks
 from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rewards.builtin.code import run_tests
-from creditflow.rewards.support.test_cases import TestCall, alike, read_tests
+from creditflow.rewards.support.test_cases import CaseCall, alike, read_tests
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from creditflow.testing import check_reward_function
@@ -113,7 +113,7 @@ def test_references_pass_and_mutants_fail(box, task):
 
     # All four programs in one run, which is quick; the slow test below makes a run for each call.
     ask = {"call": f"[values(program, {[one['call'] for one in calls]!r}) for program in {programs!r}]"}
-    assert run_tests(box, EVERY_VALUE, [TestCall(ask, holds, "")])[0].reason == ""
+    assert run_tests(box, EVERY_VALUE, [CaseCall(ask, holds, "")])[0].reason == ""
     assert right == [True, *[False] * len(task.extra_info["mutants"])]
 
 
@@ -156,13 +156,13 @@ def test_references_pass_and_mutants_fail_one_by_one(box, task):
 def test_check_is_a_call_with_literals_and_a_literal_result(line, is_check):
     check = recipe("check_in")(line, "clamp")
     assert (check is not None) == is_check
-    assert check is None or isinstance(check, TestCall)  # text by a model is never judged inside of a box
+    assert check is None or isinstance(check, CaseCall)  # text by a model is never judged inside of a box
 
 
 @given(st.text("assert clmp(1,2)='[]{}-*:;#\\\n`rejcodf", max_size=120))
 def test_any_reply_is_read(text):
     for check in recipe("checks_in")("assert clamp(" + text, "clamp"):
-        assert check is None or isinstance(check, TestCall)
+        assert check is None or isinstance(check, CaseCall)
     assert recipe("said")(text) in (None, "accept", "reject")
 
 

@@ -123,11 +123,11 @@ def test_saboteur_is_named_and_healthy_team_is_not(tmp_path: Path) -> None:
         return found
 
     bad = written(tmp_path / "bad", trajectories(0.5))
-    (said,) = named(of_agents(bad), bad)
+    (said,) = named(bad)
     assert (said["agent"], said["as"]) == ("write", "saboteur")
     assert "trajectories in which it errs end right 0% of the time" in said["why"]
     good = written(tmp_path / "good", trajectories(0.1))
-    assert named(of_agents(good), good) == []
+    assert named(good) == []
 
 
 def test_unscored_saboteur_is_named_by_participation(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_unscored_saboteur_is_named_by_participation(tmp_path: Path) -> None:
             make_trajectory(str(k), steps, outcome=float(rng.uniform() < (0.2 if spoilt else 0.8)), task=f"q{k % 8}")
         )
     index = written(tmp_path / "run", made)
-    (said,) = named(of_agents(index), index)
+    (said,) = named(index)
     assert (said["agent"], said["as"]) == ("saboteur", "saboteur")
 
 
@@ -155,9 +155,9 @@ def test_free_rider_is_named_only_under_shared_credit(tmp_path: Path) -> None:
             )
         )
     shared = written(tmp_path / "shared", made, propagation="identical")
-    assert [(one["agent"], one["as"]) for one in named(of_agents(shared), shared)] == [("check", "free rider")]
+    assert [(one["agent"], one["as"]) for one in named(shared)] == [("check", "free rider")]
     own = written(tmp_path / "own", made, propagation="none", w_o=0.5)
-    assert named(of_agents(own), own) == []
+    assert named(own) == []
 
 
 def test_only_scored_agent_is_not_named_a_saboteur(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_only_scored_agent_is_not_named_a_saboteur(tmp_path: Path) -> None:
         make_trajectory(str(k), [step("plan"), step("write", float(k % 2))], outcome=float(k % 2)) for k in range(120)
     ]
     index = written(tmp_path / "run", made)
-    assert named(of_agents(index), index) == []
+    assert named(index) == []
 
 
 def test_overview_is_json_of_bounded_size(tmp_path: Path) -> None:

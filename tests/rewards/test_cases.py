@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.rewards.support.code_runner import MAX_DEPTH, OtherValue, told, untold
-from creditflow.rewards.support.test_cases import InBox, InputOutput, TestCall, not_loaded, read_tests
+from creditflow.rewards.support.code_runner import MAX_DEPTH, OtherValue, decoded, encoded
+from creditflow.rewards.support.test_cases import CaseCall, InBox, InputOutput, not_loaded, read_tests
 
 
 def says(value: object) -> bytes:
     """The answer of a box with a solution that returned this value."""
-    return json.dumps({"value": told(value)}).encode()
+    return json.dumps({"value": encoded(value)}).encode()
 
 
 def passes(test: object, value: object) -> bool:
     (case,) = read_tests([test])
-    assert isinstance(case, TestCall)
+    assert isinstance(case, CaseCall)
     return not case.fault(says(value), "nonce")
 
 
@@ -113,7 +113,7 @@ def test_calls_in_apps_and_verl_formats_are_read():
 
 def test_each_assertion_of_a_text_is_a_test():
     tests = read_tests("import math\n\ndef twice(x):\n    return 2 * x\n\nassert f(1) == 2\nassert f(twice(1)) == 3\n")
-    assert [type(test) for test in tests] == [TestCall, TestCall]
+    assert [type(test) for test in tests] == [CaseCall, CaseCall]
     asked = json.loads(tests[1].stdin(""))
     assert asked["call"] == "f(twice(1))"
     assert "def twice" in asked["setup"]
@@ -187,7 +187,7 @@ PLAIN = st.recursive(
 
 @given(PLAIN)
 def test_plain_data_round_trips_through_the_box(value):
-    back = untold(json.loads(json.dumps(told(value))))
+    back = decoded(json.loads(json.dumps(encoded(value))))
     assert back == value
     assert type(back) is type(value)
 
@@ -205,8 +205,8 @@ def test_subclasses_become_plain_and_objects_equal_nothing():
 
         __hash__ = None
 
-    assert (untold(told(Five(5))) == 4, untold(told(Five(5))) == 5) == (False, True)
-    assert isinstance(untold(told([Any()]))[0], OtherValue)
+    assert (decoded(encoded(Five(5))) == 4, decoded(encoded(Five(5))) == 5) == (False, True)
+    assert isinstance(decoded(encoded([Any()]))[0], OtherValue)
     assert not passes("assert f(2) == 5", Any())
     assert not passes({"call": "f(2)", "expect": 5}, Any())
 

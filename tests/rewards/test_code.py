@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from creditflow.data import Step, Task, Trajectory
 from creditflow.errors import ConfigError, RewardError
 from creditflow.rewards import RewardManager, load_reward_functions
-from creditflow.rewards.builtin.code import MAX_CODE_CHARACTERS, CodeTests, TestVerdict, code_in, run_tests, summary
+from creditflow.rewards.builtin.code import MAX_CODE_CHARACTERS, CaseVerdict, CodeTests, code_in, run_tests, summary
 from creditflow.rewards.entries import RewardFunctionConfig
 from creditflow.rewards.support import code_runner
 from creditflow.rewards.support.test_cases import read_tests
@@ -249,7 +249,7 @@ def test_tests_beyond_the_total_time_fail(bubblewrap):
 def test_reasons_are_bounded_and_printable(bubblewrap):
     _, reason = score("def f(x):\n    raise ValueError('\\ud800\\n\\x00')", TESTS)
     assert reason == "passed 0/3 [0 0 0]; test 0: raised: ValueError:    "
-    verdicts = [TestVerdict(i % 2 == 0, "x" * 1000) for i in range(500)]
+    verdicts = [CaseVerdict(i % 2 == 0, "x" * 1000) for i in range(500)]
     assert len(summary(verdicts)) <= 300
     assert summary(verdicts).startswith("passed 250/500 [1 0 1")
 

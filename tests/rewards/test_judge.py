@@ -473,7 +473,7 @@ def test_refused_request_is_not_retried(status):
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (Answer(body=b"<html>busy</html>", headers={"Content-Type": "text/html"}), "no chat completion"),
+        (Answer(body=b"<html>busy</html>", headers={"Content-Type": "text/html"}), "no JSON"),
         (Answer(body=b"{not json"), "no JSON"),
         (Answer(body=b"[" * 200_000), "no JSON"),
         (Answer(body=b"\xff\xfe\xfa"), "no JSON"),
@@ -625,7 +625,7 @@ def test_waits_double_with_jitter_after_retry_after():
     async def run() -> None:
         for _ in range(200):
             with pytest.raises(endpoint.FailedTry):
-                await endpoint.retries_of(7, 1.0, 1e9, sleep)(refused)
+                await endpoint.retried(refused, 7, 1.0, 1e9, sleep=sleep)
 
     asyncio.run(run())
     by_turn = [waits[turn::7] for turn in range(7)]
@@ -647,7 +647,7 @@ def test_thousands_of_tries_have_bounded_waits():
     for backoff, most in ((0.0, 0.0), (1e300, endpoint.MAX_BACKOFF)):
         waits.clear()
         with pytest.raises(endpoint.FailedTry):
-            asyncio.run(endpoint.retries_of(3000, backoff, 1e9, sleep)(refused))
+            asyncio.run(endpoint.retried(refused, 3000, backoff, 1e9, sleep=sleep))
         assert len(waits) == 3000
         assert max(waits) <= most
 
@@ -799,21 +799,21 @@ def test_judge_moves_between_processes_and_event_loops():
             return await judge(made.steps[0], made)
 
         assert [asyncio.run(left_open()).status for _ in range(3)] == ["ok"] * 3
-        assert len(judge.client._lines) == 1  # those of closed loops are released
-        judge.client._lines.clear()
+        assert len(judge.client._connections) == 1  # those of closed loops are released
+        judge.client._connections.clear()
         gc.collect()
 
 
 def test_missing_package_is_refused_at_load_with_a_hint(monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "openai" else find(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "httpx" else find(name))
     with pytest.raises(ValueError, match=r"pip install creditflow\[judge\]"):
         a_judge("http://127.0.0.1:9/v1")
 
 
 def test_missing_package_at_call_fails_with_a_hint(monkeypatch):
     judge = a_judge("http://127.0.0.1:9/v1")
-    monkeypatch.setitem(sys.modules, "openai", None)
+    monkeypatch.setitem(sys.modules, "httpx", None)
     score = judged(judge)
     assert score.status == "failed"
     assert "pip install creditflow[judge]" in score.reason
@@ -822,7 +822,7 @@ def test_missing_package_at_call_fails_with_a_hint(monkeypatch):
 def test_importing_the_judge_imports_nothing_heavy():
     import subprocess
 
-    heavy = "openai, tenacity, torch, transformers, httpx, httpx2"
+    heavy = "openai, torch, transformers, httpx"
     code = (
         f"import creditflow.rewards.builtin.judge, sys; print([m for m in '{heavy}'.split(', ') if m in sys.modules])"
     )

@@ -235,7 +235,8 @@ def test_batcher_serves_successive_event_loops() -> None:
     for n in range(3):
         asyncio.run(broken_off())
         assert asyncio.run(batcher_once(batcher, n)) == 2 * n
-    assert not batcher._queues
+    assert not batcher._pending
+    assert not batcher._dispatching
 
 
 async def batcher_once(batcher: Batcher[int, int], n: int) -> int:

@@ -339,3 +339,21 @@ def test_shared_arguments_reach_functions_that_take_them(tmp_path):
 def test_failing_constructor_is_an_error_of_the_recipe(tmp_path, name, entry, message):
     with pytest.raises(RewardError, match=message):
         of_class(tmp_path, name, **entry)
+
+
+def test_file_arguments_are_found_beside_the_recipe(tmp_path, monkeypatch):
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "rubric.md").write_text("Beside the recipe.")
+    (tmp_path / "rubric.md").write_text("In the working directory.")
+    (tmp_path / "other.md").write_text("Only in the working directory.")
+    monkeypatch.chdir(tmp_path)
+    entries = [
+        RewardFunctionConfig(
+            fn="judge", name=rubric[:5], args={"endpoint": "http://host/v1", "model": "m", "rubric": rubric}
+        )
+        for rubric in ("rubric.md", "other.md", "A text. " * 1_000)
+    ]
+    functions = load_reward_functions(entries, tmp_path / "recipe", ())
+    rubrics = [function.instance.prompt.rubric for function in functions]
+    assert rubrics[:2] == ["Beside the recipe.", "Only in the working directory."]
+    assert rubrics[2].startswith("A text.")

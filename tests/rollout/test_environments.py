@@ -80,6 +80,21 @@ def test_turn_based_game_rewards_the_last_actions():
         Returns(-1, 1, "player_3")(made)
 
 
+def test_returns_per_agent_name_each_side_and_the_common_outcome():
+    made = run_workflow(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
+    assert Returns(-1, 1, per_agent=True)(made) == {"*": 0.0, "player_1": 1.0, "player_2": -1.0}
+    assert Returns(-1, 1, "player_2", per_agent=True)(made) == {"*": -1.0, "player_1": 1.0, "player_2": -1.0}
+    made.steps[1].info.pop("seat")
+    with pytest.raises(ValueError, match="expected a seat of the environment in its info"):
+        Returns(-1, 1, per_agent=True)(made)
+
+
+def test_return_per_agent_is_the_mean_of_its_seats():
+    workflow = environments.aec(tictactoe, agents={"player_1": "both", "player_2": "both"})
+    made = run_workflow(workflow, scripted("0", "3", "1", "4", "2"), seats=["both"])
+    assert Returns(-1, 1, "player_1", per_agent=True)(made) == {"*": 1.0, "both": 0.0}
+
+
 def test_prompt_has_observation_and_legal_actions():
     client = RolloutRecords(first_legal)
     run_workflow(environments.aec(tictactoe), client)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from creditflow.config import load_recipe
+from creditflow.config import load_recipe, trained_agents, trained_policies
 from creditflow.data import Task, Trajectory, TrajectoryBatch, read_parquet, write_parquet
 from creditflow.errors import EndpointError, PromptTooLong
 from creditflow.rollout import AgentSpec, ChatReply, FrozenModel, Rollout, Scheduler, Team, run_rollouts
@@ -396,7 +396,8 @@ def test_recipe_configures_the_endpoint(tmp_path: Any, monkeypatch: pytest.Monke
         components = build_components(load_recipe(tmp_path / "toy.yaml", overrides))
         assert asyncio.run(said(components.chat_clients["big"])).text == "hi"
     assert components.agents["critic"] == AgentSpec("Judge.", "big")
-    assert components.trained_policies == {"default": ("writer",)}
+    assert trained_policies(components.recipe.config) == ("default",)
+    assert trained_agents(components.recipe.config) == ["writer"]
     (request,) = server.requests
     assert request.headers["authorization"] == "Bearer abc"
     assert (request.body["model"], request.body["top_p"]) == ("org/big-model", 0.5)

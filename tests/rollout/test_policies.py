@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from creditflow.config import EndpointConfig, load_recipe, model_of, policies_in_use, recipe_of_dict, trained_policies
+from creditflow.config import (
+    EndpointConfig,
+    load_recipe,
+    model_of,
+    policies_in_use,
+    recipe_of_dict,
+    trained_agents,
+    trained_policies,
+)
 from creditflow.engines.common.components import build_components
 from creditflow.engines.local.policy_set import load_policies
 from creditflow.errors import ConfigError
@@ -37,7 +45,7 @@ def test_default_policy_is_trained(file: Path) -> None:
     assert policies_in_use(recipe.config) == {"default": ("writer", "critic")}
     assert trained_policies(recipe.config) == ("default",)
     assert model_of(recipe.config, "default") == ("tiny", "actor_rollout_ref.model.path")
-    assert build_components(recipe).trained_policies == {"default": ("writer", "critic")}
+    assert trained_agents(recipe.config) == ["writer", "critic"]
 
 
 def test_policy_has_the_runs_model_or_a_separate_one(file: Path) -> None:

@@ -26,8 +26,6 @@ from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.errors import ConfigError, DataError
 from creditflow.monitoring import Evaluation
-from creditflow.reports.bootstrap import PassCounts, paired_difference
-from creditflow.reports.comparison import ArmResult, RunResult, differences, spread, summary
 from creditflow.reports.comparison_plot import draw_comparison
 from creditflow.reports.tables import (
     comparison_table,
@@ -38,7 +36,9 @@ from creditflow.reports.tables import (
     show,
 )
 from creditflow.studies.comparison.arms import arms_of, as_yaml, parse_vary, without_entry
+from creditflow.studies.comparison.bootstrap import PassCounts, paired_difference
 from creditflow.studies.comparison.jobs import Job, run_jobs
+from creditflow.studies.comparison.results import ArmResult, RunResult, differences, spread, summary
 from tests.builders import batch_of, make_trajectory, step
 from tests.paths import TOY
 
@@ -462,8 +462,21 @@ def _heed_signals():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_comparison_leaves_no_process(tmp_path, number):
-    child = tmp_path / "child"
-    sleeper = f"import os, time; open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    child, locked = tmp_path / "child", tmp_path / "locked"
+    stubborn = (  # a process of the job that ignores SIGTERM and outlives the job
+        "import fcntl, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"file = open({str(locked)!r}, 'w')\n"
+        "fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print('x', file=file, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    sleeper = (
+        "import os, subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', {stubborn!r}])\n"
+        f"open({str(child)!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
     parent = subprocess.Popen(
         [
             sys.executable,
@@ -478,7 +491,7 @@ def test_interrupted_comparison_leaves_no_process(tmp_path, number):
         stderr=subprocess.PIPE,
         preexec_fn=_heed_signals,  # noqa: PLW1509 - nothing else runs in this process
     )
-    _wait(lambda: child.exists() and child.read_text())
+    _wait(lambda: child.exists() and child.read_text() and locked.exists() and locked.read_text())
 
     parent.send_signal(number)
 
@@ -486,6 +499,8 @@ def test_interrupted_comparison_leaves_no_process(tmp_path, number):
     assert b"KeyboardInterrupt" in parent.communicate()[1]
     with pytest.raises(ProcessLookupError):
         os.kill(int(child.read_text()), 0)
+    with locked.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # free, since the process that held it has ended
 
 
 def test_ignored_hangup_stays_ignored(tmp_path, reporter):

@@ -266,18 +266,16 @@ def test_functions_can_be_checked_in_a_running_event_loop():
 # ---- propagation rules ---------------------------------------------------------------------------------------------
 
 
-# `shapley` needs measured values of each trajectory, which these batches lack: see tests/credit/test_shapley.py.
-@pytest.mark.parametrize("name", [name for name in PROPAGATION_RULES.names() if name != "shapley"])
+@pytest.mark.parametrize("name", PROPAGATION_RULES.names())
 def test_every_built_in_rule_conforms_and_is_independent(name):
     assert set(check_propagation_rule(name, independent=True).passed) == names(rules)
 
 
 def paid(flow, **columns):
     """A conforming rule: own reward plus the outcome for all steps; `columns` replace columns of its Credit."""
-    trajectory_S, zero = flow.batch.trajectory_of_step, np.zeros_like(flow.own_S)
-    known_S, scored_S = flow.outcome_known_N[trajectory_S], flow.scored_S
-    reached_S = np.where(known_S, 3, np.where(scored_S, 1, 0)).astype(np.uint8)
-    return replace(Credit(flow.own_S, zero, flow.outcome_N[trajectory_S], zero, reached_S), **columns)
+    zero = np.zeros_like(flow.own_S)
+    reached_S = np.where(flow.outcome_known_S, 3, np.where(flow.scored_S, 1, 0)).astype(np.uint8)
+    return replace(Credit(flow.own_S, zero, flow.outcome_S, zero, reached_S), **columns)
 
 
 def everywhere(flow):
@@ -317,8 +315,7 @@ def less_the_mean_of_all(flow):
 
 
 def less_the_mean_of_kept(flow):
-    n = np.unique(flow.batch.trajectory_of_step[flow.kept_S]).size
-    mean = flow.outcome_N[flow.outcome_known_N].sum() / max(n, 1)
+    mean = flow.outcome_S[flow.outcome_known_S].sum() / max(int(flow.kept_S.sum()), 1)
     return paid(flow, received_S=np.full_like(flow.own_S, -mean), reached_S=everywhere(flow))
 
 
@@ -332,7 +329,7 @@ BROKEN_RULES = {
     "returns_a_credit": [
         lambda flow: flow.own_S,
         lambda flow: paid(flow, own_S=flow.own_S.astype(np.float32)),
-        lambda flow: paid(flow, shared_S=flow.outcome_N[:1]),
+        lambda flow: paid(flow, shared_S=flow.outcome_S[:1]),
         lambda flow: paid(flow, reached_S=flow.scored_S),
         lambda flow: paid(flow, withheld_S=None),
     ],
@@ -349,9 +346,7 @@ BROKEN_RULES = {
     "ignores_masked_trajectories": [less_the_mean_of_all],
     "says_what_reached_a_step": [
         lambda flow: paid(flow, reached_S=everywhere(flow) & np.uint8(1)),
-        lambda flow: paid(
-            flow, reached_S=np.where(flow.outcome_known_N[flow.batch.trajectory_of_step], 3, 0).astype("u1")
-        ),
+        lambda flow: paid(flow, reached_S=np.where(flow.outcome_known_S, 3, 0).astype("u1")),
     ],
     "pays_own_as_declared": [(paid, {"pays_own": False})],
     "can_be_assigned_and_explained": [open_gates_unused],

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from creditflow.traces.span_tree import CIRCLE, MISSING, MOST_EXITS, before, forest_of
+from creditflow.traces.span_tree import CIRCLE, MISSING, MOST_EXITS, before, build_tree
 
 
 def enclosing(parents: list[int], at: int) -> list[int]:
@@ -53,8 +53,8 @@ def test_before_matches_the_plain_definition(
 ) -> None:
     parents, start, end, chosen = trace
     ids = [str(at) for at in range(len(parents))]
-    forest = forest_of(ids, [None if parent < 0 else str(parent) for parent in parents])
-    follows = before(forest, start, end, chosen)
+    tree = build_tree(ids, [None if parent < 0 else str(parent) for parent in parents])
+    follows = before(tree, start, end, chosen)
     for at, found in enumerate(follows):
         assert len(set(found)) == len(found)
         expected = plainly_before(parents, start, end, chosen, at) if chosen[at] else set()
@@ -69,46 +69,46 @@ def test_branches_follow_the_plan_and_join_in_the_summary() -> None:
     start = [0, 1, 4, 4, 8, 4, 5, 9, 20]
     end = [30, 3, 12, 7, 12, 14, 8, 14, 22]
     calls = [name in ("plan", "a1", "a2", "b1", "b2", "sum") for name in ids]
-    follows = before(forest_of(ids, of), start, end, calls)
+    follows = before(build_tree(ids, of), start, end, calls)
     names = {ids[at]: sorted(ids[i] for i in found) for at, found in enumerate(follows) if calls[at]}
     assert names == {"plan": [], "a1": ["plan"], "a2": ["a1"], "b1": ["plan"], "b2": ["b1"], "sum": ["a2", "b2"]}
 
 
 def test_cycle_is_cut_at_its_first_span() -> None:
-    forest = forest_of(["a", "b", "c", "d"], ["c", "a", "b", "c"])
-    assert forest.parents == [-1, 0, 1, 2]
-    assert forest.mended == {0: CIRCLE}
-    assert forest_of(["a"], ["a"]).parents == [-1]
+    tree = build_tree(["a", "b", "c", "d"], ["c", "a", "b", "c"])
+    assert tree.parents == [-1, 0, 1, 2]
+    assert tree.mended == {0: CIRCLE}
+    assert build_tree(["a"], ["a"]).parents == [-1]
 
 
 def test_missing_parent_is_removed() -> None:
-    forest = forest_of(["a", "b"], ["nobody", "a"])
-    assert forest.parents == [-1, 0]
-    assert forest.mended == {0: MISSING}
+    tree = build_tree(["a", "b"], ["nobody", "a"])
+    assert tree.parents == [-1, 0]
+    assert tree.mended == {0: MISSING}
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 9)), max_size=12))
 def test_forest_order_has_parents_first(pairs: list[tuple[int, int]]) -> None:
-    forest = forest_of([str(name) for name, _ in pairs], [str(parent) for _, parent in pairs])
-    assert sorted(forest.order) == list(range(len(pairs)))
-    place = {at: order for order, at in enumerate(forest.order)}
-    assert all(parent < 0 or place[parent] < place[at] for at, parent in enumerate(forest.parents))
+    tree = build_tree([str(name) for name, _ in pairs], [str(parent) for _, parent in pairs])
+    assert sorted(tree.order) == list(range(len(pairs)))
+    place = {at: order for order, at in enumerate(tree.order)}
+    assert all(parent < 0 or place[parent] < place[at] for at, parent in enumerate(tree.parents))
 
 
 def test_deep_trace_needs_no_recursion() -> None:
     n = 20_000
-    forest = forest_of([str(at) for at in range(n)], [None, *(str(at) for at in range(n - 1))])
+    tree = build_tree([str(at) for at in range(n)], [None, *(str(at) for at in range(n - 1))])
     start, end = list(range(0, 2 * n, 2)), list(range(1, 2 * n, 2))
-    follows = before(forest, start, end, [True] * n)  # each span is inside the one before but begins after its end
+    follows = before(tree, start, end, [True] * n)  # each span is inside the one before but begins after its end
     assert follows[0] == ()
-    assert forest.inherited(["deep", *[None] * (n - 1)])[-1] == "deep"
+    assert tree.inherited(["deep", *[None] * (n - 1)])[-1] == "deep"
 
 
 def test_parents_by_time_are_limited_to_the_last_ended() -> None:
     n = 500
     start = [0] * n + [1000] * n
     end = [1 + at for at in range(n)] + [2000] * n
-    follows = before(forest_of([str(at) for at in range(2 * n)], [None] * (2 * n)), start, end, [True] * (2 * n))
+    follows = before(build_tree([str(at) for at in range(2 * n)], [None] * (2 * n)), start, end, [True] * (2 * n))
     assert all(sorted(found) == list(range(n - MOST_EXITS, n)) for found in follows[n:])
 
 
@@ -116,6 +116,6 @@ def test_flat_trace_is_a_chain() -> None:
     times = random.Random(0).sample(range(0, 1000, 3), 50)
     order = sorted(range(50), key=times.__getitem__)
     end = [time + 1 for time in times]
-    follows = before(forest_of([str(at) for at in range(50)], [None] * 50), times, end, [True] * 50)
+    follows = before(build_tree([str(at) for at in range(50)], [None] * 50), times, end, [True] * 50)
     assert follows[order[0]] == ()
     assert all(follows[later] == (earlier,) for earlier, later in pairwise(order))

@@ -16,10 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from creditflow.errors import ConfigError, did_you_mean
+from creditflow.errors import USER_MODULE, ConfigError, did_you_mean
 
-_USER_MODULE = "creditflow_user_"
-"""Prefix of the module names under which the user's files are imported."""
 _FILES: dict[str, tuple[str, bytes]] = {}
 """The user's files loaded by this process: module name -> path and text."""
 
@@ -46,6 +44,17 @@ def is_reference(value: object) -> bool:
     return isinstance(value, str) and ":" in value and not os.path.exists(value)  # noqa: PTH110 (Path raises on long names)
 
 
+def absolute_reference(reference: str, base: Path) -> str:
+    """`file.py:name` with the absolute path of its file; unchanged if there is no such file."""
+    file, _, name = reference.rpartition(":")
+    path = _find(file, base)
+    return reference if path is None else f"{path.resolve()}:{name}"
+
+
+def _find(file: str, base: Path) -> Path | None:
+    return next((path for path in (base / file, Path(file)) if os.path.isfile(path)), None)  # noqa: PTH113 (as above)
+
+
 def _import(name: str, key: str) -> Any:
     if not all(part.isidentifier() for part in name.split(".")):
         raise ConfigError(f"{key}: {name!r} is no module's name")
@@ -58,14 +67,14 @@ def _import(name: str, key: str) -> Any:
 
 
 def _load_file(file: str, base: Path, key: str) -> Any:
-    path = next((p for p in (base / file, Path(file)) if os.path.isfile(p)), None)  # noqa: PTH113 (as above)
+    path = _find(file, base)
     if path is None:
         raise ConfigError(f"{key}: no file {file!r} in {base} or the working directory")
     path = path.resolve()
     text = path.read_bytes()
     # One module per file and process, so that two references to a file share its state. A file that was edited in the
     # meantime (in a notebook session) gets a new module.
-    name = f"{_USER_MODULE}{path.stem}_{hashlib.sha256(str(path).encode() + b' ' + text).hexdigest()[:8]}"
+    name = f"{USER_MODULE}{path.stem}_{hashlib.sha256(str(path).encode() + b' ' + text).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

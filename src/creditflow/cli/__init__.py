@@ -24,7 +24,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from creditflow.errors import CreditflowError, InputError, did_you_mean, says_disk_full
+from creditflow._utils.plugins import installed, load
+from creditflow.errors import ConfigError, CreditflowError, InputError, did_you_mean, says_disk_full
 
 ENTRY_POINTS = "creditflow.commands"
 """The entry point group of commands from other distributions."""
@@ -83,7 +84,12 @@ class RootGroup(CommandGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.entries = _external_commands() | _commands_in(Path(__file__).parent, __name__)
+        try:
+            external = _external_commands()
+        except ConfigError as error:  # raised before `invoke`, which prints errors
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(2) from error
+        self.entries = external | _commands_in(Path(__file__).parent, __name__)
 
 
 def _commands_in(folder: Path, package: str) -> dict[str, CommandEntry]:
@@ -129,21 +135,23 @@ def _first_line(node: ast.Module | ast.FunctionDef) -> str:
 
 
 def _external_commands() -> dict[str, CommandEntry]:
-    return {point.name: _external_command(point) for point in metadata.entry_points(group=ENTRY_POINTS)}
+    return {name: _external_command(point) for name, point in installed(ENTRY_POINTS).items()}
 
 
 def _external_command(point: metadata.EntryPoint) -> CommandEntry:
     origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
 
-    def load() -> Any:
+    def load_command() -> Any:
         try:
-            return _make_command(point.load(), point.name)
+            function = load(point)
+            if not callable(function):
+                raise ConfigError(f"{point.value}: expected a function, got {type(function).__name__}")
+            return _make_command(function, point.name)
         except Exception as error:  # whatever a foreign module raises breaks only its own command
-            raise CreditflowError(
-                f"command {point.name!r} of {origin} cannot be loaded: {type(error).__name__}: {error}"
-            ) from error
+            reason = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            raise CreditflowError(f"command {point.name!r} of {origin}: {reason}") from error
 
-    return CommandEntry(lambda: f"(from {origin})", load)
+    return CommandEntry(lambda: f"(from {origin})", load_command)
 
 
 def _make_command(function: Callable[..., Any], name: str) -> Any:

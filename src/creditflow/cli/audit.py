@@ -20,7 +20,6 @@ from creditflow.errors import ConfigError, InputError
 from creditflow.reports.tables import new_table, results_console, show
 from creditflow.runs import Ledger, Recorded
 from creditflow.studies.audit import Agreement, Measured, Precision, Share, agreement
-from creditflow.studies.reassignment import reassign
 
 if TYPE_CHECKING:
     from creditflow.config import Recipe
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from creditflow.engines.local.policy import Policy
     from creditflow.engines.local.policy_set import PolicySet
 
-RULES = ("identical", "none", "discounted", "threshold")
-"""Default rules to compare, beside the rule in force."""
 IN_FORCE = "in force"
 """Display name of the credit recorded in the run."""
 
@@ -82,7 +79,7 @@ def audit(
         typer.Option(
             metavar="RULE",
             help="A rule to compare: its name, or credit options in quotes; may be repeated. "
-            f"Default: {', '.join(RULES)}.",
+            "Default: the rules with a comparison rank.",
         ),
     ] = None,
     model: Annotated[
@@ -153,9 +150,10 @@ def audit(
 def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Credit options of each rule, by display name."""
     from creditflow.config import credit_overrides
+    from creditflow.credit.records import compared_rules
 
     rules: dict[str, dict[str, Any]] = {}
-    for text in texts or RULES:
+    for text in texts or compared_rules():
         words = text.split()
         if not words:
             raise ConfigError("--rule: expected the name of a rule, or options of credit, got nothing")
@@ -166,6 +164,8 @@ def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _assignments(recorded: Recorded, rules: Mapping[str, Mapping[str, Any]]) -> dict[str, Assignment]:
     """The recorded assignment, and each rule's assignment of the recorded trajectories."""
+    from creditflow.studies.reassignment import reassign
+
     if recorded.assignment is None:
         raise InputError(f"training step {recorded.step}: no credit was assigned in it; name another --training-step")
     assignments = {IN_FORCE: recorded.assignment}

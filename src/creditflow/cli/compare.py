@@ -19,7 +19,6 @@ from creditflow._utils.progress import Reporter
 from creditflow.cli._options import EngineName, Overrides, Recipe, comma_separated
 from creditflow.errors import ConfigError, CreditflowError, InputError
 from creditflow.monitoring import Evaluation
-from creditflow.reports.comparison import ArmResult, RunResult, differences, summary
 from creditflow.reports.tables import (
     comparison_table,
     comparison_title,
@@ -31,6 +30,7 @@ from creditflow.reports.tables import (
 from creditflow.reports.text import counted
 from creditflow.runs import RunFolder
 from creditflow.studies.comparison.jobs import Job, run_jobs
+from creditflow.studies.comparison.results import ArmResult, RunResult, differences, summary
 
 if TYPE_CHECKING:
     from creditflow.config import Recipe as LoadedRecipe
@@ -164,10 +164,10 @@ def _plan(
     Loads every file and model that an arm names. Bad input therefore raises before anything is written, and a model
     that is created on first use is created once instead of in every run.
     """
-    from creditflow.config import load_recipe, with_effect
+    from creditflow.config import leaves, load_recipe, with_effect
     from creditflow.engines.common.components import build_components
     from creditflow.engines.common.guard import build_guard
-    from creditflow.studies.comparison.arms import as_yaml, flatten
+    from creditflow.studies.comparison.arms import as_yaml
 
     kept = [override for override in overrides if override.partition("=")[0] not in _OWN]
     steps: dict[str, int] = {}
@@ -203,8 +203,9 @@ def _plan(
                 if not steps[arm.name]:
                     raise ConfigError("trainer.total_training_steps: 0 steps would leave nothing to compare")
                 engine.prepare(resolved, models)
-            config = flatten(resolved.to_dict())
-            evaluated = _fingerprint({key: value for key, value in config.items() if key.startswith(_EVALUATED)})
+            evaluated = _fingerprint(
+                {key: value for key, value in leaves(resolved.to_dict()) if key.startswith(_EVALUATED)}
+            )
             before = folder / "before" / f"seed{seed}-{evaluated[:8]}.json"
             runs.append(ArmRun(arm, seed, resolved, settings, target, before, steps[arm.name]))
     return runs
@@ -214,10 +215,9 @@ def _check_arm(path: Path, arm: Arm, key: str, settings: Sequence[str], resolved
     """Raise ConfigError if another override would replace one of the arm's."""
     from omegaconf import OmegaConf
 
-    from creditflow.config import load_recipe
-    from creditflow.studies.comparison.arms import flatten
+    from creditflow.config import leaves, load_recipe
 
-    for name in flatten(OmegaConf.to_container(OmegaConf.from_dotlist(list(arm.overrides)))):  # type: ignore[arg-type]
+    for name, _ in leaves(OmegaConf.to_container(OmegaConf.from_dotlist(list(arm.overrides)))):
         if name in _OWN:
             raise ConfigError(f"{name}: is set by compare itself, the same for every arm; {arm.name} cannot set it")
     varied = [override for override in arm.overrides if override.partition("=")[0] == key]
@@ -227,16 +227,16 @@ def _check_arm(path: Path, arm: Arm, key: str, settings: Sequence[str], resolved
 
 def _is_finished(run: ArmRun, engine: str) -> bool:
     """Whether the run is already finished. Raises InputError if its folder holds anything else."""
+    from creditflow.config import leaves
     from creditflow.engines.common.run import read_facts
-    from creditflow.studies.comparison.arms import flatten
 
     facts = run.folder / "run.json"
     if not facts.exists():
         if run.folder.exists() and any(run.folder.iterdir()):
             raise InputError(f"trainer.default_local_dir: {run.folder} holds files that are not of a run")
         return False
-    existing = flatten((read_facts(run.folder, engine) or {})["config"])
-    wanted = flatten(json.loads(json.dumps(run.recipe.to_dict())))
+    existing = dict(leaves((read_facts(run.folder, engine) or {})["config"]))
+    wanted = dict(leaves(json.loads(json.dumps(run.recipe.to_dict()))))
     for key in sorted(existing.keys() | wanted.keys()):
         if existing.get(key) != wanted.get(key) and not key.startswith(_UNCOMPARED):
             raise InputError(

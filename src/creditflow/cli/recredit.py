@@ -17,7 +17,6 @@ from creditflow.errors import InputError
 from creditflow.reports.tables import MOVED_MEANING, moved_table, results_console, show
 from creditflow.reports.text import steps_words
 from creditflow.runs import Ledger, RunFolder
-from creditflow.studies.reassignment import reassigned
 
 
 def recredit(
@@ -35,6 +34,7 @@ def recredit(
     view read.
     """
     from creditflow.config import credit_overrides
+    from creditflow.studies.reassignment import reassigned
 
     settings = overrides or []
     ledger, changed = Ledger.open(run), credit_overrides(settings)

@@ -15,6 +15,7 @@ from rich.table import Table
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import CreditOverrides, PlotFile, comma_separated, expect_parent_folders
 from creditflow.credit import CreditOptions
+from creditflow.credit.records import PROPAGATION_RULES, compared_rules
 from creditflow.data import Floats
 from creditflow.errors import ConfigError, DataError
 from creditflow.reports.tables import new_table, results_console, show
@@ -29,7 +30,8 @@ from creditflow.studies.simulation import (
     moved_outputs,
 )
 
-RULES = ("identical", "none", "discounted", "threshold")
+STEPS = 13
+"""Default number of steps."""
 THETAS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 NOISES = tuple(round(0.05 * i, 2) for i in range(11))
 
@@ -37,7 +39,9 @@ NOISES = tuple(round(0.05 * i, 2) for i in range(11))
 def simulate(
     overrides: CreditOverrides = None,
     *,
-    steps: Annotated[int, typer.Option(min=1, help="Steps per trajectory.")] = 13,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help=f"Steps per trajectory; default: {STEPS}. A JSON file has its own.")
+    ] = None,
     graph: Annotated[
         str, typer.Option(help="chain, tree or full; or a JSON file with the list of parents of each step.")
     ] = "chain",
@@ -83,11 +87,12 @@ def simulate(
     options.validate()
     expect_parent_folders(plot=plot)
     drawn = draw(team)
-    results = [credited(rule, drawn, replace(options, propagation=rule)) for rule in RULES]
+    results = [credited(rule, drawn, replace(options, propagation=rule)) for rule in compared_rules()]
     moved = moved_outputs(team, drawn)
-    threshold = replace(options, propagation="threshold")
-    theta, signals = best_threshold(drawn, threshold, THETAS)
-    break_even, noises = break_even_noise(team, threshold, NOISES)
+    gated = next(rule for rule in compared_rules() if PROPAGATION_RULES[rule].gated)
+    with_gates = replace(options, propagation=gated)
+    theta, signals = best_threshold(drawn, with_gates, THETAS)
+    break_even, noises = break_even_noise(team, with_gates, NOISES)
 
     console = results_console()
     console.print(
@@ -97,23 +102,26 @@ def simulate(
     )
     show("blame by rule", _rule_table(results))
     show("effect of an error, by its step", _step_table(moved, results))
-    console.print(_threshold_line(theta, dict(signals), options.propagation_threshold, results))
+    signal = next(result.signal for result in results if result.rule == gated)
+    console.print(_threshold_line(theta, dict(signals), options.propagation_threshold, signal))
     console.print(
-        f"the threshold rule has more signal than the outcome alone at any noise up to {NOISES[-1]:g}"
+        f"the {gated} rule has more signal than the outcome alone at any noise up to {NOISES[-1]:g}"
         if break_even is None
-        else f"break-even: with {break_even:.0%} wrong verdicts the threshold rule has no more signal than the outcome"
+        else f"break-even: with {break_even:.0%} wrong verdicts the {gated} rule has no more signal than the outcome"
     )
     if plot is not None:
-        draw_simulation(plot, team, results, moved, signals, noises)
+        draw_simulation(plot, team, results, moved, signals, noises, (gated, compared_rules()[0]))
         Reporter().say(f"figure: {plot}")
 
 
 def _team(graph: str, **settings: Any) -> SimulatedTeam:
     """The simulated team. `graph`: a name, or a JSON file with a list of parents per step."""
+    file, steps = Path(graph), settings.pop("steps")
     settings = {name: value for name, value in settings.items() if value is not None}
-    file = Path(graph)
     if not file.is_file():
-        return SimulatedTeam(graph=graph, **settings)
+        return SimulatedTeam(graph=graph, steps=STEPS if steps is None else steps, **settings)
+    if steps is not None:
+        raise ConfigError(f"--steps: {file} has a number of steps of its own; leave --steps out")
     try:
         parents = [[int(parent) for parent in row] for row in json.loads(file.read_text())]
         return SimulatedTeam(parents=parents, **settings)
@@ -146,9 +154,8 @@ def _step_table(moved: Floats, results: Sequence[SimulatedCredit]) -> Table:
     return new_table(header, [(str(step + 1), *(number(column[step], 2) for column in columns)) for step in steps])
 
 
-def _threshold_line(theta: float, signals: dict[float, float], current: Any, results: Sequence[SimulatedCredit]) -> str:
+def _threshold_line(theta: float, signals: dict[float, float], current: Any, signal: float) -> str:
     """The best threshold and its signal, beside those of the current one."""
     if max(signals.values()) - min(signals.values()) <= 1e-9:
         return "best threshold: all give the same signal (binary scores, or no gate with a parent behind it)"
-    signal = next(result.signal for result in results if result.rule == "threshold")
     return f"best threshold: {theta:g} (signal {number(signals[theta])}; at {current} {number(signal)})"

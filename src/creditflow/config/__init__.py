@@ -24,8 +24,10 @@ from creditflow.config.recipe import (
     optim_of,
     policies_in_use,
     recipe_of_dict,
+    trained_agents,
     trained_policies,
 )
+from creditflow.config.rule_files import with_loaded_files
 from creditflow.config.team import EndpointConfig, PolicyConfig
 from creditflow.config.trainer import TrainerConfig
 
@@ -53,7 +55,9 @@ __all__ = [
     "optim_of",
     "policies_in_use",
     "recipe_of_dict",
+    "trained_agents",
     "trained_policies",
     "with_effect",
+    "with_loaded_files",
     "with_options",
 ]

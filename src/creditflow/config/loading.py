@@ -13,6 +13,7 @@ from creditflow.config.algorithm import AlgorithmConfig
 from creditflow.config.guard import adapt_rules
 from creditflow.config.model import SUM_NORM
 from creditflow.config.recipe import Config, Recipe
+from creditflow.config.rule_files import load_named_files, with_loaded_files
 from creditflow.config.shipped import find_recipe, shipped_recipes
 from creditflow.config.validation import validate
 from creditflow.credit.options import CreditOptions
@@ -41,7 +42,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _merged(layers: Sequence[DictConfig], path: Path) -> Config:
-    """Merge the layers, later ones over earlier ones; resolve aliases and check types and keys."""
+    """Merge the layers, later ones over earlier ones; resolve aliases, check types and keys, load files of rules."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -58,6 +59,7 @@ def _merged(layers: Sequence[DictConfig], path: Path) -> Config:
         raise ConfigError(f"{error.full_key or path}: {first_line(error)}") from error
     config = checked(Config, values)
     _resolve_aliases(config, given)
+    config.algorithm = with_loaded_files(config.algorithm, path.resolve().parent)
     _adapt_defaults(config, given)
     return config
 
@@ -136,7 +138,8 @@ def _without_effect(algorithm: AlgorithmConfig, layers: Sequence[Mapping[str, An
 def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """Credit options by name, from `key=value` with or without their section (`algorithm.`, `reward.`).
 
-    Raises ConfigError for an unknown key, naming the nearest, and for a value that is not valid YAML.
+    A file that they name is looked up in the working directory, and loaded. Raises ConfigError for an unknown key,
+    naming the nearest, and for a value that is not valid YAML or cannot be loaded.
     """
     from omegaconf import OmegaConf
 
@@ -148,7 +151,7 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         if not equals or key not in known:
             raise ConfigError(f"{override}: expected an option of credit, key=value{did_you_mean(key, known)}")
         found |= OmegaConf.to_container(_dotlist([f"{key}={value}"]))  # type: ignore[arg-type]
-    return found
+    return load_named_files(found, Path.cwd())
 
 
 def leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:

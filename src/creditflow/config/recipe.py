@@ -16,6 +16,7 @@ from creditflow.config.data import DataConfig
 from creditflow.config.guard import GuardConfig
 from creditflow.config.model import OptimConfig
 from creditflow.config.reward import RewardConfig
+from creditflow.config.rule_files import with_loaded_files
 from creditflow.config.team import DEFAULT_POLICY, PolicyConfig, TeamConfig
 from creditflow.config.trainer import RayConfig, TrainerConfig
 
@@ -80,17 +81,26 @@ class Recipe:
         return replace(self, config=config)
 
 
-def _absolute(value: Any, folder: Path) -> Any:
-    """Make the paths and `file.py:function` references in `value` that are relative to `folder` absolute."""
+_MODEL_KEYS = ("path", "reference", "tokenizer")
+"""Keys of model folders, of policies and of reward functions; they are relative to the working directory."""
+
+
+def _absolute(value: Any, folder: Path, key: str = "") -> Any:
+    """Make the paths and `file.py:function` references in `value` that are relative to `folder` absolute.
+
+    Model folders under the `_MODEL_KEYS`, too. `key`: the key of `value`.
+    """
     if isinstance(value, dict):
-        return {key: _absolute(item, folder) for key, item in value.items()}
+        return {name: _absolute(item, folder, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [_absolute(item, folder) for item in value]
+        return [_absolute(item, folder, key) for item in value]
     if isinstance(value, str) and value:
         file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
         if colon or file.endswith((".parquet", ".jsonl")):
-            found = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
-            value = f"{found.resolve()}{colon}{name}" if found else value
+            existing = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
+            return f"{existing.resolve()}{colon}{name}" if existing else value
+        if key in _MODEL_KEYS and (Path(value) / "config.json").is_file():
+            return str(Path(value).resolve())
     return value
 
 
@@ -104,8 +114,13 @@ def _escaped(value: Any) -> Any:
 
 
 def recipe_of_dict(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:
-    """Rebuild a recipe from `Recipe.to_dict`, without interpolating its values again."""
-    return Recipe(config=checked(Config, values), name=name, folder=folder)
+    """Rebuild a recipe from `Recipe.to_dict`, without interpolating its values again.
+
+    Loads the files of rules, estimators and thresholds that it names. Raises ConfigError if that fails.
+    """
+    config = checked(Config, values)
+    config.algorithm = with_loaded_files(config.algorithm, folder)
+    return Recipe(config=config, name=name, folder=folder)
 
 
 def policies_in_use(config: Config) -> dict[str, tuple[str, ...]]:
@@ -121,6 +136,11 @@ def trained_policies(config: Config) -> tuple[str, ...]:
         if config.policies
         else (DEFAULT_POLICY,)
     )
+
+
+def trained_agents(config: Config) -> list[str]:
+    """The names of the agents of trained policies."""
+    return [name for policy in trained_policies(config) for name in policies_in_use(config)[policy]]
 
 
 def lora_rank_of(config: Config, policy: str) -> int:

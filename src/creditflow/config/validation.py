@@ -31,10 +31,13 @@ def _validate_training(config: Config) -> None:
     actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
     if not config.team.workflow:
         raise ConfigError("team.workflow: expected package.module:function or file.py:function, got nothing")
-    if rollout.n == 1 and config.algorithm.adv_estimator == "grpo":
+    estimator = ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator]
+    if rollout.n < estimator.min_rollouts:
+        count, group = ("1 rollout", "one") if rollout.n == 1 else (f"{rollout.n} rollouts", str(rollout.n))
         raise ConfigError(
-            "actor_rollout_ref.rollout.n: 1 rollout of each task; grpo compares trajectories of the same task, so a "
-            "group of one would train on nothing: use 2 or more"
+            f"actor_rollout_ref.rollout.n: {count} of each task; {config.algorithm.adv_estimator} compares "
+            f"trajectories of the same task, so a group of {group} would train on nothing: use "
+            f"{estimator.min_rollouts} or more"
         )
     if actor.ppo_mini_batch_size > config.data.train_batch_size:
         raise ConfigError(
@@ -47,7 +50,7 @@ def _validate_training(config: Config) -> None:
             "trainer.resume_from_path: expected a checkpoint's path with trainer.resume_mode=resume_path, and none "
             "otherwise"
         )
-    if trainer.critic_warmup and not ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator].critic:
+    if trainer.critic_warmup and not estimator.critic:
         raise ConfigError(
             f"trainer.critic_warmup: {trainer.critic_warmup}, but algorithm.adv_estimator: "
             f"{config.algorithm.adv_estimator} has no critic"

@@ -113,7 +113,7 @@ class Assignment:
     critic: CriticTerms | None = field(repr=False)
     """The terms of an estimator with a critic; else None."""
     masked_N: Bools
-    """[N] trajectories left out of training as a whole."""
+    """[N] trajectories left out of training as a whole. `masked_S`: also the steps of single agents."""
     singletons: int
     """Number of groups of one trajectory, whose steps backed off."""
     options: CreditOptions = field(repr=False)
@@ -153,6 +153,11 @@ class Assignment:
         else:
             AdvantageScale.none(self.batch.n_steps).tokens(self.unscaled_T, self.batch, returns_T)
         return np.add(returns_T, self.critic.values_T, out=returns_T, where=self.batch.response_mask)
+
+    @property
+    def masked_S(self) -> Bools:
+        """[S] steps left out of training with their trajectory, or because their agent's own outcome failed."""
+        return outcomes(self.batch, self.options).masked_S
 
     def group_name(self, step: int) -> str | None:
         """The key of the group behind `step`'s baseline, in words; None for a step without one."""
@@ -229,11 +234,10 @@ def _assign(
     values_T: Floats | None,
     threshold: Threshold,
 ) -> Assignment:
-    trajectory_S = batch.trajectory_of_step
     rule = PROPAGATION_RULES[options.propagation]
 
     outcome = outcomes(batch, options)
-    kept_S = ~outcome.masked_N[trajectory_S]
+    kept_S = ~outcome.masked_S
     columns = BatchColumns(batch, np.full(batch.n_steps, -1))
     rewards = sub_rewards(columns, options, kept_S)
     judged_S = rewards.scored_S & options.decomposed
@@ -255,19 +259,19 @@ def _assign(
             options=options,
             own_S=paid_S,
             has_own_S=has_own_S,
-            outcome_N=outcome.value_N,
+            outcome_S=outcome.value_S,
             gate_S=gate_S,
             open_S=open_S,
             scored_S=judged_S,
             failed_S=unjudged_S,
-            outcome_known_N=outcome.known_N,
+            outcome_known_S=outcome.known_S,
             kept_S=kept_S,
             stratum_S=stratum_S,
             parents_S=parent_counts(batch),
             columns=columns,
         )
     )
-    _expect_flow(credit, estimator, options)
+    _expect_credit(credit, estimator, options)
     credit_S = credit.own_S + credit.received_S + credit.shared_S
     _expect_finite(batch, credit_S, "credit", f"propagation {options.propagation}")
     frozen_S = np.zeros(batch.n_steps, dtype=np.bool_) if credit.frozen_S is None else credit.frozen_S
@@ -419,7 +423,13 @@ def _expect_finite(batch: TrajectoryBatch, values_S: Floats, what: str, who: str
         raise NotFiniteError(f"step {batch.step_ids[s]}: expected a finite {what} from {who}, got {values_S[s]}")
 
 
-def _expect_flow(credit: Credit, estimator: Estimator, options: CreditOptions) -> None:
+def _expect_type(returned: object, kind: type, name: str) -> None:
+    if not isinstance(returned, kind):
+        raise ConfigError(f"{name}: expected the function to return {kind.__name__}, got {type(returned).__name__}")
+
+
+def _expect_credit(credit: Credit, estimator: Estimator, options: CreditOptions) -> None:
+    _expect_type(credit, Credit, f"algorithm.propagation: {options.propagation}")
     if estimator.critic and (credit.gate_out_S is None or credit.gate_in_S is None) and credit.received_S.any():
         raise ConfigError(
             f"algorithm.adv_estimator: {options.adv_estimator} needs to know by which gates credit flows, but rule "
@@ -453,6 +463,7 @@ def _scale(
 
     For a whitening estimator without groups, the whitening mean is added to the baseline.
     """
+    _expect_type(estimate, Estimate, f"algorithm.adv_estimator: {name}")
     batch = columns.batch
     shift_S, divisor_S = np.zeros(batch.n_steps), np.ones(batch.n_steps)
     if not estimator.whitened:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Real
 from typing import cast
 
 import numpy as np
@@ -18,8 +19,10 @@ from creditflow.data import (
     Bools,
     Floats,
     Ints,
+    Score,
     TrajectoryBatch,
 )
+from creditflow.data.batch import outcome_value
 from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
 
 _FAILED, _TRUNCATED = TRAJECTORY_STATUSES.index("failed"), TRAJECTORY_STATUSES.index("truncated")
@@ -28,14 +31,20 @@ _TOKENS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """The global rewards of N trajectories."""
+    """The global rewards of N trajectories, and of their S steps: that of the step's agent, else the common one."""
 
     value_N: Floats
-    """[N] R in its original units; 0 for a trajectory without one."""
+    """[N] the common R in its original units; 0 for a trajectory without one."""
     known_N: Bools
-    """[N] whether the trajectory has an outcome; an unscored truncated one has outcome 0."""
+    """[N] whether the trajectory has a common outcome; an unscored truncated one has outcome 0."""
     masked_N: Bools
     """[N] whether the trajectory is left out of training as a whole."""
+    value_S: Floats
+    """[S] R of the step's agent; 0 without one."""
+    known_S: Bools
+    """[S] whether the step's agent has an outcome, like `known_N`."""
+    masked_S: Bools
+    """[S] whether the step is left out of training, with its trajectory or with its agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +60,14 @@ class SubRewards:
 
 
 def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
-    """The outcome of each trajectory, and the trajectories to leave out of training.
+    """The outcome of each trajectory and step, and the trajectories and steps to leave out of training.
 
     Masked: trajectories of status `failed`; those whose outcome scoring failed (counting 0 would punish the agents for
     the scorer's fault); truncated ones if `mask_truncated`. An unscored truncated trajectory has outcome 0. Without an
-    outcome function, R contributes nothing.
+    outcome function, R contributes nothing. For the steps of an agent with its own outcome, that one counts in
+    place of the common one; then a trajectory is masked as a whole only if all of its steps are.
+
+    Raises NotFiniteError for an agent's outcome that is ok and not finite.
     """
     status_N = batch.status_of_trajectory
     unscored_N = np.isnan(batch.outcome)
@@ -64,9 +76,48 @@ def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
         score = batch.outcome_scores[n]
         unscored_N[n] = score is not None and score.status != "ok"
     truncated_N = status_N == _TRUNCATED
-    masked_N = (status_N == _FAILED) | unscored_N | (truncated_N & options.mask_truncated)
+    left_out_N = (status_N == _FAILED) | (truncated_N & options.mask_truncated)
+    masked_N = left_out_N | unscored_N
     known_N = (np.isfinite(batch.outcome) | truncated_N) & ~masked_N
-    return Outcomes(np.where(known_N & ~np.isnan(batch.outcome), batch.outcome, 0.0), known_N, masked_N)
+    value_N = np.where(known_N & ~np.isnan(batch.outcome), batch.outcome, 0.0)
+    trajectory_S = batch.trajectory_of_step
+    value_S, known_S, masked_S = value_N[trajectory_S], known_N[trajectory_S], masked_N[trajectory_S]
+    at, own = _own_outcomes(batch)
+    if at.size:
+        value_S = value_S.astype(np.float64)  # the common ones may be float32
+        masked_S[at] = left_out_N[trajectory_S[at]] | np.isnan(own)
+        known_S[at] = ~masked_S[at]
+        value_S[at] = np.where(known_S[at], own, 0.0)
+        kept_N = np.bincount(trajectory_S[~masked_S], minlength=batch.n_trajectories) > 0
+        has_steps_N = np.bincount(trajectory_S, minlength=batch.n_trajectories) > 0
+        masked_N = np.where(has_steps_N, ~kept_N, masked_N)
+    return Outcomes(value_N, known_N, masked_N, value_S, known_S, masked_S)
+
+
+def outcome_of(batch: TrajectoryBatch, s: int) -> Score | None:
+    """The outcome of step `s`'s agent: its own, else the common one of the trajectory; None without one."""
+    n, agent = batch.trajectory_of_step[s], batch.agent_names[batch.agent_of_step[s]]
+    common: Score | None = batch.outcome_scores[n]
+    return batch.outcomes_of_agents[n].get(agent, common) if batch.outcomes_of_agents else common
+
+
+def _own_outcomes(batch: TrajectoryBatch) -> tuple[Ints, Floats]:
+    """(at, own): the steps whose agent has its own outcome, and these outcomes; NaN if the scoring failed."""
+    code_of = {name: code for code, name in enumerate(batch.agent_names)}
+    own: dict[int, float] = {}
+    for n, scores in enumerate(batch.outcomes_of_agents):
+        for agent, score in scores.items():
+            if score.status == "ok" and not (isinstance(score.value, Real) and np.isfinite(score.value)):
+                raise NotFiniteError(
+                    f"trajectory {batch.trajectory_ids[n]}: expected a finite outcome of {agent} where its scoring was "
+                    f"ok, got {score.value}"
+                )
+            if agent in code_of:
+                own[n * len(code_of) + code_of[agent]] = outcome_value(score)
+    keys, values = np.array(sorted(own), dtype=np.int64), np.array([own[key] for key in sorted(own)])
+    key_S = batch.trajectory_of_step * len(code_of) + batch.agent_of_step if own else keys
+    at = np.flatnonzero(np.isin(key_S, keys))
+    return at, values[np.searchsorted(keys, key_S[at])]
 
 
 def sub_rewards(columns: BatchColumns, options: CreditOptions, kept_S: Bools) -> SubRewards:
@@ -79,8 +130,8 @@ def sub_rewards(columns: BatchColumns, options: CreditOptions, kept_S: Bools) ->
 
     With `decomp_granularity: agent` the scored steps of an agent in a trajectory share their mean.
 
-    `columns`: columns without strata. `kept_S`: [S] steps of trajectories that are not masked; only these enter
-    substitute means. Without `options.decomposed` no step has a value.
+    `columns`: columns without strata. `kept_S`: [S] steps that are not masked; only these enter substitute means.
+    Without `options.decomposed` no step has a value.
     """
     from creditflow.credit import kernels
 

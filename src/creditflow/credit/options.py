@@ -24,17 +24,18 @@ class CreditOptions:
     reward_decomp: bool = True
     """Whether sub-rewards enter credit. False: outcome only, and no gate closes."""
     propagation: str = "threshold"
-    """The propagation rule: `identical`, `uniform`, `none`, `discounted`, `threshold`, `shapley`, or a registered
-    rule."""
+    """The propagation rule: `identical`, `uniform`, `none`, `discounted`, `threshold`, `shapley`, a registered rule, or
+    `file.py:function`."""
     propagation_threshold: Any = 0.5
     """theta: a gate is open if the sub-reward is above it. Below 0 all gates are open; from 1 on, those of scored steps
-    are closed. A number, or `{kind: fixed | tuned | noise | quantile, ...}`, see `creditflow.credit.thresholds`."""
+    are closed. A number, or `{kind: fixed | tuned | noise | quantile | file.py:Class, ...}`, see
+    `creditflow.credit.thresholds`."""
     decomp_granularity: str = "step"
     """`reward.decomp_granularity`. `trajectory`: outcome only, as without `reward_decomp`; `agent`: an agent's scored
     steps share their mean; `step`: one sub-reward for each step; `token_level`: scores may differ between tokens."""
     adv_estimator: str = "grpo"
-    """The advantage estimator: `grpo`, `rloo`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `gae`, or a
-    registered estimator."""
+    """The advantage estimator: `grpo`, `rloo`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `gae`, a
+    registered estimator, or `file.py:function`."""
     baseline: str = "group"
     """`group`: the mean of the group; `shrunk`: shrunk towards the means of the containing groups, by its count."""
     norm_adv_by_std_in_grpo: bool = True
@@ -90,8 +91,10 @@ class CreditOptions:
         """Raises ConfigError for the first invalid option: the key, the expected and the actual value."""
         for key, choices in CHOICES.items():
             value, names = getattr(self, key), choices()
-            hint = _REGISTRIES[key].hint(value) if key in _REGISTRIES else did_you_mean(value, names)
-            _expect(isinstance(value, str) and value in names, key, " or ".join(names), value, hint)
+            registry = _REGISTRIES.get(key)
+            known = isinstance(value, str) and value in (names if registry is None else registry)
+            hint = did_you_mean(value, names) if registry is None else registry.hint(value)
+            _expect(known, key, " or ".join(names), value, "" if known else hint)
         for key in _BOOLS:
             value = getattr(self, key)
             _expect(isinstance(value, bool), key, "true or false", value)
@@ -176,7 +179,7 @@ class CreditOptions:
 
         False for unregistered names, which `validate` refuses.
         """
-        known = self.adv_estimator in ADVANTAGE_ESTIMATORS.names() and self.propagation in PROPAGATION_RULES.names()
+        known = self.adv_estimator in ADVANTAGE_ESTIMATORS and self.propagation in PROPAGATION_RULES
         return (
             known
             and ADVANTAGE_ESTIMATORS[self.adv_estimator].critic

@@ -1,4 +1,4 @@
-"""The records of propagation rules and estimators: what the rest of the code knows about each."""
+"""The records of propagation rules and estimators: the properties of each that other code reads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 FORMULA, NOTHING, UNKNOWN = "formula", "nothing", "unknown"
 """Values of `PropagationRule.flows`: by the formula of docs/concepts/credit.md; no movement; in the rule's own way."""
+SPREAD, ONE = "spread", "one"
+"""Values of `Estimator.divisor`: the group's spread with `norm_adv_by_std_in_grpo`, else 1; always 1."""
+DISCOUNTED, BY_CRITIC = "discounted", "critic"
+"""Values of `Estimator.tokens`: credit times `gamma_token` for each later token; by `CriticTerms`, as in `gae`."""
 ENGINES = ("local", "verl")
 
 GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")
@@ -39,6 +43,8 @@ class PropagationRule:
     """The engines that can run the rule."""
     decomposed: bool = False
     """Whether own and shared credit follow `outcome_to`, so that explanations list them term by term."""
+    comparison_rank: int = 0
+    """The place among the rules that are compared by default, from 1, the baseline; 0: not compared by default."""
 
     @property
     def gated(self) -> bool:
@@ -58,14 +64,30 @@ class Estimator:
     """Whether the result is whitened over all trained tokens of a policy."""
     critic: bool
     """Whether the estimator needs `values_T`."""
+    divisor: str = UNKNOWN
+    """The divisor, for explanations: SPREAD, ONE or UNKNOWN. Not read for a whitened estimator."""
+    tokens: str = UNKNOWN
+    """How the values of single tokens arise, for explanations: DISCOUNTED, BY_CRITIC or UNKNOWN."""
+    min_rollouts: int = 1
+    """The smallest number of rollouts of a task with which the estimator can learn."""
 
 
 PROPAGATION_RULES: Registry[PropagationRule] = Registry(
-    "algorithm.propagation", "creditflow.credit.rules", "creditflow.rules"
+    "algorithm.propagation", "creditflow.credit.rules", "creditflow.rules", "propagation_rule", PropagationRule
 )
 ADVANTAGE_ESTIMATORS: Registry[Estimator] = Registry(
-    "algorithm.adv_estimator", "creditflow.credit.estimators", "creditflow.estimators"
+    "algorithm.adv_estimator",
+    "creditflow.credit.estimators",
+    "creditflow.estimators",
+    "advantage_estimator",
+    Estimator,
 )
+
+
+def compared_rules() -> tuple[str, ...]:
+    """The rules that are compared by default, the baseline first."""
+    ranks = {name: PROPAGATION_RULES[name].comparison_rank for name in PROPAGATION_RULES.names()}
+    return tuple(sorted((name for name, rank in ranks.items() if rank), key=ranks.__getitem__))
 
 
 def propagation_rule(
@@ -78,27 +100,41 @@ def propagation_rule(
     needs_replays: bool = False,
     engines: tuple[str, ...] = ENGINES,
     decomposed: bool = False,
+    comparison_rank: int = 0,
 ) -> Callable[[F], F]:
     """Register a function from PropagationInput to Credit as `algorithm.propagation: name`.
 
-    The keywords are the fields of `PropagationRule`. Raises ConfigError if the name is taken.
+    In a file beside a recipe, `algorithm.propagation: file.py:function` selects it, and the name has no meaning. The
+    keywords are the fields of `PropagationRule`. Raises ConfigError if the name is taken.
     """
 
     def register(function: F) -> F:
-        rule = PropagationRule(function, pays_own, shares, ignores, flows, needs_replays, engines, decomposed)
-        PROPAGATION_RULES.add(name, rule)
+        rule = PropagationRule(
+            function, pays_own, shares, ignores, flows, needs_replays, engines, decomposed, comparison_rank
+        )
+        PROPAGATION_RULES.declare(name, rule, function)
         return function
 
     return register
 
 
 def advantage_estimator(
-    name: str, *, grouped: bool = True, whitened: bool = False, critic: bool = False
+    name: str,
+    *,
+    grouped: bool = True,
+    whitened: bool = False,
+    critic: bool = False,
+    divisor: str = UNKNOWN,
+    tokens: str = UNKNOWN,
+    min_rollouts: int = 1,
 ) -> Callable[[F], F]:
     """Register a function from EstimatorInput to Estimate as `algorithm.adv_estimator: name`.
 
-    Raises ConfigError if it is neither grouped nor whitened, or has a critic and is not whitened: it would have nothing
-    to compare with, and train nothing.
+    In a file beside a recipe, `algorithm.adv_estimator: file.py:function` selects it, and the name has no meaning. The
+    keywords are the fields of `Estimator`.
+
+    Raises ConfigError if the name is taken, or if it is neither grouped nor whitened, or has a critic and is not
+    whitened: it would have nothing to compare with, and train nothing.
     """
     if not (grouped or whitened) or (critic and not whitened):
         raise ConfigError(
@@ -107,7 +143,8 @@ def advantage_estimator(
         )
 
     def register(function: F) -> F:
-        ADVANTAGE_ESTIMATORS.add(name, Estimator(function, grouped, whitened, critic))
+        estimator = Estimator(function, grouped, whitened, critic, divisor, tokens, min_rollouts)
+        ADVANTAGE_ESTIMATORS.declare(name, estimator, function)
         return function
 
     return register

@@ -2,6 +2,9 @@
 
 A registry finds its entries itself: the modules of its package, and the entry points that other distributions declare.
 An entry point that cannot be loaded matters only where an entry is missing; the error then names it.
+
+Entries of files beside a recipe are registered by their caller under a reference, the absolute path and the name:
+`/project/rules.py:mine`. Files of one name in two folders therefore have two entries.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
-from creditflow.errors import ConfigError, did_you_mean
+from creditflow.errors import USER_MODULE, ConfigError, did_you_mean
 
 Entry = TypeVar("Entry")
 
@@ -21,14 +24,23 @@ Entry = TypeVar("Entry")
 class Registry(Generic[Entry]):
     """A mapping from name to entry. Its error for an unknown name lists the known ones."""
 
-    def __init__(self, key: str, package: str = "", group: str = "") -> None:
+    def __init__(
+        self, key: str, package: str = "", group: str = "", decorator: str = "", record: type[Entry] | None = None
+    ) -> None:
         """`key`: the option that selects an entry, for error messages.
 
         `package`: importing its modules registers the built-in entries. `group`: entry points whose modules register
-        entries of other distributions.
+        entries of other distributions. `decorator`: the name of the decorator that calls `declare`. `record`: the type
+        of the entries if they are records, None if they are the decorated objects.
         """
-        self.key, self._package, self._group = key, package, group
+        self.key, self._package, self._group, self._decorator, self.record = key, package, group, decorator, record
         self._entries: dict[str, Entry] = {}
+        self._declared: list[tuple[object, Entry]] = []
+        """Every decorated object with its entry."""
+        self._loaded: dict[str, Entry] = {}
+        """Entries of files, by reference."""
+        self._recorded: dict[str, Entry] = {}
+        """Entries of files that a run has recorded, by reference."""
         self._unloadable: list[str] = []
         self._is_complete = not (package or group)
 
@@ -39,27 +51,64 @@ class Registry(Generic[Entry]):
             raise ConfigError(f"{self.key}: expected a new name, got {name!r}, which is registered already")
         self._entries[name] = entry
 
+    def declare(self, name: str, entry: Entry, decorated: object) -> None:
+        """Add the entry that a decorated object declares.
+
+        The name of an object in a file beside a recipe stays free: its reference names it.
+        """
+        if not str(getattr(decorated, "__module__", "")).startswith(USER_MODULE):
+            self.add(name, entry)
+        self._declared.append((decorated, entry))
+
+    def declared_by(self, found: object) -> Entry:
+        """The entry of a decorated object or of a record. Raises ConfigError for any other object."""
+        if self.record is not None and isinstance(found, self.record):
+            return found
+        for decorated, entry in reversed(self._declared):
+            if decorated is found:
+                return entry
+        record = f", or a {self.record.__name__}" if self.record is not None else ""
+        name = getattr(found, "__name__", repr(found))
+        raise ConfigError(
+            f"expected a {'function' if record else 'class'} with @{self._decorator}{record}, got "
+            f"{type(found).__name__} {name}"
+        )
+
+    def load(self, reference: str, entry: Entry) -> None:
+        """Register an entry of a file; it replaces that of an earlier load."""
+        self._loaded[reference] = entry
+
+    def recall(self, reference: str, entry: Entry) -> None:
+        """Register an entry that a run has recorded. It is in force only while the file is not loaded."""
+        self._recorded[reference] = entry
+
     def remove(self, name: str) -> None:
         """Remove `name`, for tests and notebooks that register an entry twice."""
         self._entries.pop(name, None)
 
     def names(self) -> tuple[str, ...]:
-        """The registered names, sorted."""
+        """The registered names, sorted, without those of files."""
         self._complete()
         return tuple(sorted(self._entries))
 
     def __getitem__(self, name: str) -> Entry:
-        """The entry of `name`. Raises ConfigError, with the known names, for an unknown one."""
+        """The entry of a name or reference. Raises ConfigError, with the known names, for an unknown one."""
         self._complete()
-        try:
-            return self._entries[name]
-        except (KeyError, TypeError):  # an unhashable name is unknown, too
-            known = ", ".join(self.names())
-            raise ConfigError(f"{self.key}: expected one of {known}, got {name!r}{self.hint(name)}") from None
+        for entries in (self._entries, self._loaded, self._recorded) if isinstance(name, str) else ():
+            if name in entries:
+                return entries[name]
+        known = ", ".join(self.names())
+        raise ConfigError(f"{self.key}: expected one of {known}, got {name!r}{self.hint(name)}")
+
+    def __contains__(self, name: object) -> bool:
+        self._complete()
+        return isinstance(name, str) and any(name in e for e in (self._entries, self._loaded, self._recorded))
 
     def hint(self, name: object) -> str:
         """The end of an error message for an unknown name: the nearest one, and entry points that cannot be loaded."""
         self._complete()
+        if is_file_reference(name):
+            return "; a file is loaded with the recipe that names it"
         return did_you_mean(name, self._entries) + "".join(f"; {reason}" for reason in self._unloadable)
 
     def _complete(self) -> None:
@@ -75,6 +124,11 @@ class Registry(Generic[Entry]):
             except Exception as error:  # whatever a foreign module raises
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 self._unloadable.append(f"entry point {point.name} of {self._group} cannot be loaded: {reason}")
+
+
+def is_file_reference(value: object) -> TypeGuard[str]:
+    """Whether an option names an entry by its file: `file.py:name`."""
+    return isinstance(value, str) and ".py:" in value
 
 
 def expect_keywords(name: str, entry: Callable[..., Any], options: Mapping[str, Any], key: str, first: int = 0) -> None:

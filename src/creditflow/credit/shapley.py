@@ -119,6 +119,18 @@ def values(plan: Plan, whole: float, outcome_P: Floats, agents: tuple[str, ...] 
     return Values(shapley_A, shapley_se_A, left_out_A, left_out_se_A, len(outcome_P), agents)
 
 
+def values_of_agents(plan: Plan, whole_A: Floats, outcome_PA: Floats, agents: tuple[str, ...]) -> Values:
+    """The values of each agent in the game of its outcome; with equal outcomes those of `values`.
+
+    `whole_A`: [A] recorded outcomes, NaN for a failed one, which gives the agent the value 0: its steps are masked.
+    `outcome_PA`: [P, A] outcomes of the replays.
+    """
+    games = [values(plan, float(whole), outcome_PA[:, a]) for a, whole in enumerate(whole_A)]
+    columns = (np.array([getattr(game, f"{name}_A")[a] for a, game in enumerate(games)]) for name in _COLUMNS)
+    shapley_A, shapley_se_A, left_out_A, left_out_se_A = (np.where(np.isnan(whole_A), 0.0, one_A) for one_A in columns)
+    return Values(shapley_A, shapley_se_A, left_out_A, left_out_se_A, len(outcome_PA), agents)
+
+
 def _exact(plan: Plan, whole: float, outcome_P: Floats) -> tuple[Floats, ...]:
     last = 2**plan.agents - 1
     seen_P = np.isfinite(outcome_P)
@@ -192,10 +204,10 @@ def of_trajectory(batch: TrajectoryBatch, n: int) -> dict[str, float]:
     return dict(zip(found.agents, found.shapley_A.tolist(), strict=True))
 
 
-def of_steps(batch: TrajectoryBatch, known_N: Bools) -> Floats:
-    """[S] the Shapley value of each step's agent in its trajectory; 0 if the outcome is unknown."""
-    asked = np.zeros(batch.n_trajectories, dtype=np.bool_)
-    asked[batch.trajectory_of_step] = True  # a trajectory without steps has no agents
-    values_N = [of_trajectory(batch, n) if ask else {} for n, ask in enumerate((asked & known_N).tolist())]
-    steps = zip(batch.trajectory_of_step.tolist(), batch.agent_of_step.tolist(), strict=True)
-    return np.array([values_N[n].get(batch.agent_names[a], 0.0) for n, a in steps], dtype=np.float64)
+def of_steps(batch: TrajectoryBatch, known_S: Bools) -> Floats:
+    """[S] the Shapley value of each step's agent in its trajectory; 0 if the agent's outcome is unknown."""
+    by_trajectory = {n: of_trajectory(batch, n) for n in np.unique(batch.trajectory_of_step[known_S]).tolist()}
+    steps = zip(batch.trajectory_of_step.tolist(), batch.agent_of_step.tolist(), known_S.tolist(), strict=True)
+    return np.array(
+        [by_trajectory[n].get(batch.agent_names[a], 0.0) if known else 0.0 for n, a, known in steps], dtype=np.float64
+    )

@@ -560,7 +560,7 @@ def _trajectory_columns(trajectories: pa.Table) -> dict[str, Any]:
         "status_of_trajectory": np.array(known, dtype=np.int64)[status_of_trajectory],
         "answers": Column(trajectories.column("answer")),
         "trajectory_info": Column(trajectories.column("trajectory_info"), json.loads, "trajectory_info"),
-        "outcomes_of_agents": _or_none(Column(trajectories.column("outcomes"), _outcomes_of_json, "outcomes")),
+        "outcomes_of_agents": _or_empty(Column(trajectories.column("outcomes"), _outcomes_of_json, "outcomes")),
     }
 
 
@@ -595,13 +595,13 @@ def _step_columns(steps: _Steps, trajectories: pa.Table) -> dict[str, Any]:
         "responses": Column(steps.column("response")),
         "step_info": Column(steps.column("step_info"), json.loads, "step_info"),
         "version_spans": _read_version_spans(steps),
-        "branch_of": _or_none(Column(steps.column("branch_of", optional=True))),
+        "branch_of": _or_empty(Column(steps.column("branch_of", optional=True))),
         "edge_child": child_E,
         "edge_parent": parent_E + first_N[trajectory_S][child_E],
     }
 
 
-def _or_none(column: Column[T]) -> Sequence[T]:
+def _or_empty(column: Column[T]) -> Sequence[T]:
     """The column; an empty one if it has no value."""
     return () if column.is_empty else column
 

@@ -12,10 +12,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from operator import attrgetter
 from pathlib import Path
 
+from creditflow._utils.plugins import installed, load
 from creditflow._utils.progress import Reporter
 from creditflow.config import Config, Recipe, trained_policies
 from creditflow.credit.records import ENGINES, PROPAGATION_RULES
@@ -128,15 +129,10 @@ def find_engine(name: str) -> Engine:
     if name not in names:
         raise ConfigError(f"--engine: expected {' or '.join(names)}, got {name!r}{did_you_mean(name, names)}")
     point = _external_engines().get(name)
-    if point is None:
-        engine = import_module(f"{__package__}.{name}.engine").ENGINE
-    else:
-        try:
-            engine = point.load()
-        except Exception as error:  # a foreign module may raise anything
-            raise ConfigError(
-                f"--engine: {name} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
-            ) from error
+    try:
+        engine = import_module(f"{__package__}.{name}.engine").ENGINE if point is None else load(point)
+    except ConfigError as error:
+        raise ConfigError(f"--engine: {error}") from error
     if not isinstance(engine, Engine):
         raise ConfigError(f"--engine: {name}: expected an object of creditflow.engines.base.Engine, got {engine!r}")
     return engine
@@ -176,4 +172,4 @@ def _own_names() -> set[str]:
 def _external_engines() -> dict[str, EntryPoint]:
     """The engines of other distributions, which cannot replace those of this package."""
     own = _own_names()
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in own}
+    return {name: point for name, point in installed(ENTRY_POINTS).items() if name not in own}

@@ -20,17 +20,20 @@ from creditflow.credit.registry import expect_keywords
 from creditflow.credit.thresholds.base import BatchStats, Threshold
 from creditflow.errors import ConfigError, CreditflowError, did_you_mean
 from creditflow.monitoring.catalog import Names, expect_known, matching
-from creditflow.monitoring.guard_rules.base import GUARD_RULES, KEY, GuardRule, Limit, RuleResult
-
-WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
-    "warn",
-    "set_threshold",
-    "fallback_identical",
-    "restore_checkpoint",
-    "stop",
+from creditflow.monitoring.guard_rules.base import (
+    GUARD_RULES,
+    KEY,
+    GuardRule,
+    Limit,
+    RuleResult,
+    expect_whole,
+    is_number,
 )
-ACTIONS: dict[str, tuple[str, ...]] = {WARN: (), SET_THRESHOLD: ("to",), FALLBACK: (), RESTORE: (), STOP: ()}
-"""Actions of a rule, each with the keys that it requires."""
+
+ACTIONS = WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
+    *("warn", "set_threshold", "fallback_identical"),
+    *("restore_checkpoint", "stop"),
+)
 _COMMON_OPTIONS = ("kind", "metric", "over", "action", "cool_down", "to", "unless")
 """Options of every rule; the others belong to its kind."""
 
@@ -78,12 +81,11 @@ class GuardEvent:
         if self.rule in (FAILED_SCORES, FAILED_ROLLOUTS):
             return f"warning: {self.note}"
         shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in self.numbers.items())
-        return (
-            f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {self.note or _EFFECTS[self.what, self.action]}"
-        )
+        effect = self.note or _EFFECTS.get((self.what, self.action), "well again")
+        return f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {effect}"
 
 
-def asked_of_engine(events: Sequence[GuardEvent]) -> GuardEvent | None:
+def engine_action(events: Sequence[GuardEvent]) -> GuardEvent | None:
     """The event with an action for the engine: the first that stops, else the first that restores a checkpoint."""
     fired = [event for event in events if event.what == "fired"]
     return next((event for action in (STOP, RESTORE) for event in fired if event.action == action), None)
@@ -91,14 +93,16 @@ def asked_of_engine(events: Sequence[GuardEvent]) -> GuardEvent | None:
 
 def cannot_go_back(rollbacks: int, most: int) -> str:
     """The reason to stop a run instead of a rollback. `rollbacks`: the number so far, of `most` allowed."""
+    if not most:
+        return "guard.max_rollbacks is 0, so there is no rollback"
     if rollbacks >= most:
         return f"that was after {rollbacks} rollbacks, of which guard.max_rollbacks allows no more"
     return "there is no good checkpoint to go back to (trainer.save_freq)"
 
 
-def stop_report(asked: GuardEvent, folder: Path, why: str = "") -> str:
+def stop_report(event: GuardEvent, folder: Path, why: str = "") -> str:
     """The message of a GuardStop. `why`: the reason against a rollback."""
-    return f"{asked.text}; stopped after step {asked.step}{why and ': '}{why}; {folder}/events.jsonl has the numbers"
+    return f"{event.text}; stopped after step {event.step}{why and ': '}{why}; {folder}/events.jsonl has the numbers"
 
 
 _EFFECTS = {
@@ -107,11 +111,8 @@ _EFFECTS = {
     ("fired", FALLBACK): "credit falls back to the shared global reward",
     ("fired", RESTORE): "back to the last good checkpoint",
     ("fired", STOP): "the run is stopped",
-    ("recovered", WARN): "well again",
     ("recovered", SET_THRESHOLD): "well again; thresholds stay capped",
     ("recovered", FALLBACK): "well again; credit is decomposed again",
-    ("recovered", RESTORE): "well again",
-    ("recovered", STOP): "well again",
 }
 
 
@@ -156,6 +157,13 @@ class _Watch:
     against: float | None = None
     """The newest value of `unless.metric`, which not every step reports."""
 
+    def flags(self) -> dict[str, Any]:
+        """The state apart from that of the rule."""
+        return {flag: getattr(self, flag) for flag in _FLAGS}
+
+
+_FLAGS = ("on", "quiet", "suspect", "held", "against")
+
 
 @dataclass(slots=True)
 class Guard:
@@ -183,11 +191,10 @@ class Guard:
         """
         entries = specs(rules, folder)
         for rule in entries:
-            expect_known(rule.metric, names, f"{KEY}.{rule.name}.metric")
-            if rule.over is not None:
-                expect_known(rule.over, names, f"{KEY}.{rule.name}.over")
-            if rule.unless is not None:
-                expect_known(rule.unless.metric, names, f"{KEY}.{rule.name}.unless.metric")
+            unless = rule.unless.metric if rule.unless else None
+            for option, metric in (("metric", rule.metric), ("over", rule.over), ("unless.metric", unless)):
+                if metric is not None:
+                    expect_known(metric, names, f"{KEY}.{rule.name}.{option}")
         return cls([_possible(rule, options, has_outcome=has_outcome) for rule in entries])
 
     @property
@@ -269,17 +276,7 @@ class Guard:
         """The state for later events, without the rules, as JSON types."""
         kinds = {rule.name: rule.kind for rule in self.rules}
         watches = [
-            {
-                "rule": name,
-                "kind": kinds[name],
-                "metric": metric,
-                "on": watch.on,
-                "quiet": watch.quiet,
-                "suspect": watch.suspect,
-                "held": watch.held,
-                "against": watch.against,
-                "state": watch.rule.state_dict(),
-            }
+            {"rule": name, "kind": kinds[name], "metric": metric, **watch.flags(), "state": watch.rule.state_dict()}
             for (name, metric), watch in sorted(self.watches.items())
         ]
         return {"cap": self.cap, "watches": watches}
@@ -291,8 +288,7 @@ class Guard:
         for saved in state["watches"]:
             rule = rules.get(saved["rule"])
             if rule is not None and rule.kind == saved["kind"]:
-                flags = {key: saved[key] for key in ("on", "quiet", "suspect", "held", "against")}
-                watch = _Watch(rule.make(), **flags)
+                watch = _Watch(rule.make(), **{flag: saved[flag] for flag in _FLAGS})
                 watch.rule.load_state_dict(saved["state"])
                 self.watches[rule.name, saved["metric"]] = watch
 
@@ -333,11 +329,8 @@ def specs(rules: Mapping[str, Any], folder: Path | None = None) -> list[RuleSpec
     Raises ConfigError for an invalid rule, and for two rules that contradict each other. Without a `folder`,
     user-defined kinds (`file.py:kind`) are left out too, since they are not loaded yet.
     """
-    entries = [
-        spec
-        for name, options in rules.items()
-        if options is not None and (spec := _spec(name, options, folder)) is not None
-    ]
+    parsed = [_spec(name, options, folder) for name, options in rules.items() if options is not None]
+    entries = [spec for spec in parsed if spec is not None]
     _expect_agreement(entries)
     return entries
 
@@ -356,13 +349,11 @@ def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
     if action not in ACTIONS:
         hint = did_you_mean(str(action), ACTIONS)
         raise ConfigError(f"{key}.action: expected one of {', '.join(ACTIONS)}, got {action!r}{hint}")
-    for option in ACTIONS[action]:
-        value = options.get(option)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise ConfigError(f"{key}.{option}: expected a number from 0 to 1, which {action} needs, got {value!r}")
+    to = options.get("to")
+    if action == SET_THRESHOLD and not is_number(to, 0, 1):
+        raise ConfigError(f"{key}.to: expected a number from 0 to 1, which {action} needs, got {to!r}")
     cool_down = options.get("cool_down", 10)
-    if isinstance(cool_down, bool) or not isinstance(cool_down, int) or cool_down < 0:
-        raise ConfigError(f"{key}.cool_down: expected a whole number of at least 0, got {cool_down!r}")
+    expect_whole(f"{key}.cool_down", cool_down, least=0)
     if is_reference(kind):
         if folder is None:
             return None
@@ -384,8 +375,8 @@ def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
 
     limit = getattr(make(), "limit", None)
     unless = _unless(options["unless"], f"{key}.unless") if "unless" in options else None
-    to = float(options["to"]) if action == SET_THRESHOLD else None
-    return RuleSpec(name, kind, str(metric), options.get("over"), action, to, cool_down, make, unless, limit)
+    cap = float(options["to"]) if action == SET_THRESHOLD else None
+    return RuleSpec(name, kind, str(metric), options.get("over"), action, cap, cool_down, make, unless, limit)
 
 
 def _unless(options: Any, key: str) -> Unless:
@@ -394,7 +385,7 @@ def _unless(options: Any, key: str) -> Unless:
     metric, above = options["metric"], options["above"]
     if not isinstance(metric, str) or "*" in metric:
         raise ConfigError(f"{key}.metric: expected one metric, got {metric!r}")
-    if isinstance(above, bool) or not isinstance(above, int | float) or not math.isfinite(above):
+    if not is_number(above):
         raise ConfigError(f"{key}.above: expected a number, got {above!r}")
     return Unless(metric, float(above))
 

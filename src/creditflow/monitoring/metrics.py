@@ -5,8 +5,11 @@ Computed on columns, so that a batch of a hundred thousand steps takes milliseco
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from creditflow.credit.decompose import outcome_of
 from creditflow.data import (
     NOT_MATCHED,
     OK,
@@ -86,7 +89,8 @@ def error_metrics(batch: TrajectoryBatch) -> dict[str, float]:
 
     A verdict is a score with positive weight in a trajectory that did not fail. The verdicts of a trajectory contradict
     its outcome if all of them are at the maximum and the outcome is below one half, or all are below one half and the
-    outcome is at the maximum. Only trajectories with a verdict on every step count, since an unjudged step could
+    outcome is at the maximum. If agents have their own outcomes, this holds for each side: the steps of a trajectory
+    whose agents have equal outcomes. Only trajectories with a verdict on every step count, since an unjudged step could
     explain the outcome. `reward/verdicts`: the number of verdicts. `reward/judged_trajectories`: the number of
     trajectories with verdicts, which contradict together. `reward/agreement`: see `_agreement`. Empty without verdicts.
     """
@@ -99,50 +103,80 @@ def error_metrics(batch: TrajectoryBatch) -> dict[str, float]:
     ok_SK = matched_SK & (batch.score_status == OK)
     every_S = matched_SK.any(axis=1) & (ok_SK == matched_SK).all(axis=1)
     judged_N = (_counts(cell_S, n) > 0) & (_counts(cell_S[~every_S], n) == 0)
-    short_N = _counts(cell_S[(ok_SK & (batch.scores < RIGHT)).any(axis=1)], n) > 0
-    high_N = _counts(cell_S[(ok_SK & (batch.scores >= _HALF)).any(axis=1)], n) > 0
-    outcome_N, known_N = _outcomes(batch)
-    right_N, wrong_N = known_N & (outcome_N >= RIGHT), known_N & (outcome_N < _HALF)
-    contradicts_N = judged_N & ((right_N & ~high_N) | (wrong_N & ~short_N))
-    wrong = int((matched_SK & ~ok_SK).sum()) + int(ok_SK[contradicts_N[cell_S]].sum())
+    sides = _Sides.of_batch(batch)
+    short_D = sides.count(_any(ok_SK & (batch.scores < RIGHT))) > 0
+    high_D = sides.count(_any(ok_SK & (batch.scores >= _HALF))) > 0
+    contradicts_D = judged_N[sides.trajectory_D] & ((sides.right_D & ~high_D) | (sides.wrong_D & ~short_D))
+    wrong = int((matched_SK & ~ok_SK).sum()) + int(ok_SK[contradicts_D[sides.side_S]].sum())
     judged = len(np.unique(cell_S[matched_SK.any(axis=1)]))
     weights_SK = np.where(ok_SK, batch.score_weights, 0.0)
     return {
         "reward/error_rate": wrong / verdicts,
         "reward/verdicts": float(verdicts),
         "reward/judged_trajectories": float(judged),
-        **_agreement(batch, (np.where(ok_SK, batch.scores, 0.0) * weights_SK).sum(axis=1), weights_SK.sum(axis=1)),
+        **_agreement(
+            batch, sides, (np.where(ok_SK, batch.scores, 0.0) * weights_SK).sum(axis=1), weights_SK.sum(axis=1)
+        ),
     }
 
 
 _HALF = 0.5
 
 
-def _agreement(batch: TrajectoryBatch, paid_S: Floats, weight_S: Floats) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """The D sides of all trajectories: the steps whose agents have equal outcomes; one side without own outcomes."""
+
+    side_S: Ints
+    trajectory_D: Ints
+    right_D: Bools
+    wrong_D: Bools
+
+    @classmethod
+    def of_batch(cls, batch: TrajectoryBatch) -> _Sides:
+        outcome_D, ok_N = _outcomes(batch)
+        side_S, trajectory_D = batch.trajectory_of_step, np.arange(batch.n_trajectories)
+        if any(batch.outcomes_of_agents):
+            # NaN differs from itself, so an unknown outcome is written as a number below all.
+            outcome_S = np.nan_to_num(outcomes_of_steps(batch), nan=-np.inf)
+            pairs_D2, side_S = np.unique(np.stack([side_S, outcome_S], axis=1), axis=0, return_inverse=True)
+            trajectory_D, outcome_D = pairs_D2[:, 0].astype(np.int64), pairs_D2[:, 1]
+            ok_N = np.isfinite(outcome_D)
+        return cls(side_S.reshape(-1), trajectory_D, ok_N & (outcome_D >= RIGHT), ok_N & (outcome_D < _HALF))
+
+    def count(self, at_S: Bools) -> Floats:
+        """[D] the number of steps in `at_S`."""
+        return _counts(self.side_S[at_S], len(self.trajectory_D))
+
+
+def _any(of_SK: Bools) -> Bools:
+    return np.asarray(of_SK.any(axis=1), dtype=np.bool_)
+
+
+def _agreement(batch: TrajectoryBatch, sides: _Sides, paid_S: Floats, weight_S: Floats) -> dict[str, float]:
     """`reward/agreement`: how often the right trajectory of a pair has the higher mean sub-reward.
 
-    Computed over all pairs of a right and a wrong trajectory of the same task; a tie counts one half. This is the
+    Computed over all pairs of a right and a wrong trajectory (or side of one) of the same task; a tie counts one half.
+    This is the
     statistic of Mann and Whitney (1947, "On a test of whether one of two random variables is stochastically larger"),
     summed over tasks: 1 if verdicts always agree with the outcome, 1/2 if they are independent of it, 0 if they always
     contradict it. `reward/agreement_over`: the number of fair coin tosses with the variance that the share has under
     independence. Empty if no task has both a right and a wrong trajectory.
     """
     scored_S = weight_S > 0
-    cell_S, n = batch.trajectory_of_step[scored_S], batch.n_trajectories
-    sums_N = np.bincount(cell_S, weights=paid_S[scored_S] / weight_S[scored_S], minlength=n)
-    steps_N = np.bincount(cell_S, minlength=n)
-    outcome_N, known_N = _outcomes(batch)
-    right_N = known_N & (outcome_N >= RIGHT) & (steps_N > 0)
-    wrong_N = known_N & (outcome_N < _HALF) & (steps_N > 0)
-    mean_N = np.round(sums_N / np.maximum(steps_N, 1), 12)  # values that differ by rounding are ties
-    tasks = len(batch.group_names)
-    right_G, wrong_G = (_counts(batch.group_of_trajectory[one_N], tasks) for one_N in (right_N, wrong_N))
+    cell_S, n = sides.side_S[scored_S], len(sides.trajectory_D)
+    sums_D = np.bincount(cell_S, weights=paid_S[scored_S] / weight_S[scored_S], minlength=n)
+    steps_D = np.bincount(cell_S, minlength=n)
+    right_D, wrong_D = sides.right_D & (steps_D > 0), sides.wrong_D & (steps_D > 0)
+    mean_D = np.round(sums_D / np.maximum(steps_D, 1), 12)  # values that differ by rounding are ties
+    tasks, task_D = len(batch.group_names), batch.group_of_trajectory[sides.trajectory_D]
+    right_G, wrong_G = (_counts(task_D[one_D], tasks) for one_D in (right_D, wrong_D))
     pairs = float((right_G * wrong_G).sum())
     if not pairs:
         return {}
-    by_task = np.argsort(batch.group_of_trajectory, kind="stable")
-    ends = np.cumsum(_counts(batch.group_of_trajectory, tasks)).astype(np.int64)[:-1]
-    won = sum(_won(mean_N[of[right_N[of]]], mean_N[of[wrong_N[of]]]) for of in np.split(by_task, ends))
+    by_task = np.argsort(task_D, kind="stable")
+    ends = np.cumsum(_counts(task_D, tasks)).astype(np.int64)[:-1]
+    won = sum(_won(mean_D[of[right_D[of]]], mean_D[of[wrong_D[of]]]) for of in np.split(by_task, ends))
     variance = float((right_G * wrong_G * (right_G + wrong_G + 1)).sum()) / 12
     return {"reward/agreement": won / pairs, "reward/agreement_over": _HALF**2 * pairs**2 / variance}
 
@@ -195,19 +229,13 @@ def _sub_rewards(batch: TrajectoryBatch) -> Floats:
 
     A token-level score counts as in credit, with the mean over the tokens that the policy sampled.
     """
-    sums_S, weights_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps)
-    plain_S, number_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps)
-    for k in range(len(batch.score_names)):
-        ok_S = batch.scored[:, k]
-        score_S, weight_S = np.where(ok_S, batch.scores[:, k], 0.0), np.where(ok_S, batch.score_weights[:, k], 0.0)
-        sums_S += score_S * weight_S
-        weights_S += weight_S
-        plain_S += score_S
-        number_S += ok_S
-    paid_S = weights_S > 0
-    over_S = np.where(paid_S, weights_S, number_S)
+    score_SK = np.where(batch.scored, batch.scores, 0.0)
+    weight_SK = np.where(batch.scored, batch.score_weights, 0.0)
+    weight_SK = np.where(weight_SK.sum(axis=1, keepdims=True) > 0, weight_SK, batch.scored)
+    total_S = weight_SK.sum(axis=1)
     sub_reward_S: Floats = np.full(batch.n_steps, np.nan)
-    return np.divide(np.where(paid_S, sums_S, plain_S), over_S, out=sub_reward_S, where=over_S > 0)
+    np.divide((score_SK * weight_SK).sum(axis=1), total_S, out=sub_reward_S, where=total_S > 0)
+    return sub_reward_S
 
 
 def _outcomes(batch: TrajectoryBatch) -> tuple[Floats, Bools]:
@@ -216,6 +244,15 @@ def _outcomes(batch: TrajectoryBatch) -> tuple[Floats, Bools]:
     ranges = [(0.0, 1.0) if score is None else score.range for score in batch.outcome_scores]
     low_N, high_N = np.array(ranges, dtype=np.float64).reshape(-1, 2).T
     return np.divide(batch.outcome - low_N, high_N - low_N, out=np.full(len(ok_N), np.nan), where=ok_N), ok_N
+
+
+def outcomes_of_steps(batch: TrajectoryBatch) -> Floats:
+    """[S] the outcome of each step's agent, rescaled to [0, 1]; NaN if it is not ok."""
+    outcome_S = _outcomes(batch)[0][batch.trajectory_of_step]
+    if any(batch.outcomes_of_agents):
+        scores = [outcome_of(batch, s) for s in range(batch.n_steps)]
+        outcome_S[:] = [np.nan if score is None else score.rescaled for score in scores]
+    return outcome_S
 
 
 def _pass_at_k(trajectories_G: Floats, passed_G: Floats, k: int) -> Floats:

@@ -21,20 +21,30 @@ def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str,
 
     `past`: the lines of the run's `events.jsonl`.
     """
-    failing = [function for function in report.functions if function.failed]
-    told = {row.get("metric") for row in past if row.get("rule") == FAILED_SCORES} if failing else set()
-    return [
-        GuardEvent(
-            step,
-            FAILED_SCORES,
-            metric,
-            "started",
-            WARN,
+    failing = (
+        (
+            f"reward/{function.name}/failed_frac",
             {"failed": float(function.failed), "scores": float(function.matched)},
             f"at training step {step}, {failure_text(function)}",
         )
-        for function in failing
-        if (metric := f"reward/{function.name}/failed_frac") not in told
+        for function in report.functions
+        if function.failed
+    )
+    return _first_events(FAILED_SCORES, step, failing, past)
+
+
+def _first_events(
+    rule: str,
+    step: int,
+    failures: Iterable[tuple[str, dict[str, float], str]],
+    past: Iterable[Mapping[str, Any]],
+) -> list[GuardEvent]:
+    """One event for each failure (metric, numbers, note) whose metric has no earlier event of this rule."""
+    reported = {row.get("metric") for row in past if row.get("rule") == rule}
+    return [
+        GuardEvent(step, rule, metric, "started", WARN, numbers, note)
+        for metric, numbers, note in failures
+        if metric not in reported
     ]
 
 
@@ -46,28 +56,23 @@ def rollout_events(
     The latter exceeded their time limit under `timeout_outcome: zero`. `past`: the lines of the run's `events.jsonl`.
     Validations have separate events.
     """
-    told = {row.get("metric") for row in past if row.get("rule") == FAILED_ROLLOUTS}
     prefix, when = ("val/", "in the validation at") if validation else ("", "at")
-    return [
-        GuardEvent(
-            step,
-            FAILED_ROLLOUTS,
+    failures = (
+        (
             prefix + metric,
-            "started",
-            WARN,
             {"failed": float(failed), "rollouts": float(batch.n_trajectories)},
             f"{when} training step {step}, {text}",
         )
         for metric, (failed, text) in failed_rollouts(batch).items()
-        if prefix + metric not in told
-    ]
+    )
+    return _first_events(FAILED_ROLLOUTS, step, failures, past)
 
 
 def failed_rollouts(batch: TrajectoryBatch) -> dict[str, tuple[int, str]]:
     """Return the number of failed rollouts and a text with the first reason, by metric; likewise for late rollouts."""
     failed_N = batch.status_of_trajectory == TRAJECTORY_STATUSES.index("failed")
     late_N = np.array(["timed_out" in info for info in batch.trajectory_info], dtype=np.bool_) & ~failed_N
-    found = (
+    kinds = (
         ("rollout/failed_frac", failed_N, "failed and are masked", "error"),
         ("rollout/timeout_frac", late_N, "exceeded their time limit and count as outcome 0", "agent_error"),
     )
@@ -77,7 +82,7 @@ def failed_rollouts(batch: TrajectoryBatch) -> dict[str, tuple[int, str]]:
             f"{at_N.sum()} of {at_N.size} rollouts {what}; the first: "
             f"{batch.trajectory_info[int(np.argmax(at_N))].get(key, '')}",
         )
-        for metric, at_N, what, key in found
+        for metric, at_N, what, key in kinds
         if at_N.any()
     }
 
@@ -117,15 +122,14 @@ def failure_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     names = dict.fromkeys(match[1] for row in rows for key in row if (match := _FAILED_FRAC.fullmatch(key)))
     lines = []
     for name in names:
-        shares = [
-            (row["step"], row.get(f"reward/{name}/failed_frac"), row.get(f"reward/{name}/scores")) for row in rows
-        ]
-        counts = [(step, round(share * scores), scores) for step, share, scores in shares if share and scores]
-        failed, scores = sum(one for _, one, _ in counts), sum(scores or 0 for _, _, scores in shares)
-        if failed:
+        scores = {row["step"]: row.get(f"reward/{name}/scores") or 0 for row in rows}
+        shares = {row["step"]: row.get(f"reward/{name}/failed_frac") or 0 for row in rows}
+        failed = {step: round(shares[step] * scores[step]) for step in scores if shares[step] and scores[step]}
+        if n_failed := sum(failed.values()):
+            n = sum(scores.values())
             lines.append(
-                f"reward function {name} failed on {failed:.0f} of {scores:.0f} scores ({failed / scores:.1%}), in "
-                f"{_training_steps(len(counts))}, the first {counts[0][0]}; failed scores are masked, not counted as 0"
+                f"reward function {name} failed on {n_failed:.0f} of {n:.0f} scores ({n_failed / n:.1%}), in "
+                f"{_training_steps(len(failed))}, the first {min(failed)}; failed scores are masked, not counted as 0"
             )
     return lines
 

@@ -5,7 +5,7 @@ Each series is drawn from a seed. Its curves, noise and trajectory counts vary a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,12 +31,15 @@ class Setting:
     """Trajectories with verdicts per training step; default: drawn."""
 
 
+Spoil = Callable[[list[Row], Setting, np.random.Generator], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A healthy run with a fault from the onset on."""
 
-    said: str
-    spoil: Callable[[list[Row], Setting, np.random.Generator], None]
+    fault: str
+    spoil: Spoil
     rule: str | None = None
     """The default rule that detects the fault."""
 
@@ -94,38 +97,28 @@ def _wandering(rng: np.random.Generator, steps: int, size: float) -> Floats:
     return noise
 
 
-def _sick(rows: list[Row], setting: Setting) -> list[Row]:
-    return rows[setting.onset - 1 :]
+Value = Callable[[Row, int, np.random.Generator], float]
 
 
-def _nothing(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
-    pass
+def _changed(values: Mapping[str, Value]) -> Spoil:
+    """Change metrics in every row from the onset on. `{agent}` in a name is the first agent."""
 
-
-def _entropy_collapses(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
-    for k, row in enumerate(_sick(rows, setting)):
-        row["actor/entropy"] *= max(1e-4, 0.5 ** (k + 1))
-
-
-def _share_of_verdicts(share: float) -> Callable[[list[Row], Setting, np.random.Generator], None]:
     def spoil(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
-        for row in _sick(rows, setting):
-            verdicts = int(row["reward/verdicts"])
-            row["reward/error_rate"] = float(rng.binomial(verdicts, share) / verdicts)
+        for name, value in values.items():
+            for k, row in enumerate(rows[setting.onset - 1 :]):
+                row[name.format(agent=setting.agents[0])] = value(row, k, rng)
 
     return spoil
 
 
-def _contradictory(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
-    _share_of_verdicts(0.5)(rows, setting, rng)
-    for row in _sick(rows, setting):
-        tosses = row["reward/agreement_over"]
-        row["reward/agreement"] = float(rng.beta(0.15 * tosses, 0.85 * tosses))
+def _failing(share: float) -> Value:
+    """Draw the share of failed verdicts."""
+    return lambda row, k, rng: float(rng.binomial(int(row["reward/verdicts"]), share) / int(row["reward/verdicts"]))
 
 
-def _not_finite(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
-    for row in _sick(rows, setting):
-        row["actor/skipped_updates"] = 1.0
+def _disagreement(row: Row, k: int, rng: np.random.Generator) -> float:
+    tosses = row["reward/agreement_over"]
+    return float(rng.beta(0.15 * tosses, 0.85 * tosses))
 
 
 def _accuracy_falls(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
@@ -140,32 +133,38 @@ def _accuracy_falls(rows: list[Row], setting: Setting, rng: np.random.Generator)
         row["val/pass_at_1"] = float(rng.binomial(n_val, start - fall) / n_val)
 
 
-def _shut_out(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
-    for row in _sick(rows, setting):
-        row[f"credit/reach/{setting.agents[0]}"] = 0.0
-        row["propagation/pass_rate"] = 0.3
-
-
-def _unstable(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
-    for row in _sick(rows, setting):
-        row[f"reward/sub_reward_var/{setting.agents[0]}"] = float(rng.uniform(0.21, 0.25))
-
-
-def _slow(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
-    for row in _sick(rows, setting):
-        row["timing/propagation_s"] = float(rng.uniform(1.5, 3.0))
-
-
 SCENARIOS: dict[str, Scenario] = {
-    "healthy": Scenario("nothing is wrong", _nothing),
-    "entropy_collapse": Scenario("entropy halves with every step", _entropy_collapses, "entropy"),
-    "failing_rewards": Scenario("15 % of the verdicts fail", _share_of_verdicts(0.15), "error_rate"),
-    "contradictory": Scenario("right trajectories are scored worse than wrong ones", _contradictory, "agreement"),
-    "not_finite": Scenario("no gradient is finite", _not_finite, "not_finite"),
+    "healthy": Scenario("nothing is wrong", _changed({})),
+    "entropy_collapse": Scenario(
+        "entropy halves with every step",
+        _changed({"actor/entropy": lambda row, k, rng: row["actor/entropy"] * max(1e-4, 0.5 ** (k + 1))}),
+        "entropy",
+    ),
+    "failing_rewards": Scenario(
+        "15 % of the verdicts fail", _changed({"reward/error_rate": _failing(0.15)}), "error_rate"
+    ),
+    "contradictory": Scenario(
+        "right trajectories are scored worse than wrong ones",
+        _changed({"reward/error_rate": _failing(0.5), "reward/agreement": _disagreement}),
+        "agreement",
+    ),
+    "not_finite": Scenario("no gradient is finite", _changed({"actor/skipped_updates": lambda *_: 1.0}), "not_finite"),
     "accuracy_drop": Scenario(
         "accuracy falls from .7 by 3 points from validation to validation", _accuracy_falls, "accuracy"
     ),
-    "shut_out": Scenario("no signal reaches the first agent", _shut_out, "shut_out"),
-    "unstable": Scenario("the first agent's sub-reward is nearly a coin", _unstable, "sub_reward_var"),
-    "slow": Scenario("credit takes longer than a second", _slow, "propagation_s"),
+    "shut_out": Scenario(
+        "no signal reaches the first agent",
+        _changed({"credit/reach/{agent}": lambda *_: 0.0, "propagation/pass_rate": lambda *_: 0.3}),
+        "shut_out",
+    ),
+    "unstable": Scenario(
+        "the first agent's sub-reward is nearly a coin",
+        _changed({"reward/sub_reward_var/{agent}": lambda row, k, rng: float(rng.uniform(0.21, 0.25))}),
+        "sub_reward_var",
+    ),
+    "slow": Scenario(
+        "credit takes longer than a second",
+        _changed({"timing/propagation_s": lambda row, k, rng: float(rng.uniform(1.5, 3.0))}),
+        "propagation_s",
+    ),
 }

@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from creditflow.credit import Assignment
+from creditflow.credit.decompose import outcome_of
 from creditflow.errors import ConfigError, first_line
 from creditflow.monitoring.trackers.base import KEY, TRACKERS, TrackedRun, Tracker
 
@@ -119,8 +120,8 @@ def sample_rows(assignment: Assignment, most: int = SHOWN) -> list[list[Any]]:
             first.setdefault(group, trajectory)
     rows = []
     for trajectory in first.values():
-        outcome = batch.outcome_scores[trajectory]
         for s in (batch.trajectory_of_step == trajectory).nonzero()[0].tolist():
+            outcome = outcome_of(batch, s)
             rows.append(
                 [
                     batch.trajectory_ids[trajectory],

@@ -8,19 +8,17 @@ from pathlib import Path
 from creditflow.studies.calibration import Calibration
 
 
-def draw_calibration(path: Path, found: Sequence[Calibration]) -> None:
+def draw_calibration(path: Path, results: Sequence[Calibration]) -> None:
     """Write a figure with one panel per agent and function: success rate by score, and the steps in each bin."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    columns = min(len(found), 4)
-    rows = -(-len(found) // columns)
-    figure, panels = plt.subplots(rows, columns, figsize=(3.1 * columns, 3.0 * rows), squeeze=False, sharey=True)
-    for panel in panels.flat[len(found) :]:
+    columns = min(len(results), 4)
+    rows = -(-len(results) // columns)
+    figure = Figure(figsize=(3.1 * columns, 3.0 * rows))
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for panel in panels.flat[len(results) :]:
         panel.set_visible(False)
-    for panel, one in zip(panels.flat, found, strict=False):
+    for panel, one in zip(panels.flat, results, strict=False):
         score, right, steps = zip(*one.curve, strict=True)
         panel.plot([0, 1], [0, 1], color="0.8", linewidth=0.8)
         panel.bar(score, [count / one.steps for count in steps], width=0.06, color="0.88")
@@ -36,4 +34,3 @@ def draw_calibration(path: Path, found: Sequence[Calibration]) -> None:
     figure.supylabel("share of trajectories that ended right", fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
-    plt.close(figure)

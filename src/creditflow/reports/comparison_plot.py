@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from creditflow.reports.comparison import ArmResult, spread
+from creditflow.studies.comparison.results import ArmResult, spread
 
 if TYPE_CHECKING:
     from creditflow.data import Floats
@@ -25,14 +25,10 @@ _SMOOTHING = 5
 
 def draw_comparison(path: Path, title: str, arms: Sequence[ArmResult]) -> None:
     """Write the figure of `arms` to `path` (a PNG)."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (curves, passing, errors) = pyplot.subplots(
-        1, 3, figsize=(15, 4.8), width_ratios=(1.3, 1, 1), layout="constrained"
-    )
+    figure = Figure(figsize=(15, 4.8), layout="constrained")
+    curves, passing, errors = figure.subplots(1, 3, width_ratios=(1.3, 1, 1))
     figure.suptitle(title)
     _draw_curves(curves, arms)
     _draw_ends(passing, arms, {"pass_at_1": "sampled", "pass_at_1_greedy": "greedy"})
@@ -42,7 +38,6 @@ def draw_comparison(path: Path, title: str, arms: Sequence[ArmResult]) -> None:
     errors.set_title("step error rate on validation tasks")
     errors.set_ylabel("share of scored steps that are wrong")
     figure.savefig(path, dpi=120, format="png")
-    pyplot.close(figure)
 
 
 def _draw_curves(axes: Any, arms: Sequence[ArmResult]) -> None:
@@ -69,48 +64,34 @@ def _draw_curves(axes: Any, arms: Sequence[ArmResult]) -> None:
 
 
 def _draw_ends(axes: Any, arms: Sequence[ArmResult], metrics: dict[str, str]) -> None:
-    width = 0.8 / len(metrics)
-    for m, metric in enumerate(metrics):
-        inside = "white" if m == 0 else "black"
-        for i, arm in enumerate(arms):
-            after, x = arm.after(metric), i + (m - (len(metrics) - 1) / 2) * width
-            axes.bar(
-                x,
-                np.mean(after),
-                width * 0.92,
-                color=COLOURS[i % len(COLOURS)],
-                alpha=0.9 if m == 0 else 0.45,
-                hatch="" if m == 0 else "//",
-                edgecolor="white",
-                yerr=spread(after) if len(after) > 1 else None,
-                error_kw={"capsize": 3, "ecolor": "#666666"},
-            )
-            before = arm.before_mean(metric)
-            axes.plot([x - width / 2, x + width / 2], [before, before], color="#888888", linewidth=2.5)
-            axes.text(x, 0, f" {np.mean(after):.3f}", rotation=90, ha="center", va="bottom", color=inside, fontsize=8)
+    width, several = 0.8 / len(metrics), len(arms[0].runs) > 1
+    for m, (metric, decoding) in enumerate(metrics.items()):
+        x_A = np.arange(len(arms)) + (m - (len(metrics) - 1) / 2) * width
+        after = [arm.after(metric) for arm in arms]
+        mean_A = np.mean(after, axis=1)
+        axes.bar(
+            x_A,
+            mean_A,
+            width * 0.92,
+            color=[COLOURS[i % len(COLOURS)] for i in range(len(arms))],
+            alpha=0.9 if m == 0 else 0.45,
+            hatch="" if m == 0 else "//",
+            edgecolor="white",
+            yerr=[spread(values) for values in after] if several else None,
+            error_kw={"capsize": 3, "ecolor": "#666666"},
+            label=f"after, {decoding}" + (" (± 1 standard deviation over seeds)" if several else ""),
+        )
+        before = [arm.before_mean(metric) for arm in arms]
+        label = None if m else "before training"
+        axes.hlines(before, x_A - width / 2, x_A + width / 2, color="#888888", linewidth=2.5, label=label)
+        for x, mean in zip(x_A, mean_A, strict=True):
+            look = {"color": "black" if m else "white", "fontsize": 8}
+            axes.text(x, 0, f" {mean:.3f}", rotation=90, ha="center", va="bottom", **look)
     axes.set_xticks(range(len(arms)), [arm.name for arm in arms], rotation=30, ha="right")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    _explain_marks(axes, metrics, several=len(arms[0].runs) > 1)
-
-
-def _explain_marks(axes: Any, metrics: dict[str, str], *, several: bool) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    marks: list[Any] = [
-        Patch(facecolor="#555555", alpha=0.9 if m == 0 else 0.45, hatch="" if m == 0 else "//", edgecolor="white")
-        for m in range(len(metrics))
-    ]
-    words = [f"after, {how}" for how in metrics.values()]
-    marks.append(Line2D([], [], color="#888888", linewidth=2.5))
-    words.append("before training")
-    if several:
-        marks.append(Line2D([], [], color="#666666", marker="_", linewidth=1))
-        words.append("± 1 standard deviation over seeds")
-    top = axes.get_ylim()[1]
-    axes.set_ylim(0, top * 1.3)  # room for the legend
-    axes.legend(marks, words, loc="upper left", fontsize="x-small", ncols=2)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.3)  # room for the legend
+    axes.legend(loc="upper left", fontsize="x-small")
 
 
 def _smooth(curve_T: Floats) -> Floats:

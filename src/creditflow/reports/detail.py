@@ -25,13 +25,17 @@ SHOWN = 20_000
 _TOKENS = 4_000
 
 
+class UnknownIdError(LookupError):
+    """The run has no such training step, or the training step no such trajectory or step."""
+
+
 def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
     """The graph of a trajectory: nodes are steps, edges lead from parents; `flow` is the credit received along an edge.
 
-    Raises ValueError if the training step has no such trajectory.
+    Raises UnknownIdError if the training step has no such trajectory.
     """
     batch, a = recorded.batch, recorded.assignment
-    n = list(batch.trajectory_ids).index(trajectory_id)
+    n = _place(batch.trajectory_ids, trajectory_id, "trajectory", recorded.step)
     at = np.flatnonzero(batch.trajectory_of_step == n)
     wrong = first_error(a, batch, at.tolist())
     score = batch.outcome_scores[n]
@@ -44,10 +48,20 @@ def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
         "answer": None if batch.answers[n] is None else cut(str(batch.answers[n])),
         "outcome": None if score is None or score.status != "ok" else score.value,
         "outcome_said": "not scored" if score is None else f"{score.status} {score.reason}".strip(),
+        "outcomes": {
+            agent: own.value if own.status == "ok" else f"{own.status} {own.reason}".strip()
+            for agent, own in (batch.outcomes_of_agents[n] if batch.outcomes_of_agents else {}).items()
+        },
         "status": TRAJECTORY_STATUSES[batch.status_of_trajectory[n]],
         "steps": [_node(batch, a, s, first_error=s == wrong) for s in at.tolist()],
         "edges": _edges(batch, a, int(at[0]), int(at[-1]) + 1) if at.size else [],
     }
+
+
+def _place(ids: Sequence[str], id: str, kind: str, training_step: int) -> int:
+    if id not in ids:
+        raise UnknownIdError(f"there is no {kind} {id!r} in training step {training_step}")
+    return ids.index(id)
 
 
 def _node(batch: TrajectoryBatch, a: Assignment | None, s: int, *, first_error: bool) -> dict[str, Any]:
@@ -109,12 +123,12 @@ def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any, parent_E: Any) ->
 def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: Spelling) -> dict[str, Any]:
     """A step: texts, tokens with their advantages, scores, and the terms of its advantage.
 
-    Raises ValueError if the training step has no such step, BatchError if the step has no such token.
+    Raises UnknownIdError if the training step has no such step, BatchError if the step has no such token.
     """
     batch, a = recorded.batch, recorded.assignment
-    s = list(batch.step_ids).index(step_id)
+    s = _place(batch.step_ids, step_id, "step", recorded.step)
     pieces = spelling.for_policy(batch.policy_names[batch.policy_of_step[s]])
-    found: dict[str, Any] = {
+    detail: dict[str, Any] = {
         "id": step_id,
         "training_step": recorded.step,
         "trajectory_id": batch.trajectory_ids[batch.trajectory_of_step[s]],
@@ -141,8 +155,8 @@ def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: S
     }
     if a is not None:
         explanation = explain(a, s, token)
-        found |= {"advantage": explanation.advantage, "why": tree(explanation), "terms": terms(explanation)}
-    return found
+        detail |= {"advantage": explanation.advantage, "why": tree(explanation), "terms": terms(explanation)}
+    return detail
 
 
 def _tokens(batch: TrajectoryBatch, a: Assignment | None, s: int, pieces: Pieces | None) -> list[dict[str, Any]]:
@@ -184,8 +198,8 @@ class Spelling:
 
     def for_policy(self, policy: str) -> Pieces | None:
         """The texts for a policy's tokens; None without a readable tokenizer, which may appear later."""
-        if policy not in self._found and (found := self._tokenizer(policy)) is not None:
-            self._found[policy] = lambda ids: _pieces(found, list(ids))
+        if policy not in self._found and (tokenizer := self._tokenizer(policy)) is not None:
+            self._found[policy] = lambda ids: _pieces(tokenizer, list(ids))
         return self._found.get(policy)
 
     def _tokenizer(self, policy: str) -> Any:
@@ -205,10 +219,7 @@ def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:
     from tokenizers.decoders import DecodeStream
 
     stream = DecodeStream(skip_special_tokens=False)
-    found: list[str] = []
-    for id in ids:
-        try:
-            found.append(stream.step(tokenizer, id) or "")
-        except Exception:  # the library raises a plain Exception if the tokens are not valid text
-            return [f"[{id}]" for id in ids]
-    return found
+    try:
+        return [stream.step(tokenizer, id) or "" for id in ids]
+    except Exception:  # the library raises a plain Exception if the tokens are not valid text
+        return [f"[{id}]" for id in ids]

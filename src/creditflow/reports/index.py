@@ -5,9 +5,11 @@ Only the columns for filters and sums are read from the step files; texts are no
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,51 +25,9 @@ if TYPE_CHECKING:
 _AT_ONCE = 64
 """Step files read per query, so that other threads can query in between."""
 
-_TABLES = """
-CREATE TABLE trajectories (
-    training_step INTEGER, place INTEGER, trajectory_id VARCHAR, uid VARCHAR, status VARCHAR, outcome DOUBLE,
-    ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, prompt VARCHAR,
-    task_key UBIGINT
-);
-CREATE TABLE steps (
-    training_step INTEGER, trajectory_id VARCHAR, index INTEGER, agent VARCHAR, turn INTEGER, sub_reward DOUBLE,
-    scored BOOLEAN, failed BOOLEAN, gate_open BOOLEAN, threshold DOUBLE, trained BOOLEAN, credit DOUBLE,
-    withheld DOUBLE, advantage DOUBLE, ended_right BOOLEAN
-);
-"""
-_RIGHT = """
-CASE WHEN outcome IS NULL THEN NULL
-     ELSE (outcome - (outcome_score ->> '$.range[0]')::DOUBLE)
-          / ((outcome_score ->> '$.range[1]')::DOUBLE - (outcome_score ->> '$.range[0]')::DOUBLE) >= 1 - 1e-9 END
-"""
-"""SQL: whether the outcome, rescaled from its range, is at the maximum, as in `trajectory.RIGHT`."""
-
-
-_TAKE = """
-CREATE TEMP TABLE taken AS
-SELECT {training_step}, file_row_number AS place, trajectory_id, uid, status,
-       outcome, "index" AS position, agent, turn, {sub_reward}, {of_credit},
-       CASE WHEN coalesce("index", 0) = 0 THEN {right} END AS ended_right,
-       CASE WHEN coalesce("index", 0) = 0 THEN task ->> '$.prompt[-1].content' END AS prompt,
-       CASE WHEN coalesce("index", 0) = 0 THEN hash(task) END AS task_key
-FROM {source}
-"""
-_PROMPT = 200
-"""Characters of a task's prompt to keep."""
-_INSERT = f"""
-INSERT INTO trajectories
-SELECT training_step, min(place), trajectory_id, any_value(uid), any_value(status), any_value(outcome),
-       any_value(ended_right), count(position), min(position) FILTER (WHERE scored AND sub_reward < 1 - 1e-9),
-       any_value(left(prompt, {_PROMPT})), any_value(task_key)
-FROM taken GROUP BY training_step, trajectory_id;
-INSERT INTO steps
-SELECT t.training_step, t.trajectory_id, position, agent, turn, sub_reward, scored, failed, gate_open, threshold,
-       trained, credit, withheld, advantage, p.ended_right
-FROM taken t JOIN trajectories p ON t.training_step = p.training_step AND t.trajectory_id = p.trajectory_id
-WHERE position IS NOT NULL;
-"""
-
-
+_SQL = resources.files("creditflow.reports")
+_CREDIT = ("scored", "failed", "gate_open", "threshold", "trained", "credit", "withheld", "advantage")
+"""Columns of a step file with credit."""
 Signature = tuple[int, int]
 """A file's modification time in ns and its size; after a rollback a file of the same name may differ."""
 
@@ -87,38 +47,33 @@ class Filter:
 
     def clauses(self) -> tuple[str, list[Any]]:
         """An SQL condition on `trajectories`, and its values."""
-        of_trajectory: list[str] = []
-        of_step: list[str] = []
-        trajectory_values: list[Any] = []
-        step_values: list[Any] = []
-        if self.training_step is not None:
-            of_trajectory.append("training_step = ?")
-            trajectory_values.append(self.training_step)
+        on_trajectory = {"training_step = ?": self.training_step}
+        on_step = {
+            "agent = ?": self.agent,
+            "scored AND sub_reward >= ?": self.least_score,
+            "scored AND sub_reward <= ?": self.most_score,
+        }
+        conditions = [clause for clause, value in on_trajectory.items() if value is not None]
+        step_conditions = [clause for clause, value in on_step.items() if value is not None]
+        values = [value for value in (*on_trajectory.values(), *on_step.values()) if value is not None]
         if self.outcome is not None:
-            said = {"right": "ended_right", "wrong": "NOT ended_right", "unscored": "ended_right IS NULL"}
-            if self.outcome not in said:
-                raise InputError(
-                    f"outcome: expected {' or '.join(said)}, got {self.outcome!r}{did_you_mean(self.outcome, said)}"
-                )
-            of_trajectory.append(said[self.outcome])
-        for value, clause in (
-            (self.agent, "agent = ?"),
-            (self.least_score, "scored AND sub_reward >= ?"),
-            (self.most_score, "scored AND sub_reward <= ?"),
-        ):
-            if value is not None:
-                of_step.append(clause)
-                step_values.append(value)
+            conditions.append(_chosen("outcome", self.outcome, _OUTCOMES))
         if self.gate is not None:
-            if self.gate not in ("open", "closed"):
-                raise InputError(
-                    f"gate: expected open or closed, got {self.gate!r}{did_you_mean(self.gate, ('open', 'closed'))}"
-                )
-            of_step.append("gate_open" if self.gate == "open" else "NOT gate_open")
-        if of_step:
-            such = f"SELECT (training_step, trajectory_id) FROM steps WHERE {' AND '.join(of_step)}"
-            of_trajectory.append(f"(training_step, trajectory_id) IN ({such})")
-        return " AND ".join(of_trajectory) or "true", [*trajectory_values, *step_values]
+            step_conditions.append(_chosen("gate", self.gate, _GATES))
+        if step_conditions:
+            steps = f"SELECT (training_step, trajectory_id) FROM steps WHERE {' AND '.join(step_conditions)}"
+            conditions.append(f"(training_step, trajectory_id) IN ({steps})")
+        return " AND ".join(conditions) or "true", values
+
+
+_OUTCOMES = {"right": "ended_right", "wrong": "NOT ended_right", "unscored": "ended_right IS NULL"}
+_GATES = {"open": "gate_open", "closed": "NOT gate_open"}
+
+
+def _chosen(name: str, value: str, clauses: Mapping[str, str]) -> str:
+    if value not in clauses:
+        raise InputError(f"{name}: expected {' or '.join(clauses)}, got {value!r}{did_you_mean(value, clauses)}")
+    return clauses[value]
 
 
 class Index:
@@ -127,7 +82,7 @@ class Index:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._connection: DuckDBPyConnection = database()
-        self._connection.execute(_TABLES)
+        self._connection.execute((_SQL / "tables.sql").read_text())
         self._lock = threading.Lock()
         self.taken: dict[int, Signature] = {}
         """Training steps in the tables, with the signatures of their files."""
@@ -140,22 +95,21 @@ class Index:
 
     def refresh(self, ledger: Ledger) -> None:
         """Read the new step files, newest first; start over if the run was rolled back or a file was replaced."""
-        there = {step: found for step in ledger.steps if (found := _signature(ledger, step)) is not None}
+        there = {step: signature for step in ledger.steps if (signature := _signature(ledger, step)) is not None}
         with self._lock:
             self.ledger = ledger
-            if any(there.get(step) != found for step, found in self.taken.items()):
+            if any(there.get(step) != signature for step, signature in self.taken.items()):
                 self._connection.execute("DELETE FROM trajectories; DELETE FROM steps")
                 self.taken.clear()
-            self.damaged = {step: found for step, found in self.damaged.items() if there.get(step) == found}
+            self.damaged = {step: signature for step, signature in self.damaged.items() if there.get(step) == signature}
             for kept in (self.reasons, self.rules):
                 for step in kept.keys() - self.taken.keys() - self.damaged.keys():
                     del kept[step]
         new = [step for step in reversed(ledger.steps) if step in there and step not in {**self.taken, **self.damaged}]
-        sizes = [1, *[_AT_ONCE] * -(-len(new) // _AT_ONCE)]  # the newest alone: users see it first
-        for size in sizes:
-            part, new = new[:size], new[size:]
-            if part:
-                self._take({step: there[step] for step in part})
+        starts = [0, *range(1, len(new), _AT_ONCE), len(new)]  # the newest alone: users see it first
+        for start, stop in itertools.pairwise(starts):
+            if new[start:stop]:
+                self._take({step: there[step] for step in new[start:stop]})
 
     def _take(self, steps: Mapping[int, Signature]) -> None:
         with self._lock:
@@ -169,8 +123,8 @@ class Index:
             else:
                 self.taken |= steps
                 return
-        for step, found in steps.items():  # one of the files is damaged
-            self._take({step: found})
+        for step, signature in steps.items():  # one of the files is damaged
+            self._take({step: signature})
 
     @staticmethod
     def _errors() -> tuple[type[Exception], ...]:
@@ -185,34 +139,30 @@ class Index:
         connection = self._connection
         connection.execute("BEGIN")
         try:
-            present = {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
-            assigned = "advantage" in present
-            columns = ("scored", "failed", "gate_open", "threshold", "trained", "credit", "withheld", "advantage")
-            of_credit = ", ".join(columns if assigned else (f"NULL AS {name}" for name in columns))
-            sub_reward = "CASE WHEN scored THEN sub_reward END AS sub_reward" if assigned else "NULL AS sub_reward"
-            connection.execute(
-                _TAKE.format(
-                    training_step=TRAINING_STEP, sub_reward=sub_reward, of_credit=of_credit, right=_RIGHT, source=source
+            columns = [row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
+            has_credit = "advantage" in columns
+            insert = (
+                (_SQL / "insert.sql")
+                .read_text()
+                .format(
+                    training_step=TRAINING_STEP,
+                    source=source,
+                    sub_reward="CASE WHEN scored THEN sub_reward END" if has_credit else "NULL",
+                    credit_columns=", ".join(_CREDIT if has_credit else (f"NULL AS {name}" for name in _CREDIT)),
                 )
             )
-            connection.execute(_INSERT)
-            connection.execute("DROP TABLE taken")
+            connection.execute(insert)
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")
             raise
-        for step, file, said in zip(steps, files, facts, strict=True):
-            self._note_credit(step, file, said)
-
-    def _note_credit(self, step: int, file: Path, facts: Mapping[str, Any]) -> None:
-        """Store a step file's rule, or the reason why its credit cannot be explained; sums need no rule."""
-        try:
-            options = options_of(file, facts)
-        except DataError as error:
-            self.reasons[step] = _reason(error, file)
-            return
-        if options is not None:
-            self.rules[step] = options.propagation
+        for step, file, stored in zip(steps, files, facts, strict=True):
+            # The sums need no rule, so a rule that cannot be read does not leave out the file.
+            try:
+                if (options := options_of(file, stored)) is not None:
+                    self.rules[step] = options.propagation
+            except DataError as error:
+                self.reasons[step] = _reason(error, file)
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """The rows of a query over `trajectories` and `steps`, as JSON types."""
@@ -241,7 +191,7 @@ def _reason(error: Exception, file: Path) -> str:
 def _signature(ledger: Ledger, step: int) -> Signature | None:
     """The file's signature; None if the file no longer exists."""
     try:
-        found = ledger.file(step).stat()
+        stat = ledger.file(step).stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return stat.st_mtime_ns, stat.st_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from creditflow.errors import DataError, first_line
@@ -23,21 +22,20 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
     Samples come from the newest readable training step, and from earlier ones if it has too few. If the texts are too
     long, the last trajectories are left out. `left_out` covers only parts that the overview does not state.
     """
-    found: dict[str, Any] = {"trajectories": [], "graphs": {}, "steps": {}, "left_out": []}
-    spelling = Spelling(ledger)
-    written = 0
-    for step in sorted(index.taken, reverse=True):
-        wanted = count - len(found["trajectories"])
-        if wanted <= 0:
+    trajectories: list[dict[str, Any]] = []
+    graphs: dict[str, Any] = {}
+    steps: dict[str, Any] = {}
+    missing: list[str] = []
+    spelling, written, is_full = Spelling(ledger), 0, False
+    for step in sorted(index.taken.keys() - index.reasons.keys(), reverse=True):  # the overview states the reasons
+        if is_full or len(trajectories) == count:
             break
-        if step in index.reasons:  # the overview states it
-            continue
         try:
             recorded = ledger.read(step)
         except DataError as error:
-            found["left_out"].append(f"no sample is from {ledger.file(step).name}: {first_line(error)}")
+            missing.append(f"no sample is from {ledger.file(step).name}: {first_line(error)}")
             continue
-        rows = _of_step(index, step, wanted)
+        rows = _of_step(index, step, count - len(trajectories))
         for done, row in enumerate(rows):
             graph = trajectory_graph(recorded, row["trajectory_id"])
             # Only our engines put the training step into ids; elsewhere two training steps may share an id.
@@ -46,26 +44,24 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
                 for step in graph["steps"]
             }
             size = sum(len(str(detail)) for detail in details.values())
-            if found["trajectories"] and (written + size > _TEXT or len(found["steps"]) + len(details) > _STEPS):
-                found["left_out"].append(
-                    f"{len(rows) - done} of {len(found['trajectories']) + len(rows) - done} sample trajectories are "
-                    "left out: they are long; creditflow view shows all"
+            is_full = bool(trajectories) and (written + size > _TEXT or len(steps) + len(details) > _STEPS)
+            if is_full:
+                n_left = len(rows) - done
+                missing.append(
+                    f"{n_left} of {len(trajectories) + n_left} sample trajectories are left out: they are long; "
+                    "creditflow view shows all"
                 )
-                return found | {"left_out": [*found["left_out"], *_unspelled(found["steps"])]}
+                break
             written += size
-            found["trajectories"].append(row)
-            found["graphs"][f"{recorded.step} {row['trajectory_id']}"] = graph
-            found["steps"] |= details
-    return found | {"left_out": [*found["left_out"], *_unspelled(found["steps"])]}
-
-
-def _unspelled(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """One sentence per policy without a tokenizer, whose tokens the page shows as ids."""
+            trajectories.append(row)
+            graphs[f"{recorded.step} {row['trajectory_id']}"] = graph
+            steps |= details
     policies = dict.fromkeys(step["policy"] for step in steps.values() if step["tokens"] and not step["spelled"])
-    return [
+    missing += [
         f"tokens of policy {policy!r} are shown as ids: no readable tokenizer.json is in the run's checkpoints"
         for policy in policies
     ]
+    return {"trajectories": trajectories, "graphs": graphs, "steps": steps, "left_out": missing}
 
 
 def _of_step(index: Index, step: int, count: int) -> list[dict[str, Any]]:

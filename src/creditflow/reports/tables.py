@@ -14,9 +14,9 @@ from rich.table import Table
 
 from creditflow.credit.analysis.difference import CreditChange
 from creditflow.monitoring import Evaluation
-from creditflow.reports.bootstrap import COVERAGE
-from creditflow.reports.comparison import METRICS, ArmDifference, ArmResult, spread
 from creditflow.reports.text import counted, number
+from creditflow.studies.comparison.bootstrap import COVERAGE
+from creditflow.studies.comparison.results import METRICS, ArmDifference, ArmResult, spread
 
 _WIDTH_OF_A_FILE = 160
 """Width in columns if standard output is not a terminal, so that tables are not folded to 80."""
@@ -54,11 +54,11 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, Integral) else number(value)
 
 
-def comparison_title(of: str, steps: Collection[int]) -> str:
+def comparison_title(subject: str, steps: Collection[int]) -> str:
     """The title of a comparison, with the number of training steps if it is the same in all arms."""
     if len(steps) > 1:
-        return f"{of}, before -> after training"
-    return f"{of}, before -> after {', '.join(counted(n, 'training step') for n in steps)}"
+        return f"{subject}, before -> after training"
+    return f"{subject}, before -> after {', '.join(counted(n, 'training step') for n in steps)}"
 
 
 def comparison_table(arms: Sequence[ArmResult]) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def number(value: float, digits: int = 3, *, signed: bool = False) -> str:
@@ -21,6 +21,16 @@ def plain(text: str, limit: int | None = None) -> str:
 def counted(n: int, noun: str, plural: str = "") -> str:
     """A number with its noun: `1 task`, `2 tasks`."""
     return f"{n} {noun if n == 1 else plural or f'{noun}s'}"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
+    """Rows as lines with columns of equal width, to the right except for the columns `left`; the last is not padded."""
+    *columns, last = zip(*rows, strict=True)
+    padded = []
+    for c, column in enumerate(columns):
+        width = max(map(len, column))
+        padded.append([cell.ljust(width) if c in left else cell.rjust(width) for cell in column])
+    return ["  ".join(cells) for cells in zip(*padded, last, strict=True)]
 
 
 def steps_words(steps: Sequence[int]) -> str:

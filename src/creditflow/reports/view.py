@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.middleware.base import RequestResponseEndpoint
 
 from creditflow._utils.files import json_ready
 from creditflow._utils.loopback import bound, expect_loopback, host_name, hosts_of, url_of
 from creditflow.errors import BatchError, CreditflowError, InputError, first_line
-from creditflow.reports.detail import Spelling, step_detail, trajectory_graph
+from creditflow.reports.detail import Spelling, UnknownIdError, step_detail, trajectory_graph
 from creditflow.reports.html import page
 from creditflow.reports.index import Filter, Index
 from creditflow.reports.overview import overview
@@ -41,10 +41,11 @@ class Watched:
         self.ledger = Ledger.open(path)
         self.index = Index(self.ledger)
         self._stop = threading.Event()
-        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._lock, self._overview_lock = threading.Lock(), threading.Lock()
         self._read: dict[int, tuple[int, Recorded]] = {}
         self.spelling = Spelling(self.ledger)
-        self._told: tuple[Any, dict[str, Any]] | None = None
+        self._overview: tuple[Any, dict[str, Any]] = (None, {})
+        """The state of the files, and the overview computed for it."""
         self.trouble: str | None = None
         """The error of the last read of the folder; None if it succeeded."""
 
@@ -73,19 +74,22 @@ class Watched:
         self._stop.set()
 
     def recorded(self, step: int) -> Recorded:
-        """A training step; the last few requested ones are cached."""
-        written = self.ledger.file(step).stat().st_mtime_ns  # a rollback may have replaced the file
-        with self._lock:
-            if step not in self._read or self._read[step][0] != written:
-                while len(self._read) >= _KEPT:
-                    self._read.pop(next(iter(self._read)))
-                self._read[step] = (written, self.ledger.read(step))
-            return self._read[step][1]
+        """A training step; the last few requested ones are cached. Raises UnknownIdError if it has no file."""
+        try:
+            written = self.ledger.file(step).stat().st_mtime_ns  # a rollback may have replaced the file
+            with self._lock:
+                if step not in self._read or self._read[step][0] != written:
+                    while len(self._read) >= _KEPT:
+                        self._read.pop(next(iter(self._read)))
+                    self._read[step] = (written, self.ledger.read(step))
+                return self._read[step][1]
+        except FileNotFoundError as error:
+            raise UnknownIdError(f"there is no training step {step} in this run") from error
 
     def overview(self) -> dict[str, Any]:
         """The overview, computed again only after a change."""
         files = [self.path / name for name in ("metrics.jsonl", "events.jsonl")]
-        with self._telling:
+        with self._overview_lock:
             ledger = self.ledger
             now = (
                 frozenset(self.index.taken.items()),
@@ -94,12 +98,12 @@ class Watched:
                 ledger.torn,
                 *(file.stat().st_size for file in files if file.is_file()),
             )
-            if self._told is None or self._told[0] != now:
-                self._told = (now, overview(ledger, self.index))
-            told = self._told[1]
+            if self._overview[0] != now:
+                self._overview = (now, overview(ledger, self.index))
+            content = self._overview[1]
             if (trouble := self.trouble) is None:
-                return told
-            return {**told, "left_out": [f"this page may be outdated: {trouble}", *told["left_out"]]}
+                return content
+            return {**content, "left_out": [f"this page may be outdated: {trouble}", *content["left_out"]]}
 
 
 def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
@@ -113,16 +117,17 @@ def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
         if hosts is not None and named not in hosts:
             return JSONResponse({"detail": f"this server is {' or '.join(hosts)}, not {named}"}, status_code=421)
         response = await call_next(request)
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        response.headers["X-Frame-Options"] = "DENY"
-        response.headers["Referrer-Policy"] = "no-referrer"
-        response.headers["Cache-Control"] = "no-store"
+        response.headers.update(_HEADERS)
         return response
 
     @app.exception_handler(CreditflowError)
     async def refused(request: Request, error: Exception) -> Response:
         status = 400 if isinstance(error, InputError | BatchError) else 500
         return JSONResponse({"detail": str(error)}, status_code=status)
+
+    @app.exception_handler(UnknownIdError)
+    async def missing(request: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": str(error)}, status_code=404)
 
     @app.get("/", response_class=HTMLResponse)
     def index() -> str:
@@ -148,15 +153,21 @@ def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
 
     @app.get("/api/trajectory")
     def trajectory(trajectory_id: str, training_step: Small) -> dict[str, Any]:
-        return _found(lambda: trajectory_graph(watched.recorded(training_step), trajectory_id))
+        return trajectory_graph(watched.recorded(training_step), trajectory_id)
 
     @app.get("/api/step")
     def step(step_id: str, training_step: Small, token: Small | None = None) -> dict[str, Any]:
-        return _found(lambda: step_detail(watched.recorded(training_step), step_id, token, watched.spelling))
+        return step_detail(watched.recorded(training_step), step_id, token, watched.spelling)
 
     return app
 
 
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
 Small = Annotated[int, Query(ge=0, le=2**31 - 1)]
 
 
@@ -165,13 +176,6 @@ class _AsciiJson(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         return json.dumps(json_ready(content), allow_nan=False, separators=(",", ":")).encode()
-
-
-def _found(make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    try:
-        return dict(make())
-    except (ValueError, FileNotFoundError) as error:
-        raise HTTPException(404, "there is no such trajectory or step in this training step") from error
 
 
 def serve(path: Path, host: str, port: int, *, remote: bool, say: Callable[[str], None]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from creditflow.credit import Assignment, Explanation
 from creditflow.credit.analysis.explain import Operation
 from creditflow.data import RIGHT, TRAJECTORY_STATUSES, Score, TrajectoryBatch
-from creditflow.reports.text import number, plain
+from creditflow.reports.text import aligned, number, plain
 
 _SHOWN = 400
 """Maximum characters of a prompt or response."""
@@ -76,9 +76,7 @@ def terms(explanation: Explanation) -> list[str]:
         rows.append((plain(name), f"{reward:+.6g}", f"{value:+}"))
     if explanation.rounding:
         rows.append(("rounding", "", f"{explanation.rounding:+}"))
-    first, second = (max(len(row[c]) for row in rows) for c in (0, 1))
-    lines = [f"{name:{first}}  {reward:>{second}}  {value}" for name, reward, value in rows]
-    return [*lines, f"= {explanation.advantage!r}"]
+    return [*aligned(rows, left=(0,)), f"= {explanation.advantage!r}"]
 
 
 UNITS = (
@@ -103,12 +101,12 @@ def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
         (a.failed_S, np.ones(len(a.failed_S)), "its scoring failed"),
         (a.frozen_S, np.ones(len(a.frozen_S)), "frozen: it lies upstream of a failure"),
     )
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for among_S, size_S, reason in candidates:
         if among_S.any():
             s = int(np.argmax(np.where(among_S, size_S, -np.inf)))
-            found[s] = f"{found[s]}; {reason}" if s in found else reason
-    return list(found.items())
+            reasons[s] = f"{reasons[s]}; {reason}" if s in reasons else reason
+    return list(reasons.items())
 
 
 def worth_a_look_lines(assignment: Assignment, training_step: int) -> list[str]:
@@ -119,10 +117,8 @@ def worth_a_look_lines(assignment: Assignment, training_step: int) -> list[str]:
     for s, reason in worth_a_look(assignment):
         _, agent, _, _, score, _, credit, advantage, _ = _step_row(assignment, batch, s)
         rows.append((plain(batch.step_ids[s]), agent, score, credit, advantage, reason))
-    widths = [max(len(row[c]) for row in rows) for c in range(len(head) - 1)]
     title = f"training step {training_step}: {batch.n_steps:,} steps of {batch.n_trajectories:,} trajectories"
-    cells = ([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] + [row[-1]] for row in rows)
-    return [title, "", *("  ".join(row) for row in cells)]
+    return [title, "", *aligned(rows, left=range(len(head)))]
 
 
 def trajectory_lines(
@@ -140,18 +136,15 @@ def trajectory_lines(
     if error := batch.trajectory_info[n].get("error"):
         yield f"failed:  {plain(str(error), _SHOWN)}"
     yield f"outcome: {'nobody scored it' if outcome is None else _score('', outcome)}"
+    for agent, own in (batch.outcomes_of_agents[n] if batch.outcomes_of_agents else {}).items():
+        yield f"outcome of {_score(agent, own)}"
     yield ""
     at = np.flatnonzero(batch.trajectory_of_step == n).tolist()
     rows = [_step_row(assignment, batch, s) for s in at]
     wrong = first_error(assignment, batch, at)
     head = ("step", "agent", "turn", "uses", "score", "gate", "credit", "advantage", "response")
-    widths = [max(len(row[c]) for row in (head, *rows)) for c in range(len(head) - 1)]
-    for k, row in enumerate((head, *rows)):
-        cells = [
-            cell.ljust(w) if c == 1 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=False))
-        ]
-        mark = "  <- first error" if k and at[k - 1] == wrong else ""
-        yield f"{'  '.join(cells)}  {row[-1]}{mark}".rstrip()
+    for s, line in zip((None, *at), aligned((head, *rows), left=(1,)), strict=True):
+        yield (f"{line}  <- first error" if s is not None and s == wrong else line).rstrip()
 
 
 def first_error(assignment: Assignment | None, batch: TrajectoryBatch, steps: Sequence[int]) -> int | None:
@@ -181,9 +174,9 @@ def _step_row(a: Assignment | None, batch: TrajectoryBatch, s: int) -> tuple[str
 def _score(name: str, score: Score) -> str:
     value = "by token" if isinstance(score.value, tuple) else f"{score.value:g}"
     low, high = score.range
-    said = value if score.status == "ok" else score.status
-    said += f" in [{low:g}, {high:g}]" if (low, high) != (0.0, 1.0) and score.status == "ok" else ""
-    parts = [f"{plain(name)} {said}".strip()]
+    result = value if score.status == "ok" else score.status
+    result += f" in [{low:g}, {high:g}]" if (low, high) != (0.0, 1.0) and score.status == "ok" else ""
+    parts = [f"{plain(name)} {result}".strip()]
     parts += ["weight 0: not part of credit"] if score.weight == 0 else []
     parts += [plain(score.reason, _REASON)] if score.reason else []
     parts += [f"{score.seconds:.2g} s"] if score.seconds else []
@@ -193,19 +186,19 @@ def _score(name: str, score: Score) -> str:
 def _node(operations: Sequence[Operation], at: int) -> str:
     operation = operations[at]
     named = [plain(operations[i].name) for i in operation.inputs if operations[i].name not in ("zero", "one")]
-    made = f" = {f' {operation.symbol} '.join(named)}" if len(named) > 1 else ""
+    inputs = f" = {f' {operation.symbol} '.join(named)}" if len(named) > 1 else ""
     note = f"   # {plain(operation.note, _REASON)}" if operation.note else ""
-    return f"{plain(operation.name)}{made} = {operation.value:.6g}{note}"
+    return f"{plain(operation.name)}{inputs} = {operation.value:.6g}{note}"
 
 
 def _beside(operations: Sequence[Operation]) -> dict[int, list[int]]:
     """The unused inputs, which decided a gate, by the operation that follows them."""
     taken = {i for operation in operations for i in operation.inputs} | {len(operations) - 1}
-    found: dict[int, list[int]] = {}
+    beside: dict[int, list[int]] = {}
     waiting: list[int] = []
     for at in range(len(operations)):
         if at not in taken and operations[at].symbol == "given":
             waiting.append(at)
         elif waiting:
-            found[at], waiting = waiting, []
-    return found
+            beside[at], waiting = waiting, []
+    return beside

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from creditflow.data import Score, Step, Trajectory
 from creditflow.rewards.execution.calls import Returned, RewardCall
-from creditflow.rewards.values import Plain
+from creditflow.rewards.values import ByAgent, Plain
 
 _MARSHAL = 2
 """The last marshal version that writes equal values as equal bytes, whether or not they are the same objects."""
@@ -56,6 +56,8 @@ class Cache:
 
 def _weight(value: Plain) -> int:
     inner = value.value if isinstance(value, Score) else value
+    if isinstance(value, ByAgent):
+        inner = tuple(one for _, one in value.values)
     return _OVERHEAD + (
         sum(map(_weight, inner)) - _OVERHEAD * len(inner) + len(inner) if isinstance(inner, tuple) else 0
     )

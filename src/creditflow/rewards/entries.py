@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -76,6 +77,7 @@ def load_reward_functions(
     A class is instantiated with the entry's args; a TypeError or ValueError from it is reported as an error of the
     recipe. The instance is then called (`async def __call__` for an async function). It may have
     `range`: a tuple that replaces the declared range;
+    `file_arguments`: names of arguments that are files or folders; `base` is searched for them first;
     `inline = True`: calls stay in the manager's process, because it holds a model or a connection to the run;
     `connect(clients)`: receives the policies of the run by name (`rollout.ModelClient`) before the first call;
     `cache_key(step, trajectory)` (or `(trajectory)`): a text that holds everything that the score depends on; default:
@@ -125,6 +127,10 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
     version, identity = _version(function, args), _hash(_place(entry.fn, function), args)
     declared = registry.declared(function)
     instance: Any = None
+    for name in getattr(function, "file_arguments", ()):
+        # os.path: pathlib raises for a text that is too long for a path
+        if isinstance(args.get(name), str) and os.path.exists(beside := where.base / args[name]):  # noqa: PTH110
+            args[name] = str(beside.resolve())
     if inspect.isclass(function):
         function, args = _make(function, args, f"{key} ({entry.name or entry.fn})"), {}
         instance = function
@@ -147,16 +153,15 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
     if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
         raise RewardError(f"{key}: expected a timeout of more than 0 seconds, got {timeout}")
 
-    bound = functools.partial(function, **args) if args else function
-    call: Callable[..., Any] = bound
-    if declared.level == "answer" and level == "outcome":
-        call = functools.partial(_compare_answer, bound, low)
-    elif declared.level == "answer":
-        call = functools.partial(_compare_response, bound)
+    bound: Callable[..., Any] = functools.partial(function, **args) if args else function
+    cache_key = getattr(instance, "cache_key", None)
+    if declared.level == "answer":
+        bound = _AnswerCall(bound, low)
+        cache_key = cache_key or bound.cache_key
     return RewardFunction(
         name=name,
         level=level,
-        call=call,
+        call=bound,
         agent_match=_pattern(
             declared.agent_match if entry.agent_match is None else entry.agent_match, where.agents, key
         ),
@@ -169,17 +174,10 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
         timeout=timeout,
         cache=entry.cache,
         inline=bool(getattr(instance, "inline", False)),
-        cache_key=_cache_key(instance, declared, level),
+        cache_key=cache_key,
         instance=instance,
+        agents=where.agents,
     )
-
-
-def _cache_key(instance: object, declared: Declared, level: Level) -> Callable[..., str | None] | None:
-    if (own := getattr(instance, "cache_key", None)) is not None:
-        return cast(Callable[..., str | None], own)
-    if declared.level == "answer":
-        return _answer_read if level == "outcome" else _response_read
-    return None
 
 
 def _weight(weight: float, entry: RewardFunctionConfig, level: Level, key: str, part_of: Level | None) -> float:
@@ -265,12 +263,12 @@ def _make(cls: Callable[..., Any], args: Mapping[str, Any], key: str) -> Callabl
     """Instantiate a class that a recipe names; errors in its arguments are reported as errors of the recipe."""
     _check_call(cls, "()", args, key)
     try:
-        made: Callable[..., Any] = cls(**args)
+        instance: Callable[..., Any] = cls(**args)
     except (TypeError, ValueError) as error:
         raise RewardError(f"{key}: {first_line(error)}") from error
-    if not callable(made):
-        raise RewardError(f"{key}: expected a class with __call__, {type(made).__name__} has none")
-    return made
+    if not callable(instance):
+        raise RewardError(f"{key}: expected a class with __call__, {type(instance).__name__} has none")
+    return instance
 
 
 def _range(declared: tuple[float, float], key: str) -> tuple[float, float]:
@@ -280,22 +278,28 @@ def _range(declared: tuple[float, float], key: str) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _compare_answer(compare: Callable[[str, Any], Any], low: float, trajectory: Trajectory) -> Any:
-    if trajectory.answer is None:
-        return Score(low, reason="the workflow returned no answer")
-    return compare(trajectory.answer, trajectory.task.ground_truth)
+@dataclass(frozen=True, slots=True)
+class _AnswerCall:
+    """Calls a comparison of a text with the truth, for a step or a trajectory."""
 
+    compare: Callable[[str, Any], Any]
+    low: float
 
-def _compare_response(compare: Callable[[str, Any], Any], step: Step, trajectory: Trajectory) -> Any:
-    return compare(step.response, trajectory.task.ground_truth)
+    def __call__(self, *arguments: Any) -> Any:
+        text, truth = self._compared(*arguments)
+        if text is None:
+            return Score(self.low, reason="the workflow returned no answer")
+        return self.compare(text, truth)
 
+    def cache_key(self, *arguments: Any) -> str | None:
+        return plain_text(self._compared(*arguments))
 
-def _answer_read(trajectory: Trajectory) -> str | None:
-    return plain_text((trajectory.answer, trajectory.task.ground_truth))
-
-
-def _response_read(step: Step, trajectory: Trajectory) -> str | None:
-    return plain_text((step.response, trajectory.task.ground_truth))
+    @staticmethod
+    def _compared(*arguments: Any) -> tuple[str | None, Any]:
+        """The response of a step, or the answer of a trajectory; and the truth."""
+        trajectory: Trajectory = arguments[-1]
+        text = arguments[0].response if len(arguments) > 1 else trajectory.answer
+        return text, trajectory.task.ground_truth
 
 
 def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:

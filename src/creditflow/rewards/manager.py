@@ -1,4 +1,4 @@
-"""Run reward functions over trajectories: fill `step.scores` and `trajectory.outcome`, and report.
+"""Run reward functions over trajectories: fill `step.scores`, `trajectory.outcome` and `.outcomes`, and report.
 
 A function that fails gives a failed score with a reason, never a reward of zero.
 """
@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class FunctionReport:
     matched: int
     """Steps (for the outcome: trajectories) that it had to score."""
     failed: int
-    """Failed scores, timed-out ones included."""
+    """Failed scores, timed-out ones included; for the outcome: trajectories with a failed outcome, common or not."""
     mean: float
     """Mean of the ok scores, in the function's own range; NaN without any."""
     seconds: float
@@ -76,19 +76,14 @@ class FunctionReport:
         reasons: dict[str, str] = {}
         for reason in (reason for report in reports for reason in report.reasons):
             reasons.setdefault(_without_place(reason), reason)
-        return cls(
-            name=reports[0].name,
-            level=reports[0].level,
-            matched=sum(report.matched for report in reports),
-            failed=sum(report.failed for report in reports),
+        summed = ("matched", "failed", "seconds", "timeouts", "calls", "cached")
+        return replace(
+            reports[0],
             mean=mean,
             sd=math.sqrt(variance),
-            seconds=sum(report.seconds for report in reports),
             reasons=tuple(reasons.values())[:_SHOWN_REASONS],
-            timeouts=sum(report.timeouts for report in reports),
-            calls=sum(report.calls for report in reports),
-            cached=sum(report.cached for report in reports),
             counted=_merge_counted(reports),
+            **{name: sum(getattr(report, name) for report in reports) for name in summed},
         )
 
 
@@ -215,7 +210,7 @@ class RewardManager:
         progress: Progress | None = None,
         outcome_only: bool = False,
     ) -> ScoringReport:
-        """Fill `step.scores` and `trajectory.outcome` in place.
+        """Fill `step.scores`, `trajectory.outcome` and `trajectory.outcomes` in place.
 
         Failed trajectories are left alone. If the agents went wrong (`info["agent_error"]`), or the trajectory was
         truncated before there was an answer, the outcome is the worst of its range (by default 0) without a call of the
@@ -239,15 +234,17 @@ class RewardManager:
                 if function.level == "outcome" and (reason := _no_outcome(trajectory)):
                     given.append((RewardCall(function, trajectory), make_score(function, function.range[0], reason)))
                 else:
-                    made, failed = _calls(function, trajectory)
-                    calls += made
+                    own_calls, failed = _calls(function, trajectory)
+                    calls += own_calls
                     given += failed
         ran = _CallLog(progress)
         for call, returned in zip(calls, await self._answer(calls, ran), strict=True):
             given += scores_of(call, returned)
         for call, score in given:
-            if call.step is None:
-                call.trajectory.outcome = score
+            if call.agent is not None:
+                call.trajectory.outcomes[call.agent] = score
+            elif call.step is None:  # comes before the outcomes of single agents
+                call.trajectory.outcome, call.trajectory.outcomes = score, {}
             else:
                 call.step.scores[call.function.name] = score
 
@@ -394,12 +391,18 @@ def _report(
     ran: _CallLog,
     counted: Mapping[int, Mapping[str, float]],
 ) -> FunctionReport:
-    mine = [(call, score) for call, score in given if call.function is function]
+    by_place: dict[tuple[int, int], tuple[RewardCall, Score]] = {}
+    for call, score in given:
+        place = id(call.trajectory), id(call.step)
+        if call.function is function and (call.agent is None or _is_first_failure(score, by_place[place][1])):
+            by_place[place] = call, score
+    mine = [*by_place.values()]
     values = [mean_value(score) for _, score in mine if score.status == "ok"]
     reasons: dict[str, str] = {}
     for call, score in mine:
         if score.status != "ok":
             where = f"step {call.step.id}" if call.step else f"trajectory {call.trajectory.id}"
+            where += f", agent {call.agent}" if call.agent else ""
             reasons.setdefault(score.reason, f"{function.name}, {where}: {score.reason}")
     parts = [id(part) for part in leaves([function])]
     own: dict[str, float] = {}
@@ -420,6 +423,10 @@ def _report(
         cached=sum(ran.cached[part] for part in parts),
         counted=own,
     )
+
+
+def _is_first_failure(score: Score, before: Score) -> bool:
+    return score.status != "ok" and before.status == "ok"
 
 
 def _without_place(reason: str) -> str:

@@ -71,6 +71,8 @@ class RewardFunction:
     """The parts of a composition."""
     when: Callable[[Step], bool] | None = None
     """Selects the steps to score among those of its agents; None: all of them."""
+    agents: tuple[str, ...] = ()
+    """The agents of the team, which outcomes by agent may name in addition to those of the trajectory's steps."""
 
     def matches(self, step: Step) -> bool:
         """Whether this function scores the step. Raises RewardError, with the reason, if `when` fails."""
@@ -167,7 +169,11 @@ def outcome(
     name: str | None = None,
     timeout: float | None = None,
 ) -> F | Callable[[F], F]:
-    """Declare the global reward: `f(trajectory)` returns a number or a Score. The function itself stays as it is."""
+    """Declare the global reward: `f(trajectory)` returns a number or a Score. The function itself stays as it is.
+
+    In a team that competes, it may return a dict of these by agent: each agent's steps use its own outcome. An agent
+    that is left out has the common outcome: the entry `"*"`, by default the mean of the others.
+    """
     return _declare(function, Declared("outcome", range=range, name=name, timeout=timeout))
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import fmean
 
 from creditflow.data import Score, Step, into_range
-from creditflow.errors import ScoreRangeError
+from creditflow.errors import ScoreRangeError, did_you_mean
 from creditflow.rewards.execution.calls import Returned, RewardCall
 from creditflow.rewards.registry import RewardFunction
-from creditflow.rewards.values import REASON_CHARACTERS, Plain, UnknownValue
+from creditflow.rewards.values import REASON_CHARACTERS, ByAgent, Plain, UnknownValue
+
+COMMON = "*"
+"""The name of the common outcome among outcomes by agent."""
 
 
 class _UnusableError(Exception):
@@ -17,8 +21,13 @@ class _UnusableError(Exception):
 
 
 def scores_of(call: RewardCall, returned: Returned) -> list[tuple[RewardCall, Score]]:
-    """The scores that one call made, each with its step (None: the trajectory)."""
+    """The scores that one call made, each with its step or agent (neither: the trajectory).
+
+    The common outcome comes before those of agents.
+    """
     function, trajectory = call.function, call.trajectory
+    if function.level == "outcome" and isinstance(returned.value, ByAgent):
+        return _outcomes_of(call, returned.value)
     if function.level != "trajectory":
         return [(call, to_score(function, returned, call.step))]
     steps = trajectory.steps if call.steps is None else call.steps
@@ -26,6 +35,43 @@ def scores_of(call: RewardCall, returned: Returned) -> list[tuple[RewardCall, Sc
         (RewardCall(function, trajectory, step), to_score(function, of_step(call, returned, step), step))
         for step in steps
     ]
+
+
+def _outcomes_of(call: RewardCall, given: ByAgent) -> list[tuple[RewardCall, Score]]:
+    """The common outcome, then those of single agents. If a name is wrong, the common outcome alone, failed."""
+    function, trajectory = call.function, call.trajectory
+    try:
+        _expect_agents(call, given)
+    except _UnusableError as error:
+        return [(call, to_score(function, Returned(error=str(error)), None))]
+    scores = {str(name): to_score(function, Returned(value), None) for name, value in given.values}
+    common = scores.pop(COMMON, None) or _mean(function, scores)
+    return [(call, common), *((RewardCall(function, trajectory, agent=agent), scores[agent]) for agent in scores)]
+
+
+def _expect_agents(call: RewardCall, given: ByAgent) -> None:
+    """Raise _UnusableError unless outcomes by agent have the names of agents of the team, and at least one."""
+    known = sorted({*call.function.agents, *(step.agent for step in call.trajectory.steps)})
+    if not given.values:
+        raise _UnusableError("expected an outcome for at least one agent, got none")
+    for name, _ in given.values:
+        if not isinstance(name, str):
+            raise _UnusableError(f"expected outcomes by the names of agents, got a name of type {name.kind}")
+        if name not in known and name != COMMON:
+            reason = f"expected outcomes of agents of the team, got one of {name!r}{did_you_mean(name, known)}"
+            raise _UnusableError(reason[:REASON_CHARACTERS])
+
+
+def _mean(function: RewardFunction, scores: dict[str, Score]) -> Score:
+    """The mean outcome of the agents; failed if one of them failed."""
+    for agent, score in scores.items():
+        if score.status != "ok":
+            return replace(score, reason=f"{agent}: {score.reason}"[:REASON_CHARACTERS])
+    ranges = {score.range for score in scores.values()}
+    made = make_score(function, fmean(mean_value(score) for score in scores.values()), "the mean of the agents")
+    if len(ranges) == 1:
+        return replace(made, range=ranges.pop())
+    return replace(made, value=fmean(score.rescaled for score in scores.values()), range=(0.0, 1.0))
 
 
 def of_step(call: RewardCall, returned: Returned, step: Step) -> Returned:
@@ -45,6 +91,8 @@ def to_score(function: RewardFunction, returned: Returned, step: Step | None) ->
     try:
         if returned.error:
             raise _UnusableError(returned.error)
+        if step is None and isinstance(returned.value, ByAgent):
+            raise _UnusableError("expected one number of a part, got outcomes by agent, which cannot be combined")
         if not isinstance(returned.value, Score):
             return make_score(function, _checked(returned.value, function.range, step))
         given = returned.value

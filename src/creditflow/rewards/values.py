@@ -17,7 +17,7 @@ REASON_CHARACTERS = 200
 _OK_CHARACTERS = 10_000
 _DEPTH = 3
 Plain = Any
-"""None, a number, a tuple of these, a Score of these, or Other."""
+"""None, a number, a tuple of these, a Score of these, ByAgent of these, or UnknownValue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,19 @@ class UnknownValue:
     kind: str
 
 
+@dataclass(frozen=True, slots=True)
+class ByAgent(UnknownValue):
+    """Values by agent. Only an outcome function returns them; elsewhere they are a value of no use."""
+
+    values: tuple[tuple[str | UnknownValue, Plain], ...]
+    """Pairs of name and value; a name of another type is an UnknownValue."""
+
+
 def taken(value: object, depth: int = 0) -> Plain:
     """Copy a value into Python's own numbers and tuples. Arrays, tensors and their scalars are converted.
 
     A dict with a `score`, as verl's reward functions return, becomes that score; its other entries become the reason.
+    Any other dict becomes values by agent.
 
     Raises ValueError for more than MAX_VALUES numbers, and any exception that an unusual object raises on access.
     """
@@ -47,8 +56,8 @@ def taken(value: object, depth: int = 0) -> Plain:
         return value
     if isinstance(value, Real | Decimal):
         return _number(value)
-    if isinstance(value, Mapping) and "score" in value and depth < _DEPTH:
-        return _score_of_dict(value, depth)
+    if isinstance(value, Mapping):
+        return _of_mapping(value, depth)
     if not isinstance(value, list | tuple) or depth >= _DEPTH:
         return UnknownValue(type(value).__name__)
     if len(value) > MAX_VALUES:
@@ -61,6 +70,18 @@ def _number(value: Real | Decimal) -> int | float:
         return int(value) if isinstance(value, int) and abs(value) < 1 << 53 else float(value)
     except OverflowError:
         return float("inf")
+
+
+def _of_mapping(value: Mapping[Any, Any], depth: int) -> Score | UnknownValue:
+    if "score" in value and depth < _DEPTH:
+        return _score_of_dict(value, depth)
+    kind = type(value).__name__
+    if depth:
+        return UnknownValue(kind)
+    if len(value) > MAX_VALUES:
+        raise ValueError(f"expected at most {MAX_VALUES} values, got {len(value)}")
+    names = (str(name) if isinstance(name, str) else UnknownValue(type(name).__name__) for name in value)
+    return ByAgent(kind, tuple(zip(names, (taken(one, 1) for one in value.values()), strict=True)))
 
 
 def _score_of_dict(value: Mapping[Any, Any], depth: int) -> Score:
@@ -81,6 +102,8 @@ def to_json(value: Plain) -> Any:
     """A value from `taken` as JSON data."""
     if isinstance(value, tuple):
         return [to_json(one) for one in value]
+    if isinstance(value, ByAgent):
+        return {"by_agent": [[to_json(name), to_json(one)] for name, one in value.values], "other": value.kind}
     if isinstance(value, UnknownValue):
         return {"other": value.kind}
     if isinstance(value, Score):
@@ -97,6 +120,11 @@ def of_json(value: Any) -> Plain:
         if isinstance(value, int):
             float(value)  # raises OverflowError if it is too large to be compared with a range
         return value
+    if "by_agent" in value:
+        named = [(of_json(name), of_json(one)) for name, one in value["by_agent"]]
+        if not all(isinstance(name, str | UnknownValue) for name, _ in named):
+            raise TypeError("an agent whose name is no text")
+        return ByAgent(str(value["other"]), tuple(named))
     if "other" in value:
         return UnknownValue(str(value["other"]))
     score = Score(**{name: of_json(field) for name, field in value["score"].items()})

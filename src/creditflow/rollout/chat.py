@@ -32,7 +32,7 @@ _THOUGHTS = {
 }
 """Tags around a model's thoughts, in lower case: opening tag -> closing tag."""
 _THOUGHT_TAGS = "|".join(map(re.escape, (*_THOUGHTS, *_THOUGHTS.values())))
-_TAG = re.compile(f"<tool_call>|{_THOUGHT_TAGS}", re.IGNORECASE)
+_TAG = re.compile(f"<tool_call>|(?i:{_THOUGHT_TAGS})")
 _CALL_TAG = re.compile(r"</?tool_call>")
 _BLANK = re.compile(r"\s*")
 _EXTENT = json.JSONDecoder(strict=False, parse_int=len, parse_float=len, parse_constant=len)
@@ -93,19 +93,34 @@ def parse_tool_calls(text: str, *, in_thought: bool = False) -> tuple[str, list[
         return text, []
     calls: list[ToolCall] = []
     kept: list[str] = []
-    thoughts = _Thoughts(text, in_thought)
-    begin, at = 0, thoughts.end
-    while (tag := _TAG.search(text, at)) is not None:
-        if tag[0] != "<tool_call>":
-            at = thoughts.skip(tag)
-            if thoughts.end == at and tag[0].lower() not in _THOUGHTS:  # everything before was a thought
-                begin, calls, kept = 0, [], []
+    tags = list(_TAG.finditer(text))
+    last = {tag[0].lower(): tag.start() for tag in tags}
+    begin = at = 0
+    thought_end, leading = 0, True
+    if in_thought:
+        ends = (tag.end() for tag in tags if tag[0].lower() in _THOUGHTS.values())
+        at = thought_end = next(ends, len(text))
+    for tag in tags:
+        name = tag[0].lower()
+        if tag.start() < at:
             continue
-        found, at = _calls_at(text, tag.end())
-        if found:
-            calls += found
-            kept.append(text[begin : tag.start()])
-            begin = at
+        if name == "<tool_call>":
+            more, at = _calls_at(text, tag.end())
+            if more:
+                calls += more
+                kept.append(text[begin : tag.start()])
+                begin = at
+            continue
+        leading = leading and not text[thought_end : tag.start()].strip()
+        if name not in _THOUGHTS:
+            if not thought_end:  # everything before a lone closing tag was a thought; a second one is plain text
+                begin, calls, kept, thought_end = 0, [], [], tag.end()
+        elif last.get(closing := _THOUGHTS[name], 0) >= tag.end():
+            end = re.compile(re.escape(closing), re.IGNORECASE).search(text, tag.end())
+            assert end is not None  # the last one is behind the opening tag
+            at = thought_end = end.end()
+        elif leading:
+            break  # a leading thought without an end; any other opening tag is only mentioned
     return ("".join((*kept, text[begin:])).strip(), calls) if calls else (text, [])
 
 
@@ -118,64 +133,21 @@ _THOUGHT_END = 64
 """Characters: an opening tag, and the white space that a chat template may write after it."""
 
 
-class _Thoughts:
-    """The thoughts of one response, found from left to right."""
-
-    def __init__(self, text: str, in_thought: bool) -> None:
-        self._text = text
-        self._unclosed: set[str] = set()
-        """Closing tags that do not occur any more; each is searched for once."""
-        self._over = False
-        """Whether a thought has been closed already; a lone closing tag is then plain text."""
-        self._leading = True
-        self.end = 0
-        """End of the last thought that was found."""
-        if in_thought:
-            closing = re.search("|".join(map(re.escape, _THOUGHTS.values())), text, re.IGNORECASE)
-            self._close(len(text) if closing is None else closing.end())
-
-    def skip(self, tag: re.Match[str]) -> int:
-        """Return the position after a thought's tag, or after the thought that it opens."""
-        name = tag[0].lower()
-        self._leading = self._leading and not self._text[self.end : tag.start()].strip()
-        if name not in _THOUGHTS:
-            if not self._over:
-                self._close(tag.end())
-            return tag.end()
-        closing = self._closing(_THOUGHTS[name], tag.end())
-        if closing is None and not self._leading:
-            return tag.end()  # only a mention of the tag
-        self._close(len(self._text) if closing is None else closing)
-        return self.end
-
-    def _closing(self, tag: str, at: int) -> int | None:
-        if tag in self._unclosed:
-            return None
-        found = re.compile(re.escape(tag), re.IGNORECASE).search(self._text, at)
-        if found is None:
-            self._unclosed.add(tag)
-            return None
-        return found.end()
-
-    def _close(self, end: int) -> None:
-        self.end, self._over = end, True
-
-
 def _calls_at(text: str, at: int) -> tuple[list[ToolCall], int]:
     """Return the calls after an opening tag at `at`, and their end; no calls if the tag is only mentioned."""
-    found: list[ToolCall] = []
-    while text.startswith(("{", "["), body := _end_of_blank(text, at)) and not (found and text[body] == "["):
+    calls: list[ToolCall] = []
+    while text.startswith(("{", "["), body := _end_of_blank(text, at)) and not (calls and text[body] == "["):
         try:
             _, at = _EXTENT.raw_decode(text, body)
         except json.JSONDecodeError as error:
             malformed, end = _malformed(text, body, error.pos)
-            return [*found, *malformed], end
+            return [*calls, *malformed], end
         except RecursionError:
-            return [*found, _call_of(text[body:])], len(text)
-        found.append(_call_of(text[body:at]))
-    if not found:
+            return [*calls, _call_of(text[body:])], len(text)
+        calls.append(_call_of(text[body:at]))
+    if not calls:
         return _malformed(text, body, body)
-    return found, body + len("</tool_call>") if text.startswith("</tool_call>", body) else at
+    return calls, body + len("</tool_call>") if text.startswith("</tool_call>", body) else at
 
 
 def _malformed(text: str, body: int, scanned: int) -> tuple[list[ToolCall], int]:
@@ -251,7 +223,7 @@ def pieces(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[s
     A character of several tokens belongs to the last of them. A token may decode differently alone than after others
     (for example, without its leading space), so each is decoded after the preceding tokens that can matter.
     """
-    text, found, at, length = decode(ids), [], 0, 0
+    text, texts, at, length = decode(ids), [], 0, 0
     first, before = 0, ""
     for index in range(len(ids)):
         if index % _BEFORE == 0:
@@ -261,9 +233,9 @@ def pieces(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[s
         length += len(now) - len(before)
         whole = length - len(now) + len(now.rstrip("\ufffd"))  # an incomplete character is held back
         end = len(text) if index + 1 == len(ids) else min(max(at, whole), len(text))
-        found.append(text[at:end])
+        texts.append(text[at:end])
         at, before = end, now
-    return found
+    return texts
 
 
 def message_text(message: Message) -> str:
@@ -302,7 +274,7 @@ def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
         plain.append({"role": message.get("role"), "content": message_text(message)})
     if tools:
         own = [plain.pop(0)["content"]] if plain and plain[0]["role"] == "system" else []
-        plain.insert(0, {"role": "system", "content": "\n\n".join((*own, _told(tools)))})
+        plain.insert(0, {"role": "system", "content": "\n\n".join((*own, _tools_prompt(tools)))})
     return [{"role": message["role"], "content": message["content"]} for message in plain]
 
 
@@ -317,7 +289,7 @@ def _calls_in(message: Message) -> list[dict[str, Any]]:
     """
     before = message.get("function_call")
     calls = message.get("tool_calls") or ([] if before is None else [{"type": "function", "function": before}])
-    found = []
+    plain = []
     for call in calls if isinstance(calls, list | tuple) else [calls]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -326,8 +298,8 @@ def _calls_in(message: Message) -> list[dict[str, Any]]:
         if isinstance(arguments, str):
             with suppress(ValueError, RecursionError):
                 arguments = _plain(arguments) if arguments.strip() else {}
-        found.append({**call, "function": {**function, "arguments": {} if arguments is None else arguments}})
-    return found
+        plain.append({**call, "function": {**function, "arguments": {} if arguments is None else arguments}})
+    return plain
 
 
 def _call_spelled(call: Mapping[str, Any]) -> str:
@@ -336,7 +308,7 @@ def _call_spelled(call: Mapping[str, Any]) -> str:
     return f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}\n</tool_call>'
 
 
-def _told(tools: Sequence[Mapping[str, Any]]) -> str:
+def _tools_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         f"You may call functions. These are there:\n<tools>\n{listed}\n</tools>\n"
@@ -345,50 +317,28 @@ def _told(tools: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-class _Remover:
-    """Removes tokens from texts, in time linear in a text's length for any content.
-
-    Aho and Corasick, "Efficient string matching" (1975). A state is the longest suffix of the text that begins a token;
-    state 0 is the empty suffix.
-    """
+class _TokenRemover:
+    """Removes tokens from texts, in time linear in a text's length for any content."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        self._next: list[dict[str, int]] = [{}]
-        """Per state: the next state for each letter; a missing letter leads to 0."""
-        self._whole = [0]
-        """Per state: the length of the shortest token that ends there, or 0."""
-        for token in tokens:
-            state = 0
-            for letter in token:
-                if letter not in self._next[state]:
-                    self._next[state][letter] = len(self._next)
-                    self._next.append({})
-                    self._whole.append(0)
-                state = self._next[state][letter]
-            self._whole[state] = len(token)
-        # Shorter prefixes first: a state inherits from its longest proper suffix, which must be complete.
-        found = [(state, 0) for state in self._next[0].values()]
-        for state, end in found:
-            found += [(after, self._next[end].get(letter, 0)) for letter, after in self._next[state].items()]
-            self._next[state] = {**self._next[end], **self._next[state]}
-            self._whole[state] = self._whole[end] or self._whole[state]
+        self._tokens = frozenset(tokens)
+        self._lengths = sorted({len(token) for token in self._tokens})
+        self._last_letters = frozenset(token[-1] for token in self._tokens)
 
     def __call__(self, text: str) -> str:
         """Return `text` without the tokens.
 
         Each is removed as soon as it is complete, so a token whose halves meet after a removal is removed, too.
         """
-        if not any(letter in text for letter in self._next[0]):  # true for most texts, and hundreds of times as fast
+        if not any(letter in text for letter in self._last_letters):  # true for most texts
             return text
-        following, wholes, state = self._next, self._whole, 0
-        kept, states = [""], [0]
+        kept: list[str] = []
         for letter in text:
-            state = following[state].get(letter, 0)
             kept.append(letter)
-            states.append(state)
-            if whole := wholes[state]:
-                del kept[-whole:], states[-whole:]
-                state = states[-1]
+            if letter in self._last_letters:
+                end = "".join(kept[-self._lengths[-1] :])
+                length = next((length for length in self._lengths if end[-length:] in self._tokens), 0)
+                del kept[len(kept) - length :]
         return "".join(kept)
 
 
@@ -416,7 +366,7 @@ class ChatTokenizer:
         self.special_tokens = [token for token in (*ending.values(), *self._turn_tokens()) if token]
         """Tokens that no message may spell: the tokenizer's special tokens, and turn tokens that it does not mark as
         such."""
-        self._without_special_tokens = _Remover(self.special_tokens)
+        self._without_special_tokens = _TokenRemover(self.special_tokens)
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
         """Return prompt text and tokens.
@@ -493,12 +443,12 @@ class ChatTokenizer:
 
         `answering`: whether to append the beginning of a response.
         """
-        asked: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        options: dict[str, Any] = {"tools": list(tools)} if tools else {}
         from jinja2 import TemplateError
 
         try:
-            made = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=answering, **asked
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=answering, **options
             )
         except TemplateError as error:
             raise ModelError(f"the chat template refuses these messages: {first_line(error)}") from error
@@ -506,7 +456,7 @@ class ChatTokenizer:
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             why = f"{type(error).__name__}: {first_line(error)}"
             raise ModelError(f"the chat template cannot read these messages: {why}") from error
-        return str(made)
+        return str(text)
 
     def _end_of_turn(self) -> int | None:
         """Return the token that the chat template writes after a response, or None.
@@ -516,13 +466,13 @@ class ChatTokenizer:
         if not self.tokenizer.chat_template:
             return None
         user: Message = {"role": "user", "content": _MARK}
-        said: Message = {"role": "assistant", "content": _MARK}
+        response: Message = {"role": "assistant", "content": _MARK}
         call = {"type": "function", "id": "call00000", "function": {"name": _NAME, "arguments": {}}}
         behind = called = ""
         with suppress(ModelError, ImportError):  # as in `_turn_tokens`
-            behind = self._rendered([user, said], answering=False).rpartition(_MARK)[2].lstrip()
+            behind = self._rendered([user, response], answering=False).rpartition(_MARK)[2].lstrip()
         with suppress(ModelError, ImportError):  # some templates take no calls
-            called = self._rendered([user, {**said, "tool_calls": [call]}], answering=False).rpartition(_MARK)[2]
+            called = self._rendered([user, {**response, "tool_calls": [call]}], answering=False).rpartition(_MARK)[2]
         token = next(iter(self._ids(behind)), None)
         if token is None or (added := self.tokenizer.added_tokens_decoder.get(token)) is None:
             return None
@@ -544,11 +494,7 @@ class ChatTokenizer:
         if not added or not self.tokenizer.chat_template:
             return []
         exchange = [{"role": role, "content": _MARK} for role in ("system", "user", "assistant", "user")]
-        for messages in (
-            exchange,
-            exchange[1:],
-            exchange[-1:],
-        ):  # some templates take no system prompt, or turns
+        for messages in (exchange, exchange[1:], exchange[-1:]):  # some templates take no system prompt, or turns
             with suppress(ModelError, ImportError):  # without jinja2, messages cannot be rendered later either
                 ids = set(self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"])
                 return [token for id, token in added.items() if id in ids]

@@ -24,7 +24,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,15 +62,15 @@ mistake in the function, and fails the trajectory."""
 Illegal = Literal["error", "random"]
 """Effect of an illegal action. `error`: AgentError ends the rollout with the worst outcome of its range. `random`: a
 legal action is drawn at random."""
-_MOST_TOLD = 256
+_MOST_LISTED = 256
 
 
 def plain(view: View) -> str:
     """Return the observation as text (arrays row by row), and the legal actions by number."""
-    told = _as_text(view.observation)
+    text = _as_text(view.observation)
     if view.legal is None:
-        return told
-    return f"{told}\nLegal actions: {', '.join(map(str, view.legal))}. Answer with one of them."
+        return text
+    return f"{text}\nLegal actions: {', '.join(map(str, view.legal))}. Answer with one of them."
 
 
 def last_number(text: str, view: View) -> int:
@@ -95,44 +95,38 @@ def aec(
     `agents`: the team's agent for each seat; default: the agent with the seat's name. `max_turns`: actions of all
     seats, after which the rollout is cut short and each seat receives the rewards earned so far.
     """
-    _expect("aec", make, agents, show, read, illegal, max_turns)
+    options = _Options("aec", make, {} if agents is None else agents, show, read, illegal, max_turns)
 
-    async def solve(task: Task, team: Team) -> str:
-        env = _made(make, task, "aec")
-        table = _Seats(env, team, agents or {}, show, read, illegal)
-        try:
-            env.reset(seed=_seed(task))
-            table.sit(env.possible_agents)
-            # `last` covers only the current seat. The other seats' unpaid rewards are the sums of `rewards`, as
-            # PettingZoo's `api_test` requires; `_cumulative_rewards` may still contain rewards that were paid before.
-            unpaid = dict.fromkeys(env.possible_agents, 0.0)
-            cut: list[bool] = []
-            while env.agents:
-                seat = env.agent_selection
-                observation, unpaid[seat], terminated, truncated, info = env.last()
-                over = terminated or truncated
-                if not over and table.acted == max_turns:
-                    break
-                table.pay(seat, unpaid[seat])
-                unpaid[seat] = 0.0
-                if over:
-                    cut.append(truncated and not terminated)
-                    if len(cut) > len(env.possible_agents):  # an endless loop would block all rollouts
-                        raise RuntimeError(f"{seat} has ended, and is not taken from the environment's agents")
-                    env.step(None)
-                    continue
-                cut.clear()
-                env.step(await table.ask(seat, observation, info))
-                for other, paid in env.rewards.items():
-                    unpaid[other] += float(paid)
-            for seat in env.agents:
-                table.pay(seat, unpaid[seat])
-            table.end(cut, max_turns if env.agents else None)
-            return table.answer()
-        finally:
-            env.close()
+    async def play(env: Any, seats: _Seats, seed: int | None) -> None:
+        env.reset(seed=seed)
+        seats.begin(env.possible_agents)
+        # `last` covers only the current seat. The other seats' unpaid rewards are the sums of `rewards`, as
+        # PettingZoo's `api_test` requires; `_cumulative_rewards` may still contain rewards that were paid before.
+        unpaid = dict.fromkeys(env.possible_agents, 0.0)
+        cut: list[bool] = []
+        while env.agents:
+            seat = env.agent_selection
+            observation, unpaid[seat], terminated, truncated, info = env.last()
+            over = terminated or truncated
+            if not over and seats.acted == max_turns:
+                break
+            seats.pay(seat, unpaid[seat])
+            unpaid[seat] = 0.0
+            if over:
+                cut.append(truncated and not terminated)
+                if len(cut) > len(env.possible_agents):  # an endless loop would block all rollouts
+                    raise RuntimeError(f"{seat} has ended, and is not taken from the environment's agents")
+                env.step(None)
+                continue
+            cut.clear()
+            env.step(await seats.ask(seat, observation, info))
+            for other, paid in env.rewards.items():
+                unpaid[other] += float(paid)
+        for seat in env.agents:
+            seats.pay(seat, unpaid[seat])
+        seats.end(cut, within_limit=not env.agents)
 
-    return solve
+    return _workflow(options, play)
 
 
 def parallel(
@@ -148,35 +142,28 @@ def parallel(
 
     `max_turns`: rounds, after which the rollout is cut short.
     """
-    _expect("parallel", make, agents, show, read, illegal, max_turns)
+    options = _Options("parallel", make, {} if agents is None else agents, show, read, illegal, max_turns)
 
-    async def solve(task: Task, team: Team) -> str:
-        env = _made(make, task, "parallel")
-        table = _Seats(env, team, agents or {}, show, read, illegal)
-        try:
-            seen, infos = env.reset(seed=_seed(task))
-            table.sit(env.possible_agents)
-            cut: list[bool] = []
-            for _ in range(max_turns):
-                seats = list(env.agents)
-                if not seats:
-                    break
-                async with asyncio.TaskGroup() as group:
-                    asked = {
-                        seat: group.create_task(table.ask(seat, seen[seat], infos.get(seat, {}))) for seat in seats
-                    }
-                seen, paid, terminated, truncated, infos = env.step(
-                    {seat: task.result() for seat, task in asked.items()}
-                )
-                for seat in seats:
-                    table.pay(seat, paid.get(seat, 0.0))
-                cut = [truncated.get(seat, False) and not terminated.get(seat, False) for seat in seats]
-            table.end(cut, max_turns if env.agents else None)
-            return table.answer()
-        finally:
-            env.close()
+    async def play(env: Any, seats: _Seats, seed: int | None) -> None:
+        observed, infos = env.reset(seed=seed)
+        seats.begin(env.possible_agents)
+        cut: list[bool] = []
+        for _ in range(max_turns):
+            acting = list(env.agents)
+            if not acting:
+                break
+            async with asyncio.TaskGroup() as group:
+                tasks = {
+                    seat: group.create_task(seats.ask(seat, observed[seat], infos.get(seat, {}))) for seat in acting
+                }
+            actions = {seat: task.result() for seat, task in tasks.items()}
+            observed, paid, terminated, truncated, infos = env.step(actions)
+            for seat in acting:
+                seats.pay(seat, paid.get(seat, 0.0))
+            cut = [truncated.get(seat, False) and not terminated.get(seat, False) for seat in acting]
+        seats.end(cut, within_limit=not env.agents)
 
-    return solve
+    return _workflow(options, play)
 
 
 def gymnasium(
@@ -193,22 +180,83 @@ def gymnasium(
     `max_turns`: actions, after which the rollout is cut short.
     """
     if not isinstance(agent, str):
-        raise ConfigError(f"gymnasium: agent: expected an agent's name, got {_told(agent)}")
-    _expect("gymnasium", make, None, show, read, illegal, max_turns)
+        raise ConfigError(f"gymnasium: agent: expected an agent's name, got {_shown(agent)}")
+    options = _Options("gymnasium", make, {}, show, read, illegal, max_turns)
 
+    async def play(env: Any, seats: _Seats, seed: int | None) -> None:
+        observation, info = env.reset(seed=seed)
+        seats.begin([agent])
+        over = False
+        while not over and seats.acted < max_turns:
+            observation, paid, terminated, truncated, info = env.step(await seats.ask(agent, observation, info))
+            seats.pay(agent, paid)
+            over = terminated or truncated
+        seats.end([truncated and not terminated], within_limit=over)
+
+    return _workflow(options, play)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The arguments of a function that makes a workflow. Raises ConfigError for an invalid one."""
+
+    called: str
+    """The name of the function."""
+    make: Make
+    agents: Mapping[str, str]
+    show: Show
+    read: Read
+    illegal: Illegal
+    max_turns: int
+
+    def __post_init__(self) -> None:
+        for name, function in (("make", self.make), ("show", self.show), ("read", self.read)):
+            if not callable(function):
+                hint = "; an environment is created for each rollout: `lambda task: ...`" if name == "make" else ""
+                raise self._error(name, "a function", f"{_shown(function)}{hint}")
+        agents, most = self.agents, self.max_turns
+        if not isinstance(agents, Mapping) or not all(isinstance(name, str) for name in agents.values()):
+            raise self._error("agents", "{seat: agent}, agents by their names", _shown(agents))
+        if self.illegal not in ("error", "random"):
+            hint = did_you_mean(self.illegal, ("error", "random"))
+            raise self._error("illegal", "error or random", f"{self.illegal!r}{hint}")
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise self._error("max_turns", "a whole number, 1 or more", repr(most))
+
+    def environment(self, task: Task) -> Any:
+        """Make a fresh environment. Raises ConfigError if another function of this module handles its kind."""
+        env = self.make(task)
+        expected = _KINDS[self.called][0]
+        for kind, (description, module, name) in _KINDS.items():
+            # If a library was not imported, no object is of its class. So the library need not be installed.
+            library = sys.modules.get(module)
+            if kind != self.called and library is not None and isinstance(env, getattr(library, name)):
+                hint = f": use creditflow.rollout.environments.{kind}"
+                raise self._error("make", expected, f"{description}{hint}")
+        if not (hasattr(env, "reset") and hasattr(env, "step")):
+            raise self._error("make", expected, _shown(env))
+        return env
+
+    def _error(self, argument: str, expected: str, got: str) -> ConfigError:
+        return ConfigError(f"{self.called}: {argument}: expected {expected}, got {got}")
+
+
+_KINDS = {
+    "aec": ("PettingZoo's AECEnv, whose seats act in turn", "pettingzoo.utils.env", "AECEnv"),
+    "parallel": ("PettingZoo's ParallelEnv, whose seats act at once", "pettingzoo.utils.env", "ParallelEnv"),
+    "gymnasium": ("Gymnasium's Env, in which one agent acts", "gymnasium", "Env"),
+}
+"""For each kind of environment: the function that handles it, its description, its module and its class."""
+
+
+def _workflow(options: _Options, play: Callable[[Any, _Seats, int | None], Awaitable[None]]) -> Workflow:
     async def solve(task: Task, team: Team) -> str:
-        env = _made(make, task, "gymnasium")
-        table = _Seats(env, team, {}, show, read, illegal)
+        env = options.environment(task)
+        seed = task.extra_info.get("seed")
+        seats = _Seats(env, team, options)
         try:
-            observation, info = env.reset(seed=_seed(task))
-            table.sit([agent])
-            for _ in range(max_turns):
-                observation, paid, terminated, truncated, info = env.step(await table.ask(agent, observation, info))
-                table.pay(agent, paid)
-                if terminated or truncated:
-                    break
-            table.end([truncated and not terminated], None if terminated or truncated else max_turns)
-            return table.answer()
+            await play(env, seats, None if seed is None else int(seed))
+            return seats.answer()
         finally:
             env.close()
 
@@ -218,19 +266,16 @@ def gymnasium(
 class _Seats:
     """The state of one rollout: its seats, their last replies, and their returns."""
 
-    def __init__(
-        self, env: Any, team: Team, agents: Mapping[str, str], show: Show, read: Read, illegal: Illegal
-    ) -> None:
-        self.env, self.team, self.agents = env, team, agents
-        self.show, self.read, self.illegal = show, read, illegal
+    def __init__(self, env: Any, team: Team, options: _Options) -> None:
+        self.env, self.team, self.options = env, team, options
         self.acted = 0
         self._last: dict[str, Reply] = {}
         self._turns: dict[str, int] = {}
         self._earned: dict[str, float] = {}
 
-    def sit(self, seats: Sequence[str]) -> None:
+    def begin(self, seats: Sequence[str]) -> None:
         """Register the seats, with returns of 0. Raises ConfigError if `agents` has an unknown seat."""
-        if unknown := sorted(set(self.agents) - set(seats)):
+        if unknown := sorted(set(self.options.agents) - set(seats)):
             raise ConfigError(f"agents: the environment has no seat {unknown[0]!r}; there is {', '.join(seats)}")
         self._earned = dict.fromkeys(seats, 0.0)
 
@@ -241,14 +286,14 @@ class _Seats:
             info = self._last[seat].step.info
             info["reward"] = info.get("reward", 0.0) + float(paid)
 
-    def end(self, cut: Sequence[bool], max_turns: int | None) -> None:
+    def end(self, cut: Sequence[bool], *, within_limit: bool) -> None:
         """End the rollout.
 
-        `cut`: for each seat that stayed to the end, whether the environment truncated it. `max_turns`: the limit that
-        stopped the rollout, or None.
+        `cut`: for each seat that stayed to the end, whether the environment truncated it. `within_limit`: whether the
+        environment ended by itself, rather than at `max_turns`.
         """
-        if max_turns is not None:
-            self.team.cut_short(f"cut short after max_turns={max_turns}")
+        if not within_limit:
+            self.team.cut_short(f"cut short after max_turns={self.options.max_turns}")
         elif cut and all(cut):
             self.team.cut_short("cut short by the environment")
 
@@ -257,10 +302,10 @@ class _Seats:
         observation, mask = _without_mask(observation, info)
         view = View(self.env, seat, observation, self._legal(seat, mask), self._turns.get(seat, 0))
         parents = [self._last[seat]] if seat in self._last else []
-        asked = self.show(view)
-        if not isinstance(asked, str | list | tuple):
-            raise ConfigError(f"show: expected a text or a list of chat messages, got {_told(asked)}")
-        reply = await self.team[self._agent(seat)](asked, parents=parents, info={"seat": seat})
+        prompt = self.options.show(view)
+        if not isinstance(prompt, str | list | tuple):
+            raise ConfigError(f"show: expected a text or a list of chat messages, got {_shown(prompt)}")
+        reply = await self.team[self._agent(seat)](prompt, parents=parents, info={"seat": seat})
         self.acted += 1
         self._last[seat], self._turns[seat] = reply, view.turn + 1
         action = self._action(reply, view)
@@ -268,7 +313,7 @@ class _Seats:
         return action
 
     def _agent(self, seat: str) -> str:
-        return self.agents.get(seat, seat)
+        return self.options.agents.get(seat, seat)
 
     def _space(self, seat: str) -> Any:
         space = self.env.action_space
@@ -281,7 +326,7 @@ class _Seats:
         start = int(space.start) if isinstance(space, Discrete) else 0  # a mask counts from 0, as in Discrete.sample
         if mask is not None:
             return tuple((start + np.flatnonzero(mask)).tolist())
-        if not isinstance(space, Discrete) or space.n > _MOST_TOLD:
+        if not isinstance(space, Discrete) or space.n > _MOST_LISTED:
             return None
         return tuple(range(start, start + int(space.n)))
 
@@ -293,7 +338,7 @@ class _Seats:
                 raise ValueError(f"{action} is not legal")
         except (ValueError, AgentError) as error:
             reply.step.info["illegal"] = str(error)
-            if self.illegal == "error":
+            if self.options.illegal == "error":
                 agent = self._agent(view.seat)
                 raise AgentError(f"seat {view.seat}, agent {agent}, turn {view.turn}: {error}") from error
             chance = random.Random(reply.step.id)
@@ -307,7 +352,7 @@ class _Seats:
     def _read(self, reply: Reply, view: View) -> Any:
         """Return the action that a reply means. Raises RuntimeError for a mistake in `read`."""
         try:
-            return self.read(reply.text, view)
+            return self.options.read(reply.text, view)
         except (ValueError, AgentError):
             raise
         except Exception as error:
@@ -340,61 +385,5 @@ def _as_text(observation: Any) -> str:
     return str(observation)
 
 
-def _seed(task: Task) -> int | None:
-    seed = task.extra_info.get("seed")
-    return None if seed is None else int(seed)
-
-
-def _expect(
-    called: str, make: object, agents: object, show: object, read: object, illegal: object, max_turns: object
-) -> None:
-    """Raise ConfigError for invalid arguments when the workflow is made."""
-    for name, function in (("make", make), ("show", show), ("read", read)):
-        if not callable(function):
-            hint = "; an environment is created for each rollout: `lambda task: ...`" if name == "make" else ""
-            raise ConfigError(f"{called}: {name}: expected a function, got {_told(function)}{hint}")
-    if not isinstance(agents, Mapping | None) or not all(isinstance(name, str) for name in (agents or {}).values()):
-        raise ConfigError(f"{called}: agents: expected {{seat: agent}}, agents by their names, got {_told(agents)}")
-    if illegal not in ("error", "random"):
-        raise ConfigError(
-            f"{called}: illegal: expected error or random, got {illegal!r}{did_you_mean(illegal, ('error', 'random'))}"
-        )
-    if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
-        raise ConfigError(f"{called}: max_turns: expected a whole number, 1 or more, got {max_turns!r}")
-
-
-def _made(make: Make, task: Task, called: str) -> Any:
-    """Make a fresh environment. Raises ConfigError if another function of this module handles its kind."""
-    env = make(task)
-    if (kind := _kind(env)) not in (called, None):
-        raise ConfigError(
-            f"{called}: make: expected {_KINDS[called]}, got {_KINDS[kind]}: use creditflow.rollout.environments.{kind}"
-        )
-    if not (hasattr(env, "reset") and hasattr(env, "step")):
-        raise ConfigError(f"{called}: make: expected {_KINDS[called]}, got {_told(env)}")
-    return env
-
-
-def _kind(env: object) -> str | None:
-    """Return the name of the function that handles an environment; None for a class of no library."""
-    kinds = (
-        ("aec", "pettingzoo.utils.env", "AECEnv"),
-        ("parallel", "pettingzoo.utils.env", "ParallelEnv"),
-        ("gymnasium", "gymnasium", "Env"),
-    )
-    for kind, module, name in kinds:
-        # If a library was not imported, no object is of its class. So the library need not be installed.
-        if (library := sys.modules.get(module)) is not None and isinstance(env, getattr(library, name)):
-            return kind
-    return None
-
-
-_KINDS = {
-    "aec": "PettingZoo's AECEnv, whose seats act in turn",
-    "parallel": "PettingZoo's ParallelEnv, whose seats act at once",
-    "gymnasium": "Gymnasium's Env, in which one agent acts",
-}
-
-
-def _told(found: object) -> str:
-    return f"{found!r:.80} ({type(found).__name__})"
+def _shown(value: object) -> str:
+    return f"{value!r:.80} ({type(value).__name__})"

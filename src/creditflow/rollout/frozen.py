@@ -14,7 +14,7 @@ from typing import Any
 from creditflow.data import Message
 from creditflow.errors import EndpointError, PromptTooLong
 from creditflow.rollout.client import ChatClient, ChatReply
-from creditflow.rollout.endpoint import Endpoint, EndpointUsage, FailedTry, usage_of
+from creditflow.rollout.endpoint import Endpoint, EndpointUsage, FailedTry, choice_of, usage_of
 
 CHARACTERS_PER_TOKEN = 64
 """Maximum characters of a reply for each token that it may have; a longer reply is cut off there, since the server
@@ -52,11 +52,7 @@ class FrozenModel(ChatClient):
 
 
 def _reply(answer: Any, most_characters: int) -> ChatReply:
-    try:
-        choice = answer["choices"][0]
-        text, end = choice["message"]["content"], choice.get("finish_reason")
-    except (TypeError, KeyError, IndexError, AttributeError) as error:
-        raise FailedTry("answered with something that is no chat completion") from error
+    text, end = choice_of(answer)
     if end == "content_filter":
         raise FailedTry("the reply was withheld by a content filter")
     if text is None and end == "length":

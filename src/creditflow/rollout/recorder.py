@@ -10,21 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from creditflow._utils.text_search import read_in
 from creditflow.data import Message, Step, Trajectory
 from creditflow.data.messages import without_nulls
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
-from creditflow.rollout.chat import (
-    Prompt,
-    PromptIds,
-    ToolCall,
-    message_text,
-    opens_thought,
-    parse_tool_calls,
-)
+from creditflow.rollout.chat import Prompt, PromptIds, ToolCall, message_text, opens_thought, parse_tool_calls
 from creditflow.rollout.client import ChatClient, GenerationRequest, Generator, PolicyView
 from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.threads import end
@@ -168,9 +161,8 @@ class Recorder:
         """For each step, how often its prompt already contained its response as an agent's message, perhaps as an
         example."""
         self._callers: set[asyncio.Task[Any]] = set()
-        self._closed = False
-        self._ended_by = ""
-        """The reason in the refusal of later calls, if the rollout did not end by itself."""
+        self.ended: str | None = None
+        """Why the rollout has ended; empty: by itself. None: it runs."""
         self.of_workflow = False
         """Whether a workflow writes the prompts, rather than a client that is served without one."""
         self.mistake: ConfigError | None = None
@@ -191,13 +183,19 @@ class Recorder:
         task, steps = self.trajectory.task, self.trajectory.steps
         systems = [spec.system for spec in self.agents.values()]
         responses = [step.response for step in steps]
-        found = unawaited(value, (task.prompt, task.ground_truth, task.extra_info, systems, responses))
-        if found is not None:
+        coroutine = unawaited(value, (task.prompt, task.ground_truth, task.extra_info, systems, responses))
+        if coroutine is not None:
             where = f" ({place})" if place else ""
             self.mistake = self.mistake or ConfigError(
-                f"{what} holds {found}: expected its result; add `await` to the call that made it{where}"
+                f"{what} holds {coroutine}: expected its result; add `await` to the call that made it{where}"
             )
             raise self.mistake
+
+    def expect_running(self, event: str) -> None:
+        """Raise CreditflowError, with the `event` that is refused, if the rollout has ended."""
+        if self.ended is not None:
+            why = f": it {self.ended}" if self.ended else ""
+            raise CreditflowError(f"trajectory {self.trajectory.id}: {event} after the rollout had ended{why}")
 
     async def close(self, why: str = "") -> None:
         """End the pending calls (parallel branches of a workflow that raised), and refuse later ones.
@@ -205,13 +203,12 @@ class Recorder:
         Nothing may change the trajectory, or use the model, while it is scored and trained on. `why`: the reason for
         later callers; empty if the rollout ended by itself.
         """
-        self._closed, self._ended_by = True, f": it {why}" if why else ""
+        self.ended = why
         await end(set(self._callers))
 
     async def ask(self, call: AgentCall) -> Reply:
         """Return the response to one call, recorded as a step. Raises like `Agent.__call__`."""
-        answer = await self._answer(call, self._latest)
-        return self._record([answer])[0]
+        return self._record([await self._answer(call, self._latest)])[0]
 
     async def ask_all(self, calls: Sequence[AgentCall]) -> list[Reply]:
         """Return the responses to calls that are made together. Without named parents, all use the step before.
@@ -228,69 +225,74 @@ class Recorder:
 
     async def _answer(self, call: AgentCall, before: tuple[int, ...]) -> _Answer:
         agent, trajectory = call.agent, self.trajectory
-        if self._closed:
-            reason = f"{agent} was called after the rollout had ended{self._ended_by}"
-            raise CreditflowError(f"trajectory {trajectory.id}: {reason}")
+        self.expect_running(f"{agent} was called")
         if self.of_workflow and not isinstance(call.prompt, PromptIds):
             self.expect_awaited(f"{agent}'s prompt", call.prompt)
-        client = self.generator.clients[self.agents[agent].policy]
-        asked, parents = self._resolved(call), self._parents(call) or before if call.parents is None else call.parents
+        answer = self._unanswered(call, self._parents(call) or before if call.parents is None else call.parents)
+        client = self.generator.clients[answer.step.policy]
+        try:
+            if isinstance(client, ChatClient):
+                await self._chat(client, answer)
+            else:
+                await self._generate(client, answer)
+        except PromptTooLong as error:
+            trajectory.status = "truncated"
+            trajectory.info["truncated"] = f"{agent}'s prompt {error}"
+            self._too_long.pop(agent, None)
+            self._too_long[agent] = PromptTooLong(f"trajectory {trajectory.id}: {agent}'s prompt {error}")
+            raise self._too_long[agent] from error
+        return answer
+
+    def _unanswered(self, call: AgentCall, parents: tuple[int, ...]) -> _Answer:
+        """Return a call with its defaults filled in. Raises ValueError if it is invalid."""
+        agent, sampling = call.agent, self.sampling
+        limit = sampling.max_tokens if call.max_tokens is None else call.max_tokens
+        temperature = sampling.temperature if call.temperature is None else call.temperature
+        if limit < 1 or not 0 <= temperature < math.inf:
+            raise ValueError(f"{agent}: expected max_tokens >= 1 and temperature >= 0, got {limit} and {temperature}")
         json.dumps(call.info)  # raises here, in the call that gave it, rather than when the step is written
         if own := _OWN.intersection(call.info or ()):
             raise ValueError(
                 f"{agent}: info {', '.join(sorted(own))}: what a step keeps by these names is not the caller's"
             )
-        try:
-            if isinstance(client, ChatClient):
-                said = await self._chat(client, asked)
-            else:
-                said = await self._generate(client, asked)
-        except PromptTooLong as error:
-            trajectory.status = "truncated"
-            trajectory.info["truncated"] = f"{agent}'s prompt {error}"
-            told = PromptTooLong(f"trajectory {trajectory.id}: {agent}'s prompt {error}")
-            self._too_long = {name: one for name, one in self._too_long.items() if name != agent} | {agent: told}
-            raise told from error
-        return _Answer(asked, parents, said)
+        if call.seed is None:
+            seed = (*self._seed, self._calls)
+            self._calls += 1
+        else:
+            seed = (*self._seed, _SEEDED, call.seed)
+        step = Step(
+            id="",
+            trajectory_id=self.trajectory.id,
+            index=-1,
+            agent=agent,
+            turn=-1,
+            parents=parents,
+            prompt="",
+            response="",
+            temperature=temperature,
+            policy=self.agents[agent].policy,
+        )
+        return _Answer(call, step, limit, seed)
 
     def _record(self, answers: Sequence[_Answer]) -> list[Reply]:
         """Record the steps of one request together; after an error in one of its calls, none is recorded."""
-        if self._closed:
-            raise CreditflowError(f"trajectory {self.trajectory.id}: a response came after the rollout had ended")
-        replies = [self._step(answer) for answer in answers]
-        self._latest = tuple(reply.step.index for reply in replies)
-        for reply in replies:
-            self._too_long.pop(reply.step.agent, None)
-        return replies
-
-    def _step(self, answer: _Answer) -> Reply:
-        asked, said, call, trajectory = answer.asked, answer.said, answer.asked.call, self.trajectory
-        agent, index = call.agent, len(trajectory.steps)
-        step = Step(
-            id=f"{trajectory.id}/{index}",
-            trajectory_id=trajectory.id,
-            index=index,
-            agent=agent,
-            turn=sum(earlier.agent == agent for earlier in trajectory.steps),
-            parents=answer.parents,
-            prompt=said.prompt,
-            response=said.response,
-            prompt_ids=said.prompt_ids,
-            response_ids=said.response_ids,
-            response_mask=said.sampled if asked.temperature > 0 else (0,) * len(said.response_ids),
-            logprobs=said.logprobs if asked.temperature > 0 else (0.0,) * len(said.response_ids),
-            temperature=asked.temperature,
-            policy=self.agents[agent].policy,
-            policy_version=said.version,
-            info={**said.info, **(call.info or {}), **({"ignored": list(call.ignored)} if call.ignored else {})},
-        )
-        if said.cut_off is not None:
-            step.info["finish_reason"] = "length"
-            trajectory.status = "truncated"
-            trajectory.info.setdefault("truncated", f"{agent} was cut off at {said.cut_off}")
-        self._examples[index] = sum(text.strip() == step.response.strip() for text in call.spoken)
-        trajectory.steps.append(step)
-        return Reply(said.response if said.last is None else said.last, step, said.logprobs)
+        trajectory = self.trajectory
+        self.expect_running("a response came")
+        for answer in answers:
+            call, step = answer.call, answer.step
+            step.index = len(trajectory.steps)
+            step.id = f"{trajectory.id}/{step.index}"
+            step.turn = sum(earlier.agent == step.agent for earlier in trajectory.steps)
+            step.info |= {**(call.info or {}), **({"ignored": list(call.ignored)} if call.ignored else {})}
+            if answer.cut_off:
+                step.info["finish_reason"] = "length"
+                trajectory.status = "truncated"
+                trajectory.info.setdefault("truncated", f"{step.agent} was cut off at {answer.cut_off}")
+            self._examples[step.index] = sum(text.strip() == step.response.strip() for text in call.spoken)
+            self._too_long.pop(step.agent, None)
+            trajectory.steps.append(step)
+        self._latest = tuple(answer.step.index for answer in answers)
+        return [Reply(answer.text, answer.step, answer.logprobs) for answer in answers]
 
     def _parents(self, call: AgentCall) -> tuple[int, ...]:
         """Return the steps that the prompt shows to have been used."""
@@ -307,121 +309,102 @@ class Recorder:
         reads = [*call.reads, *(text for text in call.spoken if text.strip() not in source)]
         if reads and recent:
             # A response that its step's own prompt contains may come from the task: reading it again proves nothing.
-            said = ["" if step.response.strip() in step.prompt else step.response for step in recent]
-            used |= {recent[at].index for at in read_in(reads, said)}
+            responses = ["" if step.response.strip() in step.prompt else step.response for step in recent]
+            used |= {recent[at].index for at in read_in(reads, responses)}
         return tuple(sorted(used))
 
-    def _resolved(self, call: AgentCall) -> _Resolved:
-        sampling = self.sampling
-        limit = sampling.max_tokens if call.max_tokens is None else call.max_tokens
-        temperature = sampling.temperature if call.temperature is None else call.temperature
-        if limit < 1 or not 0 <= temperature < math.inf:
-            raise ValueError(
-                f"{call.agent}: expected max_tokens >= 1 and temperature >= 0, got {limit} and {temperature}"
-            )
-        if call.seed is None:
-            seed = (*self._seed, self._calls)
-            self._calls += 1
-        else:
-            seed = (*self._seed, _SEEDED, call.seed)
-        return _Resolved(call, limit, temperature, seed)
-
-    async def _generate(self, client: PolicyView, asked: _Resolved) -> _StepContents:
+    async def _generate(self, client: PolicyView, answer: _Answer) -> None:
         """Sample from a policy of the run, call the requested tools and continue, until the response has no calls."""
-        call, spec, sampling, version = asked.call, self.agents[asked.call.agent], self.sampling, client.version
-        tools = {tool.name: tool for tool in spec.tools} if call.tools is None else {}
+        call, step, sampling, version = answer.call, answer.step, self.sampling, client.version
+        tools = {tool.name: tool for tool in self.agents[call.agent].tools} if call.tools is None else {}
         schemas = [tool.schema for tool in tools.values()] if call.tools is None else list(call.tools)
         room = min(sampling.max_prompt_tokens, client.max_positions - 1)
-        spoken = _GrowingResponse()
-        read_last: tuple[int, ...] = ()
+        tool_calls: list[dict[str, Any]] = []
+        turns: list[list[int]] = []
+        results_end: tuple[int, ...] = ()
         with self._calling():
-            prompt, prompt_ids = await self._read(client, call.prompt, schemas, room)
-            max_tokens = min(asked.max_tokens, client.max_positions - len(prompt_ids))
-            key = asked.key(prompt_ids)
+            step.prompt, step.prompt_ids = await self._read(client, call.prompt, schemas, room)
+            max_tokens = min(answer.max_tokens, client.max_positions - len(step.prompt_ids))
+            key = answer.key(step.prompt_ids)
             for turn in range(sampling.max_assistant_turns if tools else 1):
                 seed = (*key, turn) if turn else key
-                left = max_tokens - len(spoken.ids)
-                request = GenerationRequest(prompt_ids + tuple(spoken.ids), left, asked.temperature, seed)
+                begin = len(step.response_ids)
+                ids = step.prompt_ids + step.response_ids
+                request = GenerationRequest(ids, max_tokens - begin, step.temperature, seed)
                 with self.clock.stopped():
-                    generation = await self.generator.generate(spec.policy, request)
+                    generation = await self.generator.generate(step.policy, request)
                 version = version if generation.version is None else generation.version
-                last, n_tokens, stopped = _up_to(call.stop, client, generation.response_ids)
-                spoken.say(generation.response_ids[:n_tokens], generation.logprobs[:n_tokens])
+                answer.text, n_tokens, stopped = _up_to(call.stop, client, generation.response_ids)
+                _append(step, generation.response_ids[:n_tokens], generation.logprobs[:n_tokens])
+                turns.append([begin, len(step.response_ids)])
                 cut_off = generation.finish_reason == "length" and not stopped
                 calls: list[ToolCall] = []
                 if tools and not (cut_off or stopped):
-                    thinking = opens_thought(client.decode(read_last) if turn else prompt)
-                    calls = parse_tool_calls(last, in_thought=thinking)[1]
+                    thinking = opens_thought(client.decode(results_end) if turn else step.prompt)
+                    calls = parse_tool_calls(answer.text, in_thought=thinking)[1]
                 if not calls or turn + 1 == sampling.max_assistant_turns:
                     break  # the results of the last turn's calls would not be read, so none is called
-                results = await self._call_tools(tools, calls, spoken)
-                told = client.follow([{"role": "tool", "content": result.text} for result in results])
-                read_last = told[-_THOUGHT_TOKENS:]
-                if len(spoken.ids) + len(told) >= max_tokens:
+                results = await self._call_tools(tools, calls)
+                tool_calls += results
+                following = client.follow([{"role": "tool", "content": result["result"]} for result in results])
+                results_end = following[-_THOUGHT_TOKENS:]
+                if len(step.response_ids) + len(following) >= max_tokens:
                     cut_off = True
                     break
-                spoken.hear(told)
-        return _StepContents(
-            prompt=prompt,
-            response=client.decode(spoken.ids) if spoken.calls else last,
-            last=last,
-            prompt_ids=prompt_ids,
-            response_ids=tuple(spoken.ids),
-            sampled=tuple(spoken.mask),
-            logprobs=tuple(spoken.logprobs),
-            version=version,
-            cut_off=f"{len(spoken.ids)} tokens" if cut_off else None,
-            info={"tool_calls": spoken.calls, "turns": spoken.turns} if spoken.calls else {},
-        )
+                _append(step, following)
+        step.response = client.decode(step.response_ids) if tool_calls else answer.text
+        step.policy_version = version
+        if tool_calls:
+            step.info = {"tool_calls": tool_calls, "turns": turns}
+        answer.cut_off = f"{len(step.response_ids)} tokens" if cut_off else ""
+        answer.logprobs = step.logprobs
+        if step.temperature == 0:  # greedy tokens are not sampled
+            step.response_mask, step.logprobs = (0,) * len(step.response_ids), (0.0,) * len(step.response_ids)
 
     async def _read(
         self, client: PolicyView, prompt: Prompt, schemas: Sequence[Mapping[str, Any]], room: int
     ) -> tuple[str, tuple[int, ...]]:
         """Return the prompt as the model reads it. Raises PromptTooLong."""
-        asked = (prompt, schemas) if schemas else (prompt,)
-        if len(repr(asked)) > max(_LONG, _LONG_PER_TOKEN * room):
-            read = await asyncio.get_running_loop().run_in_executor(_READING, client.encode, *asked)
+        arguments = (prompt, schemas) if schemas else (prompt,)
+        if len(repr(arguments)) > max(_LONG, _LONG_PER_TOKEN * room):
+            read = await asyncio.get_running_loop().run_in_executor(_READING, client.encode, *arguments)
         else:
-            read = client.encode(*asked)
+            read = client.encode(*arguments)
         if (tokens := len(read[1])) > room:
             raise PromptTooLong(f"has {tokens} tokens, at most {room} fit")
         return read
 
-    async def _call_tools(
-        self, tools: Mapping[str, Tool], calls: list[ToolCall], spoken: _GrowingResponse
-    ) -> list[ToolResult]:
-        """Run the calls of one turn concurrently, and return their results."""
-        sampling, state = self.sampling, self._state
-        most = sampling.max_parallel_calls
-        made = await asyncio.gather(*(call_tool(tools, call, state) for call in calls[:most]))
+    async def _call_tools(self, tools: Mapping[str, Tool], calls: list[ToolCall]) -> list[dict[str, Any]]:
+        """Run the calls of one turn concurrently. Return each call with its result, as the step's `info` has them."""
+        most = self.sampling.max_parallel_calls
+        results = await asyncio.gather(*(call_tool(tools, call, self._state) for call in calls[:most]))
         refused = f"error: not called: at most {most} calls at a time"
-        made += [ToolResult(call.name, "error", refused) for call in calls[most:]]
-        results = [replace(one, text=shortened(one.text, sampling.max_tool_response_length)) for one in made]
-        for call, result in zip(calls, results, strict=True):
-            arguments = None if call.arguments is None else dict(call.arguments)
-            spoken.calls.append(
-                {"name": call.name, "arguments": arguments, "status": result.status, "result": result.text}
-            )
-        return results
+        results += [ToolResult(call.name, "error", refused) for call in calls[most:]]
+        return [
+            {
+                "name": call.name,
+                "arguments": None if call.arguments is None else dict(call.arguments),
+                "status": result.status,
+                "result": shortened(result.text, self.sampling.max_tool_response_length),
+            }
+            for call, result in zip(calls, results, strict=True)
+        ]
 
-    async def _chat(self, client: ChatClient, asked: _Resolved) -> _StepContents:
+    async def _chat(self, client: ChatClient, answer: _Answer) -> None:
         """Call a frozen model behind an endpoint: its tokens are unknown, so the step has none."""
-        call = asked.call
+        call, step = answer.call, answer.step
         if self.agents[call.agent].tools or call.tools or call.stop or isinstance(call.prompt, str | PromptIds):
             raise ConfigError(f"{call.agent}: a policy behind an endpoint takes chat messages; no tools, no stop texts")
         messages = [without_nulls(message) for message in call.prompt]
-        prompt = spelled(messages)
+        step.prompt = spelled(messages)
         with self._calling(), self.clock.current():
             reply = await client.chat(
-                messages, max_tokens=asked.max_tokens, temperature=asked.temperature, seed=asked.key(prompt)
+                messages, max_tokens=answer.max_tokens, temperature=step.temperature, seed=answer.key(step.prompt)
             )
+        step.response = answer.text = reply.text
         counts = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
-        return _StepContents(
-            prompt=prompt,
-            response=reply.text,
-            cut_off=f"{asked.max_tokens} tokens" if reply.finish_reason == "length" else None,
-            info={name: count for name, count in counts.items() if count is not None},
-        )
+        step.info = {name: count for name, count in counts.items() if count is not None}
+        answer.cut_off = f"{answer.max_tokens} tokens" if reply.finish_reason == "length" else ""
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
@@ -462,75 +445,35 @@ def _up_to(stop: Sequence[str], client: PolicyView, ids: Sequence[int]) -> tuple
     return text[: place(text)], low, True
 
 
-@dataclass(frozen=True, slots=True)
-class _Resolved:
-    """A call with its defaults filled in."""
+@dataclass(slots=True)
+class _Answer:
+    """A call and its answer, before its step is recorded."""
 
     call: AgentCall
+    step: Step
+    """Its place in the trajectory (`id`, `index`, `turn`) is set when it is recorded."""
     max_tokens: int
-    temperature: float
     seed: tuple[int, ...]
+    text: str = ""
+    """The text of the reply: for a response with tool calls, the part after the last results."""
+    logprobs: tuple[float, ...] = ()
+    cut_off: str = ""
+    """The limit that cut the response off; empty if none did."""
 
-    def key(self, read: str | Sequence[int]) -> tuple[int, ...]:
+    def key(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Return the key of the call's random numbers.
 
         A caller may choose the same seed for all its calls. With the same random numbers, the response to one prompt
-        would depend on the response to another. So the key includes the prompt `read`.
+        would depend on the response to another. So the key includes the prompt.
         """
         if self.call.seed is None:
             return self.seed
-        digest = hashlib.sha256(json.dumps([self.call.agent, read]).encode()).digest()
+        digest = hashlib.sha256(json.dumps([self.call.agent, prompt]).encode()).digest()
         return (*self.seed, int.from_bytes(digest[:8]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """An answered call that is not recorded as a step yet."""
-
-    asked: _Resolved
-    parents: tuple[int, ...]
-    said: _StepContents
-
-
-@dataclass(frozen=True, slots=True)
-class _StepContents:
-    """The contents of a step, from either kind of client."""
-
-    prompt: str
-    response: str
-    last: str | None = None
-    """The text after the last tool results of a response."""
-    prompt_ids: tuple[int, ...] = ()
-    response_ids: tuple[int, ...] = ()
-    sampled: tuple[int, ...] = ()
-    """1 for each response token that the policy sampled, 0 for those of its tools."""
-    logprobs: tuple[float, ...] = ()
-    version: int = 0
-    cut_off: str | None = None
-    """The limit that cut the response off, or None."""
-    info: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _GrowingResponse:
-    """A growing response: the policy's turns, and the tools' results."""
-
-    ids: list[int] = field(default_factory=list)
-    mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    turns: list[list[int]] = field(default_factory=list)
-    """Begin and end of the policy's turns, as positions in `ids`."""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-    def say(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Append a turn of the policy."""
-        self.turns.append([len(self.ids), len(self.ids) + len(ids)])
-        self.ids += ids
-        self.mask += [1] * len(ids)
-        self.logprobs += logprobs
-
-    def hear(self, ids: Sequence[int]) -> None:
-        """Append the tokens between two turns."""
-        self.ids += ids
-        self.mask += [0] * len(ids)
-        self.logprobs += [0.0] * len(ids)
+def _append(step: Step, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+    """Append tokens to a response; without `logprobs`, the policy did not sample them."""
+    step.response_ids += tuple(ids)
+    step.response_mask += (0 if logprobs is None else 1,) * len(ids)
+    step.logprobs += (0.0,) * len(ids) if logprobs is None else tuple(logprobs)

@@ -42,16 +42,14 @@ async def replay_rollout(
     arguments see `run_rollout`.
     """
     stand_ins = {name: replace(agents[name], policy=baselines[agents[name].policy]) for name in replaced}
-    asked = {**agents, **stand_ins}
+    policy_of = {name: spec.policy for name, spec in {**agents, **stand_ins}.items()}
     # Each agent has a separate client of its name, so that recorded responses are found by agent.
-    named = {name: replace(spec, policy=name) for name, spec in asked.items()}
-    memory = _RecordedResponses(
-        generator, {name: spec.policy for name, spec in asked.items()}, recorded.steps, replaced
-    )
-    trajectories = await run_rollout(rollout, workflow, named, memory, sampling)
-    for step in trajectories.steps:
-        step.policy = asked[step.agent].policy
-    return trajectories
+    named = {name: replace(spec, policy=name) for name, spec in agents.items()}
+    responses = _RecordedResponses(generator, policy_of, recorded.steps, replaced)
+    trajectory = await run_rollout(rollout, workflow, named, responses, sampling)
+    for step in trajectory.steps:
+        step.policy = policy_of[step.agent]
+    return trajectory
 
 
 _QUIET_TURNS = 3
@@ -91,28 +89,26 @@ class _RecordedResponses:
         self._generator, self._policy_of = generator, policy_of
         self._tokens: dict[tuple[str, tuple[int, ...]], deque[tuple[Step, int, int]]] = defaultdict(deque)
         texts: dict[str, dict[str, deque[Step]]] = defaultdict(lambda: defaultdict(deque))
-        turns = _RecordedOrder(step.index for step in steps if step.agent not in replaced)
-        for step in steps:
-            if step.agent not in replaced:
-                for begin, end in step.info.get("turns", [[0, len(step.response_ids)]]):
-                    asked = step.prompt_ids + step.response_ids[:begin]
-                    self._tokens[step.agent, asked].append((step, begin, end))
-                texts[step.agent][step.prompt].append(step)
-        self._turns = turns
+        kept = [step for step in steps if step.agent not in replaced]
+        for step in kept:
+            for begin, end in step.info.get("turns", [[0, len(step.response_ids)]]):
+                self._tokens[step.agent, step.prompt_ids + step.response_ids[:begin]].append((step, begin, end))
+            texts[step.agent][step.prompt].append(step)
+        self._order = _RecordedOrder(step.index for step in kept)
         self.clients: dict[str, PolicyView | ChatClient] = {}
         for agent, policy in policy_of.items():
             client = generator.clients[policy]
-            self.clients[agent] = _Chat(client, texts[agent], turns) if isinstance(client, ChatClient) else client
+            self.clients[agent] = _Chat(client, texts[agent], self._order) if isinstance(client, ChatClient) else client
 
     @property
     def fault(self) -> Exception | None:
         return self._generator.fault
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
-        if said := self._tokens.get((policy, request.prompt_ids)):
-            step, begin, end = said.popleft()
+        if recorded := self._tokens.get((policy, request.prompt_ids)):
+            step, begin, end = recorded.popleft()
             if begin == 0:  # after a tool's result, the step's turn continues
-                await self._turns.wait_for(step)
+                await self._order.wait_for(step)
             reason = _finish_reason(step) if end == len(step.response_ids) else "stop"
             return Generation(step.response_ids[begin:end], step.logprobs[begin:end], reason, step.policy_version)
         return await self._generator.generate(self._policy_of[policy], request)
@@ -127,14 +123,14 @@ class _RecordedResponses:
 class _Chat(ChatClient):
     """A frozen model behind an endpoint that is called only for unrecorded prompts."""
 
-    def __init__(self, client: ChatClient, said: Mapping[str, deque[Step]], turns: _RecordedOrder) -> None:
-        self._client, self._said, self._turns = client, said, turns
+    def __init__(self, client: ChatClient, recorded: Mapping[str, deque[Step]], order: _RecordedOrder) -> None:
+        self._client, self._recorded, self._order = client, recorded, order
 
     async def chat(
         self, messages: Sequence[Message], *, max_tokens: int, temperature: float, seed: tuple[int, ...]
     ) -> ChatReply:
-        if said := self._said.get(spelled(messages)):
-            await self._turns.wait_for(step := said.popleft())
+        if recorded := self._recorded.get(spelled(messages)):
+            await self._order.wait_for(step := recorded.popleft())
             return ChatReply(step.response, _finish_reason(step))
         return await self._client.chat(messages, max_tokens=max_tokens, temperature=temperature, seed=seed)
 

@@ -1,4 +1,4 @@
-"""Run rollouts: one coroutine per trajectory, one generator for all."""
+"""Run rollouts: one coroutine per rollout, one generator for all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rollout:
     """Group key, shared by the rollouts of one task."""
     id: str
     seed: tuple[int, ...]
-    """Key of the trajectory's random numbers."""
+    """Key of the rollout's random numbers."""
 
 
 async def run_rollout(
@@ -48,29 +48,43 @@ async def run_rollout(
     """
     trajectory = Trajectory(id=rollout.id, uid=rollout.uid, task=rollout.task)
     clock = RolloutClock(sampling.timeout_s)
-    team = Team(Recorder(agents, trajectory, generator, sampling, rollout.seed, clock))
-    running = asyncio.create_task(_run(workflow, rollout.task, team, clock))
+    recorder = Recorder(agents, trajectory, generator, sampling, rollout.seed, clock)
+    team = Team(recorder)
+    running = asyncio.create_task(_run(workflow, team, recorder))
     error: Exception | None = None
     try:
         if await clock.within_limit(running):
-            trajectory.answer, error = _ended(running)
+            # A workflow that cancelled its own task counts as an error.
+            cancelled = running.cancelled()
+            trajectory.answer, error = (None, RuntimeError("raised CancelledError")) if cancelled else running.result()
         else:
             error = RolloutTimedOut(clock.limit_s)
     finally:
         await team.close(str(error) if isinstance(error, RolloutTimedOut) else "")
         await end([running])
-    if team.mistake is not None:  # over HTTP it is the client's error, which a workflow may catch
-        raise at_users_line(team.mistake, error)
+    if recorder.mistake is not None:  # over HTTP it is the client's error, which a workflow may catch
+        raise at_users_line(recorder.mistake, error)
+    if error is not None:
+        _record_error(error, trajectory, team, sampling)
+    if not trajectory.answer_steps and trajectory.steps:
+        trajectory.answer_steps = (len(trajectory.steps) - 1,)
+    return trajectory
+
+
+def _record_error(error: Exception, trajectory: Trajectory, team: Team, sampling: Sampling) -> None:
+    """Record how an error ended a rollout. Raises a mistake in the recipe."""
     match error:
-        case None:
-            pass
         case ConfigError():
             raise at_users_line(error)
         case AgentError():
             trajectory.info["agent_error"] = str(error)
         case RolloutTimedOut():
-            trajectory.info["timed_out"] = clock.limit_s
-            _close_timed_out(trajectory, error, sampling)
+            trajectory.info["timed_out"] = sampling.timeout_s
+            if sampling.timeout_outcome == "zero":  # scored as the agents' fault
+                trajectory.info["agent_error"] = f"the rollout {error}"
+            else:
+                trajectory.status = "failed"
+                trajectory.info["error"] = f"{type(error).__name__}: the rollout {error}"
         case PromptTooLong():  # the recorder has marked the trajectory as truncated
             trajectory.info["ended_early"] = str(error)
         case _ if team.refused_prompt is not None:  # over HTTP, it arrives as an error of some client library
@@ -79,36 +93,19 @@ async def run_rollout(
             trajectory.status = "failed"
             trajectory.info["error"] = located(error, f"{type(error).__name__}: {error}")
             keep_traceback(trajectory.info, "workflow", traceback_text(error))
-    if not trajectory.answer_steps and trajectory.steps:
-        trajectory.answer_steps = (len(trajectory.steps) - 1,)
-    return trajectory
 
 
-def _close_timed_out(trajectory: Trajectory, error: RolloutTimedOut, sampling: Sampling) -> None:
-    """Mask the trajectory, or leave it to be scored as the agents' fault."""
-    if sampling.timeout_outcome == "zero":
-        trajectory.info["agent_error"] = f"the rollout {error}"
-    else:
-        trajectory.status = "failed"
-        trajectory.info["error"] = f"{type(error).__name__}: the rollout {error}"
-
-
-async def _run(workflow: Workflow, task: Task, team: Team, clock: RolloutClock) -> tuple[str | None, Exception | None]:
+async def _run(workflow: Workflow, team: Team, recorder: Recorder) -> tuple[str | None, Exception | None]:
     """Return the workflow's answer, or its error. Raises only to end the current task."""
     try:
-        with clock.started():
-            answer = await _answer(workflow, task, team)
-        team.expect_awaited("the workflow's answer", answer, place=of_function(workflow))
+        with recorder.clock.started():
+            answer = await _answer(workflow, recorder.trajectory.task, team)
+        recorder.expect_awaited("the workflow's answer", answer, place=of_function(workflow))
         return None if answer is None else str(answer), None
     except BaseException as raised:  # any error of a user's workflow ends only its trajectory
         if is_callers_end(raised):
             raise
         return None, _weightiest(raised)
-
-
-def _ended(running: asyncio.Task[tuple[str | None, Exception | None]]) -> tuple[str | None, Exception | None]:
-    """Return the result of a workflow's task; a workflow that cancelled its task counts as an error."""
-    return (None, RuntimeError("raised CancelledError")) if running.cancelled() else running.result()
 
 
 async def _answer(workflow: Workflow, task: Task, team: Team) -> object:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Team:
-    """The agents of one trajectory: `await team.planner(prompt)`, or `team["planner"]`.
+    """The agents of one rollout: `await team.planner(prompt)`, or `team["planner"]`.
 
     `base_url` and `api_key` are for agents of any framework that call their model over HTTP.
     """
@@ -26,12 +26,9 @@ class Team:
         self._recorder = recorder
         recorder.of_workflow = True
         self._loop = asyncio.get_running_loop()
-        self._door: Session | None = None
+        self._session: Session | None = None
         self._opening = threading.Lock()
         """Agents in several threads may read the URL, and some of them outlive the rollout."""
-        self._ended = False
-        self._ended_by = ""
-        """See `Recorder.close`."""
 
     def __getitem__(self, name: str) -> Agent:
         if name not in self._recorder.agents:
@@ -64,29 +61,18 @@ class Team:
     @property
     def refused_prompt(self) -> PromptTooLong | None:
         """The last prompt of a client, if it had no room."""
-        return self._recorder.too_long if self._door is not None else None
+        return self._recorder.too_long if self._session is not None else None
 
     def open(self) -> Session:
         """Let clients call the rollout. Raises CreditflowError if it has ended."""
         with self._opening:
-            if self._ended and (self._door is None or self._ended_by):
-                why = f": it {self._ended_by}" if self._ended_by else ""
-                id = self._recorder.trajectory.id
-                raise CreditflowError(f"trajectory {id}: its URL was asked for after the rollout had ended{why}")
-            if self._door is None:
-                from creditflow.rollout.http.server import open_door
+            if self._session is None or self._recorder.ended:
+                self._recorder.expect_running("its URL was asked for")
+            if self._session is None:
+                from creditflow.rollout.http.server import open_session
 
-                self._door = open_door(self._recorder, self._loop)
-            return self._door
-
-    @property
-    def mistake(self) -> ConfigError | None:
-        """The first mistake of the workflow that ends the run, even if the workflow has caught it."""
-        return self._recorder.mistake
-
-    def expect_awaited(self, what: str, value: object, place: str = "") -> None:
-        """Raise ConfigError if a value is, contains or spells out a coroutine, which the workflow did not await."""
-        self._recorder.expect_awaited(what, value, place)
+                self._session = open_session(self._recorder, self._loop)
+            return self._session
 
     def answer_from(self, *answers: Reply | str) -> None:
         """Set the steps that the answer came from; default: the last step.
@@ -112,9 +98,9 @@ class Team:
     async def close(self, why: str = "") -> None:
         """End the rollout's calls; see `Recorder.close`."""
         with self._opening:
-            self._ended, self._ended_by = True, why
-        if self._door is not None:
-            self._door.close(why)
+            self._recorder.ended = why
+        if self._session is not None:
+            self._session.close(why)
         await self._recorder.close(why)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any
 
 
@@ -51,16 +52,13 @@ async def in_thread(call: Callable[[], Any]) -> Any:
         error: Exception | None = None
         try:
             result = call()
-        except StopIteration as raised:  # no future can carry it
-            error = RuntimeError("raised StopIteration").with_traceback(raised.__traceback__)
-        except Exception as raised:  # given to the caller
-            error = raised
-        except BaseException as raised:  # unwrapped, it would end more than this call
-            error = RuntimeError(f"raised {type(raised).__name__}").with_traceback(raised.__traceback__)
-        try:
+        except BaseException as raised:  # given to the caller
+            if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+                error = raised
+            else:  # no future can carry a StopIteration, and any other would end more than this call
+                error = RuntimeError(f"raised {type(raised).__name__}").with_traceback(raised.__traceback__)
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, error)
-        except RuntimeError:  # the loop is closed
-            return
 
     threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
     return await future

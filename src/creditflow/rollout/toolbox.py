@@ -28,11 +28,11 @@ def load_tools(entries: Sequence[Any], base: Path, key: str, offered: Mapping[st
     `base`: the folder of relative files and folders. `offered`: default arguments for classes that take them
     (`sandbox`).
     """
-    made = [_load(entry, base, f"{key}[{i}]", offered) for i, entry in enumerate(entries)]
-    names = [tool.name for tool in made]
+    tools = [_load(entry, base, f"{key}[{i}]", offered) for i, entry in enumerate(entries)]
+    names = [tool.name for tool in tools]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{key}: two tools are called {twice[0]}; give one another `name`")
-    return tuple(made)
+    return tuple(tools)
 
 
 def _load(entry: Any, base: Path, key: str, offered: Mapping[str, Any]) -> Tool:
@@ -46,14 +46,14 @@ def _load(entry: Any, base: Path, key: str, offered: Mapping[str, Any]) -> Tool:
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
         raise ConfigError(f"{key}.timeout: expected seconds, more than 0, got {timeout!r}")
     if fn in READY_MADE:
-        found: Any = READY_MADE[fn]
+        function: Any = READY_MADE[fn]
     elif ":" in fn:
-        found = load_object(fn, base, f"{key}.fn")
+        function = load_object(fn, base, f"{key}.fn")
     else:
         known = f"one of {', '.join(READY_MADE)}, or `file.py:function`"
         raise ConfigError(f"{key}: expected {known}, got {fn!r}{did_you_mean(fn, list(READY_MADE))}")
-    if inspect.isclass(found):
-        takes = inspect.signature(found).parameters
+    if inspect.isclass(function):
+        takes = inspect.signature(function).parameters
         args = {**{word: value for word, value in offered.items() if word in takes}, **args}
         if "folder" in takes and isinstance(args.get("folder"), str):
             args["folder"] = str(base / args["folder"])
@@ -63,12 +63,12 @@ def _load(entry: Any, base: Path, key: str, offered: Mapping[str, Any]) -> Tool:
             needed = ", ".join(f"{word}: ..." for word in missing)
             raise ConfigError(f"{key} ({fn}): expected `args: {{{needed}}}`, got no {' and no '.join(missing)}")
         try:
-            found, args = found(**args), {}
+            function, args = function(**args), {}
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{key} ({fn}): {error}") from error
-    if not callable(found):
-        raise ConfigError(f"{key}: expected a function, {fn} is a {type(found).__name__}")
-    return Tool.from_function(found, name=options.get("name"), args=args, timeout=timeout)
+    if not callable(function):
+        raise ConfigError(f"{key}: expected a function, {fn} is a {type(function).__name__}")
+    return Tool.from_function(function, name=options.get("name"), args=args, timeout=timeout)
 
 
 def inline(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,7 +150,7 @@ def store(key: str, value: str, state: dict[str, Any]) -> str:
     Args:
         key: What it can be recalled by.
         value: The text.
-        state: The trajectory's own.
+        state: The rollout's own.
     """
     kept: dict[str, str] = state.setdefault("store", {})
     if len(kept) >= _ENTRIES and key not in kept:
@@ -165,7 +165,7 @@ def recall(key: str, state: dict[str, Any]) -> str:
 
     Args:
         key: As it was stored.
-        state: The trajectory's own.
+        state: The rollout's own.
     """
     kept: dict[str, str] = state.get("store", {})
     if key not in kept:
@@ -194,12 +194,12 @@ class Python:
             code: The program; it must print what is wanted of it.
         """
         result = self._box.run(["python", "-"], stdin=code.encode("utf-8", "replace"))
-        said = result.stdout.decode("utf-8", "replace")
+        output = result.stdout.decode("utf-8", "replace")
         if result.limit is not None:
-            return f"{said}\nerror: the program was stopped: more {result.limit} than it may use".lstrip()
+            return f"{output}\nerror: the program was stopped: more {result.limit} than it may use".lstrip()
         if result.exit_code != 0:
-            return f"{said}\n{result.stderr.decode('utf-8', 'replace')}".strip() or f"exit code {result.exit_code}"
-        return said or "(nothing was printed)"
+            return f"{output}\n{result.stderr.decode('utf-8', 'replace')}".strip() or f"exit code {result.exit_code}"
+        return output or "(nothing was printed)"
 
 
 class Search:
@@ -231,10 +231,10 @@ class Search:
         Args:
             query: Words to look for.
         """
-        asked = self._tokens([query], show_progress=False)
-        places, scores = self._index.retrieve(asked, k=self._k, show_progress=False)
-        found = [self._passages[place] for place, score in zip(places[0], scores[0], strict=True) if score > 0]
-        return "\n\n".join(f"[{name}]\n{text}" for name, text in found) or "nothing was found"
+        tokens = self._tokens([query], show_progress=False)
+        places, scores = self._index.retrieve(tokens, k=self._k, show_progress=False)
+        passages = [self._passages[place] for place, score in zip(places[0], scores[0], strict=True) if score > 0]
+        return "\n\n".join(f"[{name}]\n{text}" for name, text in passages) or "nothing was found"
 
 
 def _passages(file: Path, words: int) -> list[str]:

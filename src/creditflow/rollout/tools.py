@@ -117,11 +117,11 @@ class Tool:
         call = functools.partial(self.function, **checked)
         limit = asyncio.timeout(self.timeout)
         try:
-            made: Any = call() if self.inline or self._is_async else in_thread(call)
+            result: Any = call() if self.inline or self._is_async else in_thread(call)
             async with limit:
-                while inspect.isawaitable(made):  # a plain function may return an awaitable
-                    made = await made
-            return ToolResult(self.name, "ok", as_text(made))
+                while inspect.isawaitable(result):  # a plain function may return an awaitable
+                    result = await result
+            return ToolResult(self.name, "ok", as_text(result))
         except BaseException as error:  # the agent receives any error of a tool, and the rollout continues
             if is_callers_end(error):
                 raise
@@ -215,9 +215,9 @@ def _read(
             return False
 
     # For an object, the docstring of `__call__` is for the model; that of its class is for its author.
-    said = called.__doc__ if inspect.isfunction(called) else None
-    doc = docstring_parser.parse(inspect.cleandoc(said or inspect.getdoc(_whole(function)) or ""))
-    told = {one.arg_name: one.description for one in doc.params}
+    docstring = called.__doc__ if inspect.isfunction(called) else None
+    doc = docstring_parser.parse(inspect.cleandoc(docstring or inspect.getdoc(_whole(function)) or ""))
+    descriptions = {one.arg_name: one.description for one in doc.params}
     hints = _hints(called)
     fields: dict[str, Any] = {}
     places: dict[str, str] = {}
@@ -229,36 +229,29 @@ def _read(
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ConfigError(f"tool {name}: expected parameters that have names, got {parameter}")
+        hint = hints.get(parameter.name, Any)
+        try:
+            pydantic.TypeAdapter(hint).json_schema()
+        except pydantic.errors.PydanticUserError as error:
+            shown = inspect.formatannotation(hint)
+            raise ConfigError(
+                f"tool {name}: {parameter.name}: expected a type that JSON can say, got {shown}"
+            ) from error
         default = ... if parameter.default is parameter.empty else parameter.default
-        described = pydantic.Field(default, description=told.get(parameter.name), alias=parameter.name)
-        place = f"p{len(fields)}"  # a parameter may be named `schema` or `_x`; a field may not
-        places[parameter.name] = place
-        fields[place] = (hints.get(parameter.name, Any), described)
-    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
-
-    def modelled(fields: Mapping[str, Any]) -> tuple[type[pydantic.BaseModel], dict[str, Any]]:
-        model = pydantic.create_model(name, __config__=config, **fields)
-        return model, model.model_json_schema(schema_generator=PlainSchema)
-
-    try:
-        model, schema = modelled(fields)
-    except pydantic.errors.PydanticUserError:
-        for own, place in places.items():  # pydantic does not always name the parameter
-            try:
-                modelled({place: fields[place]})
-            except pydantic.errors.PydanticUserError as error:
-                hint = inspect.formatannotation(fields[place][0])
-                raise ConfigError(f"tool {name}: {own}: expected a type that JSON can say, got {hint}") from error
-        raise
+        described = pydantic.Field(default, description=descriptions.get(parameter.name), alias=parameter.name)
+        places[parameter.name] = place = f"p{len(places)}"  # a parameter may be named `schema` or `_x`; a field may not
+        fields[place] = (hint, described)
+    model = pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+    schema = model.model_json_schema(schema_generator=PlainSchema)
     schema.pop("title", None)
 
     def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            made = model.model_validate(dict(arguments))
+            values = model.model_validate(dict(arguments))
         except pydantic.ValidationError as error:
-            what = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-            raise ValueError("; ".join(what)) from None
-        return {parameter: getattr(made, place) for parameter, place in places.items()}
+            problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+            raise ValueError("; ".join(problems)) from None
+        return {parameter: getattr(values, place) for parameter, place in places.items()}
 
     return "\n".join(filter(None, (doc.short_description, doc.long_description))), schema, check
 

@@ -39,10 +39,10 @@ def chain(*agents: str, prompt: Prompt = plain) -> Workflow:
     _expect("chain", agents=(agents, _NAMES), prompt=(prompt, _PROMPT))
 
     async def solve(task: Task, team: Team) -> str:
-        said: list[Reply] = []
+        replies: list[Reply] = []
         for agent in agents:
-            said = [await _ask(team, agent, task, said, prompt)]
-        return said[0].text
+            replies = [await _ask(team, agent, task, replies, prompt)]
+        return replies[0].text
 
     return solve
 
@@ -63,14 +63,14 @@ def debate(
     _expect("debate", prompt=(prompt, _PROMPT), key=(key, _function("text")))
 
     async def solve(task: Task, team: Team) -> str:
-        said = await _each(team, agents, task, [], prompt)
+        replies = await _each(team, agents, task, [], prompt)
         for _ in range(rounds):
-            said = await _each(team, agents, task, said, prompt)
+            replies = await _each(team, agents, task, replies, prompt)
         if judge is not None:
-            return (await _ask(team, judge, task, said, prompt)).text
-        votes = Counter(key(reply.text) for reply in said)
-        answer = next(reply for reply in said if votes[key(reply.text)] == max(votes.values()))
-        team.answer_from(*(reply for reply in said if key(reply.text) == key(answer.text)))
+            return (await _ask(team, judge, task, replies, prompt)).text
+        votes = Counter(key(reply.text) for reply in replies)
+        answer = next(reply for reply in replies if votes[key(reply.text)] == max(votes.values()))
+        team.answer_from(*(reply for reply in replies if key(reply.text) == key(answer.text)))
         return answer.text
 
     return solve
@@ -160,8 +160,10 @@ def planner_executor_verifier(
                 result = await team[executor](f"{plain(task, executor, read)}\n\nNow: {part}", parents=read)
                 if verifier is None:
                     break
-                asked = f"{task.text}\n\nAsked: {part}\n\nWritten:\n{result.text}\n\nIs it right? Begin with yes or no."
-                verdict = await team[verifier](asked, parents=[result])
+                question = (
+                    f"{task.text}\n\nAsked: {part}\n\nWritten:\n{result.text}\n\nIs it right? Begin with yes or no."
+                )
+                verdict = await team[verifier](question, parents=[result])
                 if accepted(verdict.text):
                     break
             newest = result
@@ -196,30 +198,30 @@ def dialogue(
     _expect("dialogue", goal=(goal, _function("task")), until=(until, _TEXT_OR_NONE))
 
     async def solve(task: Task, team: Team) -> str:
-        said: list[Reply] = []
-        briefed: list[Message] = [{"role": "user", "content": goal(task)}]
+        replies: list[Reply] = []
+        brief: list[Message] = [{"role": "user", "content": goal(task)}]
         for _ in range(turns):
-            asked = await team[user]([*briefed, *_seen_by(user, said)], parents=said)
-            if until is not None and said and until in asked:
+            request = await team[user]([*brief, *_seen_by(user, replies)], parents=replies)
+            if until is not None and replies and until in request:
                 break
-            said.append(asked)
-            said.append(await team[agent](_seen_by(agent, said), parents=said))
-        team.answer_from(said[-1])
-        return said[-1].text
+            replies.append(request)
+            replies.append(await team[agent](_seen_by(agent, replies), parents=replies))
+        team.answer_from(replies[-1])
+        return replies[-1].text
 
     return solve
 
 
-def _seen_by(agent: str, said: Sequence[Reply]) -> list[Message]:
+def _seen_by(agent: str, replies: Sequence[Reply]) -> list[Message]:
     """Return a conversation from one agent's side."""
-    return [{"role": "assistant" if reply.step.agent == agent else "user", "content": reply.text} for reply in said]
+    return [{"role": "assistant" if reply.step.agent == agent else "user", "content": reply.text} for reply in replies]
 
 
 async def _ask(team: Team, agent: str, task: Task, read: Sequence[Reply], prompt: Prompt) -> Reply:
-    asked = prompt(task, agent, read)
-    if not isinstance(asked, str | list | tuple):
-        raise ConfigError(f"prompt: expected {_PROMPT[0]}, which gives a text or messages, got {asked!r:.80} from it")
-    return await team[agent](asked, parents=read)
+    text = prompt(task, agent, read)
+    if not isinstance(text, str | list | tuple):
+        raise ConfigError(f"prompt: expected {_PROMPT[0]}, which gives a text or messages, got {text!r:.80} from it")
+    return await team[agent](text, parents=read)
 
 
 async def _each(team: Team, agents: Sequence[str], task: Task, read: Sequence[Reply], prompt: Prompt) -> list[Reply]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from creditflow.credit import Assignment, CreditOptions
 from creditflow.credit.estimators.base import CriticTerms
+from creditflow.credit.references import recall_properties, recorded_properties
 from creditflow.data import TrajectoryBatch
 from creditflow.errors import BatchError, ConfigError, DataError
 from creditflow.runs.format import FORMAT, expect_format
@@ -45,6 +46,8 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
         return
     options = {f.name: getattr(assignment.options, f.name) for f in fields(CreditOptions)}
     facts |= {"options": options, "singletons": assignment.singletons}
+    if named := recorded_properties(assignment.options):
+        facts["named_by_file"] = named
     names, given, tokens = _columns(), _arrays(assignment), len(batch.response_ids)
     step_columns, trajectory_columns, token_columns = (
         {name: given[name] for name in of_kind if name in given}
@@ -74,13 +77,17 @@ def expect_readable(path: Path) -> dict[str, Any]:
 
 
 def options_of(path: Path, facts: Mapping[str, Any]) -> CreditOptions | None:
-    """The options in a file's facts; None if credit was never assigned. Raises DataError for unreadable options."""
+    """The options in a file's facts; None if credit was never assigned. Raises DataError for unreadable options.
+
+    Loads no file that they name: the recorded properties stand in for its rules.
+    """
     given = facts.get("options")
     if given is None:
         return None
     if not isinstance(given, Mapping):
         raise DataError(f"{path}: options: expected a mapping, got {type(given).__name__}")
     try:
+        recall_properties(facts.get("named_by_file", {}))
         options = CreditOptions(**{f.name: given[f.name] for f in fields(CreditOptions) if f.name in given})
         options.validate()
     except ConfigError as error:

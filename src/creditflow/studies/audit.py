@@ -80,10 +80,10 @@ class Measured:
         rows = []
         codes = {name: code for code, name in enumerate(batch.agent_names)}
         for n, id in enumerate(batch.trajectory_ids):
-            if (found := measured.get(id)) is None:
+            if (values := measured.get(id)) is None:
                 continue
-            columns = (found.shapley_A, found.left_out_A, found.shapley_se_A)
-            for name, *numbers in zip(found.agents, *map(np.ndarray.tolist, columns), strict=True):
+            columns = (values.shapley_A, values.left_out_A, values.shapley_se_A)
+            for name, *numbers in zip(values.agents, *map(np.ndarray.tolist, columns), strict=True):
                 rows.append((n, codes[name], int(batch.group_of_trajectory[n]), *numbers))
         table = np.array(rows, dtype=np.float64).reshape(-1, 6)
         table = table[np.isfinite(table[:, 3])]
@@ -132,10 +132,10 @@ class Agreement:
     credit; ties count half. Chance: 0.5."""
 
 
-def agreement(rule: str, made: Assignment, seen: Measured) -> Agreement:
-    """Agreement of the credit and advantages of `made` (means over an agent's steps in a trajectory) with `seen`."""
-    credit_X = _mean_over_steps(made.batch, made.credit_S, seen)
-    advantage_X = _mean_over_steps(made.batch, made.advantage_S, seen)
+def agreement(rule: str, assignment: Assignment, seen: Measured) -> Agreement:
+    """Agreement of credit and advantages, as means over an agent's steps in a trajectory, with `seen`."""
+    credit_X = _mean_over_steps(assignment.batch, assignment.credit_S, seen)
+    advantage_X = _mean_over_steps(assignment.batch, assignment.advantage_S, seen)
     drawn_RV = _resampled(seen.task_X)
     everywhere_X = np.ones(len(credit_X), dtype=np.bool_)
 
@@ -207,10 +207,10 @@ def _within(credit_X: Floats, seen: Measured, drawn_RV: Floats) -> Share:
 
 
 def _rows_by_trajectory(trajectory_X: Ints) -> Sequence[Sequence[int]]:
-    found: dict[int, list[int]] = {}
+    rows: dict[int, list[int]] = {}
     for row, trajectory in enumerate(trajectory_X.tolist()):
-        found.setdefault(trajectory, []).append(row)
-    return list(found.values())
+        rows.setdefault(trajectory, []).append(row)
+    return list(rows.values())
 
 
 def _resampled(task_X: Ints) -> Floats:
@@ -224,9 +224,9 @@ def _resampled(task_X: Ints) -> Floats:
     return drawn_RV
 
 
-def _share(found_R: Floats) -> Share:
+def _share(value_R: Floats) -> Share:
     """A value (first entry) with the interval from its resamples (other entries), if there are any."""
-    value, resampled = float(found_R[0]), found_R[1:][np.isfinite(found_R[1:])]
+    value, resampled = float(value_R[0]), value_R[1:][np.isfinite(value_R[1:])]
     if np.isnan(value) or not len(resampled):
         return Share(value, float("nan"), float("nan"))
     low, high = np.quantile(resampled, [0.025, 0.975])

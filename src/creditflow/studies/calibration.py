@@ -13,6 +13,7 @@ import numpy as np
 
 from creditflow.credit.decompose import counting
 from creditflow.data import OK, RIGHT, Bools, Floats, Ints, TrajectoryBatch
+from creditflow.monitoring.metrics import outcomes_of_steps
 
 ALL = "sub-reward"
 """The name for a step's whole sub-reward, the weighted mean of its functions."""
@@ -32,7 +33,7 @@ class Observations:
     score_X: Floats
     """Scores in [0, 1]."""
     right_X: Bools
-    """Whether the outcome reached the top of its range."""
+    """Whether the outcome of the step's agent reached the top of its range."""
     task_X: Ints
     """Index of the task: trajectories of one task are not independent."""
 
@@ -74,22 +75,21 @@ def observe(batches: Iterable[TrajectoryBatch]) -> list[Observations]:
 
     Excludes failed scores and steps of trajectories without a scored outcome; includes functions of weight 0.
     """
-    found: dict[tuple[str, str], list[tuple[Floats, Bools, Ints]]] = {}
+    columns_of: dict[tuple[str, str], list[tuple[Floats, Bools, Ints]]] = {}
     tasks: dict[str, int] = {}
     for batch in batches:
-        top_N = np.array([np.nan if score is None else score.rescaled for score in batch.outcome_scores])
+        right_S = outcomes_of_steps(batch)
         task_N = np.array([tasks.setdefault(name, len(tasks)) for name in batch.group_names], dtype=np.int64)
         task_S = task_N[batch.group_of_trajectory][batch.trajectory_of_step]
-        right_S = top_N[batch.trajectory_of_step]
         for name, score_S in _scores(batch):
             has_S = ~np.isnan(score_S) & ~np.isnan(right_S)
             for a in np.unique(batch.agent_of_step[has_S]):
                 at = has_S & (batch.agent_of_step == a)
                 columns = (score_S[at], right_S[at] >= RIGHT, task_S[at])
-                found.setdefault((batch.agent_names[a], name), []).append(columns)
+                columns_of.setdefault((batch.agent_names[a], name), []).append(columns)
     return [
         Observations(agent, name, *(np.concatenate(column) for column in zip(*parts, strict=True)))
-        for (agent, name), parts in found.items()
+        for (agent, name), parts in columns_of.items()
     ]
 
 
@@ -163,10 +163,10 @@ def _interval(counts: Floats) -> tuple[float, float]:
     rng = np.random.default_rng(_SEED)
     flat = counts.reshape(tasks, -1)
     drawn = (rng.multinomial(tasks, np.full(tasks, 1 / tasks)) @ flat for _ in range(_RESAMPLES))  # one at a time
-    found = np.array([_auc(one[0::2], one[1::2]) for one in drawn])
-    if tasks < 2 or np.isnan(found).all():
+    auc_R = np.array([_auc(one[0::2], one[1::2]) for one in drawn])
+    if tasks < 2 or np.isnan(auc_R).all():
         return float("nan"), float("nan")
-    low, high = np.nanquantile(found, [0.025, 0.975])
+    low, high = np.nanquantile(auc_R, [0.025, 0.975])
     return float(low), float(high)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from creditflow.config import with_loaded_files
 from creditflow.credit import Assignment, BatchStats, Threshold, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.errors import BatchError, InputError
@@ -16,8 +18,8 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
     """Yield each recorded training step with its assignment under the recorded options and `changed`.
 
     Without a changed threshold, the recorded thresholds apply; a changed one adapts from training step to training
-    step, as in training. A training step without assigned credit yields None. Raises InputError if options are invalid
-    or need a critic that the run did not have.
+    step, as in training. A training step without assigned credit yields None. Runs the files that the options name.
+    Raises InputError if options are invalid, cannot be loaded, or need a critic that the run did not have.
     """
     spec = changed.get("propagation_threshold")
     new_threshold = None if spec is None else make_threshold(spec)
@@ -42,7 +44,7 @@ def reassign(recorded: Recorded, changed: Mapping[str, Any], threshold: Threshol
     """
     before = recorded.assignment
     assert before is not None
-    options = replace(before.options, shadow=None, **changed)
+    options = with_loaded_files(replace(before.options, shadow=None, **changed), Path.cwd())
     options.validate()
     options.refuse_ignored(changed)
     values_T = None if before.critic is None else before.critic.values_T

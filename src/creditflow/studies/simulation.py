@@ -13,17 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.data import (
-    NOT_MATCHED,
-    OK,
-    TRAJECTORY_STATUSES,
-    Bools,
-    Floats,
-    Ints,
-    Score,
-    Task,
-    TrajectoryBatch,
-)
+from creditflow.credit.records import compared_rules
+from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.errors import ConfigError, CycleError, did_you_mean
 
 GRAPHS = ("chain", "tree", "full")
@@ -198,7 +189,8 @@ def best_threshold(
 ) -> tuple[float, list[tuple[float, float]]]:
     """The threshold with the highest `signal`, and (threshold, signal) of all thresholds."""
     signals = [
-        (theta, credited("threshold", drawn, replace(options, propagation_threshold=theta)).signal) for theta in thetas
+        (theta, credited(options.propagation, drawn, replace(options, propagation_threshold=theta)).signal)
+        for theta in thetas
     ]
     return max(signals, key=lambda pair: pair[1])[0], signals
 
@@ -208,14 +200,16 @@ def break_even_noise(
 ) -> tuple[float | None, list[tuple[float, float, float]]]:
     """The smallest noise at which the signal of the rule does not exceed that of the outcome alone.
 
-    None if it is higher at all of `noises`. Second value: (noise, signal of the rule, signal of `identical`) of each.
+    None if it is higher at all of `noises`. Second value: (noise, signal of the rule, signal of the baseline rule) of
+    each.
     """
-    identical = replace(options, propagation="identical")
+    shared = replace(options, propagation=compared_rules()[0])
     rows = []
     for noise in noises:
         drawn = draw(replace(team, noise=noise))
-        rows.append((noise, credited("rule", drawn, options).signal, credited("identical", drawn, identical).signal))
-    return next((noise for noise, rule, shared in rows if rule <= shared), None), rows
+        rule, baseline = (credited(one.propagation, drawn, one).signal for one in (options, shared))
+        rows.append((noise, rule, baseline))
+    return next((noise for noise, rule, baseline in rows if rule <= baseline), None), rows
 
 
 def _trajectory(team: SimulatedTeam, chance_NK: Floats, recovers_NK: Bools) -> tuple[Bools, Bools]:
@@ -243,55 +237,18 @@ def _amplified(blame_NK: Floats, right_NK: Bools, place: int) -> float:
 
 def _batch(team: SimulatedTeam, score_NK: Floats, outcome_N: Bools) -> TrajectoryBatch:
     n, k = score_NK.shape
-    s = n * k
-    agent_K, parents = team.agent_of_step, team.parents_of_step
-    turn_K = np.array([int((agent_K[:place] == agent_K[place]).sum()) for place in range(k)])
-    child_E = np.array([place for place, used in enumerate(parents) for _ in used], dtype=np.int64)
-    parent_E = np.array([parent for used in parents for parent in used], dtype=np.int64)
-    first_N = np.arange(n)[:, None] * k
     scored = team.agents if team.scored is None else team.scored
-    matched_S = np.tile([team.agents[agent] in scored for agent in agent_K], n)
-    task, empty = Task("simulated", ({"role": "user", "content": ""},), None), np.zeros(0, dtype=np.int32)
-    said = {"verdict": Score(0.5)}
-    return TrajectoryBatch(
-        trajectory_ids=tuple(map(str, range(n))),
-        tasks=(task,) * n,
-        group_names=tuple(map(str, range(team.tasks))),
+    scored_K = np.array([team.agents[agent] in scored for agent in team.agent_of_step])
+    edges = [(step, parent) for step, parents in enumerate(team.parents_of_step) for parent in parents]
+    edge_E2 = np.array(edges, dtype=np.int64).reshape(-1, 2)
+    return TrajectoryBatch.from_arrays(
+        trajectory_of_step=np.repeat(np.arange(n), k),
         group_of_trajectory=np.repeat(np.arange(team.tasks), team.trajectories),
         outcome=outcome_N.astype(np.float64),
-        outcome_scores=tuple(Score(float(right)) for right in outcome_N),
-        status_of_trajectory=np.full(n, TRAJECTORY_STATUSES.index("ok")),
-        answers=(None,) * n,
-        trajectory_info=({},) * n,
-        step_ids=tuple(map(str, range(s))),
-        trajectory_of_step=np.repeat(np.arange(n), k),
-        index_of_step=np.tile(np.arange(k), n),
-        agent_names=tuple(team.agents),
-        agent_of_step=np.tile(agent_K, n),
-        turn_of_step=np.tile(turn_K, n),
-        policy_names=("default",),
-        policy_of_step=np.zeros(s, dtype=np.int64),
-        policy_version=np.zeros(s, dtype=np.int64),
-        temperature_of_step=np.ones(s),
-        is_answer=np.tile(np.arange(k) == k - 1, n),
-        stratum_names=(),
-        stratum_of_step=np.full(s, -1),
-        prompts=("",) * s,
-        responses=("",) * s,
-        step_info=({},) * s,
-        edge_child=(first_N + child_E).ravel(),
-        edge_parent=(first_N + parent_E).ravel(),
-        score_names=("verdict",),
-        scores=np.where(matched_S, score_NK.ravel(), np.nan)[:, None],
-        score_status=np.where(matched_S, OK, NOT_MATCHED)[:, None],
-        score_weights=matched_S.astype(np.float64)[:, None],
-        raw_scores=(said,) * s,
-        prompt_offsets=np.zeros(s + 1, dtype=np.int64),
-        prompt_ids=empty,
-        token_offsets=np.zeros(s + 1, dtype=np.int64),
-        response_ids=empty,
-        response_mask=np.zeros(0, dtype=np.bool_),
-        logprobs=np.zeros(0),
+        agent_of_step=np.tile(team.agent_of_step, n),
+        agent_names=team.agents,
+        scores=np.where(scored_K, score_NK, np.nan).reshape(-1, 1),
+        edges=np.arange(0, n * k, k)[:, None, None] + edge_E2,
     )
 
 

@@ -25,6 +25,7 @@ from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functio
 from creditflow.rewards.execution.wire import pack_functions
 from creditflow.rewards.manager import RewardManager
 from creditflow.rewards.registry import RewardFunction, leaves
+from creditflow.rewards.scores import COMMON
 from creditflow.testing.report import Fault, Report, described, name_of, run
 
 LONGEST = 30
@@ -106,7 +107,9 @@ class _RewardCase:
     @cached_property
     def loaded(self) -> RewardFunction:
         with _reference(self.function) as fn:
-            return load_reward_functions([replace(self.entry, fn=fn)], Path(), agents=())[0]
+            function = load_reward_functions([replace(self.entry, fn=fn)], Path(), agents=())[0]
+        agents = dict.fromkeys(step.agent for trajectory in self.given for step in trajectory.steps)
+        return replace(function, agents=tuple(agents))
 
     @cached_property
     def trajectories(self) -> list[Trajectory]:
@@ -167,7 +170,10 @@ def never_raises(case: _RewardCase) -> Iterator[Fault]:
 
 
 def has_the_right_shape(case: _RewardCase) -> Iterator[Fault]:
-    """It returns a number, a list of one number per response token, or a Score; at trajectory level, a list by step."""
+    """It returns a number, a list of one number per response token, or a Score; at trajectory level, a list by step.
+
+    An outcome may also be a dict of numbers or Scores by the names of agents.
+    """
     yield from case.refused("shape")
 
 
@@ -254,7 +260,7 @@ def _score(function: RewardFunction, trajectories: Sequence[Trajectory]) -> tupl
 
     trajectories = [copy.deepcopy(trajectory) for trajectory in trajectories]
     for trajectory in trajectories:
-        trajectory.outcome = None
+        trajectory.outcome, trajectory.outcomes = None, {}
         for step in trajectory.steps:
             step.scores.clear()
     watching = replace(function, call=watched, is_async=True, composition=None, parts=(), cache=False)
@@ -264,7 +270,12 @@ def _score(function: RewardFunction, trajectories: Sequence[Trajectory]) -> tupl
         if trajectory.outcome is not None and (
             call := calls.get(_where(trajectory))
         ):  # else the manager did not call it
-            scored.append(_Scored(call.on, trajectory.outcome, _fault(trajectory.outcome, call, call.value)))
+            given: Any = call.value
+            for agent, one in trajectory.outcomes.items():
+                scored.append(_Scored(f"{call.on}, agent {agent}", one, _fault(one, call, given[agent])))
+            if not trajectory.outcomes or COMMON in given:
+                common = given[COMMON] if trajectory.outcomes else given
+                scored.append(_Scored(call.on, trajectory.outcome, _fault(trajectory.outcome, call, common)))
         for step in trajectory.steps:
             if (score := step.scores.get(function.name)) is not None:
                 call = calls[_where(trajectory if function.level == "trajectory" else step)]

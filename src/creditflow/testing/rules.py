@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, explain
+from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, explain, shapley
 from creditflow.credit.records import PROPAGATION_RULES, PropagationRule
 from creditflow.credit.rules.base import OUTCOME, SHARES, SIGNAL
 from creditflow.data import (
@@ -78,10 +78,14 @@ def check_propagation_rule(
     if not isinstance(rule, str):
         with _registered(f"{name_of(rule)} (under test)", PropagationRule(rule, pays_own)) as name:
             return check_propagation_rule(name, independent=independent, skip=skip)
+    record, batches, options = PROPAGATION_RULES[rule], _batches(), OPTIONS
+    if record.needs_replays:  # `outcome_to: answer` contradicts such a rule
+        batches = {title: [_with_replays(one, place) for place, one in enumerate(of)] for title, of in batches.items()}
+        options = {title: chosen for title, chosen in OPTIONS.items() if chosen.get("outcome_to") != "answer"}
     cases = [
-        _RuleCase(f"{batch}, {title}", PROPAGATION_RULES[rule], trajectories, CreditOptions(propagation=rule, **chosen))
-        for batch, trajectories in _batches().items()
-        for title, chosen in OPTIONS.items()
+        _RuleCase(f"{batch}, {title}", record, trajectories, CreditOptions(propagation=rule, **chosen))
+        for batch, trajectories in batches.items()
+        for title, chosen in options.items()
     ]
     return run(rule, BASICS, CHECKS, cases, {*skip} if independent else {*skip, name_of(trajectories_are_independent)})
 
@@ -223,8 +227,9 @@ def ignores_trajectory_order(case: _RuleCase) -> Iterator[Fault]:
 
 def ignores_the_names_of_agents(case: _RuleCase) -> Iterator[Fault]:
     """The names of the agents do not affect credit."""
-    renamed = [replace(p, steps=[replace(s, agent=_OTHER_NAMES[s.agent]) for s in p.steps]) for p in case.trajectories]
-    yield from case.compared(renamed, f"with the agents called {', '.join(_OTHER_NAMES.values())}")
+    yield from case.compared(
+        [*map(_renamed, case.trajectories)], f"with the agents called {', '.join(_OTHER_NAMES.values())}"
+    )
 
 
 def ignores_masked_trajectories(case: _RuleCase) -> Iterator[Fault]:
@@ -383,6 +388,10 @@ def _batches() -> dict[str, list[Trajectory]]:
         _trajectory(rng, "failed", chain, status="failed"),
         _trajectory(rng, "two answers", joined, answer_steps=(2, 4)),
     ]
+    own = [{"planner": Score(1.0), "executor": Score(0.0)}, {"executor": Score(0.0, status="failed")}]
+    batches["outcomes of agents"] = [
+        replace(_trajectory(rng, f"competing {n}", joined), outcomes=outcomes) for n, outcomes in enumerate(own)
+    ]
     return batches
 
 
@@ -410,8 +419,27 @@ def _trajectory(
     )
 
 
+def _with_replays(trajectory: Trajectory, place: int) -> Trajectory:
+    """The trajectory with counterfactual values of its agents, for rules that need replays."""
+    agents = tuple(dict.fromkeys(step.agent for step in trajectory.steps))
+    share_A = (1.0 + np.arange(len(agents)) + place) / 8
+    values = shapley.Values(share_A, np.zeros_like(share_A), share_A / 2, np.zeros_like(share_A), 7, agents)
+    return replace(trajectory, info={shapley.KEY: values.to_json()})
+
+
+def _renamed(trajectory: Trajectory) -> Trajectory:
+    """The trajectory with other names of its agents."""
+    steps, info = [replace(step, agent=_OTHER_NAMES[step.agent]) for step in trajectory.steps], trajectory.info
+    if shapley.KEY in info:
+        values = shapley.Values.from_json(info[shapley.KEY])
+        other = replace(values, agents=tuple(_OTHER_NAMES[agent] for agent in values.agents))
+        info = {shapley.KEY: other.to_json()}
+    outcomes = {_OTHER_NAMES[agent]: score for agent, score in trajectory.outcomes.items()}
+    return replace(trajectory, steps=steps, outcomes=outcomes, info=info)
+
+
 def _changes(trajectory: Trajectory) -> Iterator[tuple[str, int | None, Trajectory]]:
-    """(what, step, trajectory): the trajectory with one score changed, or with step None its outcome.
+    """(what, step, trajectory): the trajectory with one score changed, or with step None one of its outcomes.
 
     Every second score moves across the usual threshold of 1/2; the others stay on their side of it.
     """
@@ -422,10 +450,19 @@ def _changes(trajectory: Trajectory) -> Iterator[tuple[str, int | None, Trajecto
             steps = [*trajectory.steps]
             steps[index] = replace(step, scores={"f": replace(score, value=value)})
             yield f"the score of step {step.id} at {value:g}", index, replace(trajectory, steps=steps)
-    outcome = trajectory.outcome
-    if outcome is not None and outcome.status == "ok" and isinstance(outcome.value, float):
-        value = 0.5 * outcome.value + 0.3  # changes every multiple of 1/8
-        yield f"the outcome at {value:g}", None, replace(trajectory, outcome=replace(outcome, value=value))
+    if trajectory.outcome is not None and trajectory.outcome.status == "ok":
+        outcome = _outcome_changed(trajectory.outcome)
+        yield f"the outcome at {outcome.value:g}", None, replace(trajectory, outcome=outcome)
+    for agent, own in trajectory.outcomes.items():
+        if own.status == "ok":
+            outcome = _outcome_changed(own)
+            outcomes = {**trajectory.outcomes, agent: outcome}
+            yield f"the outcome of {agent} at {outcome.value:g}", None, replace(trajectory, outcomes=outcomes)
+
+
+def _outcome_changed(outcome: Score) -> Score:
+    assert isinstance(outcome.value, float)
+    return replace(outcome, value=0.5 * outcome.value + 0.3)  # changes every multiple of 1/8
 
 
 def _all_changed(trajectory: Trajectory) -> Trajectory:

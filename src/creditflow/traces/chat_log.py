@@ -45,8 +45,8 @@ def from_chat_log(lines: Iterable[Any], where: str = "chat log", *, after: int =
             raise DataError(f"{where}: line {number - after}: expected `messages`, or `request` and `response`")
         if not isinstance(line.get("messages", []), list):
             raise DataError(f"{where}: line {number - after}: messages: expected a list of them")
-        spans_ = next((text_of(line[key]) for key in _TRAJECTORY if line.get(key) is not None), f"line {number}")
-        spans += _call(line, spans_, number) if "request" in line else _conversation(line, spans_, number)
+        trajectory_id = next((text_of(line[key]) for key in _TRAJECTORY if line.get(key) is not None), f"line {number}")
+        spans += _call(line, trajectory_id, number) if "request" in line else _conversation(line, trajectory_id, number)
     return spans
 
 
@@ -54,7 +54,7 @@ _STRIDE = 1 << 32
 """Nanoseconds between lines. Logs have an order but no reliable times, so times are made from line numbers."""
 
 
-def _conversation(line: Mapping[str, Any], spans_: str, number: int) -> Iterator[Span]:
+def _conversation(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[Span]:
     messages = [one if isinstance(one, Mapping) else {"content": one} for one in _listed(line.get("messages"))]
     time, around = number * _STRIDE, f"{number}"
     given = _named(line.get("reward", line.get("rewards")))
@@ -66,7 +66,7 @@ def _conversation(line: Mapping[str, Any], spans_: str, number: int) -> Iterator
     unread += _unread_rewards(line, number)
     for place, message in enumerate(messages):
         unread += _unread_rewards(message, number, () if place in answers else _REWARDS)
-    yield Span(spans_, around, None, "conversation", time, time + _STRIDE - 1, attributes, unread=unread)
+    yield Span(trajectory_id, around, None, "conversation", time, time + _STRIDE - 1, attributes, unread=unread)
     so_far = hashlib.sha256()
     for place, message in enumerate(messages):
         so_far.update(_spelled(message) or f"{number}.{place}".encode())
@@ -80,7 +80,7 @@ def _conversation(line: Mapping[str, Any], spans_: str, number: int) -> Iterator
                 "gen_ai.response.id": so_far.hexdigest(),
                 **_rewards(message.get("reward", message.get("rewards"))),
             }
-            yield Span(spans_, f"{number}.{place}", around, "chat", start, start + 1, _call_attributes(more))
+            yield Span(trajectory_id, f"{number}.{place}", around, "chat", start, start + 1, _call_attributes(more))
 
 
 _ANSWERING = ("assistant", "model")
@@ -95,7 +95,7 @@ def _spelled(message: Mapping[str, Any]) -> bytes:
         return b""
 
 
-def _call(line: Mapping[str, Any], spans_: str, number: int) -> Iterator[Span]:
+def _call(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[Span]:
     request, response = _mapping(line.get("request")), line.get("response")
     answer = _mapping(response)
     usage = _mapping(_first(answer, ("usage", "usageMetadata", "usage_metadata")))
@@ -122,7 +122,7 @@ def _call(line: Mapping[str, Any], spans_: str, number: int) -> Iterator[Span]:
         }
         unread = list(_unread_rewards(line, number)) if place == 0 else ()
         attributes = _call_attributes(common | more)
-        yield Span(spans_, f"{number}.{place}", None, "chat", time, time + 1, attributes, unread=unread)
+        yield Span(trajectory_id, f"{number}.{place}", None, "chat", time, time + 1, attributes, unread=unread)
 
 
 _PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount", "prompt_token_count")
@@ -158,8 +158,8 @@ def _choices(response: Any) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]
     if not isinstance(response, Mapping):
         return [({"content": response}, {})]
     for key, inner in (("choices", "message"), ("candidates", "content")):
-        if isinstance(found := response.get(key), list) and found:
-            pairs = [one if isinstance(one, Mapping) else {inner: one} for one in found]
+        if isinstance(choices := response.get(key), list) and choices:
+            pairs = [one if isinstance(one, Mapping) else {inner: one} for one in choices]
             return [(_message_in(one, inner), one) for one in pairs]
     output = response.get("output")
     if isinstance(output, Mapping):

@@ -49,11 +49,11 @@ def joined(lines: Sequence[Line]) -> str:
     return text_of("".join(pieces))
 
 
-def lines_of(parts: Sequence[Any], found: FoundParts, depth: int = 0) -> list[Line]:
+def lines_of(parts: Sequence[Any], notes: FoundParts, depth: int = 0) -> list[Line]:
     """The lines of parts: at least one for each, except for kinds without text."""
     lines: list[Line] = []
     for part in parts:
-        for kind, text in _lines_of_part(part, found, depth):
+        for kind, text in _lines_of_part(part, notes, depth):
             # A message may hold a tool result or its reasoning twice, in two forms.
             twice = kind in ("tool", "reasoning") and lines and lines[-1][1] == text and not _is_call(part)
             if not twice:
@@ -61,49 +61,49 @@ def lines_of(parts: Sequence[Any], found: FoundParts, depth: int = 0) -> list[Li
     return lines
 
 
-def _lines_of_part(part: Any, found: FoundParts, depth: int) -> Iterator[Line]:
+def _lines_of_part(part: Any, notes: FoundParts, depth: int) -> Iterator[Line]:
     if depth > MOST_DEEP:
-        yield _unknown("nested too deep", found)
+        yield _unknown("nested too deep", notes)
     elif isinstance(part, str):
-        yield ("media", _medium({"url": part}, "file", part, found)) if is_data_url(part) else ("text", part)
+        yield ("media" if is_data_url(part) else "text"), shortened(part, notes)
     elif not isinstance(part, dict):
         if part is not None:
-            yield _unknown(type(part).__name__, found)
+            yield _unknown(type(part).__name__, notes)
     elif part:
-        yield from _lines_of_object(part, found, depth)
+        yield from _lines_of_object(part, notes, depth)
 
 
-def _lines_of_object(part: Raw, found: FoundParts, depth: int) -> Iterator[Line]:
+def _lines_of_object(part: Raw, notes: FoundParts, depth: int) -> Iterator[Line]:
     kind = part.get("type") if isinstance(part.get("type"), str) else None
     text = part.get("content", part.get("text"))
     if isinstance(text, str) and text.startswith(_A_MESSAGE):
-        yield from _lines_of_repr(text, found, depth)
-    elif kind is None and (wrapped := next((key for key in part if key in _WRAPPED), None)) is not None:
-        yield from _WRAPPED[wrapped](part, part[wrapped], found, depth)
+        yield from _lines_of_repr(text, notes, depth)
+    elif kind is None and (key := next((key for key in part if key in _WRAPPED), None)) is not None:
+        yield from _lines_of_wrapped(part, key, notes, depth)
     elif _is_reasoning(part, kind):
         yield "reasoning", _reasoning(part)
     elif _is_call(part):
         yield "tool", _call(part)
     elif kind in _RESULTS or (kind is not None and kind.endswith("_tool_result")):
-        yield from _result(_first(part, _RESULT_KEYS), found, depth)
+        yield from _result(_first(part, _RESULT_KEYS), notes, depth)
     elif kind in _MEDIA or (kind is None and not _OF_A_MEDIUM.isdisjoint(part)):
-        yield from _media(part, kind or "file", found)
+        yield from _media(part, kind or "file", notes)
     elif isinstance(text, str):
         yield ("block" if "text" in part else "text"), text
     elif isinstance(refusal := part.get("refusal"), str):
         yield "text", refusal
     elif kind == "message" or "role" in part:
-        yield from lines_of(_contents(part), found, depth + 1)
+        yield from lines_of(_contents(part), notes, depth + 1)
     elif kind in _EMPTY:
         return
     elif "json" in part and kind in (None, "json"):
-        yield "tool", dumped(shortened(part["json"], found))
+        yield "tool", dumped(shortened(part["json"], notes))
     else:
-        yield _unknown(kind or ", ".join(map(text_of, list(part)[:4])), found)
+        yield _unknown(kind or ", ".join(map(text_of, list(part)[:4])), notes)
 
 
-def _unknown(name: str, found: FoundParts) -> Line:
-    found.unknown.append(name[:80])
+def _unknown(name: str, notes: FoundParts) -> Line:
+    notes.unknown.append(name[:80])
     return "unknown", f"[{name[:80]}]"
 
 
@@ -116,11 +116,13 @@ def are_parts(value: Sequence[Any]) -> bool:
     """Whether a list read from a text holds message parts, rather than JSON that the message is about."""
     if not value or not all(isinstance(part, dict) and part for part in value):
         return False
-    typed = [isinstance(part.get("type"), str) for part in value]
-    return all(is_typed or _is_untyped(part) for is_typed, part in zip(typed, value, strict=True)) and any(
-        not is_typed or part["type"] in _KINDS or part["type"].endswith("_tool_result")
-        for is_typed, part in zip(typed, value, strict=True)
-    )
+    typed = [part["type"] for part in value if isinstance(part.get("type"), str)]
+    untyped = [part for part in value if not isinstance(part.get("type"), str)]
+    return all(map(_is_untyped, untyped)) and bool(untyped or any(map(_is_known, typed)))
+
+
+def _is_known(kind: str) -> bool:
+    return kind in _KINDS or kind.endswith("_tool_result")
 
 
 def _is_untyped(part: Raw) -> bool:
@@ -170,30 +172,26 @@ def _is_call(part: Any) -> bool:
 def _call(part: Raw) -> str:
     """A tool call as JSON: `name` and `arguments`."""
     function = part.get("function")  # OpenAI's form
-    told = function if isinstance(function, dict) else part
-    given = json_of(_first(told, ("arguments", "input", "args", "server_tool_call")))
-    name = _first(told, ("name", "toolName", "tool_name"))
-    return dumped({"name": name, "arguments": {} if given is None else given})  # some leave out empty arguments
+    fields = function if isinstance(function, dict) else part
+    arguments = json_of(_first(fields, ("arguments", "input", "args", "server_tool_call")))
+    name = _first(fields, ("name", "toolName", "tool_name"))
+    return dumped({"name": name, "arguments": {} if arguments is None else arguments})  # some omit empty arguments
 
 
-def _result(value: Any, found: FoundParts, depth: int) -> Iterator[Line]:
+def _result(value: Any, notes: FoundParts, depth: int) -> Iterator[Line]:
     """The lines of a tool result: its parts, a text, or JSON."""
     if isinstance(value, str):
-        read = json_of(value)
-        if isinstance(read, list) and are_parts(read):
-            value = read
-        else:
-            kind: Kind = "media" if is_data_url(value) else "tool"
-            yield kind, _medium({"url": value}, "file", value, found) if kind == "media" else value
+        parts = json_of(value)
+        if not (isinstance(parts, list) and are_parts(parts)):
+            yield ("media" if is_data_url(value) else "tool"), shortened(value, notes)
             return
+        value = parts
     if isinstance(value, dict) and value.get("type") in _OUTPUTS and "value" in value:  # Vercel's form
-        yield from _result(value["value"], found, depth + 1) if depth < MOST_DEEP else ()
-    elif isinstance(value, list) and are_parts(value):
-        yield "tool", joined(lines_of(value, found, depth + 1))
-    elif isinstance(value, dict) and are_parts([value]):
-        yield "tool", joined(lines_of([value], found, depth + 1))
+        yield from _result(value["value"], notes, depth + 1) if depth < MOST_DEEP else ()
+    elif are_parts(parts := value if isinstance(value, list) else [value]):
+        yield "tool", joined(lines_of(parts, notes, depth + 1))
     else:
-        yield "tool", dumped(shortened(value, found))
+        yield "tool", dumped(shortened(value, notes))
 
 
 _OUTPUTS = ("text", "json", "content", "error-text", "error-json")
@@ -208,7 +206,7 @@ _A_MESSAGE = "{'content': "
 whole message."""
 
 
-def _lines_of_repr(text: str, found: FoundParts, depth: int) -> Iterator[Line]:
+def _lines_of_repr(text: str, notes: FoundParts, depth: int) -> Iterator[Line]:
     try:
         message = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
@@ -217,7 +215,7 @@ def _lines_of_repr(text: str, found: FoundParts, depth: int) -> Iterator[Line]:
         yield "text", text
         return
     calls = message.get("tool_calls")
-    yield from lines_of([*_contents(message), *(calls if isinstance(calls, list) else ())], found, depth + 1)
+    yield from lines_of([*_contents(message), *(calls if isinstance(calls, list) else ())], notes, depth + 1)
 
 
 # ---- media ---------------------------------------------------------------------------------------------------------
@@ -241,18 +239,18 @@ def is_data_url(text: str) -> bool:
     return text[:5] == "data:" and ";base64," in text[:200] and not any(map(str.isspace, text[:300]))
 
 
-def _media(part: Raw, kind: str, found: FoundParts) -> Iterator[Line]:
+def _media(part: Raw, kind: str, notes: FoundParts) -> Iterator[Line]:
     source, resource = part.get("source"), part.get("resource")
     if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
         yield "text", source["data"]  # Anthropic's document of plain text
     elif isinstance(resource, dict) and isinstance(resource.get("text"), str):
         yield "text", resource["text"]  # MCP's resource of plain text
     else:
-        yield "media", _medium(part, _MEDIA.get(kind, "file"), part, found)
+        yield "media", _medium(part, _MEDIA.get(kind, "file"), part, notes)
 
 
-def _medium(part: Any, modality: str, original: Any, found: FoundParts) -> str:
-    """The marker of an image, audio, video or file; the original goes to `found`."""
+def _medium(part: Any, modality: str, original: Any, notes: FoundParts) -> str:
+    """The marker of an image, audio, video or file; the original goes to `notes`."""
     fields = dict(_fields(part, 0))
     mime = text_of(_first(fields, _MIME_OR_FORMAT))[:80]
     payload, address = _first(fields, _PAYLOADS), _first(fields, _ADDRESSES)
@@ -262,16 +260,16 @@ def _medium(part: Any, modality: str, original: Any, found: FoundParts) -> str:
             mime, address = head[5:].partition(";")[0] or mime, None
     if isinstance(payload, str) and payload.startswith(("http://", "https://")):
         payload, address = None, payload
-    if isinstance(told := fields.get("modality"), str) and told:
-        modality = told
+    if isinstance(stated := fields.get("modality"), str) and stated:
+        modality = stated
     elif modality == "file" and "/" in mime and mime.partition("/")[0] in ("image", "audio", "video"):
         modality = mime.partition("/")[0]
     if mime and "/" not in mime and modality != "file":
         mime = f"{modality}/{mime}"
-    told = mime if payload is not None else text_of(address)[:200] or mime
-    marker = f"[{modality[:40]}{': ' if told or payload is not None else ''}"
-    marker += ", ".join(filter(None, (told, "" if payload is None else _size(payload)))) + "]"
-    found.media.append((marker, original))
+    source = mime if payload is not None else text_of(address)[:200] or mime
+    marker = f"[{modality[:40]}{': ' if source or payload is not None else ''}"
+    marker += ", ".join(filter(None, (source, "" if payload is None else _size(payload)))) + "]"
+    notes.media.append((marker, original))
     return marker
 
 
@@ -299,70 +297,53 @@ def _size(payload: str | bytes) -> str:
     return f"{size} B"
 
 
-def shortened(value: Any, found: FoundParts, depth: int = 0) -> Any:
+def shortened(value: Any, notes: FoundParts, depth: int = 0) -> Any:
     """A JSON value with markers in place of media."""
     if isinstance(value, str):
-        return _medium({"url": value}, "file", value, found) if is_data_url(value) else value
+        return _medium({"url": value}, "file", value, notes) if is_data_url(value) else value
     if depth > MOST_DEEP:
         return value
     if isinstance(value, dict):
         if not _MIME.isdisjoint(value) and any(isinstance(value.get(key), str) for key in _PAYLOADS):
-            return _medium(value, _MEDIA.get(text_of(value.get("type")), "file"), value, found)
-        return {key: shortened(inner, found, depth + 1) for key, inner in value.items()}
+            return _medium(value, _MEDIA.get(text_of(value.get("type")), "file"), value, notes)
+        return {key: shortened(inner, notes, depth + 1) for key, inner in value.items()}
     if isinstance(value, LIST_TYPES):
-        return [shortened(inner, found, depth + 1) for inner in value]
+        return [shortened(inner, notes, depth + 1) for inner in value]
     return value
 
 
 # ---- parts without a type ------------------------------------------------------------------------------------------
 
 
-def _inside(inner: Any) -> Raw:
-    return inner if isinstance(inner, dict) else {"text": inner}
-
-
-def _w_call(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
-    yield "tool", _call({"type": "tool_call", **_inside(inner)})
-
-
-def _w_result(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
-    return _result(_first(_inside(inner), _RESULT_KEYS), found, depth)
-
-
-def _w_reasoning(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
-    told = _inside(inner)
-    nested = told.get("reasoningText")
-    yield "reasoning", _reasoning(nested if isinstance(nested, dict) else told)
-
-
-def _w_medium(modality: str) -> Any:
-    def read(part: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
-        yield "media", _medium(part, modality, part, found)
-
-    return read
-
-
-def _w_texts(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
-    told = _inside(inner)
-    content = _first(told, ("content", "text", "code", "output"))
-    yield from lines_of(content if isinstance(content, list) else [content], found, depth + 1)
-
-
-def _w_nothing(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
-    return iter(())
-
-
-_WRAPPED: dict[str, Any] = {
-    **dict.fromkeys(("toolUse", "functionCall", "function_call"), _w_call),
-    **dict.fromkeys(("toolResult", "functionResponse", "function_response"), _w_result),
-    "reasoningContent": _w_reasoning,
-    **{kind: _w_medium(kind) for kind in ("image", "audio", "video")},
-    **dict.fromkeys(("document", "inlineData", "inline_data", "fileData", "file_data"), _w_medium("file")),
-    **dict.fromkeys(("guardContent", "citationsContent", "executableCode", "executable_code"), _w_texts),
-    **dict.fromkeys(("codeExecutionResult", "code_execution_result"), _w_texts),
-    **dict.fromkeys(("cachePoint",), _w_nothing),
+_WRAPPED = {
+    **dict.fromkeys(("toolUse", "functionCall", "function_call"), "call"),
+    **dict.fromkeys(("toolResult", "functionResponse", "function_response"), "result"),
+    "reasoningContent": "reasoning",
+    **{modality: modality for modality in ("image", "audio", "video")},
+    **dict.fromkeys(("document", "inlineData", "inline_data", "fileData", "file_data"), "file"),
+    **dict.fromkeys(("guardContent", "citationsContent", "executableCode", "executable_code"), "texts"),
+    **dict.fromkeys(("codeExecutionResult", "code_execution_result"), "texts"),
+    "cachePoint": "empty",
 }
-"""Identifying key to reader, for parts without a type: Bedrock's and Gemini's forms."""
+"""Identifying key to kind, for parts without a type: Bedrock's and Gemini's forms."""
+
+
+def _lines_of_wrapped(part: Raw, key: str, notes: FoundParts, depth: int) -> Iterator[Line]:
+    kind, fields = _WRAPPED[key], part[key] if isinstance(part[key], dict) else {"text": part[key]}
+    if kind == "call":
+        yield "tool", _call({"type": "tool_call", **fields})
+    elif kind == "result":
+        yield from _result(_first(fields, _RESULT_KEYS), notes, depth)
+    elif kind == "reasoning":
+        text = fields.get("reasoningText")
+        yield "reasoning", _reasoning(text if isinstance(text, dict) else fields)
+    elif kind == "texts":
+        content = _first(fields, ("content", "text", "code", "output"))
+        yield from lines_of(content if isinstance(content, list) else [content], notes, depth + 1)
+    elif kind != "empty":
+        yield "media", _medium(part, kind, part, notes)
+
+
 _KINDS = frozenset((*_TEXTS, *_REASONING, *_CALLS, *_RESULTS, *_MEDIA, *_EMPTY, "generic"))
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol
@@ -25,8 +25,8 @@ from creditflow.traces.conventions.base import ModelCall
 from creditflow.traces.events import unread, with_calls_apart
 from creditflow.traces.rewards import OF_THE_WHOLE, WHOLE, PlacedReward, place
 from creditflow.traces.selection import Selection, TrajectorySpans, choose
-from creditflow.traces.span_reading import is_message_event
-from creditflow.traces.span_tree import before, forest_of
+from creditflow.traces.span_reading import message_kind
+from creditflow.traces.span_tree import before, build_tree
 from creditflow.traces.spans import NO_SPAN, UNREADABLE, Span, text_of
 
 OUTCOMES = (*OF_THE_WHOLE, "reward", "primary")
@@ -64,6 +64,9 @@ class ConvertOptions:
     """A tokenizer for steps without token ids in the trace; `info["tokens"]` records the source of the ids."""
 
 
+What = Literal["model call", "choice", "reward", "record"]
+
+
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """A model call, a further response, a reward or a record that was not converted, with the reason.
@@ -71,7 +74,7 @@ class LeftOut:
     A record is a `gen_ai.*` event that no rule reads, or a part of a file that could not be read.
     """
 
-    what: Literal["model call", "choice", "reward", "record"]
+    what: What
     trajectory: str
     span: str
     name: str
@@ -159,11 +162,11 @@ def _linked(traces: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
 def _inherited(spans: Sequence[Span], key: str) -> list[str | None]:
     """[n] an attribute's value for each span: its own, the nearest enclosing span's, or its resource's."""
     own = [span.attributes.get(key) for span in spans]
-    forest = forest_of([span.id for span in spans], [span.parent for span in spans])
-    found = zip(forest.inherited(own), spans, strict=True)
+    tree = build_tree([span.id for span in spans], [span.parent for span in spans])
+    values = zip(tree.inherited(own), spans, strict=True)
     return [
         None if (v := span.resource.get(key) if value is None else value) is None else text_of(v)
-        for value, span in found
+        for value, span in values
     ]
 
 
@@ -171,36 +174,35 @@ def _convert(
     name: str, spans: Sequence[Span], options: ConvertOptions, wanted: re.Pattern[str], result: Converted
 ) -> None:
     """Convert the spans of one trajectory and add the results to `result`."""
-    spans_ = TrajectorySpans.read(spans, result.mended)
-    chosen = choose(spans_, wanted)
-    _note_what_is_not_read(name, spans_, result)
+    trajectory_spans = TrajectorySpans.read(spans, result.mended)
+    chosen = choose(trajectory_spans, wanted)
+
+    def leave_out(what: What, at: int, part: str, reason: str) -> None:
+        result.left_out.append(LeftOut(what, name, spans[at].id, part, reason))
+
+    _note_what_is_not_read(trajectory_spans, result, leave_out)
     if chosen.shared_ids:
         result.mended["a response id of another call"] += chosen.shared_ids
-    result.left_out += [
-        LeftOut("model call", name, spans[at].id, spans[at].name, why) for at, why in sorted(chosen.left_out.items())
-    ]
-    result.left_out += [
-        LeftOut("choice", name, spans[at].id, choice, "one of several responses of a call: the first is the step's")
-        for at in chosen.several
-        for choice in spans_.call(at).choices
-    ]
-    calls = [spans_.call(at) for at in chosen.calls]
-    steps = _steps(name, spans_, chosen, calls, options.tokens)
+    for at, reason in sorted(chosen.left_out.items()):
+        leave_out("model call", at, spans[at].name, reason)
+    for at in chosen.several:
+        for choice in trajectory_spans.call(at).choices:
+            leave_out("choice", at, choice, "one of several responses of a call: the first is the step's")
+    calls = [trajectory_spans.call(at) for at in chosen.calls]
+    steps = _steps(name, trajectory_spans, chosen, calls, options.tokens)
     for call in calls:
         if not (call.messages or call.prompt_ids):
             result.mended["a call without its prompt"] += 1
         for part in call.unknown:
             result.mended[f"a part of a message in a form that is not known: {part}"] += 1
-    prompt = _first_prompt(spans_, chosen)
-    trajectory = Trajectory(name, _uid(spans_, prompt, options.uid_by), _task(prompt), steps)
-    given = place(spans_, chosen, options.outcome)
-    result.left_out += [
-        LeftOut("reward", name, spans[one.at].id, one.name, one.nobody) for one in given if one.owner is None
-    ]
-    result.left_out += [
-        LeftOut("reward", name, spans[one.at].id, one.name, "given again later")
-        for one in _pay(trajectory, given, options)
-    ]
+    prompt = _first_prompt(trajectory_spans, chosen)
+    trajectory = Trajectory(name, _uid(trajectory_spans, prompt, options.uid_by), _task(prompt), steps)
+    rewards = place(trajectory_spans, chosen, options.outcome)
+    for one in rewards:
+        if one.owner is None:
+            leave_out("reward", one.at, one.name, one.nobody)
+    for one in _pay(trajectory, rewards, options):
+        leave_out("reward", one.at, one.name, "given again later")
     if not steps:
         return
     trajectory.answer, trajectory.answer_steps = steps[-1].response, (len(steps) - 1,)
@@ -209,32 +211,34 @@ def _convert(
     result.trajectories.append(trajectory)
 
 
-def _note_what_is_not_read(name: str, spans_: TrajectorySpans, result: Converted) -> None:
-    giving = {at for at, _ in spans_.rewards}
-    for at, (span, meaning) in enumerate(zip(spans_.spans, spans_.meanings, strict=True)):
+def _note_what_is_not_read(
+    trajectory_spans: TrajectorySpans, result: Converted, leave_out: Callable[[What, int, str, str], None]
+) -> None:
+    giving = {at for at, _ in trajectory_spans.rewards}
+    for at, (span, meaning) in enumerate(zip(trajectory_spans.spans, trajectory_spans.meanings, strict=True)):
         if meaning is None and at not in giving and span.id not in (NO_SPAN, UNREADABLE):
             result.passed_over[span.name or "a span without a name"] += 1
-        if span.unread:
-            result.left_out += [LeftOut("record", name, span.id, record, why) for record, why in span.unread]
-        if span.events:
-            why = "an event of this name is not read"
-            result.left_out += [LeftOut("record", name, span.id, event, why) for event in unread(span)]
-            if type(meaning) is not ModelCall:
-                of_calls = (event.name for event in span.events if is_message_event(event))
-                result.passed_over.update(f"{event} on a span of no call" for event in of_calls)
+        for record, reason in span.unread:
+            leave_out("record", at, record, reason)
+        for event in unread(span) if span.events else ():
+            leave_out("record", at, event, "an event of this name is not read")
+        if span.events and type(meaning) is not ModelCall:
+            names = (event.name for event in span.events if message_kind(event))
+            result.passed_over.update(f"{event} on a span of no call" for event in names)
 
 
 def _steps(
-    name: str, spans_: TrajectorySpans, chosen: Selection, calls: Sequence[ModelCall], tokens: Tokens | None
+    name: str, trajectory_spans: TrajectorySpans, chosen: Selection, calls: Sequence[ModelCall], tokens: Tokens | None
 ) -> list[Step]:
-    spans, start, end = spans_.spans, spans_.start, spans_.end
+    spans, start, end = trajectory_spans.spans, trajectory_spans.start, trajectory_spans.end
     read = reused(
         [[message["content"] for message in call.messages] for call in calls],
         [call.spoken for call in calls],
         [start[at] for at in chosen.calls],
         [end[at] for at in chosen.calls],
     )
-    parents = read if all(read[1:]) else _parents(spans_, chosen, read)  # the first step has no parents either way
+    has_parents = all(read[1:])  # the first step has none either way
+    parents = read if has_parents else _parents(trajectory_spans, chosen, read)
     turns: dict[str, int] = {}
     originals: set[str] = set()
     steps = []
@@ -301,10 +305,10 @@ def _media(media: Sequence[tuple[str, Any]], originals: set[str]) -> Iterator[di
         yield entry
 
 
-def _parents(spans_: TrajectorySpans, chosen: Selection, read: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _parents(spans: TrajectorySpans, chosen: Selection, read: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Parents from reused text, or from times and nesting for steps that reuse none."""
     step_of = {at: step for step, at in enumerate(chosen.calls)}
-    after = before(spans_.forest, spans_.start, spans_.end, [at in step_of for at in range(len(spans_.spans))])
+    after = before(spans.tree, spans.start, spans.end, [at in step_of for at in range(len(spans.spans))])
     return [
         by_text or tuple(sorted([step_of[earlier] for earlier in after[at]]))
         for at, by_text in zip(chosen.calls, read, strict=True)
@@ -323,9 +327,9 @@ _SHORT = 256
 _shared = lru_cache(maxsize=2 * _SHORT)(lambda value, n: (value,) * n)
 
 
-def _first_prompt(spans_: TrajectorySpans, chosen: Selection) -> Sequence[Message]:
+def _first_prompt(trajectory_spans: TrajectorySpans, chosen: Selection) -> Sequence[Message]:
     """The prompt of the trajectory's first call, whether that call is a step or is left out."""
-    prompts = (messages for at in chosen.made if (messages := spans_.call(at).messages))
+    prompts = (messages for at in chosen.made if (messages := trajectory_spans.call(at).messages))
     return next(prompts, ())
 
 
@@ -333,8 +337,8 @@ def _task(prompt: Sequence[Message]) -> Task:
     return Task("trace", tuple(message for message in prompt if message["role"] == "user") or tuple(prompt), None)
 
 
-def _uid(spans_: TrajectorySpans, prompt: Sequence[Message], key: str) -> str:
-    if key and (named := next((value for value in _inherited(spans_.spans, key) if value is not None), None)):
+def _uid(trajectory_spans: TrajectorySpans, prompt: Sequence[Message], key: str) -> str:
+    if key and (named := next((value for value in _inherited(trajectory_spans.spans, key) if value is not None), None)):
         return named
     return hashlib.sha256(_spelled(prompt).encode(errors="replace")).hexdigest()[:16]
 

@@ -12,11 +12,8 @@ from creditflow.traces.conventions.base import ModelCall
 from creditflow.traces.span_reading import (
     has_no_kind,
     is_call,
-    is_call_event,
-    is_message_event,
-    is_prompt_event,
-    is_response_event,
     is_reward_event,
+    message_kind,
     read_span,
 )
 from creditflow.traces.spans import NO_SPAN, Span, SpanEvent, is_of_models
@@ -55,14 +52,14 @@ def _with_their_events(spans: list[Span], nameless: Sequence[Span]) -> list[Span
             changed[id(span)] = replace(span, events=[event for event in span.events if id(event) not in taken])
             for call, events in zip(calls, groups, strict=True):
                 changed[id(call)] = replace(call, events=[*call.events, *events])
-    found = [changed.get(id(span), span) for span in spans]
-    return [span for span in found if span.id != NO_SPAN or span.events]
+    spans = [changed.get(id(span), span) for span in spans]
+    return [span for span in spans if span.id != NO_SPAN or span.events]
 
 
 def unread(span: Span) -> Iterator[str]:
     """Names of a span's generative-AI events that no rule reads."""
     for event in span.events:
-        if is_of_models(event) and not is_message_event(event) and not is_reward_event(event):
+        if is_of_models(event) and not message_kind(event) and not is_reward_event(event):
             yield event.name
 
 
@@ -82,7 +79,7 @@ def _parts(span: Span) -> list[Span]:
 
 def _recorded_calls(span: Span) -> list[list[SpanEvent]]:
     """Events grouped by the call they record; empty if the span is that call."""
-    whole = [[event] for event in span.events if is_call_event(event)]
+    whole = [[event] for event in span.events if message_kind(event) == "call"]
     if is_call(span):
         return whole if len(whole) > 1 else []
     return whole + (_exchanges(span.events) if has_no_kind(span) else [])
@@ -90,21 +87,15 @@ def _recorded_calls(span: Span) -> list[list[SpanEvent]]:
 
 def _exchanges(events: Sequence[SpanEvent]) -> list[list[SpanEvent]]:
     """Group events of one message each; a prompt message after a response begins another call."""
-    found: list[list[SpanEvent]] = []
-    answered = True
+    calls: list[list[SpanEvent]] = []
+    before = "response"
     for event in events:
-        if is_prompt_event(event):
-            if answered:
-                found.append([])
-            answered = False
-        elif is_response_event(event):
-            if not found:
-                found.append([])
-            answered = True
-        else:
-            continue
-        found[-1].append(event)
-    return found
+        if (kind := message_kind(event)) in ("prompt", "response"):
+            if not calls or (kind, before) == ("prompt", "response"):
+                calls.append([])
+            calls[-1].append(event)
+            before = kind
+    return calls
 
 
 def _call(span: Span, events: list[SpanEvent], id: str, parent: str | None) -> Span:

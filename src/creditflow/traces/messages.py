@@ -21,9 +21,9 @@ NOT_PLAIN = ("[", "data:")
 """Prefixes of a content that may be a JSON list of parts, or a data URL."""
 
 
-def in_short(messages: Sequence[Raw], found: FoundParts) -> list[Message]:
+def in_short(messages: Sequence[Raw], notes: FoundParts) -> list[Message]:
     """Role and text of each message."""
-    return [{"role": text_of(one.get("role") or "user"), "content": content_of(one, found)} for one in messages]
+    return [{"role": text_of(one.get("role") or "user"), "content": content_of(one, notes)} for one in messages]
 
 
 def from_spread(spread: Raw) -> Raw:
@@ -53,16 +53,16 @@ def messages_of(raw: Any) -> list[Raw]:
     """The messages in one attribute: a list, an object that holds a list, a text, or JSON with any of these."""
     if raw is None:
         return []
-    found = json_of(raw)
-    if isinstance(found, dict):
-        found = found.get("messages", [found])
-    if isinstance(found, str):
-        found = [found]
-    if not isinstance(found, LIST_TYPES):
+    value = json_of(raw)
+    if isinstance(value, dict):
+        value = value.get("messages", [value])
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, LIST_TYPES):
         return []
-    if found and all(isinstance(one, dict) and "role" not in one for one in found) and are_parts(found):
-        return [{"content": found}]  # the parts of one message
-    return [one if isinstance(one, dict) else {"content": one} for one in found if one is not None]
+    if value and all(isinstance(one, dict) and "role" not in one for one in value) and are_parts(value):
+        return [{"content": value}]  # the parts of one message
+    return [one if isinstance(one, dict) else {"content": one} for one in value if one is not None]
 
 
 def is_plain(content: Any) -> bool:
@@ -70,15 +70,15 @@ def is_plain(content: Any) -> bool:
     return type(content) is str and not content.startswith(NOT_PLAIN)
 
 
-def content_of(message: Raw, found: FoundParts) -> str:
+def content_of(message: Raw, notes: FoundParts) -> str:
     """The text of a message: reasoning, one line per part, tool calls as JSON."""
     content = message.get("content")
     if is_plain(content) and OF_A_TEXT.issuperset(message):
         return text_of(content)
-    return joined(list(_lines(message, found)))
+    return joined(list(_lines(message, notes)))
 
 
-def response_of(message: Raw, found: FoundParts) -> tuple[str, str]:
+def response_of(message: Raw, notes: FoundParts) -> tuple[str, str]:
     """The text of a response, and the same without reasoning, as other agents read it.
 
     Both are empty if no part of the message has a known form.
@@ -87,12 +87,12 @@ def response_of(message: Raw, found: FoundParts) -> tuple[str, str]:
     if is_plain(content) and OF_A_TEXT.issuperset(message):
         text = text_of(content)
         return text, text
-    lines = list(_lines(message, found))
+    lines = list(_lines(message, notes))
     if all(kind == "unknown" for kind, _ in lines):
         return "", ""
-    heard = [line for line in lines if line[0] != "reasoning"]
+    spoken = [line for line in lines if line[0] != "reasoning"]
     text = joined(lines)
-    return text, text if len(heard) == len(lines) else joined(heard)
+    return text, text if len(spoken) == len(lines) else joined(spoken)
 
 
 _BESIDE = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
@@ -118,11 +118,11 @@ def parts_of(message: Raw) -> list[Any]:
     ]
 
 
-def _lines(message: Raw, found: FoundParts) -> Iterator[Line]:
+def _lines(message: Raw, notes: FoundParts) -> Iterator[Line]:
     parts = parts_of(message)
-    yield from lines_of(parts, found)
+    yield from lines_of(parts, notes)
     if not parts and _KNOWN_KEYS.isdisjoint(message) and (keys := [key for key in message if not _is_about(key)]):
-        yield from lines_of([dict.fromkeys(keys)], found)
+        yield from lines_of([dict.fromkeys(keys)], notes)
 
 
 def _is_about(key: Any) -> bool:
@@ -166,8 +166,8 @@ def _further(message: Raw) -> Iterator[Any]:
 
 def listed(value: Any) -> Sequence[Any]:
     """`value` as a list: a list or a JSON list of it as is, None as an empty list, anything else as a list of one."""
-    found = json_of(value) if isinstance(value, str) else value
-    return found if isinstance(found, LIST_TYPES) else () if found is None else (found,)
+    items = json_of(value) if isinstance(value, str) else value
+    return items if isinstance(items, LIST_TYPES) else () if items is None else (items,)
 
 
 def _by_number(parts: Any) -> list[Any]:

@@ -37,8 +37,8 @@ class PlacedReward:
     """The reason why it is unassigned."""
 
 
-def place(spans_: TrajectorySpans, chosen: Selection, outcome: str) -> list[PlacedReward]:
-    """Assign every value of every reward of `spans_`, in order of time.
+def place(trajectory_spans: TrajectorySpans, chosen: Selection, outcome: str) -> list[PlacedReward]:
+    """Assign every value of every reward of `trajectory_spans`, in order of time.
 
     1. A reward named `outcome` or one of `OF_THE_WHOLE` belongs to the whole trajectory.
     2. A reward with a target (a link to a span, a response id, or an attribute of the span itself) belongs to it. A
@@ -54,43 +54,42 @@ def place(spans_: TrajectorySpans, chosen: Selection, outcome: str) -> list[Plac
     Calls that are left out count as well: a reward that belongs to one of them is unassigned, rather than the next
     step's.
     """
-    if not spans_.rewards:
+    if not trajectory_spans.rewards:
         return []
-    owners = _Owners(spans_, chosen)
-    found = [given for at, reward in spans_.rewards for given in owners.given(at, reward, outcome)]
-    late = [given.rule == "time" and spans_.start[given.at] >= owners.all_ended for given in found]
-    of_steps = {given.name for given, is_late in zip(found, late, strict=True) if not is_late and given.owner != WHOLE}
+    owners = _Owners(trajectory_spans, chosen)
+    placed = [given for at, reward in trajectory_spans.rewards for given in owners.given(at, reward, outcome)]
+    late = [given.rule == "time" and trajectory_spans.start[given.at] >= owners.all_ended for given in placed]
+    of_steps = {given.name for given, is_late in zip(placed, late, strict=True) if not is_late and given.owner != WHOLE}
     return [
         replace(given, owner=WHOLE, nobody="")
         if is_late and chosen.calls and given.name not in of_steps and not isinstance(given.value, RewardWithoutNumber)
         else given
-        for given, is_late in zip(found, late, strict=True)
+        for given, is_late in zip(placed, late, strict=True)
     ]
 
 
 class _Owners:
     """Look-ups over one trajectory that every reward shares."""
 
-    def __init__(self, spans_: TrajectorySpans, chosen: Selection) -> None:
-        self._trajectory, self._chosen = spans_, chosen
+    def __init__(self, trajectory_spans: TrajectorySpans, chosen: Selection) -> None:
+        self._trajectory, self._chosen = trajectory_spans, chosen
         self._step_of = {at: step for step, at in enumerate(chosen.calls)}
         self._spans_with: dict[str, dict[str, list[int]]] = {}
-        by_end = sorted(chosen.made, key=spans_.end.__getitem__)
-        self._all = _Calls(by_end, [spans_.end[at] for at in by_end])
-        self.all_ended = self._all.ends[-1] if by_end else 0
-        self._of_agent: dict[int, _Calls] = {}
-        for at in by_end:
-            if (agent := spans_.agent_at[at]) is not None:
-                own = self._of_agent.setdefault(agent, _Calls([], []))
-                own.calls.append(at)
-                own.ends.append(spans_.end[at])
-        self._outside = any(spans_.agent_around[at] is None for at, _ in spans_.rewards)
+        self._calls = sorted(chosen.made, key=trajectory_spans.end.__getitem__)
+        """All calls made, by end."""
+        self.all_ended = trajectory_spans.end[self._calls[-1]] if self._calls else 0
+        self._of_agent: dict[int, list[int]] = {}
+        """The same for each agent's span."""
+        for at in self._calls:
+            if (agent := trajectory_spans.agent_at[at]) is not None:
+                self._of_agent.setdefault(agent, []).append(at)
+        self._outside = any(trajectory_spans.agent_around[at] is None for at, _ in trajectory_spans.rewards)
         """Whether a reward lies outside all agents' spans; rule 3 then applies even to a span around all calls."""
-        inside = [0] * len(spans_.spans)
+        inside = [0] * len(trajectory_spans.spans)
         for at in chosen.made:
             inside[at] = 1
-        for at in reversed(spans_.forest.order):
-            if (parent := spans_.forest.parents[at]) >= 0:
+        for at in reversed(trajectory_spans.tree.order):
+            if (parent := trajectory_spans.tree.parents[at]) >= 0:
                 inside[parent] += inside[at]
         self._n_inside = inside
         """[n] number of calls at and inside each span."""
@@ -116,9 +115,14 @@ class _Owners:
         """The owner of a reward at `at` without a target, by rules 3 and 4."""
         around = self._trajectory.agent_around[at]
         if around in self._of_agent and (self._outside or self._n_inside[around] < len(self._chosen.made)):
-            call = self._of_agent[around].last_by(time)
+            call = self._last_by(self._of_agent[around], time)
             return self._step(call, "agent", "its agent had made no call by then")
-        return self._step(self._all.last_by(time), "time", "no step had ended by then")
+        return self._step(self._last_by(self._calls, time), "time", "no step had ended by then")
+
+    def _last_by(self, calls: Sequence[int], time: int) -> int | None:
+        """The last of `calls`, which are sorted by end, that had ended by `time`."""
+        place = bisect_right(calls, time, key=self._trajectory.end.__getitem__)
+        return calls[place - 1] if place else None
 
     def _step(self, call: int | None, rule: Rule, otherwise: str) -> _Owner:
         """The step of a call, or the reason for its omission; `otherwise`: the reason without a call."""
@@ -131,10 +135,10 @@ class _Owners:
 
     def _linked(self, at: int, reward: Reward, time: int) -> _Owner:
         for link in reward.links:
-            found = self._at(link, at, time)
-            if found[0] is not None:
+            owner = self._at(link, at, time)
+            if owner[0] is not None:
                 break
-        return found
+        return owner
 
     def _at(self, link: tuple[tuple[str, str], ...], given_at: int, time: int) -> _Owner:
         """The owner that a link resolves to, or the reason why it resolves to none."""
@@ -159,7 +163,8 @@ class _Owners:
         if n_inside == len(self._chosen.made):
             return WHOLE, "link", ""
         if at in self._of_agent:
-            return self._step(self._of_agent[at].last_by(time), "link", "its agent had made no call by then")
+            call = self._last_by(self._of_agent[at], time)
+            return self._step(call, "link", "its agent had made no call by then")
         if n_inside:
             return self._step(self._last_inside(at, time), "link", "no call inside of what it is linked to had ended")
         return self._by_place(at, self._trajectory.start[at])
@@ -167,14 +172,14 @@ class _Owners:
     def _last_inside(self, at: int, time: int) -> int | None:
         """The last call inside a span that had ended by `time`."""
         place, behind = self._extent
-        stop = bisect_right(self._all.ends, time)
-        recent = reversed(self._all.calls[max(0, stop - _LOOKED_BACK) : stop])
+        stop = bisect_right(self._calls, time, key=self._trajectory.end.__getitem__)
+        recent = reversed(self._calls[max(0, stop - _LOOKED_BACK) : stop])
         return next((call for call in recent if place[at] <= place[call] < behind[at]), None)
 
     @cached_property
     def _extent(self) -> tuple[list[int], list[int]]:
         """[n], [n] each span's position in depth-first order, and the first position after the spans it encloses."""
-        order, parents = self._trajectory.forest.order, self._trajectory.forest.parents
+        order, parents = self._trajectory.tree.order, self._trajectory.tree.parents
         place = [0] * len(order)
         for at, span in enumerate(order):
             place[span] = at
@@ -189,13 +194,13 @@ class _Owners:
         if key not in self._spans_with:
             if len(self._spans_with) == _MOST_KEYS:
                 return ()
-            found: dict[str, list[int]] = {}
+            spans: dict[str, list[int]] = {}
             for at, span in enumerate(self._trajectory.spans):
                 ids = {"span_id": span.id, "trace_id": span.trace_id or span.trace}
                 has = ids.get(key) or span.attributes.get(key)
                 if has is not None:
-                    found.setdefault(text_of(has), []).append(at)
-            self._spans_with[key] = found
+                    spans.setdefault(text_of(has), []).append(at)
+            self._spans_with[key] = spans
         return self._spans_with[key].get(value, ())
 
 
@@ -214,16 +219,3 @@ def _is_in(rising: Sequence[int], number: int) -> bool:
 
 def _spelled(link: tuple[tuple[str, str], ...]) -> str:
     return ", ".join(f"{key} {value}" for key, value in link)
-
-
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """Calls sorted by end."""
-
-    calls: list[int]
-    ends: list[int]
-
-    def last_by(self, time: int) -> int | None:
-        """The last call that had ended by `time`."""
-        place = bisect_right(self.ends, time)
-        return self.calls[place - 1] if place else None

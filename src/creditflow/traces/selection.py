@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from creditflow.traces.conventions.base import AgentSpan, Meaning, ModelCall, Reward
 from creditflow.traces.span_reading import read_span
-from creditflow.traces.span_tree import SpanTree, forest_of
+from creditflow.traces.span_tree import SpanTree, build_tree
 from creditflow.traces.spans import Span
 
 NO_AGENT = "agent"
@@ -25,7 +25,7 @@ class TrajectorySpans:
     """The n spans of one trajectory."""
 
     spans: Sequence[Span]
-    forest: SpanTree
+    tree: SpanTree
     start: list[int]
     end: list[int]
     """[n] nanoseconds; `start < end`."""
@@ -41,8 +41,8 @@ class TrajectorySpans:
     @classmethod
     def read(cls, spans: Sequence[Span], mended: Counter[str]) -> TrajectorySpans:
         """Read the spans; count their defects in `mended`."""
-        forest = forest_of([span.id for span in spans], [span.parent for span in spans])
-        mended.update(forest.mended.values())
+        tree = build_tree([span.id for span in spans], [span.parent for span in spans])
+        mended.update(tree.mended.values())
         read = [read_span(span) for span in spans]
         meanings = [meaning for meaning, _ in read]
         start, end = _times(spans, mended)
@@ -51,14 +51,14 @@ class TrajectorySpans:
         agents = [at for at, meaning in enumerate(meanings) if type(meaning) is AgentSpan]
         around: list[int | None] = [None] * len(spans)
         if not agents:
-            return cls(spans, forest, start, end, meanings, rewards, around, around)
+            return cls(spans, tree, start, end, meanings, rewards, around, around)
         for at in agents:
             around[at] = at
-        around = forest.inherited(around)
+        around = tree.inherited(around)
         working = list(around)
         for at, other in _meanwhile([at for at, agent in enumerate(around) if agent is None], agents, start, end):
             working[at] = other
-        return cls(spans, forest, start, end, meanings, rewards, around, working)
+        return cls(spans, tree, start, end, meanings, rewards, around, working)
 
     def call(self, at: int) -> ModelCall:
         """The model call of span `at`, which must be one."""
@@ -108,8 +108,8 @@ def _meanwhile(
     began = [start[agent] for agent in agents]
     for at in spans:
         stop = bisect_right(began, start[at])
-        found = (agent for agent in reversed(agents[max(0, stop - _LOOKED_BACK) : stop]) if end[agent] >= end[at])
-        if (agent := next(found, None)) is not None:
+        enclosing = (agent for agent in reversed(agents[max(0, stop - _LOOKED_BACK) : stop]) if end[agent] >= end[at])
+        if (agent := next(enclosing, None)) is not None:
             yield at, agent
 
 
@@ -133,32 +133,32 @@ class Selection:
     """Number of calls with the response id of another call but a different response."""
 
 
-def choose(spans_: TrajectorySpans, wanted: re.Pattern[str]) -> Selection:
+def choose(trajectory_spans: TrajectorySpans, wanted: re.Pattern[str]) -> Selection:
     """Choose the calls whose agents match `wanted`, each once, without judges' calls and calls without a response."""
-    reward = _rewards_around(spans_)
+    reward = _rewards_around(trajectory_spans)
     left_out: dict[int, str] = {}
     able: dict[int, ModelCall] = {}
     unable: dict[int, ModelCall] = {}
     several: list[int] = []
-    for at, meaning in enumerate(spans_.meanings):
+    for at, meaning in enumerate(trajectory_spans.meanings):
         if type(meaning) is not ModelCall:
             continue
         if reward[at] is not None:
             left_out[at] = "made by a reward"
         elif why := meaning.unusable:
-            left_out[at] = f"it failed: {spans_.spans[at].error}" if spans_.spans[at].error else why
+            left_out[at] = f"it failed: {trajectory_spans.spans[at].error}" if trajectory_spans.spans[at].error else why
             unable[at] = meaning
         else:
             able[at] = meaning
             if meaning.choices:
                 several.append(at)
-    same_as, shared_ids = _repeated(spans_.forest, able)
+    same_as, shared_ids = _repeated(trajectory_spans.tree, able)
     for at, first in same_as.items():
-        left_out[at] = f"the same call as span {spans_.spans[first].id}"
-    agents = {at: spans_.agent_of(at) for at in able if at not in same_as}
-    made = [*agents, *_alone(spans_.forest, unable, able)] if unable else list(agents)
-    made.sort(key=spans_.end.__getitem__)
-    made.sort(key=spans_.start.__getitem__)  # calls with the same start stay in order of their ends
+        left_out[at] = f"the same call as span {trajectory_spans.spans[first].id}"
+    agents = {at: trajectory_spans.agent_of(at) for at in able if at not in same_as}
+    made = [*agents, *_alone(trajectory_spans.tree, unable, able)] if unable else list(agents)
+    made.sort(key=trajectory_spans.end.__getitem__)
+    made.sort(key=trajectory_spans.start.__getitem__)  # calls with the same start stay in order of their ends
     named = {agent for agent in agents.values() if wanted.search(agent)}
     for at, agent in agents.items():
         if agent not in named:
@@ -168,29 +168,29 @@ def choose(spans_: TrajectorySpans, wanted: re.Pattern[str]) -> Selection:
     return Selection(calls, made, [agents[at] for at in calls], several, same_as, left_out, shared_ids)
 
 
-def _rewards_around(spans_: TrajectorySpans) -> list[int | None]:
+def _rewards_around(trajectory_spans: TrajectorySpans) -> list[int | None]:
     """[n] the nearest enclosing reward span, or the span itself if it is one."""
-    own = [at if type(meaning) is Reward else None for at, meaning in enumerate(spans_.meanings)]
-    return spans_.forest.inherited(own) if spans_.rewards else own
+    own = [at if type(meaning) is Reward else None for at, meaning in enumerate(trajectory_spans.meanings)]
+    return trajectory_spans.tree.inherited(own) if trajectory_spans.rewards else own
 
 
-def _alone(forest: SpanTree, unable: Mapping[int, ModelCall], able: Mapping[int, ModelCall]) -> Iterator[int]:
+def _alone(tree: SpanTree, unable: Mapping[int, ModelCall], able: Mapping[int, ModelCall]) -> Iterator[int]:
     """Calls in `unable` with no other record.
 
     Another record of the same call has its response id, or encloses it, or lies inside it.
     """
     ids = {call.response_id for call in able.values()} - {""}
-    around = forest.inherited([at if at in able else None for at in range(len(forest.parents))])
+    around = tree.inherited([at if at in able else None for at in range(len(tree.parents))])
     around_some: set[int] = set()
-    for at in reversed(forest.order):
+    for at in reversed(tree.order):
         if at in able or at in around_some:
-            around_some.add(forest.parents[at])
+            around_some.add(tree.parents[at])
     for at, call in unable.items():
         if call.response_id not in ids and around[at] is None and at not in around_some:
             yield at
 
 
-def _repeated(forest: SpanTree, able: Mapping[int, ModelCall]) -> tuple[dict[int, int], int]:
+def _repeated(tree: SpanTree, able: Mapping[int, ModelCall]) -> tuple[dict[int, int], int]:
     """Map repeated records of calls to the record kept, and count calls that share only a response id.
 
     Two records are of one call if they have the same response id and either the same response or one inside the other
@@ -208,8 +208,8 @@ def _repeated(forest: SpanTree, able: Mapping[int, ModelCall]) -> tuple[dict[int
     """Call to the first record of the same call."""
     members: dict[int, list[int]] = {}
     """First record to all records of the same call."""
-    for at in forest.order:
-        around = inside.get(forest.parents[at])
+    for at in tree.order:
+        around = inside.get(tree.parents[at])
         if at not in able:
             if around is not None:
                 inside[at] = around
@@ -231,9 +231,9 @@ def _repeated(forest: SpanTree, able: Mapping[int, ModelCall]) -> tuple[dict[int
         if first != at:
             members.setdefault(first, [first]).append(at)
     same_as = {}
-    for found in members.values():
-        fullest = max(found, key=lambda at: able[at].fullness)  # among equals the first
-        same_as.update({at: fullest for at in found if at != fullest})
+    for records in members.values():
+        fullest = max(records, key=lambda at: able[at].fullness)  # among equals the first
+        same_as.update({at: fullest for at in records if at != fullest})
     return same_as, shared
 
 

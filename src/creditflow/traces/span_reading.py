@@ -9,8 +9,7 @@ import ast
 import re
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import repeat
 from operator import countOf, itemgetter
@@ -68,7 +67,7 @@ def _meaning(span: Span, names: _AttributeNames) -> Meaning | None:
     like_call = _is_like_a_call(span.attributes, names)
     if like_call and names.says_and_has:
         return _model_call(span, names)
-    if names.of_agent and (name := _agent_name(span)):
+    if names.of_agent and (name := _agent_name(span, names)):
         return AgentSpan(name)
     return _model_call(span, names) if like_call else None
 
@@ -76,183 +75,95 @@ def _meaning(span: Span, names: _AttributeNames) -> Meaning | None:
 # ---- attributes by their names -------------------------------------------------------------------------------------
 
 
-class _Tables:
-    """The fields of all conventions, joined in order of precedence."""
-
-    def __init__(self) -> None:
-        self.conventions = all_ = conventions()
-
-        def joined(field: str) -> tuple[Any, ...]:
-            return tuple(value for one in all_ for value in getattr(one, field))
-
-        def stated(field: str) -> tuple[Any, ...]:
-            return tuple(value for one in all_ if (value := getattr(one, field)))
-
-        self.kinds, self.calls, self.not_calls = joined("kinds"), joined("calls"), joined("not_calls")
-        self.states_kind = frozenset((*self.kinds, *(key for key, _ in (*self.calls, *self.not_calls))))
-        self.kind_keys = tuple(dict.fromkeys((*(key for key, _ in self.not_calls), *self.kinds)))
-        self.encloses_calls = stated("encloses_calls")
-        self.like_call = frozenset(joined("call_attributes"))
-        self.prompt_lists, self.response_lists = stated("prompt_list"), stated("response_list")
-        self.spread = frozenset((*self.prompt_lists, *self.response_lists))
-        self.messages = stated("messages")
-        self.of_messages = frozenset(joined("message_attributes"))
-        self.whole = self.of_messages.union(joined("shared_message_attributes"))
-        self.call_events = frozenset(joined("call_events"))
-        self.prompt_events, self.response_events = (
-            frozenset(joined("prompt_events")),
-            frozenset(joined("response_events")),
-        )
-        self.event_readers = {
-            event: one.event_messages
-            for one in reversed(all_)
-            if one.event_messages is not None
-            for event in (*one.prompt_events, *one.response_events)
-        }
-        self.prompt_ids, self.response_ids = joined("prompt_ids"), joined("response_ids")
-        self.logprobs, self.response_id = joined("logprobs"), joined("response_id")
-        self.model = (*joined("model"), *joined("response_model"))
-        self.temperature, self.parameters = joined("temperature"), joined("parameters")
-        self.counts = {name: joined(name) for name in ("prompt_tokens", "completion_tokens")}
-        self.finish_reason = joined("finish_reason")
-        self.of_call = frozenset((*(key for key, _ in self.calls), *self.response_ids))
-        self.call_agent, self.span_agent = joined("call_agent"), joined("span_agent")
-        self.no_agents, self.not_agents = joined("no_agents"), joined("not_agents")
-        self.agent_kinds = joined("agent_kinds")
-        self.agent_span, self.agent_node = stated("agent_span"), stated("agent_node")
-        kinds_of_agents = (key for key, *_ in self.agent_kinds)
-        self.of_agent = frozenset((*self.span_agent, *self.call_agent, *kinds_of_agents, *joined("agent_attributes")))
-        self.rewards = stated("rewards")
-        self.named_rewards = stated("named_rewards")
-        self.reward_prefixes = joined("reward_prefixes")
-        self.is_reward_event = stated("is_reward_event")
-        self.reward_span_lists, self.link_lists = frozenset(stated("reward_span_list")), stated("link_list")
-        self.lists = tuple(
-            dict.fromkeys(
-                [
-                    *self.prompt_lists,
-                    *self.response_lists,
-                    *self.reward_span_lists,
-                    *self.link_lists,
-                    *joined("reward_lists"),
-                ]
-            )
-        )
+@cache
+def _all(*fields: str) -> tuple[Any, ...]:
+    """The values of fields of all conventions, in order of precedence; a single value counts as a tuple of one."""
+    values = [getattr(one, field) for field in fields for one in conventions()]
+    return tuple(entry for value in values if value for entry in (value if isinstance(value, tuple) else (value,)))
 
 
 @cache
-def _tables() -> _Tables:
-    return _Tables()
+def _keys(*fields: str) -> frozenset[str]:
+    """The names in fields of all conventions; an entry of several values begins with its attribute's name."""
+    return frozenset(entry if isinstance(entry, str) else entry[0] for entry in _all(*fields))
 
 
-@dataclass(frozen=True, slots=True)
 class _AttributeNames:
     """Facts that follow from the names of a span's attributes alone.
 
     Many spans of a trace have the same attribute names, so these facts are computed once per set of names.
     """
 
-    lists: dict[str, list[dict[str, str]]]
-    """Attributes such as `gen_ai.prompt.0.role`, by list. The entries are in order of their numbers; each maps the rest
-    of the name (`role`) to the attribute. `creditflow.reward.NAME` is a list of one entry."""
-    spread: bool
-    """Whether messages are spread over attributes."""
-    gives: bool
-    """Whether the span gives rewards, whatever its kind."""
-    like_rewards: Sequence[str]
-    """Attributes with "reward" in their name that are not read as one."""
-    reward_readers: Sequence[RewardReader]
-    """Readers of the rewards that the attributes give."""
-    reward_span_readers: Sequence[RewardSpanReader]
-    """Readers that may recognise a reward span; empty if there are none."""
-    of_call: bool
-    """Whether it may be a model call."""
-    of_kind: bool
-    """Whether it has an attribute that states its kind."""
-    like_call: bool
-    """Whether it has attributes that only model calls have, unless its kind is something else."""
-    says_and_has: bool
-    """Whether it has both a model and messages, and so is a call even if it names an agent."""
-    of_agent: bool
-    """Whether it may be an agent's."""
-    prompt_ids: Sequence[str]
-    """The attributes present that may hold the prompt's token ids, in order of precedence; likewise the next fields."""
-    response_ids: Sequence[str]
-    logprobs: Sequence[str]
-    response_id: Sequence[str]
-    model: Sequence[str]
-    agent: Sequence[str]
-    temperature: Sequence[str]
-    counts: Sequence[tuple[str, Sequence[str]]]
-    whole: bool
-    """Whether a single attribute holds a whole list of messages."""
-    plain: Callable[[Mapping[str, Any]], Sequence[Any]] | None
-    """Reads the content of the response, then role and content of each prompt message. Only for messages spread over
-    attributes with no further fields."""
-    prompt: list[dict[str, str]]
-    """The attributes of each prompt message."""
-    response: list[dict[str, str]]
-    """The attributes of each response message."""
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        there = frozenset(keys)
 
-    @classmethod
-    def read(cls, keys: tuple[str, ...]) -> _AttributeNames:
-        tables = _tables()
+        def present(*fields: str) -> tuple[Any, ...]:
+            return tuple(entry for entry in _all(*fields) if (entry if isinstance(entry, str) else entry[0]) in there)
+
+        def has(*fields: str) -> bool:
+            return not _keys(*fields).isdisjoint(there)
+
         places: dict[str, dict[int, dict[str, str]]] = {}
         for key in keys:
             if (place := _place(key)) is not None:
                 name, number, rest = place
                 places.setdefault(name, {}).setdefault(number, {})[rest] = key
-        there = frozenset(keys)
+        self.lists = {name: [entries[number] for number in sorted(entries)] for name, entries in places.items()}
+        """Attributes such as `gen_ai.prompt.0.role`, by list. The entries are in order of their numbers; each maps the
+        rest of the name (`role`) to the attribute. `creditflow.reward.NAME` is a list of one entry."""
+        self.prompt, self.response = self._first_list("prompt_list"), self._first_list("response_list")
+        """The attributes of each prompt message and of each response message."""
+        self.plain = _plain_getter(self.prompt, self.response)
+        """Reads the content of the response, then role and content of each prompt message. None unless all messages are
+        spread over attributes, with no further fields."""
+        self.spread = bool(self.prompt or self.response)
+        """Whether messages are spread over attributes."""
+        self.whole = has("message_attributes", "shared_message_attributes")
+        """Whether a single attribute holds a whole list of messages."""
 
-        def present(wanted: Iterable[str]) -> tuple[str, ...]:
-            return tuple(key for key in wanted if key in there)
+        self.kinds, self.calls, self.not_calls = present("kinds"), present("calls"), present("not_calls")
+        """The attributes present that state a kind, and those with the values that mark a call or another span."""
+        self.of_call = self.spread or has("calls", "response_ids")
+        """Whether it may be a model call."""
+        names_model, has_messages = has("call_attributes"), has("message_attributes")
+        self.like_call = names_model or has_messages
+        """Whether it has attributes that only model calls have, unless its kind is something else."""
+        self.says_and_has = names_model and has_messages
+        """Whether it has both a model and messages, and so is a call even if it names an agent."""
+        self.of_agent = has("span_agent", "call_agent", "agent_kinds", "agent_attributes")
+        """Whether it may be an agent's."""
+        self.agent_kinds, self.span_agent = present("agent_kinds"), present("span_agent")
+        self.not_agents = present("not_agents")
+        """The attributes present that mark an agent's span, name its agent, or mark a span that is no agent's work."""
 
-        def first_list(names: Sequence[str]) -> list[dict[str, str]]:
-            """Entries of the first list present; two conventions on one span repeat the same messages."""
-            return next((lists[name] for name in names if name in lists), [])
-
-        lists = {name: [entries[number] for number in sorted(entries)] for name, entries in places.items()}
-        prompt, response = first_list(tables.prompt_lists), first_list(tables.response_lists)
-        spread = not tables.spread.isdisjoint(places)
-        like_call, has_messages = (not one.isdisjoint(there) for one in (tables.like_call, tables.of_messages))
-        like_rewards = tuple(key for key in keys if _is_like_a_reward(key))
-        reward_readers = [
+        self.like_rewards = [key for key in keys if _is_like_a_reward(key)]
+        """Attributes with "reward" in their name that are not read as one."""
+        self.reward_readers: list[RewardReader] = [
             one.rewards
-            for one in tables.conventions
-            if one.rewards is not None
-            and (any(name in places for name in one.reward_lists) or any(map(_starts_with(one.reward_prefixes), keys)))
+            for one in conventions()
+            if one.rewards
+            and (not places.keys().isdisjoint(one.reward_lists) or any(map(_starts_with(one.reward_prefixes), keys)))
         ]
-        reward_span_readers = [
+        """Readers of the rewards that the attributes give."""
+        self.gives = bool(self.reward_readers or self.like_rewards or places.keys() & _keys("named_rewards"))
+        """Whether the span gives rewards, whatever its kind."""
+        self.reward_span_readers: list[RewardSpanReader] = [
             one.reward_span
-            for one in tables.conventions
-            if one.reward_span is not None
-            and (one.reward_span_list in places or not there.isdisjoint(one.reward_attributes))
+            for one in conventions()
+            if one.reward_span and (one.reward_span_list in places or not there.isdisjoint(one.reward_attributes))
         ]
-        return cls(
-            lists=lists,
-            spread=spread,
-            gives=bool(reward_readers or like_rewards) or any(name in places for name in tables.named_rewards),
-            reward_readers=reward_readers,
-            reward_span_readers=reward_span_readers,
-            like_rewards=like_rewards,
-            of_call=spread or not tables.of_call.isdisjoint(there),
-            of_kind=not tables.states_kind.isdisjoint(there),
-            says_and_has=like_call and has_messages,
-            like_call=like_call or has_messages,
-            of_agent=not tables.of_agent.isdisjoint(there),
-            prompt_ids=present(tables.prompt_ids),
-            response_ids=present(tables.response_ids),
-            logprobs=present(tables.logprobs),
-            response_id=present(tables.response_id),
-            model=present(tables.model),
-            agent=present(tables.call_agent),
-            temperature=present((*tables.temperature, *tables.parameters)),
-            whole=not tables.whole.isdisjoint(there),
-            plain=_plain_getter(prompt, response),
-            prompt=prompt,
-            response=response,
-            counts=[(name, keys) for name, wanted in tables.counts.items() if (keys := present(wanted))],
-        )
+        """Readers that may recognise a reward span; empty if there are none."""
+
+        self.prompt_ids, self.response_ids = present("prompt_ids"), present("response_ids")
+        """The attributes present that may hold token ids, in order of precedence; likewise the next fields."""
+        self.logprobs, self.response_id = present("logprobs"), present("response_id")
+        self.model, self.agent = present("model", "response_model"), present("call_agent")
+        self.temperature = present("temperature", "parameters")
+        self.counts = [(name, present(name)) for name in ("prompt_tokens", "completion_tokens") if has(name)]
+
+    def _first_list(self, field: str) -> list[dict[str, str]]:
+        """Entries of the first list present; two conventions on one span repeat the same messages."""
+        return next((self.lists[name] for name in _all(field) if name in self.lists), [])
 
     def reader(self, attributes: Mapping[str, Any]) -> Callable[[str], list[Raw]]:
         """A function that reads a numbered list of attributes by its name."""
@@ -275,26 +186,25 @@ def _entry(attributes: Mapping[str, Any], keys: Mapping[str, str]) -> Raw:
     return {rest: attributes[key] for rest, key in keys.items()}
 
 
-_names = lru_cache(maxsize=1 << 9)(_AttributeNames.read)
+_names = lru_cache(maxsize=1 << 9)(_AttributeNames)
 _MOST_NAMES = 128
 """Names of spans with more attributes are not cached: the entries would be large, and few spans would share them."""
 
 
 def _names_of(attributes: Mapping[str, Any]) -> _AttributeNames:
     keys = tuple(attributes)
-    return _names(keys) if len(keys) <= _MOST_NAMES else _AttributeNames.read(keys)
+    return _names(keys) if len(keys) <= _MOST_NAMES else _AttributeNames(keys)
 
 
 @lru_cache(maxsize=1 << 14)
 def _place(key: str) -> tuple[str, int, str] | None:
     """List, number and rest of an attribute's name; None if it is not part of a list."""
-    tables = _tables()
-    for name in tables.named_rewards:
+    for name in _all("named_rewards"):
         if key.startswith(f"{name}."):
             return name, 0, key[len(name) + 1 :]
         if key == name:
             return name, 0, "reward"
-    for name in tables.lists:
+    for name in _all("prompt_list", "response_list", "reward_span_list", "link_list", "reward_lists"):
         if key.startswith(f"{name}."):
             number, _, rest = key[len(name) + 1 :].partition(".")
             if rest and number.isdecimal() and len(number) < DIGITS:
@@ -310,7 +220,7 @@ def _is_like_a_reward(key: str) -> bool:
     """Whether an attribute is named like a reward but read by no convention."""
     if "reward" not in key.lower() or _place(key) is not None:
         return False
-    return key not in _tables().reward_span_lists and not key.startswith(_tables().reward_prefixes)
+    return key not in _keys("reward_span_list") and not key.startswith(_all("reward_prefixes"))
 
 
 # ---- model calls ---------------------------------------------------------------------------------------------------
@@ -320,7 +230,7 @@ _ENDED_BY_LENGTH = ("length", "max_tokens", "max_output_tokens", "model_length",
 
 def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
     attributes = span.attributes
-    found = _NOTHING_BESIDE
+    notes = _NO_NOTES
     choices: Sequence[str] = ()
     texts = None if span.events or names.whole or names.plain is None else _plain_texts(names.plain(attributes))
     if texts is not None:
@@ -329,19 +239,19 @@ def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
         messages = [{"role": role or "user", "content": text} for role, text in zip(each, each, strict=True)]
         reason = attributes.get(names.response[0].get("finish_reason", ""))
     else:
-        found = FoundParts()
-        messages, responses = _messages(span, names, found)
+        notes = FoundParts()
+        messages, responses = _messages(span, names, notes)
         first: Raw = responses[0] if responses else {}
         if len(responses) > 1:
             first, others = _first_choice(attributes, _with_reasoning(responses))
-            choices = [response_of(one, found)[0] for one in others]
-        n_unknown = len(found.unknown)
-        response, spoken = response_of(first, found)
+            choices = [response_of(one, notes)[0] for one in others]
+        n_unknown = len(notes.unknown)
+        response, spoken = response_of(first, notes)
         reason = first.get("finish_reason")
     response_ids = _token_ids(first_of(attributes, names.response_ids)) if names.response_ids else ()
     unusable = ""
     if not response and not response_ids:
-        unusable = _why_unusable(attributes, messages, found.unknown[n_unknown:] if found.unknown else ())
+        unusable = _why_unusable(attributes, messages, notes.unknown[n_unknown:] if notes.unknown else ())
     return ModelCall(
         messages,
         response,
@@ -355,13 +265,13 @@ def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
         _info(span, names, reason),
         spoken,
         choices,
-        found.media,
-        found.unknown,
+        notes.media,
+        notes.unknown,
         unusable,
     )
 
 
-_NOTHING_BESIDE = FoundParts()
+_NO_NOTES = FoundParts()
 """Empty result for calls with plain-text messages. Never modified."""
 
 
@@ -375,7 +285,7 @@ def _plain_texts(values: Sequence[Any]) -> Sequence[str] | None:
     return None if any(map(str.startswith, values, repeat(NOT_PLAIN))) else values
 
 
-def _messages(span: Span, names: _AttributeNames, found: FoundParts) -> tuple[list[Message], list[Raw]]:
+def _messages(span: Span, names: _AttributeNames, notes: FoundParts) -> tuple[list[Message], list[Raw]]:
     """The prompt messages of a call, reduced to role and text, and its response messages."""
     attributes = span.attributes
     prompt, response = _from_attributes(attributes) if names.whole else ([], [])
@@ -383,9 +293,9 @@ def _messages(span: Span, names: _AttributeNames, found: FoundParts) -> tuple[li
         more_prompt, more_response = _from_events(span.events)
         prompt, response = prompt or more_prompt, response or more_response  # events repeat the attributes
     if prompt or response or not names.spread:
-        return in_short(prompt, found), response
+        return in_short(prompt, notes), response
     response = [from_spread(_entry(attributes, entry)) for entry in names.response]
-    return in_short([from_spread(_entry(attributes, entry)) for entry in names.prompt], found), response
+    return in_short([from_spread(_entry(attributes, entry)) for entry in names.prompt], notes), response
 
 
 def _why_unusable(attributes: Mapping[str, Any], messages: Sequence[Message], unknown: Sequence[str]) -> str:
@@ -432,7 +342,7 @@ def _first_choice(attributes: Mapping[str, Any], responses: Sequence[Raw]) -> tu
 
     Some conventions have one message per choice, others one per item of a response (a text, a tool call).
     """
-    parameters = json_of(first_of(attributes, _tables().parameters))
+    parameters = json_of(first_of(attributes, _all("parameters")))
     several = isinstance(parameters, dict) and isinstance(n := parameters.get("n"), int) and n > 1
     if several or any("finish_reason" in one or "index" in one for one in responses):
         return responses[0], responses[1:]
@@ -444,16 +354,13 @@ def _has(attributes: Mapping[str, Any], wanted: Values) -> bool:
 
 
 def _is_call(attributes: Mapping[str, Any], names: _AttributeNames) -> bool:
-    tables = _tables()
-    has_content = names.spread or first_of(attributes, names.response_ids) is not None
-    if not names.of_kind:
-        return has_content
-    if _has(attributes, tables.not_calls):
+    if _has(attributes, names.not_calls):
         return False
-    if _has(attributes, tables.calls):
+    if _has(attributes, names.calls):
         return True
+    has_content = names.spread or first_of(attributes, names.response_ids) is not None
     # Some tracers also put an agent's first and last message on the agent's span, as for a call.
-    return has_content and not any(attributes.get(key) in ("AGENT", "agent") for key in tables.kinds)
+    return has_content and not any(attributes[key] in ("AGENT", "agent") for key in names.kinds)
 
 
 def _is_like_a_call(attributes: Mapping[str, Any], names: _AttributeNames) -> bool:
@@ -461,13 +368,9 @@ def _is_like_a_call(attributes: Mapping[str, Any], names: _AttributeNames) -> bo
 
     Such a span is read as far as possible, or listed as left out.
     """
-    if not names.like_call:
+    if not names.like_call or any(attributes[key] not in _NO_KIND for key in names.kinds):
         return False
-    tables = _tables()
-    has_kind = any(attributes.get(key) not in _NO_KIND for key in tables.kinds)
-    if has_kind or any(encloses(attributes) for encloses in tables.encloses_calls):
-        return False
-    return not _has(attributes, tables.not_calls)
+    return not (_has(attributes, names.not_calls) or any(encloses(attributes) for encloses in _all("encloses_calls")))
 
 
 _NO_KIND = (None, "", "span", "SPAN")
@@ -478,12 +381,13 @@ def is_call(span: Span) -> bool:
     attributes, names = span.attributes, _names_of(span.attributes)
     if _is_call(attributes, names):
         return True
-    return _is_like_a_call(attributes, names) and (names.says_and_has or not _agent_name(span))
+    return _is_like_a_call(attributes, names) and (names.says_and_has or not _agent_name(span, names))
 
 
 def has_no_kind(span: Span) -> bool:
     """Whether a span's attributes give no kind: no model call, agent, tool or similar."""
-    return not (any(map(span.attributes.get, _tables().kind_keys)) or is_call(span) or _agent_name(span))
+    has_kind = any(map(span.attributes.get, _keys("not_calls", "kinds")))
+    return not (has_kind or is_call(span) or _agent_name(span, _names_of(span.attributes)))
 
 
 def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
@@ -493,7 +397,7 @@ def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
         count = first_of(attributes, keys)
         if isinstance(count, int) and not isinstance(count, bool):
             info[name] = count
-    for key in () if reason else _tables().finish_reason:
+    for key in () if reason else _all("finish_reason"):
         if (reasons := attributes.get(key)) and (reason := next(iter(listed(reasons)), None)):
             break
     if isinstance(reason, str):
@@ -505,7 +409,7 @@ def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
 
 def _from_attributes(attributes: Mapping[str, Any]) -> Messages:
     """Prompt and response messages by the first convention that has any."""
-    for read in _tables().messages:
+    for read in _all("messages"):
         prompt, response = read(attributes)
         if prompt or response:
             return prompt, response
@@ -514,14 +418,13 @@ def _from_attributes(attributes: Mapping[str, Any]) -> Messages:
 
 def _from_events(events: Sequence[SpanEvent]) -> Messages:
     """Prompt and response messages of events that hold one message each, or all messages of a call."""
-    tables = _tables()
     prompt: list[Raw] = []
     response: list[Raw] = []
     for event in events:
-        if event.name in tables.call_events:
-            more = _from_attributes(event.attributes) if not (prompt or response) else ([], [])
-        elif (read := tables.event_readers.get(event.name)) is not None:
-            more = read(event)
+        if message_kind(event) != "call":
+            more = _from_message_event(event)
+        elif not (prompt or response):
+            more = _from_attributes(event.attributes)
         else:
             continue
         prompt += more[0]
@@ -529,30 +432,21 @@ def _from_events(events: Sequence[SpanEvent]) -> Messages:
     return prompt, response
 
 
-def is_call_event(event: SpanEvent) -> bool:
-    """Whether an event holds all messages of a call."""
-    return event.name in _tables().call_events
+def _from_message_event(event: SpanEvent) -> Messages:
+    for one in conventions():
+        if one.event_messages is not None and event.name in (*one.prompt_events, *one.response_events):
+            return one.event_messages(event)
+    return [], []
 
 
-def is_prompt_event(event: SpanEvent) -> bool:
-    """Whether an event is one message of a prompt."""
-    return event.name in _tables().prompt_events
-
-
-def is_response_event(event: SpanEvent) -> bool:
-    """Whether an event is one message of a response."""
-    return event.name in _tables().response_events
-
-
-def is_message_event(event: SpanEvent) -> bool:
-    """Whether an event holds messages of a call."""
-    return is_call_event(event) or is_prompt_event(event) or is_response_event(event)
+def message_kind(event: SpanEvent) -> str:
+    """`call` if an event holds all messages of a call, `prompt` or `response` if it is one message; else empty."""
+    return next((kind for kind in ("call", "prompt", "response") if event.name in _keys(f"{kind}_events")), "")
 
 
 def _temperature(attributes: Mapping[str, Any]) -> float:
-    tables = _tables()
-    value = first_of(attributes, tables.temperature)
-    if value is None and isinstance(parameters := json_of(first_of(attributes, tables.parameters)), dict):
+    value = first_of(attributes, _all("temperature"))
+    if value is None and isinstance(parameters := json_of(first_of(attributes, _all("parameters"))), dict):
         value = parameters.get("temperature")
     if value is None:
         return 1.0
@@ -590,12 +484,12 @@ def _logprobs(value: Any) -> tuple[float, ...]:
     """Log-probabilities from OpenAI's list of tokens; empty if any is missing."""
     if value is None:
         return ()
-    found = [one.get("logprob") if isinstance(one, dict) else one for one in listed(value)]
+    values = [one.get("logprob") if isinstance(one, dict) else one for one in listed(value)]
     try:
-        numbers = [float(one) for one in found if isinstance(one, int | float)]
+        numbers = [float(one) for one in values if isinstance(one, int | float)]
     except OverflowError:
         return ()
-    return tuple(numbers) if len(numbers) == len(found) else ()
+    return tuple(numbers) if len(numbers) == len(values) else ()
 
 
 # ---- agents --------------------------------------------------------------------------------------------------------
@@ -604,31 +498,31 @@ def _logprobs(value: Any) -> tuple[float, ...]:
 def _agent_of_call(attributes: Mapping[str, Any], names: _AttributeNames) -> str:
     """The agent's name in a call's own attributes; empty if missing."""
     name = first_of(attributes, names.agent)
-    return _TEAM_ID.sub("", text_of(name)) if name and name not in _tables().no_agents else _agent_node(attributes)
+    return _TEAM_ID.sub("", text_of(name)) if name and name not in _all("no_agents") else _agent_node(attributes)
 
 
 def _agent_node(attributes: Mapping[str, Any]) -> str:
-    return next((name for read in _tables().agent_node if (name := read(attributes))), "")
+    return next((name for read in _all("agent_node") if (name := read(attributes))), "")
 
 
 _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 """The suffix that AutoGen adds to agent names in a team; it differs in each run."""
 
 
-def _agent_name(span: Span) -> str:
+def _agent_name(span: Span, names: _AttributeNames) -> str:
     """The agent's name if a span is an agent's work, otherwise empty."""
-    attributes, tables = span.attributes, _tables()
-    if _has(attributes, tables.not_agents):
+    attributes = span.attributes
+    if _has(attributes, names.not_agents):
         return ""
-    if (name := first_of(attributes, tables.span_agent)) and name not in tables.no_agents:
+    if (name := first_of(attributes, names.span_agent)) and name not in _all("no_agents"):
         return _TEAM_ID.sub("", text_of(name))
-    for key, kinds, name_key in tables.agent_kinds:
+    for key, kinds, name_key in names.agent_kinds:
         if attributes.get(key) in kinds:
             if not name_key:
                 return text_of(span.name)
             if name := attributes.get(name_key):
                 return text_of(name)
-    for read in tables.agent_span:
+    for read in _all("agent_span"):
         if (agent := read(span)) is not None:
             return str(agent)
     return _agent_node(attributes)
@@ -640,8 +534,8 @@ def _agent_name(span: Span) -> str:
 def _reward_span(span: Span, names: _AttributeNames) -> Reward | None:
     """The reward of a reward span, otherwise None. Model calls inside such a span are the judge's."""
     entries = names.reader(span.attributes)
-    found = (values for read in names.reward_span_readers if (values := read(span, entries)) is not None)
-    if (values := next(found, None)) is None:
+    readings = (values for read in names.reward_span_readers if (values := read(span, entries)) is not None)
+    if (values := next(readings, None)) is None:
         return None
     if not values and not (names.gives or any(map(is_reward_event, span.events))):
         keys = ", ".join(sorted(span.attributes))[:200] or "no attribute"
@@ -652,7 +546,7 @@ def _reward_span(span: Span, names: _AttributeNames) -> Reward | None:
 
 def _links(entries: Callable[[str], list[Raw]]) -> Iterator[Link]:
     """One link of all pairs in a list; each link of OpenTelemetry is separate."""
-    for name in _tables().link_lists:
+    for name in _all("link_list"):
         if pairs := tuple(
             (text_of(one["key_match"]), text_of(one["value_match"]))
             for one in entries(name)
@@ -663,14 +557,13 @@ def _links(entries: Callable[[str], list[Raw]]) -> Iterator[Link]:
 
 def _rewards(span: Span, names: _AttributeNames, meaning: Meaning | None) -> list[Reward]:
     """All rewards of a span, those of `meaning` included."""
-    tables, entries = _tables(), names.reader(span.attributes)
-    values = [
-        (text_of(name), value) for key in tables.named_rewards for own in entries(key) for name, value in own.items()
-    ]
+    entries = names.reader(span.attributes)
+    own = [entry for key in _all("named_rewards") for entry in entries(key)]
+    values = [(text_of(name), value) for entry in own for name, value in entry.items()]
     if not isinstance(meaning, Reward):
         values += [(key, _NOT_READ) for key in names.like_rewards]
     rewards: list[Reward] = []
-    for read in tables.rewards if span.events else names.reward_readers:
+    for read in _all("rewards") if span.events else names.reward_readers:
         for reward in read(span, entries):
             if reward.links:
                 rewards.append(reward)
@@ -688,4 +581,4 @@ _NOT_READ = RewardWithoutNumber("it is not read as a reward: name the attribute 
 
 def is_reward_event(event: SpanEvent) -> bool:
     """Whether an event is a reward, such as an evaluation."""
-    return any(is_reward(event) for is_reward in _tables().is_reward_event)
+    return any(is_reward(event) for is_reward in _all("is_reward_event"))

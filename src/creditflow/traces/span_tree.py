@@ -1,4 +1,4 @@
-"""Spans as a forest: enclosure, and the order in time of the spans inside one another.
+"""Spans as a tree: enclosure, and the order in time of the spans inside one another.
 
 Works on positions, parents and times alone. All functions are iterative and take O(n log n) for n spans of any depth.
 """
@@ -36,15 +36,15 @@ class SpanTree:
 
     def inherited(self, own: Sequence[T | None]) -> list[T | None]:
         """[n] each span's own value, or that of the nearest enclosing span with one."""
-        found, parents = list(own), self.parents
+        values, parents = list(own), self.parents
         for at in self.order:
-            if found[at] is None and parents[at] >= 0:
-                found[at] = found[parents[at]]
-        return found
+            if values[at] is None and parents[at] >= 0:
+                values[at] = values[parents[at]]
+        return values
 
 
-def forest_of(ids: Sequence[str], parent_ids: Sequence[str | None]) -> SpanTree:
-    """Build the forest from ids and parent ids.
+def build_tree(ids: Sequence[str], parent_ids: Sequence[str | None]) -> SpanTree:
+    """Build the tree from ids and parent ids.
 
     A duplicate id's first span gets the children. A missing parent is removed, and so is the parent of the first span
     (by position) of each cycle; `mended` lists both.
@@ -82,7 +82,7 @@ def forest_of(ids: Sequence[str], parent_ids: Sequence[str | None]) -> SpanTree:
 
 def _closing_circles(parents: Sequence[int]) -> list[int]:
     """The first position of each cycle."""
-    found, seen_from = [], [-1] * len(parents)
+    firsts, seen_from = [], [-1] * len(parents)
     for start in range(len(parents)):
         at = start
         while at >= 0 and seen_from[at] < 0:
@@ -93,11 +93,11 @@ def _closing_circles(parents: Sequence[int]) -> list[int]:
             while along != at:
                 circle.append(along)
                 along = parents[along]
-            found.append(min(circle))
-    return found
+            firsts.append(min(circle))
+    return firsts
 
 
-def before(forest: SpanTree, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> list[tuple[int, ...]]:
+def before(tree: SpanTree, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> list[tuple[int, ...]]:
     """[n] for each chosen span, the chosen spans that it follows; empty for other spans.
 
     `start`, `end`: [n] times, `start < end`. A unit is the set of all chosen spans at and inside one span. To find the
@@ -110,13 +110,13 @@ def before(forest: SpanTree, start: Sequence[int], end: Sequence[int], chosen: S
     A call in an agent's loop thus follows the call before it in the same loop, regardless of parallel work. The first
     call of a branch follows the calls before the branches, and a call after them follows the last calls of each.
     """
-    units = _units(forest, start, end, chosen)
-    n = len(forest.parents)
+    units = _units(tree, start, end, chosen)
+    n = len(tree.parents)
     inside: dict[int, list[int]] = {n: []}
     """Span to the units directly inside; n: those of the trace itself."""
-    for at in forest.order:
+    for at in tree.order:
         if at in units:
-            around = forest.parents[at] if forest.parents[at] >= 0 else n
+            around = tree.parents[at] if tree.parents[at] >= 0 else n
             if around in inside:
                 inside[around].append(at)
             else:
@@ -154,12 +154,12 @@ class _Subtree:
     """Spans that ended after all had begun, so that nothing in the unit came after them."""
 
 
-def _units(forest: SpanTree, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> dict[int, _Subtree]:
+def _units(tree: SpanTree, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> dict[int, _Subtree]:
     """Span to unit, for each span with a chosen span at or inside it."""
     units: dict[int, _Subtree] = {}
     parts: dict[int, list[_Subtree]] = {}
     """Span to the units directly inside; removed once the span's own unit is made."""
-    for at in reversed(forest.order):
+    for at in reversed(tree.order):
         inner = parts.pop(at, None)
         if chosen[at]:
             own = _Subtree(start[at], start[at], end[at], (at,))
@@ -169,7 +169,7 @@ def _units(forest: SpanTree, start: Sequence[int], end: Sequence[int], chosen: S
         else:
             continue
         units[at] = unit
-        parent = forest.parents[at]
+        parent = tree.parents[at]
         if parent in parts:
             parts[parent].append(unit)
         elif parent >= 0:

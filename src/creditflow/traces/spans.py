@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +109,15 @@ _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 """Magic numbers of gzip and zstandard files."""
 
 
-def _of_signals(objects: list[Any], where: str) -> list[Any]:
+def _without_metrics(objects: list[Any], where: str) -> list[Any]:
     """`objects` without metrics and profiles, which collectors may write to the same file.
 
     Raises DataError if nothing else is left.
     """
-    found = [one for one in objects if not (isinstance(one, dict) and not _OTHER_SIGNALS.isdisjoint(one))]
-    if objects and not found:
+    others = [one for one in objects if not (isinstance(one, dict) and not _OTHER_SIGNALS.isdisjoint(one))]
+    if objects and not others:
         raise DataError(f"{where}: expected spans or log records, got metrics or profiles")
-    return found
+    return others
 
 
 _OTHER_SIGNALS = frozenset(("resourceMetrics", "resourceProfiles"))
@@ -128,18 +128,19 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
 
     Raises DataError for other objects; its message begins with `where`.
     """
-    objects = _of_signals([one for value in values for one in (value if isinstance(value, list) else [value])], where)
+    objects = _without_metrics(
+        [one for value in values for one in (value if isinstance(value, list) else [value])], where
+    )
     for number, one in enumerate(objects, 1):
         place = f"{where}: object {number}" if len(objects) > 1 else where
         if not (isinstance(one, dict) and ("span_id" in one or not _OTLP.isdisjoint(one))):
-            keys = (
-                f"an object with {', '.join(map(repr, list(one)[:5]))}" if isinstance(one, dict) and one else repr(one)
-            )
-            form = next((form for key, form in _NOT_READ.items() if isinstance(one, dict) and key in one), None)
-            keys += f"; this looks like {form}, which is not read" if form else ""
+            keys = list(one) if isinstance(one, dict) else []
+            content = f"an object with {', '.join(map(repr, keys[:5]))}" if keys else repr(one)
+            form = next((form for key, form in _NOT_READ.items() if key in keys), None)
+            content += f"; this looks like {form}, which is not read" if form else ""
             raise DataError(
                 f"{place}: expected OTLP (`resourceSpans`, `resourceLogs`), Agent Lightning's spans (`span_id`) or a "
-                f"log of chats (`messages`, or `request` and `response`), got {keys[:300]}"
+                f"log of chats (`messages`, or `request` and `response`), got {content[:300]}"
             )
         if broken := [key for key in _OTLP & one.keys() if not isinstance(one[key], list | None)]:
             raise DataError(f"{place}: {broken[0]}: expected a list, got {repr(one[broken[0]])[:80]}")
@@ -180,49 +181,54 @@ def from_otlp_json(messages: Iterable[Mapping[str, Any]]) -> list[Span]:
     return _joined(*_otlp(messages))
 
 
-@dataclass(slots=True)
-class _Log:
-    """A log record."""
-
-    trace: str
-    span: str
-    event: SpanEvent
-    resource: Mapping[str, Any]
+Lost = list[tuple[str, str]]
+"""Place and reason of each record of a file that could not be read."""
 
 
-def _otlp(messages: Iterable[Mapping[str, Any]]) -> tuple[list[Span], list[_Log]]:
+def _otlp(messages: Iterable[Mapping[str, Any]]) -> tuple[list[Span], list[Span]]:
+    """The spans of OTLP messages, and each log record as a span with one event."""
     spans: list[Span] = []
-    logs: list[_Log] = []
-    lost: list[tuple[str, str]] = []
+    logs: list[Span] = []
+    lost: Lost = []
     for message in messages:
-        for where, group in _each(message, ("resourceSpans",), "", lost):
-            resource = _attributes(_object(group.get("resource")).get("attributes"))
-            for place, scope in _each(group, ("scopeSpans", "instrumentationLibrarySpans"), where, lost):
-                spans += [_from_otlp(raw, resource) for _, raw in _each(scope, ("spans",), place, lost)]
-        for where, group in _each(message, ("resourceLogs",), "", lost):
-            resource = _attributes(_object(group.get("resource")).get("attributes"))
-            for place, scope in _each(group, ("scopeLogs", "instrumentationLibraryLogs"), where, lost):
-                logs += [_log(raw, resource) for _, raw in _each(scope, ("logRecords", "logs"), place, lost)]
+        spans += [_from_otlp(*one) for one in _records(message, _SPAN_KEYS, lost)]
+        logs += [_log(*one) for one in _records(message, _LOG_KEYS, lost)]
     if lost:
         spans.append(Span("", UNREADABLE, None, "", None, None, {}, unread=lost))
     return spans, logs
 
 
+_SPAN_KEYS = (("resourceSpans",), ("scopeSpans", "instrumentationLibrarySpans"), ("spans",))
+_LOG_KEYS = (("resourceLogs",), ("scopeLogs", "instrumentationLibraryLogs"), ("logRecords", "logs"))
+"""Keys of the lists of resources, scopes and records: the present names, then the earlier ones."""
+
+
+def _records(
+    message: Mapping[str, Any], keys: Sequence[Sequence[str]], lost: Lost
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each record of a message, with the attributes of its resource."""
+    for where, group in _each(message, keys[0], "", lost):
+        resource = _attributes(_object(group.get("resource")).get("attributes"))
+        for place, scope in _each(group, keys[1], where, lost):
+            for _, record in _each(scope, keys[2], place, lost):
+                yield record, resource
+
+
 def _each(
-    holder: Mapping[str, Any], keys: Sequence[str], where: str, lost: list[tuple[str, str]]
+    holder: Mapping[str, Any], keys: Sequence[str], where: str, lost: Lost
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the objects in a list of `holder`, each with its place in the file; list other values in `lost`."""
     key = next((key for key in keys if holder.get(key) is not None), keys[0])
-    found = holder.get(key)
+    items = holder.get(key)
     place = f"{where}.{key}" if where else key
-    if found is None:
+    if items is None:
         others = [text_of(other) for other in holder if other not in _BESIDE_LISTS and other not in _OTLP]
         if others:
             lost.append((place, f"expected a list, got {', '.join(others)[:100]}"))
-    elif not isinstance(found, list):
-        lost.append((place, f"expected a list, got {type(found).__name__}"))
+    elif not isinstance(items, list):
+        lost.append((place, f"expected a list, got {type(items).__name__}"))
     else:
-        for number, one in enumerate(found):
+        for number, one in enumerate(items):
             if isinstance(one, dict):
                 yield f"{place}[{number}]", one
             else:
@@ -234,12 +240,16 @@ UNREADABLE = "unreadable"
 """The id of the span that carries the unreadable records of a file."""
 
 
-def _log(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> _Log:
+def _log(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
     attributes = _attributes(raw.get("attributes"))
     name = _event_name(raw.get("eventName"), attributes)
     time = time_of(raw.get("timeUnixNano")) or time_of(raw.get("observedTimeUnixNano"))
     event = SpanEvent(name, attributes, _value(raw.get("body")), time)
-    return _Log(_hex(raw.get("traceId")), _hex(raw.get("spanId")), event, resource)
+    return _span_of_log(_hex(raw.get("traceId")), _hex(raw.get("spanId")), event, resource)
+
+
+def _span_of_log(trace: str, id: str, event: SpanEvent, resource: Mapping[str, Any]) -> Span:
+    return Span(trace, id, None, "", event.time, event.time, {}, [event], resource=resource)
 
 
 def _event_name(name: Any, attributes: Mapping[str, Any]) -> str:
@@ -254,10 +264,11 @@ def is_of_models(event: SpanEvent) -> bool:
     return event.name.startswith("gen_ai.") or any(key.startswith("gen_ai.") for key in (*event.attributes, *body))
 
 
-def _joined(spans: list[Span], logs: Sequence[_Log], named_otherwise: Sequence[Span] = ()) -> list[Span]:
+def _joined(spans: list[Span], logs: Sequence[Span], named_otherwise: Sequence[Span] = ()) -> list[Span]:
     """Attach log records to spans as events; `gen_ai.*` records whose span is missing get a new span without a name.
 
-    `named_otherwise`: further spans, whose `trace` differs from the trace id in log records.
+    `logs`: each a span with the record as its event. `named_otherwise`: further spans, whose `trace` differs from the
+    trace id in log records.
     """
     spans = [*spans, *named_otherwise]
     if not logs:
@@ -267,17 +278,17 @@ def _joined(spans: list[Span], logs: Sequence[_Log], named_otherwise: Sequence[S
     events: dict[int, tuple[Span, list[SpanEvent]]] = {}
     for number, log in enumerate(logs):
         # The records of one call belong together; an evaluation is separate, with its own time.
-        is_alone = "evaluation" in log.event.name or any("evaluation" in key for key in log.event.attributes)
-        key = log.trace, log.span or (f"log record {number}" if is_alone else NO_SPAN)
-        found = known.get(key) or (other_names if log.trace else any_trace).get(log.span)
-        if found is None and is_of_models(log.event):
-            found = Span(*key, None, "", log.event.time, log.event.time, {}, resource=log.resource)
-            known[key] = found
-            spans.append(found)
-        if found is not None:
-            events.setdefault(id(found), (found, []))[1].append(log.event)
-    for span, told in events.values():
-        span.events += _in_order(told)
+        (event,) = log.events
+        is_alone = "evaluation" in event.name or any("evaluation" in key for key in event.attributes)
+        key = log.trace, log.id or (f"log record {number}" if is_alone else NO_SPAN)
+        span = known.get(key) or (other_names if log.trace else any_trace).get(log.id)
+        if span is None and is_of_models(event):
+            span = known[key] = replace(log, id=key[1], events=[])
+            spans.append(span)
+        if span is not None:
+            events.setdefault(id(span), (span, []))[1].append(event)
+    for span, records in events.values():
+        span.events += _in_order(records)
     return spans
 
 
@@ -344,29 +355,29 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
         # The bytes do not identify their message type. Parsed as metrics, only metrics have valid names; parsed as
         # spans, log records fail or have no ids.
         with suppress(DecodeError):
-            measured = MetricsData.FromString(part)
+            data = MetricsData.FromString(part)
             metrics = [
-                one for group in measured.resource_metrics for scope in group.scope_metrics for one in scope.metrics
+                metric for group in data.resource_metrics for scope in group.scope_metrics for metric in scope.metrics
             ]
             if metrics and all(metric.name and metric.WhichOneof("data") for metric in metrics):
-                return measured
+                return data
         with suppress(DecodeError):
-            traces = TracesData.FromString(part)
-            spans = [span for group in traces.resource_spans for scope in group.scope_spans for span in scope.spans]
+            data = TracesData.FromString(part)
+            spans = [span for group in data.resource_spans for scope in group.scope_spans for span in scope.spans]
             if not spans or any(span.span_id for span in spans):
-                return traces
+                return data
         with suppress(DecodeError):
-            found = LogsData.FromString(part)
-            records = [log for group in found.resource_logs for scope in group.scope_logs for log in scope.log_records]
+            data = LogsData.FromString(part)
+            records = [log for group in data.resource_logs for scope in group.scope_logs for log in scope.log_records]
             if any(log.HasField("body") or log.event_name or log.attributes for log in records):
-                return found
+                return data
         return TracesData.FromString(part)
 
     try:
         messages = [MessageToDict(one(part)) for part in _framed(data, where) or [data]]
     except DecodeError as error:
         raise DataError(f"{where}: expected OTLP as protobuf: {first_line(error)}") from error
-    return _of_signals(messages, where)
+    return _without_metrics(messages, where)
 
 
 def _framed(data: bytes, where: str) -> list[bytes]:
@@ -432,10 +443,10 @@ def text_of(value: Any) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def time_of(raw: Any) -> int | None:
+def time_of(raw: Any, *, in_seconds: bool = False) -> int | None:
     """`raw` as nanoseconds; None if it is not a valid time."""
     try:
-        time = int(raw)
+        time = int(float(raw) * _NANOSECONDS) if in_seconds else int(raw)
     except (TypeError, ValueError, OverflowError):
         return None
     return time if 0 < time <= LATEST else None
@@ -454,10 +465,10 @@ def _objects(raw: Any) -> list[Any]:
 
 def from_readable(spans: Iterable[Any], logs: Iterable[Any] = ()) -> list[Span]:
     """Read OpenTelemetry's `ReadableSpan` and `ReadableLogRecord` objects, as exporters receive them."""
-    found = []
+    read = []
     for span in spans:
         context, parent, status = span.context, span.parent, span.status
-        found.append(
+        read.append(
             Span(
                 trace=f"{context.trace_id:032x}",
                 id=f"{context.span_id:016x}",
@@ -470,19 +481,19 @@ def from_readable(spans: Iterable[Any], logs: Iterable[Any] = ()) -> list[Span]:
                     SpanEvent(event.name, event.attributes or {}, time=time_of(event.timestamp))
                     for event in span.events
                 ],
-                links=[Link(f"{of.context.trace_id:032x}", f"{of.context.span_id:016x}") for of in span.links],
+                links=[Link(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") for link in span.links],
                 error="" if status.is_ok or status.is_unset else status.description or "error",
                 resource=span.resource.attributes if span.resource is not None else {},
             )
         )
-    return _joined(found, [_readable_log(one) for one in logs])
+    return _joined(read, [_readable_log(one) for one in logs])
 
 
-def _readable_log(log: Any) -> _Log:
+def _readable_log(log: Any) -> Span:
     record, resource = log.log_record, log.resource
     attributes = record.attributes or {}
     time = time_of(record.timestamp) or time_of(record.observed_timestamp)
-    return _Log(
+    return _span_of_log(
         f"{record.trace_id:032x}" if record.trace_id else "",
         f"{record.span_id:016x}" if record.span_id else "",
         SpanEvent(_event_name(record.event_name, attributes), attributes, record.body, time),
@@ -511,19 +522,17 @@ def _of_agent_lightning(raw: Mapping[str, Any]) -> Span:
         text_of(get("span_id")),
         text_of(parent) or None if (parent := get("parent_id")) else None,
         text_of(get("name")),
-        _nanoseconds(get("start_time")),
-        _nanoseconds(get("end_time")),
+        time_of(get("start_time"), in_seconds=True),
+        time_of(get("end_time"), in_seconds=True),
         _plain(get("attributes")),
-        [_event(_plain(event)) for event in _some(events)] if events else [],
-        [_link(_plain(_plain(link).get("context"))) for link in _some(links)] if links else (),
+        [_event(_plain(event)) for event in events] if events and isinstance(events, (list, tuple)) else [],
+        [_link(_plain(_plain(link).get("context"))) for link in links]
+        if links and isinstance(links, (list, tuple))
+        else (),
         text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else "",
         _plain(resource.get("attributes")),
         text_of(get("trace_id")),
     )
-
-
-def _some(value: Any) -> Sequence[Any]:
-    return value if value and isinstance(value, (list, tuple)) else ()
 
 
 def _event(raw: Mapping[str, Any]) -> SpanEvent:
@@ -539,11 +548,3 @@ def _plain(value: Any) -> Mapping[str, Any]:
     if type(value) is dict or isinstance(value, Mapping):  # most are a dict, and the first check is fast
         return value
     return getattr(value, "__dict__", None) or {}
-
-
-def _nanoseconds(seconds: Any) -> int | None:
-    try:
-        time = int(float(seconds) * _NANOSECONDS)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return time if 0 < time <= LATEST else None

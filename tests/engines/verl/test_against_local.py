@@ -39,7 +39,10 @@ def queue(verl_ray) -> Iterator[None]:
 
 
 def recorded(seed: int) -> list[Trajectory]:
-    """Trajectories of a team with different lengths, graphs, step and token scores; some failed or truncated."""
+    """Trajectories of a team with different lengths, graphs, step and token scores; some failed or truncated.
+
+    In every third one, two agents have their own outcomes.
+    """
     rng = np.random.default_rng(seed)
     trajectories = []
     for n in range(24):
@@ -58,6 +61,9 @@ def recorded(seed: int) -> list[Trajectory]:
         status = "failed" if n == 5 else "truncated" if n == 7 else "ok"
         one = make_trajectory(f"0-1-{n // 4}-{n % 4}", steps, float(rng.integers(0, 2)), f"0-1-{n // 4}", status=status)
         one.answer_steps = (len(steps) - 1,)
+        if n % 3 == 0:
+            failed = Score(0.0, status="failed") if n == 9 else Score(0.25)
+            one.outcomes = {"planner": Score(float(rng.integers(0, 2))), "executor": failed}
         trajectories.append(one)
     return trajectories
 

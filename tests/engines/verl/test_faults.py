@@ -151,8 +151,8 @@ def test_killed_rollout_server_costs_only_its_rollouts(recipe, tmp_path: Path, w
     made = run(recipe(f"faults.py:{workflow}"), tmp_path / "run", *QUICK)
     assert (tmp_path / "server").exists()
     lost = made.series("rollout/failed_frac") > 0
-    replayed = [row.get("rollout/replayed_rollouts", 0) > 0 for row in made.metrics if row["step"] > 0]
-    assert (lost | replayed).tolist() == [False, True, False]
+    repeated = [row.get("rollout/repeated_rollouts", 0) > 0 for row in made.metrics if row["step"] > 0]
+    assert (lost | repeated).tolist() == [False, True, False]
     assert made.series("training/rollout_probs_diff_max").max() < 1e-5  # nothing was trained on with other weights
     assert {version for step in (1, 2, 3) for version in made.batch(step).policy_version.tolist()} == {0, 1, 2}
 

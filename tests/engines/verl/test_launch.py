@@ -18,7 +18,7 @@ from rich.console import Console
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
-from creditflow.engines.verl.launch import MetricsTail, launch, total_steps
+from creditflow.engines.verl.launch import NewLines, launch, total_steps
 from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.errors import ConfigError, CreditflowError, InputError, says_disk_full
 from creditflow.runs import RunFolder
@@ -416,7 +416,7 @@ def line(step, **numbers):
 
 def test_tail_returns_each_complete_line_once(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    tail = MetricsTail(file, after=-1)
+    tail = NewLines(file)
 
     assert tail.rows() == []
     file.write_text(line(0) + line(1)[:5])
@@ -429,7 +429,7 @@ def test_tail_returns_each_complete_line_once(tmp_path):
 def test_tail_skips_existing_and_rewound_lines(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(line(step, loss=1) for step in range(5)))
-    tail = MetricsTail(file, after=2)
+    tail = NewLines(file)
 
     assert tail.rows() == []
     folder = RunFolder(tmp_path)

@@ -1,3 +1,5 @@
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -206,3 +208,28 @@ def test_http_agents_are_trained_on_their_samples(tmp_path: Path):
     assert batch.agent_names == ("writer", "editor")
     assert (batch.n_trajectories, batch.n_steps) == (16, 32)
     assert_every_step_can_be_asked_why(made.folder)
+
+
+HALVES = """
+from creditflow.credit import Credit, propagation_rule
+from creditflow.credit.records import PROPAGATION_RULES
+
+
+@propagation_rule("halves", flows="nothing")
+def halves(inputs):
+    credit = PROPAGATION_RULES["none"].credit(inputs)
+    return Credit(0.5 * credit.own_S, credit.received_S, credit.shared_S, credit.withheld_S, credit.reached_S)
+"""
+
+
+@pytest.mark.slow
+def test_rule_of_a_file_assigns_credit(tmp_path: Path):
+    for file in (TOY, TOY.with_suffix(".py")):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "rules.py").write_text(HALVES)
+    rule = "algorithm.propagation=rules.py:halves"
+    run(tmp_path / TOY.name, tmp_path / "run", rule, "trainer.total_training_steps=1")
+    recorded = Ledger.open(tmp_path / "run").read(1)
+    assert recorded.assignment.options.propagation == f"{tmp_path}/rules.py:halves"
+    plain = assign(recorded.batch, replace(recorded.assignment.options, propagation="none"))
+    np.testing.assert_array_equal(recorded.assignment.own_S, 0.5 * plain.own_S)

@@ -23,7 +23,7 @@ from creditflow.data import Score
 from creditflow.errors import RewardError
 from creditflow.rewards import RewardFunction, RewardManager
 from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
-from creditflow.rewards.execution import processes
+from creditflow.rewards.execution import processes, scheduler
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
 from creditflow.rewards.execution.processes import WorkerPool
 from tests.rewards.processes import alive, children, descriptors, until
@@ -348,19 +348,19 @@ def test_output_of_a_call_does_not_count_for_the_previous_one(monkeypatch):
             write_for_ever()
         return 0.5
 
-    def filled(one):
+    def filled(worker):
         waiting = array.array("i", [0])
-        fcntl.ioctl(one.output, termios.FIONREAD, waiting)
+        fcntl.ioctl(worker.output, termios.FIONREAD, waiting)
         return waiting[0] >= 1 << 15  # a pipe takes 64 KiB, less with writes of odd sizes
 
-    look = WorkerPool._wait
+    answer = processes._Worker.answer
 
-    def look_late(workers):
-        look(workers)
-        until(lambda: all(one.errand is None or filled(one) for one in workers._workers))
+    def answer_late(worker, *arguments):
+        until(lambda: filled(worker))
+        return answer(worker, *arguments)
 
-    monkeypatch.setattr(WorkerPool, "_wait", look_late)
-    monkeypatch.setattr(processes, "BATCH", (3, 3))  # all of them are sent together
+    monkeypatch.setattr(processes._Worker, "answer", answer_late)
+    monkeypatch.setattr(scheduler, "BATCH", (3, 3))  # all of them are sent together
     monkeypatch.setattr(processes, "MAX_PRINTED", 1 << 14)
     trajectory = a_trajectory()
     score([RewardFunction("f", "step", prints)], [trajectory], n_workers=1)
@@ -369,11 +369,11 @@ def test_output_of_a_call_does_not_count_for_the_previous_one(monkeypatch):
 
 @given(st.integers(0, 5_000), st.integers(1, 20))
 def test_batches_cover_all_calls_in_order_and_shrink(n_calls, n_workers):
-    parts = list(processes.batches(range(n_calls), n_workers))
+    parts = list(scheduler.batches(range(n_calls), n_workers))
     assert [number for part in parts for number in part] == list(range(n_calls))
     sizes = [len(part) for part in parts]
     assert sizes == sorted(sizes, reverse=True)
-    assert all(1 <= size <= processes.BATCH[1] for size in sizes)
+    assert all(1 <= size <= scheduler.BATCH[1] for size in sizes)
     assert len(parts) >= min(n_calls, n_workers)
 
 
@@ -585,7 +585,7 @@ def test_exit_code_of_a_worker_is_the_reason():
 
 
 def test_calls_behind_a_hanging_call_are_redistributed(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "BATCH", (8, 8))  # all are sent together, to one worker, with the hanging one first
+    monkeypatch.setattr(scheduler, "BATCH", (8, 8))  # all are sent together, to one worker, with the hanging one first
     meeting = [tmp_path / str(i) for i in (1, 3, 5, 7)]
 
     def meets(step, trajectory):

@@ -3,7 +3,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 
 import pytest
 
@@ -12,7 +11,6 @@ from creditflow.rewards import RewardFunction, RewardManager, reward
 from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.rewards.execution import ray_actors as ray_backend
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
-from creditflow.rewards.execution.calls import Returned
 from creditflow.rewards.execution.ray_actors import RayBackend
 from tests.ray_start import start_ray
 from tests.rewards.execution.test_processes import (
@@ -41,7 +39,7 @@ def backend_of(functions, n_actors=2, **kwargs) -> RayBackend:
 
 
 def pids_of(backend) -> list[list[int]]:
-    return [ray.get(actor.handle.pids.remote()) for actor in backend._actors]
+    return [ray.get(host.actor.handle.pids.remote()) for host in backend.hosts]
 
 
 def test_ray_option_error_names_its_key():
@@ -61,16 +59,6 @@ def test_misbehaving_function_fails_one_score_only():
     pids = [pid for group in pids_of(backend) for pid in group]
     manager.close()
     until(lambda: not any(alive(pid) for pid in pids))  # neither an actor nor a worker of one
-
-
-def test_first_answer_of_a_call_counts():
-    told = []
-    run = ray_backend._CallSet([None, None], lambda: told.append(1), {True: deque(), False: deque()})
-    run.answer(0, Returned(0.5))
-    run.give_up("its Ray actor cannot start")
-    run.answer(1, Returned(1.0))
-    assert [run.returned[i].error for i in (0, 1)] == ["", "its Ray actor cannot start"]
-    assert len(told) == 2
 
 
 def test_killed_actor_costs_no_score(tmp_path):
@@ -96,7 +84,7 @@ def test_killed_actor_costs_no_score(tmp_path):
         scoring = asyncio.create_task(RewardManager(functions, backend=backend).score(trajectories))
         while not log.exists() or log.stat().st_size < 100:
             await asyncio.sleep(0.01)
-        os.kill((await backend._actors[0].handle.pids.remote())[0], signal.SIGKILL)
+        os.kill((await backend.hosts[0].actor.handle.pids.remote())[0], signal.SIGKILL)
         return await scoring
 
     report = asyncio.run(score())

@@ -275,7 +275,7 @@ def test_any_trajectory_id_gets_a_usable_url(id):
 def test_name_that_is_not_one_url_segment_is_refused(limited, name):
     async def main():
         recorder = Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Scheduler({}), Sampling(), (0,))
-        with pytest.raises(InputError, match="a trajectory's name has 1 to 200 printable characters, none a slash"):
+        with pytest.raises(InputError, match="a rollout's name has 1 to 200 printable characters, none a slash"):
             limited().open(recorder, name=name)
 
     asyncio.run(main())

@@ -107,7 +107,7 @@ def _event_row(event: GuardEvent) -> tuple[str, ...]:
 
 def _print(events: Sequence[GuardEvent], guard: Guard, rows: Sequence[Row], scenario: str) -> None:
     console = results_console()
-    console.print(f"{scenario}: {SCENARIOS[scenario].said if scenario in SCENARIOS else 'recorded metrics'}")
+    console.print(f"{scenario}: {SCENARIOS[scenario].fault if scenario in SCENARIOS else 'recorded metrics'}")
     header = ("step", "rule", "", "metric", "action", "numbers")
     console.print(new_table(header, [_event_row(event) for event in events]))
     recorded = {name for row in rows for name in row}

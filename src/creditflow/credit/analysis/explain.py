@@ -18,14 +18,22 @@ from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import counting, outcomes
 from creditflow.credit.estimators.base import EPSILON
 from creditflow.credit.gates import PASSING, RECEIVING
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, FORMULA, NOTHING, PROPAGATION_RULES, PropagationRule
+from creditflow.credit.records import (
+    ADVANTAGE_ESTIMATORS,
+    BY_CRITIC,
+    DISCOUNTED,
+    FORMULA,
+    NOTHING,
+    ONE,
+    PROPAGATION_RULES,
+    SPREAD,
+    Estimator,
+    PropagationRule,
+)
 from creditflow.credit.rules.base import SHARES, answer_steps, first_edges, first_steps, parent_counts
 from creditflow.credit.shapley import of_trajectory
 from creditflow.data import clip_rounding
 from creditflow.errors import BatchError, CreditflowError
-
-ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
-"""The built-in estimators. Token values of other estimators are given."""
 
 Symbol = Literal["given", "+", "-", "*", "/"]
 
@@ -263,7 +271,7 @@ class _OperationLog:
         by_token = self.by_token()
         own, shared = self.own(by_token), self.shared()
         why = self.why_nothing(token, by_token)
-        if why is None and a.options.adv_estimator == "gae":  # values replace credit
+        if why is None and self.estimator.tokens == BY_CRITIC and a.critic is not None:  # values replace credit
             assert token is not None, "why_nothing has seen to it"
             raw = self.critic_advantage(token, own, shared, by_token)
             self.scaled(raw, [("by the critic", self.value(raw))])
@@ -293,11 +301,13 @@ class _OperationLog:
     def why_nothing(self, token: int | None, by_token: bool) -> str | None:
         """The reason for an advantage of 0; None if the advantage, or its token term alone, is not 0."""
         a, s, options = self.assignment, self.s, self.assignment.options
+        agent = a.batch.agent_names[a.batch.agent_of_step[s]]
         taught_by_token = by_token and a.token_term_T is not None
         by_rule = not _is_formula(PROPAGATION_RULES[options.propagation])
         frozen = f"frozen by {options.propagation}" if by_rule else "frozen: it lies upstream of a closed gate"
         reasons = (
             (a.masked_N[a.batch.trajectory_of_step[s]], "its trajectory is masked: failed, not scored, or truncated"),
+            (a.masked_S[s], f"it is masked: the outcome of {agent} could not be scored"),
             (a.frozen_S[s], frozen),
             (not a.trained_S[s], "its scoring failed"),
             (a.group_S[s] < 0, "there is no other trajectory to compare it with, at any level"),
@@ -309,7 +319,7 @@ class _OperationLog:
     def tokens_only(self) -> bool:
         """Whether the estimator gives no advantage to a step without sampled tokens."""
         a = self.assignment
-        return a.critic is not None or ADVANTAGE_ESTIMATORS[a.options.adv_estimator].critic
+        return a.critic is not None or self.estimator.critic
 
     def by_token(self) -> bool:
         """Whether the step's score is paid token by token."""
@@ -323,6 +333,11 @@ class _OperationLog:
     def rule(self) -> PropagationRule:
         """The record of the propagation rule in force."""
         return PROPAGATION_RULES[self.assignment.options.propagation]
+
+    @property
+    def estimator(self) -> Estimator:
+        """The record of the estimator in force."""
+        return ADVANTAGE_ESTIMATORS[self.assignment.options.adv_estimator]
 
     def own(self, by_token: bool) -> _Own:
         """The own reward and its parts."""
@@ -394,16 +409,25 @@ class _OperationLog:
         return self.make(name, "/", self.weighted_outcome(), self.given("answer steps", int(count)))
 
     def weighted_outcome(self) -> int:
-        a, n = self.assignment, self.assignment.batch.trajectory_of_step[self.s]
-        value = outcomes(a.batch, a.options).value_N[n]
-        return self.make("weighted outcome", "*", self.given("w_o", a.options.w_o), self.given("outcome", value))
+        a, competitor = self.assignment, self.competitor()
+        value = outcomes(a.batch, a.options).value_S[self.s]
+        outcome = self.given("outcome", value, f"of {competitor}" if competitor else "")
+        return self.make("weighted outcome", "*", self.given("w_o", a.options.w_o), outcome)
+
+    def competitor(self) -> str:
+        """The step's agent, if it has its own outcome; else empty."""
+        batch = self.assignment.batch
+        agent = batch.agent_names[batch.agent_of_step[self.s]]
+        has_own = bool(batch.outcomes_of_agents) and agent in batch.outcomes_of_agents[batch.trajectory_of_step[self.s]]
+        return agent if has_own else ""
 
     def shared(self) -> int:
         a, options = self.assignment, self.assignment.options
         rule, record = options.propagation, self.rule
         if record.needs_replays:
             agent = a.batch.agent_names[a.batch.agent_of_step[self.s]]
-            known = bool(outcomes(a.batch, options).known_N[n := int(a.batch.trajectory_of_step[self.s])])
+            known = bool(outcomes(a.batch, options).known_S[self.s])
+            n = int(a.batch.trajectory_of_step[self.s])
             value = of_trajectory(a.batch, n).get(agent, 0.0) if known else 0.0
             note = f"of {agent} in this trajectory" if known else "the outcome is not known"
             weight = self.given("w_o", options.w_o)
@@ -412,7 +436,8 @@ class _OperationLog:
             if options.outcome_to == "all":
                 return self.weighted_outcome()
             return self.given("shared", 0.0, "the outcome enters at the answer")
-        note = f"what {rule} gives every step of the trajectory" if record.shares else f"as {rule} made it"
+        receiver = self.competitor() or "the trajectory"
+        note = f"what {rule} gives every step of {receiver}" if record.shares else f"as {rule} made it"
         return self.given("shared", a.shared_S[self.s], note)
 
     # ---- credit from children --------------------------------------------------------------------------------------
@@ -531,7 +556,7 @@ class _OperationLog:
         a, s, estimator = self.assignment, self.s, self.assignment.options.adv_estimator
         if a.unscaled_T is None or token is None:
             return credit, parts
-        if estimator == "reinforce_plus_plus":
+        if self.estimator.tokens == DISCOUNTED:
             raw, power = self.discounted_inside(credit, token)
             return raw, [(words, power * value) for words, value in parts]
         at = int(a.batch.token_offsets[s]) + token
@@ -550,7 +575,7 @@ class _OperationLog:
     def critic_advantage(self, token: int, own: _Own, shared: int, by_token: bool) -> int:
         a, s, options = self.assignment, self.s, self.assignment.options
         critic, start = a.critic, int(a.batch.token_offsets[s])
-        assert critic is not None, "gae has one"
+        assert critic is not None, "an estimator with values by the critic returns its terms"
         value = self.given("value", critic.values_T[start + token], "the critic, at this token")
         later = [position for position in _sampled(a, s) if position > token]
         if later:
@@ -577,7 +602,7 @@ class _OperationLog:
     def received_by_critic(self) -> int:
         a, s, batch, options = self.assignment, self.s, self.assignment.batch, self.assignment.options
         critic = a.critic
-        assert critic is not None, "gae has one"
+        assert critic is not None, "an estimator with values by the critic returns its terms"
         if self.rule.flows == NOTHING:
             return self.given("value received", critic.down_S[s], f"by {options.propagation} nothing flows")
         children = self.children()
@@ -630,15 +655,15 @@ class _OperationLog:
         self.in_reward.append(reward)
 
     def divisor(self) -> int:
-        a, s, estimator = self.assignment, self.s, self.assignment.options.adv_estimator
-        if estimator not in ESTIMATORS:
-            return self.given("divisor", a.divisor_S[s], f"as {estimator} chose, or whitening")
-        if estimator == "grpo" and a.options.norm_adv_by_std_in_grpo:
+        a, s, estimator = self.assignment, self.s, self.estimator
+        if estimator.whitened:
+            return self.given("divisor", a.divisor_S[s], "of whitening: root of the variance over the policy's tokens")
+        if estimator.divisor == SPREAD and a.options.norm_adv_by_std_in_grpo:
             spread = self.given("spread", a.spread_S[s], "of the group")
             return self.make("divisor", "+", spread, self.given("epsilon", EPSILON))
-        if estimator in ("grpo", "rloo"):
+        if estimator.divisor in (SPREAD, ONE):
             return self.given("divisor", 1.0, "not scaled")
-        return self.given("divisor", a.divisor_S[s], "of whitening: root of the variance over the policy's tokens")
+        return self.given("divisor", a.divisor_S[s], f"as {a.options.adv_estimator} chose")
 
     def credit_parts(self, own: _Own, received: _Received, shared: int, by_token: bool) -> list[tuple[str, float]]:
         """The named parts of the credit, without the part paid by token."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from creditflow.credit.analysis.metrics import reach, unreached_agents
 from creditflow.credit.assignment import Assignment, assign
+from creditflow.credit.decompose import outcomes
 from creditflow.credit.groups import LEVELS
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
@@ -36,11 +37,12 @@ class LintFinding:
 def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -> list[LintFinding]:
     """Find problems of `batch` under `options` (default: `CreditOptions()`).
 
-    Raises the errors of `assign`. An estimator that needs a critic is replaced by `grpo`, which needs no values.
+    Raises the errors of `assign`. An estimator that needs a critic is replaced by the default one, which needs no
+    values.
     """
     options = options or CreditOptions()
     if ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
-        options = replace(options, adv_estimator="grpo", shadow=None)
+        options = replace(options, adv_estimator=CreditOptions.adv_estimator, shadow=None)
     return lint(assign(batch, options))
 
 
@@ -62,7 +64,7 @@ def _unreached(a: Assignment) -> Found:
         )
         for agent in silent
     ]
-    has_outcome = any(score is not None for score in a.batch.outcome_scores)
+    has_outcome = any(score is not None for score in a.batch.outcome_scores) or any(a.batch.outcomes_of_agents)
     for agent, share in reach(a, OUTCOME).items():
         if has_outcome and share == 0.0 and agent not in silent:
             found.append(("no_outcome", f"the outcome never reaches {agent}: it learns from sub-rewards alone"))
@@ -271,6 +273,10 @@ def _missing_outcomes(a: Assignment) -> Found:
     batch = a.batch
     missing_N = ~a.masked_N & np.array([score is None for score in batch.outcome_scores], dtype=np.bool_)
     missing_N &= batch.status_of_trajectory == TRAJECTORY_STATUSES.index("ok")
+    if any(batch.outcomes_of_agents):  # each agent may have its own
+        given = outcomes(batch, a.options)
+        without_S = ~given.known_S & ~given.masked_S
+        missing_N &= np.bincount(batch.trajectory_of_step[without_S], minlength=batch.n_trajectories) > 0
     if not missing_N.any() or missing_N[~a.masked_N].all():
         return []
     first = batch.trajectory_ids[int(np.flatnonzero(missing_N)[0])]
@@ -279,6 +285,28 @@ def _missing_outcomes(a: Assignment) -> Found:
             "missing_outcomes",
             f"{missing_N.sum()} trajectories have no outcome and others have: they are compared as if theirs were 0; "
             f"one is {first}. An outcome that could not be had is a Score of status failed",
+        )
+    ]
+
+
+def _outcomes_of_others(a: Assignment) -> Found:
+    """Report outcomes that flow along edges to agents whose own outcome differs."""
+    batch = a.batch
+    if not a.flows or a.options.outcome_to != "answer" or not any(batch.outcomes_of_agents):
+        return []
+    child_E, parent_E, given = batch.edge_child, batch.edge_parent, outcomes(batch, a.options)
+    passes_E = (a.reached_S[child_E] & OUTCOME > 0) & (a.gate_out_S[child_E] * a.gate_in_S[parent_E] > 0)
+    differs_E = given.known_S[parent_E] & (given.value_S[child_E] != given.value_S[parent_E])
+    edges = np.flatnonzero(passes_E & differs_E)
+    if not edges.size:
+        return []
+    child, parent = (batch.agent_names[batch.agent_of_step[steps_E[edges[0]]]] for steps_E in (child_E, parent_E))
+    return [
+        (
+            "outcome_of_another",
+            f"the outcome of {child} flows to {parent}, whose outcome differs ({edges.size} edges join such agents): "
+            "with outcome_to: answer it follows every edge. Use outcome_to: all, or let the parents of a step be "
+            "steps of the same side",
         )
     ]
 
@@ -304,6 +332,7 @@ _CHECKS: tuple[Callable[[Assignment], Found], ...] = (
     _small_tasks,
     _unscored,
     _missing_outcomes,
+    _outcomes_of_others,
     _starved,
     _unknown_agents,
 )

@@ -17,7 +17,7 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
     """Compute the metrics by name. Ratios with an empty denominator are left out.
 
     * `propagation/pass_rate[/<agent>]`: share of open gates among steps matched by a reward function.
-    * `propagation/moved`: share of credit, in absolute value, that steps outside masked trajectories received from
+    * `propagation/moved`: share of credit, in absolute value, that steps which are not masked received from
       other steps, in [0, 1]; 0 if credit equals that of `none`. Only for rules that move credit, in batches with edges.
     * `propagation/forced_open/<agent>`: share of gates opened to keep the threshold's floor, among the same steps.
     * `propagation/threshold/<agent>`: the mean threshold in force.
@@ -40,10 +40,10 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
       `critic/vf_explained_var` contains the critic's later values, unless `lam` is 1.
     * `shadow/moved/<agent>`, `shadow/flipped/<agent>`: the difference to the shadow rule, see `compare_shadow`.
 
-    Steps of masked trajectories count in `groups/masked_steps` only.
+    Masked steps, of whole trajectories or of single agents, count in `groups/masked_steps` only.
     """
     batch, trained_S = assignment.batch, assignment.trained_S
-    kept_S = ~assignment.masked_N[batch.trajectory_of_step]
+    kept_S = ~assignment.masked_S
     result: dict[str, float] = {}
 
     judged_S = kept_S & (assignment.scored_S | assignment.failed_S)
@@ -129,7 +129,7 @@ def reach(assignment: Assignment, bit: np.uint8 = SIGNAL) -> dict[str, float]:
     substitute for a failed score. `bit`: SIGNAL, or OUTCOME for the outcome alone.
     """
     batch = assignment.batch
-    kept_S = ~assignment.masked_N[batch.trajectory_of_step]
+    kept_S = ~assignment.masked_S
     key_S = batch.agent_of_step * batch.n_trajectories + batch.trajectory_of_step
     agents = len(batch.agent_names)
     trajectories = np.unique(key_S[kept_S]) // batch.n_trajectories
@@ -160,13 +160,13 @@ def compare_shadow(assignment: Assignment) -> dict[str, float]:
 
 
 def batch_stats(assignment: Assignment, accuracy: float | None = None) -> BatchStats:
-    """Sub-rewards by agent and their spread within groups, the input of thresholds. Masked trajectories are left out.
+    """Sub-rewards by agent and their spread within groups, the input of thresholds. Masked steps are left out.
 
     The spread is pooled over the agent's groups:
     `sqrt(sum over groups and trajectories of mean_t (r - m)^2 / sum (n - 1))`.
     """
     batch = assignment.batch
-    over_S = assignment.scored_S & ~assignment.masked_N[batch.trajectory_of_step] & ~np.isnan(assignment.sub_reward_S)
+    over_S = assignment.scored_S & ~assignment.masked_S & ~np.isnan(assignment.sub_reward_S)
     values_S, names = assignment.sub_reward_S, batch.agent_names
     agents = np.unique(batch.agent_of_step[over_S]).tolist()
     sub_rewards = {names[a]: values_S[over_S & (batch.agent_of_step == a)] for a in agents}

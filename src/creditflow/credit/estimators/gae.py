@@ -6,11 +6,11 @@ import numpy as np
 
 from creditflow.credit.checks import refuse_values
 from creditflow.credit.estimators.base import CriticTerms, Estimate, EstimatorInput
-from creditflow.credit.records import advantage_estimator
+from creditflow.credit.records import BY_CRITIC, advantage_estimator
 from creditflow.credit.rules.base import SHARES, parent_counts
 
 
-@advantage_estimator("gae", grouped=False, whitened=True, critic=True)
+@advantage_estimator("gae", grouped=False, whitened=True, critic=True, tokens=BY_CRITIC)
 def gae(given: EstimatorInput) -> Estimate:
     """Generalised advantage estimation (arXiv 1506.02438): between steps along the gated graph, inside a step by token.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from creditflow.credit.estimators.base import EPSILON, Estimate, EstimatorInput
-from creditflow.credit.records import advantage_estimator
+from creditflow.credit.records import SPREAD, advantage_estimator
 
 
-@advantage_estimator("grpo")
+@advantage_estimator("grpo", divisor=SPREAD, min_rollouts=2)
 def grpo(given: EstimatorInput) -> Estimate:
     """`(c - m) / (spread + 1e-6)`, or `c - m` without `norm_adv_by_std_in_grpo` (arXiv 2402.03300; 2503.20783).
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from creditflow.credit.estimators.base import Estimate, EstimatorInput
-from creditflow.credit.records import advantage_estimator
+from creditflow.credit.records import DISCOUNTED, advantage_estimator
 
 
-@advantage_estimator("reinforce_plus_plus", grouped=False, whitened=True)
+@advantage_estimator("reinforce_plus_plus", grouped=False, whitened=True, tokens=DISCOUNTED)
 def reinforce_plus_plus(given: EstimatorInput) -> Estimate:
     """`c * gamma_token^(trained tokens after this one)`, whitened (arXiv 2501.03262)."""
     nothing_S, gamma = np.zeros_like(given.credit_S), given.options.gamma_token

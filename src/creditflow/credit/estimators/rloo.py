@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from creditflow.credit.estimators.base import Estimate, EstimatorInput
-from creditflow.credit.records import advantage_estimator
+from creditflow.credit.records import ONE, advantage_estimator
 
 
-@advantage_estimator("rloo")
+@advantage_estimator("rloo", divisor=ONE)
 def rloo(given: EstimatorInput) -> Estimate:
     """`c - mean of the group's other trajectories` (arXiv 2402.14740, equation 7).
 

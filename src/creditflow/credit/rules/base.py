@@ -37,8 +37,8 @@ class PropagationInput:
     """[S] `w_r * (r_t - b)`; 0 for steps without an own reward."""
     has_own_S: Bools
     """[S] whether the step has an own reward: scored, or with a substitute for a failed score."""
-    outcome_N: Floats
-    """[N] R; 0 for a trajectory without one."""
+    outcome_S: Floats
+    """[S] R of the step's agent: its own outcome, else that of the trajectory; 0 without one."""
     gate_S: Floats
     """[S] the factor of the step's gate, in [0, 1]."""
     open_S: Bools
@@ -47,10 +47,10 @@ class PropagationInput:
     """[S] whether the own reward comes from the step's own score, a signal about this trajectory."""
     failed_S: Bools
     """[S] whether the step's scoring failed."""
-    outcome_known_N: Bools
-    """[N] whether R is a signal about this trajectory."""
+    outcome_known_S: Bools
+    """[S] whether R is a signal about this trajectory."""
     kept_S: Bools
-    """[S] steps of trajectories that are not masked."""
+    """[S] steps that are not masked, with their trajectory or with their agent."""
     stratum_S: Ints
     """[S] the stratum in force, part of the group's key; -1: none."""
     parents_S: Ints
@@ -228,15 +228,15 @@ def _reach_up(inputs: PropagationInput, gate_out_S: Floats, gate_in_S: Floats) -
 
 
 def _outcome_to_all(inputs: PropagationInput) -> tuple[Floats, Floats]:
-    return inputs.own_S, inputs.options.w_o * inputs.outcome_N[inputs.batch.trajectory_of_step]
+    return inputs.own_S, inputs.options.w_o * inputs.outcome_S
 
 
 def _outcome_to_answer(inputs: PropagationInput) -> tuple[Floats, Floats]:
     trajectory_S = inputs.batch.trajectory_of_step
     answer_S = answer_steps(inputs.batch)
     answers_N = np.bincount(trajectory_S[answer_S], minlength=inputs.batch.n_trajectories)
-    part_N = inputs.options.w_o * inputs.outcome_N / np.maximum(answers_N, 1)
-    return inputs.own_S + np.where(answer_S, part_N[trajectory_S], 0.0), np.zeros_like(inputs.own_S)
+    part_S = inputs.options.w_o * inputs.outcome_S / np.maximum(answers_N, 1)[trajectory_S]
+    return inputs.own_S + np.where(answer_S, part_S, 0.0), np.zeros_like(inputs.own_S)
 
 
 OUTCOME_TO: dict[str, Callable[[PropagationInput], tuple[Floats, Floats]]] = {
@@ -256,7 +256,7 @@ def answer_steps(batch: TrajectoryBatch) -> Bools:
 
 def sources(inputs: PropagationInput) -> NDArray[np.uint8]:
     """[S] bits of the signals that reach a step directly: its own score, the outcome."""
-    outcome_S = (inputs.outcome_known_N & (inputs.options.w_o > 0))[inputs.batch.trajectory_of_step]
+    outcome_S = inputs.outcome_known_S & (inputs.options.w_o > 0)
     if inputs.options.outcome_to == "answer":
         outcome_S &= answer_steps(inputs.batch)
     return _bits(outcome_S | (inputs.scored_S & (inputs.options.w_r > 0)), outcome_S)
@@ -312,19 +312,21 @@ def mean_own(inputs: PropagationInput) -> Floats:
 
 
 SHARED_REWARDS: dict[str, Callable[[PropagationInput], Floats]] = {
-    "outcome": lambda inputs: inputs.outcome_N,
-    "outcome_plus_mean_sub_reward": lambda inputs: inputs.options.w_o * inputs.outcome_N + mean_own(inputs),
+    "outcome": lambda inputs: inputs.outcome_S,
+    "outcome_plus_mean_sub_reward": lambda inputs: (
+        inputs.options.w_o * inputs.outcome_S + mean_own(inputs)[inputs.batch.trajectory_of_step]
+    ),
 }
-"""`algorithm.shared_reward`: [N] the credit given by the sharing rules. `w_o` weighs the outcome against sub-rewards,
+"""`algorithm.shared_reward`: [S] the credit given by the sharing rules. `w_o` weighs the outcome against sub-rewards,
 so it does not apply to the outcome alone."""
 
 
-def shared_credit(inputs: PropagationInput, reward_N: Floats) -> Credit:
-    """Give every step of a trajectory the credit `reward_N` [N]."""
-    trajectory_S = inputs.batch.trajectory_of_step
-    known_N = inputs.outcome_known_N.copy()
+def shared_credit(inputs: PropagationInput, reward_S: Floats) -> Credit:
+    """Give each step the credit `reward_S` [S], made of its agent's outcome and of its whole trajectory."""
+    signal_S = inputs.outcome_known_S
     if inputs.options.shared_reward != "outcome":
-        known_N |= np.bincount(trajectory_S[inputs.scored_S], minlength=len(known_N)) > 0
+        trajectory_S = inputs.batch.trajectory_of_step
+        scored_N = np.bincount(trajectory_S[inputs.scored_S], minlength=inputs.batch.n_trajectories) > 0
+        signal_S = signal_S | scored_N[trajectory_S]
     nothing_S = np.zeros_like(inputs.own_S)
-    reached_S = _bits(known_N[trajectory_S], inputs.outcome_known_N[trajectory_S])
-    return Credit(nothing_S, nothing_S, reward_N[trajectory_S], nothing_S, reached_S)
+    return Credit(nothing_S, nothing_S, reward_S, nothing_S, _bits(signal_S, inputs.outcome_known_S))

@@ -8,7 +8,9 @@ from creditflow.credit.records import FORMULA, GATE_OPTIONS, propagation_rule
 from creditflow.credit.rules.base import Credit, PropagationInput, decomposed
 
 
-@propagation_rule("discounted", ignores=(*GATE_OPTIONS, "shared_reward"), flows=FORMULA, decomposed=True)
+@propagation_rule(
+    "discounted", ignores=(*GATE_OPTIONS, "shared_reward"), comparison_rank=3, flows=FORMULA, decomposed=True
+)
 def discounted(inputs: PropagationInput) -> Credit:
     """The formula with every gate open."""
     return decomposed(inputs, np.ones_like(inputs.gate_S))

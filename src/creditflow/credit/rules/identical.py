@@ -7,7 +7,12 @@ from creditflow.credit.rules.base import SHARED_REWARDS, Credit, PropagationInpu
 
 
 @propagation_rule(
-    "identical", pays_own=False, shares=True, ignores=(*GATE_OPTIONS, "share", "outcome_to"), flows=NOTHING
+    "identical",
+    pays_own=False,
+    shares=True,
+    ignores=(*GATE_OPTIONS, "share", "outcome_to"),
+    comparison_rank=1,
+    flows=NOTHING,
 )
 def identical(inputs: PropagationInput) -> Credit:
     """`c_t = R` for every step, as in verl and Agent Lightning."""

@@ -19,6 +19,6 @@ from creditflow.credit.shapley import of_steps
 )
 def shapley(inputs: PropagationInput) -> Credit:
     """`none` with the agent's Shapley value in place of the outcome, see `creditflow.credit.shapley`."""
-    value_S = of_steps(inputs.batch, inputs.outcome_known_N)
+    value_S = of_steps(inputs.batch, inputs.outcome_known_S)
     nothing_S = np.zeros_like(inputs.own_S)
     return Credit(inputs.own_S, nothing_S, inputs.options.w_o * value_S, nothing_S, sources(inputs))

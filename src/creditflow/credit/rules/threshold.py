@@ -6,7 +6,7 @@ from creditflow.credit.records import FORMULA, propagation_rule
 from creditflow.credit.rules.base import Credit, PropagationInput, decomposed
 
 
-@propagation_rule("threshold", ignores=("shared_reward",), flows=FORMULA, decomposed=True)
+@propagation_rule("threshold", ignores=("shared_reward",), comparison_rank=4, flows=FORMULA, decomposed=True)
 def threshold(inputs: PropagationInput) -> Credit:
     """The formula."""
     return decomposed(inputs, inputs.gate_S)

@@ -12,5 +12,5 @@ from creditflow.credit.rules.base import SHARED_REWARDS, Credit, PropagationInpu
 def uniform(inputs: PropagationInput) -> Credit:
     """`c_t = R / #steps`: conserves R, and thus rewards short trajectories."""
     steps_N = np.bincount(inputs.batch.trajectory_of_step, minlength=inputs.batch.n_trajectories)
-    reward_N = SHARED_REWARDS[inputs.options.shared_reward](inputs)
-    return shared_credit(inputs, reward_N / np.maximum(steps_N, 1))
+    reward_S = SHARED_REWARDS[inputs.options.shared_reward](inputs)
+    return shared_credit(inputs, reward_S / steps_N[inputs.batch.trajectory_of_step])

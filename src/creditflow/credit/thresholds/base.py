@@ -75,21 +75,24 @@ class Threshold(Protocol):
         """`propagation/threshold` (for a new agent), `propagation/threshold/<agent>`, and the kind's own metrics."""
 
 
-Team = tuple[str, ...] | None
+AgentNames = tuple[str, ...] | None
 """The names of the agents; None if unknown."""
 Kind = TypeVar("Kind", bound=Callable[..., Threshold])
 
 THRESHOLDS: Registry[Callable[..., Threshold]] = Registry(
-    f"{KEY}.kind", "creditflow.credit.thresholds", "creditflow.thresholds"
+    f"{KEY}.kind", "creditflow.credit.thresholds", "creditflow.thresholds", "threshold_kind"
 )
 """Entries are called with the team's names, and with the keys of `{kind: name, key: value, ...}` as keywords."""
 
 
 def threshold_kind(name: str) -> Callable[[Kind], Kind]:
-    """Register a kind of threshold: a callable of (team, **options) that returns one; its keywords are the keys."""
+    """Register a kind of threshold: a callable of (team, **options) that returns one; its keywords are the keys.
+
+    In a file beside a recipe, `{kind: file.py:Class}` selects it, and the name has no meaning.
+    """
 
     def register(kind: Kind) -> Kind:
-        THRESHOLDS.add(name, kind)
+        THRESHOLDS.declare(name, kind, kind)
         return kind
 
     return register
@@ -107,7 +110,7 @@ def make_threshold(spec: float | Mapping[str, Any], agents: Iterable[str] | None
     if not isinstance(spec, Mapping):
         raise ConfigError(f"{KEY}: expected a finite number, or a mapping with `kind`, got {spec!r}")
     name = spec.get("kind")
-    if name not in THRESHOLDS.names():
+    if name not in THRESHOLDS:
         known = " or ".join(THRESHOLDS.names())
         raise ConfigError(f"{KEY}.kind: expected {known}, got {name!r}{THRESHOLDS.hint(name)}")
     kind = THRESHOLDS[str(name)]

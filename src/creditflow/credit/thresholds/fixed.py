@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from creditflow.credit.thresholds.base import (
     KEY,
+    AgentNames,
     BatchStats,
-    Team,
     check_state,
     expect_threshold,
     theta_metrics,
@@ -23,7 +23,7 @@ from creditflow.errors import ConfigError, UnknownAgentError, did_you_mean
 class Fixed:
     """A constant threshold, optionally another one for some agents. It has no target pass rate."""
 
-    team: Team = None
+    team: AgentNames = None
     value: float = 0.5
     agents: Mapping[str, float] = field(default_factory=dict)
     """Values of single agents by name; all others have `value`."""

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from creditflow.credit.thresholds.base import (
     KEY,
     METRIC,
+    AgentNames,
     BatchStats,
-    Team,
     check_state,
     expect_number,
     expect_range,
@@ -46,7 +46,7 @@ class Noise:
     a group differ that much, a strict gate closes by chance. The kind has no target pass rate.
     """
 
-    team: Team = None
+    team: AgentNames = None
     range: tuple[float, float] = (0.3, 0.7)
     smoothing: float = 0.9
     """Weight of the past at every update, from 0 (the last batch alone) to below 1."""

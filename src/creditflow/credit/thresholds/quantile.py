@@ -12,8 +12,8 @@ from creditflow.credit.gates import GATE_TOLERANCE
 from creditflow.credit.thresholds.base import (
     METRIC,
     ROUNDING,
+    AgentNames,
     BatchStats,
-    Team,
     check_state,
     expect_number,
     expect_range,
@@ -59,7 +59,7 @@ class Quantile:
     the values, and the gates of all steps with that score open and close with it.
     """
 
-    team: Team = None
+    team: AgentNames = None
     target_pass_rate: float = 0.8
     range: tuple[float, float] = (0.3, 0.7)
     floor: float = 0.1

@@ -10,8 +10,8 @@ from creditflow.credit.thresholds.base import (
     KEY,
     METRIC,
     ROUNDING,
+    AgentNames,
     BatchStats,
-    Team,
     check_state,
     expect_number,
     expect_threshold,
@@ -32,7 +32,7 @@ class Tuned:
     symptom of gates so strict that upstream agents receive no credit. The kind has no target pass rate.
     """
 
-    team: Team = None
+    team: AgentNames = None
     initial: float = 0.5
     patience_epochs: int = 5
     accuracy_drop: float = 0.05

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from creditflow._utils.loading import load_object
-from creditflow.config import Config, EndpointConfig, PolicyConfig, Recipe, policies_in_use, trained_policies
+from creditflow.config import Config, EndpointConfig, PolicyConfig, Recipe
 from creditflow.data import Step, Task, Trajectory
 from creditflow.data.datasets import load_tasks
 from creditflow.errors import ConfigError, RewardError
@@ -58,12 +58,6 @@ class Components:
             timeout_outcome=rollout.timeout_outcome,
         )
 
-    @property
-    def trained_policies(self) -> dict[str, tuple[str, ...]]:
-        """The agents of each trained policy."""
-        agents_of = policies_in_use(self.recipe.config)
-        return {name: agents_of[name] for name in trained_policies(self.recipe.config)}
-
     def endpoint_metrics(self) -> dict[str, float]:
         """`endpoint/<policy>/*` since the last call: see `FrozenModel.metrics`."""
         return {
@@ -96,11 +90,11 @@ def build_components(recipe: Recipe, *, training: bool = True, tasks: bool = Tru
     workflow = load_object(config.team.workflow, folder, "team.workflow")
     plain = inspect.isfunction(workflow) and "team" in inspect.signature(workflow).parameters
     if not (plain or inspect.iscoroutinefunction(workflow)):
-        said = "expected `async def solve(task, team)`, or `def` with these parameters"
-        raise ConfigError(f"team.workflow: {said}, got {config.team.workflow}")
-    functions = load_reward_functions(
-        config.reward.functions, folder, list(config.team.agents), {"sandbox": config.reward.sandbox}
-    )
+        raise ConfigError(
+            "team.workflow: expected `async def solve(task, team)`, or `def` with these parameters, got "
+            f"{config.team.workflow}"
+        )
+    functions = load_functions(recipe)
     if training and not any(f.level == "outcome" or f.weight > 0 for f in functions):
         raise RewardError(
             "reward.functions: no outcome and no sub-reward of positive weight, so nothing can be learned"
@@ -117,6 +111,13 @@ def build_components(recipe: Recipe, *, training: bool = True, tasks: bool = Tru
     )
 
 
+def load_functions(recipe: Recipe) -> tuple[RewardFunction, ...]:
+    """Load the recipe's reward functions."""
+    config = recipe.config
+    options = {"sandbox": config.reward.sandbox}
+    return load_reward_functions(config.reward.functions, recipe.folder, list(config.team.agents), options)
+
+
 def _agents(config: Config, folder: Path) -> dict[str, AgentSpec]:
     agents: dict[str, AgentSpec] = {}
     for name, agent in config.team.agents.items():
@@ -125,17 +126,13 @@ def _agents(config: Config, folder: Path) -> dict[str, AgentSpec]:
         if agent.tools and policy is not None and policy.endpoint is not None:
             raise ConfigError(f"{key}: are for policies of the run, and {agent.policy} is behind an endpoint")
         tools = load_tools(agent.tools, folder, key, {"sandbox": config.reward.sandbox})
-        match = _pattern(agent.match, f"team.agents.{name}.match")
-        agents[name] = AgentSpec(agent.system, agent.policy, tools, match, frozenset(config.team.ignored_fields))
+        try:
+            re.compile(agent.match)
+        except re.error as error:
+            raise ConfigError(f"team.agents.{name}.match: {agent.match!r} is no regular expression: {error}") from error
+        ignored = frozenset(config.team.ignored_fields)
+        agents[name] = AgentSpec(agent.system, agent.policy, tools, agent.match, ignored)
     return agents
-
-
-def _pattern(text: str, key: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ConfigError(f"{key}: {text!r} is no regular expression: {error}") from error
-    return text
 
 
 def _chat_clients(config: Config) -> dict[str, FrozenModel]:

@@ -10,7 +10,7 @@ from creditflow.config import Config, policies_in_use
 from creditflow.credit import Threshold
 from creditflow.monitoring import Guard, GuardEvent, GuardStop
 from creditflow.monitoring.catalog import Names
-from creditflow.monitoring.guard import RESTORE, asked_of_engine, cannot_go_back, stop_report
+from creditflow.monitoring.guard import RESTORE, cannot_go_back, engine_action, stop_report
 from creditflow.rewards import RewardFunction
 from creditflow.runs import RunFolder
 
@@ -57,7 +57,7 @@ def run_guard(
     engine must act on (see `roll_back`), which is not recorded yet.
     """
     events = guard.look(step, metrics)
-    action = asked_of_engine(events)
+    action = engine_action(events)
     if (adapted := adapt(metrics)) is not None:
         events.append(adapted)
     folder.append_events(event.to_dict() for event in events if event is not action)

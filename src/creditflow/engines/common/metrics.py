@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from creditflow._utils.progress import Reporter
+from creditflow.config import trained_agents
 from creditflow.credit import Assignment, BatchStats, Threshold
 from creditflow.credit.analysis.linter import idle_gate
 from creditflow.credit.analysis.metrics import credit_metrics
@@ -75,7 +76,7 @@ def warn_of_first_step(metrics: Mapping[str, float], components: Components, fol
     These are agents without a signal, many truncated trajectories, and gates that changed no credit. Reads the step's
     metrics and its step file in the run's `folder`.
     """
-    for agent in (agent for agents in components.trained_policies.values() for agent in agents):
+    for agent in trained_agents(components.recipe.config):
         if metrics.get(f"credit/reach/{agent}") == 0.0:
             reporter.say(
                 f"warning: no signal reached {agent} in the first step; score it, or let the outcome reach it "

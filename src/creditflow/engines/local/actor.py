@@ -38,19 +38,19 @@ def token_logprobs(
     temperature_R = torch.from_numpy(temperature).to(logits)
     token_ids = torch.from_numpy(batch.response_ids[packed.token_at].astype(np.int64)).to(logits.device)
 
-    def of(logits: Tensor, temperature_R: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def at_tokens(logits: Tensor, temperature_R: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         scaled = torch.log_softmax(logits / temperature_R[:, None], dim=-1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_grad):
             entropy = -(scaled.exp() * scaled).sum(-1)
         return scaled.gather(1, token_ids[:, None]).squeeze(1), entropy
 
     if logits.numel() <= _LOGITS:
-        return of(logits, temperature_R, token_ids)
+        return at_tokens(logits, temperature_R, token_ids)
     # With a large vocabulary, each intermediate would be another copy of the logits. Checkpointing recomputes them in
     # the backward pass, part by part, and keeps none.
     n = max(1, _LOGITS // logits.shape[1])
     columns = zip(*(torch.split(column, n) for column in (logits, temperature_R, token_ids)), strict=True)
-    parts = [checkpoint(of, *part, use_reentrant=False, preserve_rng_state=False) for part in columns]
+    parts = [checkpoint(at_tokens, *part, use_reentrant=False, preserve_rng_state=False) for part in columns]
     return torch.cat([logprob for logprob, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
 

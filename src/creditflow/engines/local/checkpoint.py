@@ -38,12 +38,12 @@ def save(run: Path, step: int, policy_set: PolicySet, state: Mapping[str, Any], 
         make_whole(target, lambda folder: _fill(folder, step, policy_set, state))
     except SafetensorError as error:  # mostly a full disk, for which safetensors does not raise OSError
         raise CreditflowError(f"{target}: the checkpoint cannot be written: {error}") from error
-    good_is_kept = False
-    for place, old in enumerate(saved_steps(run) if keep else ()):
-        good = not good_is_kept and _is_good(folder_of(run, old))
-        if place >= (keep or 0) and not good:
-            shutil.rmtree(folder_of(run, old))
-        good_is_kept = good_is_kept or good
+    if keep:
+        steps = saved_steps(run)
+        good = next((step for step in steps if _is_good(folder_of(run, step))), None)
+        for old in steps[keep:]:
+            if old != good:
+                shutil.rmtree(folder_of(run, old))
     return target
 
 

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from creditflow.config import Config, policies_in_use, trained_policies
+from creditflow.config import Config, trained_agents
 from creditflow.credit import CreditOptions
 from creditflow.credit.decompose import outcomes
 from creditflow.credit.records import PROPAGATION_RULES
-from creditflow.credit.shapley import KEY, Plan, Values, least_rollouts, plan, values
+from creditflow.credit.shapley import KEY, Plan, Values, least_rollouts, plan, values_of_agents
 from creditflow.data import Floats, Trajectory, TrajectoryBatch
+from creditflow.data.batch import outcome_value
 from creditflow.engines.common.components import Components
-from creditflow.engines.common.rollouts import needs_reference
-from creditflow.engines.local.actor import fill_reference_logprobs
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.rollouts import UnscoredRollouts
+from creditflow.engines.local.rollouts import complete, fill_references
 from creditflow.errors import ConfigError, TooManyFailedScores
 from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, replay_rollout, together
 
@@ -56,8 +54,7 @@ def wants_values(options: CreditOptions) -> bool:
 
 def expect_enough_rollouts(config: Config) -> None:
     """Raise ConfigError if the budget is too small for a trajectory with all trained agents."""
-    learning, using = trained_policies(config), policies_in_use(config)
-    agents = [agent for policy in learning for agent in using[policy]]
+    agents = trained_agents(config)
     least, given = least_rollouts(len(agents)), config.algorithm.counterfactual_rollouts
     if given < least:
         raise ConfigError(
@@ -69,29 +66,32 @@ def expect_enough_rollouts(config: Config) -> None:
 async def add_values(
     components: Components,
     policy_set: PolicySet,
-    rollouts: Sequence[Trajectory],
+    trajectories: Sequence[Trajectory],
     step: int,
     note: Callable[[str], None] = lambda _: None,
 ) -> dict[str, float]:
     """Store the values of a training step's scored trajectories in their `info[KEY]`; returns metrics.
 
     A trajectory with too many failed counterfactual rollouts becomes failed itself and is masked: a value that could
-    not be measured is not 0. Raises UnscoredRollouts if more rollouts failed than `rollout.max_failed_frac` allows.
+    not be measured is not 0. Raises TooManyFailedScores if more rollouts failed than `rollout.max_failed_frac` allows.
     `note` receives the progress as text.
     """
-    config = components.recipe.config
     baselines = {name: policy_set.references[name] for name in policy_set.actors}
-    budget = config.algorithm.counterfactual_rollouts
-
-    def say(done: int, wanted: int) -> None:
-        note(f"counterfactual rollouts {done}/{wanted}")
-
     try:
-        found = await measure(components, policy_set, baselines, rollouts, budget, (COUNTERFACTUAL, step), say)
+        result = await measure(
+            components,
+            policy_set,
+            baselines,
+            trajectories,
+            components.recipe.config.algorithm.counterfactual_rollouts,
+            (COUNTERFACTUAL, step),
+            lambda done, total: note(f"counterfactual rollouts {done}/{total}"),
+        )
     except TooManyFailedScores as error:
-        raise UnscoredRollouts(error, rollouts) from error
-    for trajectory in rollouts:
-        agent_values = found.by_id.get(trajectory.id)
+        error.trajectories = trajectories
+        raise
+    for trajectory in trajectories:
+        agent_values = result.by_id.get(trajectory.id)
         if agent_values is None and _is_known(trajectory):  # none of its agents is trained
             agent_values = Values(*(np.zeros(0),) * 4, rollouts=0)
         if agent_values is not None:
@@ -100,8 +100,8 @@ async def add_values(
                 trajectory.status = "failed"
                 trajectory.info["error"] = f"of {agent_values.rollouts} counterfactual rollouts too many failed"
     return {
-        "rollout/counterfactual_rollouts": float(found.rollouts),
-        "rollout/counterfactual_failed_frac": found.failed / max(found.rollouts, 1),
+        "rollout/counterfactual_rollouts": float(result.rollouts),
+        "rollout/counterfactual_failed_frac": result.failed / max(result.rollouts, 1),
     }
 
 
@@ -112,7 +112,7 @@ async def measure(
     trajectories: Sequence[Trajectory],
     budget: int,
     key: tuple[int, ...],
-    note: Note = lambda done, wanted: None,
+    note: Note = lambda done, total: None,
 ) -> CounterfactualResult:
     """Measure the values of scored `trajectories` with at most `budget` rollouts for each.
 
@@ -122,25 +122,23 @@ async def measure(
     more rollouts have no outcome than `rollout.max_failed_frac` allows.
     """
     games = _games(components, baselines, trajectories, budget, key)
-    table = _Coalitions(components, policy_set, baselines, key)
+    replays = _Replays(components, policy_set, baselines)
     seats = [(game, p) for game in games for p in range(len(game.plan.coalition_P))]
-    outcome_P = np.full(len(seats), np.nan)
+    by_rollout: list[Floats] = []
     note(0, len(seats))
     for first in range(0, len(seats), _AT_ONCE):
-        some = seats[first : first + _AT_ONCE]
-        outcome_P[first : first + len(some)] = await table.run(some)
-        note(first + len(some), len(seats))
-    failed = int(np.isnan(outcome_P).sum())
+        by_rollout += await replays.run(seats[first : first + _AT_ONCE])
+        note(len(by_rollout), len(seats))
+    failed = sum(bool(np.isnan(outcome_A).any()) for outcome_A in by_rollout)
     most = components.recipe.config.actor_rollout_ref.rollout.max_failed_frac
     if failed > most * len(seats):
         raise TooManyFailedScores(
             f"{failed} of {len(seats)} counterfactual rollouts failed, more than "
-            f"actor_rollout_ref.rollout.max_failed_frac={most:g} allows; the first: {table.first_failure}"
+            f"actor_rollout_ref.rollout.max_failed_frac={most:g} allows; the first: {replays.first_failure}"
         )
-    ends = np.cumsum([len(game.plan.coalition_P) for game in games])
-    parted = np.split(outcome_P, ends[:-1]) if games else []
-    found = {game.trajectory.id: game.values(own_P) for game, own_P in zip(games, parted, strict=True)}
-    return CounterfactualResult(found, len(seats), failed)
+    rows = iter(by_rollout)
+    by_id = {game.trajectory.id: game.values([next(rows) for _ in game.plan.coalition_P]) for game in games}
+    return CounterfactualResult(by_id, len(seats), failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +148,28 @@ class _Game:
     trajectory: Trajectory
     players: tuple[str, ...]
     plan: Plan
+    key: tuple[int, ...]
+    """The random key of its plan; the key of rollout `p` ends with `p`."""
 
     def replaced(self, p: int) -> list[str]:
         """The agents outside the coalition of rollout `p`."""
         coalition = int(self.plan.coalition_P[p])
         return [player for a, player in enumerate(self.players) if not coalition >> a & 1]
 
-    def values(self, outcome_P: Floats) -> Values:
-        outcome: Any = self.trajectory.outcome
-        return values(self.plan, float(outcome.value), outcome_P, self.players)
+    def rollout(self, p: int) -> Rollout:
+        """The rollout of coalition `p`."""
+        recorded = self.trajectory
+        return Rollout(recorded.task, recorded.uid, f"{recorded.id}~{p}", (*self.key, p))
+
+    def outcomes(self, trajectory: Trajectory, common: float) -> Floats:
+        """[A] the outcome of each player in a trajectory: its own, else the common one; NaN if it failed."""
+        own = trajectory.outcomes
+        return np.array([outcome_value(own[player]) if player in own else common for player in self.players])
+
+    def values(self, by_rollout: Sequence[Floats]) -> Values:
+        """The values from the outcomes [A] of the players in all rollouts."""
+        whole_A = self.outcomes(self.trajectory, outcome_value(self.trajectory.outcome))
+        return values_of_agents(self.plan, whole_A, np.stack(by_rollout), self.players)
 
 
 def _games(
@@ -172,35 +183,28 @@ def _games(
         raise ConfigError("reward.functions: expected an outcome function, of which values are measured, found none")
     games = []
     for trajectory in filter(_is_known, trajectories):
-        players = tuple(
-            dict.fromkeys(s.agent for s in trajectory.steps if components.agents[s.agent].policy in baselines)
-        )
-        if players:
-            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(_seed(components, key, trajectory))))
+        own_key = (components.recipe.config.data.seed, *key, *trajectory.id.encode())
+        trained = (s.agent for s in trajectory.steps if components.agents[s.agent].policy in baselines)
+        if players := tuple(dict.fromkeys(trained)):
+            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(own_key)))
             try:
-                games.append(_Game(trajectory, players, plan(len(players), budget, rng)))
+                games.append(_Game(trajectory, players, plan(len(players), budget, rng), own_key))
             except ValueError as error:
                 raise ConfigError(f"{error} ({', '.join(players)})") from error
     return games
 
 
 def _is_known(trajectory: Trajectory) -> bool:
-    """Whether the trajectory did not fail and has steps and a known outcome."""
-    outcome = trajectory.outcome
-    return trajectory.status != "failed" and outcome is not None and outcome.status == "ok" and bool(trajectory.steps)
+    """Whether the trajectory did not fail and the outcome of one of its steps' agents is known."""
+    outcomes = (trajectory.outcomes.get(step.agent, trajectory.outcome) for step in trajectory.steps)
+    return trajectory.status != "failed" and any(one is not None and one.status == "ok" for one in outcomes)
 
 
-def _seed(components: Components, key: tuple[int, ...], trajectory: Trajectory) -> tuple[int, ...]:
-    return (components.recipe.config.data.seed, *key, *trajectory.id.encode())
-
-
-class _Coalitions:
+class _Replays:
     """Runs and scores the rollouts of coalitions."""
 
-    def __init__(
-        self, components: Components, policy_set: PolicySet, baselines: Mapping[str, Policy], key: tuple[int, ...]
-    ) -> None:
-        self.components, self.key = components, key
+    def __init__(self, components: Components, policy_set: PolicySet, baselines: Mapping[str, Policy]) -> None:
+        self.components = components
         self.stand_ins = {name: f"baseline of {name}" for name in baselines}
         clients: dict[str, ModelClient | ChatClient] = {**policy_set.policies, **components.chat_clients}
         clients |= {self.stand_ins[name]: policy for name, policy in baselines.items()}
@@ -209,13 +213,13 @@ class _Coalitions:
         self.references = references | {own: references[name] for name, own in self.stand_ins.items()}
         self.first_failure = ""
 
-    async def run(self, seats: Sequence[tuple[_Game, int]]) -> Floats:
-        """Run rollouts; returns their outcomes [P], NaN where the rollout or its scoring failed."""
-        components, config = self.components, self.components.recipe.config
+    async def run(self, seats: Sequence[tuple[_Game, int]]) -> list[Floats]:
+        """Run rollouts; returns the outcomes [A] of the players in each, NaN where it or its scoring failed."""
+        components = self.components
         running = [
             replay_rollout(
                 game.trajectory,
-                self._rollout_of(game, p),
+                game.rollout(p),
                 game.replaced(p),
                 self.stand_ins,
                 components.workflow,
@@ -225,26 +229,16 @@ class _Coalitions:
             )
             for game, p in seats
         ]
-        try:
-            trajectories = await together(running, self.scheduler)
-        finally:
-            for client in components.chat_clients.values():
-                await client.aclose()
-        if needs_reference(components):
-            fill_reference_logprobs(
-                self.references, trajectories, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-            )
+        trajectories = await complete(together(running, self.scheduler), components)
+        fill_references(self.references, trajectories, components)
         report = await components.rewards.score(trajectories, outcome_only=True, max_failed_frac=1.0)
         # A baseline may ramble and be truncated. Its outcome counts, whether or not truncated trajectories are trained.
-        found = outcomes(
-            TrajectoryBatch.from_trajectories(trajectories), replace(config.algorithm, mask_truncated=False)
-        )
+        options = replace(components.recipe.config.algorithm, mask_truncated=False)
+        known = outcomes(TrajectoryBatch.from_trajectories(trajectories), options)
         errors = [*(one.info["error"] for one in trajectories if one.status == "failed"), *report.reasons]
         self.first_failure = self.first_failure or next(iter(errors), "")
-        return np.where(found.known_N, found.value_N, np.nan)
-
-    def _rollout_of(self, game: _Game, p: int) -> Rollout:
-        recorded = game.trajectory
-        return Rollout(
-            recorded.task, recorded.uid, f"{recorded.id}~{p}", (*_seed(self.components, self.key, recorded), p)
-        )
+        common_P = np.where(known.known_N, known.value_N, np.nan).tolist()
+        return [
+            game.outcomes(trajectory, common)
+            for (game, _), trajectory, common in zip(seats, trajectories, common_P, strict=True)
+        ]

@@ -6,6 +6,7 @@ and values once for all rows with that prompt. `PaddedRows` is for all other mod
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -66,20 +67,20 @@ def decoding_error(model: Any, pad_id: int, *, shared: bool) -> float:
     fed = [k % n_tokens for k in (11, 12)]
 
     def alone(row: int) -> Tensor:
-        said: Tensor = model(input_ids=torch.tensor([rows[row]], device=device), use_cache=False).logits[0, -1]
-        return said
+        logits: Tensor = model(input_ids=torch.tensor([rows[row]], device=device), use_cache=False).logits
+        return logits[0, -1]
 
     with rows_of(model, [tuple(row) for row in rows], pad_id, shared=shared) as live:
-        said = [*live.logits]
+        batched = [*live.logits]
         live.keep(torch.tensor([0], device=device))
         for token in fed:
-            said += [*live.feed(torch.tensor([token], device=device))]
-    right = [alone(0), alone(1)]
+            batched += [*live.feed(torch.tensor([token], device=device))]
+    single = [alone(0), alone(1)]
     for token in fed:
         rows[0].append(token)
-        right.append(alone(0))
-    off, spread = torch.stack(said) - torch.stack(right), torch.stack(right).std()
-    return float(off.abs().max() / spread.clamp(min=1e-12))
+        single.append(alone(0))
+    difference, spread = torch.stack(batched) - torch.stack(single), torch.stack(single).std()
+    return float(difference.abs().max() / spread.clamp(min=1e-12))
 
 
 def _last_position(model: Any) -> int:
@@ -138,26 +139,22 @@ class SharedRows:
     """
 
     def __init__(self, model: Any, prompts: Sequence[Prompt]) -> None:
-        self._model = model
-        self._last = _last_position(model)
+        self._model, self._last = model, _last_position(model)
         device = next(model.parameters()).device
-        number: dict[Prompt, int] = {}
-        prompt_of_row = np.array([number.setdefault(prompt, len(number)) for prompt in prompts])
         # Prompts with many rows are stored several times, so that each stored prompt has about equally many rows.
-        at_once = max(1, round(len(prompts) / len(number)))
-        nth = np.zeros(len(prompts), dtype=np.int64)
-        seen = [0] * len(number)
-        for row, prompt in enumerate(prompt_of_row.tolist()):
-            nth[row] = seen[prompt] // at_once
-            seen[prompt] += 1
-        place: dict[tuple[int, int], int] = {}
-        self._part_of_row = np.array(
-            [place.setdefault(pair, len(place)) for pair in zip(prompt_of_row.tolist(), nth.tolist(), strict=True)]
-        )
-        prompt_of_part = torch.tensor([prompt for prompt, _ in place], device=device)
+        at_once = max(1, round(len(prompts) / len(set(prompts))))
+        number, part, count = dict[Prompt, int](), dict[tuple[int, int], int](), Counter[Prompt]()
+        part_of_row = []
+        for prompt in prompts:
+            nth = number.setdefault(prompt, len(number)), count[prompt] // at_once
+            part_of_row.append(part.setdefault(nth, len(part)))
+            count[prompt] += 1
+        self._part_of_row = np.array(part_of_row)
+        prompt_of_part = torch.tensor([prompt for prompt, _ in part], device=device)
+        prompt_of_row = prompt_of_part[torch.tensor(part_of_row, device=device)]
         logits, read, lengths = self._read(list(number), device)
-        self.logits = logits[torch.from_numpy(prompt_of_row).to(device)]
-        self._length = torch.tensor(lengths, device=device)[torch.from_numpy(prompt_of_row).to(device)]
+        self.logits = logits[prompt_of_row]
+        self._length = torch.tensor(lengths, device=device)[prompt_of_row]
         self._prompts = [prompts_of_layer.select(prompt_of_part) for prompts_of_layer in read]
         self._cache = DynamicCache()
         self._cache.layers = [GrowingLayer() for _ in read]

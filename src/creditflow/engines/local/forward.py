@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from creditflow._utils.huggingface import position_limit
 from creditflow.data import Ints
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees
-from creditflow.engines.local.packing import PackedSteps, RowGroup, Sequences, micro_batches
+from creditflow.engines.local.packing import PackedSteps, Sequences, micro_batches, pack_pairs
 from creditflow.errors import ModelError
 
 
@@ -53,10 +53,16 @@ class Forward:
         Computed in bf16 autocast on CUDA and returned in float32 or wider.
         """
         predicting = self._tensor(packed.predicting)
-        half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
-        with self.in_force(), half:
+        with self.running():
             logits = self._at(packed, predicting)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The context of every pass: the adapter in force, and bf16 autocast on CUDA."""
+        half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
+        with self.in_force(), half:
+            yield
 
     def micro_batches(self, batch: Sequences, steps: Ints, max_tokens: int) -> Iterator[PackedSteps]:
         """Pack `steps` into micro-batches with about the memory of `max_tokens` tokens.
@@ -113,7 +119,8 @@ class Forward:
         """Whether packed and padded passes over short example rows agree within `AGREE`."""
         backbone = self.model.base_model  # a new head returns 0 for every token
         n_tokens = self.model.get_input_embeddings().num_embeddings
-        tried = replace(_TRIED, input_ids=_TRIED.input_ids % n_tokens)
+        tried = pack_pairs(_PAIRS, np.array([0, 0, 1]))
+        tried = replace(tried, input_ids=tried.input_ids % n_tokens)
         layout = Layout.from_packed(tried, self.device)
         if layout.longest > self._sees:
             return False
@@ -126,25 +133,5 @@ class Forward:
         return bool((in_one - by_row).abs().max() <= AGREE * by_row.std())
 
 
-def _tried() -> PackedSteps:
-    """The trial input: prompts of 3 and 5 tokens, responses of 3 and 2 tokens to the first and of 1 to the second."""
-    rows = [[0, 1, 2, 8, 9, 10], [0, 1, 2, 11, 12], [3, 4, 5, 6, 7, 13]]
-    groups = []
-    for some in (rows[:2], rows[2:]):
-        width = max(map(len, some))
-        at = np.array([row + [0] * (width - len(row)) for row in some])
-        groups.append(RowGroup(at, np.array([[k < len(row) for k in range(width)] for row in some])))
-    return PackedSteps(
-        steps=np.arange(3),
-        input_ids=np.arange(14) % 7,
-        position_ids=np.array([0, 1, 2, 0, 1, 2, 3, 4, 3, 4, 5, 3, 4, 5]),
-        groups=tuple(groups),
-        split=None,
-        source=np.array([0, 1, 2, 12, 13, 14, 15, 16, 3, 4, 5, 9, 10, 17]),
-        predicting=np.array([2, 8, 9, 10, 2, 11, 12, 7, 13]),
-        row_of_token=np.array([0, 0, 0, 0, 1, 1, 1, 2, 2]),
-        token_at=np.arange(9),
-    )
-
-
-_TRIED = _tried()
+_PAIRS = [((0, 1, 2), (1, 2, 3, 4)), ((0, 1, 2), (4, 5, 6)), ((3, 4, 5, 6, 0), (6, 0))]
+"""The trial input: two prompts and the responses to them, of which two have the same prompt."""

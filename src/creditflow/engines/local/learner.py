@@ -6,7 +6,7 @@ Independent of losses.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -109,17 +109,15 @@ class Learner:
 def in_mini_batches(
     update: Callable[[Ints], dict[str, float]], trained_S: Bools, mini_batch_of_step: Ints, epochs: int
 ) -> dict[str, float]:
-    """Call `update` with the trained steps of each mini-batch, `epochs` times; returns its averaged metrics."""
+    """Call `update` with the trained steps of each mini-batch, `epochs` times; returns its averaged metrics.
+
+    Each metric is averaged over the updates that have it.
+    """
     updates = [
         update(np.flatnonzero(trained_S & (mini_batch_of_step == m)))
         for _ in range(epochs)
         for m in range(int(mini_batch_of_step.max(initial=0)) + 1)
     ]
-    return mean_of([metrics for metrics in updates if metrics])
-
-
-def mean_of(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Average metrics over updates; each metric over the updates that have it."""
     keys = dict.fromkeys(key for metrics in updates for key in metrics)
     return {key: float(np.mean([metrics[key] for metrics in updates if key in metrics])) for key in keys}
 

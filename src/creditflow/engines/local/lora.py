@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Adapter:
         self.model = model
         """peft's wrapper around the base."""
         self.name = name
-        self._alone: threading.RLock = model.__dict__.setdefault("_creditflow_in_use", threading.RLock())
+        self._alone = _locks.setdefault(model, threading.RLock())
         """One lock for all adapters of the base, because several threads may use its policies."""
 
     @classmethod
@@ -84,10 +84,6 @@ class Adapter:
         with self._alone, self.model.disable_adapter():
             yield
 
-    def copy_of_model(self) -> Any:
-        """Deep-copy peft's wrapper with the base model."""
-        return copy.deepcopy(self.model, {id(self._alone): threading.RLock()})  # a lock cannot be copied
-
     def merge(self) -> None:
         """Merge the adapter into the base's weights and remove it.
 
@@ -115,6 +111,9 @@ class Adapter:
         )
         if result.unexpected_keys:
             raise ModelError(f"{folder}: holds another adapter: {', '.join(sorted(result.unexpected_keys)[:3])}")
+
+
+_locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 
 
 def expect_fits(base: Any, config: ActorModelConfig | FallbackConfig, key: str = MODEL_KEY) -> None:

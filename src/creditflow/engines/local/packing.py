@@ -209,20 +209,20 @@ def pack(batch: Sequences, steps: Ints, prompt_of: Ints) -> PackedSteps:
 
 def pack_prompts(prompts: Sequence[Sequence[int]]) -> PackedSteps:
     """Pack prompts without responses, each as a step with one response token, which is not an input."""
-    p_B = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
-    start_B, none_B, n = np.cumsum(p_B) - p_B, np.zeros_like(p_B), len(p_B)
-    groups, source = _rows(p_B, none_B, start_B, none_B, np.ones(n, dtype=np.bool_))
-    return PackedSteps(
-        steps=np.arange(n),
-        input_ids=np.concatenate([np.asarray(prompt, dtype=np.int64) for prompt in prompts]),
-        position_ids=ragged(none_B, p_B),
-        groups=groups,
-        source=source,
-        split=None,
-        predicting=start_B + p_B - 1,
-        row_of_token=np.arange(n),
-        token_at=np.arange(n),
+    return pack_pairs([(prompt, (0,)) for prompt in prompts], np.arange(len(prompts)))
+
+
+def pack_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], prompt_of: Ints) -> PackedSteps:
+    """Pack prompts with their responses; `prompt_of`: see `pack`."""
+    prompts, responses = zip(*pairs, strict=True)
+    steps = TrajectorySequences(
+        np.concatenate(prompts),
+        np.cumsum([0, *map(len, prompts)]),
+        np.concatenate(responses),
+        np.cumsum([0, *map(len, responses)]),
+        np.arange(sum(map(len, responses))),
     )
+    return pack(steps, np.arange(len(pairs)), prompt_of)
 
 
 def _rows(

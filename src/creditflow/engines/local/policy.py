@@ -95,7 +95,7 @@ class Policy:
         The policy must have an adapter and an unshared model.
         """
         assert self.adapter is not None
-        merged = self.adapter.copy_of_model().merge_and_unload()
+        merged = copy.deepcopy(self.adapter.model).merge_and_unload()
         merged.save_pretrained(folder, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
 
@@ -111,10 +111,6 @@ class Policy:
         other.model = copy.deepcopy(self.model).requires_grad_(False)
         other.forward = Forward(other.model, self.forward.packs)
         return other
-
-    def autocast(self) -> torch.autocast:
-        """A bf16 autocast context on CUDA; no effect on the CPU."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
         """Encode a prompt as text and tokens (`ChatTokenizer.encode`)."""
@@ -139,7 +135,7 @@ class Policy:
                 f"a prompt and its max_tokens: expected at most {self.max_positions} tokens, got {longest}: "
                 f"{self.limit.reason}"
             )
-        with self.forward.in_force(), self.autocast():
+        with self.forward.running():
             return sampler.generate(self.model, requests, self.eos_ids, self.pad_id, shared=self.shares)
 
 
@@ -168,27 +164,21 @@ def _expect_that_it_decodes(policy: Policy, folder: Path) -> None:
 
     Models fail that cache something other than keys and values, or take positions from the input order.
     """
-    cannot = _cannot(policy.model)
-
-    def apart(*, shared: bool) -> float:
-        return decoding.decoding_error(policy.model, policy.pad_id, shared=shared)
-
-    try:
-        policy.shares = policy.shares and apart(shared=True) <= _DECODES
-    except torch.OutOfMemoryError:
-        raise
-    except _CANNOT:
-        policy.shares = False
-    if policy.shares:
-        return
-    try:
-        off = apart(shared=False)
-    except torch.OutOfMemoryError:
-        raise
-    except _CANNOT as error:
-        raise unusable(_KEY, folder, f"{cannot} ({first_line(error)})") from error
-    if not off <= _DECODES:
-        raise unusable(_KEY, folder, f"{cannot} (rows together and alone differ by {off:.2g} of their spread)")
+    reason: str
+    cause: Exception | None
+    for shared in (True, False) if policy.shares else (False,):
+        policy.shares = shared
+        try:
+            error = decoding.decoding_error(policy.model, policy.pad_id, shared=shared)
+        except torch.OutOfMemoryError:
+            raise
+        except _CANNOT as exception:
+            reason, cause = first_line(exception), exception
+            continue
+        if error <= _DECODES:
+            return
+        reason, cause = f"rows together and alone differ by {error:.2g} of their spread", None
+    raise unusable(_KEY, folder, f"{_cannot(policy.model)} ({reason})") from cause
 
 
 def _expect_that_it_can_be_saved(model: Any, folder: Path) -> None:

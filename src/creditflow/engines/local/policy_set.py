@@ -24,8 +24,9 @@ from creditflow.config import (
     policies_in_use,
     trained_policies,
 )
+from creditflow.credit import Assignment
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
-from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
+from creditflow.data import Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.critic import Critic
@@ -38,7 +39,7 @@ from creditflow.monitoring.memory import forget_peak, peak_gib
 FALLBACK_KEY = "guard.fallback"
 
 
-def expect_lengths(data: DataConfig, limit: PositionLimit, key: str) -> None:
+def _expect_lengths(data: DataConfig, limit: PositionLimit, key: str) -> None:
     """Raise ConfigError if steps may exceed the range of a model's rotary frequencies.
 
     Other limits truncate prompts and responses, and truncations are counted. This limit needs an error, because the
@@ -67,28 +68,29 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
 
     Policies with adapters share a base model with others of the same path, and so do frozen policies.
     """
-    config = recipe.config
-    lora, device = config.actor_rollout_ref.model, pick_device(config.trainer.device)
-    names = [
-        name
-        for name in policies_in_use(config)
-        if name not in config.policies or config.policies[name].endpoint is None
-    ]
-    trained = trained_policies(config)
+    config, trained = recipe.config, trained_policies(recipe.config)
+    device = pick_device(config.trainer.device)
+
+    def load(name: str, folder: Path) -> Policy:
+        policy = Policy.load(folder, device)
+        _expect_lengths(config.data, policy.limit, model_of(config, name)[1])
+        return policy
+
+    behind = {name for name, policy in config.policies.items() if policy.endpoint is not None}
+    names = [name for name in policies_in_use(config) if name not in behind]
     policies, bases, adapted = dict[str, Policy](), dict[Path, Policy](), dict[Path, Policy]()
     for place, name in enumerate(sorted(names, key=lambda name: name not in trained)):  # frozen ones last
         folder, rank = model_folder(recipe, name), lora_rank_of(config, name)
         if name in trained and not rank:
-            policies[name] = Policy.load(folder, device)
-            expect_lengths(config.data, policies[name].limit, model_of(config, name)[1])
+            policies[name] = load(name, folder)
             continue
         if folder not in bases:
-            bases[folder] = Policy.load(folder, device)
-            expect_lengths(config.data, bases[folder].limit, model_of(config, name)[1])
+            bases[folder] = load(name, folder)
         if name in trained:
             before = adapted[folder].adapter if folder in adapted else None
             under = bases[folder].model if before is None else before.model
-            adapter = Adapter.add(under, f"policy_{place}", rank, lora, config.data.seed + place)
+            seed = config.data.seed + place
+            adapter = Adapter.add(under, f"policy_{place}", rank, config.actor_rollout_ref.model, seed)
             policies[name] = adapted[folder] = bases[folder].with_adapter(adapter)
         else:
             policies[name] = adapted[folder].reference() if folder in adapted else bases[folder]
@@ -169,23 +171,16 @@ class PolicySet:
         return values_T
 
     def update(
-        self,
-        batch: TrajectoryBatch,
-        advantage_T: Floats,
-        returns_T: Floats | None,
-        values_T: Floats | None,
-        trained_S: Bools,
-        mini_batch_of_step: Ints,
-        *,
-        critics_only: bool = False,
+        self, assignment: Assignment, values_T: Floats | None, mini_batch_of_step: Ints, *, critics_only: bool = False
     ) -> dict[str, float]:
         """Update each actor and critic from its policy's steps; returns metrics.
 
-        With several trained policies, metric names start with the policy's name. `trained_S`: see `Actor.update`.
+        With several trained policies, metric names start with the policy's name. `values_T`: the result of `values`.
         """
+        batch, returns_T, advantage_T = assignment.batch, assignment.returns_T, assignment.token_advantages()
         metrics: dict[str, float] = {}
         for name, actor in self.actors.items():
-            own_S = trained_S & policy_steps(batch, name)
+            own_S = assignment.trained_S & policy_steps(batch, name)
             own: dict[str, float] = {}
             if name in self.critics:
                 assert returns_T is not None

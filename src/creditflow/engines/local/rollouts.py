@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -18,6 +18,7 @@ from creditflow.data import Task, Trajectory, TrajectoryBatch
 from creditflow.engines.common.components import Components
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts, needs_reference
 from creditflow.engines.local.actor import fill_reference_logprobs
+from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import CreditflowError, TooManyFailedScores
 from creditflow.monitoring import evaluation_metrics
@@ -26,15 +27,6 @@ from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, run_
 
 TRAIN = 0
 """The first part of a training rollout's random key; other uses have other numbers."""
-
-
-class UnscoredRollouts(Exception):
-    """Raised if too many scores failed, with the trajectories as evidence."""
-
-    def __init__(self, cause: TooManyFailedScores, trajectories: Sequence[Trajectory]) -> None:
-        super().__init__(str(cause))
-        self.cause, self.trajectories = cause, trajectories
-        cause.trajectories = trajectories
 
 
 class Stopwatch:
@@ -101,18 +93,12 @@ async def gather(
     DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2), until the batch is full or `max_num_gen_batches` is reached.
     The result is then the kept groups, or the last sampled groups if none was kept.
 
-    Raises UnscoredRollouts, and CreditflowError if too many rollouts failed.
+    Raises CreditflowError if too many rollouts failed, TooManyFailedScores if too many scores did.
     """
     config = components.recipe.config
-    size, n, filtering = (
-        config.data.train_batch_size,
-        config.actor_rollout_ref.rollout.n,
-        config.algorithm.filter_groups,
-    )
-    kept: list[Trajectory] = []
-    trajectories: list[Trajectory] = []
-    reports: list[ScoringReport] = []
-    rounds = 0
+    size, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+    filtering = config.algorithm.filter_groups
+    kept, trajectories, reports, rounds = list[Trajectory](), list[Trajectory](), list[ScoringReport](), 0
     while True:
         key = (TRAIN, step) if rounds == 0 else (TRAIN, step, rounds)
         tasks = [components.train_tasks[i] for i in tasks_at(tasks_taken, size, len(components.train_tasks), config)]
@@ -127,7 +113,8 @@ async def gather(
                     await components.rewards.score(some, progress=lambda done, wanted: note(f"scoring {done}/{wanted}"))
                 )
             except TooManyFailedScores as error:
-                raise UnscoredRollouts(error, some) from error
+                error.trajectories = some
+                raise
         rounds += 1
         trajectories += some
         groups = [some[i : i + n] for i in range(0, len(some), n)]
@@ -142,19 +129,18 @@ async def gather(
         metrics["rollout/filtered_frac"] = 1 - len(kept) / len(trajectories)
     response_tokens = len(batch.response_ids)
     tokens = response_tokens + len(batch.prompt_ids)
-    report = ScoringReport.merge(reports)
-    return SampledBatch(kept[: size * n] or some, report, metrics, tasks_taken, tokens, response_tokens)
+    merged = ScoringReport.merge(reports)
+    return SampledBatch(kept[: size * n] or some, merged, metrics, tasks_taken, tokens, response_tokens)
 
 
 def outcomes_differ(group: Sequence[Trajectory]) -> bool:
-    """Whether the known outcomes of a group differ."""
-    scores = [
-        trajectory.outcome
-        for trajectory in group
-        if trajectory.outcome is not None and trajectory.outcome.status == "ok"
-    ]
-    values = [score.rescaled for score in scores]
-    return len(values) > 1 and not math.isclose(min(values), max(values), abs_tol=1e-9)
+    """Whether the known outcomes of a group differ, the common ones or those of one agent."""
+    by_agent: dict[str | None, list[float]] = {}
+    for trajectory in group:
+        for agent, score in ((None, trajectory.outcome), *trajectory.outcomes.items()):
+            if score is not None and score.status == "ok":
+                by_agent.setdefault(agent, []).append(score.rescaled)
+    return any(not math.isclose(min(values), max(values), abs_tol=1e-9) for values in by_agent.values())
 
 
 async def sample_trajectories(
@@ -179,11 +165,8 @@ async def sample_trajectories(
         for k in range(n)
     ]
     sampling = replace(components.sampling, temperature=temperature)
-    try:
-        trajectories = await run_rollouts(rollouts, components.workflow, components.agents, scheduler, sampling)
-    finally:
-        for client in components.chat_clients.values():
-            await client.aclose()
+    running = run_rollouts(rollouts, components.workflow, components.agents, scheduler, sampling)
+    trajectories = await complete(running, components)
     try:
         expect_few_failed_rollouts(
             [trajectory.info["error"] for trajectory in trajectories if trajectory.status == "failed"],
@@ -196,8 +179,23 @@ async def sample_trajectories(
         error.trajectories = trajectories
         raise
     policy_set.freeze(trajectories)
-    if needs_reference(components):
-        fill_reference_logprobs(
-            policy_set.references, trajectories, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-        )
+    fill_references(policy_set.references, trajectories, components)
     return trajectories
+
+
+async def complete(running: Awaitable[list[Trajectory]], components: Components) -> list[Trajectory]:
+    """Wait for rollouts, then close the connections to endpoints."""
+    try:
+        return await running
+    finally:
+        for client in components.chat_clients.values():
+            await client.aclose()
+
+
+def fill_references(
+    references: Mapping[str, Policy], trajectories: Sequence[Trajectory], components: Components
+) -> None:
+    """Set the reference log-probs of all steps, if a reward function needs them."""
+    if needs_reference(components):
+        most = components.recipe.config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+        fill_reference_logprobs(references, trajectories, most)

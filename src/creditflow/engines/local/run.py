@@ -1,19 +1,20 @@
 """The life cycle of a run and its folder: start, resume, save, roll back.
 
-Independent of tasks and updates.
+Independent of sampling and updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from creditflow._utils.progress import Reporter
-from creditflow.config import Recipe
+from creditflow.config import Config, Recipe
 from creditflow.credit import Threshold
 from creditflow.engines.common.checkpoints import saved_steps, step_of
+from creditflow.engines.common.components import Components
 from creditflow.engines.common.guard import control_state, load_control_state, roll_back
 from creditflow.engines.common.run import (
     FINISHED,
@@ -42,9 +43,11 @@ class RunState:
     """The state of a run."""
 
     folder: RunFolder
+    components: Components
     policy_set: PolicySet
     threshold: Threshold
     guard: Guard
+    reporter: Reporter
     done: int = 0
     """The number of finished training steps."""
     tasks_taken: int = 0
@@ -56,6 +59,17 @@ class RunState:
     trackers: Trackers = field(default_factory=lambda: Trackers(print))
     peak_before: float | None = None
     """Peak memory in GiB of the step before the fallback to adapters; None after the comparison."""
+
+    @property
+    def config(self) -> Config:
+        """The recipe's options."""
+        return self.components.recipe.config
+
+    def warn(self, events: Sequence[GuardEvent]) -> None:
+        """Record and print events of failures."""
+        self.folder.append_events(event.to_dict() for event in events)
+        for event in events:
+            self.reporter.say(event.text)
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's metrics to the run's folder and the trackers."""
@@ -101,9 +115,10 @@ class RunState:
 
 
 def begin(
-    recipe: Recipe, path: Path, policy_set: PolicySet, threshold: Threshold, guard: Guard, reporter: Reporter
+    components: Components, path: Path, policy_set: PolicySet, threshold: Threshold, guard: Guard, reporter: Reporter
 ) -> RunState:
     """Start a run in `path`, or resume its run from the newest intact checkpoint."""
+    recipe = components.recipe
     if not (path / "run.json").exists():
         actors = policy_set.actors.values()
         facts = run_facts(
@@ -113,7 +128,8 @@ def begin(
             device=str(next(iter(policy_set.policies.values())).device),
             parameters=sum(weight.numel() for actor in actors for weight in actor.policy.parameters),
         )
-        return RunState(create_folder(recipe, path, facts, reporter), policy_set, threshold, guard)
+        folder = create_folder(recipe, path, facts, reporter)
+        return RunState(folder, components, policy_set, threshold, guard, reporter)
     folder = RunFolder.open(path)
     back_to = rollbacks(path)
     named = recipe.config.trainer.resume_from_path
@@ -130,7 +146,7 @@ def begin(
         ) or (0, {})
     checkpoint.sweep(path, step)
     folder.rewind(step if state else -1)
-    run = RunState(folder, policy_set, threshold, guard, rollbacks=len(back_to))
+    run = RunState(folder, components, policy_set, threshold, guard, reporter, rollbacks=len(back_to))
     if state:
         run.restore(step, state)
     reporter.say(f"run folder: {folder.path}, goes on after step {step}")
@@ -168,7 +184,7 @@ def expect_resumable(recipe: Recipe, path: Path, steps: int) -> None:
         )
 
 
-def apply_guard_action(action: GuardEvent, run: RunState, max_rollbacks: int, reporter: Reporter) -> None:
+def apply_guard_action(action: GuardEvent, run: RunState) -> None:
     """Roll back to the last good checkpoint.
 
     Raises GuardStop if the guard stops the run or no rollback is possible.
@@ -176,12 +192,13 @@ def apply_guard_action(action: GuardEvent, run: RunState, max_rollbacks: int, re
     path, states = run.folder.path, dict[int, Mapping[str, Any]]()
 
     def load_good() -> int | None:
-        good = checkpoint.newest(path, run.policy_set, reporter.say, lambda step, state: state["good"])
+        good = checkpoint.newest(path, run.policy_set, run.reporter.say, lambda step, state: state["good"])
         states.update([] if good is None else [good])
         return next(iter(states), None)
 
     try:
-        message = roll_back(action, run.folder, run.rollbacks, max_rollbacks, load_good, checkpoint.sweep)
+        limit = run.config.guard.max_rollbacks
+        message = roll_back(action, run.folder, run.rollbacks, limit, load_good, checkpoint.sweep)
     except GuardStop:
         if not saved_steps(path):
             run.save(None)  # without it, the trained weights would be lost
@@ -189,4 +206,4 @@ def apply_guard_action(action: GuardEvent, run: RunState, max_rollbacks: int, re
     run.rollbacks += 1
     for step, state in states.items():
         run.restore(step, state)
-    reporter.say(message)
+    run.reporter.say(message)

@@ -38,7 +38,7 @@ def generate(
     eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
 
     alive = torch.arange(len(requests), device=device)  # indices of the requests that are still in the batch
-    tokens = torch.full((len(requests), budget), pad_id, dtype=torch.long, device=device)
+    tokens = torch.zeros((len(requests), budget), dtype=torch.long, device=device)
     logprobs = torch.zeros((len(requests), budget), dtype=torch.float32, device=device)
     n_tokens = torch.zeros(len(requests), dtype=torch.long, device=device)
     done = torch.zeros(len(requests), dtype=torch.bool, device=device)
@@ -46,13 +46,9 @@ def generate(
         logits = live.logits
         for t in range(budget):
             token, logprob = _sample(logits.float(), temperature, uniform[:, t])
-
-            writing = ~done[alive]
-            rows = alive[writing]
-            tokens[rows, t] = token[writing]
-            logprobs[rows, t] = logprob[writing]
-            n_tokens[rows] = t + 1
-            done[rows] = torch.isin(token[writing], eos) | (limit[writing] <= t + 1)
+            tokens[alive, t], logprobs[alive, t] = token, logprob
+            n_tokens[alive] += ~done[alive]  # tokens of finished rows do not count
+            done[alive] |= torch.isin(token, eos) | (limit <= t + 1)
 
             left = ~done[alive]
             n_left = int(left.sum())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from creditflow._utils.progress import Reporter
-from creditflow.config import Recipe, TrainerConfig
+from creditflow.config import Recipe
 from creditflow.credit import assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.data import TrajectoryBatch
@@ -26,7 +26,7 @@ from creditflow.engines.common.rollouts import needs_reference, total_steps
 from creditflow.engines.common.run import FINISHED, run_path
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.rollouts import Stopwatch, UnscoredRollouts, gather, sample_trajectories
+from creditflow.engines.local.rollouts import Stopwatch, gather, sample_trajectories
 from creditflow.engines.local.run import NAME, RunState, apply_guard_action, begin, expect_resumable
 from creditflow.errors import CreditflowError, TooManyFailedScores
 from creditflow.monitoring import Evaluation, GuardEvent
@@ -58,12 +58,14 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
         expect_enough_rollouts(recipe.config)
     policy_set = PolicySet.from_recipe(recipe, steps, keep_reference=needs_reference(components) or measures)
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, components.agents)
-    run = begin(recipe, path, policy_set, threshold, guard, reporter)
+    run = begin(components, path, policy_set, threshold, guard, reporter)
     if run.done < steps:  # left by a shorter run; it would mark this run as finished
         (path / FINISHED).unlink(missing_ok=True)
-    run.trackers = _trackers(recipe, run, reporter)
+    trainer = recipe.config.trainer
+    tracked = TrackedRun(trainer.project_name, trainer.experiment_name or path.name, path, recipe.to_dict(), run.done)
+    run.trackers = Trackers.start(trainer.logger, tracked, reporter.say)
     try:
-        asyncio.run(_with_rewards(run, components, steps, reporter))
+        asyncio.run(_with_rewards(run, steps))
     except CreditflowError as error:
         log_failures(error, run.folder, run.done + 1, [(one.id, one.info) for one in error.trajectories])
         raise
@@ -72,111 +74,99 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     return run.folder
 
 
-def _trackers(recipe: Recipe, run: RunState, reporter: Reporter) -> Trackers:
-    trainer, path = recipe.config.trainer, run.folder.path
-    name = trainer.experiment_name or path.name
-    tracked = TrackedRun(trainer.project_name, name, path, recipe.to_dict(), run.done)
-    return Trackers.start(trainer.logger, tracked, reporter.say)
+async def _with_rewards(run: RunState, steps: int) -> None:
+    async with run.components.rewards.open(run.policy_set.policies):
+        await _train(run, steps)
 
 
-async def _with_rewards(run: RunState, components: Components, steps: int, reporter: Reporter) -> None:
-    async with components.rewards.open(run.policy_set.policies):
-        await _train(run, components, steps, reporter)
-
-
-async def _train(run: RunState, components: Components, steps: int, reporter: Reporter) -> None:
-    trainer, guard, policy_set = components.recipe.config.trainer, components.recipe.config.guard, run.policy_set
+async def _train(run: RunState, steps: int) -> None:
+    trainer = run.config.trainer
     evaluation: Evaluation | None = None
     if trainer.val_before_train and run.done == 0:
-        evaluation = await validate(components, policy_set, reporter, "before training", run)
-        warn_of_failures(run, 0, components, reporter)
-        run.record(0, val_metrics(evaluation))
-        if (action := watch_step(run, val_metrics(evaluation), reporter)) is not None:
-            apply_guard_action(action, run, guard.max_rollbacks, reporter)
-    evaluation = await rerun_interrupted_evaluation(run, components, steps, reporter) or evaluation
-    with reporter.bar("train", steps) as bar:
+        evaluation = await _evaluate(run, "before training")
+        _record_evaluation(run, evaluation)
+    evaluation = await rerun_interrupted_evaluation(run, steps) or evaluation
+    with run.reporter.bar("train", steps) as bar:
         bar.advance(run.done)
         while run.done < steps:
             step = run.done + 1
-            metrics = await train_step(step, components, run, reporter, note=bar.note)
-            warn_of_failures(run, step, components, reporter)
+            metrics = await train_step(step, run, note=bar.note)
+            warn_of_failures(run, step)
             if step == 1:
-                warn_of_first_step(metrics, components, run.folder.path, reporter)
+                warn_of_first_step(metrics, run.components, run.folder.path, run.reporter)
             run.done, last = step, step == steps
             bar.advance(status=status_line(metrics))
             run.evaluated = not (last or (trainer.test_freq > 0 and step % trainer.test_freq == 0))
             try:
                 if not run.evaluated:
-                    evaluation = await validate(components, policy_set, reporter, f"after step {step}", run)
-                    warn_of_failures(run, step, components, reporter)
+                    evaluation = await _evaluate(run, f"after step {step}")
                     metrics |= val_metrics(evaluation)
                     update_threshold(run.threshold, evaluation)
                     run.evaluated = True
             finally:  # a failed evaluation must not lose the model or the step
-                action = watch_step(run, metrics, reporter)
+                action = watch_step(run, metrics)
                 run.record(step, {**metrics, **run.guard.metrics(), "guard/rollbacks": float(run.rollbacks)})
                 stops = action is not None and action.action == STOP
                 due = last or (trainer.save_freq > 0 and step % trainer.save_freq == 0)
                 if stops or (action is None and due):
                     run.save(trainer.max_actor_ckpt_to_keep)
             if action is not None:
-                apply_guard_action(action, run, guard.max_rollbacks, reporter)
+                apply_guard_action(action, run)
                 bar.advance(run.done - step)
-                await rerun_interrupted_evaluation(run, components, steps, reporter)
+                await rerun_interrupted_evaluation(run, steps)
     if evaluation is not None:
         # Written last, because it marks the run as finished.
         run.folder.write_text(FINISHED, evaluation.to_json())
 
 
-async def rerun_interrupted_evaluation(
-    run: RunState, components: Components, steps: int, reporter: Reporter
-) -> Evaluation | None:
+async def rerun_interrupted_evaluation(run: RunState, steps: int) -> Evaluation | None:
     """Re-run an evaluation that was interrupted, by an error before its checkpoint or by a kill in the last one."""
     if run.evaluated and not (run.done == steps and not (run.folder.path / FINISHED).exists()):
         return None
-    evaluation = await validate(components, run.policy_set, reporter, f"after step {run.done}", run)
-    warn_of_failures(run, run.done, components, reporter)
+    evaluation = await _evaluate(run, f"after step {run.done}")
     if not run.evaluated:  # the step was recorded without its evaluation
-        metrics = val_metrics(evaluation)
         run.evaluated = True
         update_threshold(run.threshold, evaluation)
-        run.record(run.done, metrics)
-        if (action := watch_step(run, metrics, reporter)) is not None:
-            apply_guard_action(action, run, components.recipe.config.guard.max_rollbacks, reporter)
+        _record_evaluation(run, evaluation)
     return evaluation
 
 
-def watch_step(run: RunState, metrics: Mapping[str, float], reporter: Reporter) -> GuardEvent | None:
+async def _evaluate(run: RunState, when: str) -> Evaluation:
+    evaluation = await validate(run.components, run.policy_set, run.reporter, when, run)
+    warn_of_failures(run, run.done)
+    return evaluation
+
+
+def _record_evaluation(run: RunState, evaluation: Evaluation) -> None:
+    """Record the metrics of an evaluation apart from a training step, and act on them."""
+    metrics = val_metrics(evaluation)
+    run.record(run.done, metrics)
+    if (action := watch_step(run, metrics)) is not None:
+        apply_guard_action(action, run)
+
+
+def watch_step(run: RunState, metrics: Mapping[str, float]) -> GuardEvent | None:
     """Run the guard on a step's metrics; print and record its events.
 
     Returns the event that the engine must act on.
     """
     events, action = run_guard(run.guard, run.done, metrics, run.folder, run.narrow_or_widen)
     for event in events:
-        reporter.say(event.text)
+        run.reporter.say(event.text)
     return action
 
 
-def warn_of_failures(run: RunState, step: int, components: Components, reporter: Reporter) -> None:
+def warn_of_failures(run: RunState, step: int) -> None:
     """Report and record the first failure of each reward function in the run."""
-    warn(run, failure_events(components.rewards.take_report(), step, run.folder.events()), reporter)
+    run.warn(failure_events(run.components.rewards.take_report(), step, run.folder.events()))
 
 
-def warn(run: RunState, events: Sequence[GuardEvent], reporter: Reporter) -> None:
-    """Record and print events of failures."""
-    run.folder.append_events(event.to_dict() for event in events)
-    for event in events:
-        reporter.say(event.text)
-
-
-async def train_step(
-    step: int, components: Components, run: RunState, reporter: Reporter, note: Callable[[str], None]
-) -> dict[str, float]:
+async def train_step(step: int, run: RunState, note: Callable[[str], None]) -> dict[str, float]:
     """Run one training step: sample, score, assign credit, update, record.
 
     `note` receives the current activity.
     """
-    config, timing, policy_set = components.recipe.config, Stopwatch(), run.policy_set
+    config, components, policy_set, timing = run.config, run.components, run.policy_set, Stopwatch()
     components.endpoint_metrics()  # requests of an evaluation do not count in this step
     policy_set.forget_peaks()
     options = run.guard.options(config.algorithm)
@@ -185,13 +175,13 @@ async def train_step(
         if wants_values(options):
             with timing("counterfactual"):
                 gathered.metrics.update(await add_values(components, policy_set, gathered.trajectories, step, note))
-    except UnscoredRollouts as error:
+    except TooManyFailedScores as error:
         run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
-        raise error.cause from None
+        raise
     run.folder.append_failures(step, ((one.id, one.info) for one in gathered.trajectories))
     run.tasks_taken = gathered.tasks_taken
     batch = TrajectoryBatch.from_trajectories(gathered.trajectories)
-    warn(run, rollout_events(batch, step, run.folder.events()), reporter)
+    run.warn(rollout_events(batch, step, run.folder.events()))
     with timing("values"):
         values_T = policy_set.values(batch)
     with timing("propagation"):
@@ -202,18 +192,12 @@ async def train_step(
         note("updating")
         nth_task = np.arange(batch.n_trajectories) // config.actor_rollout_ref.rollout.n
         mini_batch_of_step = (nth_task // config.actor_rollout_ref.actor.ppo_mini_batch_size)[batch.trajectory_of_step]
-        update = policy_set.update(
-            batch,
-            assignment.token_advantages(),
-            assignment.returns_T,
-            values_T,
-            assignment.trained_S,
-            mini_batch_of_step,
-            critics_only=step <= config.trainer.critic_warmup,
-        )
+        critics_only = step <= config.trainer.critic_warmup
+        update = policy_set.update(assignment, values_T, mini_batch_of_step, critics_only=critics_only)
     with timing("ledger"):
         run.folder.write_steps(step, batch, assignment)
-    if run.trackers.takes_tables and (step == 1 or step % _table_freq(config.trainer) == 0):
+    table_freq = config.trainer.test_freq if config.trainer.test_freq > 0 else _TABLE_FREQ
+    if run.trackers.takes_tables and (step == 1 or step % table_freq == 0):
         run.trackers.table(step, sample_rows(assignment))
     with timing("metrics"):
         metrics = {
@@ -228,10 +212,6 @@ async def train_step(
         "throughput/tokens_per_s": gathered.tokens / metrics["timing/step_s"],
         "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],
     }
-
-
-def _table_freq(trainer: TrainerConfig) -> int:
-    return trainer.test_freq if trainer.test_freq > 0 else _TABLE_FREQ
 
 
 _TABLE_FREQ = 10
@@ -272,5 +252,5 @@ async def evaluation_batch(
             reporter.say(f"warning: {text}")
     else:
         run.folder.append_failures(run.done, ((one.id, one.info) for one in trajectories))
-        warn(run, rollout_events(batch, run.done, run.folder.events(), validation=True), reporter)
+        run.warn(rollout_events(batch, run.done, run.folder.events(), validation=True))
     return batch

@@ -30,7 +30,6 @@ from creditflow.monitoring.metrics import passes
 from creditflow.rollout import Rollout
 from creditflow.rollout.chat import ChatTokenizer
 from creditflow.rollout.client import ChatClient, PolicyView
-from creditflow.rollout.recorder import Sampling
 
 
 class StepOutput(AgentLoopOutput):  # type: ignore[misc]
@@ -73,8 +72,6 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         """
         validate, step = bool(trajectory["validate"]), int(row["global_steps"])
         greedy = bool(row.get("greedy", False))
-        where = partition(validate)
-        key = f"{row['uid']}_{session_id}"
         place = (int(row["index"]), session_id)
         # If verl samples tasks one by one to fill a batch (gen_batch_size), a task may have two groups in one step.
         uid = "" if validate or not self.config.data.get("gen_batch_size") else row["uid"]
@@ -85,31 +82,22 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         servers = Servers(self.clients, sampling_params, version, request_id=f"{name}-{row['uid'][:8]}")
         started = time.perf_counter()
         try:
-            trajectories, report = await self.runner.run(rollout, servers, self._sampling(sampling_params, greedy))
-            record = RolloutRecord.from_trajectory(
-                trajectories, report, place, self.runner.components.endpoint_metrics()
-            )
+            components, temperature = self.runner.components, 0.0 if greedy else float(sampling_params["temperature"])
+            sampling = replace(components.sampling, temperature=temperature)
+            recorded, report = await self.runner.run(rollout, servers, sampling)
+            record = RolloutRecord.from_trajectory(recorded, report, place, components.endpoint_metrics())
             if not validate:
-                await self._put_rows(trajectories, time.perf_counter() - started, row, session_id)
+                await self._put_rows(recorded, time.perf_counter() - started, row, session_id)
         except Exception as error:  # a recipe's functions may raise anything; the trainer counts and reports it
-            record = RolloutRecord.without_trajectory(error, rollout, place)
-        await record.put(key, where)
+            record = RolloutRecord.from_error(error, rollout, place)
+        await record.put(f"{row['uid']}_{session_id}", partition(validate))
 
-    async def _put_rows(
-        self, trajectories: Trajectory, seconds: float, row: Mapping[str, Any], session_id: int
-    ) -> None:
-        steps = [trajectories.steps[i] for i in sampled_steps(trajectories, self.trained)]
+    async def _put_rows(self, trajectory: Trajectory, seconds: float, row: Mapping[str, Any], session_id: int) -> None:
+        steps = [trajectory.steps[i] for i in sampled_steps(trajectory, self.trained)]
         if steps:
-            await self._agent_loop_postprocess(
-                [step_output(trajectories, step, seconds) for step in steps],
-                False,
-                **{name: row[name] for name in ("uid", "global_steps", "index")},
-                session_id=session_id,
-            )
-
-    def _sampling(self, sampling_params: dict[str, Any], greedy: bool) -> Sampling:
-        temperature = 0.0 if greedy else float(sampling_params["temperature"])
-        return replace(self.runner.components.sampling, temperature=temperature)
+            outputs = [step_output(trajectory, step, seconds) for step in steps]
+            fields = {name: row[name] for name in ("uid", "global_steps", "index")}
+            await self._agent_loop_postprocess(outputs, False, **fields, session_id=session_id)
 
     async def alive(self) -> None:
         """Return, unless the worker has died."""
@@ -162,7 +150,7 @@ def _served(client: Any, model_section: Any, rollout: Any) -> ServedPolicy:
 
 def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutput:
     """Convert a step to a verl training row. `seconds`: the duration of the whole rollout."""
-    outcome = trajectory.outcome
+    outcome = trajectory.outcomes.get(step.agent, trajectory.outcome)
     known = outcome is not None and outcome.status == "ok"
     return StepOutput(
         prompt_ids=list(step.prompt_ids),
@@ -179,7 +167,7 @@ def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutpu
             "agent": step.agent,
             "turn": step.turn,
             "reward_extra_info": {
-                "acc": float(passes(outcome)),
+                "acc": float(passes(trajectory.outcome)),
                 "outcome": outcome.rescaled if known and outcome is not None else 0.0,
             },
         },

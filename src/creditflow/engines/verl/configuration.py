@@ -15,17 +15,17 @@ import io
 import logging
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from creditflow.config import (
     Config,
-    OptimConfig,
     Recipe,
     leaves,
     lora_rank_of,
@@ -47,183 +47,114 @@ _INSTALL = "pip install 'creditflow[verl]'"
 _PACKAGE, _CONFIG_NAME, _OWN_NAME = "verl.trainer.config", "ppo_trainer", "creditflow_recipe"
 _GROUPS = ("model_engine",)
 """Keys that select verl's config files instead of values."""
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _ONLY_AT_THE_END = 2**31 - 1
 """A frequency for saving and evaluation after the last step only. verl does neither for a frequency of 0 or less."""
 
 # Recipe options and their verl names
 
 
-def _keys(names: Mapping[str, str]) -> tuple[str, ...]:
-    """The dotted keys of options. `names`: the options of each section, separated by blanks."""
-    return tuple(f"{section}.{name}" for section, options in names.items() for name in options.split())
+def _keys(table: str) -> tuple[str, ...]:
+    """The dotted keys of a table that lists sections with the names of their options."""
+    lines = (line.split(":") for line in table.strip().splitlines())
+    return tuple(f"{section.strip()}.{name}" for section, names in lines for name in names.split())
 
 
-_SAME = _keys(
-    {
-        "actor_rollout_ref.model": "lora_alpha target_modules",
-        "critic": "ppo_epochs ppo_max_token_len_per_gpu cliprange_value loss_agg_mode loss_scale_factor",
-        "data": "train_batch_size val_max_samples max_prompt_length max_response_length shuffle seed",
-        "actor_rollout_ref.actor": (
-            "ppo_mini_batch_size ppo_epochs ppo_max_token_len_per_gpu clip_ratio clip_ratio_c entropy_coeff "
-            "loss_agg_mode loss_scale_factor use_kl_loss kl_loss_coef kl_loss_type grad_clip"
-        ),
-        "actor_rollout_ref.rollout": "n temperature max_num_seqs",
-        "actor_rollout_ref.rollout.val_kwargs": "n temperature do_sample",
-        "algorithm": "norm_adv_by_std_in_grpo",
-        "algorithm.filter_groups": "enable",
-        "trainer": (
-            "total_training_steps val_before_train resume_mode resume_from_path max_actor_ckpt_to_keep critic_warmup"
-        ),
-    }
-)
+_SAME = _keys("""
+    actor_rollout_ref.model: lora_alpha target_modules
+    actor_rollout_ref.actor: ppo_mini_batch_size ppo_epochs ppo_max_token_len_per_gpu clip_ratio clip_ratio_c grad_clip
+    actor_rollout_ref.actor: entropy_coeff loss_agg_mode loss_scale_factor use_kl_loss kl_loss_coef kl_loss_type
+    actor_rollout_ref.rollout: n temperature max_num_seqs
+    actor_rollout_ref.rollout.val_kwargs: n temperature do_sample
+    algorithm: norm_adv_by_std_in_grpo
+    algorithm.filter_groups: enable
+    critic: ppo_epochs ppo_max_token_len_per_gpu cliprange_value loss_agg_mode loss_scale_factor
+    data: train_batch_size val_max_samples max_prompt_length max_response_length shuffle seed
+    trainer: total_training_steps val_before_train resume_mode resume_from_path max_actor_ckpt_to_keep critic_warmup
+""")
 """Options with the same name and meaning in verl."""
 
 
-class _ComputedOption(NamedTuple):
-    """A verl option that is computed from recipe options."""
-
-    of: tuple[str, ...]
-    """The keys of the recipe options."""
-    value: Callable[[Config], Any]
-    elsewhere: str = ""
-    """An alternative name that some verl files use."""
-
-
-def _model(config: Config) -> Any:
-    """The model of the only trained policy; with several, `policies.policy_configs` sets each policy's model."""
+def _otherwise(config: Config) -> dict[str, Any]:
+    """The verl options with another name, unit or encoding of "only at the end" than the recipe's options."""
+    actor, critic, algorithm, trainer = config.actor_rollout_ref.actor, config.critic, config.algorithm, config.trainer
     trained = trained_policies(config)
-    return model_of(config, trained[0])[0] if len(trained) == 1 else config.actor_rollout_ref.model.path
+    # With several trained policies, `policies.policy_configs` sets the options of each.
+    policy = trained[0] if len(trained) == 1 else ""
+    return {
+        "actor_rollout_ref.model.path": model_of(config, policy)[0],
+        "actor_rollout_ref.model.lora_rank": lora_rank_of(config, policy),
+        f"{_ACTOR}.clip_ratio_low": _either(actor.clip_ratio_low, actor.clip_ratio),
+        f"{_ACTOR}.clip_ratio_high": _either(actor.clip_ratio_high, actor.clip_ratio),
+        # verl's engines read this key and ignore `actor.grad_clip`.
+        f"{_ACTOR}.optim.clip_grad": actor.grad_clip,
+        **_optimizer(_ACTOR, optim_values(optim_of(config, policy), config, actor.ppo_epochs)),
+        "critic.model.path": _either(critic.model.path, "${actor_rollout_ref.model.path}"),
+        "critic.optim.clip_grad": critic.grad_clip,
+        **_optimizer("critic", optim_values(critic.optim, config, critic.ppo_epochs)),
+        "algorithm.gamma": algorithm.gamma_token,
+        "algorithm.lam": algorithm.lam_token,
+        # creditflow's trainer computes credit. verl only derives from this key whether to create a critic.
+        "algorithm.adv_estimator": "gae" if ADVANTAGE_ESTIMATORS[algorithm.adv_estimator].critic else "grpo",
+        # Enough epochs for all training steps, because verl stops after its epochs. A step is at most one epoch.
+        "trainer.total_epochs": max(1, _either(trainer.total_training_steps, trainer.total_epochs)),
+        "trainer.test_freq": _every(trainer.test_freq),
+        "trainer.save_freq": _every(trainer.save_freq),
+    }
 
 
 def _either(first: Any, second: Any) -> Any:
     return second if first is None else first
 
 
-def _of_the_one(config: Config) -> str:
-    """The name of the only trained policy; empty with several, whose options are set later."""
-    trained = trained_policies(config)
-    return trained[0] if len(trained) == 1 else ""
-
-
-def _optimizer(section: str, optim_of: Callable[[Config], OptimConfig], epochs: Callable[[Config], int]) -> Any:
-    """verl's optimizer options in `section`, for `epochs` updates per mini-batch."""
-
-    def value(name: str) -> Callable[[Config], Any]:
-        return lambda c: optim_values(optim_of(c), c, epochs(c))[name]
-
-    options = {
-        f"{section}.optim.{name}": _ComputedOption((f"{section}.optim.{name}",), value(name))
-        for name in ("lr", "weight_decay", "betas", "lr_warmup_steps")
-    }
-    name = f"{section}.optim.lr_scheduler_type"
-    return options | {
-        name: _ComputedOption((name,), value("lr_scheduler_type"), elsewhere=f"{section}.optim.lr_decay_style")
-    }
-
-
-def _epochs(config: Config) -> int:
-    """Enough epochs for all training steps, because verl stops after its epochs.
-
-    A step is at most one epoch.
-    """
-    trainer = config.trainer
-    return trainer.total_epochs if trainer.total_training_steps is None else max(1, trainer.total_training_steps)
+def _optimizer(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{section}.optim.{name}": value for name, value in values.items()}
 
 
 def _every(steps: int) -> int:
     return steps if steps > 0 else _ONLY_AT_THE_END
 
 
-_OTHERWISE: dict[str, _ComputedOption] = {
-    "actor_rollout_ref.model.path": _ComputedOption(("actor_rollout_ref.model.path",), _model),
-    "actor_rollout_ref.actor.clip_ratio_low": _ComputedOption(
-        ("actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.actor.clip_ratio"),
-        lambda c: _either(c.actor_rollout_ref.actor.clip_ratio_low, c.actor_rollout_ref.actor.clip_ratio),
-    ),
-    "actor_rollout_ref.actor.clip_ratio_high": _ComputedOption(
-        ("actor_rollout_ref.actor.clip_ratio_high", "actor_rollout_ref.actor.clip_ratio"),
-        lambda c: _either(c.actor_rollout_ref.actor.clip_ratio_high, c.actor_rollout_ref.actor.clip_ratio),
-    ),
-    # verl's engines read this key and ignore `actor.grad_clip`.
-    "actor_rollout_ref.actor.optim.clip_grad": _ComputedOption(
-        ("actor_rollout_ref.actor.grad_clip",), lambda c: c.actor_rollout_ref.actor.grad_clip
-    ),
-    "critic.optim.clip_grad": _ComputedOption(("critic.grad_clip",), lambda c: c.critic.grad_clip),
-    **_optimizer(
-        "actor_rollout_ref.actor",
-        lambda c: optim_of(c, _of_the_one(c)),
-        lambda c: c.actor_rollout_ref.actor.ppo_epochs,
-    ),
-    **_optimizer("critic", lambda c: c.critic.optim, lambda c: c.critic.ppo_epochs),
-    "actor_rollout_ref.model.lora_rank": _ComputedOption(
-        ("actor_rollout_ref.model.lora_rank",), lambda c: lora_rank_of(c, _of_the_one(c))
-    ),
-    "critic.model.path": _ComputedOption(
-        ("critic.model.path",), lambda c: _either(c.critic.model.path, "${actor_rollout_ref.model.path}")
-    ),
-    "algorithm.gamma": _ComputedOption(("algorithm.gamma_token",), lambda c: c.algorithm.gamma_token),
-    "algorithm.lam": _ComputedOption(("algorithm.lam_token",), lambda c: c.algorithm.lam_token),
-    # creditflow's trainer computes credit. verl only derives from this key whether to create a critic.
-    "algorithm.adv_estimator": _ComputedOption(
-        ("algorithm.adv_estimator",),
-        lambda c: "gae" if ADVANTAGE_ESTIMATORS[c.algorithm.adv_estimator].critic else "grpo",
-    ),
-    "trainer.total_epochs": _ComputedOption(("trainer.total_epochs", "trainer.total_training_steps"), _epochs),
-    "trainer.test_freq": _ComputedOption(("trainer.test_freq",), lambda c: _every(c.trainer.test_freq)),
-    "trainer.save_freq": _ComputedOption(("trainer.save_freq",), lambda c: _every(c.trainer.save_freq)),
+_SOURCES = {
+    f"{_ACTOR}.clip_ratio_low": (f"{_ACTOR}.clip_ratio_low", f"{_ACTOR}.clip_ratio"),
+    f"{_ACTOR}.clip_ratio_high": (f"{_ACTOR}.clip_ratio_high", f"{_ACTOR}.clip_ratio"),
+    f"{_ACTOR}.optim.clip_grad": (f"{_ACTOR}.grad_clip",),
+    "critic.optim.clip_grad": ("critic.grad_clip",),
+    "algorithm.gamma": ("algorithm.gamma_token",),
+    "algorithm.lam": ("algorithm.lam_token",),
+    "trainer.total_epochs": ("trainer.total_epochs", "trainer.total_training_steps"),
 }
-"""Options with another name, unit or encoding of "only at the end" in verl."""
+"""The recipe options from which a verl option is computed, unless it is the one of the same key."""
 
-OURS = (
-    "algorithm",
-    "reward",
-    "team",
-    "policies",
-    "recipe",
-    "compare",
-    "verl",
-    "data.train_files",
-    "data.val_files",
-    "actor_rollout_ref.rollout.max_failed_frac",
-    "actor_rollout_ref.rollout.timeout_s",
-    "actor_rollout_ref.rollout.timeout_outcome",
-    "actor_rollout_ref.rollout.multi_turn",
-    "trainer.default_local_dir",
-    "trainer.device",
-    "trainer.num_threads",
-    "trainer.logger",
-    "trainer.project_name",
-    "trainer.experiment_name",
-    "guard",
-    "ray_kwargs",
-)
-"""Recipe sections and keys that creditflow reads itself or passes to verl below, apart from the options above."""
-
-_WIDER = (
-    "actor_rollout_ref.actor.loss_agg_mode",
-    "actor_rollout_ref.actor.kl_loss_type",
-    "critic.loss_agg_mode",
-)
-"""Options with more values in verl than in the recipe."""
-
-_BACK = (
-    *(key for key in _SAME if key not in _WIDER),
-    *(f"actor_rollout_ref.actor.optim.{name}" for name in ("lr", "weight_decay", "betas")),
-    *(f"critic.optim.{name}" for name in ("lr", "weight_decay", "betas")),
-    "actor_rollout_ref.model.path",
-    "actor_rollout_ref.model.lora_rank",
-    "actor_rollout_ref.actor.clip_ratio_low",
-    "actor_rollout_ref.actor.clip_ratio_high",
-    "trainer.total_epochs",
-)
-"""verl options that also set the recipe, because creditflow reads them or computes other verl options from them."""
+_RENAMED = {f"{section}.optim.lr_scheduler_type": f"{section}.optim.lr_decay_style" for section in (_ACTOR, "critic")}
+"""Alternative names that some of verl's files use."""
 
 
 def mapped(config: Config) -> dict[str, Any]:
     """The verl keys and values of all recipe options that verl supports."""
-    values = {key: _value(config, key) for key in _SAME}
-    return values | {key: other.value(config) for key, other in _OTHERWISE.items()}
+    return {key: attrgetter(key)(config) for key in _SAME} | _otherwise(config)
 
+
+def sources() -> dict[str, tuple[str, ...]]:
+    """The recipe keys from which each verl key is computed."""
+    keys = {key: (key,) for key in mapped(Config())} | _SOURCES
+    return keys | {other: keys[key] for key, other in _RENAMED.items()}
+
+
+_WIDER = _keys("""
+    actor_rollout_ref.actor: loss_agg_mode kl_loss_type
+    critic: loss_agg_mode
+""")
+"""Options with more values in verl than in the recipe."""
+
+_BACK = tuple(key for key in _SAME if key not in _WIDER) + _keys("""
+    actor_rollout_ref.actor: clip_ratio_low clip_ratio_high
+    actor_rollout_ref.actor.optim: lr weight_decay betas
+    actor_rollout_ref.model: path lora_rank
+    critic.optim: lr weight_decay betas
+    trainer: total_epochs
+""")
+"""verl options that also set the recipe, because creditflow reads them or computes other verl options from them."""
 
 _LOCAL = (
     "actor_rollout_ref.model.layers_to_transform",
@@ -231,7 +162,7 @@ _LOCAL = (
 )
 """Options without an equivalent in verl."""
 _LOCAL_VALUES = {
-    "actor_rollout_ref.actor.loss_agg_mode": "traj-mean-step-mean",
+    f"{_ACTOR}.loss_agg_mode": "traj-mean-step-mean",
     "critic.loss_agg_mode": "traj-mean-step-mean",
 }
 """Values that only the embedded engine supports."""
@@ -240,18 +171,11 @@ _LOCAL_VALUES = {
 def _expect_known_to_verl(config: Config) -> None:
     """Raise ConfigError for options and values that only the embedded engine supports."""
     expect_capabilities(config, NAME, CAPABILITIES)
-    default = Config()
-    wanted = [key for key in _LOCAL if _value(config, key) != _value(default, key)]
-    wanted += [key for key, value in _LOCAL_VALUES.items() if _value(config, key) == value]
+    wanted = [key for key in _LOCAL if attrgetter(key)(config) != attrgetter(key)(Config())]
+    wanted += [key for key, value in _LOCAL_VALUES.items() if attrgetter(key)(config) == value]
     if wanted:
-        raise ConfigError(f"{wanted[0]}: {_value(config, wanted[0])} is for --engine local; verl does not support it")
-
-
-def _value(config: Config, key: str) -> Any:
-    value: Any = config
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
+        key, value = wanted[0], attrgetter(wanted[0])(config)
+        raise ConfigError(f"{key}: {value} is for --engine local; verl does not support it")
 
 
 def _fixed(run_folder: Path, recipe: Recipe) -> dict[str, Any]:
@@ -265,13 +189,11 @@ def _fixed(run_folder: Path, recipe: Recipe) -> dict[str, Any]:
         f"data.{KEY}": f"${{{KEY}}}",
         "transfer_queue.backend.SimpleStorage.total_storage_size": None,  # steps are rows, limited only by memory
         "data.dataloader_num_workers": 0,  # tasks are in memory already
-        "actor_rollout_ref.actor.use_dynamic_bsz": True,
-        "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-        "actor_rollout_ref.rollout.name": "vllm",
-        "actor_rollout_ref.rollout.calculate_log_probs": True,
-        "actor_rollout_ref.rollout.agent.agent_loop_manager_class": (
-            "creditflow.engines.verl.agent_loop.CreditflowAgentLoopManager"
-        ),
+        f"{_ACTOR}.use_dynamic_bsz": True,
+        f"{_ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        f"{_ROLLOUT}.name": "vllm",
+        f"{_ROLLOUT}.calculate_log_probs": True,
+        f"{_ROLLOUT}.agent.agent_loop_manager_class": "creditflow.engines.verl.agent_loop.CreditflowAgentLoopManager",
         "algorithm.filter_groups.metric": "acc",
         "reward.num_workers": 1,  # verl's reward workers, which are idle here
         "trainer.use_v1": True,
@@ -293,104 +215,88 @@ def checkpoints(run_folder: Path) -> Path:
 _IN_RECIPE = "set {0} of the recipe (before --)"
 _REWARDS = "rewards are the recipe's reward.functions; verl's own reward functions and models are not asked"
 _DATA = "tasks are the recipe's, and its workflow writes the prompts"
+_STEP_FILES = "every trajectory is in the run folder's steps/*.parquet and evaluation.json"
 _WORKFLOW = "turns and tools are the workflow's (team.workflow)"
 _SYNCHRONOUS = "creditflow's trainer is synchronous, with rollout and training on the same devices"
 _UNREAD = "verl 0.9's trainer does not read it"
-_STEP_FILES = "every trajectory is in the run folder's steps/*.parquet and evaluation.json"
+
+_REASONS = {
+    _REWARDS: ("reward", "custom_reward_function", "reward_model"),
+    _DATA: _keys("""
+        data: custom_cls tokenizer use_shm trust_remote_code prompt_key reward_fn_key truncation
+        data: return_raw_input_ids return_raw_chat return_full_prompt return_multi_modal_inputs
+        data: filter_overlong_prompts filter_overlong_prompts_workers validation_shuffle
+        data: image_key image_patch_size video_key audio_key mm_processor_kwargs
+    """),
+    _WORKFLOW: _keys("""
+        actor_rollout_ref.rollout: multi_turn
+        actor_rollout_ref.rollout.agent: agent_loop_manager_class agent_loop_config_path default_agent_loop
+        data: tool_config_path function_tool_path
+    """),
+    _SYNCHRONOUS: _keys("""
+        actor_rollout_ref: hybrid_engine
+        actor_rollout_ref.rollout: nnodes
+        trainer.v1: sync colocate_async separate_async
+        trainer.v1.sampler: max_off_policy_threshold max_off_policy_strategy
+    """),
+    _UNREAD: _keys("""
+        actor_rollout_ref: nccl_timeout
+        actor_rollout_ref.actor: freeze_vision_tower
+        actor_rollout_ref.rollout: over_sample_rate multi_stage_wake_up agent.custom_async_server
+        algorithm: use_pf_ppo pf_ppo
+        critic: forward_micro_batch_size forward_micro_batch_size_per_gpu
+        trainer: esi_redundant_time
+    """),
+    _STEP_FILES: _keys("trainer: rollout_data_dir validation_data_dir log_val_generations"),
+    "mini-batches are dealt out so that each has rows of all tasks": (f"{_ACTOR}.shuffle", "critic.shuffle"),
+}
+"""Common reasons, and the verl keys and sections that cannot be changed for it."""
 
 _REFUSED: dict[str, str] = {
+    **{key: reason for reason, keys in _REASONS.items() for key in keys},
     "trainer.use_v1": "creditflow's trainer is built on verl's V1; leave it true",
     "trainer.v1.trainer_mode": "creditflow brings a trainer of its own; leave it out",
-    "trainer.v1.sync": _SYNCHRONOUS,
-    "trainer.v1.colocate_async": _SYNCHRONOUS,
-    "trainer.v1.separate_async": _SYNCHRONOUS,
-    "trainer.v1.sampler.max_off_policy_threshold": _SYNCHRONOUS,
-    "trainer.v1.sampler.max_off_policy_strategy": _SYNCHRONOUS,
     "trainer.default_local_dir": "verl's checkpoints lie in the run's folder; "
     + _IN_RECIPE.format("trainer.default_local_dir"),
     "trainer.balance_batch": f"{_UNREAD}: batches are always balanced",
-    "trainer.esi_redundant_time": _UNREAD,
-    "trainer.rollout_data_dir": _STEP_FILES,
-    "trainer.validation_data_dir": _STEP_FILES,
-    "trainer.log_val_generations": _STEP_FILES,
+    "trainer.val_only": "creditflow eval evaluates a model",
     "algorithm.adv_estimator": _IN_RECIPE.format("algorithm.adv_estimator"),
     "algorithm.gamma": "a discount per token in verl; " + _IN_RECIPE.format("algorithm.gamma_token"),
     "algorithm.lam": "per token in verl; " + _IN_RECIPE.format("algorithm.lam_token"),
-    "algorithm.use_kl_in_reward": "KL is no part of credit; use actor_rollout_ref.actor.use_kl_loss",
-    "algorithm.kl_penalty": "KL is no part of credit; use actor_rollout_ref.actor.kl_loss_type",
-    "algorithm.kl_ctrl": "KL is no part of credit; use actor_rollout_ref.actor.kl_loss_coef",
-    "algorithm.use_pf_ppo": _UNREAD,
-    "algorithm.pf_ppo": _UNREAD,
+    "algorithm.use_kl_in_reward": f"KL is no part of credit; use {_ACTOR}.use_kl_loss",
+    "algorithm.kl_penalty": f"KL is no part of credit; use {_ACTOR}.kl_loss_type",
+    "algorithm.kl_ctrl": f"KL is no part of credit; use {_ACTOR}.kl_loss_coef",
     "algorithm.filter_groups.metric": "groups are filtered by acc: whether the outcome of a trajectory is right",
     "algorithm.filter_groups.max_num_gen_batches": f"{_UNREAD}; use algorithm.filter_groups.max_inflight_gen_batches",
-    "actor_rollout_ref.actor.shuffle": "mini-batches are dealt out so that each has rows of all tasks",
-    "critic.shuffle": "mini-batches are dealt out so that each has rows of all tasks",
-    "critic.ppo_mini_batch_size": "the critic's mini-batches are the actor's",
-    "actor_rollout_ref.actor.checkpoint.async_save": "a checkpoint must be whole before the run goes on",
-    "trainer.val_only": "creditflow eval evaluates a model",
     "critic.enable": "whether there is a critic follows from the recipe's algorithm.adv_estimator",
     "critic.grad_clip": f"{_UNREAD}; use critic.optim.clip_grad",
-    "critic.forward_micro_batch_size": _UNREAD,
-    "critic.forward_micro_batch_size_per_gpu": _UNREAD,
+    "critic.ppo_mini_batch_size": "the critic's mini-batches are the actor's",
     "distillation": "creditflow's trainer does not distil",
-    "reward": _REWARDS,
-    "custom_reward_function": _REWARDS,
-    "reward_model": _REWARDS,
     "sandbox_fusion": "code runs in the recipe's reward.sandbox",
     "skip": "recorded rollouts hold no trajectories, from which credit is computed",
-    "actor_rollout_ref.hybrid_engine": _SYNCHRONOUS,
-    "actor_rollout_ref.nccl_timeout": _UNREAD,
-    "actor_rollout_ref.actor.freeze_vision_tower": _UNREAD,
-    "actor_rollout_ref.actor.use_prefix_grouper": "the rows of a group are steps with prompts of their own",
-    "actor_rollout_ref.rollout.nnodes": _SYNCHRONOUS,
-    "actor_rollout_ref.rollout.n_gpus_per_node": _SYNCHRONOUS + "; use trainer.n_gpus_per_node",
-    "actor_rollout_ref.rollout.checkpoint_engine.backend": f"{_SYNCHRONOUS}, where verl always takes naive",
-    "actor_rollout_ref.rollout.calculate_log_probs": "credit and metrics need them; leave it true",
-    "actor_rollout_ref.rollout.do_sample": f"{_UNREAD}; use actor_rollout_ref.rollout.temperature",
-    "actor_rollout_ref.rollout.over_sample_rate": _UNREAD,
-    "actor_rollout_ref.rollout.multi_stage_wake_up": _UNREAD,
-    "actor_rollout_ref.rollout.prompt_length": "it is the recipe's data.max_prompt_length",
-    "actor_rollout_ref.rollout.response_length": "it is the recipe's data.max_response_length",
-    "actor_rollout_ref.rollout.trace": "verl 0.9's V1 agent loops trace nothing",
-    "actor_rollout_ref.rollout.multi_turn": _WORKFLOW,
-    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": _WORKFLOW,
-    "actor_rollout_ref.rollout.agent.agent_loop_config_path": _WORKFLOW,
-    "actor_rollout_ref.rollout.agent.default_agent_loop": _WORKFLOW,
-    "actor_rollout_ref.rollout.agent.custom_async_server": _UNREAD,
+    f"{_ACTOR}.checkpoint.async_save": "a checkpoint must be whole before the run goes on",
+    f"{_ACTOR}.use_prefix_grouper": "the rows of a group are steps with prompts of their own",
+    f"{_ROLLOUT}.n_gpus_per_node": f"{_SYNCHRONOUS}; use trainer.n_gpus_per_node",
+    f"{_ROLLOUT}.checkpoint_engine.backend": f"{_SYNCHRONOUS}, where verl always takes naive",
+    f"{_ROLLOUT}.calculate_log_probs": "credit and metrics need them; leave it true",
+    f"{_ROLLOUT}.do_sample": f"{_UNREAD}; use {_ROLLOUT}.temperature",
+    f"{_ROLLOUT}.prompt_length": "it is the recipe's data.max_prompt_length",
+    f"{_ROLLOUT}.response_length": "it is the recipe's data.max_response_length",
+    f"{_ROLLOUT}.trace": "verl 0.9's V1 agent loops trace nothing",
     "data.train_files": _IN_RECIPE.format("data.train_files"),
     "data.val_files": _IN_RECIPE.format("data.val_files"),
-    "data.tool_config_path": _WORKFLOW,
-    "data.function_tool_path": _WORKFLOW,
     "data.apply_chat_template_kwargs": "prompts are written by the model's own chat template; use "
     "actor_rollout_ref.model.custom_chat_template",
-    **{
-        f"data.{name}": _DATA
-        for name in (
-            *("custom_cls", "tokenizer", "use_shm", "trust_remote_code", "prompt_key", "reward_fn_key", "truncation"),
-            *("return_raw_input_ids", "return_raw_chat", "return_full_prompt", "return_multi_modal_inputs"),
-            *("filter_overlong_prompts", "filter_overlong_prompts_workers", "validation_shuffle"),
-            *("image_key", "image_patch_size", "video_key", "audio_key", "mm_processor_kwargs"),
-        )
-    },
 }
 """verl keys and sections that cannot be changed, with the reason."""
 
 _MICRO_BATCHES = {
-    "actor_rollout_ref.actor.use_dynamic_bsz": (
-        "actor_rollout_ref.actor.ppo_micro_batch_size",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-    ),
-    "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": (
-        "actor_rollout_ref.ref.log_prob_micro_batch_size",
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
-    ),
-    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": (
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
-    ),
-    "critic.use_dynamic_bsz": ("critic.ppo_micro_batch_size", "critic.ppo_micro_batch_size_per_gpu"),
+    f"{_ACTOR}.use_dynamic_bsz": f"{_ACTOR}.ppo_micro_batch_size",
+    "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": "actor_rollout_ref.ref.log_prob_micro_batch_size",
+    f"{_ROLLOUT}.log_prob_use_dynamic_bsz": f"{_ROLLOUT}.log_prob_micro_batch_size",
+    "critic.use_dynamic_bsz": "critic.ppo_micro_batch_size",
 }
-"""Switches, and the keys that have no effect while the switch is on."""
+"""Switches, and the key that has no effect while the switch is on, nor does the key with `_per_gpu`."""
 
 
 def expect_verl() -> None:
@@ -434,24 +340,20 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
     values = _named_as_in(known, mapped(recipe.config)) | _fixed(run_folder, recipe) | _ray(recipe.config)
     _expect_meaning(wanted.values, known | values)
     own = _nested(values) | {KEY: recipe_section(recipe, run_folder)}
-    config = _compose(wanted.config_name, wanted.overrides, [own, _nested(wanted.section)], wanted.engine)
+    config = _compose(wanted.config_name, wanted.overrides, [own, _nested(wanted.section)])
     _expect_fit(config, wanted.values, recipe.config)
     return config
 
 
 def as_yaml(config: DictConfig) -> str:
     """Format verl's configuration as YAML, with interpolations resolved and the recipe in readable form."""
+    import yaml
+
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     run = read_run_handle(config)
     del resolved["data"][KEY]
     resolved[KEY] = {"name": run.recipe.name, "run_folder": str(run.run_folder), "recipe": run.recipe.to_dict()}
-    return _dump(resolved)
-
-
-def _dump(value: Any) -> str:
-    import yaml
-
-    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120))
+    return str(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True, width=120))
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,18 +361,17 @@ class _VerlOptions:
     """The user's verl options, from the recipe's section `verl` and after `--`."""
 
     config_name: str
-    engine: str | None
-    """verl's `model_engine`, if the section sets it."""
     section: dict[str, Any]
     """The flattened section, without options that the command line set under their recipe names."""
     overrides: tuple[str, ...]
+    """In Hydra's syntax; begins with the section's `model_engine`."""
     choices: tuple[str, ...]
-    """The options that select verl's config files, in Hydra's syntax."""
+    """The overrides that select verl's config files."""
     values: dict[str, Any]
     """The flattened keys and values of section and overrides; overrides take precedence."""
     added: frozenset[str]
     """Keys that need not exist in verl's files."""
-    deleted: frozenset[str] = field(default=frozenset())
+    deleted: frozenset[str]
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, verl_overrides: Sequence[str]) -> _VerlOptions:
@@ -481,13 +382,12 @@ class _VerlOptions:
                 raise ConfigError(f"verl.{key}: expected a name, got {value!r}")
         flat = dict(leaves(section))
         added = {key.replace("+", "") for key in flat if "+" in key}
-        kept = {key.replace("+", ""): value for key, value in flat.items()}
-        outranked = {key for key, of in _sources().items() if not recipe.given.isdisjoint(of)}
+        outranked = {key for key, keys in sources().items() if not recipe.given.isdisjoint(keys)}
         outranked -= {key.removeprefix("verl.") for key in recipe.given if key.startswith("verl.")}
-        kept = {key: value for key, value in kept.items() if key not in outranked}
-        values, deleted = dict(kept), set()
-        choices = [] if engine is None else [f"model_engine={engine}"]
-        for override in _parsed(verl_overrides):
+        kept = {plain: value for key, value in flat.items() if (plain := key.replace("+", "")) not in outranked}
+        overrides = (*([] if engine is None else [f"model_engine={engine}"]), *verl_overrides)
+        values, choices, deleted = dict(kept), list[str](), set[str]()
+        for override in _parsed(overrides):
             key = override.key_or_group
             if override.package is not None or key in _GROUPS:
                 choices.append(override.input_line)
@@ -498,9 +398,7 @@ class _VerlOptions:
                 values |= given
                 if override.is_add() or override.is_force_add():
                     added |= given.keys()
-        return cls(
-            name, engine, kept, tuple(verl_overrides), tuple(choices), values, frozenset(added), frozenset(deleted)
-        )
+        return cls(name, kept, overrides, tuple(choices), values, frozenset(added), frozenset(deleted))
 
     def check(self, base: DictConfig, known: Mapping[str, Any]) -> None:
         """Raise ConfigError for a key that does not exist in verl, or a value of the wrong type.
@@ -516,13 +414,6 @@ class _VerlOptions:
                 )
             if key in known:
                 _expect_type(key, value, known[key], _declared(base, key))
-
-
-def _sources() -> dict[str, tuple[str, ...]]:
-    """The recipe keys from which each verl key is computed."""
-    return {key: (key,) for key in _SAME} | {
-        name: other.of for key, other in _OTHERWISE.items() for name in (key, other.elsewhere) if name
-    }
 
 
 def _parsed(overrides: Sequence[str]) -> list[Any]:
@@ -552,18 +443,13 @@ def _files(config_name: str, choices: tuple[str, ...]) -> tuple[DictConfig, dict
     return config, _flat(config)
 
 
-def _compose(
-    config_name: str, overrides: Iterable[str], layers: Sequence[dict[str, Any]] = (), engine: str | None = None
-) -> DictConfig:
+def _compose(config_name: str, overrides: Iterable[str], layers: Sequence[dict[str, Any]] = ()) -> DictConfig:
     """Compose verl's files, then `layers`, then `overrides`; later ones take precedence."""
     from hydra import compose, initialize_config_module
     from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException
 
-    begin: list[Any] = [config_name]
-    if engine is not None and layers:
-        begin.append({"override model_engine": engine})
-    merged = OmegaConf.merge({"defaults": [*begin, "_self_"]}, *layers)
+    merged = OmegaConf.merge({"defaults": [config_name, "_self_"]}, *layers)
     ConfigStore.instance().store(name=_OWN_NAME, node=merged)
     try:
         with initialize_config_module(_PACKAGE, version_base=None):
@@ -608,7 +494,7 @@ def _named_as_in(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
     """Rename `values` to the names in the selected verl files, `known` (flattened)."""
     named: dict[str, Any] = {}
     for key, value in values.items():
-        name = next((n for n in (key, _OTHERWISE[key].elsewhere if key in _OTHERWISE else "") if n in known), None)
+        name = next((name for name in (key, _RENAMED.get(key)) if name in known), None)
         if name is not None:
             named[name] = value
         elif value != mapped(Config())[key]:
@@ -654,13 +540,11 @@ def _expect_type(key: str, value: Any, default: Any, declared: Any) -> None:
     """Raise ConfigError if `value` has neither verl's declared type nor its default's (None: unknown type)."""
     kinds = [declared] if declared is not None else []
     if default is not None:
-        kinds = [type(default), *kinds, *_ALSO.get(key, ())]
+        kinds = [type(default), *kinds]
+    if key == "trainer.logger":  # one name instead of a list
+        kinds.append(str)
     if kinds and not any(_is_a(value, kind) for kind in kinds) and not (isinstance(value, str) and "${" in value):
         raise ConfigError(f"{key}: expected {_in_words(kinds[0])}, got {value!r}")
-
-
-_ALSO: dict[str, tuple[type, ...]] = {"trainer.logger": (str,)}
-"""Accepted types besides the default's, for keys without a declared type."""
 
 
 def _declared(base: DictConfig, key: str) -> Any:
@@ -676,28 +560,28 @@ def _is_a(value: Any, kind: Any) -> bool:
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return any(_is_a(value, one) for one in get_args(kind))
-    kind = origin or kind
-    if not isinstance(kind, type):
+    if not isinstance(kind := origin or kind, type):
         return True
-    takes = _TAKES.get(kind, (Mapping,))  # all other types are sections
-    return isinstance(value, takes) and (kind is bool or not isinstance(value, bool))
-
-
-_TAKES: dict[Any, tuple[type, ...]] = {
-    bool: (bool,),
-    int: (int,),
-    float: (int, float),
-    str: (str, int, float),
-    list: (list,),
-    tuple: (list,),
-    types.NoneType: (types.NoneType,),
-}
+    types_of_kind, _ = _KINDS.get(kind, _SECTION)
+    return isinstance(value, types_of_kind) and (kind is bool or not isinstance(value, bool))
 
 
 def _in_words(kind: Any) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
-    options = [one for one in get_args(kind) if one is not type(None)] if get_origin(kind) else [kind]
-    return " or ".join(words.get(get_origin(one) or one, "a mapping of options") for one in options)
+    options = [one for one in get_args(kind) if one is not types.NoneType] if get_origin(kind) else [kind]
+    return " or ".join(_KINDS.get(get_origin(one) or one, _SECTION)[1] for one in options)
+
+
+_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str, int, float), "a text"),
+    list: ((list,), "a list"),
+    tuple: ((list,), "a list"),
+    types.NoneType: ((types.NoneType,), "null"),
+}
+"""The accepted types of a value for each declared type, and the words for them. All other types are sections."""
+_SECTION = (Mapping,), "a mapping of options"
 
 
 def _expect_meaning(wanted: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
@@ -714,8 +598,14 @@ _FOUND_BY_RANK = ("vllm", "sglang", "trtllm")
 """verl rollout back ends whose training workers find their servers by rank, regardless of the policy."""
 
 
-def _expect_servers_apart(backend: str, trained: Sequence[str]) -> None:
-    """Raise ConfigError if all policies' weights would be sent to the first policy's servers."""
+def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -> None:
+    """Raise ConfigError if options contradict each other."""
+    for switch, size in _MICRO_BATCHES.items():
+        for key in (size, f"{size}_per_gpu"):
+            if OmegaConf.select(config, switch) and wanted.get(key) is not None:
+                raise ConfigError(f"{key}: nobody reads it while {switch} is true: micro-batches are cut by tokens")
+    trained = trained_policies(recipe)
+    backend = config.actor_rollout_ref.rollout.name
     if len(trained) > 1 and backend in _FOUND_BY_RANK:
         raise ConfigError(
             f"policies: expected one trained policy with actor_rollout_ref.rollout.name={backend}, got {len(trained)} "
@@ -724,15 +614,6 @@ def _expect_servers_apart(backend: str, trained: Sequence[str]) -> None:
             "Let all agents act through one policy (team.agents.<name>.policy; actor_rollout_ref.model.lora_rank "
             "trains it by LoRA), serve the others frozen (policies.<name>.endpoint), or train with --engine local"
         )
-
-
-def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -> None:
-    """Raise ConfigError if options contradict each other."""
-    for switch, unread in _MICRO_BATCHES.items():
-        if OmegaConf.select(config, switch) and (key := next((k for k in unread if wanted.get(k) is not None), None)):
-            raise ConfigError(f"{key}: nobody reads it while {switch} is true: micro-batches are cut by tokens")
-    trained = trained_policies(recipe)
-    _expect_servers_apart(config.actor_rollout_ref.rollout.name, trained)
     for name, policy in recipe.policies.items():
         if name not in trained and policy.endpoint is None:
             raise ConfigError(
@@ -762,10 +643,10 @@ def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -
         devices = own.trainer.n_gpus_per_node * own.trainer.nnodes
         server = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
         if devices % server:
-            of = f" of policy {name}" if len(trained) > 1 else ""
+            owner = f" of policy {name}" if len(trained) > 1 else ""
             raise ConfigError(
                 f"actor_rollout_ref.rollout.tensor_model_parallel_size: rollout servers of {server} devices, which the "
-                f"{devices}{of} (trainer.n_gpus_per_node * trainer.nnodes) cannot be divided into"
+                f"{devices}{owner} (trainer.n_gpus_per_node * trainer.nnodes) cannot be divided into"
             )
 
 
@@ -797,7 +678,7 @@ def validate(config: DictConfig) -> list[str]:
             checked, unchecked = _without_models(config)
             critic = need_critic(config)
             validate_config(checked, use_reference_policy=need_reference_policy(config), use_critic=critic)
-            for section in ("actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm", "critic"):
+            for section in (_ACTOR, "actor_rollout_ref.rollout", "algorithm", "critic"):
                 if section != "critic" or critic:
                     omega_conf_to_dataclass(OmegaConf.select(checked, section))
     except (*_REFUSALS, HydraException, OmegaConfBaseException) as error:

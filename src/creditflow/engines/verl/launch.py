@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,6 @@ from creditflow.monitoring.guard import RolledBack
 from creditflow.rewards.builtin.judge import Judge
 from creditflow.rewards.registry import leaves
 from creditflow.runs import RunFolder
-from creditflow.runs.run_folder import read_events
 
 _POLL_S = 0.5
 """The interval at which the run's folder is read."""
@@ -195,13 +194,11 @@ def _begun(config: DictConfig, path: Path, total: int) -> int | None:
     if read_facts(path, NAME) is None:
         return None
     latest = checkpoints(path) / "latest_checkpointed_iteration.txt"
-    if resumed is not None:
-        begun = resumed
-    elif mode != "disable" and latest.exists():
-        begun = int(latest.read_text())
-    else:
-        reason = "trainer.resume_mode is disable" if mode == "disable" else "it has no checkpoint to go on from"
-        raise disabled_error(path, reason)
+    if mode == "disable":
+        raise disabled_error(path, "trainer.resume_mode is disable")
+    if resumed is None and not latest.exists():
+        raise disabled_error(path, "it has no checkpoint to go on from")
+    begun = int(latest.read_text()) if resumed is None else resumed
     if begun >= total and (path / FINISHED).exists():
         raise finished_error(path, begun)
     return begun
@@ -309,7 +306,7 @@ class _TaskRunnerActor:
 
 @dataclass(frozen=True)
 class _ProgressPrinter:
-    """Prints a run's metrics and events like the local engine."""
+    """Prints a run's metrics like the local engine."""
 
     bar: Bar
     reporter: Reporter
@@ -329,16 +326,12 @@ class _ProgressPrinter:
             when = "before training" if step == 0 else f"after step {step}"
             self.reporter.say(evaluation_line(validated, when, self.components))
 
-    def show_event(self, row: Mapping[str, Any]) -> None:
-        """Print one line of `events.jsonl`."""
-        self.reporter.say(GuardEvent.from_dict(row).text)
-
 
 @contextlib.contextmanager
 def _watching(folder: RunFolder, begun: int | None, shown: _ProgressPrinter) -> Iterator[None]:
     """Print new metrics and events of the folder from a thread, while the calling thread waits for Ray."""
     after = -1 if begun is None else begun
-    metrics, events = MetricsTail(folder.path / "metrics.jsonl", after), NewEvents(folder.path)
+    metrics, events = NewLines(folder.path / "metrics.jsonl"), NewLines(folder.path / "events.jsonl")
     if begun:
         shown.bar.advance(begun)
     over = threading.Event()
@@ -348,9 +341,10 @@ def _watching(folder: RunFolder, begun: int | None, shown: _ProgressPrinter) -> 
         while not last:
             last = over.wait(_POLL_S)
             for row in metrics.rows():
-                shown.show(row)
+                if row["step"] > after:  # the others were shown before the run resumed
+                    shown.show(row)
             for row in events.rows():
-                shown.show_event(row)
+                shown.reporter.say(GuardEvent.from_dict(row).text)
 
     thread = threading.Thread(target=watch, name="creditflow-progress", daemon=True)
     thread.start()
@@ -361,47 +355,16 @@ def _watching(folder: RunFolder, begun: int | None, shown: _ProgressPrinter) -> 
         thread.join()
 
 
-class NewEvents:
-    """New events in a run's folder, without those present at the start, even if the file is rewritten."""
+class NewLines:
+    """The complete lines that a JSON lines file gains from now on, even if it is rewritten."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen = [json.dumps(row) for row in read_events(path)]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The events added since the last call."""
-        new = [row for row in read_events(self._path) if json.dumps(row) not in self._seen]
-        self._seen += [json.dumps(row) for row in new]
-        return new
-
-
-@dataclass
-class MetricsTail:
-    """New complete lines of a run's `metrics.jsonl`, for steps after `after`."""
-
-    file: Path
-    after: int
-    _read: int = 0
-    _inode: int = field(default=-1)
-
-    def __post_init__(self) -> None:
-        if self.after >= 0 and self.file.exists():  # existing lines were shown; a rewind rewrites the file
-            self._read, self._inode = self.file.stat().st_size, self.file.stat().st_ino
+    def __init__(self, file: Path) -> None:
+        self._file, self._seen = file, set[str]()
+        self.rows()
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines added since the last call."""
-        try:
-            with self.file.open("rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self._inode or status.st_size < self._read:
-                    self._read, self._inode = 0, status.st_ino
-                file.seek(self._read)
-                text = file.read()
-        except FileNotFoundError:
-            return []
-        whole = text[: text.rfind(b"\n") + 1]
-        self._read += len(whole)
-        rows = [row for row in map(json.loads, whole.splitlines()) if row["step"] > self.after]
-        if rows:
-            self.after = max(self.after, *(row["step"] for row in rows))
-        return rows
+        text = self._file.read_text() if self._file.exists() else ""
+        new = [line for line in text[: text.rfind("\n") + 1].splitlines() if line not in self._seen]
+        self._seen.update(new)
+        return [json.loads(line) for line in new]

@@ -28,7 +28,6 @@ _TRAIN, _VAL = 0, 1
 
 Status = Literal["taken", "mistake"]
 _LOST_SERVER = f"{LostServer.__name__}: "
-_NOT_SCORED = ScoringReport((), 0.0)
 
 
 def partition(validate: bool) -> str:
@@ -76,29 +75,22 @@ class RolloutRecord:
         counted: Mapping[str, float] | None = None,
     ) -> RolloutRecord:
         """Create the record of a trajectory."""
-        said = report.to_json() if report.functions else ""
-        return cls("taken", trajectory=pack([trajectory]), report=said, counted=counted or {}, place=place)
+        text = report.to_json() if report.functions else ""
+        return cls("taken", trajectory=pack([trajectory]), report=text, counted=counted or {}, place=place)
 
     @classmethod
-    def without_trajectory(cls, error: Exception, trajectory: Rollout, place: tuple[int, int]) -> RolloutRecord:
+    def from_error(cls, error: Exception, rollout: Rollout, place: tuple[int, int]) -> RolloutRecord:
         """Create the record of an error in a rollout or its scoring: a failed trajectory, or a mistake."""
         if isinstance(error, InputError):
             return cls("mistake", message=first_line(error))
-        why = {"error": f"{type(error).__name__}: {first_line(error)}"}
-        return cls.from_trajectory(
-            Trajectory(trajectory.id, trajectory.uid, trajectory.task, status="failed", info=why), _NOT_SCORED, place
-        )
+        reason = {"error": f"{type(error).__name__}: {first_line(error)}"}
+        failed = Trajectory(rollout.id, rollout.uid, rollout.task, status="failed", info=reason)
+        return cls.from_trajectory(failed, ScoringReport((), 0.0), place)
 
     async def put(self, key: str, where: str) -> None:
         """Write the record to partition `where`."""
         payload = torch.frombuffer(bytearray(self.trajectory or b"\0"), dtype=torch.uint8)
-        tag = {
-            "record": self.status,
-            "message": self.message,
-            "report": self.report,
-            "counted": dict(self.counted),
-            "place": self.place,
-        }
+        tag = {name: getattr(self, name) for name in ("status", "message", "report", "counted", "place")}
         await tq.async_kv_put(key=key, partition_id=where, fields={"trajectory": payload}, tag=tag)
 
 
@@ -169,7 +161,7 @@ def take(where: str, expected: int, uids: Iterable[str] | None = None) -> Rollou
     tags: dict[str, dict[str, Any]] = (tq.kv_list(partition_id=where) or {}).get(where, {})
     wanted = None if uids is None else set(uids)
     kept = [key for key in tags if wanted is None or key.split("_")[0] in wanted]
-    if mistakes := [tags[key]["message"] for key in kept if tags[key]["record"] == "mistake"]:
+    if mistakes := [tags[key]["message"] for key in kept if tags[key]["status"] == "mistake"]:
         raise ConfigError(mistakes[0])
     keys = sorted(kept, key=lambda key: (tags[key]["place"][0], key.split("_")[0], tags[key]["place"][1]))
     table = unpack(_payloads(keys, where))
@@ -190,7 +182,7 @@ def _sum_metrics(counted: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for one in counted:
         for key, value in one.items():
             values[key].append(value)
-    return {key: sum(all_) / (len(all_) if "latency" in key else 1) for key, all_ in values.items()}
+    return {key: sum(column) / (len(column) if "latency" in key else 1) for key, column in values.items()}
 
 
 def _payloads(keys: Sequence[str], where: str) -> list[memoryview]:

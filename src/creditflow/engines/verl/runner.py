@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from creditflow.config import Config
+from creditflow.config import Recipe
 from creditflow.data import Trajectory
 from creditflow.engines.common.components import Components, build_components
 from creditflow.rewards import RewardManager, ScoringReport
@@ -85,20 +85,16 @@ class Scorer:
                     report = ScoringReport((), 0.0)
 
 
-def share_of(config: Config, n_runners: int) -> Config:
-    """Divide `reward.num_workers` among `n_runners` processes that each run the rewards."""
-    if config.reward.num_workers is None:
-        return config
-    share = max(1, math.ceil(config.reward.num_workers / n_runners))
-    return config.model_copy(update={"reward": config.reward.model_copy(update={"num_workers": share})})
-
-
-def build_runner(recipe: Any, n_runners: int) -> RolloutRunner:
-    """Build the player of one of `n_runners` processes.
+def build_runner(recipe: Recipe, n_runners: int) -> RolloutRunner:
+    """Build the runner of one of `n_runners` processes, with its share of `reward.num_workers`.
 
     Raises InputError if the recipe is inconsistent.
     """
-    return RolloutRunner(build_components(replace(recipe, config=share_of(recipe.config, n_runners)), tasks=False))
+    config = recipe.config
+    if config.reward.num_workers is not None:
+        share = {"num_workers": max(1, math.ceil(config.reward.num_workers / n_runners))}
+        config = config.model_copy(update={"reward": config.reward.model_copy(update=share)})
+    return RolloutRunner(build_components(replace(recipe, config=config), tasks=False))
 
 
 def sampled_steps(trajectory: Trajectory, policies: Sequence[str] | Mapping[str, Any]) -> list[int]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partialmethod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,7 @@ from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.data.table import batch_of, table_of
 from creditflow.engines.common.checkpoints import folder_of, remove_later, saved_steps
+from creditflow.engines.common.components import load_functions
 from creditflow.engines.common.guard import build_guard, control_state, load_control_state, roll_back, run_guard
 from creditflow.engines.common.metrics import step_metrics, update_threshold, val_metrics
 from creditflow.engines.common.rollouts import policy_steps
@@ -59,7 +60,6 @@ from creditflow.monitoring import Evaluation, GuardEvent
 from creditflow.monitoring.guard import RolledBack
 from creditflow.monitoring.memory import forget_peak, peak_gib
 from creditflow.monitoring.notices import failure_events, rollout_events
-from creditflow.rewards import load_reward_functions
 from creditflow.rewards.manager import expect_few_failures
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import log_failures, read_metrics, rollbacks
@@ -282,13 +282,6 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
         return super()._wait_for_next_poll(*args)
 
 
-class CollectedBatch(NamedTuple):
-    """A batch of rollouts: verl's rows and the trajectories with their steps."""
-
-    rows: KVBatchMeta
-    rollouts: RolloutRecords
-
-
 @register_trainer("creditflow")
 class CreditflowTrainer(PolicyTrainer):
     """The run: rollouts, credit, updates of every trained policy, validation, checkpoints, records."""
@@ -305,13 +298,7 @@ class CreditflowTrainer(PolicyTrainer):
         self.options = run.config.algorithm
         self.limits = run.config
         self.threshold = make_threshold(self.options.propagation_threshold, run.config.team.agents)
-        functions = load_reward_functions(
-            run.config.reward.functions,
-            run.recipe.folder,
-            list(run.config.team.agents),
-            {"sandbox": run.config.reward.sandbox},
-        )
-        self.guard = build_guard(run.config, run.recipe.folder, functions, NAME)
+        self.guard = build_guard(run.config, run.recipe.folder, load_functions(run.recipe), NAME)
         self.critic_wanted = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
         self._submitted: list[TensorDict] = []
         self._own_metrics: dict[str, float] = {}
@@ -401,10 +388,10 @@ class CreditflowTrainer(PolicyTrainer):
         if self.global_steps == 0:
             return
         state = json.loads((self._checkpoint() / _STATE).read_text())
-        if state["policies"] != [self.policy, *self._partner_configs]:
+        if state["policies"] != (here := [self.policy, *self._partner_configs]):
+            there = ", ".join(state["policies"])
             raise CreditflowError(
-                f"{self._checkpoint()}: holds policies {', '.join(state['policies'])}, but the recipe trains "
-                f"{', '.join([self.policy, *self._partner_configs])}"
+                f"{self._checkpoint()}: holds policies {there}, but the recipe trains {', '.join(here)}"
             )
         load_control_state(state, self.threshold, self.guard)
         remove_later(self.folder.path, self.global_steps)
@@ -433,49 +420,47 @@ class CreditflowTrainer(PolicyTrainer):
         row_keys, steps = rollouts.row_keys(self.policies)
         columns = VerlRows.from_batch(row_keys, steps, batch)
         columns.expect_all(rows)
-        trained = {t.policy: columns.choose(rows, trained_by(t.policy, assignment)) for t in self.trainers}
+        rows_of = {t: columns.choose(rows, trained_by(t.policy, assignment)) for t in self.trainers}
         if values_T is not None:  # an untrained step may follow a trained one, which then needs its values
             for trainer in self.trainers:
                 of_policy_S = policy_steps(batch, trainer.policy) & ~assignment.trained_S
                 trainer.fill_values(columns, columns.choose(rows, of_policy_S), values_T)
-        delete_rows(rows, keep=[key for part in trained.values() for key in part.keys])
-        updated = [trainer for trainer in self.trainers if len(trained[trainer.policy])]
-        for trainer in updated:
-            update_metrics: dict[str, Any] = {}
-            part = trained[trainer.policy]
+        delete_rows(rows, keep=[key for part in rows_of.values() for key in part.keys])
+        rows_of = {trainer: part for trainer, part in rows_of.items() if len(part)}
+        for trainer, part in rows_of.items():
             part.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-            trained[trainer.policy] = trainer.prepare(part, update_metrics, timing_raw)
-            metrics.update(self._named(trainer, update_metrics))
+            own: dict[str, Any] = {}
+            rows_of[trainer] = trainer.prepare(part, own, timing_raw)
+            metrics.update(self._named(trainer, own))
         with marked_timer("adv", timing_raw, color="brown"):
             if values_T is not None:
-                for trainer in updated:
-                    columns.values(trained[trainer.policy], values_T)
+                for part in rows_of.values():
+                    columns.values(part, values_T)
                 assignment = assign(batch, options, values_T=values_T, threshold=threshold)
             self.threshold.update(batch_stats(assignment))
-            for trainer in updated:
-                part = columns.put(trained[trainer.policy], assignment)
-                trained[trainer.policy] = trainer.correct_rollout(part, metrics)
+            for trainer, part in rows_of.items():
+                rows_of[trainer] = trainer.correct_rollout(columns.put(part, assignment), metrics)
         with ThreadPoolExecutor(1, "ledger") as beside:  # the record is final, so it is written during the update
             recording = beside.submit(self._record, rollouts, assignment)
-            for trainer in updated:
-                update_metrics = {}
-                trainer.update(trained[trainer.policy], update_metrics, timing_raw, self.global_steps)
-                metrics.update(self._named(trainer, update_metrics))
+            for trainer, part in rows_of.items():
+                own = {}
+                trainer.update(part, own, timing_raw, self.global_steps)
+                metrics.update(self._named(trainer, own))
             with marked_timer("ledger", timing_raw):
                 recording.result()
-        if not updated:
+        if not rows_of:
             raise CreditflowError(
                 f"training step {self.global_steps}: no step of {batch.n_trajectories} trajectories can be trained "
                 "on: each one failed, was masked, or sampled nothing"
             )
-        return concatenate_rows(trained[trainer.policy] for trainer in updated)
+        return concatenate_rows(rows_of.values())
 
     def _named(self, trainer: PolicyTrainer, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Metrics of one policy's update; with several policies, under the policy's name."""
         return {f"{trainer.policy}/{k}": v for k, v in metrics.items()} if self.partners else dict(metrics)
 
-    def _collect(self, metrics: dict[str, Any], n_tasks: int) -> CollectedBatch:
-        """Collect the rows and rollouts of `n_tasks` tasks.
+    def _collect(self, metrics: dict[str, Any], n_tasks: int) -> tuple[KVBatchMeta, RolloutRecords]:
+        """Collect verl's rows of `n_tasks` tasks, and their rollouts.
 
         If rollout servers failed, and with them more rollouts than may fail, the servers receive their weights
         again and the tasks run once more.
@@ -490,7 +475,7 @@ class CreditflowTrainer(PolicyTrainer):
             again = attempt == 1 and rollouts.lost_to_servers > limits.max_failed_frac * rollouts.expected
             if not again:
                 break
-            metrics["rollout/replayed_rollouts"] = float(rollouts.expected)
+            metrics["rollout/repeated_rollouts"] = float(rollouts.expected)
             delete_rows(rows, keep=())
             self._sync_weights(self.global_steps - 1)
             self._submit_again()
@@ -499,7 +484,7 @@ class CreditflowTrainer(PolicyTrainer):
         except TooManyFailedScores:
             self.folder.write_steps(self.global_steps, rollouts.batch)  # the evidence
             raise
-        return CollectedBatch(rows, rollouts)
+        return rows, rollouts
 
     def _expect_few_failures(self, rollouts: RolloutRecords, *, validation: bool) -> None:
         """Raise CreditflowError if too many rollouts or scores failed.
@@ -547,12 +532,13 @@ class CreditflowTrainer(PolicyTrainer):
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         metrics.update(self._own_metrics)
-        timing_raw = {"update": sum(timing_raw.get(f"update_{what}", 0.0) for what in _UPDATED), **timing_raw}
+        update_s = sum(timing_raw.get(name, 0.0) for name in ("update_critic", "update_actor"))
+        timing_raw = {"update": update_s, **timing_raw}
         metrics.update({f"timing/{_TIMING.get(name, name)}_s": seconds for name, seconds in timing_raw.items()})
-        norms = [value for key, value in metrics.items() if key.endswith("actor/grad_norm")]
-        metrics["actor/skipped_updates"] = _not_finite(norms)  # by verl's optimizer
-        if critic_norms := [value for key, value in metrics.items() if key.endswith("critic/grad_norm")]:
-            metrics["critic/skipped_updates"] = _not_finite(critic_norms)
+        for name in ("actor", "critic") if self.critic_wanted else ("actor",):
+            norms = [value for key, value in metrics.items() if key.endswith(f"{name}/grad_norm")]
+            skipped = sum(not math.isfinite(norm) for norm in norms)  # by verl's optimizer
+            metrics[f"{name}/skipped_updates"] = float(skipped)
         metrics["memory/peak_gib"] = peak_gib()
         forget_peak()
         action = self._run_guard(numbers(metrics))
@@ -654,13 +640,8 @@ class CreditflowTrainer(PolicyTrainer):
         return batch_of(pa.concat_tables([table_of(part) for part in parts]).unify_dictionaries())
 
 
-_UPDATED = ("critic", "actor")
 _TIMING = {"gen": "rollout", "adv": "advantage"}
 """The local engine's names for verl's timers of the same measurement."""
-
-
-def _not_finite(norms: Sequence[float]) -> float:
-    return float(sum(not math.isfinite(norm) for norm in norms))
 
 
 def trained_by(policy: str, assignment: Assignment) -> Bools:

@@ -86,18 +86,23 @@ def one_sided_p_value(distance: float, standard_error: float) -> float:
     return 1.0 - NormalDist().cdf(distance / standard_error)
 
 
+def is_number(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
+    """Whether a value is a finite number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and low <= value <= high
+
+
 def expect_number(key: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value):
         raise ConfigError(f"{key}: expected a finite number, got {value!r}")
 
 
-def expect_whole(key: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{key}: expected a whole number of at least 1, got {value!r}")
+def expect_whole(key: str, value: object, least: int = 1) -> None:
+    if not (isinstance(value, int) and is_number(value, least)):
+        raise ConfigError(f"{key}: expected a whole number of at least {least}, got {value!r}")
 
 
 def expect_p_value(value: object) -> None:
-    expect_number("p_value", value)
-    assert isinstance(value, int | float)
-    if not 0 < value < 1:
+    if not is_number(value, 0, 1) or value in (0, 1):
         raise ConfigError(f"p_value: expected a number between 0 and 1, got {value!r}")

@@ -69,51 +69,45 @@ class Level:
                 raise ConfigError(f"shortest: expected at most the window, {self.window}, got {self.shortest}")
         expect_whole("recover_epochs", self.recover_epochs)
         expect_p_value(self.p_value)
-        expect_number("above" if self.below is None else "below", self._limit)
+        side, bound, sign = self.limit.option, self.limit.value, self.limit.sign
+        expect_number(side, bound)
         if self.recover is not None:
             expect_number("recover", self.recover)
-            if self._sign * (self.recover - self._limit) > 0:
-                side = "above" if self.below is None else "below"
+            if sign * (self.recover - bound) > 0:
                 raise ConfigError(
-                    f"recover: {self.recover:g} lies where the rule fires ({side} {self._limit:g}): it would be well "
-                    f"and ill at once; expected at {'most' if self.below is None else 'least'} {self._limit:g}"
+                    f"recover: {self.recover:g} lies where the rule fires ({side} {bound:g}): it would be well and ill "
+                    f"at once; expected at {'most' if sign > 0 else 'least'} {bound:g}"
                 )
-
-    @property
-    def _limit(self) -> float:
-        limit = self.above if self.below is None else self.below
-        assert limit is not None
-        return limit
-
-    @property
-    def _sign(self) -> float:
-        return 1.0 if self.below is None else -1.0
 
     @property
     def limit(self) -> Limit:
         scale = "multiples of the first value" if self.times_first else ""
-        return Limit("above" if self.below is None else "below", self._limit, int(self._sign), scale)
+        if self.above is not None:
+            return Limit("above", self.above, 1, scale)
+        assert self.below is not None
+        return Limit("below", self.below, -1, scale)
 
     def look(self, value: float, over: float | None) -> RuleResult:
         if self.first is None:
             self.first = value
         self.values = [*self.values, (value, over or 0.0)][-max(self.window, self.recover_epochs, _NEIGHBOURS) :]
         scale = self.first if self.times_first else 1.0
-        limit, recover = scale * self._limit, scale * (self._limit if self.recover is None else self.recover)
+        bound, sign = self.limit.value, self.limit.sign
+        limit, recover = scale * bound, scale * (bound if self.recover is None else self.recover)
         window = self.values[-self.window :]
         numbers = {"value": value, "limit": limit, "window": float(len(window))}
         counted = over is not None and min(n for _, n in window) > 0
-        suspect = self._sign * (value - limit) > 0
+        suspect = sign * (value - limit) > 0
         bad = False
         if counted and len(window) >= (self.shortest or self.window):
             test, widths = self._test(window, limit)
             numbers |= test
             bad = test["p"] < self.p_value / widths and suspect
         elif not counted and len(window) == self.window:
-            bad = all(self._sign * (past - limit) > 0 for past, _ in window)
+            bad = all(sign * (past - limit) > 0 for past, _ in window)
         newest = self.values[-self.recover_epochs :]
         levels = [_mean(newest)] if counted else [past for past, _ in newest]
-        well = len(newest) == self.recover_epochs and all(self._sign * (level - recover) <= 0 for level in levels)
+        well = len(newest) == self.recover_epochs and all(sign * (level - recover) <= 0 for level in levels)
         return RuleResult(bad, well and not bad, numbers, suspect)
 
     def _test(self, window: list[tuple[float, float]], limit: float) -> tuple[dict[str, float], int]:
@@ -123,7 +117,7 @@ class Level:
         tests = []
         for width in range(shortest, len(window) + 1):
             mean, spread = _pooled(window[-width:], limit, scatter)
-            p = one_sided_p_value(self._sign * (mean - limit), spread)
+            p = one_sided_p_value(self.limit.sign * (mean - limit), spread)
             tests.append({"window": float(width), "mean": mean, "over": sum(n for _, n in window[-width:]), "p": p})
         return min(tests, key=lambda test: test["p"]), self.window - shortest + 1
 

@@ -215,7 +215,7 @@
     let graph;
     $("step").replaceChildren();
     try { graph = await source.trajectory({ trajectory_id, training_step }); } catch (error) { $("trajectory").replaceChildren(el("p", { class: "note" }, error.message)); return; }
-    const facts = [`training step ${graph.training_step}`, graph.status, `outcome ${graph.outcome === null ? graph.outcome_said : graph.outcome}`, `expected ${graph.ground_truth}`, `answer ${graph.answer ?? "-"}`];
+    const facts = [`training step ${graph.training_step}`, graph.status, `outcome ${graph.outcome === null ? graph.outcome_said : graph.outcome}`, ...Object.entries(graph.outcomes).map(([agent, own]) => `outcome of ${agent} ${own}`), `expected ${graph.ground_truth}`, `answer ${graph.answer ?? "-"}`];
     $("trajectory").replaceChildren(title(`Trajectory ${graph.trajectory_id}`), el("p", {}, short(facts.join(" · "), 600)), el("pre", {}, graph.task),
       el("p", { class: "hint" }, "Circles are steps, coloured by credit (", el("span", { class: "legend", style: "background:linear-gradient(to right,rgb(241,143,59),rgb(244,244,244),rgb(67,147,195))" }), " blame to praise); a line is as thick as the credit that flowed back along it; a bar across it is a closed gate; a double ring is the first error. Select a step for its texts and for where its advantage came from."),
       el("div", { class: "scroll" }, draw(graph)));

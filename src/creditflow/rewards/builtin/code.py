@@ -1,6 +1,6 @@
 """The ready-made reward for programs: the share of tests that the code in a response passes, in a sandbox.
 
-This module extracts the code and runs the tests. `cases` parses and checks tests; `sandbox` runs programs.
+This module extracts the code and runs the tests. `support.test_cases` parses and checks tests; `sandbox` runs programs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from creditflow._utils.sections import expected
 from creditflow.data import Score
 from creditflow.rewards.registry import answer, builtin
 from creditflow.rewards.support import code_runner
+from creditflow.rewards.support.arguments import Above0, Whole, WholeAbove0, check_arguments
 from creditflow.rewards.support.test_cases import Case, not_loaded, read_tests
 from creditflow.sandbox import Result, Sandbox, open_sandbox
 
@@ -29,12 +33,13 @@ MAX_TEXT_CHARACTERS = 400_000
 """Number of characters read, counted from the end of a response."""
 SECONDS = 5.0
 """Default time limit of a test, if neither the entry nor `reward.sandbox` sets one."""
+Indices = Annotated[Annotated[Sequence[Whole], Field(min_length=1)] | None, expected("a list of indices from 0")]
 _MARKS = 40
 _REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class TestVerdict:
+class CaseVerdict:
     """Result of one test of a program."""
 
     passed: bool
@@ -88,17 +93,14 @@ class CodeTests:
     def __init__(
         self,
         sandbox: Mapping[str, Any] | None = None,
-        only: Sequence[int] | None = None,
-        max_tests: int | None = None,
+        only: Indices = None,
+        max_tests: WholeAbove0 | None = None,
         seconds: float | None = None,
-        total_seconds: float = 45.0,
+        total_seconds: Above0 = 45.0,
         all_or_nothing: bool = False,
     ) -> None:
-        self.only = None if only is None else _indices(only)
-        if max_tests is not None and not (_is_whole(max_tests) and max_tests > 0):
-            raise ValueError(f"expected max_tests to be a whole number above 0, got {max_tests!r}")
-        if not total_seconds > 0:
-            raise ValueError(f"expected total_seconds to be more than 0, got {total_seconds!r}")
+        check_arguments(CodeTests.__init__, locals())
+        self.only = None if only is None else tuple(only)
         self.max_tests = max_tests
         self.total_seconds = float(total_seconds)
         self.all_or_nothing = bool(all_or_nothing)
@@ -121,24 +123,14 @@ class CodeTests:
         return chosen[: self.max_tests]
 
 
-def summary(verdicts: Sequence[TestVerdict]) -> str:
+def summary(verdicts: Sequence[CaseVerdict]) -> str:
     """Format the passed tests and the first fault: `passed 3/5 [1 1 0 1 0]; test 2: reason`."""
     marks = " ".join(str(int(verdict.passed)) for verdict in verdicts[:_MARKS])
     more = " ..." if len(verdicts) > _MARKS else ""
-    said = f"passed {sum(verdict.passed for verdict in verdicts)}/{len(verdicts)} [{marks}{more}]"
+    passed = f"passed {sum(verdict.passed for verdict in verdicts)}/{len(verdicts)} [{marks}{more}]"
     fault = next((f"; test {i}: {verdict.reason}" for i, verdict in enumerate(verdicts) if not verdict.passed), "")
     # The fault may quote the program's output: a lone surrogate in it could not be written to a file.
-    return "".join(one if one.isprintable() else " " for one in (said + fault)[:_REASON_CHARACTERS])
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _indices(only: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(only, str) or not only or not all(_is_whole(index) and index >= 0 for index in only):
-        raise ValueError(f"expected `only` to be a list of indices from 0, got {only!r}")
-    return tuple(only)
+    return "".join(one if one.isprintable() else " " for one in (passed + fault)[:_REASON_CHARACTERS])
 
 
 # Code in a text
@@ -215,7 +207,7 @@ def _caller() -> bytes:
     return Path(str(code_runner.__file__)).read_bytes()
 
 
-def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: float = math.inf) -> list[TestVerdict]:
+def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: float = math.inf) -> list[CaseVerdict]:
     """Run each test on the code, in a fresh run, and return the verdicts in order.
 
     No other thread may use the box during the call. After `total_seconds` no further test is started; the remaining
@@ -223,14 +215,14 @@ def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: 
     SandboxError.
     """
     if not code.strip():
-        return [TestVerdict(False, "no code")] * len(tests)
+        return [CaseVerdict(False, "no code")] * len(tests)
     box.write(code_runner.SOLUTION, code.encode(errors="replace"))
     box.write(code_runner.PROGRAM, _caller())
-    verdicts: list[TestVerdict] = []
+    verdicts: list[CaseVerdict] = []
     deadline = time.monotonic() + total_seconds
     for test in tests:
         if time.monotonic() > deadline:
-            verdicts.append(TestVerdict(False, f"not run: {total_seconds:g} s were over"))
+            verdicts.append(CaseVerdict(False, f"not run: {total_seconds:g} s were over"))
             continue
         verdict, is_hopeless = _run(box, test)
         verdicts.append(verdict)
@@ -239,14 +231,14 @@ def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: 
     return verdicts
 
 
-def _run(box: Sandbox, test: Case) -> tuple[TestVerdict, bool]:
+def _run(box: Sandbox, test: Case) -> tuple[CaseVerdict, bool]:
     """The verdict, and whether the solution reported that it cannot be loaded at all."""
     nonce = secrets.token_hex(16)
     result = box.run(["python", test.program], stdin=test.stdin(nonce))
     if fault := _ended_badly(result):
-        return TestVerdict(False, fault), False
+        return CaseVerdict(False, fault), False
     fault = test.fault(result.stdout, nonce)
-    return TestVerdict(not fault, fault), test.program == code_runner.PROGRAM and bool(not_loaded(result.stdout))
+    return CaseVerdict(not fault, fault), test.program == code_runner.PROGRAM and bool(not_loaded(result.stdout))
 
 
 def _ended_badly(result: Result) -> str:

@@ -78,8 +78,8 @@ class Coherence:
         total = sum(self.weights[name] for name in counted)
         value = sum(self.weights[name] * part for name, part in counted.items()) / total if total else 1.0
         wrong = "; ".join(claim.text for claim in claims if not claim.holds)[:80]
-        said = ", ".join(f"{name} {part:.2f}" for name, part in parts.items() if part is not None)
-        return Score(min(1.0, max(0.0, value)), reason=said + (f" ({wrong})" if wrong else ""))
+        listed = ", ".join(f"{name} {part:.2f}" for name, part in parts.items() if part is not None)
+        return Score(min(1.0, max(0.0, value)), reason=listed + (f" ({wrong})" if wrong else ""))
 
 
 # Repetition
@@ -147,11 +147,11 @@ _OTHERWISE = re.compile(
 
 
 def _named_values(text: str) -> Iterator[Claim]:
-    said: dict[str, list[re.Match[str]]] = {}
+    values: dict[str, list[re.Match[str]]] = {}
     for match in _NAMED.finditer(text):
         if not _OPERATION_BEFORE.search(text[max(0, match.start() - 5) : match.start()]):
-            said.setdefault(match["name"], []).append(match)
-    for name, matches in said.items():
+            values.setdefault(match["name"], []).append(match)
+    for name, matches in values.items():
         if _may_have_several(name, text):
             continue
         clash = next((two for one, two in itertools.pairwise(matches) if _clash(one, two, text)), None)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import numpy as np
 
 from creditflow.data import Step, Trajectory, all_digits, into_range
 from creditflow.errors import ScoreRangeError
 from creditflow.rewards.registry import outcome, reward
+from creditflow.rewards.scores import COMMON
 
 
 @reward
@@ -33,21 +35,35 @@ class Returns:
     """The returns of the seats as the outcome: the mean over seats, or one seat's return.
 
     `low`, `high`: the smallest and largest return of a seat; a score outside this range fails. `seat`: the seat that
-    counts. In a competition, name the trained seat: the mean of a zero-sum game is always 0.
+    counts. In a competition, name the trained seat: the mean of a zero-sum game is always 0. `per_agent`: also give
+    each agent that acted its own outcome, the mean return of its seats, for competitions in which several agents
+    are trained.
     """
 
-    def __init__(self, low: float = 0.0, high: float = 1.0, seat: str | None = None) -> None:
-        self.range, self.seat = _range(low, high), seat
+    def __init__(self, low: float = 0.0, high: float = 1.0, seat: str | None = None, per_agent: bool = False) -> None:
+        self.range, self.seat, self.per_agent = _range(low, high), seat, per_agent
 
-    def __call__(self, trajectory: Trajectory) -> float:
-        """Compute the outcome, in [low, high]. Raises ValueError if it is outside."""
+    def __call__(self, trajectory: Trajectory) -> float | dict[str, float]:
+        """Compute the outcome, in [low, high], or the outcomes by agent. Raises ValueError if it is outside."""
         earned: dict[str, float] = json.loads(trajectory.answer or "{}")
         if not earned:
             raise ValueError("the trajectory has no returns: it ended before the environment did")
         if self.seat is not None and self.seat not in earned:
             raise ValueError(f"no seat {self.seat!r} in this trajectory; there is {', '.join(earned)}")
         value = float(np.mean(list(earned.values()))) if self.seat is None else earned[self.seat]
-        return _within(value, self.range)
+        common = _within(value, self.range)
+        return {COMMON: common, **_returns_of_agents(trajectory, earned)} if self.per_agent else common
+
+
+def _returns_of_agents(trajectory: Trajectory, earned: Mapping[str, float]) -> dict[str, float]:
+    """The mean return of the seats of each agent that acted; the manager checks their range."""
+    seats: dict[str, set[str]] = {}
+    for step in trajectory.steps:
+        seat = str(step.info.get("seat"))
+        if seat not in earned:
+            raise ValueError(f"step {step.id}: expected a seat of the environment in its info, got {seat!r}")
+        seats.setdefault(step.agent, set()).add(seat)
+    return {agent: float(np.mean([earned[seat] for seat in sorted(its)])) for agent, its in seats.items()}
 
 
 def _range(low: float, high: float) -> tuple[float, float]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
 
+from creditflow._utils.sections import expected
 from creditflow.data import Score, Step, Trajectory
-from creditflow.errors import did_you_mean
 from creditflow.rewards.registry import builtin, reward
+from creditflow.rewards.support.arguments import Above0, check_arguments
+from creditflow.rewards.support.step_model import CountedShare
 
 NO_REFERENCE = (
     "the engine hands over no reference log-probabilities: the local engine computes them for every trajectory where a "
@@ -68,17 +71,16 @@ class KlToReference:
     inline = True
     needs_reference = True
 
-    def __init__(self, estimator: str = "low_var_kl", per: str = "token", limit: float = 1.0) -> None:
-        if estimator not in ESTIMATORS:
-            hint = did_you_mean(estimator, ESTIMATORS)
-            raise ValueError(f"estimator: expected one of {', '.join(ESTIMATORS)}, got {estimator!r}{hint}")
-        if per not in ("token", "step"):
-            raise ValueError(f"per: expected token or step, got {per!r}{did_you_mean(per, ('token', 'step'))}")
-        if not 0 < limit < math.inf:
-            raise ValueError(f"limit: expected a number above 0, got {limit}")
+    def __init__(
+        self,
+        estimator: Literal["kl", "abs", "mse", "low_var_kl"] = "low_var_kl",
+        per: Annotated[Literal["token", "step"], expected("token or step")] = "token",
+        limit: Above0 = 1.0,
+    ) -> None:
+        check_arguments(KlToReference.__init__, locals())
         self.estimate, self.per, self.limit = ESTIMATORS[estimator], per, float(limit)
         self.range = (-self.limit, self.limit if estimator == "kl" else 0.0)
-        self._clipped = self._counted = 0
+        self._clipped = CountedShare()
 
     async def __call__(self, step: Step, trajectory: Trajectory) -> Score:
         """One value per response token, or one for the step."""
@@ -99,8 +101,7 @@ class KlToReference:
 
     def _clip(self, value: float) -> float:
         low, high = self.range
-        self._counted += 1
-        self._clipped += not low <= value <= high
+        self._clipped.add(not low <= value <= high, 1)
         return max(low, min(high, value))
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
@@ -109,6 +110,4 @@ class KlToReference:
 
     def metrics(self) -> dict[str, float]:
         """`clipped`: the share of values beyond the limit."""
-        share = self._clipped / self._counted if self._counted else 0.0
-        self._clipped = self._counted = 0
-        return {"clipped": share}
+        return {"clipped": self._clipped.take()}

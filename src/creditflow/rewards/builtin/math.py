@@ -1,7 +1,8 @@
 """The ready-made comparison of mathematical answers: takes text and truth, returns a number.
 
-`notation` parses both. Rational numbers and words are compared here. The math-verify library parses everything else,
-and `equality` compares the result. The library (and sympy with it) is imported at the first call that needs it.
+`support.math_parsing` parses both. Rational numbers and words are compared here. The math-verify library parses
+everything else, and `support.equality` compares the result. The library (and sympy with it) is imported at the first
+call that needs it.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def _same_part(given: Part, wanted: Part) -> bool:
 
 
 def _same_value(given: Part, wanted: Part, factor: Fraction) -> bool:
-    """Whether `found`, times a factor, equals `wanted`."""
+    """Whether `given`, times a factor, equals `wanted`."""
     if given.number is not None and wanted.number is not None:
         return _same_numbers(given, given.number * factor, wanted, wanted.number)
     if given.text == wanted.text and factor == 1:

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from creditflow._utils.sections import expected
 from creditflow.data import Score, Step, Trajectory
-from creditflow.errors import CreditflowError, did_you_mean
+from creditflow.errors import did_you_mean
 from creditflow.rewards.builtin.kl import neutral_where_not_sampled
 from creditflow.rewards.registry import builtin, reward
 from creditflow.rewards.support.alignment import token_at
+from creditflow.rewards.support.arguments import BatchSize, Device, OptionalLength, check_arguments
 from creditflow.rewards.support.models import (
     LoadedModel,
     by_length,
-    check_batching,
-    cut_prompt,
     load_model,
     model_folder,
     padded,
-    stamp,
 )
-from creditflow.rewards.support.step_model import StepModel
+from creditflow.rewards.support.step_model import CountedShare, StepModel
 
 REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
@@ -49,11 +50,11 @@ class _ScoredInput:
 
 @builtin
 @reward(name="process_model", timeout=600.0)
-class ProcessModel(StepModel):
+class ProcessModel(StepModel[_ScoredInput]):
     """The probability, by a process reward model, that each part of the response is right.
 
     `path`: the Hugging Face folder of a token classifier (`AutoModelForTokenClassification`, as TRL's PRMTrainer saves
-    it), relative to the working directory. It reads the step's prompt and response with its own tokenizer.
+    it). It reads the step's prompt and response with its own tokenizer.
     `per`: `line` (default): each line is followed by `separator` and scored there, as in TRL's training (blank lines
     are left out), and all tokens of the line get its score; `token`: the response is scored token by token, as it is;
     `step`: one number, the lines' scores combined by `reduce`: `min` (default), `product`, `last` or `mean`.
@@ -74,35 +75,21 @@ class ProcessModel(StepModel):
     def __init__(
         self,
         path: str,
-        per: str = "line",
-        reduce: str = "min",
+        per: Annotated[Literal["token", "line", "step"], expected("token, line or step")] = "line",
+        reduce: Literal["min", "product", "last", "mean"] = "min",
         label: int | str | None = None,
-        separator: str = "\n",
+        separator: Annotated[str, Field(min_length=1)] = "\n",
         tokenizer: str | None = None,
-        max_length: int | None = None,
-        batch_size: int = 16,
-        device: str = "auto",
+        max_length: OptionalLength = None,
+        batch_size: BatchSize = 16,
+        device: Device = "auto",
     ) -> None:
-        self.folder = model_folder(path, "path")
-        if per not in ("token", "line", "step"):
-            raise ValueError(
-                f"per: expected token, line or step, got {per!r}{did_you_mean(per, ('token', 'line', 'step'))}"
-            )
-        if reduce not in REDUCE:
-            raise ValueError(
-                f"reduce: expected one of {', '.join(REDUCE)}, got {reduce!r}{did_you_mean(reduce, REDUCE)}"
-            )
-        if not separator:
-            raise ValueError("separator: expected a text, got an empty one")
-        check_batching(batch_size, max_length, device)
-        self.label = _class_index(self.folder, label)
+        check_arguments(ProcessModel.__init__, locals())
+        folder = model_folder(path, "path")
+        super().__init__([folder], tokenizer, max_length, batch_size, device)
+        self.label = _class_index(folder, label)
         self.per, self.reduce, self.separator = per, reduce, separator
-        self.max_length, self.batch_size, self.device = max_length, batch_size, device
-        super().__init__(tokenizer)
-        self._stamp = stamp(self.folder)
-        self._model: LoadedModel | None = None
-        self._counting = threading.Lock()
-        self._cut = self._counted = 0
+        self._cut_prompts = CountedShare()
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
         """The model's input, the tokens of the response, and the identity of the model."""
@@ -110,43 +97,20 @@ class ProcessModel(StepModel):
 
     def metrics(self) -> dict[str, float]:
         """`cut_prompts`: the share of steps whose prompt was cut to fit."""
-        with self._counting:
-            share = self._cut / self._counted if self._counted else 0.0
-            self._cut = self._counted = 0
-        return {"cut_prompts": share}
+        return {"cut_prompts": self._cut_prompts.take()}
 
-    def _score_all(self, steps: list[Step]) -> list[Score | Exception]:
-        """A score or an error for each step; an error of one step does not affect the others."""
-        if self._model is None:
-            self._model = load_model(self.folder, "token_classification", self.device)
-        results: list[Score | Exception] = [Score(0.0)] * len(steps)
-        with self._model.lock:
-            rows: dict[int, _ScoredInput] = {}
-            for i, step in enumerate(steps):
-                try:
-                    rows[i] = self._row(self._model, step)
-                except (ValueError, CreditflowError) as error:
-                    results[i] = error
-            for i, scores in self._probabilities(self._model, rows).items():
-                try:
-                    results[i] = self._score(steps[i], rows[i], scores)
-                except (ValueError, CreditflowError) as error:
-                    results[i] = error
-        with self._counting:
-            self._counted += len(rows)
-            self._cut += sum(bool(row.reason) for row in rows.values())
-        return results
+    def _load(self) -> list[LoadedModel]:
+        return [load_model(self.folders[0], "token_classification", self.device)]
 
-    def _row(self, model: LoadedModel, step: Step) -> _ScoredInput:
+    def _row(self, step: Step) -> _ScoredInput:
+        (model,) = self._models
         response, at, ends = self._whole(model, step) if self.per == "token" else self._lines(model, step)
         if not response:
             raise ValueError("the response has nothing that could be scored: it is empty, or blank")
         prompt, keep = model.encode_prompt(step.prompt)
-        limit = min(model.max_positions, self.max_length or model.max_positions)
-        kept = cut_prompt(prompt, len(response), limit, keep) if prompt else []
-        if len(kept) + len(response) > limit:
-            raise ValueError(f"the response has {len(response)} tokens for the model, which takes {limit}")
-        reason = "" if len(kept) == len(prompt) else f"the model saw {len(kept)} of the prompt's {len(prompt)} tokens"
+        kept, note = self._cut(prompt, len(response), keep)
+        self._cut_prompts.add(bool(note), 1)
+        reason = f"the model {note}" if note else ""
         return _ScoredInput([*kept, *response], [len(kept) + position for position in at], ends, reason)
 
     def _whole(self, model: LoadedModel, step: Step) -> tuple[list[int], list[int], list[int]]:
@@ -174,29 +138,28 @@ class ProcessModel(StepModel):
                 ends[-1] = end
         return ids, at, ends
 
-    def _probabilities(self, model: LoadedModel, rows: Mapping[int, _ScoredInput]) -> dict[int, list[float]]:
+    def _compute(self, rows: list[_ScoredInput]) -> list[list[float]]:
         """For each row, the probability of the class "right" at each scored position."""
         import torch
 
-        names = list(rows)
-        scores_by_step: dict[int, list[float]] = {}
-        for batch in by_length([len(rows[i].ids) for i in names], self.batch_size):
-            mine = [names[k] for k in batch]
-            input_ids, mask = padded(model, [rows[i].ids for i in mine])
-            with torch.inference_mode():
+        (model,) = self._models
+        probabilities: list[list[float]] = [[]] * len(rows)
+        with model.lock, torch.inference_mode():
+            for batch in by_length([len(row.ids) for row in rows], self.batch_size):
+                input_ids, mask = padded(model, [rows[i].ids for i in batch])
                 logits = model.model(input_ids=input_ids, attention_mask=mask).logits.float()
                 right = logits[..., 0].sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)[..., self.label]
-                for row, i in enumerate(mine):
-                    scores_by_step[i] = right[row, rows[i].at].tolist()
-        return scores_by_step
+                for k, i in enumerate(batch):
+                    probabilities[i] = right[k, rows[i].at].tolist()
+        return probabilities
 
-    def _score(self, step: Step, row: _ScoredInput, scores: Sequence[float]) -> Score:
-        if not all(map(math.isfinite, scores)):
+    def _score(self, step: Step, row: _ScoredInput, values: Sequence[float]) -> Score:
+        if not all(map(math.isfinite, values)):
             raise ValueError("the model's scores are not finite numbers")
         if self.per == "step" or not step.response_ids:
-            return Score(REDUCE[self.reduce](scores), reason=row.reason)
-        values = [scores[token_at(row.ends, max(end - 1, 0))] for end in self._tokens.ends(step)]
-        return Score(tuple(neutral_where_not_sampled(values, step.response_mask)), reason=row.reason)
+            return Score(REDUCE[self.reduce](values), reason=row.reason)
+        tokens = [values[token_at(row.ends, max(end - 1, 0))] for end in self._tokens.ends(step)]
+        return Score(tuple(neutral_where_not_sampled(tokens, step.response_mask)), reason=row.reason)
 
 
 def _class_index(folder: Path, label: int | str | None) -> int:

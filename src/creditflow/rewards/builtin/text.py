@@ -45,5 +45,5 @@ def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
     wanted = [numbers_in(str(one)) for one in truths_of(truth)]
     if not any(wanted):
         raise ValueError(f"expected a ground truth with a number in it, got {str(truth)[:80]!r}")
-    found = numbers_in(final_answer(text))
-    return float(bool(found) and any(same_number(found[-1], numbers[-1], rel_tol) for numbers in wanted if numbers))
+    given = numbers_in(final_answer(text))
+    return float(bool(given) and any(same_number(given[-1], numbers[-1], rel_tol) for numbers in wanted if numbers))

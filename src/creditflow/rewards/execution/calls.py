@@ -25,6 +25,8 @@ class RewardCall:
     step: Step | None = None
     steps: tuple[Step, ...] | None = None
     """Steps that a trajectory function scores; None: all."""
+    agent: str | None = None
+    """The agent whose own outcome a score is; None: the score of the step or the trajectory."""
 
     @property
     def arguments(self) -> tuple[Step, Trajectory] | tuple[Trajectory]:
@@ -111,13 +113,13 @@ class RewardBackend:
 def describe(error: BaseException) -> str:
     """Format an exception as a score's reason, with the user's frames: `KeyError: 'labels' (team.py:42 in reward)`."""
     where = location(error)[-_LOCATION_CHARACTERS:]
-    return _said(error, REASON_CHARACTERS - len(where) - len(" ()")) + (f" ({where})" if where else "")
+    return _message(error, REASON_CHARACTERS - len(where) - len(" ()")) + (f" ({where})" if where else "")
 
 
 _LOCATION_CHARACTERS = 120
 
 
-def _said(error: BaseException, most: int) -> str:
+def _message(error: BaseException, most: int) -> str:
     if isinstance(error, SystemExit):
         return f"it tried to end the process: sys.exit({error.code!r})"[:most]
     try:

@@ -14,7 +14,7 @@ import socket
 import sys
 
 from creditflow.rewards.execution.calls import describe
-from creditflow.rewards.execution.frames import read_frame, write_frame
+from creditflow.rewards.execution.frames import FrameReader, write_frame
 from creditflow.rewards.execution.inline import run_plain
 from creditflow.rewards.execution.wire import CannotTravel, pack_returned, unpack_calls, unpack_functions
 
@@ -26,9 +26,9 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 def serve(connection: socket.socket) -> None:
     """Answer calls until the connection ends."""
-    home, streams = os.getpid(), (sys.stdout, sys.stderr)
+    home, streams, frames = os.getpid(), (sys.stdout, sys.stderr), FrameReader(connection)
     try:
-        functions = unpack_functions(read_frame(connection), same_machine=True)
+        functions = unpack_functions(frames.read(), same_machine=True)
     except EOFError:
         return
     except BaseException as error:  # reported to the pool, which cannot see it otherwise
@@ -37,7 +37,7 @@ def serve(connection: socket.socket) -> None:
     write_frame(connection, READY)
     with contextlib.suppress(EOFError):
         while True:
-            batch = read_frame(connection)
+            batch = frames.read()
             try:
                 calls = unpack_calls(batch, functions)
             except CannotTravel as error:

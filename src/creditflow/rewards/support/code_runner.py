@@ -97,33 +97,38 @@ def _usual_names(code: types.CodeType) -> dict[str, object]:
     return imports
 
 
-def told(value: object, depth: int = 0) -> Any:
+def encoded(value: object, depth: int = 0) -> Any:
     """Encode a value as JSON data. A value that is not plain data becomes `{"other": its type}`."""
     if depth > MAX_DEPTH:
         raise ValueError("the value is nested too deep")
     if value is None or value is True or value is False or type(value) in (int, float, str):
         return value
-    for kind, plain, tell in _KINDS:
-        if isinstance(value, plain):
-            return tell(value, depth + 1) if kind is None else {kind: tell(value, depth + 1)}
+    if isinstance(value, list):
+        return _encoded_items(value, depth + 1)
+    for kind, plain in ((int, int), (float, float), (str, str.__str__)):  # a subclass
+        if isinstance(value, kind):
+            return plain(value)
+    for name, (kinds, encode, _) in _FORMS.items():
+        if isinstance(value, kinds):
+            return {name: encode(value, depth + 1)}
     if type(value).__name__ in ("Fraction", "Decimal"):  # importing them to check takes 4 ms
         return {"ratio": value.as_integer_ratio()}  # type: ignore[attr-defined]
     return {"other": type(value).__name__[:80]}
 
 
-def untold(said: Any, depth: int = 0) -> Any:
-    """Decode a value encoded by `told`, with plain types only; a value that was not plain data becomes an `OtherValue`.
+def decoded(data: Any, depth: int = 0) -> Any:
+    """Decode data from `encoded`, with plain types only; a value that was not plain data becomes an `OtherValue`.
 
-    Raises ValueError, KeyError, TypeError or ArithmeticError for input that `told` never produces.
+    Raises ValueError, KeyError, TypeError or ArithmeticError for data that `encoded` never returns.
     """
     if depth > MAX_DEPTH:
         raise ValueError("the value is nested too deep")
-    if isinstance(said, list):
-        return [untold(one, depth + 1) for one in said]
-    if not isinstance(said, dict):
-        return said
-    ((kind, content),) = said.items()
-    return _MADE[kind](content, depth + 1)
+    if isinstance(data, list):
+        return _decoded_items(data, depth + 1)
+    if not isinstance(data, dict):
+        return data
+    ((name, content),) = data.items()
+    return _FORMS[name][2](content, depth + 1)
 
 
 class OtherValue:
@@ -136,32 +141,29 @@ class OtherValue:
         return f"<{self.name}>"
 
 
-def _items(value: Any, depth: int) -> list[Any]:
-    return [told(one, depth) for one in value]
+def _encoded_items(values: Any, depth: int) -> list[Any]:
+    return [encoded(one, depth) for one in values]
 
 
-_KINDS: tuple[tuple[str | None, Any, Callable[[Any, int], Any]], ...] = (
-    (None, int, lambda value, depth: int(value)),
-    (None, float, lambda value, depth: float(value)),
-    (None, str, lambda value, depth: str.__str__(value)),
-    (None, list, _items),
-    ("tuple", tuple, _items),
-    ("set", set, _items),
-    ("frozenset", frozenset, _items),
-    ("dict", dict, lambda value, depth: [[told(key, depth), told(one, depth)] for key, one in value.items()]),
-    ("bytes", (bytes, bytearray), lambda value, depth: value.hex()),
-    ("complex", complex, lambda value, depth: [value.real, value.imag]),
-)
-_MADE: dict[str, Callable[[Any, int], Any]] = {
-    "tuple": lambda content, depth: tuple(untold(one, depth) for one in content),
-    "set": lambda content, depth: {untold(one, depth) for one in content},
-    "frozenset": lambda content, depth: frozenset(untold(one, depth) for one in content),
-    "dict": lambda content, depth: {untold(key, depth): untold(one, depth) for key, one in content},
-    "bytes": lambda content, depth: bytes.fromhex(content),
-    "complex": lambda content, depth: complex(*content),
-    "ratio": lambda content, depth: _fraction(*content),
-    "other": lambda content, depth: OtherValue(str(content)),
+def _decoded_items(data: Any, depth: int) -> list[Any]:
+    return [decoded(one, depth) for one in data]
+
+
+_FORMS: dict[str, tuple[Any, Callable[[Any, int], Any], Callable[[Any, int], Any]]] = {
+    "tuple": (tuple, _encoded_items, lambda data, depth: tuple(_decoded_items(data, depth))),
+    "set": (set, _encoded_items, lambda data, depth: set(_decoded_items(data, depth))),
+    "frozenset": (frozenset, _encoded_items, lambda data, depth: frozenset(_decoded_items(data, depth))),
+    "dict": (
+        dict,
+        lambda value, depth: [_encoded_items(pair, depth) for pair in value.items()],
+        lambda data, depth: dict(_decoded_items(pair, depth) for pair in data),
+    ),
+    "bytes": ((bytes, bytearray), lambda value, depth: value.hex(), lambda data, depth: bytes.fromhex(data)),
+    "complex": (complex, lambda value, depth: [value.real, value.imag], lambda data, depth: complex(*data)),
+    "ratio": ((), encoded, lambda data, depth: _fraction(*data)),
+    "other": ((), encoded, lambda data, depth: OtherValue(str(data))),
 }
+"""Types by their names in JSON, with functions that encode and decode them. `encoded` itself makes the last two."""
 
 
 def _fraction(numerator: int, denominator: int) -> Any:
@@ -172,9 +174,9 @@ def _fraction(numerator: int, denominator: int) -> Any:
 
 def _answered(ask: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     if "fn" in ask:
-        of_class = getattr(names.get("Solution"), ask["fn"], None)
-        function = names[ask["fn"]] if of_class is None else getattr(names["Solution"](), ask["fn"])
-        return {"value": told(function(*ask["args"]))}
+        method = getattr(names.get("Solution"), ask["fn"], None)
+        function = names[ask["fn"]] if method is None else getattr(names["Solution"](), ask["fn"])
+        return {"value": encoded(function(*ask["args"]))}
     scope = {**names, "__builtins__": builtins}
     if "assert" in ask:
         scope.update({name: _plainly(thing) for name, thing in names.items() if _is_function(name, thing)})
@@ -182,7 +184,7 @@ def _answered(ask: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     if "assert" in ask:
         exec(compile(ask["assert"], "test", "exec", dont_inherit=True), scope)
         return {"nonce": ask["nonce"]}
-    return {"value": told(eval(compile(f"(\n{ask['call']}\n)", "call", "eval", dont_inherit=True), scope))}
+    return {"value": encoded(eval(compile(f"(\n{ask['call']}\n)", "call", "eval", dont_inherit=True), scope))}
 
 
 _EMPTY: dict[str, int] = {}
@@ -204,7 +206,7 @@ def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
         value = function(*args, **kwargs)
         if type(value) in _ITERATORS:
             return value
-        plain = untold(told(value))
+        plain = decoded(encoded(value))
         if isinstance(plain, OtherValue):
             raise TypeError(f"a value that is plain data was expected, {plain.name} came")
         return plain

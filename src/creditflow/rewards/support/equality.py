@@ -1,7 +1,8 @@
 """Equality of two sympy expressions: exact where sympy can decide, else to hundreds of digits.
 
-math-verify compares after rounding to a number of decimals, so any two small numbers are equal there. This comparison
-is relative to the numbers. Importing this module imports sympy. The caller limits the time.
+Numbers and formulas are compared here: math-verify compares them after rounding to a number of decimals, so any two
+small numbers are equal there. The library compares everything that is made of them. Importing this module imports
+sympy. The caller limits the time.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from itertools import count
 from typing import Any
 
 import sympy
+from math_verify import grader
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
-from sympy.logic.boolalg import Boolean, BooleanAtom
+from sympy.logic.boolalg import BooleanAtom
 
 MAX_BITS = 300_000.0
 """Limit for the binary digits of a whole number. No signal can end the evaluation of a much longer one."""
@@ -22,9 +24,10 @@ DIGITS = 1_000
 """Digits to which a difference is evaluated."""
 RELATIVE = sympy.Rational(1, 10 ** (DIGITS // 2))
 """Two numbers are equal if their evaluated difference is at most this share of them."""
+LIBRARY_DIGITS = 200
+"""Digits of the library's comparison, of sets for example."""
 POINTS = 6
 """Number of points at which two formulas are compared."""
-_ORDERED = (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)
 
 
 class TooLargeError(ValueError):
@@ -36,7 +39,14 @@ def same(one: Any, other: Any) -> bool:
 
     Both must have passed through `worked_out`, so that no number in them is too long.
     """
-    return _same(*_comparable(_without_name(one, other), _without_name(other, one)))
+    one, other = _comparable(one, other)
+    if any(isinstance(side, BooleanAtom) or side.has(sympy.nan, sympy.zoo) for side in (one, other)):
+        return False
+    if isinstance(one, sympy.MatrixBase) and isinstance(other, sympy.MatrixBase):  # these are Expr, too
+        return one.shape == other.shape and all(map(same, one.flat(), other.flat()))
+    if isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr):
+        return one == other or _same_value(one, other)
+    return _same_in_library(one, other) or _same_in_library(other, one) or _same_relations(one, other)
 
 
 def worked_out(expression: Any) -> Any:
@@ -75,20 +85,6 @@ def _at_most(number: Any, bits: float) -> float:
 # Making two expressions comparable
 
 
-def _without_name(expression: Any, other: Any) -> Any:
-    """Drop the name: `x = 5` becomes 5 unless `other` is an equation; then `a = b = 5` becomes `a = 5`."""
-    sides = _equated(expression)
-    if not sides or not (isinstance(sides[0], AppliedUndef) or _is_name(sides[0])):
-        return expression
-    return sympy.Eq(sides[0], sides[-1], evaluate=False) if _equated(other) else sides[-1]
-
-
-def _equated(expression: Any) -> list[Any]:
-    """The sides of an equation or of a chain of equations; empty for other expressions."""
-    links = _links(expression)
-    return [links[0].lhs, *(one.rhs for one in links)] if all(isinstance(one, sympy.Eq) for one in links) else []
-
-
 def _links(expression: Any) -> list[Any]:
     return _parts(expression) if isinstance(expression, sympy.And) else [expression]
 
@@ -102,12 +98,6 @@ def _renamed(expression: Any, names: dict[Any, Any]) -> Any:
     if isinstance(expression, Relational | sympy.And):
         return expression.func(*(_renamed(part, names) for part in _parts(expression)), evaluate=False)
     return expression.xreplace(names)
-
-
-def _is_name(expression: Any) -> bool:
-    return isinstance(expression, sympy.Symbol) or (
-        isinstance(expression, sympy.Mul) and all(isinstance(one, sympy.Symbol) for one in expression.args)
-    )
 
 
 def _comparable(*expressions: Any) -> Iterator[Any]:
@@ -124,18 +114,16 @@ def _comparable(*expressions: Any) -> Iterator[Any]:
 # Comparing
 
 
-def _same(one: Any, other: Any) -> bool:
-    if any(isinstance(side, BooleanAtom) or side.has(sympy.nan, sympy.zoo) for side in (one, other)):
-        return False
-    if one == other:
-        return True
-    if isinstance(one, sympy.MatrixBase) or isinstance(other, sympy.MatrixBase):
-        return getattr(one, "shape", None) == getattr(other, "shape", ()) and all(map(_same, one.flat(), other.flat()))
-    if isinstance(one, sympy.Set | sympy.Tuple) or isinstance(other, sympy.Set | sympy.Tuple):
-        return _same_sets(_as_set(one), _as_set(other))
-    if isinstance(one, Boolean) or isinstance(other, Boolean):
-        return _same_relations(one, other)
-    return isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr) and _same_value(one, other)
+def _same_in_library(one: Any, other: Any) -> bool:
+    grader.TIMEOUT_WARNING_SHOWN = True  # the caller limits the time
+    same: bool = grader.verify(
+        one,
+        other,
+        numeric_precision=LIBRARY_DIGITS,
+        allow_set_relation_comp=True,
+        timeout_seconds=None,
+    )
+    return same
 
 
 def _same_value(one: Any, other: Any) -> bool:
@@ -174,45 +162,14 @@ def _vanishes(difference: Any) -> bool:
     return bool(abs(difference.evalf(15, maxn=DIGITS)) <= RELATIVE * terms)
 
 
-# Sets
-
-
-def _as_set(expression: Any) -> Any:
-    """The set of solutions of a relation in one unknown; a single value as a set of one."""
-    if isinstance(expression, sympy.Set | sympy.Tuple):
-        return expression
-    if isinstance(expression, Boolean):
-        return expression.as_set() if len(expression.free_symbols) == 1 else sympy.Tuple(expression)
-    return sympy.FiniteSet(expression)
-
-
-def _same_sets(one: Any, other: Any) -> bool:
-    if isinstance(one, sympy.Interval) and isinstance(other, sympy.Interval):
-        ends = one.left_open == other.left_open and one.right_open == other.right_open
-        return bool(ends and _same(one.start, other.start) and _same(one.end, other.end))
-    for kind in (sympy.FiniteSet, sympy.Union):
-        if isinstance(one, kind) and isinstance(other, kind):
-            return _covers(one.args, other.args) and _covers(other.args, one.args)
-    if isinstance(one, sympy.Tuple) and isinstance(other, sympy.Tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, sympy.Set) and isinstance(other, sympy.Set):
-        return bool(one == other or one.symmetric_difference(other).is_empty)
-    return False
-
-
-def _covers(some: Iterable[Any], others: Iterable[Any]) -> bool:
-    return all(any(_same(one, other) for other in others) for one in some)
-
-
 # Equations and inequalities
 
 
 def _same_relations(one: Any, other: Any) -> bool:
+    """Whether every relation of one chain is that of the other, times a constant."""
     links, others = _links(one), _links(other)
     if not all(isinstance(link, Relational) for link in (*links, *others)):
         return False
-    if len(one.free_symbols) == 1 == len(other.free_symbols) and not isinstance(one, sympy.Eq):
-        return one.free_symbols == other.free_symbols and _same_sets(one.as_set(), other.as_set())
     return len(links) == len(others) and all(any(_same_relation(a, b) for b in others) for a in links)
 
 
@@ -224,8 +181,6 @@ def _same_relation(one: Any, other: Any) -> bool:
         other = other.reversed
     if type(one) is not type(other) or one.free_symbols != other.free_symbols:
         return False
-    if _same(one.lhs, other.lhs) and _same(one.rhs, other.rhs):
-        return True
     quotient = sympy.cancel((one.lhs - one.rhs) / (other.lhs - other.rhs))
     point = next(iter(_points(quotient.free_symbols)))
     factor = quotient.xreplace(point)
@@ -237,4 +192,4 @@ def _same_relation(one: Any, other: Any) -> bool:
 def _same_solutions(one: Any, other: Any) -> bool:
     unknowns = sorted(one.free_symbols, key=str)
     some, others = (sympy.solve(equation, unknowns[-1]) for equation in (one, other))
-    return bool(some) and _covers(some, others) and _covers(others, some)
+    return bool(some) and same(sympy.FiniteSet(*some), sympy.FiniteSet(*others))

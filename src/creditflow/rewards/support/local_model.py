@@ -1,36 +1,25 @@
-"""A causal language model from a Hugging Face folder that answers chat messages greedily, for local judges.
-
-torch and transformers are imported when a model is loaded.
-"""
+"""A causal language model from a Hugging Face folder that answers chat messages greedily, for local judges."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
-from creditflow._utils.huggingface import load_folder, n_tokens, position_limit
+from creditflow._utils.huggingface import n_tokens, position_limit
 from creditflow.data import Message
-from creditflow.errors import ModelError
 from creditflow.rollout.chat import ChatTokenizer, Prompt
 from creditflow.rollout.client import Generation, GenerationRequest
 
-_LOADED: WeakValueDictionary[tuple[str, str], LocalModel] = WeakValueDictionary()
-_LOADING = threading.Lock()
-
 
 class LocalModel:
-    """Model and tokenizer as a greedy `rollout.ModelClient` (its generations carry no log-probs).
-
-    Computes in bfloat16 on CUDA, in float32 on the CPU.
-    """
+    """Model and tokenizer as a greedy `rollout.ModelClient` (its generations carry no log-probs)."""
 
     version = 0
 
-    def __init__(self, model: Any, tokenizer: Any, device: str) -> None:
-        self.model = model.to(device).eval()
+    def __init__(self, folder: Path, model: Any, tokenizer: Any, device: Any) -> None:
+        """Use as the argument `make` of `load_model`."""
+        self.model = model
         self.tokenizer = tokenizer
         self.device = device
         self.chat_tokenizer = ChatTokenizer(tokenizer, model.generation_config.eos_token_id, n_tokens(model))
@@ -107,31 +96,3 @@ class LocalModel:
         if end is None:
             return Generation(tuple(row[:limit]), (), "length")
         return Generation(tuple(row[: end + 1]), (), "stop")
-
-
-def check_folder(folder: Path) -> None:
-    """Raises ModelError if the folder cannot hold a model to load; loads nothing."""
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} is not a Hugging Face model folder (no config.json)")
-    if not any(folder.glob("*.safetensors")):
-        raise ModelError(f"{folder} has no weights as safetensors; other formats may run code when read")
-
-
-def load(folder: Path, device: str = "auto") -> LocalModel:
-    """Load the model in a Hugging Face folder, or return the loaded one while it is in use.
-
-    Runs no code from the folder and does not access the network. `device`: as torch names it; `auto`: CUDA if there is
-    a device, else the CPU. Raises ModelError.
-    """
-    import torch
-
-    check_folder(folder)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    with _LOADING:  # concurrent callers must not load it twice
-        model = _LOADED.get((str(folder), device))
-        if model is None:
-            dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-            model = LocalModel(*load_folder(folder, "causal", "path", dtype), device)
-            _LOADED[str(folder), device] = model
-        return model

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from creditflow._utils.huggingface import Kind, load_folder, position_limit
-from creditflow.errors import ModelError, did_you_mean
+from creditflow.errors import ModelError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Loaded = TypeVar("Loaded")
 
-DEVICES = ("auto", "cpu", "cuda")
 MAX_BATCH_TOKENS = 16_384
 """Tokens of one batch, padding included; a longer row forms a batch alone."""
 
@@ -64,41 +64,48 @@ class LoadedModel:
         return (ids if ids[:1] == [bos] else [int(bos), *ids]), 1
 
 
-_LOADED: weakref.WeakValueDictionary[tuple[Path, Kind, str], LoadedModel] = weakref.WeakValueDictionary()
-_LOADING = threading.Lock()
-
-
-def load_model(folder: Path | str, kind: Kind, device: str = "auto") -> LoadedModel:
-    """The model in a Hugging Face folder; the same object for the same folder, kind and device while it is in use.
-
-    Reads safetensors and local files only, and runs no code from the folder. `device`: `auto` is CUDA if available.
-    Raises ModelError that names the missing part.
-    """
-    import torch
-
-    path = Path(folder).resolve()
-    chosen = "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device
-    if chosen == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"{path}: device cuda was asked for, but torch sees no CUDA device")
-    with _LOADING:
-        loaded = _LOADED.get((path, kind, chosen))
-        if loaded is None:
-            dtype = torch.bfloat16 if chosen == "cuda" else torch.float32
-            model, tokenizer = load_folder(path, kind, "path", dtype)
-            loaded = _LOADED[path, kind, chosen] = _frozen(path, model.to(chosen), tokenizer, torch.device(chosen))
-    return loaded
-
-
 def _frozen(path: Path, model: Any, tokenizer: Any, device: Any) -> LoadedModel:
-    model.eval().requires_grad_(False)
+    model.requires_grad_(False)
     model.config.use_cache = False
     positions = position_limit(model.config).tokens
     pad = next((one for one in (tokenizer.pad_token_id, tokenizer.eos_token_id) if one is not None), 0)
     return LoadedModel(path, model, tokenizer, device, min(positions, int(tokenizer.model_max_length)), int(pad))
 
 
+_LOADED: weakref.WeakValueDictionary[tuple[Path, Kind, str, object], Any] = weakref.WeakValueDictionary()
+_LOADING = threading.Lock()
+
+
+def load_model(
+    folder: Path | str,
+    kind: Kind,
+    device: str = "auto",
+    make: Callable[[Path, Any, Any, Any], Loaded] = _frozen,  # type: ignore[assignment]
+) -> Loaded:
+    """The model in a Hugging Face folder; the same object for the same arguments while it is in use.
+
+    Reads safetensors and local files only, and runs no code from the folder. `device`: `auto` is CUDA if available.
+    `make`: makes the object from folder, model, tokenizer and device. Raises ModelError that names the missing part.
+    """
+    import torch
+
+    path = Path(folder).resolve()
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    on_cuda = device.startswith("cuda")
+    if on_cuda and not torch.cuda.is_available():
+        raise ModelError(f"{path}: device cuda was asked for, but torch sees no CUDA device")
+    with _LOADING:  # concurrent callers must not load it twice
+        loaded: Loaded | None = _LOADED.get((path, kind, device, make))
+        if loaded is None:
+            model, tokenizer = load_folder(path, kind, "path", torch.bfloat16 if on_cuda else torch.float32)
+            loaded = make(path, model.to(device).eval(), tokenizer, torch.device(device))
+            _LOADED[path, kind, device, make] = loaded
+    return loaded
+
+
 def model_folder(path: object, argument: str) -> Path:
-    """Check that an argument names the folder of a model, relative to the working directory; raises ValueError if not.
+    """Check that an argument names the folder of a model; raises ValueError if not.
 
     Only looks for config.json: cheap enough for the loading of a recipe.
     """
@@ -111,16 +118,6 @@ def stamp(folder: Path) -> str:
     """Names, sizes and times of the files in `folder`; a different model there has a different stamp."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return " ".join(f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files)
-
-
-def check_batching(batch_size: int, max_length: int | None, device: str) -> None:
-    """Check the arguments that all functions with a model share; raises ValueError."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size: expected 1 or more, got {batch_size}")
-    if max_length is not None and max_length < 2:
-        raise ValueError(f"max_length: expected 2 or more tokens, got {max_length}")
-    if device not in DEVICES:
-        raise ValueError(f"device: expected {', '.join(DEVICES)}, got {device!r}{did_you_mean(device, DEVICES)}")
 
 
 def cut_prompt(prompt_ids: Sequence[int], n_response: int, limit: int, keep: int = 0) -> list[int]:
@@ -196,14 +193,6 @@ def padded(loaded: LoadedModel, rows: Sequence[Sequence[int]]) -> tuple[Any, Any
     return ids, mask
 
 
-@dataclass(slots=True)
-class _Queue(Generic[Item, Result]):
-    """The waiting calls of one event loop."""
-
-    pending: list[tuple[Item, asyncio.Future[Result]]] = field(default_factory=list)
-    task: asyncio.Task[None] | None = None
-
-
 class Batcher(Generic[Item, Result]):
     """Turns concurrent `await batcher(item)` into few calls of a function that takes many items.
 
@@ -214,49 +203,44 @@ class Batcher(Generic[Item, Result]):
     def __init__(self, compute: Callable[[list[Item]], Sequence[Result]]) -> None:
         """`compute`: one result for each item, in order; called in a thread. An exception is raised in all callers."""
         self._compute = compute
-        self._queues: dict[asyncio.AbstractEventLoop, _Queue[Item, Result]] = {}
+        self._pending: dict[asyncio.AbstractEventLoop, list[tuple[Item, asyncio.Future[Result]]]] = {}
+        """The calls of each event loop that wait for a batch."""
+        self._dispatching: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
 
     async def __call__(self, item: Item) -> Result:
         """The item's result; returns when its batch is done."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        queue = self._queues.get(loop)
-        if queue is None or (queue.task is not None and queue.task.done()):
-            queue = self._queues[loop] = _Queue()
-            queue.task = loop.create_task(self._dispatch(loop, queue))
-        queue.pending.append((item, future))
+        self._pending.setdefault(loop, []).append((item, future))
+        if loop not in self._dispatching or self._dispatching[loop].done():
+            self._dispatching[loop] = loop.create_task(self._dispatch(loop))
         return await future
 
-    async def _dispatch(self, loop: asyncio.AbstractEventLoop, queue: _Queue[Item, Result]) -> None:
-        waiting: list[tuple[Item, asyncio.Future[Result]]] = []
+    async def _dispatch(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch: list[tuple[Item, asyncio.Future[Result]]] = []
         try:
-            while queue.pending:
-                await _until_quiet(queue)
-                waiting = [(item, future) for item, future in queue.pending if not future.done()]
-                queue.pending.clear()
-                if waiting:
-                    await self._run(waiting)
-        finally:  # no await since the queue was empty, so no call can have joined it
-            self._queues.pop(loop, None)
-            for _, future in (*waiting, *queue.pending):
+            while pending := self._pending.get(loop):
+                quiet, seen = 0, 0
+                while quiet < _QUIET_TURNS:
+                    quiet = quiet + 1 if len(pending) == seen else 0
+                    seen = len(pending)
+                    await asyncio.sleep(0)
+                batch = [(item, future) for item, future in self._pending.pop(loop) if not future.done()]
+                if batch:
+                    await self._run(batch)
+        finally:  # no await since nothing was pending, so no call can have come
+            self._dispatching.pop(loop, None)
+            for _, future in (*batch, *self._pending.pop(loop, ())):
                 future.cancel()  # has no effect on futures that are done
 
-    async def _run(self, waiting: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+    async def _run(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:
-            results = await asyncio.to_thread(self._compute, [item for item, _ in waiting])
+            results = await asyncio.to_thread(self._compute, [item for item, _ in batch])
         except Exception as error:  # handed to every caller
-            for _, future in waiting:
+            for _, future in batch:
                 if not future.done():
                     future.set_exception(error)
             return
-        for (_, future), result in zip(waiting, results, strict=True):
+        for (_, future), result in zip(batch, results, strict=True):
             if not future.done():  # its caller may have been cancelled meanwhile
                 future.set_result(result)
-
-
-async def _until_quiet(queue: _Queue[Any, Any]) -> None:
-    quiet, seen = 0, -1
-    while quiet < _QUIET_TURNS:
-        quiet = quiet + 1 if len(queue.pending) == seen else 0
-        seen = len(queue.pending)
-        await asyncio.sleep(0)

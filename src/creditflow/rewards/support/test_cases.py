@@ -12,32 +12,15 @@ import json
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
-from creditflow.rewards.support.code_runner import MAX_CHARACTERS, PROGRAM, SOLUTION, untold
+from creditflow.rewards.support.code_runner import MAX_CHARACTERS, PROGRAM, SOLUTION, decoded
 
 MAX_TEST_CHARACTERS = 20_000
 """Limit for one test that is Python code; parsing takes time and stack."""
 REL_TOL, ABS_TOL = 1e-6, 1e-9
 _SHOWN = 60
-
-
-class Case(Protocol):
-    """One test of a program."""
-
-    @property
-    def program(self) -> str:
-        """The file to run: the solution itself, or the program that calls it."""
-        ...
-
-    def stdin(self, nonce: str) -> bytes:
-        """Standard input of the program."""
-        ...
-
-    def fault(self, stdout: bytes, nonce: str) -> str:
-        """The fault in the program's standard output; empty if the test passed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +32,7 @@ class InputOutput:
     program: str = SOLUTION
 
     def stdin(self, nonce: str) -> bytes:
+        """Standard input of the program."""
         return self.input.encode(errors="replace")
 
     def fault(self, stdout: bytes, nonce: str) -> str:
@@ -63,7 +47,7 @@ class InputOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class TestCall:
+class CaseCall:
     """A call of the solution; its value is checked outside of the box."""
 
     ask: Mapping[str, Any]
@@ -73,6 +57,7 @@ class TestCall:
     program: str = PROGRAM
 
     def stdin(self, nonce: str) -> bytes:
+        """The question to the calling program."""
         return json.dumps(dict(self.ask)).encode()
 
     def fault(self, stdout: bytes, nonce: str) -> str:
@@ -81,7 +66,7 @@ class TestCall:
             answer = _answer(stdout)
             if "value" not in answer:
                 return _no_answer(answer)
-            value = untold(answer["value"])
+            value = decoded(answer["value"])
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
             return "its answer cannot be read"
         try:
@@ -101,14 +86,22 @@ class InBox:
     program: str = PROGRAM
 
     def stdin(self, nonce: str) -> bytes:
+        """The assertion, with the nonce that its end writes."""
         return json.dumps({"assert": self.source, "setup": self.setup, "nonce": nonce}).encode()
 
     def fault(self, stdout: bytes, nonce: str) -> str:
+        """The fault, if the nonce is missing."""
         try:
             answer = _answer(stdout)
         except (ValueError, TypeError, RecursionError):
             return "its answer cannot be read"
         return "" if answer.get("nonce") == nonce else _no_answer(answer)
+
+
+Case = InputOutput | CaseCall | InBox
+"""A test of a program: the file to run (the solution, or the program that calls it), its input, and a check of its
+output, which returns the fault or an empty text.
+"""
 
 
 def not_loaded(stdout: bytes) -> str:
@@ -209,7 +202,8 @@ def _joined(text: Any) -> str:
 
 def _of_fn(name: str, given: Any, expected: Any) -> Case:
     if isinstance(given, str):  # verl: JSON, one argument per line
-        args, expected = [json.loads(line) for line in given.split("\n") if line.strip()], _of_json(expected)
+        args = [json.loads(line) for line in given.split("\n") if line.strip()]
+        expected = json.loads(expected) if isinstance(expected, str) else expected
     elif isinstance(given, list):
         args = given
     else:
@@ -220,11 +214,7 @@ def _of_fn(name: str, given: Any, expected: Any) -> Case:
         # APPS wraps most values in a list of one.
         return alike(value, expected) or (wrapped and alike(value, expected[0]))
 
-    return TestCall({"fn": name, "args": args}, holds, shown(expected))
-
-
-def _of_json(text: Any) -> Any:
-    return json.loads(text) if isinstance(text, str) else text
+    return CaseCall({"fn": name, "args": args}, holds, shown(expected))
 
 
 def _of_one(one: Any, where: str) -> Case:
@@ -237,7 +227,7 @@ def _of_one(one: Any, where: str) -> Case:
         return InputOutput(_joined(one["input"]), _joined(one["output"]))
     if isinstance(one, Mapping) and {"call", "expect"} <= one.keys():
         expected = one["expect"]
-        return TestCall({"call": str(one["call"])}, lambda value: alike(value, expected), shown(expected))
+        return CaseCall({"call": str(one["call"])}, lambda value: alike(value, expected), shown(expected))
     raise ValueError(f"{where}: expected input and output, call and expect, or an assert, got {shown(one)}")
 
 
@@ -268,27 +258,6 @@ def _source(text: str, node: ast.AST) -> str:
     return ast.get_source_segment(text, node) or ""
 
 
-@dataclass(frozen=True, slots=True)
-class _ExpectedValue:
-    """An expression to evaluate on the solution, and the condition on its value."""
-
-    node: ast.expr
-    holds: Callable[[Any], bool]
-    expected: str = field(default="")
-
-
-def _of_assert(statement: ast.Assert, text: str, setup: str) -> Case:
-    for read in (_comparison, _is_close, _truth):
-        try:
-            tested = read(statement.test)
-        except (ValueError, TypeError, RecursionError):  # an operand that must be constant is not
-            continue
-        if tested is not None and _is_plain(tested.node):
-            call = _source(text, tested.node)
-            return TestCall({"call": call, "setup": setup}, tested.holds, tested.expected)
-    return InBox(_source(text, statement), setup)
-
-
 _OPERATORS: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
     ast.Eq: ("", operator.eq),
     ast.NotEq: ("not ", operator.ne),
@@ -303,57 +272,54 @@ _OPERATORS: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def _comparison(test: ast.expr) -> _ExpectedValue | None:
-    """Match `f(2) == 5` and similar, `abs(f(2) - 5) < 1e-6`, and equations with the constant on the left."""
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
-        return None
-    left, operation, right = test.left, test.ops[0], test.comparators[0]
-    if isinstance(operation, ast.Lt | ast.LtE) and (difference := _difference(left)):
-        node, wanted, most = difference[0], constant(difference[1]), constant(right)
-        compare = _OPERATORS[type(operation)][1]
-        return _ExpectedValue(
-            node, lambda value: compare(abs(value - wanted), most), f"{shown(wanted)} within {shown(most)}"
-        )
-    if isinstance(operation, ast.Is | ast.IsNot) and not (
-        isinstance(right, ast.Constant) and right.value in (None, True, False)
-    ):
-        return None
-    if isinstance(operation, ast.Eq) and not _is_plain(left):
-        left, right = right, left
-    word, compare_with = _OPERATORS[type(operation)]
-    expected = constant(right)
-    return _ExpectedValue(left, lambda value: bool(compare_with(value, expected)), word + shown(expected))
+def _of_assert(statement: ast.Assert, text: str, setup: str) -> Case:
+    try:
+        node, holds, expected = _condition(statement.test)
+    except (ValueError, TypeError, RecursionError):  # another form, or an operand that must be constant is not
+        node = None
+    if node is None or not _is_plain(node):
+        return InBox(_source(text, statement), setup)
+    return CaseCall({"call": _source(text, node), "setup": setup}, holds, expected)
 
 
-def _difference(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-    """Split `abs(a - b)` into the expression to evaluate and the expected one."""
-    if not _is_call_of(node, "abs") or len(node.args) != 1 or not isinstance(node.args[0], ast.BinOp):  # type: ignore[attr-defined]
-        return None
-    inside: ast.BinOp = node.args[0]  # type: ignore[attr-defined]
-    if not isinstance(inside.op, ast.Sub):
-        return None
-    return (inside.left, inside.right) if _is_plain(inside.left) else (inside.right, inside.left)
+def _condition(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool], str]:
+    """The expression to evaluate on the solution, the condition on its value, and the words for that.
+
+    Raises ValueError or TypeError for other forms than those in `read_tests`' documentation.
+    """
+    match test:
+        case ast.Compare(
+            left=ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(op=ast.Sub()) as difference], keywords=[]),
+            ops=[ast.Lt() | ast.LtE() as operation],
+            comparators=[limit],
+        ):
+            node, other = _sides(difference.left, difference.right)
+            wanted, most, compare = constant(other), constant(limit), _OPERATORS[type(operation)][1]
+            return node, lambda value: compare(abs(value - wanted), most), f"{shown(wanted)} within {shown(most)}"
+        case ast.Compare(left=left, ops=[operation], comparators=[right]):
+            if isinstance(operation, ast.Eq):
+                left, right = _sides(left, right)
+            wanted, (word, compare) = constant(right), _OPERATORS[type(operation)]
+            if isinstance(operation, ast.Is | ast.IsNot) and not any(wanted is one for one in (None, True, False)):
+                raise ValueError("identity with a value that is made anew")
+            return left, lambda value: bool(compare(value, wanted)), word + shown(wanted)
+        case ast.Call(args=[one, two]) if ast.unparse(test.func) in ("math.isclose", "isclose"):
+            node, other = _sides(one, two)
+            wanted = constant(other)
+            tolerances = {str(keyword.arg): constant(keyword.value) for keyword in test.keywords}
+            if not tolerances.keys() <= {"rel_tol", "abs_tol"}:
+                raise ValueError("isclose has two tolerances")
+            return node, lambda value: math.isclose(value, wanted, **tolerances), f"about {shown(wanted)}"
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return operand, lambda value: not value, "something false"
+        case ast.Call():
+            return test, bool, "something true"
+    raise ValueError("an assertion of another form")
 
 
-def _is_close(test: ast.expr) -> _ExpectedValue | None:
-    """Match `math.isclose(f(2), 5.0)`, with or without tolerances."""
-    if not isinstance(test, ast.Call) or len(test.args) != 2:
-        return None
-    if ast.unparse(test.func) not in ("math.isclose", "isclose"):
-        return None
-    one, other = test.args if _is_plain(test.args[0]) else test.args[::-1]
-    wanted = constant(other)
-    tolerances = {str(keyword.arg): constant(keyword.value) for keyword in test.keywords}
-    if not tolerances.keys() <= {"rel_tol", "abs_tol"}:
-        return None
-    return _ExpectedValue(one, lambda value: math.isclose(value, wanted, **tolerances), f"about {shown(wanted)}")
-
-
-def _truth(test: ast.expr) -> _ExpectedValue | None:
-    """Match `f(2)` and `not f(2)`."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _ExpectedValue(test.operand, lambda value: not value, "something false")
-    return _ExpectedValue(test, bool, "something true") if isinstance(test, ast.Call) else None
+def _sides(one: ast.expr, other: ast.expr) -> tuple[ast.expr, ast.expr]:
+    """The side that calls the solution, and the other."""
+    return (one, other) if _is_plain(one) else (other, one)
 
 
 _SHAPING = frozenset(
@@ -367,35 +333,32 @@ def _is_plain(node: ast.expr) -> bool:
 
     A value can redefine `== 5` or `- 5`; so no operation may surround the call inside the box.
     """
-    if isinstance(node, ast.Subscript):
-        return _is_plain(node.value) and _is_constant(node.slice)
-    if isinstance(node, ast.Attribute):
-        return not node.attr.startswith("__") and _is_plain(node.value)
-    if isinstance(node, ast.List | ast.Tuple):
-        return bool(node.elts) and all(map(_is_plain, node.elts))
-    return isinstance(node, ast.Call) and _is_plain_call(node)
+    match node:
+        case ast.Subscript():
+            return _is_plain(node.value) and _is_constant(node.slice)
+        case ast.Attribute():
+            return not node.attr.startswith("__") and _is_plain(node.value)
+        case ast.List() | ast.Tuple():
+            return bool(node.elts) and all(map(_is_plain, node.elts))
+        case ast.Call():
+            return _is_plain_call(node)
+    return False
 
 
 def _is_plain_call(node: ast.Call) -> bool:
-    function = node.func
-    if isinstance(function, ast.Name) and hasattr(builtins, function.id):
-        others = [*node.args[1:], *(keyword.value for keyword in node.keywords)]
-        return (
-            function.id in _SHAPING and bool(node.args) and _is_plain(node.args[0]) and all(map(_is_constant, others))
-        )
-    if isinstance(function, ast.Attribute):
-        return not function.attr.startswith("__") and _is_owner(function.value)
-    return isinstance(function, ast.Name)
+    match node.func:
+        case ast.Attribute(attr=attribute, value=owner):
+            return not attribute.startswith("__") and _is_owner(owner)
+        case ast.Name(id=name) if hasattr(builtins, name):
+            others = [*node.args[1:], *(keyword.value for keyword in node.keywords)]
+            return name in _SHAPING and bool(node.args) and _is_plain(node.args[0]) and all(map(_is_constant, others))
+    return isinstance(node.func, ast.Name)
 
 
 def _is_owner(node: ast.expr) -> bool:
     if isinstance(node, ast.Name):
         return node.id not in _COMPARING and not hasattr(builtins, node.id)
     return _is_plain(node)
-
-
-def _is_call_of(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name and not node.keywords
 
 
 def _is_constant(node: ast.expr) -> bool:
@@ -406,14 +369,7 @@ def _is_constant(node: ast.expr) -> bool:
     return True
 
 
-_MAKERS: dict[str, Callable[..., Any]] = {
-    "set": set,
-    "frozenset": frozenset,
-    "list": list,
-    "tuple": tuple,
-    "dict": dict,
-    "float": float,
-}
+_MAKERS: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in (set, frozenset, list, tuple, dict, float)}
 
 
 def constant(node: ast.expr) -> Any:

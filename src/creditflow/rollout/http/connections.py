@@ -27,28 +27,26 @@ def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
     opened: dict[Connection, None] = {}
 
     class Connection(_BASE):  # type: ignore[misc]
-        _deadline: asyncio.TimerHandle | None = None
-        _unread: asyncio.TimerHandle | None = None
-
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
+            self.timers: dict[str, asyncio.TimerHandle] = {}
             self.access_log = False  # the logger is the whole process's: Config's option would remove its handlers
             opened[self] = None
-            self._expect_head()
+            self._start_timer("head")
             if len(opened) > most:
                 next((one for one in opened if not one.busy), self).end()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.busy:
-                self._stop_waiting()
-            elif self._deadline is None:
-                self._expect_head()
+                self._stop_timer("head")
+            elif "head" not in self.timers:
+                self._start_timer("head")
 
         def connection_lost(self, error: Exception | None) -> None:
             opened.pop(self, None)
-            self._stop_waiting()
-            self._was_read()
+            self._stop_timer("head")
+            self._stop_timer("unread")
             super().connection_lost(error)
 
         def on_response_complete(self) -> None:
@@ -64,11 +62,11 @@ def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._unread = asyncio.get_running_loop().call_later(seconds, self.end)
+            self._start_timer("unread")
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            self._was_read()
+            self._stop_timer("unread")
 
         @property
         def busy(self) -> bool:
@@ -79,18 +77,12 @@ def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
             opened.pop(self, None)
             self.transport.abort()
 
-        def _expect_head(self) -> None:
-            self._deadline = asyncio.get_running_loop().call_later(seconds, self.end)
+        def _start_timer(self, name: str) -> None:
+            self.timers[name] = asyncio.get_running_loop().call_later(seconds, self.end)
 
-        def _stop_waiting(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-        def _was_read(self) -> None:
-            if self._unread is not None:
-                self._unread.cancel()
-                self._unread = None
+        def _stop_timer(self, name: str) -> None:
+            if timer := self.timers.pop(name, None):
+                timer.cancel()
 
     return Connection
 

@@ -12,6 +12,8 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, field_validator
@@ -25,133 +27,68 @@ MOST_CHOICES = 64
 MOST_MESSAGES = 4096
 _COOLEST = 0.01
 """Lower temperatures above 0 give log-probs beyond the range of floats."""
+_NEUTRAL_VALUES: tuple[tuple[tuple[Any, ...], str], ...] = (
+    (
+        (),
+        "audio prediction web_search_options max_new_tokens allowed_token_ids prompt_embeds prompt_logprobs "
+        "custom_logit_processor custom_params vllm_xargs nvext session_params lora_path adapter_id samplers truncate "
+        "truncate_prompt_tokens repetition_detection thinking_token_budget thinking_budget guided_json guided_regex "
+        "guided_choice guided_grammar structural_tag structured_outputs response_schema regex ebnf json_schema "
+        "chat_template",
+    ),
+    ((1,), "top_p typical_p typical tfs_z tfs best_of repetition_penalty repeat_penalty length_penalty"),
+    (
+        (0,),
+        "min_p presence_penalty frequency_penalty top_logprobs top_n_tokens n_probs min_tokens min_new_tokens top_a "
+        "nsigma eta_cutoff epsilon_cutoff dynatemp_range smoothing_factor xtc_probability dry_multiplier mirostat "
+        "mirostat_mode",
+    ),
+    ((-1, 0), "top_k top_n_sigma"),
+    ((-1,), "n_predict"),
+    (("",), "suffix grammar input_prefix input_suffix"),
+    (
+        (False,),
+        "echo ignore_eos use_beam_search guided_json_object continue_final_message add_special_tokens watermark "
+        "return_hidden_states return_tokens_as_token_ids no_stop_trim include_stop_str_in_output return_full_text",
+    ),
+    ((True,), "do_sample add_generation_prompt skip_special_tokens spaces_between_special_tokens"),
+    (([],), "functions stop_token_ids stop_regex stop_sequences bad_words logits_processors documents lora"),
+    (({},), "chat_template_kwargs"),
+    (({}, []), "logit_bias"),
+    ((["text"],), "modalities"),
+    (({"type": "text"},), "response_format"),
+    (("auto", "none"), "tool_choice"),
+    (("none", "auto"), "function_call"),
+)
+"""Fields of OpenAI, vLLM, SGLang, llama.cpp and TGI that would change the sample or its report, and the values besides
+null that have no effect. A field that only refines another one (`mirostat_tau`) does nothing alone."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "top_p": (None, 1),
-    "top_k": (None, -1, 0),
-    "min_p": (None, 0),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "logit_bias": (None, {}, []),
-    "top_logprobs": (None, 0),
-    "best_of": (None, 1),
-    "suffix": (None, ""),
-    "echo": (None, False),
-    "tool_choice": (None, "auto", "none"),
-    "response_format": (None, {"type": "text"}),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "audio": (None,),
-    "modalities": (None, ["text"]),
-    "prediction": (None,),
-    "web_search_options": (None,),
-    # Fields of vLLM and SGLang
-    "min_tokens": (None, 0),
-    "min_new_tokens": (None, 0),
-    "max_new_tokens": (None,),
-    "ignore_eos": (None, False),
-    "stop_token_ids": (None, []),
-    "stop_regex": (None, []),
-    "bad_words": (None, []),
-    "allowed_token_ids": (None,),
-    "length_penalty": (None, 1),
-    "use_beam_search": (None, False),
-    "logits_processors": (None, []),
-    "custom_logit_processor": (None,),
-    "custom_params": (None,),
-    "vllm_xargs": (None,),
-    "nvext": (None,),
-    "repetition_detection": (None,),
-    "thinking_token_budget": (None,),
-    "thinking_budget": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "guided_json_object": (None, False),
-    "structural_tag": (None,),
-    "structured_outputs": (None,),
-    "response_schema": (None,),
-    "regex": (None,),
-    "ebnf": (None,),
-    "json_schema": (None,),
-    "chat_template": (None,),
-    "chat_template_kwargs": (None, {}),
-    "documents": (None, []),
-    "add_generation_prompt": (None, True),
-    "continue_final_message": (None, False),
-    "truncate_prompt_tokens": (None,),
-    "add_special_tokens": (None, False),
-    "prompt_embeds": (None,),
-    "session_params": (None,),
-    "lora_path": (None,),
-    "prompt_logprobs": (None,),
-    "return_hidden_states": (None, False),
-    "skip_special_tokens": (None, True),
-    "spaces_between_special_tokens": (None, True),
-    "return_tokens_as_token_ids": (None, False),
-    "no_stop_trim": (None, False),
-    "include_stop_str_in_output": (None, False),
-    # Fields of llama.cpp, similar servers, and TGI; fields that only refine another one (`mirostat_tau`) do nothing
-    # alone
-    "n_predict": (None, -1),
-    "typical_p": (None, 1),
-    "typical": (None, 1),
-    "tfs_z": (None, 1),
-    "tfs": (None, 1),
-    "top_a": (None, 0),
-    "top_n_sigma": (None, -1, 0),
-    "nsigma": (None, 0),
-    "eta_cutoff": (None, 0),
-    "epsilon_cutoff": (None, 0),
-    "dynatemp_range": (None, 0),
-    "smoothing_factor": (None, 0),
-    "xtc_probability": (None, 0),
-    "dry_multiplier": (None, 0),
-    "repeat_penalty": (None, 1),
-    "mirostat": (None, 0),
-    "mirostat_mode": (None, 0),
-    "samplers": (None,),
-    "grammar": (None, ""),
-    "n_probs": (None, 0),
-    "lora": (None, []),
-    "input_prefix": (None, ""),
-    "input_suffix": (None, ""),
-    "do_sample": (None, True),
-    "watermark": (None, False),
-    "stop_sequences": (None, []),
-    "top_n_tokens": (None, 0),
-    "truncate": (None,),
-    "return_full_text": (None, False),
-    "adapter_id": (None,),
+    name: (None, *values) for values, names in _NEUTRAL_VALUES for name in names.split()
 }
-"""Fields that would change the sample or its report, and the values that have no effect."""
 REFUSED_FIELDS = frozenset(_NEUTRAL)
 """Allowed names in `team.ignored_fields`."""
 
 
+@dataclass(eq=False)
 class Refused(Exception):
-    """A request that is refused; `status` as in HTTP, `code` as in OpenAI's errors.
+    """A request that is refused."""
 
-    `again`: whether OpenAI's client should retry; None: the client decides.
-    """
+    status: int
+    """As in HTTP."""
+    message: str
+    code: str | None = None
+    """As in OpenAI's errors."""
+    param: str | None = None
+    again: bool | None = None
+    """Whether OpenAI's client should retry; None: the client decides."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        again: bool | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param, self.again = status, code, param, again
+    def __str__(self) -> str:
+        return self.message
 
     def body(self) -> dict[str, Any]:
         """Return the error in OpenAI's format."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class _RequestBody(BaseModel):
@@ -194,19 +131,21 @@ class Request(_RequestBody):
         """
         if self.temperature is not None and 0 < self.temperature < _COOLEST:
             raise Refused(400, f"temperature: expected 0, or {_COOLEST:g} and more", param="temperature")
-        found = []
+        ignored = []
         for name, value in (self.model_extra or {}).items():
             if value in _NEUTRAL.get(name, (None,)):
                 continue
             if name in _NEUTRAL and name not in allowed:
                 neutral = " or ".join(json.dumps(one) for one in _NEUTRAL[name] if one is not None) or "nothing"
-                said = (
+                raise Refused(
+                    400,
                     f"{name}: expected {neutral}: what is sampled here is trained on as it was sampled; "
-                    f"team.ignored_fields: [{name}] in the recipe lets it be ignored"
+                    f"team.ignored_fields: [{name}] in the recipe lets it be ignored",
+                    code="unsupported_parameter",
+                    param=name,
                 )
-                raise Refused(400, said, code="unsupported_parameter", param=name)
-            found.append(name)
-        return tuple(sorted(found))
+            ignored.append(name)
+        return tuple(sorted(ignored))
 
 
 class FunctionDefinition(_RequestBody):
@@ -335,76 +274,49 @@ def _rollout_of(trajectory_id: str) -> str:
 def answered(messages: Sequence[Message], trajectory_id: str) -> list[int]:
     """Return the indices of a trajectory's steps whose tool calls a conversation answers."""
     ids = [message.get("tool_call_id") for message in messages]
-    found = [_CALL_ID.fullmatch(id) for id in ids if isinstance(id, str)]
-    return [int(one[2]) for one in found if one and one[1] == _rollout_of(trajectory_id)]
+    matches = [_CALL_ID.fullmatch(id) for id in ids if isinstance(id, str)]
+    return [int(match[2]) for match in matches if match and match[1] == _rollout_of(trajectory_id)]
 
 
 TokensOf = Callable[[Reply], list[dict[str, Any]]]
 """Returns a reply's tokens in the format of chat completions."""
 
 
-def chat_answer(asked: ChatRequest, replies: Sequence[Reply], tokens: TokensOf) -> dict[str, Any]:
-    """Return a `chat.completion`."""
-    choices = [_chat_choice(asked, index, reply, tokens) for index, reply in enumerate(replies)]
-    prompt = _prompt_ids(asked, replies[0])  # vLLM sends it once for a chat, and with each choice of a completion
+def completion(request: ChatRequest | TextRequest, replies: Sequence[Reply], tokens_of: TokensOf) -> dict[str, Any]:
+    """Return a `chat.completion` or a `text_completion`, with one choice for each reply."""
+    if isinstance(request, ChatRequest):
+        kind, prompts = "chat.completion", replies[:1]
+        choices = [_chat_choice(request, reply, tokens_of) for reply in replies]
+        prompt_ids = _prompt_ids(request, replies[0])  # vLLM sends it once for a chat, else with each choice
+    else:
+        kind, prompts, prompt_ids = "text_completion", replies, {}
+        choices = [_text_choice(request, reply, tokens_of) for reply in replies]
+    for index, (choice, reply) in enumerate(zip(choices, replies, strict=True)):
+        choice |= {"index": index, "step_id": reply.step.id}
+        if request.return_token_ids:
+            choice["token_ids"] = list(reply.step.response_ids)
+    read = sum(_count(reply, "prompt_tokens", reply.step.prompt_ids) for reply in prompts)
+    sampled = sum(_count(reply, "completion_tokens", reply.step.response_ids) for reply in replies)
     return {
-        **_envelope("chat.completion", asked, replies),
-        **prompt,
+        "id": replies[0].step.id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": request.model,
+        "system_fingerprint": f"policy-version-{replies[0].step.policy_version}",
+        **prompt_ids,
         "choices": choices,
-        "usage": _usage(replies, asked),
+        "usage": {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled},
     }
-
-
-def text_answer(asked: TextRequest, replies: Sequence[Reply], tokens: TokensOf) -> dict[str, Any]:
-    """Return a `text_completion`."""
-    choices = []
-    for index, reply in enumerate(replies):
-        said = tokens(reply) if asked.logprobs is not None else []
-        offsets = [0]
-        for token in said:
-            offsets.append(offsets[-1] + len(token["token"]))
-        listed = {
-            "tokens": [token["token"] for token in said],
-            "token_logprobs": [token["logprob"] for token in said],
-            "top_logprobs": None,
-            "text_offset": offsets[:-1],
-        }
-        choices.append(
-            {
-                "index": index,
-                "text": reply.text,
-                "finish_reason": _finish_reason(reply),
-                "logprobs": None if asked.logprobs is None else listed,
-                **_prompt_ids(asked, reply),
-                **_ids(asked, reply),
-            }
-        )
-    return {**_envelope("text_completion", asked, replies), "choices": choices, "usage": _usage(replies, asked)}
 
 
 def streamed(answer: Mapping[str, Any], *, usage: bool) -> bytes:
     """Return an answer as server-sent events: for each choice its role, its content, and its finish reason."""
-    kind = str(answer["object"])
     head = {name: value for name, value in answer.items() if name not in ("choices", "usage", "prompt_token_ids")}
-    chunks: list[dict[str, Any]] = []
-    for choice in answer["choices"]:
-        index, end = choice["index"], choice["finish_reason"]
-        if kind == "text_completion":
-            chunks.append({**head, "choices": [{**choice, "finish_reason": None}]})
-            last = {"index": index, "text": "", "logprobs": None, "finish_reason": end, "step_id": choice["step_id"]}
-            chunks.append({**head, "choices": [last]})
-            continue
+    if chat := "message" in answer["choices"][0]:
         head["object"] = "chat.completion.chunk"
-        message = choice["message"]
-        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-        if message["content"]:
-            deltas.append({"content": message["content"]})
-        if calls := message.get("tool_calls"):
-            deltas.append({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
-        made: list[dict[str, Any]] = [{"index": index, "delta": delta, "finish_reason": None} for delta in deltas]
-        made[-1] |= {name: choice[name] for name in ("logprobs", "token_ids") if name in choice}
-        made.append({"index": index, "delta": {}, "finish_reason": end, "step_id": choice["step_id"]})
-        chunks += [{**head, "choices": [one]} for one in made]
+    chunks = [
+        {**head, "choices": [part]} for choice in answer["choices"] for part in (_deltas if chat else _texts)(choice)
+    ]
     if "prompt_token_ids" in answer:
         chunks[0]["prompt_token_ids"] = answer["prompt_token_ids"]
     if usage:
@@ -413,56 +325,60 @@ def streamed(answer: Mapping[str, Any], *, usage: bool) -> bytes:
     return "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]")).encode()
 
 
-def _chat_choice(asked: ChatRequest, index: int, reply: Reply, tokens: TokensOf) -> dict[str, Any]:
+def _texts(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+    end = {name: choice[name] for name in ("index", "finish_reason", "step_id")}
+    return [{**choice, "finish_reason": None}, {**end, "text": "", "logprobs": None}]
+
+
+def _deltas(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+    message = choice["message"]
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    if message["content"]:
+        deltas.append({"content": message["content"]})
+    if calls := message.get("tool_calls"):
+        deltas.append({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
+    parts: list[dict[str, Any]] = [{"index": choice["index"], "delta": one, "finish_reason": None} for one in deltas]
+    parts[-1] |= {name: choice[name] for name in ("logprobs", "token_ids") if name in choice}
+    end = {name: choice[name] for name in ("index", "finish_reason", "step_id")}
+    return [*parts, {**end, "delta": {}}]
+
+
+def _chat_choice(request: ChatRequest, reply: Reply, tokens_of: TokensOf) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
     finish = _finish_reason(reply)
-    if asked.schemas and finish == "stop":
-        said, calls = parse_tool_calls(reply.text, in_thought=opens_thought(reply.step.prompt))
-        meant = [call for call in calls if call.arguments is not None]
-        if meant and len(meant) == len(calls):  # malformed calls stay text, visible to the client
+    if request.schemas and finish == "stop":
+        text, calls = parse_tool_calls(reply.text, in_thought=opens_thought(reply.step.prompt))
+        if calls and all(call.arguments is not None for call in calls):  # malformed calls stay text for the client
             finish = "tool_calls"
-            kept = meant if asked.parallel_tool_calls in (None, True) else meant[:1]
+            kept = calls[:1] if request.parallel_tool_calls is False else calls
             named = [call.to_message(_call_id(reply.step, i)) for i, call in enumerate(kept)]
-            message |= {"content": said or None, "tool_calls": named}
-    listed = {"content": tokens(reply), "refusal": None} if asked.logprobs else None
-    return {"index": index, "message": message, "finish_reason": finish, "logprobs": listed, **_ids(asked, reply)}
+            message |= {"content": text or None, "tool_calls": named}
+    logprobs = {"content": tokens_of(reply), "refusal": None} if request.logprobs else None
+    return {"message": message, "finish_reason": finish, "logprobs": logprobs}
 
 
-def _envelope(kind: str, asked: Request, replies: Sequence[Reply]) -> dict[str, Any]:
-    step = replies[0].step
-    version = f"policy-version-{step.policy_version}"
-    return {
-        "id": step.id,
-        "object": kind,
-        "created": int(time.time()),
-        "model": asked.model,
-        "system_fingerprint": version,
-    }
+def _text_choice(request: TextRequest, reply: Reply, tokens_of: TokensOf) -> dict[str, Any]:
+    choice: dict[str, Any] = {"text": reply.text, "finish_reason": _finish_reason(reply), "logprobs": None}
+    if request.logprobs is not None:
+        tokens = tokens_of(reply)
+        texts = [token["token"] for token in tokens]
+        choice["logprobs"] = {
+            "tokens": texts,
+            "token_logprobs": [token["logprob"] for token in tokens],
+            "top_logprobs": None,
+            "text_offset": list(accumulate(map(len, texts), initial=0))[:-1],
+        }
+    return {**choice, **_prompt_ids(request, reply)}
 
 
-def _prompt_ids(asked: Request, reply: Reply) -> dict[str, Any]:
-    return {"prompt_token_ids": list(reply.step.prompt_ids)} if asked.return_token_ids else {}
+def _prompt_ids(request: Request, reply: Reply) -> dict[str, Any]:
+    return {"prompt_token_ids": list(reply.step.prompt_ids)} if request.return_token_ids else {}
 
 
-def _ids(asked: Request, reply: Reply) -> dict[str, Any]:
-    tokens = {"token_ids": list(reply.step.response_ids)} if asked.return_token_ids else {}
-    return {"step_id": reply.step.id, **tokens}
-
-
-def _usage(replies: Sequence[Reply], asked: Request) -> dict[str, Any]:
-    prompts = replies if isinstance(asked, TextRequest) else replies[:1]
-    read, said = sum(_counts(one)[0] for one in prompts), sum(_counts(one)[1] for one in replies)
-    return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
-
-
-def _counts(reply: Reply) -> tuple[int, int]:
-    """Return the tokens of prompt and response; for a policy behind an endpoint, the server's counts."""
-    told, step = reply.step.info, reply.step
-    read, said = told.get("prompt_tokens"), told.get("completion_tokens")
-    return (
-        read if isinstance(read, int) else len(step.prompt_ids),
-        said if isinstance(said, int) else len(step.response_ids),
-    )
+def _count(reply: Reply, name: str, ids: Sequence[int]) -> int:
+    """Return the number of tokens; for a policy behind an endpoint, the server's count."""
+    count = reply.step.info.get(name)
+    return count if isinstance(count, int) else len(ids)
 
 
 def _finish_reason(reply: Reply) -> str:

@@ -34,7 +34,7 @@ from creditflow.errors import (
     first_line,
 )
 from creditflow.rollout.chat import pieces
-from creditflow.rollout.client import ChatClient
+from creditflow.rollout.client import ChatClient, PolicyView
 from creditflow.rollout.recorder import AgentCall, AgentSpec, Recorder, Reply
 
 try:
@@ -53,9 +53,8 @@ except ImportError as missing:
 AGENT_HEADER = "x-creditflow-agent"
 PARENTS_HEADER = "x-creditflow-parents"
 _HOST = "127.0.0.1"
-_TOLD = 4096
-"""Maximum number of timed-out rollouts whose refusal is kept for calls of their threads; the oldest are dropped first.
-"""
+_MOST_REFUSALS = 4096
+"""Maximum number of timed-out rollouts whose refusal is kept for calls of their threads; the oldest go first."""
 LONGEST_NAME = 200
 """Characters of a rollout's name, which is a segment of its URL."""
 
@@ -118,9 +117,8 @@ class Session:
     """Pending calls; counted on the rollout's event loop."""
     last_call: float = field(default_factory=time.monotonic)
     """Time at which a call last began or ended."""
-    closed: bool = False
     ended: str = ""
-    """The refusal of calls after the end, once `closed`."""
+    """The refusal of calls after the end; empty while the rollout runs."""
     _counted: bool = False
     """Whether its generator counts it as a rollout that is about to call."""
 
@@ -134,11 +132,10 @@ class Session:
 
         `why`: the reason for later callers, if the rollout did not end by itself. They get 410 with it instead of 401.
         """
-        if not self.closed:
-            self.closed = True
-            self.ended = f"trajectory {self.name} has ended" + (f": it {why}" if why else "")
-            self.tell()
-            self.server.forget(self, told=bool(why))
+        if not self.ended:
+            self.ended = f"rollout {self.name} has ended" + (f": it {why}" if why else "")
+            self.report_expected()
+            self.server.forget(self, keep_refusal=bool(why))
 
     async def ask(self, calls: Sequence[AgentCall], taken_up: Future[None]) -> list[Reply]:
         """Return the responses to one request. Runs on the rollout's event loop; sets `taken_up` as soon as it starts.
@@ -148,45 +145,42 @@ class Session:
         if not taken_up.set_running_or_notify_cancel():
             return []
         taken_up.set_result(None)
-        limits, recorder = self.server.limits, self.recorder
-        if self.closed:
+        limits = self.server.limits
+        if self.ended:
             raise self.refusal()
         waiting = self.waiting + len(calls)
-        if len(recorder.trajectory.steps) + waiting > limits.steps:
-            raise Refused(
-                429, f"trajectory {self.name}: at most {limits.steps} steps", code="too_many_steps", again=False
-            )
+        if len(self.recorder.trajectory.steps) + waiting > limits.steps:
+            raise Refused(429, f"rollout {self.name}: at most {limits.steps} steps", code="too_many_steps", again=False)
         if waiting > limits.waiting:
-            raise Refused(
-                429, f"trajectory {self.name}: at most {limits.waiting} calls at a time", code="too_many_calls"
-            )
-        self.waiting += len(calls)
-        self.tell()
-        self.last_call = time.monotonic()
+            raise Refused(429, f"rollout {self.name}: at most {limits.waiting} calls at a time", code="too_many_calls")
+        self._add_waiting(len(calls))
         try:
-            return await recorder.ask_all(calls)
+            return await self.recorder.ask_all(calls)
         except CreditflowError:
-            if self.closed:
+            if self.ended:
                 raise self.refusal() from None
             raise
         finally:
-            self.waiting -= len(calls)
-            self.last_call = time.monotonic()
-            self.tell()
+            self._add_waiting(-len(calls))
 
     def refusal(self) -> Refused:
         """Return the refusal of calls after the rollout's end."""
-        return Refused(410, self.ended or f"trajectory {self.name} has ended", code="trajectory_ended")
+        return Refused(410, self.ended or f"rollout {self.name} has ended", code="trajectory_ended")
 
-    def tell(self) -> None:
+    def report_expected(self) -> None:
         """Report to the generator whether this rollout is about to call, that is, has no pending call.
 
         Call this on the rollout's event loop.
         """
-        about_to_call = self.expected and not self.closed and self.waiting == 0
+        about_to_call = self.expected and not self.ended and self.waiting == 0
         if about_to_call != self._counted:
             self._counted = about_to_call
             self.recorder.generator.expect(1 if about_to_call else -1)
+
+    def _add_waiting(self, calls: int) -> None:
+        self.waiting += calls
+        self.last_call = time.monotonic()
+        self.report_expected()
 
 
 class OpenAIServer:
@@ -206,10 +200,12 @@ class OpenAIServer:
         """
         self.limits = limits or ServerLimits()
         self._session_factory = session_factory
-        self._sessions: dict[str, Session] = {}
+        self.sessions: dict[str, Session] = {}
+        """The open rollouts by name."""
         self._ended: dict[str, tuple[str, str]] = {}
         """Key and refusal of timed-out rollouts, by name."""
-        self._patience = _PickUpTimeout(self.limits.blocked_seconds)
+        self._patience: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
+        """Seconds for an event loop to take a call up, if not `blocked_seconds`."""
         self._socket = bound(host, port)
         self.url = url_of(host, self._socket)
         self._hosts = hosts_of(host)
@@ -250,7 +246,7 @@ class OpenAIServer:
         api_key: str | None = None,
         expected: bool = True,
     ) -> Session:
-        """Let clients call a rollout until the door is closed. Callable from any thread.
+        """Let clients call a rollout until its session is closed. Callable from any thread.
 
         `loop`: the rollout's event loop; default: the running one. `name`: default: a name that no other rollout ever
         had, because some libraries keep connections by URL, and with them the event loop of an ended rollout. Raises
@@ -261,27 +257,27 @@ class OpenAIServer:
             name = f"{_NOT_IN_NAMES.sub('-', recorder.trajectory.id)[:100]}-{secrets.token_hex(4)}"
         elif not _is_segment(name):
             raise InputError(
-                f"a trajectory's name has 1 to {LONGEST_NAME} printable characters, none a slash: got {name[:80]!r}"
+                f"a rollout's name has 1 to {LONGEST_NAME} printable characters, none a slash: got {name[:80]!r}"
             )
         key = secrets.token_urlsafe(24) if api_key is None else api_key
         session = Session(self, name, recorder, loop or asyncio.get_running_loop(), key, expected)
-        if self._sessions.setdefault(name, session) is not session:
-            raise InputError(f"a trajectory of the name {name[:80]!r} is open: its door must be closed first")
+        if self.sessions.setdefault(name, session) is not session:
+            raise InputError(f"a rollout of the name {name[:80]!r} is open: its session must be closed first")
         try:
-            session.loop.call_soon_threadsafe(session.tell)
+            session.loop.call_soon_threadsafe(session.report_expected)
         except RuntimeError:
             self.forget(session)
-            raise CreditflowError(f"trajectory {recorder.trajectory.id}: its event loop has ended") from None
+            raise CreditflowError(f"rollout {recorder.trajectory.id}: its event loop has ended") from None
         return session
 
-    def forget(self, session: Session, *, told: bool = False) -> None:
-        """Remove a rollout that has ended. `told`: calls with its key still get its refusal."""
-        if told:
+    def forget(self, session: Session, *, keep_refusal: bool = False) -> None:
+        """Remove a rollout that has ended. `keep_refusal`: calls with its key still get its refusal."""
+        if keep_refusal:
             self._ended[session.name] = session.api_key, session.ended
-            while len(self._ended) > _TOLD:
+            while len(self._ended) > _MOST_REFUSALS:
                 del self._ended[next(iter(self._ended))]
-        if self._sessions.get(session.name) is session:
-            del self._sessions[session.name]
+        if self.sessions.get(session.name) is session:
+            del self.sessions[session.name]
 
     # The methods below run in the server's thread.
 
@@ -291,17 +287,11 @@ class OpenAIServer:
             Route(f"{base}/chat/completions", self._answered(self._chat), methods=["POST"]),
             Route(f"{base}/completions", self._answered(self._complete), methods=["POST"]),
             Route(f"{base}/models", self._answered(self._models), methods=["GET"]),
-            Route(f"{base}/models/{{model:path}}", self._answered(self._model), methods=["GET"]),
+            Route(f"{base}/models/{{model:path}}", self._answered(self._models), methods=["GET"]),
             Route("/t/{name}/end", self._answered(self._end), methods=["POST"]),
             Route("/health", self._health, methods=["GET"]),
         ]
-
-        async def refused(request: Request, error: Exception) -> Response:
-            status, path = getattr(error, "status_code", 404), request.url.path
-            expected = next((said for end, said in _NOT_HERE.items() if path.endswith(end)), _HERE)
-            return _refusal(Refused(status, f"{request.method} {path[:200]}: {expected}"))
-
-        application = Starlette(routes=routes, exception_handlers={404: refused, 405: refused})
+        application = Starlette(routes=routes, exception_handlers={404: _unknown_route, 405: _unknown_route})
         application.router.redirect_slashes = False  # a redirected client has shown no key yet
         return application
 
@@ -310,11 +300,11 @@ class OpenAIServer:
     ) -> Callable[[Request], Awaitable[Any]]:
         async def answer(request: Request) -> Response:
             try:
-                return await make(request, self._door(request))
+                return await make(request, self._session(request))
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:  # sent to the client; the generator also keeps a model's error
-                return _refusal(_as_refusal(error))
+                return _refusal(_as_refused(error))
 
         return answer
 
@@ -322,156 +312,164 @@ class OpenAIServer:
         # Clients without a key do not keep a connection.
         return JSONResponse({"status": "ok"}, headers={"connection": "close"})
 
-    def _door(self, request: Request) -> Session | None:
+    def _session(self, request: Request) -> Session | None:
         """Return the rollout of a request; None for one that clients may begin and have not begun. Raises Refused."""
         if self._hosts is not None and host_name(request.headers.get("host", "")) not in self._hosts:
             raise Refused(421, f"this server is {' or '.join(self._hosts)}")
         name = request.path_params["name"]
-        session = self._sessions.get(name)
-        key, told = self._ended.get(name, ("", "")) if session is None else (session.api_key, "")
-        expected = key if self._session_factory is None else self._session_factory.api_key
-        _, _, given = request.headers.get("authorization", "").partition(" ")
+        session = self.sessions.get(name)
+        key, refusal = self._ended.get(name, ("", "")) if session is None else (session.api_key, "")
+        if self._session_factory is not None:
+            key, refusal = self._session_factory.api_key, ""
+        given = request.headers.get("authorization", "").partition(" ")[2]
         # An unknown rollout gets the same refusal as a wrong key: clients without the key cannot tell them apart.
-        if not expected or not hmac.compare_digest(given.encode(), expected.encode()):
-            raise Refused(401, "no such trajectory, or a wrong API key", code="invalid_api_key")
-        if told and self._session_factory is None:
-            raise Refused(410, told, code="trajectory_ended")
+        if not key or not hmac.compare_digest(given.encode(), key.encode()):
+            raise Refused(401, "no such rollout, or a wrong API key", code="invalid_api_key")
+        if refusal:
+            raise Refused(410, refusal, code="trajectory_ended")
         return session
 
     def _agents(self, session: Session | None) -> Mapping[str, AgentSpec]:
         if session is not None:
             return session.recorder.agents
-        assert self._session_factory is not None  # without a lobby, no key opens a rollout that does not exist
+        assert self._session_factory is not None  # without it, no key opens a rollout that does not exist
         return self._session_factory.agents
 
-    def _begun(self, request: Request, session: Session | None, choices: int) -> Session:
-        """Return the rollout of a request for `choices` choices. Raises Refused if it can never have as many."""
-        if choices > self.limits.waiting:
-            raise Refused(400, f"expected at most {self.limits.waiting} choices of all prompts together, got {choices}")
-        name = request.path_params["name"]
-        session = session or self._sessions.get(name)  # another call may have begun it during this one's upload
-        if session is None:
-            assert self._session_factory is not None
-            session = self._session_factory.enter(name)
-        return session
-
     async def _body(self, request: Request) -> bytes:
-        most = self.limits.body_bytes
-        said = f"expected a body of at most {most} bytes"
-        if int(request.headers.get("content-length", "0")) > most:
-            raise Refused(413, said)
-        parts, length = [], 0
+        too_long = Refused(413, f"expected a body of at most {self.limits.body_bytes} bytes")
+        if int(request.headers.get("content-length", "0")) > self.limits.body_bytes:
+            raise too_long
+        body = bytearray()
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 async for part in request.stream():
-                    length += len(part)
-                    if length > most:
-                        raise Refused(413, said)
-                    parts.append(part)
+                    body += part
+                    if len(body) > self.limits.body_bytes:
+                        raise too_long
         except TimeoutError:
             raise Refused(408, f"expected a body within {self.limits.body_seconds:g} s") from None
-        return b"".join(parts)
+        return bytes(body)
 
     async def _chat(self, request: Request, session: Session | None) -> Response:
-        asked = api.parsed(api.ChatRequest, await self._body(request))
-        said, agents = asked.conversation, self._agents(session)
-        systems = [content_text(message.get("content")) for message in said if message["role"] == "system"]
-        agent = _agent(agents, request, asked.model, "\n".join(systems))
+        body, agents = api.parsed(api.ChatRequest, await self._body(request)), self._agents(session)
+        messages = body.conversation
+        texts = [(message["role"], content_text(message.get("content"))) for message in messages]
+        systems = [text for role, text in texts if role == "system"]
+        agent = _agent(agents, request, body.model, "\n".join(systems))
         call = AgentCall(
             agent,
-            said if systems else agents[agent].introduced(said),
+            messages if systems else agents[agent].introduced(messages),
             parents=_parents(request, session),
-            reads=[content_text(one.get("content")) for one in said if one["role"] != "assistant"],
-            spoken=[content_text(one.get("content")) for one in said if one["role"] == "assistant"],
-            answers=[] if session is None else api.answered(said, session.recorder.trajectory.id),
-            tools=asked.schemas,
-            ignored=asked.ignored(agents[agent].ignored_fields),
+            reads=[text for role, text in texts if role != "assistant"],
+            spoken=[text for role, text in texts if role == "assistant"],
+            answers=[] if session is None else api.answered(messages, session.recorder.trajectory.id),
+            max_tokens=body.most_tokens,
+            tools=body.schemas,
         )
-        session = self._begun(request, session, asked.n or 1)
-        calls = _calls(session, asked, call, asked.most_tokens)
-        replies = await self._ask(request, session, calls)
-        answer = api.chat_answer(asked, replies, lambda reply: _tokens(session, reply))
-        return _reply(asked, answer)
+        return await self._completion(request, session, body, [call])
 
     async def _complete(self, request: Request, session: Session | None) -> Response:
-        asked = api.parsed(api.TextRequest, await self._body(request))
-        agents, parents = self._agents(session), _parents(request, session)
-        agent = _agent(agents, request, asked.model, "")
-        ignored = asked.ignored(agents[agent].ignored_fields)
-        session = self._begun(request, session, len(asked.prompt) * (asked.n or 1))
-        made = [
-            AgentCall(agent, prompt, parents, reads=[prompt] if isinstance(prompt, str) else [], ignored=ignored)
-            for prompt in asked.prompts
+        body, parents = api.parsed(api.TextRequest, await self._body(request)), _parents(request, session)
+        agent = _agent(self._agents(session), request, body.model, "")
+        calls = [
+            AgentCall(agent, prompt, parents, [prompt] if isinstance(prompt, str) else [], max_tokens=body.max_tokens)
+            for prompt in body.prompts
         ]
-        calls = [call for one in made for call in _calls(session, asked, one, asked.max_tokens)]
+        return await self._completion(request, session, body, calls)
+
+    async def _completion(
+        self,
+        request: Request,
+        session: Session | None,
+        body: api.ChatRequest | api.TextRequest,
+        prompts: Sequence[AgentCall],
+    ) -> Response:
+        """Make the calls of a request, `n` for each prompt, and return their responses."""
+        ignored = body.ignored(self._agents(session)[prompts[0].agent].ignored_fields)
+        n, most = body.n or 1, self.limits.waiting
+        if len(prompts) * n > most:
+            raise Refused(400, f"expected at most {most} choices of all prompts together, got {len(prompts) * n}")
+        name = request.path_params["name"]
+        session = session or self.sessions.get(name)  # another call may have begun it during this one's upload
+        if session is None:
+            assert self._session_factory is not None
+            session = self._session_factory.enter(name)
+        limit = session.recorder.sampling.max_tokens
+        calls = [
+            replace(
+                prompt,
+                max_tokens=None if prompt.max_tokens is None else min(prompt.max_tokens, limit),
+                temperature=body.temperature,
+                stop=tuple(body.stop),
+                seed=None if body.seed is None else (body.seed * api.MOST_CHOICES + i) % 2**63,
+                info=body.metadata,
+                ignored=ignored,
+            )
+            for prompt in prompts
+            for i in range(n)
+        ]
         replies = await self._ask(request, session, calls)
-        return _reply(asked, api.text_answer(asked, replies, lambda reply: _tokens(session, reply)))
+        clients = session.recorder.generator.clients
+        answer = api.completion(body, replies, lambda reply: _tokens(clients[reply.step.policy], reply))
+        if body.stream:
+            usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+            return Response(api.streamed(answer, usage=usage), media_type="text/event-stream")
+        return JSONResponse(answer)
 
     async def _ask(self, request: Request, session: Session, calls: Sequence[AgentCall]) -> list[Reply]:
         """Return the responses, made on the rollout's event loop. A client's disconnect cancels its request."""
-        seconds, taking = self._patience.seconds_for(session.loop), Future[None]()
-        taken_up = asyncio.wrap_future(taking)
-        made: asyncio.Future[list[Reply]] = asyncio.wrap_future(_run_on(session.loop, session.ask(calls, taking)))
+        longest, loop, taking_up = self.limits.blocked_seconds, session.loop, Future[None]()
+        seconds = self._patience.get(loop, longest)
+        taken_up = asyncio.wrap_future(taking_up)
+        replies: asyncio.Future[list[Reply]] = asyncio.wrap_future(_run_on(loop, session.ask(calls, taking_up)))
         gone = asyncio.create_task(_disconnected(request))
         try:
-            first = await _first(made, taken_up, gone, within=seconds)
-            if first is None and taking.cancel():  # it is refused or answered, never both
-                raise self._blocked(session, seconds)
-            if taking.done():
-                self._patience.was_kept(session.loop, seconds)
-            first = await _first(made, gone, within=self.limits.answer_seconds)
-            if first is None:
-                raise Refused(504, f"no response within {self.limits.answer_seconds:g} s", again=False)
-            if first is gone:
-                raise ClientDisconnect
-            if made.cancelled():
+            await asyncio.wait((replies, taken_up, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not (replies.done() or gone.done()) and taking_up.cancel():  # it is refused or answered, never both
+                # A rollout that blocks its event loop once will do so again, so the next call waits for less.
+                self._patience[loop] = max(seconds / 4, longest / 16)
+                raise Refused(
+                    503,
+                    f"the event loop of rollout {session.name} did not take the call up within {seconds:.3g} s: "
+                    "call what blocks by `await asyncio.to_thread(...)`",
+                    # The first time, another rollout may have blocked the loop, and may have finished.
+                    again=None if seconds == longest else False,
+                )
+            if taking_up.done():
+                self._patience[loop] = min(2 * seconds, longest)
+            await asyncio.wait((replies, gone), timeout=self.limits.answer_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if replies.cancelled():
                 raise session.refusal()
-            return made.result()
+            if replies.done():
+                return replies.result()
+            if gone.done():
+                raise ClientDisconnect
+            raise Refused(504, f"no response within {self.limits.answer_seconds:g} s", again=False)
         finally:
-            for one in (made, taken_up, gone):
-                one.cancel()
-
-    def _blocked(self, session: Session, seconds: float) -> Refused:
-        """Return the refusal of a call that was not taken up."""
-        self._patience.was_lost(session.loop, seconds)
-        said = (
-            f"the event loop of trajectory {session.name} did not take the call up within {seconds:.3g} s: "
-            "call what blocks by `await asyncio.to_thread(...)`"
-        )
-        # The first time, another rollout may have blocked the loop, and may have finished.
-        return Refused(503, said, again=None if seconds == self.limits.blocked_seconds else False)
+            for waited in (replies, taken_up, gone):
+                waited.cancel()
 
     async def _end(self, request: Request, session: Session | None) -> Response:
         if self._session_factory is None:
-            raise Refused(404, "this trajectory ends when its workflow returns")
+            raise Refused(404, "this rollout ends when its workflow returns")
         if session is None:
-            said = f"no trajectory {request.path_params['name'][:80]!r} is open"
-            raise Refused(404, said, code="trajectory_not_found")
-        return JSONResponse(
-            await asyncio.wrap_future(
-                _run_on(session.loop, self._session_factory.end(session, await self._body(request)))
-            )
-        )
+            name = request.path_params["name"][:80]
+            raise Refused(404, f"no rollout {name!r} is open", code="trajectory_not_found")
+        ending = self._session_factory.end(session, await self._body(request))
+        return JSONResponse(await asyncio.wrap_future(_run_on(session.loop, ending)))
 
     async def _models(self, request: Request, session: Session | None) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(name) for name in self._model_names(session)]})
-
-    async def _model(self, request: Request, session: Session | None) -> Response:
-        name, known = request.path_params["model"], self._model_names(session)
-        if name not in known:
-            raise Refused(
-                404,
-                f"no model {name[:80]!r}; there is {', '.join(known)}{did_you_mean(name[:80], known)}",
-                code="model_not_found",
-            )
-        return JSONResponse(_model(name))
-
-    def _model_names(self, session: Session | None) -> list[str]:
-        return [f"{spec.policy}:{name}" for name, spec in self._agents(session).items()]
+        names, name = _model_names(self._agents(session)), request.path_params.get("model")
+        models = {one: {"id": one, "object": "model", "created": 0, "owned_by": "creditflow"} for one in names}
+        if name is None:
+            return JSONResponse({"object": "list", "data": list(models.values())})
+        if name not in models:
+            raise _unknown_model("no model", name, names)
+        return JSONResponse(models[name])
 
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
-"""Characters of a trajectory's id that its URL leaves out, so that no client or proxy rewrites it."""
+"""Characters of a rollout's id that its URL leaves out, so that no client or proxy rewrites it."""
 
 
 def _is_segment(name: str) -> bool:
@@ -480,8 +478,13 @@ def _is_segment(name: str) -> bool:
     return fits and name.isprintable() and not {"/", "\ufffd"}.intersection(name)
 
 
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "creditflow"}
+def _model_names(agents: Mapping[str, AgentSpec]) -> list[str]:
+    return [f"{spec.policy}:{name}" for name, spec in agents.items()]
+
+
+def _unknown_model(problem: str, name: str, known: Sequence[str]) -> Refused:
+    hint = did_you_mean(name[:80], known)
+    return Refused(404, f"{problem} {name[:80]!r}; there is {', '.join(known)}{hint}", code="model_not_found")
 
 
 def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system: str) -> str:
@@ -496,23 +499,20 @@ def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system
     if agent in agents and (not colon or agents[agent].policy == policy):
         return agent
     if colon and policy in {spec.policy for spec in agents.values()}:
-        meant = [f"{spec.policy}:{name}" for name, spec in agents.items()]
-        said = f"model: no {model[:80]!r}; there is {', '.join(meant)}{did_you_mean(model[:80], meant)}"
-        raise Refused(404, said, code="model_not_found")
+        raise _unknown_model("model: no", model, _model_names(agents))
     if len(agents) == 1:
         return next(iter(agents))
     matching = [name for name, spec in agents.items() if spec.match and re.search(spec.match, system)]
     if not matching and system:
-        begins = {name: len(spec.system) for name, spec in agents.items() if spec.system and spec.system in system}
-        longest = max(begins.values(), default=0)
-        matching = [name for name, length in begins.items() if length == longest]
+        lengths = {name: len(spec.system) for name, spec in agents.items() if spec.system and spec.system in system}
+        matching = [name for name, length in lengths.items() if length == max(lengths.values())]
     if len(matching) != 1:
-        found = f"fits {', '.join(matching)}" if matching else "fits none"
+        fits = f"fits {', '.join(matching)}" if matching else "fits none"
         raise Refused(
             400,
             f"whose call is this? Expected header {AGENT_HEADER}, a model named as one of {names} (such as "
             f"{next(iter(agents.values())).policy}:{next(iter(agents))}), or a system prompt that team.agents.<name>."
-            f"match finds; model {model[:80]!r} names none, and the system prompt {found}",
+            f"match finds; model {model[:80]!r} names none, and the system prompt {fits}",
             code="agent_not_found",
         )
     return matching[0]
@@ -532,55 +532,36 @@ def _parents(request: Request, session: Session | None) -> tuple[int, ...] | Non
     return tuple(sorted({known[one] for one in ids}))
 
 
-def _calls(session: Session, asked: api.Request, call: AgentCall, most_tokens: int | None) -> list[AgentCall]:
-    """Return one call for each choice."""
-    n = asked.n or 1
-    base = replace(
-        call,
-        max_tokens=None if most_tokens is None else min(most_tokens, session.recorder.sampling.max_tokens),
-        temperature=asked.temperature,
-        stop=tuple(asked.stop),
-        info=asked.metadata,
-    )
-    seeds = [None] * n if asked.seed is None else [(asked.seed * api.MOST_CHOICES + i) % 2**63 for i in range(n)]
-    return [replace(base, seed=seed) for seed in seeds]
-
-
-def _tokens(session: Session, reply: Reply) -> list[dict[str, Any]]:
+def _tokens(client: PolicyView | ChatClient, reply: Reply) -> list[dict[str, Any]]:
     """Return tokens and log-probs of a reply, in the format of chat completions."""
-    step = reply.step
-    client = session.recorder.generator.clients[step.policy]
     if isinstance(client, ChatClient):
         return []
-    said = list(zip(pieces(client.decode, step.response_ids), reply.logprobs, strict=True))
-    listed = []
-    for begin, end in step.info.get("turns", [(0, len(said))]):  # the tokens between turns are the tools'
-        for text, logprob in said[begin:end]:
-            told = None if "\ufffd" in text else list(text.encode())  # the bytes of an incomplete character are unknown
-            listed.append({"token": text, "logprob": logprob, "bytes": told, "top_logprobs": []})
-    return listed
+    step = reply.step
+    texts = pieces(client.decode, step.response_ids)
+    return [
+        # The bytes of an incomplete character are unknown.
+        {
+            "token": text,
+            "logprob": logprob,
+            "bytes": None if "\ufffd" in text else list(text.encode()),
+            "top_logprobs": [],
+        }
+        for begin, end in step.info.get("turns", [(0, len(texts))])  # the tokens between turns are the tools'
+        for text, logprob in zip(texts[begin:end], reply.logprobs[begin:end], strict=True)
+    ]
 
 
-def _reply(asked: api.Request, answer: Mapping[str, Any]) -> Response:
-    if asked.stream:
-        usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
-        return Response(api.streamed(answer, usage=usage), media_type="text/event-stream")
-    return Response(json.dumps(answer, ensure_ascii=False).encode(), media_type="application/json")
-
-
-def _as_refusal(error: Exception) -> Refused:
+def _as_refused(error: Exception) -> Refused:
     match error:
         case Refused():
-            refused = error
+            return error
         case PromptTooLong():
-            refused = Refused(400, str(error), code="context_length_exceeded", param="messages")
+            return Refused(400, str(error), code="context_length_exceeded", param="messages")
         case InputError() | ValueError():
-            refused = Refused(400, first_line(error))
+            return Refused(400, first_line(error))
         case EndpointError():
-            refused = Refused(502, first_line(error), again=False)  # the endpoint's retries are used up
-        case _:
-            refused = Refused(500, f"{type(error).__name__}: {first_line(error)}", again=False)
-    return refused
+            return Refused(502, first_line(error), again=False)  # the endpoint's retries are used up
+    return Refused(500, f"{type(error).__name__}: {first_line(error)}", again=False)
 
 
 _HERE = "expected POST /t/NAME/v1/chat/completions or /completions, or GET /t/NAME/v1/models"
@@ -602,32 +583,10 @@ def _refusal(refused: Refused) -> Response:
     return JSONResponse(refused.body(), status_code=refused.status, headers=headers)
 
 
-class _PickUpTimeout:
-    """Seconds to wait for each event loop to take a call up.
-
-    A quarter after each call that the loop did not take up, down to a sixteenth: a rollout that blocks its loop once
-    will do so again. Doubled after each call that it did take up: the loop was blocked only for a time.
-    """
-
-    def __init__(self, longest: float) -> None:
-        self._longest = longest
-        self._shorter: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
-
-    def seconds_for(self, loop: asyncio.AbstractEventLoop) -> float:
-        return self._shorter.get(loop, self._longest)
-
-    def was_lost(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        self._shorter[loop] = max(seconds / 4, self._longest / 16)
-
-    def was_kept(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        if seconds < self._longest:
-            self._shorter[loop] = min(2 * seconds, self._longest)
-
-
-async def _first(*awaited: asyncio.Future[Any], within: float) -> asyncio.Future[Any] | None:
-    """Return the one that is done within `within` seconds, the first named if several are; None if none is."""
-    await asyncio.wait(awaited, timeout=within, return_when=asyncio.FIRST_COMPLETED)
-    return next((one for one in awaited if one.done()), None)
+async def _unknown_route(request: Request, error: Exception) -> Response:
+    status, path = getattr(error, "status_code", 404), request.url.path
+    expected = next((expected for end, expected in _NOT_HERE.items() if path.endswith(end)), _HERE)
+    return _refusal(Refused(status, f"{request.method} {path[:200]}: {expected}"))
 
 
 async def _disconnected(request: Request) -> None:
@@ -641,21 +600,21 @@ def _run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
     except RuntimeError:  # the loop is closed, and its rollout has ended
         coroutine.close()
-        raise Refused(410, "the trajectory has ended", code="trajectory_ended") from None
+        raise Refused(410, "the rollout has ended", code="trajectory_ended") from None
 
 
 _PROCESS_SERVER: list[OpenAIServer] = []
 _STARTING = threading.Lock()
 
 
-def open_door(recorder: Recorder, loop: asyncio.AbstractEventLoop) -> Session:
+def open_session(recorder: Recorder, loop: asyncio.AbstractEventLoop) -> Session:
     """Let clients call a rollout of this process. The first call starts the server, which then stays."""
     with _STARTING:
         if not _PROCESS_SERVER:
             _PROCESS_SERVER.append(OpenAIServer().start())
             if is_proxied(_HOST):
                 warnings.warn(
-                    "HTTP_PROXY is set and NO_PROXY does not name 127.0.0.1: clients of team.base_url ask the proxy, "
+                    "HTTP_PROXY is set and NO_PROXY does not name 127.0.0.1: clients of team.base_url call the proxy, "
                     "which cannot reach this process and reads prompts and keys. Set NO_PROXY=127.0.0.1,localhost",
                     stacklevel=2,
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -61,47 +61,41 @@ class SessionStore:
         self.api_key, self.agents = api_key, agents
         self._sampling, self._scheduler, self._writer = sampling, scheduler, writer
         self._loop = asyncio.get_running_loop()
-        self._open: dict[str, Session] = {}
         self._n_begun = 0
         self._seed = secrets.randbits(64)
         """Random part of the seeds, so that a restarted server does not repeat its samples for a task."""
 
     def enter(self, name: str) -> Session:
         """See `SessionFactory`."""
-        if len(self._open) >= MOST_OPEN:
+        if len(self.server.sessions) >= MOST_OPEN:
             raise Refused(
-                429, f"{MOST_OPEN} trajectories are open: end some by POST /t/NAME/end", code="too_many_trajectories"
+                429, f"{MOST_OPEN} rollouts are open: end some by POST /t/NAME/end", code="too_many_trajectories"
             )
         self._n_begun += 1
         id = f"{name}#{secrets.token_hex(4)}"  # unique in the folder, also across servers
         trajectory = Trajectory(id=id, uid=name, task=Task("served", (), None))
         seed = (self._seed, self._n_begun)
         recorder = Recorder(self.agents, trajectory, self._scheduler, self._sampling, seed)
-        session = self.server.open(recorder, self._loop, name=name, expected=False)
-        self._open[name] = session
-        return session
-
-    def end(self, session: Session, body: bytes) -> Coroutine[Any, Any, Mapping[str, Any]]:
-        """See `SessionFactory`."""
-        return self._end(session, parsed(EndRequest, body or b"{}"))
+        return self.server.open(recorder, self._loop, name=name, expected=False)
 
     async def end_idle(self, seconds: float) -> None:
         """End rollouts without a pending call and without any call for `seconds`; 0 ends all."""
         now = time.monotonic()
-        for session in list(self._open.values()):
+        for session in list(self.server.sessions.values()):
             if seconds <= 0 or (not session.waiting and now - session.last_call > seconds):
                 with suppress(Refused):  # its client ended it first
-                    await self._end(session, EndRequest.model_validate({}), abandoned=True)
+                    await self.end(session, abandoned=True)
 
-    async def _end(self, session: Session, ending: EndRequest, *, abandoned: bool = False) -> Mapping[str, Any]:
-        if self._open.get(session.name) is not session:  # it has ended, and another rollout may have its name by now
-            raise Refused(410, f"the trajectory {session.name} has ended", code="trajectory_ended")
+    async def end(self, session: Session, body: bytes = b"", *, abandoned: bool = False) -> Mapping[str, Any]:
+        """See `SessionFactory`. `abandoned`: the server ends it, not a client."""
+        ending = parsed(EndRequest, body or b"{}")
+        if session.ended:  # another rollout may have its name by now
+            raise session.refusal()
         trajectory = session.recorder.trajectory
         steps = {step.id: step for step in trajectory.steps}
         for field, ids in (("scores", ending.scores), ("answer_steps", ending.answer_steps)):
             if unknown := [id for id in ids if id not in steps]:
                 raise Refused(400, f"{field}: no answer of this trajectory has the id {unknown[0][:80]!r}")
-        del self._open[session.name]
         if abandoned:
             trajectory.info["ended"] = "by nobody"
         session.close()
@@ -152,8 +146,8 @@ class TrajectoryWriter:
 
         After an OSError the trajectories stay queued and the error is printed; with `everything` it is raised.
         """
-        final, everything = everything, everything or time.monotonic() - self._waiting_since > _LONGEST_WAIT
-        while len(self._waiting) >= (1 if everything else self._per_file):
+        late = time.monotonic() - self._waiting_since > _LONGEST_WAIT
+        while len(self._waiting) >= (1 if everything or late else self._per_file):
             trajectories = self._waiting[: self._per_file]
             batch = TrajectoryBatch.from_trajectories(trajectories)
             try:
@@ -165,21 +159,17 @@ class TrajectoryWriter:
                     self._next -= 1
                     raise
             except OSError as error:
-                if final:
+                if everything:
                     raise
-                self._say_once(f"{len(self._waiting)} trajectories wait to be written: {error}")
+                message = f"{len(self._waiting)} trajectories wait to be written: {error}"
+                if message != self._last_error:
+                    self._reporter.say(message)
+                self._last_error = message
                 return
             del self._waiting[: len(trajectories)]
             self._last_error = ""
-            self._reporter.say(
-                f"{file.name}: {len(trajectories)} trajectories, "
-                f"{sum(len(trajectory.steps) for trajectory in trajectories)} steps"
-            )
-
-    def _say_once(self, message: str) -> None:
-        if message != self._last_error:
-            self._reporter.say(message)
-        self._last_error = message
+            n_steps = sum(len(trajectory.steps) for trajectory in trajectories)
+            self._reporter.say(f"{file.name}: {len(trajectories)} trajectories, {n_steps} steps")
 
     def _free_name(self) -> Path:
         """Create an empty file under the next free name, since another server may write into the same folder."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from creditflow.config import Recipe
+from creditflow.config import Recipe, leaves
 from creditflow.errors import ConfigError, did_you_mean
 
 RESERVED = "before"
@@ -111,16 +111,9 @@ def _mapping(value: object, key: str) -> dict[Any, Any]:
 
 
 def _overrides(settings: object, key: str) -> list[str]:
-    """The overrides in `{dotted.key: value}`, nested or not; the later of two equal keys wins."""
-    return [f"{name}={as_yaml(value)}" for name, value in flatten(_mapping(settings, key)).items()]
-
-
-def flatten(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of nested mappings, by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
+    """Flatten `{dotted.key: value}`, nested or not, to `dotted.key=value`; the later of two equal keys wins."""
+    flat = dict(leaves(_mapping(settings, key)))
+    return [f"{name}={as_yaml(value)}" for name, value in flat.items() if value != {}]
 
 
 def as_yaml(value: Any) -> str:

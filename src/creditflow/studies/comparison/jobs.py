@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,22 +62,23 @@ class FailedJob:
 def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) -> list[FailedJob]:
     """Run all jobs in order, `at_once` at a time, and return the failures.
 
-    A failed job does not stop the others. On exit, no process is left running, even after Ctrl-C, SIGTERM or a closed
-    terminal.
+    A failed job does not stop the others. On exit, no process is left running, nor any process that a job has started,
+    even after Ctrl-C, SIGTERM or a closed terminal: these raise KeyboardInterrupt between two polls.
     """
     waiting, running, failures = list(jobs), dict[Job, "subprocess.Popen[bytes]"](), list[FailedJob]()
-    with _terminated_like_interrupted(), reporter.bar(title, sum(job.parts for job in jobs)) as bar:
+    with _interruptions() as interrupted, reporter.bar(title, sum(job.parts for job in jobs)) as bar:
         status = _Status(reporter, bar, sum(job.parts for job in jobs))
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
                     job = waiting.pop(0)
                     running[job] = _start(job)
-                time.sleep(_POLL_SECONDS)
+                if interrupted.wait(_POLL_SECONDS):
+                    raise KeyboardInterrupt
                 for job, process in list(running.items()):
                     ended = process.poll() is not None
                     if ended:
-                        del running[job]
+                        _signal(running.pop(job), signal.SIGKILL)  # what it may have left running
                     if ended and process.returncode != 0:
                         failures.append(FailedJob(job, process.returncode))
                         reporter.say(failures[-1].describe())
@@ -95,7 +97,7 @@ class _Status:
     def __init__(self, reporter: Reporter, bar: Bar, total: int) -> None:
         self.reporter, self.bar, self.total = reporter, bar, total
         self.done = self.unsaid = 0
-        self.start = self.said = time.monotonic()
+        self.start = self.shown = time.monotonic()
 
     def moved(self, parts: int) -> None:
         self.done += parts
@@ -109,8 +111,8 @@ class _Status:
         now = time.monotonic()
         if self.reporter.console.is_terminal:
             self.bar.advance(self.unsaid, names)
-        elif now - self.said >= _PLAIN_SECONDS:
-            self.said = now
+        elif now - self.shown >= _PLAIN_SECONDS:
+            self.shown = now
             self.bar.advance(self.unsaid, f"{names}{self._left(now)}")
         else:
             return
@@ -144,33 +146,31 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         _signal(process, signal.SIGTERM)
     deadline = time.monotonic() + _GRACE_SECONDS
     for process in processes:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _signal(process, signal.SIGKILL)
-            process.wait()
+        _signal(process, signal.SIGKILL)
+        process.wait()
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    if process.poll() is None:
+    """Signal a job and the processes that it has started, which may outlive it."""
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP (a closed terminal) like Ctrl-C, unless they are already ignored (`nohup`)."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+def _interruptions() -> Iterator[threading.Event]:
+    """An event that Ctrl-C, SIGTERM and SIGHUP (a closed terminal) set, unless they are already ignored (`nohup`).
 
-    def interrupt(number: int, frame: object) -> None:
-        for other in heard:  # a closing terminal may signal twice; the second must not interrupt the shutdown
-            signal.signal(other, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for number in heard:
-        signal.signal(number, interrupt)
+    An exception of a signal handler could fall between the start of a job and its entry in the list of running ones.
+    """
+    interrupted = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: interrupted.set())
     try:
-        yield
+        yield interrupted
     finally:
-        for number in heard:
-            signal.signal(number, before[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)

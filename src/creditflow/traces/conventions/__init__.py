@@ -18,17 +18,17 @@ def conventions() -> tuple[Convention, ...]:
 
     Raises ConfigError for an entry point that cannot be loaded or is not a `Convention`, and for a name given twice.
     """
-    found: dict[str, Convention] = {}
+    by_name: dict[str, Convention] = {}
     for module in modules_in(__name__):
         if hasattr(module, "CONVENTION"):
-            _add(found, module.CONVENTION, module.__name__)
+            _add(by_name, module.CONVENTION, module.__name__)
     for point in installed(GROUP).values():
-        _add(found, load(point), f"entry point {point.name!r} of {GROUP}")
-    return tuple(sorted(found.values(), key=lambda one: (one.precedence, one.name)))
+        _add(by_name, load(point), f"entry point {point.name!r} of {GROUP}")
+    return tuple(sorted(by_name.values(), key=lambda one: (one.precedence, one.name)))
 
 
-def _add(found: dict[str, Convention], convention: object, source: str) -> None:
+def _add(by_name: dict[str, Convention], convention: object, source: str) -> None:
     if not isinstance(convention, Convention):
         raise ConfigError(f"{source}: expected a Convention, got {type(convention).__name__}")
-    if found.setdefault(convention.name, convention) is not convention:
+    if by_name.setdefault(convention.name, convention) is not convention:
         raise ConfigError(f"{source}: a convention named {convention.name!r} exists already")

@@ -8,15 +8,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from creditflow._utils.sections import expected
 from creditflow.rewards.builtin.judge import verdict
 from creditflow.rewards.builtin.judge.prompt import FIELDS, PAIR_FIELDS, Prompt, check_template
 from creditflow.rewards.builtin.judge.verdict import WINNER, Choices, Form, JudgeScale, VerdictError
 from creditflow.rollout import endpoint as endpoints
 
-_HUGE = 1e300
-"""Upper limit for numbers; a whole number may exceed the range of a float."""
+Scale = Annotated[
+    Annotated[Sequence[Annotated[float, Field(ge=-1e9, le=1e9)]], Field(min_length=2, max_length=2)] | None,
+    expected("[lowest, highest] between -1e9 and 1e9"),
+]
+ChoiceValues = Mapping[Any, Annotated[float, Field(ge=0, le=1), expected("a value in [0, 1]")]]
+Style = Annotated[Literal["line", "json"], expected("'line' or 'json'")]
 
 
 def refuse_secrets(args: Mapping[str, Any]) -> None:
@@ -29,35 +36,6 @@ def one_of(needed: bool = True, **options: object) -> None:
     given = [name for name, value in options.items() if value is not None]
     if len(given) > 1 or (needed and not given):
         raise ValueError(f"expected one of {', '.join(options)}, got {' and '.join(given) or 'none'}")
-
-
-def whole(name: str, value: object, least: int) -> None:
-    """Require a whole number of `least` or more."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: expected a whole number of {least} or more, got {value!r}")
-
-
-def number(name: str, value: object, least: float, *, above: bool = False) -> float:
-    """Return a finite number of `least` or more, or above it."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and least <= value < _HUGE:
-        found = float(value)
-        if found > least or not above:
-            return found
-    raise ValueError(f"{name}: expected a number {'above' if above else 'of at least'} {least:g}, got {value!r}")
-
-
-def optional_name(name: str, value: object) -> str | None:
-    """Return a text that is not empty, or None."""
-    if value is not None and not (isinstance(value, str) and value):
-        raise ValueError(f"{name}: expected a name, got {value!r}")
-    return value
-
-
-def model_name(value: object) -> str:
-    """The model's name, as sent to the endpoint."""
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"model: expected the model's name as the endpoint knows it, got {value!r}")
-    return value
 
 
 def address_of(endpoint: object) -> str:
@@ -74,37 +52,33 @@ def variable_name(name: object) -> str | None:
     return variable
 
 
-def form_of(scale: Any, choices: Any, pairwise: bool) -> Form:
+def form_of(scale: Sequence[float] | None, choices: Mapping[Any, float] | None, pairwise: bool) -> Form:
     """The form of a verdict."""
     if pairwise:
         return WINNER
     if choices is not None:
         return _choices(choices)
-    given = [1, 10] if scale is None else scale
-    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2:
-        raise ValueError(f"scale: expected [lowest, highest], got {given!r}")
-    low, high = (number("scale", one, -1e9) for one in given)
-    if not low < high <= 1e9:
-        raise ValueError(f"scale: expected [lowest, highest] between -1e9 and 1e9, got {given!r}")
-    return JudgeScale(low, high)
+    low, high = scale or (1, 10)
+    if not low < high:
+        raise ValueError(f"scale: expected [lowest, highest], got {scale!r}")
+    return JudgeScale(float(low), float(high))
 
 
-def _choices(choices: Any) -> Choices:
-    if not isinstance(choices, Mapping) or len(choices) < 2:
-        raise ValueError(f"choices: expected two or more words with their values, got {choices!r}")
-    values = {str(word): number(f"choices.{word}", value, 0) for word, value in choices.items()}
+def _choices(given: Mapping[Any, float]) -> Choices:
+    if len(given) < 2:
+        raise ValueError(f"choices: expected two or more words with their values, got {given!r}")
+    values = {str(word): float(value) for word, value in given.items()}
     if len({word.casefold() for word in values}) < len(values):
         raise ValueError("choices: two of the words differ in case only")
+    choices = Choices(values)
     for word, value in values.items():
-        if value > 1:
-            raise ValueError(f"choices.{word}: expected a value in [0, 1], got {value:g}")
         try:
-            same = verdict.read(f"Score: {word}", Choices(values), "line").value == value
+            same = verdict.read(f"Score: {word}", choices, "line").value == value
         except VerdictError:
             same = False
         if not same:
             raise ValueError(f"choices: {word!r} cannot be read from a line; take a plain word")
-    return Choices(values)
+    return choices
 
 
 def against_of(pairwise: Any) -> str | None:
@@ -113,7 +87,9 @@ def against_of(pairwise: Any) -> str | None:
         return None
     if not isinstance(pairwise, Mapping) or set(pairwise) != {"against"}:
         raise ValueError(f"pairwise: expected {{against: ground_truth}} or a field of extra_info, got {pairwise!r}")
-    return optional_name("pairwise.against", pairwise["against"] or "")
+    if not isinstance(pairwise["against"], str) or not pairwise["against"]:
+        raise ValueError(f"pairwise.against: expected a name, got {pairwise['against']!r}")
+    return pairwise["against"]
 
 
 def prompt_of(
@@ -150,18 +126,6 @@ def body_of(
     body: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     if style == "json":
         body["response_format"] = {"type": "json_object"}
-    if request is not None and not isinstance(request, Mapping):
-        raise ValueError(f"request: expected fields with their values, got {request!r}")
-    request = request or {}
-    endpoints.check_fields("request", request)
-    body |= {str(name): value for name, value in request.items()}
+    endpoints.check_fields("request", request or {})
+    body |= {str(name): value for name, value in (request or {}).items()}
     return {name: value for name, value in body.items() if value is not None}
-
-
-def prices_of(prices: Any) -> dict[str, float] | None:
-    """Prices per million prompt and completion tokens."""
-    if prices is None:
-        return None
-    if not isinstance(prices, Mapping) or set(prices) != {"prompt", "completion"}:
-        raise ValueError(f"prices: expected {{prompt: ..., completion: ...}} per million tokens, got {prices!r}")
-    return {name: number(f"prices.{name}", value, 0) for name, value in prices.items()}

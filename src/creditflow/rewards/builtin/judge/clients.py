@@ -9,9 +9,9 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from creditflow.data import Message
 from creditflow.errors import EndpointError
@@ -34,24 +34,6 @@ class JudgeError(Exception):
         self.status: Literal["failed", "timeout"] = status
 
 
-class JudgeClient(Protocol):
-    """The interface to a judge."""
-
-    counts: EndpointUsage
-
-    async def ask(self, messages: Sequence[Message]) -> str:
-        """Return the whole reply. Raises JudgeError without one."""
-        ...
-
-    def identity(self) -> str:
-        """Everything except the messages that the reply depends on."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close the connections of this event loop."""
-        ...
-
-
 # ---- endpoints
 
 
@@ -63,7 +45,7 @@ class EndpointJudge(endpoint.Endpoint):
         return json.dumps([self.url, self.model, dict(self.body)], sort_keys=True)
 
     async def ask(self, messages: Sequence[Message]) -> str:
-        """Return the reply of the endpoint; see `complete`."""
+        """Return the whole reply. Raises JudgeError without one."""
         try:
             return await self.complete(messages, _reply)
         except EndpointError as error:
@@ -71,11 +53,7 @@ class EndpointJudge(endpoint.Endpoint):
 
 
 def _reply(answer: Any) -> str:
-    try:
-        choice = answer["choices"][0]
-        text, end = choice["message"]["content"], choice.get("finish_reason")
-    except (TypeError, KeyError, IndexError, AttributeError) as error:
-        raise FailedTry("answered with something that is no chat completion") from error
+    text, end = endpoint.choice_of(answer)
     if end in _UNUSABLE_ENDS:
         raise FailedTry(_UNUSABLE_ENDS[end])
     if not isinstance(text, str):
@@ -96,7 +74,8 @@ class ModelJudge:
     """A model in this process: a policy of the run, or a model from a folder."""
 
     name: str
-    get: Callable[[], Awaitable[ModelClient]]
+    load: Callable[[], ModelClient] | None
+    """Loads the model at the first call; None: `known` is set before."""
     max_tokens: int
     temperature: float
     seed: int
@@ -111,8 +90,12 @@ class ModelJudge:
         return json.dumps([self.name, version, self.max_tokens, self.temperature, self.seed])
 
     async def ask(self, messages: Sequence[Message]) -> str:
-        """Generate the reply, in one batch with all other waiting questions."""
-        self.known = client = await self.get()
+        """Generate the reply, in one batch with all other waiting questions. Raises JudgeError without one."""
+        if self.known is None:
+            if self.load is None:
+                raise JudgeError(f"policy {self.name}: the run handed over no policies")
+            self.known = await asyncio.to_thread(self.load)
+        client = self.known
         _, prompt_ids = client.encode(messages)
         if len(prompt_ids) + self.max_tokens > client.max_positions:
             raise JudgeError(
@@ -145,3 +128,6 @@ class ModelJudge:
         """Release the model's scheduler in this event loop."""
         if self.known is not None:
             _SCHEDULERS.pop((asyncio.get_running_loop(), id(self.known)), None)
+
+
+JudgeClient = EndpointJudge | ModelJudge

@@ -6,34 +6,36 @@ Connections and models are made at the first call.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from creditflow._utils.sections import expected
 from creditflow.data import Message, Score, Step, Trajectory
-from creditflow.errors import ModelError, did_you_mean
+from creditflow.errors import did_you_mean
 from creditflow.rewards.builtin.judge import arguments, verdict
+from creditflow.rewards.builtin.judge.arguments import ChoiceValues, Scale, Style
 from creditflow.rewards.builtin.judge.clients import EndpointJudge, JudgeClient, JudgeError, ModelJudge
 from creditflow.rewards.builtin.judge.verdict import JudgeVerdict, VerdictError
 from creditflow.rewards.registry import builtin, outcome, reward
-from creditflow.rewards.support import local_model
+from creditflow.rewards.support.arguments import (
+    Above0,
+    AtLeast0,
+    OptionalName,
+    Whole,
+    WholeAbove0,
+    check_arguments,
+)
+from creditflow.rewards.support.local_model import LocalModel
+from creditflow.rewards.support.models import load_model, model_folder
 from creditflow.rewards.support.text import is_missing
 from creditflow.rollout.client import ModelClient
 from creditflow.rollout.endpoint import EndpointUsage
 
 _GROUND_TRUTH = "ground_truth"
 _NO_ANSWER = "the workflow returned no answer"
-
-
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """The text to judge, and its trajectory."""
-
-    trajectory: Trajectory
-    response: str
-    prompt: str = ""
 
 
 @builtin
@@ -70,6 +72,7 @@ class Judge:
     does not answer in time is `timeout`. Source: Zheng et al., Judging LLM-as-a-Judge, arXiv 2306.05685.
     """
 
+    file_arguments = ("path", "rubric", "template")
     connect: Callable[[Mapping[str, ModelClient]], None]
     """Receives the run's policies; present only if the judge is a policy of the run. Raises ValueError if the run has
     no policy of that name.
@@ -83,52 +86,38 @@ class Judge:
         api_key_env: str | None = None,
         path: str | None = None,
         device: str = "auto",
-        policy: str | None = None,
+        policy: OptionalName = None,
         rubric: str | None = None,
         template: str | None = None,
-        reference: str | None = None,
-        scale: Sequence[float] | None = None,
-        choices: Mapping[str, float] | None = None,
-        pairwise: Mapping[str, str] | None = None,
-        format: str = "line",
-        max_characters: int = 20_000,
-        max_tokens: int = 512,
-        temperature: float = 0.0,
-        seed: int | None = 0,
-        max_concurrency: int = 64,
-        request_timeout: float = 30.0,
-        retries: int = 4,
-        backoff: float = 0.5,
-        give_up_after: float = 85.0,
-        request: Mapping[str, Any] | None = None,
-        prices: Mapping[str, float] | None = None,
+        reference: OptionalName = None,
+        scale: Scale = None,
+        choices: ChoiceValues | None = None,
+        pairwise: Any = None,
+        format: Style = "line",
+        max_characters: WholeAbove0 = 20_000,
+        max_tokens: WholeAbove0 = 512,
+        temperature: AtLeast0 = 0.0,
+        seed: Whole | None = 0,
+        max_concurrency: WholeAbove0 = 64,
+        request_timeout: Above0 = 30.0,
+        retries: Whole = 4,
+        backoff: AtLeast0 = 0.5,
+        give_up_after: Above0 = 85.0,
+        request: Annotated[Mapping[Any, Any] | None, expected("fields with their values")] = None,
+        prices: Mapping[str, AtLeast0] | None = None,
     ) -> None:
         arguments.refuse_secrets(locals())
         arguments.one_of(endpoint=endpoint, path=path, policy=policy)
         arguments.one_of(scale=scale, choices=choices, pairwise=pairwise, needed=False)
-        for name, value, least in (
-            ("max_characters", max_characters, 1),
-            ("max_tokens", max_tokens, 1),
-            ("max_concurrency", max_concurrency, 1),
-            ("retries", retries, 0),
-        ):
-            arguments.whole(name, value, least)
-        if seed is not None:
-            arguments.whole("seed", seed, 0)
-        arguments.number("temperature", temperature, 0)
-        arguments.number("backoff", backoff, 0)
-        arguments.number("request_timeout", request_timeout, 0, above=True)
-        arguments.number("give_up_after", give_up_after, 0, above=True)
-        if format not in ("line", "json"):
-            raise ValueError(
-                f"format: expected 'line' or 'json', got {format!r}{did_you_mean(format, ('line', 'json'))}"
-            )
+        check_arguments(Judge.__init__, locals())
+        if prices is not None and set(prices) != {"prompt", "completion"}:
+            raise ValueError(f"prices: expected {{prompt: ..., completion: ...}} per million tokens, got {prices!r}")
 
         self.style = format
-        self.reference = arguments.optional_name("reference", reference)
+        self.reference = reference
         self.against = arguments.against_of(pairwise)
         self.form = arguments.form_of(scale, choices, self.against is not None)
-        self.prices = arguments.prices_of(prices)
+        self.prices = prices
         self.prompt = arguments.prompt_of(
             rubric, template, verdict.instruction(self.form, format), max_characters, self.against
         )
@@ -138,13 +127,15 @@ class Judge:
             raise ValueError("reference: expected both it and {reference} in the template, or neither")
 
         self.version_text = repr(self.prompt)
-        self.policy = arguments.optional_name("policy", policy)
+        self.policy = policy
         self.inline = endpoint is None
         self.client: JudgeClient
         if endpoint is not None:
+            if not model:
+                raise ValueError(f"model: expected the model's name as the endpoint knows it, got {model!r}")
             self.client = EndpointJudge(
                 url=arguments.address_of(endpoint),
-                model=arguments.model_name(model),
+                model=model,
                 api_key_env=arguments.variable_name(api_key_env),
                 body=arguments.body_of(max_tokens, temperature, seed, format, request),
                 max_concurrency=max_concurrency,
@@ -157,14 +148,17 @@ class Judge:
         for name, given in (("model", model), ("api_key_env", api_key_env), ("prices", prices), ("request", request)):
             if given is not None:
                 raise ValueError(f"{name}: only an endpoint has one")
-        get = self._the_policy
+        load = None
         if policy is not None:
             self.connect = self._connect
         if path is not None:
             if temperature:
                 raise ValueError("temperature: a judge from a folder answers greedily, so it must be 0")
-            get = _Folder(Path(path), device).get
-        self.client = ModelJudge(path or str(policy), get, max_tokens, temperature, seed or 0, max_concurrency)
+            folder = model_folder(path, "path")
+            if not any(folder.glob("*.safetensors")):
+                raise ValueError(f"path: {path} has no weights as safetensors; other formats may run code when read")
+            load = functools.partial(_load, folder, device)
+        self.client = ModelJudge(path or str(policy), load, max_tokens, temperature, seed or 0, max_concurrency)
 
     def _connect(self, clients: Mapping[str, ModelClient]) -> None:
         assert self.policy is not None
@@ -176,19 +170,13 @@ class Judge:
             )
         self.client.known = clients[self.policy]
 
-    async def _the_policy(self) -> ModelClient:
-        assert isinstance(self.client, ModelJudge)
-        if self.client.known is None:
-            raise JudgeError(f"policy {self.policy}: the run handed over no policies")
-        return self.client.known
-
     async def __call__(self, step: Step, trajectory: Trajectory) -> Score:
         """The score of the step's response."""
-        return await self._judge(_Subject(trajectory, step.response, step.prompt))
+        return await self._judge(trajectory, step.response, step.prompt)
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
         """The questions, word for word, and the identity of the judge."""
-        return self._key(_Subject(trajectory, step.response, step.prompt))
+        return self._key(trajectory, step.response, step.prompt)
 
     def metrics(self) -> dict[str, float]:
         """Counts and sums since the previous call.
@@ -204,21 +192,19 @@ class Judge:
         """Close the connections of this event loop."""
         await self.client.aclose()
 
-    async def _judge(self, subject: _Subject) -> Score:
+    async def _judge(self, trajectory: Trajectory, response: str, prompt: str = "") -> Score:
         try:
-            asked = self._questions(subject)
+            questions = self._questions(trajectory, response, prompt)
             # Wait for both orders, even if the first fails, so that no request is left running.
-            found = await asyncio.gather(*(self._verdict(messages) for messages in asked), return_exceptions=True)
+            verdicts = await asyncio.gather(*map(self._verdict, questions), return_exceptions=True)
         except JudgeError as error:
             return Score(0.0, status=error.status, reason=str(error))
-        for one in found:
-            if isinstance(one, JudgeError):
-                return Score(0.0, status=one.status, reason=str(one))
-            if isinstance(one, VerdictError):
-                return Score(0.0, status="failed", reason=str(one))
+        for one in verdicts:
+            if isinstance(one, JudgeError | VerdictError):
+                return Score(0.0, status=getattr(one, "status", "failed"), reason=str(one))
             if isinstance(one, BaseException):
                 raise one
-        return self._score([one for one in found if isinstance(one, JudgeVerdict)])
+        return self._score([one for one in verdicts if isinstance(one, JudgeVerdict)])
 
     def _score(self, verdicts: Sequence[JudgeVerdict]) -> Score:
         if self.against is None:
@@ -231,22 +217,22 @@ class Judge:
     async def _verdict(self, messages: Sequence[Message]) -> JudgeVerdict:
         return verdict.read(await self.client.ask(messages), self.form, self.style)
 
-    def _questions(self, subject: _Subject) -> list[list[Message]]:
+    def _questions(self, trajectory: Trajectory, response: str, prompt: str) -> list[list[Message]]:
         """One question, or one for each order of two responses. Raises JudgeError if the task lacks a text."""
-        about = {"task": subject.trajectory.task.text}
-        if subject.prompt:
-            about["prompt"] = subject.prompt
+        material = {"task": trajectory.task.text}
+        if prompt:
+            material["prompt"] = prompt
         if self.against is not None:
-            other = _from_task(subject.trajectory, self.against)
-            pairs = ((subject.response, other), (other, subject.response))
-            return [self.prompt.messages({**about, "first": first, "second": second}) for first, second in pairs]
+            other = _from_task(trajectory, self.against)
+            pairs = ((response, other), (other, response))
+            return [self.prompt.messages({**material, "first": first, "second": second}) for first, second in pairs]
         if self.reference is not None:
-            about["reference"] = _from_task(subject.trajectory, self.reference)
-        return [self.prompt.messages({**about, "response": subject.response})]
+            material["reference"] = _from_task(trajectory, self.reference)
+        return [self.prompt.messages({**material, "response": response})]
 
-    def _key(self, subject: _Subject) -> str:
+    def _key(self, trajectory: Trajectory, response: str, prompt: str = "") -> str:
         try:
-            questions: Any = self._questions(subject)
+            questions: Any = self._questions(trajectory, response, prompt)
         except JudgeError as error:
             questions = str(error)
         return json.dumps([self.client.identity(), questions])
@@ -265,35 +251,15 @@ class JudgeOutcome(Judge):
         """The score of the trajectory's answer."""
         if trajectory.answer is None:
             return Score(0.0, reason=_NO_ANSWER)
-        return await self._judge(_Subject(trajectory, trajectory.answer))
+        return await self._judge(trajectory, trajectory.answer)
 
     def cache_key(self, trajectory: Trajectory) -> str:  # type: ignore[override]
         """See `judge`."""
-        return _NO_ANSWER if trajectory.answer is None else self._key(_Subject(trajectory, trajectory.answer))
+        return _NO_ANSWER if trajectory.answer is None else self._key(trajectory, trajectory.answer)
 
 
-class _Folder:
-    """The model in a folder, loaded in a thread on first use, once for all callers."""
-
-    def __init__(self, folder: Path, device: str) -> None:
-        self.folder, self.device = folder, device
-        self.model: ModelClient | None = None
-        self.loading: asyncio.Task[ModelClient] | None = None
-        try:
-            local_model.check_folder(folder)
-        except ModelError as error:
-            raise ValueError(f"path: {error}") from error
-
-    async def get(self) -> ModelClient:
-        if self.model is None:
-            if self.loading is None or self.loading.cancelled():
-                self.loading = asyncio.create_task(self._load())
-            # Shielded: a cancelled caller must not stop the load that other callers wait for.
-            self.model = await asyncio.shield(self.loading)
-        return self.model
-
-    async def _load(self) -> ModelClient:
-        return await asyncio.to_thread(local_model.load, self.folder, self.device)
+def _load(folder: Path, device: str) -> ModelClient:
+    return load_model(folder, "causal", device, LocalModel)
 
 
 def _from_task(trajectory: Trajectory, name: str) -> str:

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from creditflow.data import clip_rounding
 
@@ -51,27 +51,6 @@ class JudgeVerdict:
     """The judge's own words, at most 200 characters."""
 
 
-class Form(Protocol):
-    """The form of a valid verdict."""
-
-    @property
-    def label(self) -> str:
-        """The label before the verdict: `Score: 7`; in lower case, its key in JSON."""
-        ...
-
-    def wanted(self) -> str:
-        """Description of a valid verdict, for the instruction to the judge."""
-        ...
-
-    def example(self) -> Any:
-        """A placeholder for the verdict in the JSON example."""
-        ...
-
-    def value(self, said: Any) -> float:
-        """The value from 0 to 1; `said` is a text, or in JSON any value. Raises VerdictError if it is invalid."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class JudgeScale:
     """A number from `low` (worst) to `high` (best); its value is rescaled to [0, 1]."""
@@ -81,20 +60,19 @@ class JudgeScale:
     label: str = "Score"
 
     def wanted(self) -> str:
+        """Describe a valid verdict, for the instruction to the judge."""
         return f"a number from {self.low:g} (worst) to {self.high:g} (best)"
 
-    def example(self) -> Any:
-        return "N"
-
-    def value(self, said: Any) -> float:
-        if isinstance(said, str) and _NUMBER.fullmatch(said):
-            said = float(said)
-        if isinstance(said, bool) or not isinstance(said, int | float):
-            raise VerdictError(f"expected {self.wanted()}, got {_shown(said)}")
-        said = clip_rounding(said, self.low, self.high)
-        if not self.low <= said <= self.high:
-            raise VerdictError(f"{_shown(said)} is off the scale from {self.low:g} to {self.high:g}")
-        return float((said - self.low) / (self.high - self.low))
+    def value(self, given: Any) -> float:
+        """The value from 0 to 1 of a text, or of a value in JSON. Raises VerdictError if it is invalid."""
+        if isinstance(given, str) and _NUMBER.fullmatch(given):
+            given = float(given)
+        if isinstance(given, bool) or not isinstance(given, int | float):
+            raise VerdictError(f"expected {self.wanted()}, got {_shown(given)}")
+        given = clip_rounding(given, self.low, self.high)
+        if not self.low <= given <= self.high:
+            raise VerdictError(f"{_shown(given)} is off the scale from {self.low:g} to {self.high:g}")
+        return float((given - self.low) / (self.high - self.low))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +83,19 @@ class Choices:
     label: str = "Score"
 
     def wanted(self) -> str:
+        """Describe a valid verdict, for the instruction to the judge."""
         return f"one of: {', '.join(self.values)}"
 
-    def example(self) -> Any:
-        return "..."
-
-    def value(self, said: Any) -> float:
+    def value(self, given: Any) -> float:
+        """The value of a word. Raises VerdictError for any other value."""
         for word, value in self.values.items():
-            if isinstance(said, str) and said.casefold() == word.casefold():
+            if isinstance(given, str) and given.casefold() == word.casefold():
                 return value
-        raise VerdictError(f"expected {self.wanted()}, got {_shown(said)}")
+        raise VerdictError(f"expected {self.wanted()}, got {_shown(given)}")
 
 
+Form = JudgeScale | Choices
+"""The form of a valid verdict. `label` stands before it, as in `Score: 7`; in lower case it is the key in JSON."""
 WINNER = Choices({"A": 1.0, "B": 0.0, "tie": 0.5}, label="Winner")
 """The better of two responses; its value is the first one's."""
 
@@ -124,7 +103,8 @@ WINNER = Choices({"A": 1.0, "B": 0.0, "tie": 0.5}, label="Winner")
 def instruction(form: Form, style: str) -> str:
     """Instruct the judge how to write its verdict; `style` is `line` or `json`."""
     if style == "json":
-        shape = json.dumps({"reason": "...", form.label.lower(): form.example()}).replace('"N"', "N")
+        example = "N" if isinstance(form, JudgeScale) else '"..."'
+        shape = f'{{"reason": "...", "{form.label.lower()}": {example}}}'
         return (
             f"Answer with one JSON object and nothing else: {shape}. "
             f'"reason" holds your reason in a few sentences; "{form.label.lower()}" is {form.wanted()}.'
@@ -148,26 +128,26 @@ def read(reply: str, form: Form, style: str) -> JudgeVerdict:
     """
     if len(reply) > MAX_CHARACTERS:
         raise VerdictError(f"a reply of {len(reply)} characters; at most {MAX_CHARACTERS} are read")
-    said = _without_thoughts(reply, form, style)
-    return _read_json(said, form) if style == "json" else _read_line(said, form)
+    given = _without_thoughts(reply, form, style)
+    return _read_json(given, form) if style == "json" else _read_line(given, form)
 
 
 def _without_thoughts(reply: str, form: Form, style: str) -> str:
     start, end = _THOUGHT
-    thought, parsed, said = reply.partition(end)
+    thought, parsed, given = reply.partition(end)
     if not (parsed and thought.lstrip().startswith(start)):
-        said = reply
+        given = reply
     # If the prompt opens the thought, the reply only closes it. A text quoted by a verdict may hold the tag, too.
-    before, _, after = said.rpartition(end)
-    drafted = f'"{form.label.lower()}"' in before.lower() if style == "json" else bool(_all_said([before], form))
-    said = said if drafted else after
-    if start in said:
+    before, _, after = given.rpartition(end)
+    drafted = f'"{form.label.lower()}"' in before.lower() if style == "json" else bool(_verdicts_in([before], form))
+    given = given if drafted else after
+    if start in given:
         raise VerdictError("the reply ends while the judge still thinks (<think> without </think>)")
-    return said
+    return given
 
 
-def _read_line(said: str, form: Form) -> JudgeVerdict:
-    lines = _NEW_LINE.split(said)
+def _read_line(given: str, form: Form) -> JudgeVerdict:
+    lines = _NEW_LINE.split(given)
     while len(lines) > 1 and not lines[-1].strip():
         lines.pop()
     *others, last = lines
@@ -178,13 +158,13 @@ def _read_line(said: str, form: Form) -> JudgeVerdict:
         raise VerdictError(f"expected the last line to be '{form.label}: ...', got {got}")
     final = bare[len(begin) :].strip(_AROUND)
     value = form.value(final)
-    verdicts = [*_all_said(others, form), final]
+    verdicts = [*_verdicts_in(others, form), final]
     if any(form.value(other) != value for other in verdicts[:-1]):
         raise VerdictError(f"contradicting verdicts: {', '.join(map(_shown, verdicts[:5]))}")
     return JudgeVerdict(value, _short("\n".join(others)))
 
 
-def _all_said(texts: Sequence[str], form: Form) -> list[str]:
+def _verdicts_in(texts: Sequence[str], form: Form) -> list[str]:
     """The value in every line that resembles a verdict, by a more lenient pattern than that of a valid one."""
     like = re.compile(rf"{_NO_WORD}(?:[a-z]{{1,4}}[.)]{_NO_WORD})?{form.label}{_COLON}", re.IGNORECASE)
     plain = (_plain(line) for text in texts for line in text.splitlines())
@@ -199,14 +179,14 @@ def _plain(line: str) -> str:
     return unicodedata.normalize("NFKC", line[:_NORMALIZED_CHARACTERS]) + line[_NORMALIZED_CHARACTERS:]
 
 
-def _read_json(said: str, form: Form) -> JudgeVerdict:
+def _read_json(given: str, form: Form) -> JudgeVerdict:
     key = form.label.lower()
     try:
-        parsed = json.loads(said, object_pairs_hook=_without_twins, parse_constant=_no_number)
+        parsed = json.loads(given, object_pairs_hook=_without_twins, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise VerdictError(f"expected one JSON object, got {_shown(said)}") from error
+        raise VerdictError(f"expected one JSON object, got {_shown(given)}") from error
     if not isinstance(parsed, dict) or key not in parsed:
-        raise VerdictError(f"expected a JSON object with {key!r}, got {_shown(said)}")
+        raise VerdictError(f"expected a JSON object with {key!r}, got {_shown(given)}")
     if other := sorted(set(parsed) - {key, "reason"}):
         raise VerdictError(f"expected {key!r} and 'reason' alone in the JSON object, got {_shown(other[0])} too")
     verdict = parsed[key]
@@ -234,14 +214,14 @@ def _short(text: str) -> str:
     return " ".join(plain.split())[:REASON_CHARACTERS]
 
 
-def _shown(said: Any) -> str:
+def _shown(given: Any) -> str:
     """The beginning of a reply or of a value, in one line."""
-    text = said if isinstance(said, str) else _plainly(said)
+    text = given if isinstance(given, str) else _plain_text(given)
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
-def _plainly(said: Any) -> str:
+def _plain_text(given: Any) -> str:
     try:
-        return repr(said)
+        return repr(given)
     except (ValueError, RecursionError):  # an int of too many digits, a list nested too deeply
-        return f"a {type(said).__name__}"
+        return f"a {type(given).__name__}"

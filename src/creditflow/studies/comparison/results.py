@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 
 from creditflow._utils.files import json_ready
+from creditflow.credit.records import compared_rules
 from creditflow.monitoring import Evaluation
-from creditflow.reports.bootstrap import Difference, PassCounts, paired_difference
 from creditflow.runs.run_folder import read_metrics
+from creditflow.studies.comparison.bootstrap import Difference, PassCounts, paired_difference
 
 METRICS = ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
 """Metrics of an evaluation that are compared."""
-BASELINE = "identical"
-"""The arm that all others are compared with; if it is absent, the first arm."""
-OTHER_PAIRS = (("threshold", "none"), ("threshold", "discounted"))
-"""Further pairs to compare if both arms exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +79,16 @@ class ArmDifference:
 
 
 def differences(arms: Sequence[ArmResult]) -> list[ArmDifference]:
-    """Differences of every arm to the baseline, then those of OTHER_PAIRS."""
+    """Differences of every arm to the baseline, then of the last compared rule to the others.
+
+    Without an arm of the baseline rule, the first arm is the baseline.
+    """
     by_name = {arm.name: arm for arm in arms}
-    baseline = BASELINE if BASELINE in by_name else arms[0].name
+    first, *others, last = compared_rules()
+    baseline = first if first in by_name else arms[0].name
     pairs = [(name, baseline) for name in by_name if name != baseline]
-    pairs += [pair for pair in OTHER_PAIRS if set(pair) <= set(by_name) and pair not in pairs]
+    further = [(last, other) for other in others]
+    pairs += [pair for pair in further if set(pair) <= set(by_name) and pair not in pairs]
     return [
         ArmDifference(
             name,
@@ -105,9 +107,9 @@ def spread(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
-def summary(vary: str, arms: Sequence[ArmResult], found: Sequence[ArmDifference]) -> dict[str, Any]:
+def summary(vary: str, arms: Sequence[ArmResult], pairs: Sequence[ArmDifference]) -> dict[str, Any]:
     """The content of `comparison.json`. Non-finite numbers (the spread of one value) are null."""
-    said = {
+    content = {
         "vary": vary,
         "values": {
             arm.name: {
@@ -129,10 +131,10 @@ def summary(vary: str, arms: Sequence[ArmResult], found: Sequence[ArmDifference]
                 "against": difference.against,
                 **{metric: {"mean": d.mean, "interval": [d.low, d.high]} for metric, d in difference.by_metric.items()},
             }
-            for difference in found
+            for difference in pairs
         ],
     }
-    return dict(json_ready(said))
+    return dict(json_ready(content))
 
 
 def _number(value: Any) -> float:

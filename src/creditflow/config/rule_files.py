@@ -1,0 +1,76 @@
+"""Loads propagation rules, estimators and thresholds from files: `algorithm.propagation: rules.py:mine`.
+
+The options then hold the absolute path. It names the entry in the registries, and a run records it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from creditflow._utils.loading import absolute_reference, load_object
+from creditflow._utils.tracebacks import at_users_line, located
+from creditflow.credit.options import CreditOptions
+from creditflow.credit.references import change_references
+from creditflow.credit.registry import Registry
+from creditflow.errors import ConfigError, CreditflowError
+
+Options = TypeVar("Options", bound=CreditOptions)
+
+
+def with_loaded_files(options: Options, folder: Path) -> Options:
+    """`options` with absolute references, after everything that they name by file is loaded and registered.
+
+    A relative file is looked up in `folder`, then in the working directory. Loading runs the file. Raises ConfigError,
+    with the key and the reference, if that fails.
+    """
+    values = {field.name: getattr(options, field.name) for field in fields(CreditOptions)}
+    changed = load_named_files(values, folder)
+    return replace(options, **{name: value for name, value in changed.items() if value is not values[name]})
+
+
+def load_named_files(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Load the files that a mapping of options names; see `with_loaded_files`."""
+
+    def load(registry: Registry[Any], key: str, reference: str) -> str:
+        full = absolute_reference(reference, folder)
+        entry = _entry(registry, key, reference, full, folder)
+        function = fields(registry.record)[0].name if registry.record is not None else None
+        name = f"{registry.key}: {full}"
+        if function is None:
+            entry = _located(entry, name)
+        else:
+            entry = replace(entry, **{function: _located(getattr(entry, function), name)})
+        registry.load(full, entry)
+        return full
+
+    return change_references(options, load)
+
+
+def _entry(registry: Registry[Any], key: str, reference: str, full: str, folder: Path) -> Any:
+    try:
+        return registry.declared_by(load_object(full, folder, key))
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
+        reason = str(error).removeprefix(f"{key}: ")
+        if not isinstance(error, CreditflowError):
+            reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{key}: {reference}: cannot be loaded: {located(error, reason)}") from error
+
+
+def _located(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`function`, whose exceptions become ConfigErrors with the line in the user's file."""
+
+    @functools.wraps(function, updated=())
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return function(*arguments, **keywords)
+        except CreditflowError as error:
+            at_users_line(error)
+            raise
+        except Exception as error:  # whatever the user's function raises
+            raise ConfigError(located(error, f"{name}: {type(error).__name__}: {error}")) from error
+
+    return run

@@ -1,0 +1,38 @@
+"""Check the arguments of reward functions by the annotations of their parameters."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, create_model
+
+from creditflow._utils.sections import OPTIONS, checked, expected
+from creditflow.errors import ConfigError
+
+Above0 = Annotated[float, Field(gt=0)]
+AtLeast0 = Annotated[float, Field(ge=0)]
+WholeAbove0 = Annotated[int, Field(ge=1), expected("a whole number of 1 or more")]
+Whole = Annotated[int, Field(ge=0), expected("a whole number of 0 or more")]
+OptionalName = Annotated[Annotated[str, Field(min_length=1)] | None, expected("a name")]
+BatchSize = Annotated[int, Field(ge=1), expected("1 or more")]
+OptionalLength = Annotated[Annotated[int, Field(ge=2)] | None, expected("2 or more tokens")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], expected("auto, cpu, cuda")]
+
+
+def check_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Check the values of a method's parameters, given by name. Raises ValueError that names the first wrong one."""
+    arguments = _arguments(function)
+    try:
+        checked(arguments, {name: values[name] for name in arguments.model_fields})
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
+@functools.cache
+def _arguments(function: Callable[..., Any]) -> type[BaseModel]:
+    _, *parameters = inspect.signature(function, eval_str=True).parameters.values()
+    fields: dict[str, Any] = {one.name: (one.annotation, ...) for one in parameters}
+    return create_model("Arguments", __config__=OPTIONS, **fields)

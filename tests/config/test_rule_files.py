@@ -1,0 +1,411 @@
+"""Propagation rules, estimators and thresholds from a file beside the recipe, in every command that uses them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from creditflow import CreditOptions, TrajectoryBatch, assign
+from creditflow.cli import app
+from creditflow.config import load_recipe, recipe_of_dict
+from creditflow.credit import make_threshold
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
+from creditflow.credit.thresholds.base import THRESHOLDS
+from creditflow.engines.verl.recipe import KEY, recipe_section
+from creditflow.errors import ConfigError
+from tests.distributions import creditflow, python, succeeded
+from tests.paths import TOYS
+
+RULES = """
+import numpy as np
+
+from creditflow.credit import Credit, Estimate, advantage_estimator, propagation_rule, threshold_kind
+from creditflow.credit.records import NOTHING, PropagationRule
+from creditflow.credit.rules.base import OUTCOME_TO, sources
+from creditflow.credit.thresholds.base import METRIC
+
+
+@propagation_rule("before_tool", ignores=("share",), flows=NOTHING, engines=("local",))
+def before_tool(inputs):
+    own_S, shared_S = OUTCOME_TO[inputs.options.outcome_to](inputs)
+    nothing_S = np.zeros_like(own_S)
+    return Credit(0.5 * own_S, nothing_S, 0.5 * shared_S, nothing_S, sources(inputs))
+
+
+record = PropagationRule(before_tool, flows=NOTHING)
+
+
+@propagation_rule("fails")
+def fails(inputs):
+    return 1 / 0
+
+
+@propagation_rule("returns nothing")
+def returns_nothing(inputs):
+    return None
+
+
+@advantage_estimator("doubled")
+def doubled(inputs):
+    return Estimate(2.0 * inputs.groups.mean_S)
+
+
+@advantage_estimator("thirds", min_rollouts=3)
+def thirds(inputs):
+    return Estimate(inputs.groups.mean_S)
+
+
+@threshold_kind("steady")
+class Steady:
+    floor = 0.0
+
+    def __init__(self, team, level=0.4):
+        self.level = level
+
+    def theta(self, agent):
+        return self.level
+
+    def update(self, observed):
+        pass
+
+    def state_dict(self):
+        return {"level": self.level}
+
+    def load_state_dict(self, state):
+        self.level = state["level"]
+
+    def metrics(self):
+        return {METRIC: self.level}
+
+
+def plain(inputs):
+    return None
+"""
+OURS = ("algorithm.propagation=rules.py:before_tool", "algorithm.adv_estimator=rules.py:doubled")
+THEIRS = ("algorithm.propagation=none", "algorithm.adv_estimator=grpo")
+GATED = ("algorithm.propagation=threshold", "algorithm.propagation_threshold={kind: rules.py:Steady, level: 0.3}")
+SHADOW = "algorithm.shadow={propagation: none, adv_estimator: rules.py:doubled}"
+
+
+def project(folder: Path, rules: str = RULES) -> Path:
+    """A folder with the toy recipe and a file of rules; returns the recipe."""
+    folder.mkdir(parents=True)
+    for name in ("toy.py", "toy.yaml"):
+        shutil.copy(TOYS / name, folder / name)
+    (folder / "rules.py").write_text(rules)
+    return folder / "toy.yaml"
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project") / "beside")
+
+
+@pytest.fixture(scope="module")
+def run(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one training step, resumed for a second, with a rule and an estimator of the file."""
+    folder = tmp_path_factory.mktemp("work")
+    words = ("train", recipe, *OURS, "trainer.save_freq=1", "trainer.default_local_dir=run")
+    succeeded(folder, *words, "trainer.total_training_steps=1")
+    succeeded(folder, *words, "trainer.total_training_steps=2", "trainer.resume_mode=auto")
+    return folder / "run"
+
+
+@pytest.fixture
+def gone(run: Path, recipe: Path, tmp_path: Path) -> Path:
+    """A run whose file of rules no longer exists."""
+    missing = str(tmp_path / "gone.py")
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    named = str(recipe.parent / "rules.py")
+    for file in (copy / "run.json", copy / "config.yaml"):
+        file.write_text(file.read_text().replace(named, missing))
+    for file in copy.glob("steps/*.parquet"):
+        replace_in_facts(file, named, missing)
+    return copy
+
+
+def replace_in_facts(file: Path, before: str, after: str) -> None:
+    """Replace a text in a step file's metadata."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(file)
+    facts = {key: value.replace(before.encode(), after.encode()) for key, value in table.schema.metadata.items()}
+    pq.write_table(table.replace_schema_metadata(facts), file)
+
+
+def steps_of(run: Path) -> list[dict]:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(run / "steps" / "000002.parquet").to_pylist()
+
+
+def refused(*words: object) -> str:
+    """The error of a command that must end with exit code 2."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 2, result.output
+    return result.stderr.splitlines()[-1]
+
+
+def batch() -> TrajectoryBatch:
+    return TrajectoryBatch.from_arrays(
+        trajectory_of_step=np.array([0, 0, 1]),
+        group_of_trajectory=np.array([0, 0]),
+        outcome=np.array([1.0, 0.0]),
+        scores=np.array([[1.0], [0.5], [0.5]]),
+        score_names=["check"],
+    )
+
+
+# ---- loading -------------------------------------------------------------------------------------------------------
+
+
+def test_recipe_holds_absolute_references(recipe: Path) -> None:
+    rules = recipe.parent / "rules.py"
+    algorithm = load_recipe(recipe, [*OURS, SHADOW]).config.algorithm
+    assert algorithm.propagation == f"{rules}:before_tool"
+    assert algorithm.adv_estimator == f"{rules}:doubled"
+    assert algorithm.shadow == {"propagation": "none", "adv_estimator": f"{rules}:doubled"}
+    algorithm = load_recipe(recipe, GATED).config.algorithm
+    assert algorithm.propagation_threshold == {"kind": f"{rules}:Steady", "level": 0.3}
+    assert make_threshold(algorithm.propagation_threshold).theta("writer") == 0.3
+
+
+def test_assign_uses_the_rule_of_the_file(recipe: Path) -> None:
+    algorithm = load_recipe(recipe, OURS[:1]).config.algorithm
+    assigned = assign(batch(), algorithm)
+    plain = assign(batch(), load_recipe(recipe, THEIRS[:1]).config.algorithm)
+    np.testing.assert_array_equal(assigned.credit_S, 0.5 * plain.credit_S)
+
+
+def test_file_may_hold_a_record(recipe: Path) -> None:
+    algorithm = load_recipe(recipe, ["algorithm.propagation=rules.py:record"]).config.algorithm
+    assert PROPAGATION_RULES[algorithm.propagation].ignores == ()
+    assert assign(batch(), algorithm).credit_S.any()
+
+
+def test_stored_recipe_registers_its_rules(recipe: Path) -> None:
+    loaded = load_recipe(recipe, OURS)
+    stored = json.loads(json.dumps(loaded.to_dict()))
+    stored["algorithm"]["propagation"] = "rules.py:record"
+    assert recipe_of_dict(stored, "toy", recipe.parent).config.algorithm.propagation.endswith("/rules.py:record")
+
+
+def test_file_takes_no_name(recipe: Path) -> None:
+    load_recipe(recipe, [*OURS, SHADOW])
+    for registry in (PROPAGATION_RULES, ADVANTAGE_ESTIMATORS, THRESHOLDS):
+        assert not {"before_tool", "doubled", "Steady", "steady"} & set(registry.names())
+        assert not any("rules.py" in name for name in registry.names())
+
+
+def test_folders_with_equal_names_do_not_mix(tmp_path: Path) -> None:
+    twice = RULES.replace("0.5 *", "2.0 *")
+    one, two = (
+        load_recipe(project(tmp_path / name, rules), OURS[:1]).config.algorithm
+        for name, rules in (("one", RULES), ("two", twice))
+    )
+    np.testing.assert_array_equal(4.0 * assign(batch(), one).credit_S, assign(batch(), two).credit_S)
+
+
+def test_edited_file_counts_from_the_next_load(tmp_path: Path) -> None:
+    recipe = project(tmp_path / "p")
+    before = assign(batch(), load_recipe(recipe, OURS[:1]).config.algorithm).credit_S
+    (tmp_path / "p" / "rules.py").write_text(RULES.replace("0.5 *", "2.0 *"))
+    after = assign(batch(), load_recipe(recipe, OURS[:1]).config.algorithm).credit_S
+    np.testing.assert_array_equal(4.0 * before, after)
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("algorithm.propagation", "before_tool"),
+        ("algorithm.adv_estimator", "doubled"),
+        ("algorithm.propagation_threshold.kind", "Steady"),
+        ("algorithm.shadow.propagation", "before_tool"),
+        ("algorithm.shadow.propagation_threshold.kind", "Steady"),
+    ],
+)
+def test_missing_file_error_says_where_it_was_searched(key: str, name: str, recipe: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe, [f"{key}=gone.py:{name}"])
+    searched = f"no file 'gone.py' in {recipe.parent} or the working directory"
+    assert str(caught.value) == f"{key}: gone.py:{name}: cannot be loaded: {searched}"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("befor_tool", "rules.py has no 'befor_tool' (did you mean 'before_tool'?)"),
+        ("plain", "expected a function with @propagation_rule, or a PropagationRule, got function plain"),
+        ("RULES", "rules.py has no 'RULES'"),
+        ("doubled", "expected a function with @propagation_rule, or a PropagationRule, got function doubled"),
+        ("np", "expected a function with @propagation_rule, or a PropagationRule, got module numpy"),
+    ],
+)
+def test_wrong_object_is_refused(name: str, reason: str, recipe: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe, [f"algorithm.propagation=rules.py:{name}"])
+    start = f"algorithm.propagation: rules.py:{name}: cannot be loaded: "
+    assert str(caught.value).startswith(start)
+    assert reason in str(caught.value).replace(str(recipe.parent) + "/", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import numpy\n\n1 / 0\n", "ZeroDivisionError: division by zero (rules.py:3)"),
+        ("def rule(:\n", "rules.py:1: invalid syntax"),
+        ("import no_such_module\n", "no module 'no_such_module'"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3 (rules.py:2)"),
+    ],
+)
+def test_broken_file_error_names_the_line(text: str, reason: str, tmp_path: Path) -> None:
+    recipe = project(tmp_path / "p", text)
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe, OURS[:1])
+    assert str(caught.value).startswith("algorithm.propagation: rules.py:before_tool: cannot be loaded: ")
+    assert reason in str(caught.value)
+
+
+def test_rule_that_raises_is_located(recipe: Path) -> None:
+    algorithm = load_recipe(recipe, ["algorithm.propagation=rules.py:fails"]).config.algorithm
+    line = RULES.splitlines().index("    return 1 / 0") + 1
+    with pytest.raises(ConfigError) as caught:
+        assign(batch(), algorithm)
+    raised = f"ZeroDivisionError: division by zero (rules.py:{line} in fails)"
+    assert str(caught.value) == f"algorithm.propagation: {recipe.parent}/rules.py:fails: {raised}"
+
+
+def test_rule_that_returns_nothing_is_refused(recipe: Path) -> None:
+    algorithm = load_recipe(recipe, ["algorithm.propagation=rules.py:returns_nothing"]).config.algorithm
+    with pytest.raises(ConfigError, match=r"returns_nothing: expected the function to return Credit, got None"):
+        assign(batch(), algorithm)
+
+
+def test_estimator_declares_its_rollouts(recipe: Path) -> None:
+    words = ["algorithm.adv_estimator=rules.py:thirds", "actor_rollout_ref.rollout.n=2"]
+    with pytest.raises(ConfigError, match=r"n: 2 rollouts of each task; .*rules\.py:thirds compares .*: use 3 or more"):
+        load_recipe(recipe, words)
+
+
+def test_wrong_key_of_a_threshold_is_refused(recipe: Path) -> None:
+    with pytest.raises(ConfigError, match=r"got 'levle' \(did you mean 'level'"):
+        load_recipe(recipe, ["algorithm.propagation_threshold={kind: rules.py:Steady, levle: 0.3}"])
+
+
+def test_unloaded_reference_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"got 'x\.py:rule'; a file is loaded with the recipe that names it"):
+        assign(batch(), CreditOptions(propagation="x.py:rule"))
+
+
+# ---- commands ------------------------------------------------------------------------------------------------------
+
+
+def test_check_assigns_credit_by_the_file(recipe: Path, tmp_path: Path) -> None:
+    printed = succeeded(tmp_path, "check", recipe, *GATED, "algorithm.adv_estimator=rules.py:doubled", "--verbose")
+    assert "rules.py:Steady" in printed
+    assert "the recipe can be trained" in printed
+
+
+def test_rule_and_estimator_of_a_file_train(run: Path) -> None:
+    rows = steps_of(run)
+    trained = [row for row in rows if row["trained"]]
+    assert trained
+    assert all(row["received"] == 0 for row in rows)
+    for row in trained:
+        expected = 0.0 if row["tied"] else row["weight"] * (row["credit"] - row["baseline"])
+        assert row["advantage"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_run_records_the_file(run: Path, recipe: Path) -> None:
+    algorithm = json.loads((run / "run.json").read_text())["config"]["algorithm"]
+    assert algorithm["propagation"] == f"{recipe.parent / 'rules.py'}:before_tool"
+    assert load_recipe(run / "config.yaml").config.algorithm.propagation == algorithm["propagation"]
+
+
+@pytest.mark.parametrize("command", [("why",), ("report", "--out", "r.html"), ("calibrate",)])
+def test_readers_need_no_file(gone: Path, command: tuple[str, ...]) -> None:
+    name, *options = command
+    assert "cannot be" not in succeeded(gone.parent, name, gone, *options)
+
+
+def test_why_explains_the_rule_of_a_file(gone: Path) -> None:
+    step = next(row["step_id"] for row in steps_of(gone) if row["trained"] and not row["tied"])
+    assert "gone.py:before_tool" in succeeded(gone.parent, "why", gone, step)
+
+
+def test_recredit_and_diff_compare_the_rule_of_a_file(run: Path, recipe: Path) -> None:
+    past, back = run.parent / "past", run.parent / "back"
+    succeeded(recipe.parent, "recredit", run, *THEIRS, "-o", past)
+    assert "steps" in succeeded(recipe.parent, "diff", run, past)
+    succeeded(recipe.parent, "recredit", past, *OURS, "-o", back)
+    assert [row["advantage"] for row in steps_of(back)] == [row["advantage"] for row in steps_of(run)]
+
+
+def test_recredit_without_the_file_is_refused(gone: Path, run: Path) -> None:
+    start = f"algorithm.propagation: {gone.parent}/gone.py:before_tool: cannot be loaded: no file"
+    assert start in refused("recredit", gone, "algorithm.gamma=0.5", "-o", gone.parent / "out")
+    succeeded(gone.parent, "recredit", gone, *THEIRS, "-o", gone.parent / "theirs")  # needs no file
+
+
+def test_audit_scores_the_rule_of_a_file(run: Path, recipe: Path) -> None:
+    file = run.parent / "audit.json"
+    rule = "rules.py:before_tool"
+    words = ("--rollouts", 3, "--budget", 12, "--rule", rule, "--json", file)
+    succeeded(recipe.parent, "audit", run, *words)
+    assert rule in json.dumps(json.loads(file.read_text())["rules"])
+
+
+def test_audit_without_the_file_is_refused(gone: Path) -> None:
+    assert f"algorithm.propagation: {gone.parent}/gone.py:before_tool: cannot be loaded" in refused("audit", gone)
+
+
+def test_training_without_the_file_is_refused(gone: Path) -> None:
+    assert f"{gone.parent}/gone.py:before_tool: cannot be loaded" in refused("train", gone / "config.yaml")
+
+
+def test_guard_falls_back_from_the_rule_of_a_file(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "series.jsonl").write_text('{"reward/error_rate": 0.5, "reward/judged_trajectories": 1000}\n' * 6)
+    words = ("guard", "test", recipe, OURS[0], "--scenario", tmp_path / "series.jsonl")
+    assert "fallback" in succeeded(tmp_path, *words)
+
+
+@pytest.mark.slow
+def test_comparison_trains_the_rule_of_a_file(recipe: Path, tmp_path: Path) -> None:
+    vary = "algorithm.propagation=identical,rules.py:before_tool"
+    words = ("--no-arms", "--jobs", 1, "trainer.total_training_steps=1", "trainer.default_local_dir=out")
+    printed = succeeded(tmp_path, "compare", recipe, "--vary", vary, *words)
+    assert "rules.py:before_tool" in printed
+    assert (tmp_path / "out" / "rules.py_before_tool" / "seed0" / "run.json").is_file()
+
+
+def test_simulation_reads_the_estimator_of_a_file(recipe: Path) -> None:
+    assert "blame by rule" in succeeded(recipe.parent, "simulate", OURS[1])
+
+
+def test_worker_process_registers_the_rules(recipe: Path, tmp_path: Path) -> None:
+    loaded = load_recipe(recipe, [OURS[1], *GATED, SHADOW])
+    (tmp_path / "section.json").write_text(json.dumps({KEY: recipe_section(loaded, tmp_path)}))
+    code = (
+        "import json\n"
+        "from creditflow.engines.verl.recipe import read_run_handle\n"
+        "from creditflow.credit import make_threshold\n"
+        "run = read_run_handle(json.load(open('section.json')))\n"
+        "run.config.algorithm.validate()\n"
+        "print(make_threshold(run.config.algorithm.propagation_threshold).theta('writer'))\n"
+    )
+    done = python(tmp_path, "-c", code)
+    assert (done.returncode, done.stdout) == (0, "0.3\n"), done.stderr
+
+
+def test_verl_refuses_a_file_rule_of_the_local_engine(recipe: Path, tmp_path: Path) -> None:
+    words = ("train", recipe, OURS[0], "trainer.device=auto", "--engine", "verl", "--dry-run")
+    done = creditflow(tmp_path, *words)
+    assert done.returncode == 2
+    assert "rules.py:before_tool is for --engine local; verl does not support it" in done.stderr

@@ -1,0 +1,182 @@
+"""Outcomes of single agents, for teams that compete: each agent's steps use its own, else the common one."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.credit import CreditOptions, assign, check_groups, explain
+from creditflow.credit.assignment import Assignment
+from creditflow.credit.decompose import outcomes
+from creditflow.data import Score
+from creditflow.errors import NotFiniteError
+from tests.builders import batch_of, make_trajectory, step
+from tests.credit.strategies import options, trajectories
+from tests.oracle.credit_oracle import credit_rows
+
+
+def game(id, white, black, common=0.5, scores=(0.25, 1.0, 0.5, 0.75), **more):
+    """Two moves of each player; a move uses the player's move before it. Both last moves are the answer."""
+    players, parents = ("white", "black") * 2, ((), (), (0,), (1,))
+    steps = [step(player, r, above) for player, r, above in zip(players, scores, parents, strict=True)]
+    return make_trajectory(id, steps, common, answer_steps=(2, 3), outcomes={"white": white, "black": black}, **more)
+
+
+GAMES = (game("t0", 1.0, 0.0), game("t1", 0.0, 1.0, scores=(0.5, 0.5, 1.0, 0.0)), game("t2", 0.25, 0.75))
+
+
+@pytest.mark.parametrize(
+    ("keys", "paid"),
+    [
+        ({"propagation": "identical"}, [1.0, 0.0, 1.0, 0.0]),
+        ({"propagation": "uniform"}, [0.25, 0.0, 0.25, 0.0]),
+        ({"propagation": "none", "w_o": 2.0}, [2.0, 0.0, 2.0, 0.0]),
+        ({"propagation": "none", "outcome_to": "answer"}, [0.0, 0.0, 0.5, 0.0]),
+        ({"propagation": "discounted", "outcome_to": "answer"}, [0.25, 0.0, 0.5, 0.0]),
+        ({"propagation": "threshold", "outcome_to": "answer", "propagation_threshold": 0.6}, [0.0, 0.0, 0.5, 0.0]),
+    ],
+)
+def test_players_of_a_game_get_opposite_outcomes(keys, paid):
+    """White wins and black loses; the common outcome of 0.5 reaches neither."""
+    chosen = CreditOptions(w_r=0.0, gamma=0.5, **keys)
+    assert assign(batch_of(*GAMES), chosen).credit_S[:4].tolist() == paid
+    assert [row.credit for row in credit_rows(GAMES, chosen)][:4] == paid
+
+
+@pytest.mark.parametrize("group_by", ["task", "task_agent", "agent_turn"])
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize("rule", ["identical", "uniform", "none", "discounted", "threshold"])
+def test_advantages_of_a_game_equal_the_oracle(rule, estimator, group_by):
+    for outcome_to in ("all", "answer"):
+        chosen = CreditOptions(propagation=rule, adv_estimator=estimator, group_by=group_by, outcome_to=outcome_to)
+        expected = [row.advantage for row in credit_rows(GAMES, chosen)]
+        np.testing.assert_allclose(assign(batch_of(*GAMES), chosen).advantage_S, expected, rtol=1e-12, atol=1e-12)
+
+
+def bits_of(assigned):
+    """The arrays of an assignment by name."""
+    arrays = {field.name: getattr(assigned, field.name) for field in fields(Assignment)}
+    return {name: values for name, values in arrays.items() if isinstance(values, np.ndarray)}
+
+
+@given(trajectories(), options())
+def test_equal_outcomes_equal_the_common_one_bit_for_bit(trajectories, chosen):
+    for one in trajectories:
+        one.outcomes = {}
+    common = assign(batch_of(*trajectories), chosen)
+    for one in trajectories:
+        if one.outcome is not None:
+            one.outcomes = {made.agent: one.outcome for made in one.steps}
+    own = assign(batch_of(*trajectories), chosen)
+    for name, values in bits_of(common).items():
+        np.testing.assert_array_equal(getattr(own, name), values, err_msg=name)
+    for s in range(own.batch.n_steps):
+        assert explain(own, s).replay() == explain(common, s).replay()
+
+
+@given(trajectories(), options(), st.permutations("abc"))
+def test_permuted_agents_and_outcomes_permute_the_credit(trajectories, chosen, names):
+    """In every trajectory, the steps and the outcome of an agent go to another agent."""
+    before = assign(batch_of(*trajectories), chosen)
+    renamed = dict(zip("abc", names, strict=True))
+    for one in trajectories:
+        one.outcomes = {renamed[agent]: score for agent, score in one.outcomes.items()}
+        for made in one.steps:
+            made.agent = renamed[made.agent]
+    after = assign(batch_of(*trajectories), chosen)
+    np.testing.assert_allclose(after.credit_S, before.credit_S, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(after.advantage_S, before.advantage_S, rtol=1e-9, atol=1e-11)
+    np.testing.assert_array_equal(after.masked_S, before.masked_S)
+
+
+def test_swapped_outcomes_swap_the_credit_of_players():
+    """Two players with equal moves: credit depends on the outcome alone."""
+    chosen = CreditOptions(propagation="none", outcome_to="answer")
+    credits = [
+        assign(batch_of(game("t", white, black, scores=(0.5,) * 4)), chosen).credit_S
+        for white, black in ((1.0, 0.25), (0.25, 1.0))
+    ]
+    np.testing.assert_array_equal(credits[0][[1, 0, 3, 2]], credits[1])
+
+
+def test_agent_without_an_own_outcome_has_the_common_one():
+    one = make_trajectory("t", [step("a"), step("b")], 0.5, outcomes={"b": 1.0, "absent": 0.0})
+    assert assign(batch_of(one), CreditOptions(propagation="identical")).credit_S.tolist() == [0.5, 1.0]
+
+
+def test_failed_outcome_masks_the_steps_of_its_agent_alone():
+    failed = game("t0", "failed", 1.0)
+    assigned = assign(batch_of(failed, *GAMES[1:]), CreditOptions(propagation="identical", group_by="task_agent"))
+    assert assigned.trained_S.tolist() == [False, True, False, True] + [True] * 8
+    assert assigned.masked_S.tolist() == [True, False, True, False] + [False] * 8
+    assert not assigned.masked_N.any()
+    assert assigned.group_size_S[:4].tolist() == [0, 3, 0, 3]
+    note = explain(assigned, 0).operations[-1].note
+    assert note == "it is masked: the outcome of white could not be scored"
+
+
+def test_failed_common_outcome_masks_agents_without_an_own_one():
+    one = make_trajectory("t", [step("a"), step("b")], "failed", outcomes={"b": 1.0})
+    assigned = assign(batch_of(one), CreditOptions(propagation="identical"))
+    assert assigned.masked_S.tolist() == [True, False]
+    assert assigned.masked_N.tolist() == [False]
+    assert assigned.credit_S.tolist() == [0.0, 1.0]
+
+
+def test_failed_outcomes_of_all_agents_mask_the_trajectory():
+    assigned = assign(batch_of(game("t0", "failed", "timeout"), *GAMES[1:]), CreditOptions())
+    assert assigned.masked_N.tolist() == [True, False, False]
+    assert [found.code for found in check_groups(assigned.batch)].count("masked_trajectories") == 1
+
+
+def test_failed_or_truncated_trajectory_is_masked_whole():
+    failed, truncated = game("t0", 1.0, 0.0, status="failed"), game("t1", 1.0, 0.0, status="truncated")
+    found = outcomes(batch_of(failed, truncated, *GAMES[2:]), CreditOptions(mask_truncated=True))
+    assert found.masked_S.tolist() == [True] * 8 + [False] * 4
+    assert found.masked_N.tolist() == [True, True, False]
+    kept = outcomes(batch_of(truncated), CreditOptions())
+    assert (kept.value_S.tolist(), kept.known_S.all()) == ([1.0, 0.0, 1.0, 0.0], True)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", None])
+def test_outcome_of_an_agent_that_is_not_finite_raises(value):
+    batch = batch_of(game("t0", 1.0, 0.0))
+    batch = replace(batch, outcomes_of_agents=({"white": Score(value), "black": Score(0.0)},))
+    message = rf"trajectory t0: expected a finite outcome of white where its scoring was ok, got {value}"
+    with pytest.raises(NotFiniteError, match=message):
+        assign(batch, CreditOptions())
+
+
+def test_own_reward_and_outcome_are_conserved_in_a_game():
+    """The sum of own rewards contains the mean outcome of the answer steps, weighted by `w_o`."""
+    chosen = CreditOptions(outcome_to="answer", sub_reward_origin=0.0, gamma=1.0, w_o=2.0)
+    assigned = assign(batch_of(*GAMES), chosen)
+    for n, (white, black) in enumerate(((1.0, 0.0), (0.0, 1.0), (0.25, 0.75))):
+        at = slice(4 * n, 4 * n + 4)
+        own, parentless = assigned.own_S[at], (assigned.own_S + assigned.received_S)[at][:2]
+        assert own.sum() == pytest.approx(np.nansum(assigned.sub_reward_S[at]) + 2.0 * (white + black) / 2)
+        assert own.sum() == pytest.approx(parentless.sum() + assigned.withheld_S[at].sum())
+
+
+def test_explanation_names_the_agent_of_the_outcome():
+    assigned = assign(batch_of(*GAMES), CreditOptions(propagation="none"))
+    outcome = next(one for one in explain(assigned, 1).operations if one.name == "outcome")
+    assert (outcome.value, outcome.note) == (0.0, "of black")
+    shared = explain(assign(batch_of(*GAMES), CreditOptions(propagation="identical")), 1).operations
+    assert "what identical gives every step of black" in [one.note for one in shared]
+    common = assign(batch_of(make_trajectory("t", [step("a")], 1.0)), CreditOptions(propagation="none"))
+    assert next(one for one in explain(common, 0).operations if one.name == "outcome").note == ""
+
+
+def test_outcome_that_flows_to_an_opponent_is_reported():
+    steps = [step("pro", 1.0), step("con", 1.0)]
+    debates = [make_trajectory(f"t{n}", steps, 0.5, outcomes={"pro": n, "con": 1 - n}) for n in range(2)]
+    batch = batch_of(*debates)
+    found = {one.code: one.message for one in check_groups(batch, CreditOptions(outcome_to="answer"))}
+    assert "the outcome of con flows to pro, whose outcome differs" in found["outcome_of_another"]
+    assert "outcome_of_another" not in {one.code for one in check_groups(batch)}
+    assert "outcome_of_another" not in {
+        one.code for one in check_groups(batch_of(*GAMES), CreditOptions(outcome_to="answer"))
+    }

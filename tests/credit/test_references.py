@@ -1,0 +1,70 @@
+"""Tests of references to files in options of credit, and of their recorded properties."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from creditflow import CreditOptions, TrajectoryBatch, assign
+from creditflow._utils.loading import load_object
+from creditflow.credit import explain, make_threshold
+from creditflow.credit.records import NOTHING, PROPAGATION_RULES, PropagationRule
+from creditflow.credit.references import recall_properties, recorded_properties
+from creditflow.errors import USER_MODULE, ConfigError
+
+RULE = {"ignores": ["share"], "flows": NOTHING, "decomposed": True}
+
+
+def batch() -> TrajectoryBatch:
+    return TrajectoryBatch.from_arrays(
+        trajectory_of_step=np.array([0, 1]), group_of_trajectory=np.array([0, 0]), outcome=np.array([1.0, 0.0])
+    )
+
+
+def test_recorded_rule_is_explained_and_assigns_nothing() -> None:
+    recall_properties({"algorithm.propagation": {"/a.py:rule": RULE}})
+    options = CreditOptions(propagation="/a.py:rule")
+    assert PROPAGATION_RULES["/a.py:rule"].ignores == ("share",)
+    assigned = replace(assign(batch(), CreditOptions(propagation="none")), options=options)
+    assert explain(assigned, 0).replay() == assigned.advantage_S[0]
+    with pytest.raises(ConfigError, match=r"algorithm\.propagation: /a\.py:rule: its file is not loaded"):
+        assign(batch(), options)
+
+
+def test_loaded_rule_takes_precedence_over_a_recorded_one() -> None:
+    rule = PROPAGATION_RULES["none"]
+    PROPAGATION_RULES.load("/b.py:rule", rule)
+    recall_properties({"algorithm.propagation": {"/b.py:rule": RULE}})
+    assert PROPAGATION_RULES["/b.py:rule"] is rule
+
+
+def test_properties_survive_a_round_trip() -> None:
+    rule = PropagationRule(lambda inputs: None, ignores=("share",), engines=("local",))
+    PROPAGATION_RULES.load("/c.py:rule", rule)
+    recorded = recorded_properties(CreditOptions(shadow={"propagation": "/c.py:rule"}))
+    moved = {key: {"/d.py:rule": properties["/c.py:rule"]} for key, properties in recorded.items()}
+    recall_properties(moved)
+    assert replace(PROPAGATION_RULES["/d.py:rule"], credit=rule.credit) == rule
+
+
+def test_recorded_threshold_has_any_keys() -> None:
+    recall_properties({"algorithm.propagation_threshold.kind": {"/a.py:Kind": {}}})
+    make_threshold({"kind": "/a.py:Kind", "level": 1})
+
+
+@pytest.mark.parametrize(
+    "wrong", [3, {"algorithm.propagation": 3}, {"algorithm.propagation": {"/e.py:x": {"flows": 3}}}]
+)
+def test_properties_of_another_form_are_refused(wrong: object) -> None:
+    with pytest.raises(ConfigError, match="recorded properties"):
+        recall_properties(wrong)
+
+
+def test_recorded_name_without_a_file_is_left_out() -> None:
+    recall_properties({"algorithm.propagation": {"free": RULE}})
+    assert "free" not in PROPAGATION_RULES
+
+
+def test_modules_of_files_have_the_prefix(tmp_path) -> None:
+    (tmp_path / "a.py").write_text("def f(): pass\n")
+    assert load_object("a.py:f", tmp_path, "key").__module__.startswith(USER_MODULE)

@@ -1,0 +1,123 @@
+"""A small real run of two agents with their own outcomes: training, ledger, `why`, `recredit` and the report."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from creditflow._utils.progress import Reporter
+from creditflow.cli import app
+from creditflow.config import load_recipe
+from creditflow.credit import CreditOptions, assign, explain
+from creditflow.credit.shapley import KEY
+from creditflow.engines.local.rollouts import outcomes_differ
+from creditflow.engines.local.trainer import train
+from creditflow.reports.detail import trajectory_graph
+from creditflow.runs import Ledger
+from tests.builders import make_trajectory, step
+from tests.oracle.credit_oracle import credit_rows
+from tests.paths import TOY
+
+RIVALS = """
+from creditflow import outcome
+
+@outcome(range=(-1, 1))
+def rivals(trajectory):
+    critic = trajectory.answer[:1]
+    if critic > "\\uff00":
+        return {"*": 0.0, "writer": 0.5, "critic": None}   # the critic's outcome fails
+    return zero_sum(trajectory)
+
+@outcome(range=(-1, 1))
+def zero_sum(trajectory):
+    writer = 1.0 if trajectory.answer[:1] < "A" else -1.0
+    return {"*": 0.0, "writer": writer, "critic": -writer}
+"""
+
+
+def creditflow(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def a_run(folder: Path, outcome: str, *overrides: str) -> Ledger:
+    (folder / "rivals.py").write_text(RIVALS)
+    functions = f"reward.functions=[{{fn: {folder}/rivals.py:{outcome}}}, {{fn: toy.py:compute_decomposed_reward}}]"
+    options = [f"trainer.default_local_dir={folder}/run", functions, "trainer.test_freq=-1", *overrides]
+    return Ledger.open(train(load_recipe(TOY, options), Reporter()).path)
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    return a_run(tmp_path_factory.mktemp("rivals"), "rivals", "reward.max_failed_frac=1")
+
+
+def test_ledger_keeps_outcomes_of_agents_and_their_credit(ledger: Ledger) -> None:
+    for recorded in ledger:
+        batch, made = recorded.batch, recorded.assignment
+        assert made is not None
+        trajectories = batch.to_trajectories()
+        assert all(set(one.outcomes) == {"writer", "critic"} and one.outcome.value == 0.0 for one in trajectories)
+        rows = credit_rows(trajectories, made.options)
+        np.testing.assert_allclose(made.credit_S, [row.credit for row in rows], rtol=1e-12, atol=1e-12)
+        assert made.trained_S.tolist() == [row.trained for row in rows]
+        again = assign(batch, made.options)
+        np.testing.assert_array_equal(again.advantage_S, made.advantage_S)
+        for s in range(batch.n_steps):
+            assert explain(made, s).replay() == made.advantage_S[s]
+
+
+def test_why_prints_the_outcome_of_the_steps_agent(ledger: Ledger) -> None:
+    recorded = next(iter(ledger))
+    batch, made = recorded.batch, recorded.assignment
+    learns = made.trained_S & ~made.tied_S & (made.group_S >= 0)
+    s = int(np.flatnonzero(learns & (batch.agent_of_step == batch.agent_names.index("critic")))[0])
+    n = int(batch.trajectory_of_step[s])
+    value = batch.outcomes_of_agents[n]["critic"].value
+    assert f"outcome = {value:g}   # of critic" in creditflow("why", ledger.path, batch.step_ids[s])
+    shown = creditflow("why", ledger.path, "--trajectory", batch.trajectory_ids[n])
+    assert f"outcome of critic {value:g} in [-1, 1]" in shown
+    assert trajectory_graph(recorded, batch.trajectory_ids[n])["outcomes"]["critic"] == value
+
+
+def test_recredit_reproduces_files_with_outcomes_of_agents(ledger: Ledger, tmp_path: Path) -> None:
+    creditflow("recredit", ledger.path, "-o", tmp_path / "same")
+    again = Ledger.open(tmp_path / "same")
+    for training_step in ledger.steps:
+        assert again.file(training_step).read_bytes() == ledger.file(training_step).read_bytes()
+    creditflow("recredit", ledger.path, "-o", tmp_path / "other", "algorithm.propagation=identical")
+    for recorded in Ledger.open(tmp_path / "other"):
+        chosen = CreditOptions(propagation="identical", group_by="agent")
+        expected = [row.credit for row in credit_rows(recorded.batch.to_trajectories(), chosen)]
+        assert recorded.assignment.credit_S.tolist() == expected
+
+
+def test_report_is_written_for_a_run_of_competing_agents(ledger: Ledger, tmp_path: Path) -> None:
+    creditflow("report", ledger.path, "-o", tmp_path / "report.html")
+    assert "outcome of " in (tmp_path / "report.html").read_text()
+
+
+def test_shapley_values_are_those_of_each_agents_outcome(tmp_path: Path) -> None:
+    """In a zero-sum game, the writer's value less the critic's is the gain of both over two stand-ins: from -1 or 1."""
+    shapley = ("algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=3", "algorithm.w_r=0")
+    ledger = a_run(tmp_path, "zero_sum", *shapley, "trainer.total_training_steps=1", "trainer.val_before_train=false")
+    recorded = ledger.read(1)
+    batch, values_N = recorded.batch, [info[KEY]["shapley"] for info in recorded.batch.trajectory_info]
+    for outcomes, values in zip(batch.outcomes_of_agents, values_N, strict=True):
+        assert abs(values["writer"] - values["critic"] - outcomes["writer"].value) == pytest.approx(1.0)
+    agents = [batch.agent_names[a] for a in batch.agent_of_step]
+    expected = [values_N[n][agent] for n, agent in zip(batch.trajectory_of_step, agents, strict=True)]
+    assert recorded.assignment.shared_S.tolist() == expected
+    assert any(expected)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "differ"),
+    [([{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}], True), ([{"a": 1.0, "b": 0.0}] * 2, False), ([{}, {}], False)],
+)
+def test_dynamic_sampling_keeps_groups_whose_agents_differ(outcomes, differ) -> None:
+    """The common outcomes of a zero-sum game are equal."""
+    group = [make_trajectory(f"t{n}", [step("a"), step("b")], 0.5, outcomes=own) for n, own in enumerate(outcomes)]
+    assert outcomes_differ(group) == differ
