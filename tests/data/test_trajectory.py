@@ -200,7 +200,11 @@ def test_agents_outcome_replaces_the_common_one_in_its_steps() -> None:
     trajectory = make_trajectory()
     own = trajectory.steps[0].agent
     trajectory.outcome, trajectory.outcomes = Score(0.5), {own: Score(1.0)}
-    other = replace(make_trajectory(), id="s", steps=[replace(s, trajectory_id="s") for s in make_trajectory().steps])
+    other = replace(
+        make_trajectory(),
+        id="s",
+        steps=[replace(s, id=f"s/{s.index}", trajectory_id="s") for s in make_trajectory().steps],
+    )
     other.outcome, other.outcomes = Score(0.25), {own: Score(0.0, status="failed")}
     batch = TrajectoryBatch.from_trajectories([trajectory, other])
     expected = [1.0 if step.agent == own else 0.5 for step in trajectory.steps]
