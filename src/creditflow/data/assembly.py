@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from creditflow.data.columns import column_specs
 from creditflow.data.trajectory import NOT_MATCHED, OK, TIMEOUT, Bools, Floats, Ints
 from creditflow.data.validation import first, first_repeated, located
 from creditflow.errors import BatchError
@@ -60,11 +61,44 @@ class Places:
         """Step `s` in words."""
         return f"step {self.step_ids[s]} of trajectory {self.trajectory_ids[self.trajectory_S[s]]}"
 
+    def field(self, name: str) -> Callable[[int], str]:
+        """The function that names field `name` of a step."""
+        return lambda s: f"{self.step(s)}: {name}"
+
     def refuse(self, wrong_S: Bools, why: Callable[[int], str]) -> None:
         """Raise BatchError for the first step in `wrong_S`."""
         if wrong_S.any():
             s = first(wrong_S)
             raise BatchError(f"{self.step(s)}: {why(s)}")
+
+
+def columns_of_records(shape: str, records: Sequence[Any], places: Places) -> dict[str, Any]:
+    """The columns of a batch with one entry for each trajectory (shape N) or step (S)."""
+    made: dict[str, Any] = {}
+    for spec in column_specs():
+        if not spec.per.record or spec.per.shape != shape:
+            continue
+        values = [getattr(record, spec.per.record) for record in records]
+        if spec.per.into:
+            made |= spec.per.coded(spec.name, *codes_of(values))
+        elif spec.dtype is not None:
+            made[spec.name] = located(values, values, spec.dtype, places.field(spec.per.record))
+        elif spec.per.optional and all(value in (None, (), {}) for value in values):
+            made[spec.name] = ()
+        else:
+            made[spec.name] = tuple(values)
+    return made
+
+
+def lists_of_records(steps: Sequence[Any], places: Places) -> dict[str, Lists]:
+    """The lists of tokens of the steps."""
+    return {
+        spec.per.table: Lists.join(
+            [getattr(step, spec.per.record) for step in steps], spec.dtype, places.field(spec.per.record)
+        )
+        for spec in column_specs()
+        if spec.dtype is not None and spec.per.record and spec.per.shape in ("P", "T")
+    }
 
 
 def columns_of_lists(

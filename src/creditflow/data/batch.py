@@ -6,16 +6,17 @@ Shape suffixes: N trajectories, S steps, E edges, T response tokens, P prompt to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 
 import numpy as np
-from numpy.typing import DTypeLike
 
-from creditflow.data.assembly import Lists, Places, codes_of, columns_of_lists
+from creditflow.data.assembly import Lists, Places, codes_of, columns_of_lists, columns_of_records, lists_of_records
+from creditflow.data.columns import Per, column_specs
 from creditflow.data.trajectory import (
     CODE_OF_STATUS,
+    FAILED,
     NOT_MATCHED,
     OK,
     TIMEOUT,
@@ -30,7 +31,7 @@ from creditflow.data.trajectory import (
     Trajectory,
     clip_rounding,
 )
-from creditflow.data.validation import INDICES, Per, array, check_range, check_trajectory, located, validate
+from creditflow.data.validation import INDICES, array, check_range, check_trajectory, validate
 from creditflow.errors import BatchError
 
 
@@ -81,41 +82,41 @@ class TrajectoryBatch(_Remembered):
     """
 
     # Trajectories
-    trajectory_ids: Annotated[Sequence[str], Per("N")]
-    tasks: Annotated[Sequence[Task], Per("N")]
+    trajectory_ids: Annotated[Sequence[str], Per("N", "id", "trajectory_id")]
+    tasks: Annotated[Sequence[Task], Per("N", "task")]
     group_names: tuple[str, ...]
-    group_of_trajectory: Annotated[Ints, Per("N", into="group_names")]
+    group_of_trajectory: Annotated[Ints, Per("N", "uid", into="group_names")]
     """[N] index into `group_names` (the `uid`)."""
-    outcome: Annotated[Floats, Per("N")]
+    outcome: Annotated[Floats, Per("N", in_table="outcome")]
     """[N] outcome in its original range; NaN if missing or its scoring failed."""
-    outcome_scores: Annotated[Sequence[Score | None], Per("N")]
-    status_of_trajectory: Annotated[Ints, Per("N", into=len(TRAJECTORY_STATUSES))]
+    outcome_scores: Annotated[Sequence[Score | None], Per("N", "outcome", "outcome_score")]
+    status_of_trajectory: Annotated[Ints, Per("N", "status", into=TRAJECTORY_STATUSES)]
     """[N] index into TRAJECTORY_STATUSES."""
-    answers: Annotated[Sequence[str | None], Per("N")]
-    trajectory_info: Annotated[Sequence[dict[str, Any]], Per("N")]
+    answers: Annotated[Sequence[str | None], Per("N", "answer")]
+    trajectory_info: Annotated[Sequence[dict[str, Any]], Per("N", "info", "trajectory_info")]
 
     # Steps
-    step_ids: Annotated[Sequence[str], Per("S")]
+    step_ids: Annotated[Sequence[str], Per("S", "id", "step_id")]
     trajectory_of_step: Annotated[Ints, Per("S", into="trajectory_ids")]
     """[S] index of the trajectory, non-decreasing."""
-    index_of_step: Annotated[Ints, Per("S")]
+    index_of_step: Annotated[Ints, Per("S", "index")]
     """[S] position in the trajectory."""
     agent_names: tuple[str, ...]
-    agent_of_step: Annotated[Ints, Per("S", into="agent_names")]
+    agent_of_step: Annotated[Ints, Per("S", "agent", into="agent_names")]
     """[S] index into `agent_names`."""
-    turn_of_step: Annotated[Ints, Per("S")]
+    turn_of_step: Annotated[Ints, Per("S", "turn")]
     policy_names: tuple[str, ...]
-    policy_of_step: Annotated[Ints, Per("S", into="policy_names")]
-    policy_version: Annotated[Ints, Per("S")]
-    temperature_of_step: Annotated[Floats, Per("S")]
+    policy_of_step: Annotated[Ints, Per("S", "policy", into="policy_names")]
+    policy_version: Annotated[Ints, Per("S", "policy_version")]
+    temperature_of_step: Annotated[Floats, Per("S", "temperature")]
     is_answer: Annotated[Bools, Per("S")]
     """[S] whether the trajectory's answer came from this step."""
     stratum_names: tuple[str, ...]
-    stratum_of_step: Annotated[Ints, Per("S", into="stratum_names", low=-1)]
+    stratum_of_step: Annotated[Ints, Per("S", "stratum", into="stratum_names", low=-1)]
     """[S] index into `stratum_names`; -1 for steps without a label."""
-    prompts: Annotated[Sequence[str], Per("S")]
-    responses: Annotated[Sequence[str], Per("S")]
-    step_info: Annotated[Sequence[dict[str, Any]], Per("S")]
+    prompts: Annotated[Sequence[str], Per("S", "prompt")]
+    responses: Annotated[Sequence[str], Per("S", "response")]
+    step_info: Annotated[Sequence[dict[str, Any]], Per("S", "info", "step_info")]
 
     # Edges, sorted by child
     edge_child: Annotated[Ints, Per("E", into="step_ids")]
@@ -127,31 +128,33 @@ class TrajectoryBatch(_Remembered):
     score_names: tuple[str, ...]
     scores: Annotated[Floats, Per("SK")]
     """[S, K] scores rescaled to [0, 1] (the mean of scores per token); NaN unless the status is ok."""
-    score_status: Annotated[Ints, Per("SK", into=TIMEOUT + 1)]
+    score_status: Annotated[Ints, Per("SK", into=(NOT_MATCHED, OK, FAILED, TIMEOUT))]
     """[S, K] NOT_MATCHED, OK, FAILED or TIMEOUT."""
     score_weights: Annotated[Floats, Per("SK")]
     """[S, K] weight of the function; 0 if it did not match the step."""
-    raw_scores: Annotated[Sequence[dict[str, Score]], Per("S")]
+    raw_scores: Annotated[Sequence[dict[str, Score]], Per("S", "scores")]
     """[S] the original scores by function."""
 
     # Tokens
     prompt_offsets: Annotated[Ints, Per("O", bounds="P")]
     """[S+1] bounds of each step's prompt tokens in `prompt_ids`."""
-    prompt_ids: Annotated[TokenIds, Per("P")]
+    prompt_ids: Annotated[TokenIds, Per("P", "prompt_ids")]
     token_offsets: Annotated[Ints, Per("O", bounds="T")]
     """[S+1] bounds of each step's response tokens in the [T] columns."""
-    response_mask: Annotated[Bools, Per("T")]
-    response_ids: Annotated[TokenIds, Per("T")]
-    logprobs: Annotated[Floats, Per("T")]
-    ref_logprobs: Annotated[Floats, Per("T", optional=True)] = field(default_factory=lambda: np.zeros(0))
+    response_mask: Annotated[Bools, Per("T", "response_mask")]
+    response_ids: Annotated[TokenIds, Per("T", "response_ids")]
+    logprobs: Annotated[Floats, Per("T", "logprobs")]
+    ref_logprobs: Annotated[Floats, Per("T", "ref_logprobs", optional=True)] = field(
+        default_factory=lambda: np.zeros(0)
+    )
     """[T] reference log-probabilities, NaN for steps without any; empty if no step has any."""
 
     # Rarely used: empty if no trajectory, or no step, has a value
-    outcomes_of_agents: Annotated[Sequence[Mapping[str, Score]], Per("N", optional=True)] = ()
+    outcomes_of_agents: Annotated[Sequence[Mapping[str, Score]], Per("N", "outcomes", optional=True)] = ()
     """[N] `Trajectory.outcomes`."""
-    version_spans: Annotated[Sequence[tuple[tuple[int, int], ...]], Per("S", optional=True)] = ()
+    version_spans: Annotated[Sequence[tuple[tuple[int, int], ...]], Per("S", "version_spans", optional=True)] = ()
     """[S] `Step.version_spans`."""
-    branch_of: Annotated[Sequence[str | None], Per("S", optional=True)] = ()
+    branch_of: Annotated[Sequence[str | None], Per("S", "branch_of", optional=True)] = ()
     """[S] `Step.branch_of`."""
 
     @property
@@ -193,78 +196,32 @@ class TrajectoryBatch(_Remembered):
         for trajectory in trajectories:
             check_trajectory(trajectory)
         steps = [step for trajectory in trajectories for step in trajectory.steps]
-        lengths_N = [len(trajectory.steps) for trajectory in trajectories]
-        trajectory_S = np.repeat(np.arange(len(trajectories)), lengths_N)
+        trajectory_S = np.repeat(np.arange(len(trajectories)), [len(trajectory.steps) for trajectory in trajectories])
         places = Places([t.id for t in trajectories], [s.id for s in steps], trajectory_S)
-        group_of_trajectory, group_names = codes_of(t.uid for t in trajectories)
-        agent_of_step, agent_names = codes_of(s.agent for s in steps)
-        policy_of_step, policy_names = codes_of(s.policy for s in steps)
-        stratum_of_step, stratum_names = codes_of(s.stratum for s in steps)
-        score_codes, score_names = codes_of(name for step in steps for name in step.scores)
-
-        def numbers(name: str, dtype: DTypeLike) -> Any:
-            values = [getattr(step, name) for step in steps]
-            return located(values, values, dtype, lambda s: f"{places.step(s)}: {name}")
-
-        def lists(name: str, dtype: DTypeLike, words: str = "") -> Lists:
-            values = [getattr(step, name) for step in steps]
-            return Lists.join(values, dtype, lambda s: f"{places.step(s)}: {name}", words)
-
-        def of_scores(values: Iterable[Any], dtype: DTypeLike) -> Lists:
-            return Lists(np.array([len(step.scores) for step in steps], np.int64), np.array(list(values), dtype))
-
+        scores_S = np.array([len(step.scores) for step in steps], dtype=np.int64)
         scored = [(step, score) for step in steps for score in step.scores.values()]
+        codes, score_names = codes_of(name for step in steps for name in step.scores)
+        values = np.array([score.rescaled_over(step.response_mask) for step, score in scored], dtype=np.float64)
+        status = np.array([CODE_OF_STATUS[score.status] for _, score in scored], dtype=np.int64)
+        weights = np.array([score.weight for _, score in scored], dtype=np.float64)
+        lists = {
+            "parents": Lists.join([s.parents for s in steps], np.int64, places.field("parents"), INDICES),
+            **lists_of_records(steps, places),
+            "score_names": Lists(scores_S, codes),
+            "score_values": Lists(scores_S, values),
+            "score_status": Lists(scores_S, status),
+            "score_weights": Lists(scores_S, weights),
+        }
+        answers = [trajectory.answer_steps for trajectory in trajectories]
+        answer_steps = Lists.join(
+            answers, np.int64, lambda n: f"trajectory {places.trajectory_ids[n]}: answer_steps", INDICES
+        )
         batch = cls(
-            trajectory_ids=tuple(places.trajectory_ids),
-            tasks=tuple(t.task for t in trajectories),
-            group_names=group_names,
-            group_of_trajectory=group_of_trajectory,
+            **columns_of_records("N", trajectories, places),
+            **columns_of_records("S", steps, places),
+            **columns_of_lists(places, lists, answer_steps, score_names),
             outcome=np.array([outcome_value(t.outcome) for t in trajectories], dtype=np.float64),
-            outcome_scores=tuple(t.outcome for t in trajectories),
-            status_of_trajectory=np.array([TRAJECTORY_STATUSES.index(t.status) for t in trajectories], dtype=np.int64),
-            answers=tuple(t.answer for t in trajectories),
-            trajectory_info=tuple(t.info for t in trajectories),
-            step_ids=tuple(places.step_ids),
             trajectory_of_step=trajectory_S,
-            index_of_step=numbers("index", np.int64),
-            agent_names=agent_names,
-            agent_of_step=agent_of_step,
-            turn_of_step=numbers("turn", np.int64),
-            policy_names=policy_names,
-            policy_of_step=policy_of_step,
-            policy_version=numbers("policy_version", np.int64),
-            temperature_of_step=numbers("temperature", np.float64),
-            stratum_names=stratum_names,
-            stratum_of_step=stratum_of_step,
-            prompts=tuple(s.prompt for s in steps),
-            responses=tuple(s.response for s in steps),
-            step_info=tuple(s.info for s in steps),
-            raw_scores=tuple(s.scores for s in steps),
-            outcomes_of_agents=_unless_empty(t.outcomes for t in trajectories),
-            version_spans=_unless_empty(s.version_spans for s in steps),
-            branch_of=_unless_empty(s.branch_of for s in steps),
-            **columns_of_lists(
-                places,
-                {
-                    "parents": lists("parents", np.int64, INDICES),
-                    "prompt_ids": lists("prompt_ids", np.int32),
-                    "response_ids": lists("response_ids", np.int32),
-                    "response_mask": lists("response_mask", np.bool_),
-                    "logprobs": lists("logprobs", np.float64),
-                    "ref_logprobs": lists("ref_logprobs", np.float64),
-                    "score_names": of_scores(score_codes, np.int64),
-                    "score_values": of_scores((one.rescaled_over(s.response_mask) for s, one in scored), np.float64),
-                    "score_status": of_scores((CODE_OF_STATUS[one.status] for _, one in scored), np.int64),
-                    "score_weights": of_scores((one.weight for _, one in scored), np.float64),
-                },
-                Lists.join(
-                    [t.answer_steps for t in trajectories],
-                    np.int64,
-                    lambda n: f"trajectory {places.trajectory_ids[n]}: answer_steps",
-                    INDICES,
-                ),
-                score_names,
-            ),
         )
         validate(batch)
         return batch
@@ -372,59 +329,40 @@ class TrajectoryBatch(_Remembered):
 
     def to_trajectories(self) -> list[Trajectory]:
         """Convert the columns back to trajectories."""
-        trajectories = []
         parents: list[list[int]] = [[] for _ in range(self.n_steps)]
         for child, parent in zip(self.edge_child.tolist(), self.edge_parent.tolist(), strict=True):
             parents[child].append(int(self.index_of_step[parent]))
+        trajectories = []
         for n in range(self.n_trajectories):
             start, stop = np.searchsorted(self.trajectory_of_step, [n, n + 1])
-            trajectories.append(
-                Trajectory(
-                    id=self.trajectory_ids[n],
-                    uid=self.group_names[self.group_of_trajectory[n]],
-                    task=self.tasks[n],
-                    steps=[self._step(s, tuple(parents[s])) for s in range(start, stop)],
-                    answer_steps=tuple(int(i) for i in np.flatnonzero(self.is_answer[start:stop])),
-                    answer=self.answers[n],
-                    outcome=self.outcome_scores[n],
-                    outcomes=dict(self.outcomes_of_agents[n]) if self.outcomes_of_agents else {},
-                    status=TRAJECTORY_STATUSES[self.status_of_trajectory[n]],
-                    info=self.trajectory_info[n],
-                )
+            trajectory = Trajectory(
+                **self._record("N", n), answer_steps=tuple(np.flatnonzero(self.is_answer[start:stop]).tolist())
             )
+            for s in range(start, stop):
+                step = {**self._record("S", s), **self._tokens("P", self.prompt_offsets, s)}
+                step |= self._tokens("T", self.token_offsets, s)
+                trajectory.steps.append(Step(**step, trajectory_id=trajectory.id, parents=tuple(parents[s])))
+            trajectories.append(trajectory)
         return trajectories
 
-    def _step(self, s: int, parents: tuple[int, ...]) -> Step:
-        prompt = slice(self.prompt_offsets[s], self.prompt_offsets[s + 1])
-        response = slice(self.token_offsets[s], self.token_offsets[s + 1])
-        stratum = int(self.stratum_of_step[s])
-        ref_logprobs = self.ref_logprobs[response] if self.ref_logprobs.size else self.ref_logprobs
-        return Step(
-            id=self.step_ids[s],
-            trajectory_id=self.trajectory_ids[self.trajectory_of_step[s]],
-            index=int(self.index_of_step[s]),
-            agent=self.agent_names[self.agent_of_step[s]],
-            turn=int(self.turn_of_step[s]),
-            parents=parents,
-            prompt=self.prompts[s],
-            response=self.responses[s],
-            prompt_ids=tuple(self.prompt_ids[prompt].tolist()),
-            response_ids=tuple(self.response_ids[response].tolist()),
-            response_mask=tuple(self.response_mask[response].astype(int).tolist()),
-            logprobs=tuple(self.logprobs[response].tolist()),
-            temperature=float(self.temperature_of_step[s]),
-            policy=self.policy_names[self.policy_of_step[s]],
-            policy_version=int(self.policy_version[s]),
-            version_spans=self.version_spans[s] if self.version_spans else (),
-            branch_of=self.branch_of[s] if self.branch_of else None,
-            scores=self.raw_scores[s],
-            stratum=self.stratum_names[stratum] if stratum >= 0 else None,
-            info=self.step_info[s],
-            ref_logprobs=() if np.isnan(ref_logprobs).any() else tuple(ref_logprobs.tolist()),
-        )
+    def _record(self, shape: str, i: int) -> dict[str, Any]:
+        """The fields of trajectory (shape N) or step (S) `i`."""
+        values = {}
+        for spec in column_specs():
+            column = getattr(self, spec.name)
+            if spec.per.record and spec.per.shape == shape and len(column):
+                value = column[i] if spec.dtype is None else column[i].item()
+                if spec.per.into:
+                    value = spec.per.names(self)[value] if value >= 0 else None
+                values[spec.per.record] = value
+        return values
 
-
-def _unless_empty(values: Iterable[Any]) -> tuple[Any, ...]:
-    """The values; none if all of them are empty or None."""
-    every = tuple(values)
-    return every if any(value not in (None, (), {}) for value in every) else ()
+    def _tokens(self, shape: str, offsets: Ints, s: int) -> dict[str, tuple[Any, ...]]:
+        """The fields of step `s` with one value per token; empty where the values are missing."""
+        bounds, values = slice(offsets[s], offsets[s + 1]), {}
+        for spec in column_specs():
+            if spec.per.record and spec.per.shape == shape and (column := getattr(self, spec.name)).size:
+                tokens = column[bounds] if column.dtype != np.bool_ else column[bounds].astype(np.int8)
+                missing = spec.per.optional and np.isnan(tokens).any()
+                values[spec.per.record] = () if missing else tuple(tokens.tolist())
+        return values

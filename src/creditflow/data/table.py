@@ -21,15 +21,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from creditflow.data.assembly import Lists, Places, columns_of_lists, offsets_of
 from creditflow.data.batch import TrajectoryBatch
+from creditflow.data.columns import column_specs
 from creditflow.data.trajectory import (
     CODE_OF_STATUS,
     NOT_MATCHED,
     OK,
-    TRAJECTORY_STATUSES,
     Bools,
     Ints,
     Score,
@@ -138,11 +138,6 @@ class Column(Sequence[T]):
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise BatchError(f"column {self._name}, entry {i}: {first_line(error)}") from error
         return self._made[i]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether every value is null."""
-        return bool(self._values.null_count == len(self._values))
 
     def __iter__(self) -> Iterator[T]:
         if self._decode is None:
@@ -256,55 +251,31 @@ def _compact(batch: TrajectoryBatch) -> pa.RecordBatch:
 
 
 def _of_trajectories(batch: TrajectoryBatch) -> dict[str, pa.Array]:
-    ids, answers = batch.trajectory_ids, np.flatnonzero(batch.is_answer)
-    ok_N = np.array([score is not None and score.status == "ok" for score in batch.outcome_scores], dtype=np.bool_)
+    answers = np.flatnonzero(batch.is_answer)
     answers_N = np.bincount(batch.trajectory_of_step[answers], minlength=batch.n_trajectories)
-    outcomes = [None if score is None else _fields(score, _OF_SCORE) for score in batch.outcome_scores]
     return {
-        "trajectory_id": _text(ids, "trajectory", ids),
-        "uid": _names(batch.group_names, batch.group_of_trajectory),
-        "task": _json([_fields(task, _OF_TASK) for task in batch.tasks], "trajectory", ids),
-        "answer": _text(batch.answers, "trajectory", ids),
+        **_plain_columns(batch, "N", "trajectory", batch.trajectory_ids),
         "answer_steps": _lists(offsets_of(answers_N), batch.index_of_step[answers], pa.int64()),
-        "outcome": pa.array(batch.outcome, pa.float64(), mask=~ok_N),
-        "outcome_score": _json(outcomes, "trajectory", ids),
-        "outcomes": _json(_outcomes_of_agents(batch), "trajectory", ids),
-        "status": _names(TRAJECTORY_STATUSES, batch.status_of_trajectory),
-        "trajectory_info": _json(batch.trajectory_info, "trajectory", ids),
     }
 
 
 def _of_steps(batch: TrajectoryBatch) -> dict[str, pa.Array]:
-    ids, order = batch.step_ids, np.argsort(batch.edge_child, kind="stable")
+    order, none_S = np.argsort(batch.edge_child, kind="stable"), np.zeros(batch.n_steps + 1, dtype=np.int64)
     parents_S = np.bincount(batch.edge_child, minlength=batch.n_steps)
-    scores = [{name: _fields(score, _OF_SCORE) for name, score in of_step.items()} for of_step in batch.raw_scores]
+    spans = batch.version_spans or [()] * batch.n_steps
     matched_SK = batch.score_status != NOT_MATCHED
     status_X, score_offsets = batch.score_status[matched_SK], offsets_of(matched_SK.sum(axis=1))
     values_X = pa.array(batch.scores[matched_SK], mask=status_X != OK)
     has_ref_T = ~np.isnan(batch.ref_logprobs)
-    ref_offsets = offsets_of(has_ref_T)[
-        batch.token_offsets if has_ref_T.size else np.zeros(batch.n_steps + 1, np.int64)
-    ]
+    ref_offsets = offsets_of(has_ref_T)[batch.token_offsets if has_ref_T.size else none_S]
     return {
-        "step_id": _text(ids, "step", ids),
-        "index": pa.array(batch.index_of_step, pa.int64()),
-        "agent": _names(batch.agent_names, batch.agent_of_step),
-        "turn": pa.array(batch.turn_of_step, pa.int64()),
+        **_plain_columns(batch, "S", "step", batch.step_ids),
         "parents": _lists(offsets_of(parents_S), batch.index_of_step[batch.edge_parent[order]], pa.int64()),
-        "prompt": _text(batch.prompts, "step", ids),
-        "response": _text(batch.responses, "step", ids),
+        "version_spans": pa.array([[number for span in of_step for number in span] for of_step in spans], _INTS),
         "prompt_ids": _lists(batch.prompt_offsets, batch.prompt_ids, pa.int32()),
         "response_ids": _lists(batch.token_offsets, batch.response_ids, pa.int32()),
         "response_mask": _lists(batch.token_offsets, batch.response_mask.astype(np.int8), pa.int8()),
         "logprobs": _lists(batch.token_offsets, batch.logprobs, pa.float64()),
-        "temperature": pa.array(batch.temperature_of_step, pa.float64()),
-        "policy": _names(batch.policy_names, batch.policy_of_step),
-        "policy_version": pa.array(batch.policy_version, pa.int64()),
-        "version_spans": _version_spans(batch),
-        "branch_of": _text(batch.branch_of or [None] * batch.n_steps, "step", ids),
-        "scores": _json(scores, "step", ids),
-        "stratum": _names(batch.stratum_names, batch.stratum_of_step),
-        "step_info": _json(batch.step_info, "step", ids),
         "ref_logprobs": _lists(ref_offsets, batch.ref_logprobs[has_ref_T], pa.float64()),
         "score_names": _lists(score_offsets, _names(batch.score_names, np.nonzero(matched_SK)[1]), _TEXT),
         "score_values": _lists(score_offsets, values_X, pa.float64()),
@@ -313,24 +284,31 @@ def _of_steps(batch: TrajectoryBatch) -> dict[str, pa.Array]:
     }
 
 
-def _outcomes_of_agents(batch: TrajectoryBatch) -> list[dict[str, Any] | None]:
-    return [
-        {agent: _fields(score, _OF_SCORE) for agent, score in outcomes.items()} or None
-        for outcomes in batch.outcomes_of_agents or [{}] * batch.n_trajectories
-    ]
+def _plain_columns(batch: TrajectoryBatch, shape: str, what: str, ids: Sequence[str]) -> dict[str, pa.Array]:
+    """The columns of a table with one value for each trajectory or step."""
+    made = {}
+    for spec in column_specs():
+        name, values = spec.per.table, getattr(batch, spec.name)
+        if not name or spec.per.shape != shape or name == "version_spans":
+            continue
+        if spec.per.into:
+            made[name] = _names(spec.per.names(batch), values)
+        elif spec.dtype is not None:
+            made[name] = pa.array(
+                values, _SCHEMA.field(name).type, mask=np.isnan(values) if name == "outcome" else None
+            )
+        elif name in _DECODERS:
+            given = (value or None for value in values) if spec.per.optional else values
+            made[name] = _json(list(given) or [None] * len(ids), what, ids)
+        else:
+            made[name] = _text(values or [None] * len(ids), what, ids)
+    return made
 
 
-def _version_spans(batch: TrajectoryBatch) -> pa.Array:
-    if not batch.version_spans:
-        return _lists(np.zeros(batch.n_steps + 1, dtype=np.int64), np.empty(0, dtype=np.int64), pa.int64())
-    return pa.array([[number for span in spans for number in span] for spans in batch.version_spans], _INTS)
-
-
-_OF_TASK, _OF_SCORE = (tuple(field.name for field in fields(noun)) for noun in (Task, Score))
-
-
-def _fields(value: Task | Score, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in names}
+def _record_as_json(value: object) -> dict[str, Any]:
+    if not isinstance(value, Task | Score):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _json(values: Sequence[object], what: str, ids: Sequence[str]) -> pa.Array:
@@ -345,11 +323,11 @@ def _json(values: Sequence[object], what: str, ids: Sequence[str]) -> pa.Array:
 
 def _spelled(value: object) -> str:
     """A value as JSON that every reader accepts: a lone surrogate becomes U+FFFD."""
-    text = json.dumps(value)
+    text = json.dumps(value, default=_record_as_json)
     if "\\ud" not in text:
         return text
-    whole = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return json.dumps(json.loads(whole))
+    whole = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return json.dumps(json.loads(whole.decode("utf-16", "replace")))
 
 
 def _text(values: Sequence[str | None], what: str, ids: Sequence[str]) -> pa.Array:
@@ -409,47 +387,15 @@ def batch_of(table: pa.Table) -> TrajectoryBatch:
     trajectory_S = (np.cumsum(first_R) - 1)[has_step_R]
     places = Places(Column(trajectories.column("trajectory_id")), Column(steps.column("step_id")), trajectory_S)
     _refuse_nulls(places, trajectories, steps)
-    group_of_trajectory, group_names = _codes(trajectories.column("uid"))
-    status_of_trajectory, statuses = _codes(trajectories.column("status"))
-    if unknown := set(statuses) - set(TRAJECTORY_STATUSES):
-        raise BatchError(f"column status: expected one of {', '.join(TRAJECTORY_STATUSES)}, got {unknown.pop()}")
-    code_of_status = np.array([TRAJECTORY_STATUSES.index(status) for status in statuses], dtype=np.int64)
-    agent_of_step, agent_names = _codes(steps.column("agent"))
-    policy_of_step, policy_names = _codes(steps.column("policy"))
-    stratum_of_step, stratum_names = _codes(steps.column("stratum"))
     lists = {f.name: _lists_of(steps.column(f.name)) for f in _OF_STEP if pa.types.is_list(f.type)}
     score_codes, score_names = _codes(_whole(steps.column("score_names")).flatten())
     lists["score_names"] = Lists(lists["score_names"].lengths, score_codes)
     batch = TrajectoryBatch(
-        trajectory_ids=places.trajectory_ids,
-        tasks=Column(trajectories.column("task"), _task_of_json, "task"),
-        group_names=group_names,
-        group_of_trajectory=group_of_trajectory,
-        outcome=_numbers(trajectories.column("outcome"), np.float64),  # NaN for null
-        outcome_scores=Column(trajectories.column("outcome_score"), _outcome_of_json, "outcome_score"),
-        status_of_trajectory=code_of_status[status_of_trajectory],
-        answers=Column(trajectories.column("answer")),
-        trajectory_info=Column(trajectories.column("trajectory_info"), json.loads, "trajectory_info"),
-        outcomes_of_agents=_or_none(Column(trajectories.column("outcomes"), _outcomes_of_json, "outcomes")),
-        step_ids=places.step_ids,
-        trajectory_of_step=trajectory_S,
-        index_of_step=_numbers(steps.column("index"), np.int64),
-        agent_names=agent_names,
-        agent_of_step=agent_of_step,
-        turn_of_step=_numbers(steps.column("turn"), np.int64),
-        policy_names=policy_names,
-        policy_of_step=policy_of_step,
-        policy_version=_numbers(steps.column("policy_version"), np.int64),
-        temperature_of_step=_numbers(steps.column("temperature"), np.float64),
-        stratum_names=stratum_names,
-        stratum_of_step=stratum_of_step,
-        prompts=Column(steps.column("prompt")),
-        responses=Column(steps.column("response")),
-        step_info=Column(steps.column("step_info"), json.loads, "step_info"),
-        raw_scores=Column(steps.column("scores"), _scores_of_json, "scores"),
-        version_spans=_spans_of(places, lists["version_spans"]),
-        branch_of=_or_none(Column(steps.column("branch_of"))),
+        **_read_plain(trajectories, "N"),
+        **_read_plain(steps, "S"),
         **columns_of_lists(places, lists, _lists_of(trajectories.column("answer_steps")), score_names),
+        trajectory_of_step=trajectory_S,
+        version_spans=_spans_of(places, lists["version_spans"]),
     )
     validate(batch)
     batch.remember(table=known)
@@ -546,8 +492,23 @@ def _refuse_nulls(places: Places, trajectories: pa.Table, steps: pa.Table) -> No
             raise BatchError(f"{places.step(owner)}: expected {what} in column {name}, got none at one place")
 
 
-def _numbers(column: pa.ChunkedArray, dtype: DTypeLike) -> NDArray[Any]:
-    return np.array(column.to_numpy(), dtype=dtype)
+def _read_plain(table: pa.Table, shape: str) -> dict[str, Any]:
+    """The columns of a batch with one entry for each row."""
+    made: dict[str, Any] = {}
+    for spec in column_specs():
+        name = spec.per.table
+        if not name or spec.per.shape != shape or name == "version_spans":
+            continue
+        column = table.column(name)
+        if spec.per.into:
+            made |= spec.per.coded(spec.name, *_codes(column))
+        elif spec.dtype is not None:
+            made[spec.name] = np.array(column.to_numpy(), dtype=spec.dtype)  # NaN for null
+        elif spec.per.optional and column.null_count == len(column):
+            made[spec.name] = ()
+        else:
+            made[spec.name] = Column(column, _DECODERS.get(name), name)
+    return made
 
 
 def _lists_of(column: pa.ChunkedArray) -> Lists:
@@ -556,11 +517,6 @@ def _lists_of(column: pa.ChunkedArray) -> Lists:
     values = lists.flatten()
     numbers = values if pa.types.is_string(values.type) else values.to_numpy(zero_copy_only=False)
     return Lists(np.diff(lists.offsets.to_numpy()).astype(np.int64), numbers)
-
-
-def _or_none(column: Column[T]) -> Sequence[T]:
-    """The column; an empty one if it has no value."""
-    return () if column.is_empty else column
 
 
 def _spans_of(places: Places, numbers: Lists) -> Sequence[tuple[tuple[int, int], ...]]:
@@ -610,6 +566,17 @@ def _score_of_json(score: dict[str, Any]) -> Score:
     return Score(
         **{**score, "value": tuple(value) if isinstance(value, list) else value, "range": tuple(score["range"])}
     )
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "task": _task_of_json,
+    "outcome_score": _outcome_of_json,
+    "outcomes": _outcomes_of_json,
+    "scores": _scores_of_json,
+    "trajectory_info": json.loads,
+    "step_info": json.loads,
+}
+"""Columns of JSON, with the functions that decode a value."""
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

@@ -7,28 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
 from graphlib import CycleError as GraphlibCycleError
 from graphlib import TopologicalSorter
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from creditflow.data.trajectory import (
-    CODE_OF_STATUS,
-    OK,
-    TRAJECTORY_STATUSES,
-    Bools,
-    Floats,
-    Ints,
-    Score,
-    Step,
-    TokenIds,
-    Trajectory,
-)
+from creditflow.data.columns import column_specs
+from creditflow.data.trajectory import CODE_OF_STATUS, OK, TRAJECTORY_STATUSES, Bools, Ints, Score, Step, Trajectory
 from creditflow.errors import (
     BatchError,
     CycleError,
@@ -80,65 +68,31 @@ def validate(batch: TrajectoryBatch) -> None:
     batch.remember(validated=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Per:
-    """The properties of a column of a batch, in the annotation of its field."""
-
-    shape: str
-    """A letter for each dimension, as in the suffixes of names; O for S + 1."""
-    into: str | int | None = None
-    """The column that the entries index, or the number of entries that they may index."""
-    low: int = 0
-    """The lowest index."""
-    bounds: str = ""
-    """The dimension of the columns that the entries divide among the steps."""
-    optional: bool = False
-    """Whether the column may be empty."""
-
-
-_WORDS = {Ints: "signed integers", TokenIds: "signed integers", Floats: "float64 or float32", Bools: "true or false"}
-"""Expected contents of a column by its type."""
-
-
-@cache
-def _columns() -> dict[str, tuple[str | None, Per]]:
-    """The expected contents and the properties of each column."""
-    from creditflow.data.batch import TrajectoryBatch
-
-    hints = get_type_hints(TrajectoryBatch, include_extras=True).items()
-    return {
-        name: (_WORDS.get(hint.__origin__), hint.__metadata__[0])
-        for name, hint in hints
-        if get_origin(hint) is Annotated
-    }
-
-
-def _fits(column: object, words: str) -> bool:
+def _fits(column: object, dtype: np.dtype[Any]) -> bool:
     if not isinstance(column, np.ndarray):
         return False
-    if words == "signed integers":  # unsigned ones would wrap around in differences, and cannot hold -1 (none)
+    if dtype.kind == "i":  # unsigned integers would wrap around in differences, and cannot hold -1 (none)
         return column.dtype.kind == "i" and bool(column.dtype.isnative)
-    return column.dtype in ((np.bool_,) if words == "true or false" else (np.float64, np.float32))
+    return column.dtype in ((np.bool_,) if dtype.kind == "b" else (np.float64, np.float32))
 
 
 def _check_columns(batch: TrajectoryBatch) -> None:
     """Check the type and the shape of every column."""
-    columns = _columns()
-    for name, (words, _) in columns.items():
-        column = getattr(batch, name)
-        if words is not None and not _fits(column, words):
+    for spec in column_specs():
+        column = getattr(batch, spec.name)
+        if spec.dtype is not None and not _fits(column, spec.dtype):
             got = column.dtype if isinstance(column, np.ndarray) else type(column).__name__
-            raise ShapeError(f"column {name}: expected an array of {words}, got {got}")
+            raise ShapeError(f"column {spec.name}: expected an array of {spec.words}, got {got}")
     size = {"N": batch.n_trajectories, "S": batch.n_steps, "K": len(batch.score_names), "E": batch.edge_child.size}
     size["O"] = batch.n_steps + 1
-    for name, (_, per) in columns.items():
-        column, expected = getattr(batch, name), tuple(size[letter] for letter in per.shape)
+    for spec in column_specs():
+        column, expected = getattr(batch, spec.name), tuple(size[letter] for letter in spec.per.shape)
         got = None if column is None else column.shape if isinstance(column, np.ndarray) else (len(column),)
-        if got != expected and not (per.optional and got == (0,)):
-            raise ShapeError(f"column {name}: expected shape {expected}, got {got}")
-        if per.bounds:
-            _check_offsets(batch, name, column)
-            size[per.bounds] = int(column[-1])
+        if got != expected and not (spec.per.optional and got == (0,)):
+            raise ShapeError(f"column {spec.name}: expected shape {expected}, got {got}")
+        if spec.per.bounds:
+            _check_offsets(batch, spec.name, column)
+            size[spec.per.bounds] = int(column[-1])
 
 
 def _check_offsets(batch: TrajectoryBatch, name: str, offsets: Ints) -> None:
@@ -153,15 +107,14 @@ def _check_offsets(batch: TrajectoryBatch, name: str, offsets: Ints) -> None:
 
 
 def _check_indices(batch: TrajectoryBatch) -> None:
-    for name, (_, per) in _columns().items():
-        if per.into is None:
+    for spec in column_specs():
+        if not spec.per.into:
             continue
-        high, column = per.into if isinstance(per.into, int) else len(getattr(batch, per.into)), getattr(batch, name)
-        if column.size and (column.min() < per.low or column.max() >= high):
-            wrong = ((column < per.low) | (column >= high)).ravel()
+        column, low, high = getattr(batch, spec.name), spec.per.low, len(spec.per.names(batch))
+        if column.size and (column.min() < low or column.max() >= high):
+            at = first(((column < low) | (column >= high)).ravel())
             raise BatchError(
-                f"column {name}, entry {first(wrong)}: expected an index from {per.low} to {high - 1}, got "
-                f"{column.ravel()[first(wrong)]}"
+                f"column {spec.name}, entry {at}: expected an index from {low} to {high - 1}, got {column.ravel()[at]}"
             )
 
 
@@ -220,7 +173,8 @@ def _check_edges(batch: TrajectoryBatch) -> None:
 
 def first_repeated(child_E: Ints, parent_E: Ints) -> int | None:
     """The first edge that stands twice, in edges sorted by child; None if there is none."""
-    order = np.lexsort((parent_E, child_E))
+    many_E = np.flatnonzero(np.bincount(child_E)[child_E] > 1)
+    order = many_E[np.lexsort((parent_E[many_E], child_E[many_E]))]
     twice = (np.diff(child_E[order]) == 0) & (np.diff(parent_E[order]) == 0)
     return int(order[first(twice)]) if twice.any() else None
 
