@@ -14,14 +14,9 @@ import numpy as np
 
 from creditflow.credit import CreditOptions, assign
 from creditflow.data import (
-    NOT_MATCHED,
-    OK,
-    TRAJECTORY_STATUSES,
     Bools,
     Floats,
     Ints,
-    Score,
-    Task,
     TrajectoryBatch,
 )
 from creditflow.errors import ConfigError, CycleError, did_you_mean
@@ -243,55 +238,18 @@ def _amplified(blame_NK: Floats, right_NK: Bools, place: int) -> float:
 
 def _batch(team: SimulatedTeam, score_NK: Floats, outcome_N: Bools) -> TrajectoryBatch:
     n, k = score_NK.shape
-    s = n * k
-    agent_K, parents = team.agent_of_step, team.parents_of_step
-    turn_K = np.array([int((agent_K[:place] == agent_K[place]).sum()) for place in range(k)])
-    child_E = np.array([place for place, used in enumerate(parents) for _ in used], dtype=np.int64)
-    parent_E = np.array([parent for used in parents for parent in used], dtype=np.int64)
-    first_N = np.arange(n)[:, None] * k
+    pairs = np.array([(place, parent) for place, used in enumerate(team.parents_of_step) for parent in used], np.int64)
     scored = team.agents if team.scored is None else team.scored
-    matched_S = np.tile([team.agents[agent] in scored for agent in agent_K], n)
-    task, empty = Task("simulated", ({"role": "user", "content": ""},), None), np.zeros(0, dtype=np.int32)
-    said = {"verdict": Score(0.5)}
-    return TrajectoryBatch(
-        trajectory_ids=tuple(map(str, range(n))),
-        tasks=(task,) * n,
-        group_names=tuple(map(str, range(team.tasks))),
+    matched_S = np.tile([team.agents[agent] in scored for agent in team.agent_of_step], n)
+    return TrajectoryBatch.from_arrays(
+        trajectory_of_step=np.repeat(np.arange(n), k),
         group_of_trajectory=np.repeat(np.arange(team.tasks), team.trajectories),
         outcome=outcome_N.astype(np.float64),
-        outcome_scores=tuple(Score(float(right)) for right in outcome_N),
-        status_of_trajectory=np.full(n, TRAJECTORY_STATUSES.index("ok")),
-        answers=(None,) * n,
-        trajectory_info=({},) * n,
-        step_ids=tuple(map(str, range(s))),
-        trajectory_of_step=np.repeat(np.arange(n), k),
-        index_of_step=np.tile(np.arange(k), n),
+        agent_of_step=np.tile(team.agent_of_step, n),
         agent_names=tuple(team.agents),
-        agent_of_step=np.tile(agent_K, n),
-        turn_of_step=np.tile(turn_K, n),
-        policy_names=("default",),
-        policy_of_step=np.zeros(s, dtype=np.int64),
-        policy_version=np.zeros(s, dtype=np.int64),
-        temperature_of_step=np.ones(s),
-        is_answer=np.tile(np.arange(k) == k - 1, n),
-        stratum_names=(),
-        stratum_of_step=np.full(s, -1),
-        prompts=("",) * s,
-        responses=("",) * s,
-        step_info=({},) * s,
-        edge_child=(first_N + child_E).ravel(),
-        edge_parent=(first_N + parent_E).ravel(),
-        score_names=("verdict",),
         scores=np.where(matched_S, score_NK.ravel(), np.nan)[:, None],
-        score_status=np.where(matched_S, OK, NOT_MATCHED)[:, None],
-        score_weights=matched_S.astype(np.float64)[:, None],
-        raw_scores=(said,) * s,
-        prompt_offsets=np.zeros(s + 1, dtype=np.int64),
-        prompt_ids=empty,
-        token_offsets=np.zeros(s + 1, dtype=np.int64),
-        response_ids=empty,
-        response_mask=np.zeros(0, dtype=np.bool_),
-        logprobs=np.zeros(0),
+        score_names=("verdict",),
+        edges=(k * np.arange(n)[:, None, None] + pairs.reshape(-1, 2)).reshape(-1, 2),
     )
 
 
