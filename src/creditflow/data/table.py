@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -612,24 +612,20 @@ def write_parquet(
     has_step_R = table.column("step_id").is_valid().to_numpy()
     step_of_row = np.where(has_step_R, np.cumsum(has_step_R) - 1, -1)
     trajectory_of_row = np.cumsum(_starts(table)[0]) - 1
-    kinds = (
-        (step_columns, batch.n_steps, "step", pa.array, step_of_row),
-        (trajectory_columns or {}, batch.n_trajectories, "trajectory", pa.array, trajectory_of_row),
-        (
-            token_columns or {},
-            len(batch.response_ids),
-            "response token",
-            lambda values: _lists(batch.token_offsets, values, pa.float64()),
-            step_of_row,
-        ),
+    further = (
+        ("step", batch.n_steps, step_columns, step_of_row),
+        ("trajectory", batch.n_trajectories, trajectory_columns or {}, trajectory_of_row),
+        ("response token", len(batch.response_ids), token_columns or {}, step_of_row),
     )
-    for columns, expected, each, array, of_row in kinds:
-        for name, values in columns.items():
+    for each, expected, given, of_row in further:
+        for name, values in given.items():
             if name in table.column_names:
                 raise BatchError(f"column {name}: a trajectory batch has one of that name already")
             if len(values) != expected:
                 raise BatchError(f"column {name}: expected {expected} values, one per {each}, got {len(values)}")
-            table = table.append_column(name, _take(array(values), of_row))
+            of_tokens = given is token_columns
+            array = _lists(batch.token_offsets, values, pa.float64()) if of_tokens else pa.array(values)
+            table = table.append_column(name, _take(array, of_row))
     repeated = {*_REPEATED, *step_columns, *(trajectory_columns or {})}
     split = {*_SPLIT, *(token_columns or {})}
     leaf = {f.name: f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name for f in table.schema}
@@ -660,19 +656,6 @@ def read_parquet(path: Path | str) -> TrajectoryBatch:
     return read_beside(path)[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ExtraContents:
-    """The further contents of a file beside the batch."""
-
-    facts: dict[str, Any]
-    step: dict[str, NDArray[Any]]
-    """[S] columns by name; NaN for null."""
-    trajectory: dict[str, NDArray[Any]]
-    """[N] columns by name."""
-    token: dict[str, NDArray[Any]]
-    """[T] columns by name."""
-
-
 def facts_of(path: Path | str) -> dict[str, Any]:
     """Read the `facts` in a file's metadata, without its columns. Raises BatchError for a file of another kind."""
     try:
@@ -692,21 +675,18 @@ def _facts(file: pq.ParquetFile) -> dict[str, Any]:
 
 
 def read_beside(
-    path: Path | str,
-    step_columns: Iterable[str] = (),
-    *,
-    trajectory_columns: Iterable[str] = (),
-    token_columns: Iterable[str] = (),
-) -> tuple[TrajectoryBatch, ExtraContents]:
-    """Read the batch in a file, and the named further columns that the file has.
+    path: Path | str, further: Mapping[str, str] | None = None
+) -> tuple[TrajectoryBatch, dict[str, Any], dict[str, NDArray[Any]]]:
+    """Read the batch in a file, the file's facts, and the columns of `further` that the file has, NaN for null.
 
-    Raises BatchError for a file of another kind or with inconsistent columns.
+    `further`: for each name, S, N or T: a value for each step, trajectory or response token. Raises BatchError for a
+    file of another kind or with inconsistent columns.
     """
+    wanted = {**dict.fromkeys(schema().names, ""), **(further or {})}
     try:
         repeated = [field.name for field in _OF_TRAJECTORY if field.type == _TEXT]
         with pq.ParquetFile(path, read_dictionary=repeated) as file:  # pq.read_table would import pandas
             present = set(file.schema_arrow.names)
-            wanted = (*schema().names, *step_columns, *trajectory_columns, *token_columns)
             table = file.read(columns=[name for name in wanted if name in present])
             facts = _facts(file)
     except KeyError as error:
@@ -715,32 +695,18 @@ def read_beside(
         raise BatchError(f"{path}: not a readable Parquet file of steps: {error}") from error
     try:
         batch = batch_of(table)
-        return batch, _beside(table, batch, facts, *map(tuple, (step_columns, trajectory_columns, token_columns)))
+        first_R, has_step_R = _starts(table)
+        columns = {}
+        for name in table.column_names:
+            if shape := wanted[name]:
+                values = _whole(table.column(name).filter(pa.array(first_R if shape == "N" else has_step_R)))
+                columns[name] = (_per_token(name, values, batch) if shape == "T" else values).to_numpy(False)
     except BatchError as error:
         raise BatchError(f"{path}: {error}") from error
+    return batch, facts, columns
 
 
-def _beside(
-    table: pa.Table,
-    batch: TrajectoryBatch,
-    facts: dict[str, Any],
-    of_steps: tuple[str, ...],
-    of_trajectories: tuple[str, ...],
-    of_tokens: tuple[str, ...],
-) -> ExtraContents:
-    first_R, has_step_R = _starts(table)
-    present = set(table.column_names)
-
-    def rows(name: str, of_row: Bools) -> pa.Array:
-        return _whole(table.column(name).filter(pa.array(of_row)))
-
-    token = {name: rows(name, has_step_R) for name in of_tokens if name in present}
-    for name, lists in token.items():
-        if lists.null_count or (np.diff(lists.offsets.to_numpy()) != np.diff(batch.token_offsets)).any():
-            raise BatchError(f"column {name}: expected a value for each response token of each step")
-    return ExtraContents(
-        facts,
-        {name: rows(name, has_step_R).to_numpy(zero_copy_only=False) for name in of_steps if name in present},
-        {name: rows(name, first_R).to_numpy(zero_copy_only=False) for name in of_trajectories if name in present},
-        {name: lists.flatten().to_numpy(zero_copy_only=False) for name, lists in token.items()},
-    )
+def _per_token(name: str, lists: pa.Array, batch: TrajectoryBatch) -> pa.Array:
+    if lists.null_count or (np.diff(lists.offsets.to_numpy()) != np.diff(batch.token_offsets)).any():
+        raise BatchError(f"column {name}: expected a value for each response token of each step")
+    return lists.flatten()
