@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,7 +70,8 @@ class Recipe:
         """The resolved configuration as YAML that loads again as a recipe, from any folder."""
         from omegaconf import OmegaConf
 
-        config = _escaped(_absolute(self.to_dict(), self.folder))
+        # Escaped, so that resolved text is not interpolated again.
+        config = _with_texts(_absolute(self.to_dict(), self.folder), lambda text: text.replace("${", "\\${"))
         config["trainer"]["default_local_dir"] = None  # a run of this recipe gets a new folder
         return str(OmegaConf.to_yaml(OmegaConf.create(config)))
 
@@ -82,25 +83,24 @@ class Recipe:
 
 def _absolute(value: Any, folder: Path) -> Any:
     """Make the paths and `file.py:function` references in `value` that are relative to `folder` absolute."""
-    if isinstance(value, dict):
-        return {key: _absolute(item, folder) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_absolute(item, folder) for item in value]
-    if isinstance(value, str) and value:
-        file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
-        if colon or file.endswith((".parquet", ".jsonl")):
-            found = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
-            value = f"{found.resolve()}{colon}{name}" if found else value
-    return value
+
+    def changed(text: str) -> str:
+        file, colon, name = text.rpartition(":") if ".py:" in text else (text, "", "")
+        if not colon and not file.endswith((".parquet", ".jsonl")):
+            return text
+        found = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
+        return f"{found.resolve()}{colon}{name}" if found else text
+
+    return _with_texts(value, changed)
 
 
-def _escaped(value: Any) -> Any:
-    """Escape `${` in all strings of `value`, so that resolved text is not interpolated again."""
+def _with_texts(value: Any, changed: Callable[[str], str]) -> Any:
+    """Copy nested mappings and lists, with `changed` applied to every text."""
     if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
+        return {key: _with_texts(item, changed) for key, item in value.items()}
     if isinstance(value, list):
-        return [_escaped(item) for item in value]
-    return value.replace("${", "\\${") if isinstance(value, str) else value
+        return [_with_texts(item, changed) for item in value]
+    return changed(value) if isinstance(value, str) else value
 
 
 def recipe_of_dict(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from creditflow.data.assembly import Lists, Places, columns_of_lists, offsets_of
 from creditflow.data.batch import TrajectoryBatch
-from creditflow.data.columns import column_specs
+from creditflow.data.columns import ColumnSpec, column_specs
 from creditflow.data.trajectory import (
     CODE_OF_STATUS,
     NOT_MATCHED,
@@ -123,10 +123,8 @@ class Column(Sequence[T]):
     def __getitem__(self, at: slice) -> tuple[T, ...]: ...
     def __getitem__(self, at: int | slice) -> T | tuple[T, ...]:
         if isinstance(at, slice):
-            return tuple(self[i] for i in range(*at.indices(len(self))))
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"expected an index below {len(self)}, got {at}")
-        return self._at(int(at) % len(self))
+            return tuple(self._at(i) for i in range(len(self))[at])
+        return self._at(range(len(self))[at])
 
     def _at(self, i: int) -> T:
         if self._decode is None:
@@ -284,13 +282,20 @@ def _of_steps(batch: TrajectoryBatch) -> dict[str, pa.Array]:
     }
 
 
+def _plain_specs(shape: str) -> list[ColumnSpec]:
+    """The columns of a table with one value for each trajectory (shape N) or step (S), and no list."""
+    return [
+        spec
+        for spec in column_specs()
+        if spec.per.shape == shape and spec.per.table and not pa.types.is_list(_SCHEMA.field(spec.per.table).type)
+    ]
+
+
 def _plain_columns(batch: TrajectoryBatch, shape: str, what: str, ids: Sequence[str]) -> dict[str, pa.Array]:
     """The columns of a table with one value for each trajectory or step."""
     made = {}
-    for spec in column_specs():
+    for spec in _plain_specs(shape):
         name, values = spec.per.table, getattr(batch, spec.name)
-        if not name or spec.per.shape != shape or name == "version_spans":
-            continue
         if spec.per.into:
             made[name] = _names(spec.per.names(batch), values)
         elif spec.dtype is not None:
@@ -334,12 +339,8 @@ def _text(values: Sequence[str | None], what: str, ids: Sequence[str]) -> pa.Arr
     try:
         return pa.array(values, type=_TEXT)
     except UnicodeEncodeError as error:
-        wrong = next(i for i, value in enumerate(values) if value is not None and not _is_utf8(value))
+        wrong = next(i for i, text in enumerate(values) if text and text != text.encode(errors="replace").decode())
         raise BatchError(f"{what} {ids[wrong]!r}: expected text that UTF-8 can hold: {error.reason}") from error
-
-
-def _is_utf8(text: str) -> bool:
-    return text.encode(errors="replace").decode() == text
 
 
 def _names(names: Sequence[str], codes: Ints) -> pa.Array:
@@ -387,13 +388,15 @@ def batch_of(table: pa.Table) -> TrajectoryBatch:
     trajectory_S = (np.cumsum(first_R) - 1)[has_step_R]
     places = Places(Column(trajectories.column("trajectory_id")), Column(steps.column("step_id")), trajectory_S)
     _refuse_nulls(places, trajectories, steps)
-    lists = {f.name: _lists_of(steps.column(f.name)) for f in _OF_STEP if pa.types.is_list(f.type)}
-    score_codes, score_names = _codes(_whole(steps.column("score_names")).flatten())
-    lists["score_names"] = Lists(lists["score_names"].lengths, score_codes)
+    lists = {f.name: _lists_of(steps.column(f.name), f.name, places.step) for f in _OF_STEP if pa.types.is_list(f.type)}
+    answer_steps = _lists_of(
+        trajectories.column("answer_steps"), "answer_steps", lambda n: f"trajectory {places.trajectory_ids[n]}"
+    )
+    _, score_names = _codes(_whole(steps.column("score_names")).flatten())
     batch = TrajectoryBatch(
         **_read_plain(trajectories, "N"),
         **_read_plain(steps, "S"),
-        **columns_of_lists(places, lists, _lists_of(trajectories.column("answer_steps")), score_names),
+        **columns_of_lists(places, lists, answer_steps, score_names),
         trajectory_of_step=trajectory_S,
         version_spans=_spans_of(places, lists["version_spans"]),
     )
@@ -481,25 +484,16 @@ def _refuse_nulls(places: Places, trajectories: pa.Table, steps: pa.Table) -> No
             )
     for name in _OF_STEP.names:
         column = steps.column(name)
-        if name in _OPTIONAL:
-            continue
-        if column.null_count:
-            missing_S = column.is_null().to_numpy()
-            places.refuse(missing_S, lambda s, name=name: f"expected a value in column {name}, got none")  # type: ignore[misc]
-        if pa.types.is_list(column.type) and name != "score_values" and (values := pc.list_flatten(column)).null_count:
-            owner = pc.list_parent_indices(column)[first(values.is_null().to_numpy())].as_py()
-            what = "names" if name == "score_names" else "numbers"
-            raise BatchError(f"{places.step(owner)}: expected {what} in column {name}, got none at one place")
+        if name not in _OPTIONAL and column.null_count:
+            step = places.step(first(column.is_null().to_numpy()))
+            raise BatchError(f"{step}: expected a value in column {name}, got none")
 
 
 def _read_plain(table: pa.Table, shape: str) -> dict[str, Any]:
     """The columns of a batch with one entry for each row."""
     made: dict[str, Any] = {}
-    for spec in column_specs():
-        name = spec.per.table
-        if not name or spec.per.shape != shape or name == "version_spans":
-            continue
-        column = table.column(name)
+    for spec in _plain_specs(shape):
+        name, column = spec.per.table, table.column(spec.per.table)
         if spec.per.into:
             made |= spec.per.coded(spec.name, *_codes(column))
         elif spec.dtype is not None:
@@ -511,12 +505,16 @@ def _read_plain(table: pa.Table, shape: str) -> dict[str, Any]:
     return made
 
 
-def _lists_of(column: pa.ChunkedArray) -> Lists:
-    """The lists of a column; null among numbers becomes NaN."""
+def _lists_of(column: pa.ChunkedArray, name: str, where: Callable[[int], str]) -> Lists:
+    """The lists of a column: numbers, or texts as codes. A score without a value is NaN."""
     lists = _whole(column)
-    values = lists.flatten()
-    numbers = values if pa.types.is_string(values.type) else values.to_numpy(zero_copy_only=False)
-    return Lists(np.diff(lists.offsets.to_numpy()).astype(np.int64), numbers)
+    values, lengths = lists.flatten(), np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    of_texts = pa.types.is_string(values.type)
+    if values.null_count and name != "score_values":
+        owner = int(np.searchsorted(np.cumsum(lengths), first(values.is_null().to_numpy(False)), side="right"))
+        what = "names" if of_texts else "numbers"
+        raise BatchError(f"{where(owner)}: expected {what} in column {name}, got none at one place")
+    return Lists(lengths, _codes(values)[0] if of_texts else values.to_numpy(zero_copy_only=False))
 
 
 def _spans_of(places: Places, numbers: Lists) -> Sequence[tuple[tuple[int, int], ...]]:
