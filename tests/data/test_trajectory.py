@@ -258,14 +258,21 @@ ARRAYS = {
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays, message):
-    TrajectoryBatch.from_arrays(**ARRAYS)
     with pytest.raises(BatchError, match=message):
         TrajectoryBatch.from_arrays(**{**ARRAYS, **arrays})
+
+
+def test_arrays_may_have_no_edges():
+    batch = TrajectoryBatch.from_arrays(**ARRAYS, edges=[])
+    assert batch.edge_child.size == 0
+    assert batch.is_answer.tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
+        ("turn", [0], r"step t/1 of trajectory t: turn: expected one number, got shape \(1,\)"),
+        ("logprobs", ((0.5, 1.0), (2.0,)), "step t/1 of trajectory t: logprobs: expected numbers, got tuple"),
         ("turn", "0", "step t/1 of trajectory t: turn: expected whole numbers, got str '0'"),
         ("temperature", None, "step t/1 of trajectory t: temperature: expected numbers, got NoneType None"),
         ("policy_version", 0.5, "step t/1 of trajectory t: policy_version: expected whole numbers, got float 0.5"),

@@ -27,7 +27,7 @@ class Lists:
         cls, lists: Sequence[Sequence[Any]], dtype: DTypeLike, where: Callable[[int], str], words: str = ""
     ) -> Lists:
         """Join the lists of several owners. Raises BatchError for other values; `where(i)` names owner i."""
-        values = located([value for values in lists for value in values], lists, dtype, where, words)
+        values = located([value for values in lists for value in values], lists, dtype, where, ndim=1, words=words)
         return cls(np.fromiter(map(len, lists), np.int64, len(lists)), values)
 
     @property

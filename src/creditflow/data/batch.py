@@ -271,8 +271,9 @@ class TrajectoryBatch(_Remembered):
         index_S = np.arange(n_steps) - np.searchsorted(trajectory_S, trajectory_S)
         child_E = np.flatnonzero(index_S > 0)
         pair_E2 = np.stack([child_E, child_E - 1], axis=1) if edges is None else array("edges", edges, np.int64, ndim=2)
-        if pair_E2.shape[1] != 2:
+        if pair_E2.size and pair_E2.shape[1] != 2:
             raise BatchError(f"edges: expected shape ({len(pair_E2)}, 2), got {pair_E2.shape}")
+        child_E, parent_E = pair_E2.reshape(-1, 2).T.copy()
         names = tuple(score_names or (f"score_{k}" for k in range(value_SK.shape[1])))
         groups, code_N = np.unique(group_N, return_inverse=True)
         known_SK = ~np.isnan(value_SK)
@@ -307,8 +308,8 @@ class TrajectoryBatch(_Remembered):
             prompts=tuple(prompts or ("",) * n_steps),
             responses=("",) * n_steps,
             step_info=tuple({} for _ in range(n_steps)),
-            edge_child=pair_E2[:, 0].copy(),
-            edge_parent=pair_E2[:, 1].copy(),
+            edge_child=child_E,
+            edge_parent=parent_E,
             score_names=names,
             scores=value_SK,
             score_status=np.where(known_SK, OK, NOT_MATCHED),

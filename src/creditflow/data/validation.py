@@ -253,9 +253,10 @@ def array(where: str, values: object, dtype: DTypeLike, ndim: int = 1, words: st
     except ValueError as error:  # lists of different lengths
         raise ShapeError(f"{where}: expected {words or general}, got {shown(values)}") from error
     if given.size == 0:
-        given = given.astype(target)
+        given = given.astype(target).reshape(given.shape if given.ndim >= ndim else (0,) * ndim)
     if given.ndim != ndim:
-        raise ShapeError(f"{where}: expected an array of {ndim} dimensions, got shape {given.shape}")
+        expected = f"an array of {ndim} dimensions" if ndim else "one number"
+        raise ShapeError(f"{where}: expected {expected}, got shape {given.shape}")
     fits = given.dtype.kind in kinds
     if fits and target.kind == "i" and given.dtype != target and given.size:
         limits = np.iinfo(target)
@@ -268,14 +269,23 @@ def array(where: str, values: object, dtype: DTypeLike, ndim: int = 1, words: st
 
 
 def located(
-    values: Sequence[Any], parts: Sequence[Any], dtype: DTypeLike, where: Callable[[int], str], words: str = ""
+    values: Sequence[Any],
+    parts: Sequence[Any],
+    dtype: DTypeLike,
+    where: Callable[[int], str],
+    *,
+    ndim: int = 0,
+    words: str = "",
 ) -> NDArray[Any]:
-    """Return `array` of `values`, which come from `parts`; the message names the first wrong part i by `where(i)`."""
+    """Return `array` of `values`, which come from `parts` of `ndim` dimensions.
+
+    The message names the first wrong part i by `where(i)`.
+    """
     try:
         return array("a column", values, dtype)
     except ShapeError:
         for i, part in enumerate(parts):
-            array(where(i), part, dtype, ndim=np.ndim(part), words=words)
+            array(where(i), part, dtype, ndim, words)
         raise
 
 
