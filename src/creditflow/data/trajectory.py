@@ -181,6 +181,7 @@ class Trajectory:
 
 
 def check_trajectory(trajectory: Trajectory) -> None:
+    """Raise BatchError for wrong types, indices, statuses or lengths."""
     if not isinstance(trajectory, Trajectory):
         raise BatchError(f"expected a Trajectory, got {_shown(trajectory)}")
     _check_status(f"trajectory {trajectory.id}", trajectory.status, TRAJECTORY_STATUSES)
