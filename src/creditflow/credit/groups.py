@@ -268,6 +268,7 @@ BASELINES = {"group": group_statistics, "shrunk": shrunk_statistics}
 
 
 def no_groups(n_steps: int) -> Groups:
+    """Return groups without members: no step has a baseline."""
     group_S, level_S, size_S = np.full(n_steps, -1), np.full(n_steps, -1), np.zeros(n_steps, dtype=np.int64)
     mean_S, others_S, spread_S = (np.full(n_steps, np.nan) for _ in range(3))
     return Groups(group_S, level_S, size_S, mean_S, others_S, spread_S, np.zeros(n_steps, dtype=np.bool_), 0)
