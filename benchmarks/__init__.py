@@ -1,0 +1,1 @@
+"""Benchmarks: each module measures one part and compares it with a target."""

@@ -19,12 +19,12 @@ TOOL_SHARE = 0.1
 def chain_batch(
     tasks: int, trajectories: int = 4, steps: int = 30, *, tokens: int | Ints = 0, tools: bool = False, seed: int = 0
 ) -> TrajectoryBatch:
-    """`trajectories` trajectories for each of `tasks` tasks: a planner, executors and a verifier in a row, `steps` in
-    all.
+    """Draw `trajectories` trajectories for each of `tasks` tasks.
 
-    The executor's steps have graded scores in eighths, lower in a trajectory that fails; planner and verifier have
-    none, and scorings fail at the rate `FAILED_SHARE`. The outcome is 0 or 1. `tokens`: per response, one number or one
-    per step. All steps share their texts and the columns for ledgers alone (`raw_scores`, the infos).
+    A planner, executors and a verifier act in a row, in `steps` steps. The executor's steps have graded scores in
+    eighths, lower in a trajectory that fails; planner and verifier have none, and scorings fail at the rate
+    `FAILED_SHARE`. The outcome is 0 or 1. `tokens`: per response, one number or one per step. All steps share their
+    texts and the columns for ledgers alone (`raw_scores`, the infos).
     """
     rng = np.random.default_rng(seed)
     n, s = tasks * trajectories, tasks * trajectories * steps

@@ -222,6 +222,7 @@ def batch(rng: Generator, agents: Mapping[str, Agent], steps: int, update: int) 
 
 
 def pooled_spread(r: Floats) -> float:
+    """Return the pooled standard deviation of r within groups."""
     groups = r[: len(r) // TRAJECTORIES * TRAJECTORIES].reshape(-1, TRAJECTORIES)
     return float(np.sqrt(groups.var(axis=1, ddof=1).mean()))
 
@@ -330,6 +331,7 @@ def worst(what: str, kind: str, rows: Sequence[Mapping[str, Any]]) -> list[Figur
 
 
 def held_still(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """Return the crossings per 100 updates of each kind."""
     return [
         Figure(
             f"{row['kind']}, {row['steps_per_update']} steps, {row['scores']}: crossings",
@@ -343,6 +345,7 @@ def held_still(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a line for each kind, batch size and agent."""
     header = "theta          passes         aim    worst"
     print(f"{'kind':14}{'steps':>6}  {'agent':10}{header}  |  {header}  |  recovery (worst)")
     for row in rows:

@@ -20,6 +20,7 @@ WIDTH = 1180
 
 
 def main(run: Path, trajectory: str) -> None:
+    """Serve the run and take both screenshots."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -22,6 +22,7 @@ def model(recipe: dict[str, Any]) -> Path:
 
 
 def share_of_letters(text: str) -> float:
+    """Return the share of ASCII letters in the text."""
     return sum(character.isascii() and character.isalpha() for character in text) / max(1, len(text))
 
 

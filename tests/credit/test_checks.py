@@ -78,8 +78,8 @@ def test_ok_score_outside_0_to_1_raises(batch, value):
 
 
 def test_score_outside_its_declared_range_raises():
-    outside = batch_of(make_trajectory("t", [step("a", {"f": Score(3.0, (-1.0, 1.0))})], 1.0))
-    assert "step t.0, score f: expected a value from 0 to 1" in refusal(outside)
+    with pytest.raises(ScoreRangeError, match=r"step t\.0, score f: expected a value from 0 to 1"):
+        batch_of(make_trajectory("t", [step("a", {"f": Score(3.0, (-1.0, 1.0))})], 1.0))
 
 
 def test_score_outside_its_range_by_rounding_passes(batch):
@@ -101,7 +101,8 @@ def test_ok_outcome_that_is_not_finite_raises(batch, value):
 def test_steps_out_of_order_raise(batch):
     message = refusal(replace(batch, trajectory_of_step=np.array([0, 1, 0, 1, 1])))
     assert message == "step t0.2: expected steps to lie trajectory by trajectory, got one of t0 after one of t1"
-    assert refusal(replace(batch, index_of_step=np.array([0, 1, 2, 0, 2]))) == "step t1.1: expected index 1, got 2"
+    message = refusal(replace(batch, index_of_step=np.array([0, 1, 2, 0, 2])))
+    assert message == "step t1.1 of trajectory t1: expected index 1, its place in the trajectory, got 2"
 
 
 def test_column_of_the_wrong_length_raises(batch):

@@ -100,7 +100,7 @@ def test_credit_is_bitwise_equal_after_transfer(situation):
 def test_nan_failed_and_missing_scores_round_trip():
     one = team()
     one.steps[0].scores["f"] = Score(float("nan"), (-1.0, 1.0), 2.0, "timeout", "too slow", 3.5, "v")
-    one.steps[1].scores = {"h": Score(float("nan"))}
+    one.steps[1].scores = {"h": Score(float("nan"), status="failed")}
     batch, again = TrajectoryBatch.from_trajectories([one]), sent([one])
     assert repr(tuple(again.raw_scores)) == repr(batch.raw_scores)
     for name in ("scores", "score_status", "score_weights"):
@@ -248,7 +248,10 @@ def test_missing_or_mistyped_column_is_refused():
         (lambda t: t.info.update(it=object()), "trajectory t: expected what can be written as JSON"),
         (lambda t: t.steps[1].info.update(it={1, 2}), "step t.1: expected what can be written as JSON"),
         (lambda t: setattr(t.steps[1], "prompt", "\ud800"), "step 't.1': expected text that UTF-8 can hold"),
-        (lambda t: setattr(t.steps[1], "prompt_ids", (2**31,)), "column prompt_ids: expected whole numbers of 32 bits"),
+        (
+            lambda t: setattr(t.steps[1], "prompt_ids", (2**31,)),
+            "step t.1 of trajectory t: prompt_ids: expected whole numbers of 32 bits",
+        ),
         (lambda t: setattr(t.steps[1], "index", 0), "expected index 1, its place in the trajectory, got 0"),
         (lambda t: setattr(t, "outcome", Score((0.5,))), "expected one number as outcome"),
     ],

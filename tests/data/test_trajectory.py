@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch, read_parquet, write_parquet
+from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch, read_parquet, validate, write_parquet
 from creditflow.errors import BatchError, ConfigError
 from tests.strategies import assert_same, trajectories
 
@@ -200,7 +200,11 @@ def test_agents_outcome_replaces_the_common_one_in_its_steps() -> None:
     trajectory = make_trajectory()
     own = trajectory.steps[0].agent
     trajectory.outcome, trajectory.outcomes = Score(0.5), {own: Score(1.0)}
-    other = replace(make_trajectory(), id="s", steps=[replace(s, trajectory_id="s") for s in make_trajectory().steps])
+    other = replace(
+        make_trajectory(),
+        id="s",
+        steps=[replace(s, id=f"s/{s.index}", trajectory_id="s") for s in make_trajectory().steps],
+    )
     other.outcome, other.outcomes = Score(0.25), {own: Score(0.0, status="failed")}
     batch = TrajectoryBatch.from_trajectories([trajectory, other])
     expected = [1.0 if step.agent == own else 0.5 for step in trajectory.steps]
@@ -216,6 +220,99 @@ def test_file_of_a_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.undo()
     with pytest.raises(BatchError, match=r"b\.parquet: .*a file of format 3; this creditflow reads up to 2: update"):
         read_parquet(tmp_path / "b.parquet")
+
+
+ARRAYS = {
+    "trajectory_of_step": np.array([0, 0, 1]),
+    "group_of_trajectory": np.array([0, 0]),
+    "outcome": np.array([1.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"trajectory_of_step": [0, 1, 0]}, "trajectory_of_step: expected non-decreasing indices from 0 to 1"),
+        ({"trajectory_of_step": [[0, 0, 1]]}, "trajectory_of_step: expected an array of 1 dimensions, got shape"),
+        ({"trajectory_of_step": ["a", "a", "b"]}, "trajectory_of_step: expected whole numbers, got list"),
+        ({"group_of_trajectory": [0.5, 0.5]}, "group_of_trajectory: expected whole numbers, got list"),
+        ({"group_of_trajectory": [0]}, r"group_of_trajectory: expected shape \(2,\), got \(1,\)"),
+        ({"outcome": [1.0, None]}, "outcome: expected numbers, got list"),
+        ({"outcome": [1.0, 2.0]}, r"outcome: expected values in outcome_range \(0.0, 1.0\)"),
+        ({"outcome_range": (1.0, 0.0)}, "outcome_range: expected a range of finite numbers"),
+        ({"agent_of_step": [0, 0, 2], "agent_names": ["a", "b"]}, "entry 2: expected an index from 0 to 1, got 2"),
+        ({"agent_of_step": [0, -1, 0]}, "agent_of_step, entry 1: expected an index from 0 to 0, got -1"),
+        ({"scores": [0.5, 0.5, 0.5]}, "scores: expected an array of 2 dimensions"),
+        ({"scores": [[0.5], [0.5]]}, r"scores: expected shape \(3, 1\), got \(2, 1\)"),
+        ({"scores": [[0.5], [1.5], [0.5]]}, "step 0/1, score score_0: expected a value from 0 to 1"),
+        ({"scores": [[0.5]] * 3, "score_names": ["f", "g"]}, r"scores: expected shape \(3, 2\), got \(3, 1\)"),
+        ({"edges": [[0, 1]]}, "step 0/0: expected parents that came before it, got 0/1"),
+        ({"edges": [[2, 1]]}, "step 1/0: expected parents in its own trajectory 1, got 0/1 of 0"),
+        ({"edges": [[1, 3]]}, "edge_parent, entry 0: expected an index from 0 to 2, got 3"),
+        ({"edges": [0, 1]}, "edges: expected an array of 2 dimensions"),
+        ({"edges": [[0, 1, 2]]}, r"edges: expected shape \(1, 2\), got \(1, 3\)"),
+        ({"is_answer": [True]}, r"is_answer: expected shape \(3,\), got \(1,\)"),
+        ({"is_answer": [0, 2, 0]}, "is_answer: expected values true or false"),
+        ({"prompts": ["p"]}, r"prompts: expected shape \(3,\), got \(1,\)"),
+        ({"token_offsets": [0, 1, 2, 3], "response_mask": [True]}, r"response_mask: expected shape \(3,\), got \(1,\)"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(arrays, message):
+    with pytest.raises(BatchError, match=message):
+        TrajectoryBatch.from_arrays(**{**ARRAYS, **arrays})
+
+
+def test_arrays_may_have_no_edges():
+    batch = TrajectoryBatch.from_arrays(**ARRAYS, edges=[])
+    assert batch.edge_child.size == 0
+    assert batch.is_answer.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("turn", [0], r"step t/1 of trajectory t: turn: expected one number, got shape \(1,\)"),
+        ("logprobs", ((0.5, 1.0), (2.0,)), "step t/1 of trajectory t: logprobs: expected numbers, got tuple"),
+        ("turn", "0", "step t/1 of trajectory t: turn: expected whole numbers, got str '0'"),
+        ("temperature", None, "step t/1 of trajectory t: temperature: expected numbers, got NoneType None"),
+        ("policy_version", 0.5, "step t/1 of trajectory t: policy_version: expected whole numbers, got float 0.5"),
+        ("logprobs", None, "step t/1 of trajectory t: logprobs: expected a tuple of one value per token, got NoneType"),
+        ("logprobs", ("a", "b"), "step t/1 of trajectory t: logprobs: expected numbers, got tuple"),
+        ("response_mask", (1, 2), r"step t/1 of trajectory t: response_mask: expected values true or false \(1 or 0\)"),
+        ("stratum", 3, "step t/1 of trajectory t: stratum: expected a text, got int 3"),
+    ],
+)
+def test_number_of_another_type_is_refused(field, value, message):
+    made = make_trajectory()
+    setattr(made.steps[1], field, value)
+    with pytest.raises(BatchError, match=message):
+        TrajectoryBatch.from_trajectories([made])
+
+
+def test_record_of_another_type_is_refused():
+    with pytest.raises(BatchError, match=r"trajectory t: uid: expected a text, got list"):
+        TrajectoryBatch.from_trajectories([replace(make_trajectory(), uid=["u"])])
+    with pytest.raises(BatchError, match=r"trajectory t: steps: expected a tuple of Step, got NoneType"):
+        TrajectoryBatch.from_trajectories([replace(make_trajectory(), steps=None)])
+    with pytest.raises(BatchError, match=r"trajectory t: expected a Step at index 0, got dict"):
+        TrajectoryBatch.from_trajectories([replace(make_trajectory(), steps=[{}])])
+    with pytest.raises(BatchError, match=r"outcome: weight: expected a number, got NoneType"):
+        TrajectoryBatch.from_trajectories([replace(make_trajectory(), outcome=Score(1.0, weight=None))])
+
+
+def test_duplicate_step_ids_are_refused() -> None:
+    other = replace(make_trajectory(), id="s", steps=[replace(s, trajectory_id="s") for s in make_trajectory().steps])
+    with pytest.raises(BatchError, match="step t/0: ids must be unique, but this one stands twice in the batch"):
+        TrajectoryBatch.from_trajectories([make_trajectory(), other])
+
+
+def test_batch_is_validated_once_but_its_copies_again() -> None:
+    batch = TrajectoryBatch.from_trajectories([make_trajectory()])
+    assert batch.validated
+    copy = replace(batch, is_answer=batch.is_answer[:-1])
+    assert not copy.validated
+    with pytest.raises(BatchError, match="column is_answer: expected shape"):
+        validate(copy)
 
 
 def test_arrays_give_the_credit_of_the_same_trajectories() -> None:

@@ -256,6 +256,11 @@ def test_hostile_trajectories_leave_the_given_ones_unchanged():
     assert {length for _, length in seen} == {1, 2, rewards.LONGEST}
 
 
+def test_trajectories_without_steps_check_nothing():
+    empty = [make_trajectory("mine", [])]
+    assert failed(check_reward_function, plain, trajectories=empty) == {"matches_an_agent"}
+
+
 def test_functions_can_be_checked_in_a_running_event_loop():
     async def notebook():
         return check_reward_function(judged)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,7 +71,8 @@ class Recipe:
         """The resolved configuration as YAML that loads again as a recipe, from any folder."""
         from omegaconf import OmegaConf
 
-        config = _escaped(_absolute(self.to_dict(), self.folder))
+        # Escaped, so that resolved text is not interpolated again.
+        config = _with_texts(_absolute(self.to_dict(), self.folder), lambda text, key: text.replace("${", "\\${"))
         config["trainer"]["default_local_dir"] = None  # a run of this recipe gets a new folder
         return str(OmegaConf.to_yaml(OmegaConf.create(config)))
 
@@ -85,32 +86,34 @@ _MODEL_KEYS = ("path", "reference", "tokenizer")
 """Keys of model folders, of policies and of reward functions; they are relative to the working directory."""
 
 
-def _absolute(value: Any, folder: Path, key: str = "") -> Any:
+def _absolute(value: Any, folder: Path) -> Any:
     """Make the paths and `file.py:function` references in `value` that are relative to `folder` absolute.
 
-    Model folders under the `_MODEL_KEYS`, too. `key`: the key of `value`.
+    Model folders under the `_MODEL_KEYS`, too.
     """
-    if isinstance(value, dict):
-        return {name: _absolute(item, folder, name) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_absolute(item, folder, key) for item in value]
-    if isinstance(value, str) and value:
-        file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
+
+    def changed(text: str, key: str) -> str:
+        file, colon, name = text.rpartition(":") if ".py:" in text else (text, "", "")
         if colon or file.endswith((".parquet", ".jsonl")):
             existing = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
-            return f"{existing.resolve()}{colon}{name}" if existing else value
-        if key in _MODEL_KEYS and (Path(value) / "config.json").is_file():
-            return str(Path(value).resolve())
-    return value
+            return f"{existing.resolve()}{colon}{name}" if existing else text
+        if text and key in _MODEL_KEYS and (Path(text) / "config.json").is_file():
+            return str(Path(text).resolve())
+        return text
+
+    return _with_texts(value, changed)
 
 
-def _escaped(value: Any) -> Any:
-    """Escape `${` in all strings of `value`, so that resolved text is not interpolated again."""
+def _with_texts(value: Any, changed: Callable[[str, str], str], key: str = "") -> Any:
+    """Copy nested mappings and lists, with `changed` applied to every text and its key.
+
+    `key`: the key of `value`.
+    """
     if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
+        return {name: _with_texts(item, changed, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [_escaped(item) for item in value]
-    return value.replace("${", "\\${") if isinstance(value, str) else value
+        return [_with_texts(item, changed, key) for item in value]
+    return changed(value, key) if isinstance(value, str) else value
 
 
 def recipe_of_dict(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:

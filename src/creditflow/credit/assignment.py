@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from creditflow.credit.checks import check_batch, check_values
+from creditflow.credit.checks import check_values
 from creditflow.credit.decompose import SubRewards, outcomes, sub_rewards, token_rewards
 from creditflow.credit.estimators.base import (
     WHITENING_EPSILON,
@@ -30,8 +30,8 @@ from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, E
 from creditflow.credit.rules.base import Credit, PropagationInput, parent_counts
 from creditflow.credit.thresholds.base import Constant, Threshold, make_threshold, open_starved, thetas
 from creditflow.credit.tokens import at_first_token, critic_tokens, spread_over_tokens, token_terms
-from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
-from creditflow.errors import BatchError, ConfigError, NotFiniteError, ShapeError
+from creditflow.data import Bools, Floats, Ints, TrajectoryBatch, validate
+from creditflow.errors import BatchError, ConfigError, EmptyBatchError, NotFiniteError, ShapeError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,7 +213,9 @@ def assign(
         kind = type(batch).__name__
         raise BatchError(f"batch: expected a TrajectoryBatch, got {kind}; use TrajectoryBatch.from_trajectories")
     options.validate()
-    check_batch(batch)
+    if batch.n_steps == 0:
+        raise EmptyBatchError(f"batch of {batch.n_trajectories} trajectories: expected at least one step, got none")
+    validate(batch)
     estimator = ADVANTAGE_ESTIMATORS[options.adv_estimator]
     if estimator.critic:
         values_T = check_values(batch, values_T, options.adv_estimator)

@@ -88,7 +88,7 @@ def compact(*columns: Ints) -> tuple[Ints, int]:
     code, n = np.zeros(len(columns[0]), dtype=np.int64), 1
     affordable = 8 * code.size + 1024  # largest table of all pairs; beyond it, sorting the occurring pairs costs less
     for column in columns:
-        low, high = kernels.bounds(column)
+        low, high = int(column.min()), int(column.max())
         digit, width = column, high - low + 1
         if width == 1:
             continue
@@ -268,6 +268,7 @@ BASELINES = {"group": group_statistics, "shrunk": shrunk_statistics}
 
 
 def no_groups(n_steps: int) -> Groups:
+    """Return groups without members: no step has a baseline."""
     group_S, level_S, size_S = np.full(n_steps, -1), np.full(n_steps, -1), np.zeros(n_steps, dtype=np.int64)
     mean_S, others_S, spread_S = (np.full(n_steps, np.nan) for _ in range(3))
     return Groups(group_S, level_S, size_S, mean_S, others_S, spread_S, np.zeros(n_steps, dtype=np.bool_), 0)
@@ -298,19 +299,13 @@ def cells_of(values: Floats, code: Ints, trajectory: Ints) -> Cells:
 
 def _means_of(values: Floats, cell: Ints, n: int) -> tuple[Floats, Ints]:
     """[n] the mean and the number of each cell's values; both 0 for an empty cell."""
-    from creditflow.credit import kernels
-
-    mean, count = np.zeros(n), np.zeros(n, dtype=np.int64)
-    kernels.means_of(values, cell, mean, count)
-    return mean, count
+    count = np.bincount(cell, minlength=n)
+    return np.bincount(cell, values, n) / np.maximum(count, 1), count
 
 
 def spread_of(cells: Cells, code: Ints, values: Floats, mean_G: Floats) -> Floats:
     """[G] square root of n/(n-1) times the mean over trajectories of their mean squared difference from `mean_G`."""
-    from creditflow.credit import kernels
-
-    square_C = np.zeros(len(cells.steps_C))
-    kernels.mean_squares(values, cells.cell, code, mean_G, cells.steps_C, square_C)
+    square_C = np.bincount(cells.cell, (values - mean_G[code]) ** 2, len(cells.steps_C)) / cells.steps_C
     # n/(n-1) times the mean over n trajectories is their sum over n-1.
     total_G = np.bincount(cells.group_C, square_C, len(cells.size_G))
     return np.sqrt(total_G / np.maximum(cells.size_G - 1, 1))

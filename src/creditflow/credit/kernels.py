@@ -393,15 +393,6 @@ def low_and_high(values: Floats, code: Ints, n: int) -> tuple[Floats, Floats]:
 
 
 @_compiled
-def bounds(column: Ints) -> tuple[int, int]:
-    """The minimum and maximum of the column."""
-    low = high = column[0]
-    for value in column:
-        low, high = min(low, value), max(high, value)
-    return low, high
-
-
-@_compiled
 def refine(code: Ints, column: Ints, low: int, width: int, rank: Ints) -> int:
     """Replace each code by one of (code, entry of the column), in order without gaps; return the number of codes.
 
@@ -436,25 +427,6 @@ def number_cells(code: Ints, trajectory: Ints, n: int, cell: Ints, code_C: Ints)
             n_cells += 1
         cell[i] = latest[c]
     return n_cells
-
-
-@_compiled
-def means_of(values: Floats, cell: Ints, mean: Floats, count: Ints) -> None:
-    """Write the mean and the number of each cell's values to `mean` and `count`, which must be zeros."""
-    for i in range(values.size):
-        mean[cell[i]] += values[i]
-        count[cell[i]] += 1
-    for c in range(mean.size):
-        mean[c] /= max(count[c], 1)
-
-
-@_compiled
-def mean_squares(values: Floats, cell: Ints, code: Ints, mean_G: Floats, steps_C: Ints, squares: Floats) -> None:
-    """Write each pair's mean squared difference from the mean of its code to `squares`, which must be zeros."""
-    for i in range(values.size):
-        squares[cell[i]] += (values[i] - mean_G[code[i]]) ** 2
-    for p in range(squares.size):
-        squares[p] /= steps_C[p]
 
 
 @_compiled

@@ -29,10 +29,10 @@ from creditflow.data.trajectory import (
     Trajectory,
     TrajectoryStatus,
     all_digits,
-    check_range,
     clip_rounding,
     into_range,
 )
+from creditflow.data.validation import validate
 
 if TYPE_CHECKING:
     from creditflow.data.table import read_parquet, write_parquet
@@ -65,5 +65,6 @@ __all__ = [
     "clip_rounding",
     "into_range",
     "read_parquet",
+    "validate",
     "write_parquet",
 ]

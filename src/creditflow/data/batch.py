@@ -6,17 +6,20 @@ Shape suffixes: N trajectories, S steps, E edges, T response tokens, P prompt to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from creditflow.data.assembly import Lists, Places, codes_of, columns_of_lists, columns_of_records, lists_of_records
+from creditflow.data.columns import Per, column_specs
 from creditflow.data.trajectory import (
     CODE_OF_STATUS,
+    FAILED,
     NOT_MATCHED,
     OK,
+    TIMEOUT,
     TRAJECTORY_STATUSES,
     Bools,
     Floats,
@@ -26,9 +29,9 @@ from creditflow.data.trajectory import (
     Task,
     TokenIds,
     Trajectory,
-    check_trajectory,
     clip_rounding,
 )
+from creditflow.data.validation import INDICES, array, check_range, check_trajectory, validate
 from creditflow.errors import BatchError
 
 
@@ -49,30 +52,29 @@ def outcome_value(outcome: Score | None) -> float:
     return clip_rounding(cast(float, outcome.value), *outcome.range)
 
 
-def _codes(values: Iterable[str]) -> tuple[Ints, tuple[str, ...]]:
-    """Integer codes in order of first appearance, and the names that they index."""
-    names: dict[str, int] = {}
-    codes = [names.setdefault(value, len(names)) for value in values]
-    return np.asarray(codes, dtype=np.int64), tuple(names)
+class _Remembered:
+    """Facts about a batch in slots rather than fields, so that a copy with other columns drops them."""
 
-
-class _FromTable:
-    """A batch that keeps its table, in a slot rather than a field so that a copy with other columns drops it."""
-
-    __slots__ = ("_table",)
+    __slots__ = ("_table", "_validated")
 
     @property
     def table(self) -> Any:
         """The `pyarrow.Table` from which the batch was built (`table.batch_of`); None for any other batch."""
         return getattr(self, "_table", None)
 
-    def remember(self, table: Any) -> None:
+    @property
+    def validated(self) -> bool:
+        """Whether `validate` has passed the columns. Columns must not be written to afterwards."""
+        return getattr(self, "_validated", False)
+
+    def remember(self, *, table: Any = None, validated: bool = False) -> None:
         """Keep `table`, which must hold the same data as the columns: `write_parquet` writes it instead."""
-        object.__setattr__(self, "_table", table)
+        object.__setattr__(self, "_table", self.table if table is None else table)
+        object.__setattr__(self, "_validated", self.validated or validated)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TrajectoryBatch(_FromTable):
+class TrajectoryBatch(_Remembered):
     """N trajectories with S steps in columns, the input of credit, engine and ledger.
 
     Steps are grouped by trajectory, in the order in which they were made. Parents therefore come before children, and
@@ -80,77 +82,79 @@ class TrajectoryBatch(_FromTable):
     """
 
     # Trajectories
-    trajectory_ids: Sequence[str]
-    tasks: Sequence[Task]
+    trajectory_ids: Annotated[Sequence[str], Per("N", "id", "trajectory_id")]
+    tasks: Annotated[Sequence[Task], Per("N", "task")]
     group_names: tuple[str, ...]
-    group_of_trajectory: Ints
+    group_of_trajectory: Annotated[Ints, Per("N", "uid", into="group_names")]
     """[N] index into `group_names` (the `uid`)."""
-    outcome: Floats
+    outcome: Annotated[Floats, Per("N", in_table="outcome")]
     """[N] outcome in its original range; NaN if missing or its scoring failed."""
-    outcome_scores: Sequence[Score | None]
-    status_of_trajectory: Ints
+    outcome_scores: Annotated[Sequence[Score | None], Per("N", "outcome", "outcome_score")]
+    status_of_trajectory: Annotated[Ints, Per("N", "status", into=TRAJECTORY_STATUSES)]
     """[N] index into TRAJECTORY_STATUSES."""
-    answers: Sequence[str | None]
-    trajectory_info: Sequence[dict[str, Any]]
+    answers: Annotated[Sequence[str | None], Per("N", "answer")]
+    trajectory_info: Annotated[Sequence[dict[str, Any]], Per("N", "info", "trajectory_info")]
 
     # Steps
-    step_ids: Sequence[str]
-    trajectory_of_step: Ints
+    step_ids: Annotated[Sequence[str], Per("S", "id", "step_id")]
+    trajectory_of_step: Annotated[Ints, Per("S", into="trajectory_ids")]
     """[S] index of the trajectory, non-decreasing."""
-    index_of_step: Ints
+    index_of_step: Annotated[Ints, Per("S", "index")]
     """[S] position in the trajectory."""
     agent_names: tuple[str, ...]
-    agent_of_step: Ints
+    agent_of_step: Annotated[Ints, Per("S", "agent", into="agent_names")]
     """[S] index into `agent_names`."""
-    turn_of_step: Ints
+    turn_of_step: Annotated[Ints, Per("S", "turn")]
     policy_names: tuple[str, ...]
-    policy_of_step: Ints
-    policy_version: Ints
-    temperature_of_step: Floats
-    is_answer: Bools
+    policy_of_step: Annotated[Ints, Per("S", "policy", into="policy_names")]
+    policy_version: Annotated[Ints, Per("S", "policy_version")]
+    temperature_of_step: Annotated[Floats, Per("S", "temperature")]
+    is_answer: Annotated[Bools, Per("S")]
     """[S] whether the trajectory's answer came from this step."""
     stratum_names: tuple[str, ...]
-    stratum_of_step: Ints
+    stratum_of_step: Annotated[Ints, Per("S", "stratum", into="stratum_names", low=-1)]
     """[S] index into `stratum_names`; -1 for steps without a label."""
-    prompts: Sequence[str]
-    responses: Sequence[str]
-    step_info: Sequence[dict[str, Any]]
+    prompts: Annotated[Sequence[str], Per("S", "prompt")]
+    responses: Annotated[Sequence[str], Per("S", "response")]
+    step_info: Annotated[Sequence[dict[str, Any]], Per("S", "info", "step_info")]
 
     # Edges, sorted by child
-    edge_child: Ints
+    edge_child: Annotated[Ints, Per("E", into="step_ids")]
     """[E] step index of the child."""
-    edge_parent: Ints
+    edge_parent: Annotated[Ints, Per("E", into="step_ids")]
     """[E] step index of the parent: same trajectory, smaller than the child."""
 
     # Scores
     score_names: tuple[str, ...]
-    scores: Floats
+    scores: Annotated[Floats, Per("SK")]
     """[S, K] scores rescaled to [0, 1] (the mean of scores per token); NaN unless the status is ok."""
-    score_status: Ints
+    score_status: Annotated[Ints, Per("SK", into=(NOT_MATCHED, OK, FAILED, TIMEOUT))]
     """[S, K] NOT_MATCHED, OK, FAILED or TIMEOUT."""
-    score_weights: Floats
+    score_weights: Annotated[Floats, Per("SK")]
     """[S, K] weight of the function; 0 if it did not match the step."""
-    raw_scores: Sequence[dict[str, Score]]
+    raw_scores: Annotated[Sequence[dict[str, Score]], Per("S", "scores")]
     """[S] the original scores by function."""
 
     # Tokens
-    prompt_offsets: Ints
+    prompt_offsets: Annotated[Ints, Per("O", bounds="P")]
     """[S+1] bounds of each step's prompt tokens in `prompt_ids`."""
-    prompt_ids: TokenIds
-    token_offsets: Ints
+    prompt_ids: Annotated[TokenIds, Per("P", "prompt_ids")]
+    token_offsets: Annotated[Ints, Per("O", bounds="T")]
     """[S+1] bounds of each step's response tokens in the [T] columns."""
-    response_ids: TokenIds
-    response_mask: Bools
-    logprobs: Floats
-    ref_logprobs: Floats = field(default_factory=lambda: np.zeros(0))
+    response_mask: Annotated[Bools, Per("T", "response_mask")]
+    response_ids: Annotated[TokenIds, Per("T", "response_ids")]
+    logprobs: Annotated[Floats, Per("T", "logprobs")]
+    ref_logprobs: Annotated[Floats, Per("T", "ref_logprobs", optional=True)] = field(
+        default_factory=lambda: np.zeros(0)
+    )
     """[T] reference log-probabilities, NaN for steps without any; empty if no step has any."""
 
     # Rarely used: empty if no trajectory, or no step, has a value
-    outcomes_of_agents: Sequence[Mapping[str, Score]] = ()
+    outcomes_of_agents: Annotated[Sequence[Mapping[str, Score]], Per("N", "outcomes", optional=True)] = ()
     """[N] `Trajectory.outcomes`."""
-    version_spans: Sequence[tuple[tuple[int, int], ...]] = ()
+    version_spans: Annotated[Sequence[tuple[tuple[int, int], ...]], Per("S", "version_spans", optional=True)] = ()
     """[S] `Step.version_spans`."""
-    branch_of: Sequence[str | None] = ()
+    branch_of: Annotated[Sequence[str | None], Per("S", "branch_of", optional=True)] = ()
     """[S] `Step.branch_of`."""
 
     @property
@@ -186,103 +190,41 @@ class TrajectoryBatch(_FromTable):
 
     @classmethod
     def from_trajectories(cls, trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
-        """Build a batch from trajectories.
-
-        Raises BatchError if a field has the wrong type, if a step's index, parents or token columns are inconsistent,
-        or if a score's range is empty.
-        """
+        """Build a batch from trajectories. Raises BatchError for fields of the wrong type, and as `validate` does."""
         if isinstance(trajectories, Trajectory):
             raise BatchError("expected a list of trajectories, got one; put it in a list")
         for trajectory in trajectories:
             check_trajectory(trajectory)
-        ids = [trajectory.id for trajectory in trajectories]
-        if len(set(ids)) != len(ids):
-            twice = next(i for i in ids if ids.count(i) > 1)
-            raise BatchError(f"trajectory {twice}: ids must be unique, but this one stands twice in the batch")
         steps = [step for trajectory in trajectories for step in trajectory.steps]
-        group_of_trajectory, group_names = _codes(t.uid for t in trajectories)
-        agent_of_step, agent_names = _codes(s.agent for s in steps)
-        policy_of_step, policy_names = _codes(s.policy for s in steps)
-        strata, stratum_names = _codes(s.stratum for s in steps if s.stratum is not None)
-        stratum_of_step = np.full(len(steps), -1, dtype=np.int64)
-        stratum_of_step[[s.stratum is not None for s in steps]] = strata
-
-        lengths = np.array([len(t.steps) for t in trajectories], dtype=np.int64)
-        first_step = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64) if len(lengths) else lengths
-        trajectory_of_step = np.repeat(np.arange(len(trajectories)), lengths).astype(np.int64)
-        is_answer = np.zeros(len(steps), dtype=np.bool_)
-        edges: list[tuple[int, int]] = []
-        for first, trajectory in zip(first_step, trajectories, strict=True):
-            for step in trajectory.steps:
-                edges.extend((first + step.index, first + parent) for parent in step.parents)
-            for index in trajectory.answer_steps:
-                is_answer[first + index] = True
-        edge_array = np.asarray(edges, dtype=np.int64).reshape(-1, 2)
-
-        score_names = tuple(dict.fromkeys(name for step in steps for name in step.scores))
-        column = {name: k for k, name in enumerate(score_names)}
-        scores = np.full((len(steps), len(score_names)), np.nan)
-        score_status = np.full(scores.shape, NOT_MATCHED, dtype=np.int64)
-        score_weights = np.zeros_like(scores)
-        for s, step in enumerate(steps):
-            for name, score in step.scores.items():
-                scores[s, column[name]] = score.rescaled_over(step.response_mask)
-                score_status[s, column[name]] = CODE_OF_STATUS[score.status]
-                score_weights[s, column[name]] = score.weight
-
-        def flat(name: str, dtype: Any) -> NDArray[Any]:
-            try:
-                return np.asarray([value for step in steps for value in getattr(step, name)], dtype=dtype)
-            except OverflowError as error:
-                raise BatchError(f"column {name}: expected whole numbers of 32 bits: {error}") from error
-
-        def offsets(name: str) -> Ints:
-            return np.concatenate([[0], np.cumsum([len(getattr(step, name)) for step in steps])]).astype(np.int64)
-
-        return cls(
-            trajectory_ids=tuple(ids),
-            tasks=tuple(t.task for t in trajectories),
-            group_names=group_names,
-            group_of_trajectory=group_of_trajectory,
-            outcome=np.array([outcome_value(t.outcome) for t in trajectories], dtype=np.float64),
-            outcome_scores=tuple(t.outcome for t in trajectories),
-            status_of_trajectory=np.array([TRAJECTORY_STATUSES.index(t.status) for t in trajectories], dtype=np.int64),
-            answers=tuple(t.answer for t in trajectories),
-            trajectory_info=tuple(t.info for t in trajectories),
-            step_ids=tuple(s.id for s in steps),
-            trajectory_of_step=trajectory_of_step,
-            index_of_step=np.array([s.index for s in steps], dtype=np.int64),
-            agent_names=agent_names,
-            agent_of_step=agent_of_step,
-            turn_of_step=np.array([s.turn for s in steps], dtype=np.int64),
-            policy_names=policy_names,
-            policy_of_step=policy_of_step,
-            policy_version=np.array([s.policy_version for s in steps], dtype=np.int64),
-            temperature_of_step=np.array([s.temperature for s in steps], dtype=np.float64),
-            is_answer=is_answer,
-            stratum_names=stratum_names,
-            stratum_of_step=stratum_of_step,
-            prompts=tuple(s.prompt for s in steps),
-            responses=tuple(s.response for s in steps),
-            step_info=tuple(s.info for s in steps),
-            edge_child=edge_array[:, 0].copy(),
-            edge_parent=edge_array[:, 1].copy(),
-            score_names=score_names,
-            scores=scores,
-            score_status=score_status,
-            score_weights=score_weights,
-            raw_scores=tuple(s.scores for s in steps),
-            prompt_offsets=offsets("prompt_ids"),
-            prompt_ids=flat("prompt_ids", np.int32),
-            token_offsets=offsets("response_ids"),
-            response_ids=flat("response_ids", np.int32),
-            response_mask=flat("response_mask", np.bool_),
-            logprobs=flat("logprobs", np.float64),
-            ref_logprobs=_ref_logprobs(steps),
-            outcomes_of_agents=tuple(t.outcomes for t in trajectories) if any(t.outcomes for t in trajectories) else (),
-            version_spans=tuple(s.version_spans for s in steps) if any(s.version_spans for s in steps) else (),
-            branch_of=tuple(s.branch_of for s in steps) if any(s.branch_of is not None for s in steps) else (),
+        trajectory_S = np.repeat(np.arange(len(trajectories)), [len(trajectory.steps) for trajectory in trajectories])
+        places = Places([t.id for t in trajectories], [s.id for s in steps], trajectory_S)
+        scores_S = np.array([len(step.scores) for step in steps], dtype=np.int64)
+        scored = [(step, score) for step in steps for score in step.scores.values()]
+        codes, score_names = codes_of(name for step in steps for name in step.scores)
+        values = np.array([score.rescaled_over(step.response_mask) for step, score in scored], dtype=np.float64)
+        status = np.array([CODE_OF_STATUS[score.status] for _, score in scored], dtype=np.int64)
+        weights = np.array([score.weight for _, score in scored], dtype=np.float64)
+        lists = {
+            "parents": Lists.join([s.parents for s in steps], np.int64, places.field("parents"), INDICES),
+            **lists_of_records(steps, places),
+            "score_names": Lists(scores_S, codes),
+            "score_values": Lists(scores_S, values),
+            "score_status": Lists(scores_S, status),
+            "score_weights": Lists(scores_S, weights),
+        }
+        answers = [trajectory.answer_steps for trajectory in trajectories]
+        answer_steps = Lists.join(
+            answers, np.int64, lambda n: f"trajectory {places.trajectory_ids[n]}: answer_steps", INDICES
         )
+        batch = cls(
+            **columns_of_records("N", trajectories, places),
+            **columns_of_records("S", steps, places),
+            **columns_of_lists(places, lists, answer_steps, score_names),
+            outcome=np.array([outcome_value(t.outcome) for t in trajectories], dtype=np.float64),
+            trajectory_of_step=trajectory_S,
+        )
+        validate(batch)
+        return batch
 
     @classmethod
     def from_arrays(
@@ -313,37 +255,32 @@ class TrajectoryBatch(_FromTable):
 
         Raises BatchError for arrays that do not fit together.
         """
-        trajectory_S = np.asarray(trajectory_of_step, dtype=np.int64)
-        group_N, outcome_N = np.asarray(group_of_trajectory, dtype=np.int64), np.asarray(outcome, dtype=np.float64)
+        trajectory_S = array("trajectory_of_step", trajectory_of_step, np.int64)
+        group_N = array("group_of_trajectory", group_of_trajectory, np.int64)
+        outcome_N = array("outcome", outcome, np.float64)
         n_steps, n = len(trajectory_S), len(outcome_N)
         if n_steps and (np.any(np.diff(trajectory_S) < 0) or trajectory_S[0] < 0 or trajectory_S[-1] >= n):
             raise BatchError(f"trajectory_of_step: expected non-decreasing indices from 0 to {n - 1}")
-        agent_S = np.zeros(n_steps, dtype=np.int64) if agent_of_step is None else np.asarray(agent_of_step, np.int64)
-        value_SK = np.empty((n_steps, 0)) if scores is None else np.asarray(scores, dtype=np.float64)
-        offsets = np.zeros(n_steps + 1, np.int64) if token_offsets is None else np.asarray(token_offsets, np.int64)
-        mask_T = np.zeros(0, np.bool_) if response_mask is None else np.asarray(response_mask, dtype=np.bool_)
-        for name, got, expected in (
-            ("group_of_trajectory", group_N.shape, (n,)),
-            ("agent_of_step", agent_S.shape, (n_steps,)),
-            ("scores", value_SK.shape, (n_steps, *value_SK.shape[1:2])),
-            ("token_offsets", offsets.shape, (n_steps + 1,)),
-            ("response_mask", mask_T.shape, (int(offsets[-1]),)),
-        ):
-            if got != expected:
-                raise BatchError(f"{name}: expected shape {expected}, got {got}")
+        check_range("outcome_range", Score(0.0, outcome_range))
         low, high = outcome_range
         if np.any((outcome_N < low) | (outcome_N > high)):
             raise BatchError(f"outcome: expected values in outcome_range {outcome_range}")
+        zeros_S = np.zeros(n_steps, dtype=np.int64)
+        agent_S = zeros_S if agent_of_step is None else array("agent_of_step", agent_of_step, np.int64)
+        value_SK = np.empty((n_steps, 0)) if scores is None else array("scores", scores, np.float64, ndim=2)
         index_S = np.arange(n_steps) - np.searchsorted(trajectory_S, trajectory_S)
-        last_S = np.append(np.diff(trajectory_S) > 0, True)[:n_steps]
-        if edges is None:
-            child_E = np.flatnonzero(index_S > 0)
-            edges = np.stack([child_E, child_E - 1], axis=1)
-        edges = np.asarray(edges, dtype=np.int64).reshape(-1, 2)
+        child_E = np.flatnonzero(index_S > 0)
+        pair_E2 = np.stack([child_E, child_E - 1], axis=1) if edges is None else array("edges", edges, np.int64, ndim=2)
+        if pair_E2.size and pair_E2.shape[1] != 2:
+            raise BatchError(f"edges: expected shape ({len(pair_E2)}, 2), got {pair_E2.shape}")
+        child_E, parent_E = pair_E2.reshape(-1, 2).T.copy()
         names = tuple(score_names or (f"score_{k}" for k in range(value_SK.shape[1])))
         groups, code_N = np.unique(group_N, return_inverse=True)
-        status_SK = np.where(np.isnan(value_SK), NOT_MATCHED, OK)
-        return cls(
+        known_SK = ~np.isnan(value_SK)
+        last_S = np.append(np.diff(trajectory_S) > 0, True)[:n_steps]
+        offsets = np.zeros(n_steps + 1, np.int64) if token_offsets is None else token_offsets
+        mask_T = array("response_mask", () if response_mask is None else response_mask, np.bool_)
+        batch = cls(
             trajectory_ids=tuple(map(str, range(n))),
             tasks=(Task("arrays", (), None),) * n,
             group_names=tuple(map(str, groups.tolist())),
@@ -360,92 +297,73 @@ class TrajectoryBatch(_FromTable):
             index_of_step=index_S,
             agent_names=tuple(agent_names or (f"agent_{a}" for a in range(int(agent_S.max(initial=0)) + 1))),
             agent_of_step=agent_S,
-            turn_of_step=_turns(trajectory_S, agent_S),
+            turn_of_step=zeros_S if agent_S.shape != zeros_S.shape else _turns(trajectory_S, agent_S),
             policy_names=("default",),
-            policy_of_step=np.zeros(n_steps, dtype=np.int64),
-            policy_version=np.zeros(n_steps, dtype=np.int64),
+            policy_of_step=zeros_S,
+            policy_version=zeros_S,
             temperature_of_step=np.ones(n_steps),
-            is_answer=last_S if is_answer is None else np.asarray(is_answer, dtype=np.bool_),
+            is_answer=last_S if is_answer is None else array("is_answer", is_answer, np.bool_),
             stratum_names=(),
-            stratum_of_step=np.full(n_steps, -1, dtype=np.int64),
+            stratum_of_step=zeros_S - 1,
             prompts=tuple(prompts or ("",) * n_steps),
             responses=("",) * n_steps,
             step_info=tuple({} for _ in range(n_steps)),
-            edge_child=edges[:, 0].copy(),
-            edge_parent=edges[:, 1].copy(),
+            edge_child=child_E,
+            edge_parent=parent_E,
             score_names=names,
             scores=value_SK,
-            score_status=status_SK.astype(np.int64),
-            score_weights=np.where(status_SK == OK, 1.0, 0.0),
+            score_status=np.where(known_SK, OK, NOT_MATCHED),
+            score_weights=known_SK.astype(np.float64),
             raw_scores=tuple(
-                {name: Score(value) for name, value in zip(names, values, strict=True) if not math.isnan(value)}
+                {name: Score(value) for name, value in zip(names, values, strict=False) if not math.isnan(value)}
                 for values in value_SK.tolist()
             ),
             prompt_offsets=np.zeros(n_steps + 1, dtype=np.int64),
             prompt_ids=np.zeros(0, dtype=np.int32),
-            token_offsets=offsets,
+            token_offsets=array("token_offsets", offsets, np.int64),
             response_ids=np.zeros(len(mask_T), dtype=np.int32),
             response_mask=mask_T,
             logprobs=np.zeros(len(mask_T)),
         )
+        validate(batch)
+        return batch
 
     def to_trajectories(self) -> list[Trajectory]:
         """Convert the columns back to trajectories."""
-        trajectories = []
         parents: list[list[int]] = [[] for _ in range(self.n_steps)]
         for child, parent in zip(self.edge_child.tolist(), self.edge_parent.tolist(), strict=True):
             parents[child].append(int(self.index_of_step[parent]))
+        trajectories = []
         for n in range(self.n_trajectories):
             start, stop = np.searchsorted(self.trajectory_of_step, [n, n + 1])
-            trajectories.append(
-                Trajectory(
-                    id=self.trajectory_ids[n],
-                    uid=self.group_names[self.group_of_trajectory[n]],
-                    task=self.tasks[n],
-                    steps=[self._step(s, tuple(parents[s])) for s in range(start, stop)],
-                    answer_steps=tuple(int(i) for i in np.flatnonzero(self.is_answer[start:stop])),
-                    answer=self.answers[n],
-                    outcome=self.outcome_scores[n],
-                    outcomes=dict(self.outcomes_of_agents[n]) if self.outcomes_of_agents else {},
-                    status=TRAJECTORY_STATUSES[self.status_of_trajectory[n]],
-                    info=self.trajectory_info[n],
-                )
+            trajectory = Trajectory(
+                **self._record("N", n), answer_steps=tuple(np.flatnonzero(self.is_answer[start:stop]).tolist())
             )
+            for s in range(start, stop):
+                step = {**self._record("S", s), **self._tokens("P", self.prompt_offsets, s)}
+                step |= self._tokens("T", self.token_offsets, s)
+                trajectory.steps.append(Step(**step, trajectory_id=trajectory.id, parents=tuple(parents[s])))
+            trajectories.append(trajectory)
         return trajectories
 
-    def _step(self, s: int, parents: tuple[int, ...]) -> Step:
-        prompt = slice(self.prompt_offsets[s], self.prompt_offsets[s + 1])
-        response = slice(self.token_offsets[s], self.token_offsets[s + 1])
-        stratum = int(self.stratum_of_step[s])
-        ref_logprobs = self.ref_logprobs[response] if self.ref_logprobs.size else self.ref_logprobs
-        return Step(
-            id=self.step_ids[s],
-            trajectory_id=self.trajectory_ids[self.trajectory_of_step[s]],
-            index=int(self.index_of_step[s]),
-            agent=self.agent_names[self.agent_of_step[s]],
-            turn=int(self.turn_of_step[s]),
-            parents=parents,
-            prompt=self.prompts[s],
-            response=self.responses[s],
-            prompt_ids=tuple(self.prompt_ids[prompt].tolist()),
-            response_ids=tuple(self.response_ids[response].tolist()),
-            response_mask=tuple(self.response_mask[response].astype(int).tolist()),
-            logprobs=tuple(self.logprobs[response].tolist()),
-            temperature=float(self.temperature_of_step[s]),
-            policy=self.policy_names[self.policy_of_step[s]],
-            policy_version=int(self.policy_version[s]),
-            version_spans=self.version_spans[s] if self.version_spans else (),
-            branch_of=self.branch_of[s] if self.branch_of else None,
-            scores=self.raw_scores[s],
-            stratum=self.stratum_names[stratum] if stratum >= 0 else None,
-            info=self.step_info[s],
-            ref_logprobs=() if np.isnan(ref_logprobs).any() else tuple(ref_logprobs.tolist()),
-        )
+    def _record(self, shape: str, i: int) -> dict[str, Any]:
+        """The fields of trajectory (shape N) or step (S) `i`."""
+        values = {}
+        for spec in column_specs():
+            column = getattr(self, spec.name)
+            if spec.per.record and spec.per.shape == shape and len(column):
+                value = column[i] if spec.dtype is None else column[i].item()
+                if spec.per.into:
+                    value = spec.per.names(self)[value] if value >= 0 else None
+                values[spec.per.record] = value
+        return values
 
-
-def _ref_logprobs(steps: Sequence[Step]) -> Floats:
-    if not any(step.ref_logprobs for step in steps):
-        return np.zeros(0)
-    return np.concatenate(
-        [np.asarray(step.ref_logprobs or (np.nan,) * len(step.response_ids), dtype=np.float64) for step in steps]
-    )
+    def _tokens(self, shape: str, offsets: Ints, s: int) -> dict[str, tuple[Any, ...]]:
+        """The fields of step `s` with one value per token; empty where the values are missing."""
+        bounds, values = slice(offsets[s], offsets[s + 1]), {}
+        for spec in column_specs():
+            if spec.per.record and spec.per.shape == shape and (column := getattr(self, spec.name)).size:
+                tokens = column[bounds] if column.dtype != np.bool_ else column[bounds].astype(np.int8)
+                missing = spec.per.optional and np.isnan(tokens).any()
+                values[spec.per.record] = () if missing else tuple(tokens.tolist())
+        return values

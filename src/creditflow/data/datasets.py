@@ -125,16 +125,13 @@ def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Spl
         got = f"one that holds a {kind}" if kind else f"a {type(tasks).__name__}"
         raise DataError(f"{key}: expected a list of tasks from {name}, got {got}")
     for number, task in enumerate(tasks):
-        for part, value in (
-            ("prompt", task.prompt),
-            ("ground_truth", task.ground_truth),
-            ("extra_info", task.extra_info),
-        ):
-            _expect_json(value, f"{key}: task {number} of {name}: {part}")
+        where = f"{key}: task {number} of {name}"
+        for part in ("prompt", "ground_truth", "extra_info"):
+            _expect_json(getattr(task, part), f"{where}: {part}")
         if not isinstance(task.prompt, tuple | list):
-            raise DataError(f"{key}: task {number} of {name}: prompt: expected messages, got {str(task.prompt)[:80]!r}")
+            raise DataError(f"{where}: prompt: expected messages, got {str(task.prompt)[:80]!r}")
         for i, message in enumerate(task.prompt):
-            _message(message, f"{key}: task {number} of {name}: prompt[{i}]")
+            _message(message, f"{where}: prompt[{i}]")
     return tasks
 
 

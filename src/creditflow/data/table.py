@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -23,22 +23,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from creditflow.data.assembly import Lists, Places, columns_of_lists, offsets_of
 from creditflow.data.batch import TrajectoryBatch
+from creditflow.data.columns import ColumnSpec, column_specs
 from creditflow.data.trajectory import (
     CODE_OF_STATUS,
     NOT_MATCHED,
     OK,
-    TIMEOUT,
-    TRAJECTORY_STATUSES,
     Bools,
-    Floats,
     Ints,
     Score,
     Task,
     Trajectory,
-    check_range,
-    check_version_spans,
 )
+from creditflow.data.validation import check_range, first, validate
 from creditflow.errors import BatchError, first_line
 
 T = TypeVar("T")
@@ -125,10 +123,8 @@ class Column(Sequence[T]):
     def __getitem__(self, at: slice) -> tuple[T, ...]: ...
     def __getitem__(self, at: int | slice) -> T | tuple[T, ...]:
         if isinstance(at, slice):
-            return tuple(self[i] for i in range(*at.indices(len(self))))
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"expected an index below {len(self)}, got {at}")
-        return self._at(int(at) % len(self))
+            return tuple(self._at(i) for i in range(len(self))[at])
+        return self._at(range(len(self))[at])
 
     def _at(self, i: int) -> T:
         if self._decode is None:
@@ -140,11 +136,6 @@ class Column(Sequence[T]):
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise BatchError(f"column {self._name}, entry {i}: {first_line(error)}") from error
         return self._made[i]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether every value is null."""
-        return bool(self._values.null_count == len(self._values))
 
     def __iter__(self) -> Iterator[T]:
         if self._decode is None:
@@ -258,53 +249,31 @@ def _compact(batch: TrajectoryBatch) -> pa.RecordBatch:
 
 
 def _of_trajectories(batch: TrajectoryBatch) -> dict[str, pa.Array]:
-    ids, answers = batch.trajectory_ids, np.flatnonzero(batch.is_answer)
-    ok_N = np.array([score is not None and score.status == "ok" for score in batch.outcome_scores], dtype=np.bool_)
+    answers = np.flatnonzero(batch.is_answer)
     answers_N = np.bincount(batch.trajectory_of_step[answers], minlength=batch.n_trajectories)
-    outcomes = [None if score is None else _fields(score, _OF_SCORE) for score in batch.outcome_scores]
     return {
-        "trajectory_id": _text(ids, "trajectory", ids),
-        "uid": _names(batch.group_names, batch.group_of_trajectory),
-        "task": _json([_fields(task, _OF_TASK) for task in batch.tasks], "trajectory", ids),
-        "answer": _text(batch.answers, "trajectory", ids),
-        "answer_steps": _lists(_offsets(answers_N), batch.index_of_step[answers], pa.int64()),
-        "outcome": pa.array(batch.outcome, pa.float64(), mask=~ok_N),
-        "outcome_score": _json(outcomes, "trajectory", ids),
-        "outcomes": _json(_outcomes_of_agents(batch), "trajectory", ids),
-        "status": _names(TRAJECTORY_STATUSES, batch.status_of_trajectory),
-        "trajectory_info": _json(batch.trajectory_info, "trajectory", ids),
+        **_plain_columns(batch, "N", "trajectory", batch.trajectory_ids),
+        "answer_steps": _lists(offsets_of(answers_N), batch.index_of_step[answers], pa.int64()),
     }
 
 
 def _of_steps(batch: TrajectoryBatch) -> dict[str, pa.Array]:
-    ids, order = batch.step_ids, np.argsort(batch.edge_child, kind="stable")
+    order, none_S = np.argsort(batch.edge_child, kind="stable"), np.zeros(batch.n_steps + 1, dtype=np.int64)
     parents_S = np.bincount(batch.edge_child, minlength=batch.n_steps)
-    scores = [{name: _fields(score, _OF_SCORE) for name, score in of_step.items()} for of_step in batch.raw_scores]
+    spans = batch.version_spans or [()] * batch.n_steps
     matched_SK = batch.score_status != NOT_MATCHED
-    status_X, score_offsets = batch.score_status[matched_SK], _offsets(matched_SK.sum(axis=1))
+    status_X, score_offsets = batch.score_status[matched_SK], offsets_of(matched_SK.sum(axis=1))
     values_X = pa.array(batch.scores[matched_SK], mask=status_X != OK)
     has_ref_T = ~np.isnan(batch.ref_logprobs)
-    ref_offsets = _offsets(has_ref_T)[batch.token_offsets if has_ref_T.size else np.zeros(batch.n_steps + 1, np.int64)]
+    ref_offsets = offsets_of(has_ref_T)[batch.token_offsets if has_ref_T.size else none_S]
     return {
-        "step_id": _text(ids, "step", ids),
-        "index": pa.array(batch.index_of_step, pa.int64()),
-        "agent": _names(batch.agent_names, batch.agent_of_step),
-        "turn": pa.array(batch.turn_of_step, pa.int64()),
-        "parents": _lists(_offsets(parents_S), batch.index_of_step[batch.edge_parent[order]], pa.int64()),
-        "prompt": _text(batch.prompts, "step", ids),
-        "response": _text(batch.responses, "step", ids),
+        **_plain_columns(batch, "S", "step", batch.step_ids),
+        "parents": _lists(offsets_of(parents_S), batch.index_of_step[batch.edge_parent[order]], pa.int64()),
+        "version_spans": pa.array([[number for span in of_step for number in span] for of_step in spans], _INTS),
         "prompt_ids": _lists(batch.prompt_offsets, batch.prompt_ids, pa.int32()),
         "response_ids": _lists(batch.token_offsets, batch.response_ids, pa.int32()),
         "response_mask": _lists(batch.token_offsets, batch.response_mask.astype(np.int8), pa.int8()),
         "logprobs": _lists(batch.token_offsets, batch.logprobs, pa.float64()),
-        "temperature": pa.array(batch.temperature_of_step, pa.float64()),
-        "policy": _names(batch.policy_names, batch.policy_of_step),
-        "policy_version": pa.array(batch.policy_version, pa.int64()),
-        "version_spans": _version_spans(batch),
-        "branch_of": _text(batch.branch_of or [None] * batch.n_steps, "step", ids),
-        "scores": _json(scores, "step", ids),
-        "stratum": _names(batch.stratum_names, batch.stratum_of_step),
-        "step_info": _json(batch.step_info, "step", ids),
         "ref_logprobs": _lists(ref_offsets, batch.ref_logprobs[has_ref_T], pa.float64()),
         "score_names": _lists(score_offsets, _names(batch.score_names, np.nonzero(matched_SK)[1]), _TEXT),
         "score_values": _lists(score_offsets, values_X, pa.float64()),
@@ -313,24 +282,38 @@ def _of_steps(batch: TrajectoryBatch) -> dict[str, pa.Array]:
     }
 
 
-def _outcomes_of_agents(batch: TrajectoryBatch) -> list[dict[str, Any] | None]:
+def _plain_specs(shape: str) -> list[ColumnSpec]:
+    """The columns of a table with one value for each trajectory (shape N) or step (S), and no list."""
     return [
-        {agent: _fields(score, _OF_SCORE) for agent, score in outcomes.items()} or None
-        for outcomes in batch.outcomes_of_agents or [{}] * batch.n_trajectories
+        spec
+        for spec in column_specs()
+        if spec.per.shape == shape and spec.per.table and not pa.types.is_list(_SCHEMA.field(spec.per.table).type)
     ]
 
 
-def _version_spans(batch: TrajectoryBatch) -> pa.Array:
-    if not batch.version_spans:
-        return _lists(np.zeros(batch.n_steps + 1, dtype=np.int64), np.empty(0, dtype=np.int64), pa.int64())
-    return pa.array([[number for span in spans for number in span] for spans in batch.version_spans], _INTS)
+def _plain_columns(batch: TrajectoryBatch, shape: str, what: str, ids: Sequence[str]) -> dict[str, pa.Array]:
+    """The columns of a table with one value for each trajectory or step."""
+    made = {}
+    for spec in _plain_specs(shape):
+        name, values = spec.per.table, getattr(batch, spec.name)
+        if spec.per.into:
+            made[name] = _names(spec.per.names(batch), values)
+        elif spec.dtype is not None:
+            made[name] = pa.array(
+                values, _SCHEMA.field(name).type, mask=np.isnan(values) if name == "outcome" else None
+            )
+        elif name in _DECODERS:
+            given = (value or None for value in values) if spec.per.optional else values
+            made[name] = _json(list(given) or [None] * len(ids), what, ids)
+        else:
+            made[name] = _text(values or [None] * len(ids), what, ids)
+    return made
 
 
-_OF_TASK, _OF_SCORE = (tuple(field.name for field in fields(noun)) for noun in (Task, Score))
-
-
-def _fields(value: Task | Score, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in names}
+def _record_as_json(value: object) -> dict[str, Any]:
+    if not isinstance(value, Task | Score):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _json(values: Sequence[object], what: str, ids: Sequence[str]) -> pa.Array:
@@ -345,23 +328,19 @@ def _json(values: Sequence[object], what: str, ids: Sequence[str]) -> pa.Array:
 
 def _spelled(value: object) -> str:
     """A value as JSON that every reader accepts: a lone surrogate becomes U+FFFD."""
-    text = json.dumps(value)
+    text = json.dumps(value, default=_record_as_json)
     if "\\ud" not in text:
         return text
-    whole = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return json.dumps(json.loads(whole))
+    whole = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return json.dumps(json.loads(whole.decode("utf-16", "replace")))
 
 
 def _text(values: Sequence[str | None], what: str, ids: Sequence[str]) -> pa.Array:
     try:
         return pa.array(values, type=_TEXT)
     except UnicodeEncodeError as error:
-        wrong = next(i for i, value in enumerate(values) if value is not None and not _is_utf8(value))
+        wrong = next(i for i, text in enumerate(values) if text and text != text.encode(errors="replace").decode())
         raise BatchError(f"{what} {ids[wrong]!r}: expected text that UTF-8 can hold: {error.reason}") from error
-
-
-def _is_utf8(text: str) -> bool:
-    return text.encode(errors="replace").decode() == text
 
 
 def _names(names: Sequence[str], codes: Ints) -> pa.Array:
@@ -376,10 +355,6 @@ def _take(array: pa.Array, at: Ints) -> pa.Array:
 
 def _lists(offsets: Ints, values: NDArray[Any] | pa.Array, type: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values, type))
-
-
-def _offsets(counts: NDArray[Any]) -> Ints:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def _spread(table: pa.Table) -> pa.Table:
@@ -409,14 +384,24 @@ def batch_of(table: pa.Table) -> TrajectoryBatch:
     known = _known(table)
     first_R, has_step_R = _starts(known)
     trajectories = known.select(_OF_TRAJECTORY.names).filter(pa.array(first_R))
-    steps = _Steps(known, has_step_R, (np.cumsum(first_R) - 1)[has_step_R])
-    batch = TrajectoryBatch(
-        **_trajectory_columns(trajectories),
-        **_step_columns(steps, trajectories),
-        **_score_columns(steps),
-        **_token_columns(steps),
+    steps = known if has_step_R.all() else known.filter(pa.array(has_step_R))
+    trajectory_S = (np.cumsum(first_R) - 1)[has_step_R]
+    places = Places(Column(trajectories.column("trajectory_id")), Column(steps.column("step_id")), trajectory_S)
+    _refuse_nulls(places, trajectories, steps)
+    lists = {f.name: _lists_of(steps.column(f.name), f.name, places.step) for f in _OF_STEP if pa.types.is_list(f.type)}
+    answer_steps = _lists_of(
+        trajectories.column("answer_steps"), "answer_steps", lambda n: f"trajectory {places.trajectory_ids[n]}"
     )
-    batch.remember(known)
+    _, score_names = _codes(_whole(steps.column("score_names")).flatten())
+    batch = TrajectoryBatch(
+        **_read_plain(trajectories, "N"),
+        **_read_plain(steps, "S"),
+        **columns_of_lists(places, lists, answer_steps, score_names),
+        trajectory_of_step=trajectory_S,
+        version_spans=_spans_of(places, lists["version_spans"]),
+    )
+    validate(batch)
+    batch.remember(table=known)
     return batch
 
 
@@ -472,284 +457,72 @@ def _starts(table: pa.Table) -> tuple[Bools, Bools]:
     """(first_R, has_step_R): whether each row begins a trajectory, and whether it is a step."""
     ids = _plain(table.column("trajectory_id"))
     if ids.null_count:
-        raise BatchError(f"row {_first(ids.is_null().to_numpy(False))}: expected a trajectory_id, got none")
+        raise BatchError(f"row {first(ids.is_null().to_numpy(False))}: expected a trajectory_id, got none")
     has_step_R, has_index_R = (table.column(name).is_valid().to_numpy() for name in ("step_id", "index"))
     if (odd_R := ~has_step_R & has_index_R).any():
-        raise BatchError(f"trajectory {ids[_first(odd_R)]}: expected a step_id for each of its steps, got none for one")
+        raise BatchError(f"trajectory {ids[first(odd_R)]}: expected a step_id for each of its steps, got none for one")
     first_R = ~has_step_R | pc.fill_null(pc.equal(table.column("index"), 0), False).to_numpy()
     first_R[:1] = True
     first_R[1:] |= pc.not_equal(ids[1:], ids[:-1]).to_numpy(False)
     started = ids.filter(pa.array(first_R)).dictionary_encode()
     if len(started.dictionary) < len(started):
-        twice = started.dictionary[_first(np.bincount(started.indices.to_numpy()) > 1)]
+        twice = started.dictionary[first(np.bincount(started.indices.to_numpy()) > 1)]
         raise BatchError(f"trajectory {twice}: ids must be unique and rows lie together, but it begins twice")
     return first_R, has_step_R
 
 
-class _Steps:
-    """The rows that are steps, in columns, without the rows of trajectories without steps."""
-
-    def __init__(self, table: pa.Table, has_step_R: Bools, trajectory_S: Ints) -> None:
-        self.table, self.has_step_R, self.trajectory_S, self.n = table, has_step_R, trajectory_S, len(trajectory_S)
-        self.rows = table  # used for scalar columns; lists are empty in rows without a step, so `lists` reads `table`
-        if self.n < len(has_step_R):
-            edges = np.flatnonzero(np.diff(has_step_R, prepend=False, append=False)).reshape(-1, 2)
-            scalars = table.select([field.name for field in _SCHEMA if not pa.types.is_list(field.type)])
-            runs = [scalars.slice(start, stop - start) for start, stop in edges.tolist()]
-            self.rows = pa.concat_tables(runs) if runs else scalars.slice(0, 0)
-
-    def column(self, name: str, *, optional: bool = False) -> pa.ChunkedArray:
-        column = self.rows.column(name)
-        if column.null_count and not optional:
-            self.refuse(column.is_null().to_numpy(), lambda s: f"expected a value in column {name}, got none")
-        return column
-
-    def integers(self, name: str) -> Ints:
-        return np.array(self.column(name).to_numpy(), dtype=np.int64)
-
-    def lists(self, name: str) -> tuple[Ints, pa.Array]:
-        """The length of each step's list, and the concatenated values."""
-        lists = _whole(self.table.column(name))
-        if lists.null_count:
-            missing_S = lists.is_null().to_numpy(False)[self.has_step_R]
-            self.refuse(missing_S, lambda s: f"expected a value in column {name}, got none")
-        lengths_R = np.diff(lists.offsets.to_numpy()).astype(np.int64)
-        if lengths_R[~self.has_step_R].any():  # not the case in tables from this module
-            lists = lists.filter(pa.array(self.has_step_R))
-        start, stop = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
-        return lengths_R[self.has_step_R], lists.values.slice(start, stop - start)
-
-    def numbers(self, name: str, *, optional: bool = False) -> tuple[Ints, NDArray[Any]]:
-        """`lists` with the values as an array; missing values become NaN if `optional`, or else raise BatchError."""
-        lengths_S, values = self.lists(name)
-        if not optional:
-            self.refuse_nulls(name, lengths_S, values, "numbers")
-        return lengths_S, values.to_numpy(zero_copy_only=False)
-
-    def refuse_nulls(self, name: str, lengths_S: Ints, values: pa.Array, what: str) -> None:
-        if values.null_count:
-            at = _first(values.is_null().to_numpy(False))
-            step_S = np.arange(self.n) == np.searchsorted(np.cumsum(lengths_S), at, side="right")
-            self.refuse(step_S, lambda s: f"expected {what} in column {name}, got none at one place")
-
-    def refuse(self, wrong_S: Bools, why: Callable[[int], str]) -> None:
-        if wrong_S.any():
-            s = _first(wrong_S)
-            step, trajectory = (self.rows.column(name)[s] for name in ("step_id", "trajectory_id"))
-            raise BatchError(f"step {step} of trajectory {trajectory}: {why(s)}")
+_OPTIONAL = ("answer", "outcome", "outcome_score", "outcomes", "stratum", "branch_of")
+"""Columns that may be null."""
 
 
-def _trajectory_columns(trajectories: pa.Table) -> dict[str, Any]:
-    for name in ("uid", "task", "status", "trajectory_info", "answer_steps"):
-        if trajectories.column(name).null_count:
-            wrong = _first(trajectories.column(name).is_null().to_numpy())
-            raise BatchError(f"trajectory {trajectories.column('trajectory_id')[wrong]}: expected a {name}, got none")
-    group_of_trajectory, group_names = _codes(trajectories.column("uid"))
-    status_of_trajectory, statuses = _codes(trajectories.column("status"))
-    _expect_outcomes_ok(trajectories)
-    if unknown := set(statuses) - set(TRAJECTORY_STATUSES):
-        raise BatchError(f"column status: expected one of {', '.join(TRAJECTORY_STATUSES)}, got {unknown.pop()}")
-    known = [TRAJECTORY_STATUSES.index(status) for status in statuses if status in TRAJECTORY_STATUSES]
-    return {
-        "trajectory_ids": Column(trajectories.column("trajectory_id")),
-        "tasks": Column(trajectories.column("task"), _task_of_json, "task"),
-        "group_names": group_names,
-        "group_of_trajectory": group_of_trajectory,
-        "outcome": np.array(trajectories.column("outcome").to_numpy(), dtype=np.float64),  # NaN for null
-        "outcome_scores": Column(trajectories.column("outcome_score"), _outcome_of_json, "outcome_score"),
-        "status_of_trajectory": np.array(known, dtype=np.int64)[status_of_trajectory],
-        "answers": Column(trajectories.column("answer")),
-        "trajectory_info": Column(trajectories.column("trajectory_info"), json.loads, "trajectory_info"),
-        "outcomes_of_agents": _or_empty(Column(trajectories.column("outcomes"), _outcomes_of_json, "outcomes")),
-    }
-
-
-def _step_columns(steps: _Steps, trajectories: pa.Table) -> dict[str, Any]:
-    trajectory_S = steps.trajectory_S
-    steps_N = np.bincount(trajectory_S, minlength=trajectories.num_rows)
-    first_N = np.cumsum(steps_N) - steps_N
-    index_S, expected_S = steps.integers("index"), np.arange(steps.n) - first_N[trajectory_S]
-    steps.refuse(
-        index_S != expected_S,
-        lambda s: f"expected index {expected_S[s]}, its place in the trajectory, got {index_S[s]}",
-    )
-    child_E, parent_E = _edges(steps, index_S)
-    agent_of_step, agent_names = _codes(steps.column("agent"))
-    policy_of_step, policy_names = _codes(steps.column("policy"))
-    stratum_of_step, stratum_names = _codes(steps.column("stratum", optional=True))
-    return {
-        "step_ids": Column(steps.column("step_id")),
-        "trajectory_of_step": trajectory_S,
-        "index_of_step": index_S,
-        "agent_names": agent_names,
-        "agent_of_step": agent_of_step,
-        "turn_of_step": steps.integers("turn"),
-        "policy_names": policy_names,
-        "policy_of_step": policy_of_step,
-        "policy_version": steps.integers("policy_version"),
-        "temperature_of_step": np.array(steps.column("temperature").to_numpy(), dtype=np.float64),
-        "is_answer": _answers(trajectories, first_N, steps_N),
-        "stratum_names": stratum_names,
-        "stratum_of_step": stratum_of_step,
-        "prompts": Column(steps.column("prompt")),
-        "responses": Column(steps.column("response")),
-        "step_info": Column(steps.column("step_info"), json.loads, "step_info"),
-        "version_spans": _read_version_spans(steps),
-        "branch_of": _or_empty(Column(steps.column("branch_of", optional=True))),
-        "edge_child": child_E,
-        "edge_parent": parent_E + first_N[trajectory_S][child_E],
-    }
-
-
-def _or_empty(column: Column[T]) -> Sequence[T]:
-    """The column; an empty one if it has no value."""
-    return () if column.is_empty else column
-
-
-def _read_version_spans(steps: _Steps) -> Sequence[tuple[tuple[int, int], ...]]:
-    length_S, numbers = steps.numbers("version_spans")
-    if not numbers.size:
-        return ()
-    steps.refuse(length_S % 2 > 0, lambda s: f"version_spans: expected pairs, got {length_S[s]} numbers")
-    pairs = np.split(numbers.reshape(-1, 2), np.cumsum(length_S // 2)[:-1])
-    spans_S = tuple(tuple((int(start), int(version)) for start, version in of_step) for of_step in pairs)
-    version_S, tokens_S = steps.integers("policy_version"), steps.lists("response_ids")[0]
-    for s in np.flatnonzero(length_S).tolist():
-        where = f"step {steps.rows.column('step_id')[s]} of trajectory {steps.rows.column('trajectory_id')[s]}"
-        check_version_spans(where, spans_S[s], int(version_S[s]), int(tokens_S[s]))
-    return spans_S
-
-
-def _edges(steps: _Steps, index_S: Ints) -> tuple[Ints, Ints]:
-    """[E] child step of each edge, and its parent's index in the trajectory."""
-    parents_S, parent_E = steps.numbers("parents")
-    child_E = np.repeat(np.arange(steps.n), parents_S)
-
-    def given(s: int) -> tuple[int, ...]:
-        return tuple(parent_E[child_E == s].tolist())
-
-    pair_E = np.sort(child_E * steps.n + parent_E)
-    twice_S, outside_S = np.zeros((2, steps.n), dtype=np.bool_)
-    outside_S[child_E[(parent_E < 0) | (parent_E >= index_S[child_E])]] = True
-    steps.refuse(outside_S, lambda s: f"parents must come before it (0 to {index_S[s] - 1}), got {given(s)}")
-    twice_S[pair_E[1:][np.diff(pair_E) == 0] // max(steps.n, 1)] = True
-    steps.refuse(twice_S, lambda s: f"a parent stands twice in {given(s)}")
-    return child_E, parent_E
-
-
-def _answers(trajectories: pa.Table, first_N: Ints, steps_N: Ints) -> Bools:
-    """[S] whether the trajectory's answer came from this step."""
-    given = _whole(trajectories.column("answer_steps"))
-    trajectory_A = np.repeat(np.arange(trajectories.num_rows), np.diff(given.offsets.to_numpy()))
-    index_A = given.flatten().to_numpy(zero_copy_only=False)
-    rises_A = np.ones(len(index_A), dtype=np.bool_)
-    rises_A[1:] = (np.diff(index_A) > 0) | (np.diff(trajectory_A) > 0)
-    wrong_A = ~(rises_A & (index_A >= 0) & (index_A < steps_N[trajectory_A]))
-    if wrong_A.any():
-        n = int(trajectory_A[_first(wrong_A)])
-        raise BatchError(
-            f"trajectory {trajectories.column('trajectory_id')[n]}: answer steps must rise and be of its "
-            f"{steps_N[n]}, got {tuple(index_A[trajectory_A == n].tolist())}"
-        )
-    is_answer = np.zeros(int(steps_N.sum()), dtype=np.bool_)
-    is_answer[first_N[trajectory_A] + index_A] = True
-    return is_answer
-
-
-def _expect_outcomes_ok(trajectories: pa.Table) -> None:
-    """Raise BatchError if an outcome has a number although its scoring failed.
-
-    Texts that contain `"status": "ok"` as this module writes it are not decoded: quotes inside a JSON string would be
-    escaped, so the match is safe.
-    """
-    scores = trajectories.column("outcome_score")
-    says_ok = pc.match_substring(_plain(scores), '"status": "ok"').fill_null(True)
-    odd_N = trajectories.column("outcome").is_valid().to_numpy() & ~says_ok.to_numpy(zero_copy_only=False)
-    decoded = Column(scores, _outcome_of_json, "outcome_score")
-    for n in np.flatnonzero(odd_N).tolist():
-        if (score := decoded[n]) is not None and score.status != "ok":
+def _refuse_nulls(places: Places, trajectories: pa.Table, steps: pa.Table) -> None:
+    for name in trajectories.column_names:
+        column = trajectories.column(name)
+        if name not in _OPTIONAL and column.null_count:
             raise BatchError(
-                f"trajectory {trajectories.column('trajectory_id')[n]}: an outcome of "
-                f"{trajectories.column('outcome')[n]}, but its scoring has status {score.status}"
+                f"trajectory {places.trajectory_ids[first(column.is_null().to_numpy())]}: expected a {name}, got none"
             )
+    for name in _OF_STEP.names:
+        column = steps.column(name)
+        if name not in _OPTIONAL and column.null_count:
+            step = places.step(first(column.is_null().to_numpy()))
+            raise BatchError(f"{step}: expected a value in column {name}, got none")
 
 
-def _score_columns(steps: _Steps) -> dict[str, Any]:
-    scores_S, names = steps.lists("score_names")
-    steps.refuse_nulls("score_names", scores_S, names, "names")
-    code_X, score_names = _codes(names)
-    given = {}
-    for name in ("score_values", "score_status", "score_weights"):
-        counts_S, given[name] = steps.numbers(name, optional=name == "score_values")
-        _refuse_counts(steps, name, scores_S, counts_S)
-    shape = (steps.n, len(score_names))
-    scores, weights = np.full(shape, np.nan), np.zeros(shape)
-    status = np.full(shape, NOT_MATCHED, dtype=np.int64)
-    at_X = (np.repeat(np.arange(steps.n), scores_S), code_X)
-    scores[at_X], weights[at_X], status[at_X] = given["score_values"], given["score_weights"], given["score_status"]
-    scores[status != OK] = np.nan
-    odd_SK = (status < NOT_MATCHED) | (status > TIMEOUT)
-    steps.refuse(
-        odd_SK.any(axis=1) | ((status != NOT_MATCHED).sum(axis=1) != scores_S),
-        lambda s: f"expected {scores_S[s]} scores of different names, each ok, failed or timed out",
-    )
-    return {
-        "score_names": score_names,
-        "scores": scores,
-        "score_status": status,
-        "score_weights": weights,
-        "raw_scores": Column(steps.column("scores"), _scores_of_json, "scores"),
-    }
+def _read_plain(table: pa.Table, shape: str) -> dict[str, Any]:
+    """The columns of a batch with one entry for each row."""
+    made: dict[str, Any] = {}
+    for spec in _plain_specs(shape):
+        name, column = spec.per.table, table.column(spec.per.table)
+        if spec.per.into:
+            made |= spec.per.coded(spec.name, *_codes(column))
+        elif spec.dtype is not None:
+            made[spec.name] = np.array(column.to_numpy(), dtype=spec.dtype)  # NaN for null
+        elif spec.per.optional and column.null_count == len(column):
+            made[spec.name] = ()
+        else:
+            made[spec.name] = Column(column, _DECODERS.get(name), name)
+    return made
 
 
-def _refuse_counts(steps: _Steps, name: str, expected_S: Ints, got_S: Ints) -> None:
-    steps.refuse(got_S != expected_S, lambda s: f"expected {expected_S[s]} values in column {name}, got {got_S[s]}")
+def _lists_of(column: pa.ChunkedArray, name: str, where: Callable[[int], str]) -> Lists:
+    """The lists of a column: numbers, or texts as codes. A score without a value is NaN."""
+    lists = _whole(column)
+    values, lengths = lists.flatten(), np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    of_texts = pa.types.is_string(values.type)
+    if values.null_count and name != "score_values":
+        owner = int(np.searchsorted(np.cumsum(lengths), first(values.is_null().to_numpy(False)), side="right"))
+        what = "names" if of_texts else "numbers"
+        raise BatchError(f"{where(owner)}: expected {what} in column {name}, got none at one place")
+    return Lists(lengths, _codes(values)[0] if of_texts else values.to_numpy(zero_copy_only=False))
 
 
-def _token_columns(steps: _Steps) -> dict[str, Any]:
-    prompt_S, prompt_ids = steps.numbers("prompt_ids")
-    tokens_S, response_ids = steps.numbers("response_ids")
-    mask_S, mask_T = steps.numbers("response_mask")
-    logprobs_S, logprobs_T = steps.numbers("logprobs")
-    steps.refuse(
-        (mask_S != tokens_S) | (logprobs_S != tokens_S),
-        lambda s: (
-            f"expected a mask and a log-probability for each of {tokens_S[s]} response tokens, got {mask_S[s]} and "
-            f"{logprobs_S[s]}"
-        ),
-    )
-    return {
-        "prompt_offsets": _offsets(prompt_S),
-        "prompt_ids": prompt_ids,
-        "token_offsets": _offsets(tokens_S),
-        "response_ids": response_ids,
-        "response_mask": mask_T.astype(np.bool_),
-        "logprobs": logprobs_T,
-        "ref_logprobs": _ref_logprobs(steps, tokens_S),
-    }
-
-
-def _ref_logprobs(steps: _Steps, tokens_S: Ints) -> Floats:
-    given_S, given_T = steps.numbers("ref_logprobs")
-    nan_S = np.zeros(steps.n, dtype=np.int64)
-    if np.isnan(given_T).any():
-        nan_S = np.bincount(np.repeat(np.arange(steps.n), given_S)[np.isnan(given_T)], minlength=steps.n)
-    steps.refuse(
-        ((given_S != 0) & (given_S != tokens_S)) | (nan_S > 0),
-        lambda s: (
-            f"expected no reference log-probabilities, or a number for each of {tokens_S[s]} response tokens, got "
-            f"{given_S[s]} values, {nan_S[s]} of them NaN"
-        ),
-    )
-    if not given_T.size or given_T.size == tokens_S.sum():
-        return given_T
-    ref_logprobs = np.full(int(tokens_S.sum()), np.nan)
-    ref_logprobs[np.repeat(given_S > 0, tokens_S)] = given_T
-    return ref_logprobs
-
-
-def _first(wrong: Bools) -> int:
-    return int(np.argmax(wrong))
+def _spans_of(places: Places, numbers: Lists) -> Sequence[tuple[tuple[int, int], ...]]:
+    if not numbers.values.size:
+        return ()
+    places.refuse(numbers.lengths % 2 > 0, lambda s: f"version_spans: expected pairs, got {numbers.lengths[s]} numbers")
+    pairs = np.split(numbers.values.reshape(-1, 2), np.cumsum(numbers.lengths // 2)[:-1])
+    return tuple(tuple((int(start), int(version)) for start, version in of_step) for of_step in pairs)
 
 
 def _plain(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -793,6 +566,17 @@ def _score_of_json(score: dict[str, Any]) -> Score:
     )
 
 
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "task": _task_of_json,
+    "outcome_score": _outcome_of_json,
+    "outcomes": _outcomes_of_json,
+    "scores": _scores_of_json,
+    "trajectory_info": json.loads,
+    "step_info": json.loads,
+}
+"""Columns of JSON, with the functions that decode a value."""
+
+
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
@@ -826,24 +610,20 @@ def write_parquet(
     has_step_R = table.column("step_id").is_valid().to_numpy()
     step_of_row = np.where(has_step_R, np.cumsum(has_step_R) - 1, -1)
     trajectory_of_row = np.cumsum(_starts(table)[0]) - 1
-    kinds = (
-        (step_columns, batch.n_steps, "step", pa.array, step_of_row),
-        (trajectory_columns or {}, batch.n_trajectories, "trajectory", pa.array, trajectory_of_row),
-        (
-            token_columns or {},
-            len(batch.response_ids),
-            "response token",
-            lambda values: _lists(batch.token_offsets, values, pa.float64()),
-            step_of_row,
-        ),
+    further = (
+        ("step", batch.n_steps, step_columns, step_of_row),
+        ("trajectory", batch.n_trajectories, trajectory_columns or {}, trajectory_of_row),
+        ("response token", len(batch.response_ids), token_columns or {}, step_of_row),
     )
-    for columns, expected, each, array, of_row in kinds:
-        for name, values in columns.items():
+    for each, expected, given, of_row in further:
+        for name, values in given.items():
             if name in table.column_names:
                 raise BatchError(f"column {name}: a trajectory batch has one of that name already")
             if len(values) != expected:
                 raise BatchError(f"column {name}: expected {expected} values, one per {each}, got {len(values)}")
-            table = table.append_column(name, _take(array(values), of_row))
+            of_tokens = given is token_columns
+            array = _lists(batch.token_offsets, values, pa.float64()) if of_tokens else pa.array(values)
+            table = table.append_column(name, _take(array, of_row))
     repeated = {*_REPEATED, *step_columns, *(trajectory_columns or {})}
     split = {*_SPLIT, *(token_columns or {})}
     leaf = {f.name: f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name for f in table.schema}
@@ -874,19 +654,6 @@ def read_parquet(path: Path | str) -> TrajectoryBatch:
     return read_beside(path)[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ExtraContents:
-    """The further contents of a file beside the batch."""
-
-    facts: dict[str, Any]
-    step: dict[str, NDArray[Any]]
-    """[S] columns by name; NaN for null."""
-    trajectory: dict[str, NDArray[Any]]
-    """[N] columns by name."""
-    token: dict[str, NDArray[Any]]
-    """[T] columns by name."""
-
-
 def facts_of(path: Path | str) -> dict[str, Any]:
     """Read the `facts` in a file's metadata, without its columns. Raises BatchError for a file of another kind."""
     try:
@@ -906,21 +673,18 @@ def _facts(file: pq.ParquetFile) -> dict[str, Any]:
 
 
 def read_beside(
-    path: Path | str,
-    step_columns: Iterable[str] = (),
-    *,
-    trajectory_columns: Iterable[str] = (),
-    token_columns: Iterable[str] = (),
-) -> tuple[TrajectoryBatch, ExtraContents]:
-    """Read the batch in a file, and the named further columns that the file has.
+    path: Path | str, further: Mapping[str, str] | None = None
+) -> tuple[TrajectoryBatch, dict[str, Any], dict[str, NDArray[Any]]]:
+    """Read the batch in a file, the file's facts, and the columns of `further` that the file has, NaN for null.
 
-    Raises BatchError for a file of another kind or with inconsistent columns.
+    `further`: for each name, S, N or T: a value for each step, trajectory or response token. Raises BatchError for a
+    file of another kind or with inconsistent columns.
     """
+    wanted = {**dict.fromkeys(schema().names, ""), **(further or {})}
     try:
         repeated = [field.name for field in _OF_TRAJECTORY if field.type == _TEXT]
         with pq.ParquetFile(path, read_dictionary=repeated) as file:  # pq.read_table would import pandas
             present = set(file.schema_arrow.names)
-            wanted = (*schema().names, *step_columns, *trajectory_columns, *token_columns)
             table = file.read(columns=[name for name in wanted if name in present])
             facts = _facts(file)
     except KeyError as error:
@@ -929,32 +693,18 @@ def read_beside(
         raise BatchError(f"{path}: not a readable Parquet file of steps: {error}") from error
     try:
         batch = batch_of(table)
-        return batch, _beside(table, batch, facts, *map(tuple, (step_columns, trajectory_columns, token_columns)))
+        first_R, has_step_R = _starts(table)
+        columns = {}
+        for name in table.column_names:
+            if shape := wanted[name]:
+                values = _whole(table.column(name).filter(pa.array(first_R if shape == "N" else has_step_R)))
+                columns[name] = (_per_token(name, values, batch) if shape == "T" else values).to_numpy(False)
     except BatchError as error:
         raise BatchError(f"{path}: {error}") from error
+    return batch, facts, columns
 
 
-def _beside(
-    table: pa.Table,
-    batch: TrajectoryBatch,
-    facts: dict[str, Any],
-    of_steps: tuple[str, ...],
-    of_trajectories: tuple[str, ...],
-    of_tokens: tuple[str, ...],
-) -> ExtraContents:
-    first_R, has_step_R = _starts(table)
-    present = set(table.column_names)
-
-    def rows(name: str, of_row: Bools) -> pa.Array:
-        return _whole(table.column(name).filter(pa.array(of_row)))
-
-    token = {name: rows(name, has_step_R) for name in of_tokens if name in present}
-    for name, lists in token.items():
-        if lists.null_count or (np.diff(lists.offsets.to_numpy()) != np.diff(batch.token_offsets)).any():
-            raise BatchError(f"column {name}: expected a value for each response token of each step")
-    return ExtraContents(
-        facts,
-        {name: rows(name, has_step_R).to_numpy(zero_copy_only=False) for name in of_steps if name in present},
-        {name: rows(name, first_R).to_numpy(zero_copy_only=False) for name in of_trajectories if name in present},
-        {name: lists.flatten().to_numpy(zero_copy_only=False) for name, lists in token.items()},
-    )
+def _per_token(name: str, lists: pa.Array, batch: TrajectoryBatch) -> pa.Array:
+    if lists.null_count or (np.diff(lists.offsets.to_numpy()) != np.diff(batch.token_offsets)).any():
+        raise BatchError(f"column {name}: expected a value for each response token of each step")
+    return lists.flatten()

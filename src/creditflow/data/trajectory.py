@@ -1,17 +1,15 @@
-"""The data types of one rollout: Task, Score, Step and Trajectory, and the checks of their fields."""
+"""The data types of one rollout: Task, Score, Step and Trajectory."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.errors import BatchError, ScoreRangeError, did_you_mean
+from creditflow.errors import ScoreRangeError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -178,132 +176,3 @@ class Trajectory:
     """Outcomes of single agents, by agent, for teams that compete; the other agents have the common `outcome`."""
     status: TrajectoryStatus = "ok"
     info: dict[str, Any] = field(default_factory=dict)
-
-
-def check_trajectory(trajectory: Trajectory) -> None:
-    if not isinstance(trajectory, Trajectory):
-        raise BatchError(f"expected a Trajectory, got {_shown(trajectory)}")
-    _check_status(f"trajectory {trajectory.id}", trajectory.status, TRAJECTORY_STATUSES)
-    _check_indices(f"trajectory {trajectory.id}: answer_steps", trajectory.answer_steps)
-    for index, step in enumerate(trajectory.steps):
-        where = f"step {step.id} of trajectory {trajectory.id}"
-        if step.index != index:
-            raise BatchError(f"{where}: expected index {index}, its place in the trajectory, got {step.index}")
-        if step.trajectory_id != trajectory.id:
-            raise BatchError(f"{where}: says that it belongs to trajectory {step.trajectory_id}")
-        _check_fields(where, step)
-        if len(set(step.parents)) != len(step.parents):
-            raise BatchError(f"{where}: a parent stands twice in {step.parents}")
-        if any(not 0 <= parent < index for parent in step.parents):
-            raise BatchError(f"{where}: parents must come before it (0 to {index - 1}), got {step.parents}")
-        n_tokens = len(step.response_ids)
-        _check_tokens(where, step)
-        for name, score in step.scores.items():
-            _check_score(f"{where}: scores[{name!r}]", score)
-            if isinstance(score.value, tuple) and score.status == "ok" and len(score.value) != n_tokens:
-                raise BatchError(f"{where}: score {name} has {len(score.value)} values for {n_tokens} response tokens")
-            check_range(f"{where}, score {name}", score)
-    if list(trajectory.answer_steps) != sorted(set(trajectory.answer_steps)):
-        raise BatchError(f"trajectory {trajectory.id}: answer steps must rise, got {trajectory.answer_steps}")
-    _check_outcomes(trajectory)
-    if any(not 0 <= index < len(trajectory.steps) for index in trajectory.answer_steps):
-        raise BatchError(
-            f"trajectory {trajectory.id}: answer steps {trajectory.answer_steps}, but it has {len(trajectory.steps)}"
-        )
-
-
-def _check_outcomes(trajectory: Trajectory) -> None:
-    if trajectory.outcome is not None:
-        _check_outcome(f"trajectory {trajectory.id}: outcome", trajectory.outcome)
-    if not isinstance(trajectory.outcomes, Mapping):
-        shown = _shown(trajectory.outcomes)
-        raise BatchError(f"trajectory {trajectory.id}: outcomes: expected a dict of Score by agent, got {shown}")
-    for agent, score in trajectory.outcomes.items():
-        _check_outcome(f"trajectory {trajectory.id}: outcomes[{agent!r}]", score)
-
-
-def _check_outcome(where: str, outcome: Score) -> None:
-    _check_score(where, outcome)
-    if isinstance(outcome.value, tuple):
-        raise BatchError(f"{where}: expected one number as outcome, got {outcome.value}")
-    check_range(where, outcome)
-
-
-def _check_fields(where: str, step: Step) -> None:
-    for name in ("id", "agent", "policy", "prompt", "response"):
-        if not isinstance(getattr(step, name), str):
-            raise BatchError(f"{where}: {name}: expected a text, got {_shown(getattr(step, name))}")
-    _check_indices(f"{where}: parents", step.parents)
-    if step.branch_of is not None and not isinstance(step.branch_of, str):
-        raise BatchError(f"{where}: branch_of: expected the id of a step, or None, got {_shown(step.branch_of)}")
-    if step.version_spans:
-        check_version_spans(where, step.version_spans, step.policy_version, len(step.response_ids))
-    if not isinstance(step.scores, Mapping):
-        raise BatchError(f"{where}: scores: expected a dict of Score by function, got {_shown(step.scores)}")
-
-
-def check_version_spans(where: str, spans: Sequence[Sequence[int]], first_version: int, n_tokens: int) -> None:
-    """Raise BatchError, its message beginning with `where`, unless the spans rise from token 0 within the response."""
-    pairs = [tuple(span) for span in spans]
-    starts = [pair[0] for pair in pairs if len(pair) == 2]
-    whole = len(starts) == len(pairs) and all(isinstance(number, Integral) for pair in pairs for number in pair)
-    if not whole or starts != sorted(set(starts)) or starts[0] != 0 or starts[-1] >= n_tokens:
-        raise BatchError(
-            f"{where}: version_spans: expected (first token, policy version) in rising order from token 0, below "
-            f"{n_tokens} tokens, got {tuple(pairs)}"
-        )
-    if pairs[0][1] != first_version:
-        raise BatchError(
-            f"{where}: version_spans: expected policy_version {first_version} at token 0, got {pairs[0][1]}"
-        )
-
-
-def _check_indices(where: str, indices: object) -> None:
-    if isinstance(indices, str) or not isinstance(indices, Iterable):
-        raise BatchError(f"{where}: expected a tuple of indices of steps such as (0,), got {_shown(indices)}")
-    for one in indices:
-        if type(one) is not int and not isinstance(one, Integral):
-            raise BatchError(f"{where}: expected indices of steps (whole numbers), got {_shown(one)}")
-
-
-def _check_score(where: str, score: object) -> None:
-    if not isinstance(score, Score):
-        raise BatchError(f"{where}: expected a Score, got {_shown(score)}; write Score(value)")
-    _check_status(where, score.status, CODE_OF_STATUS)
-    if score.status != "ok":
-        return
-    for one in score.value if isinstance(score.value, tuple) else (score.value,):
-        if type(one) is not float and not isinstance(one, Real):
-            raise BatchError(f"{where}: expected a number, or a tuple with one per response token, got {_shown(one)}")
-
-
-def _check_status(where: str, status: str, known: Iterable[str]) -> None:
-    if status not in known:
-        choice = " or ".join(map(repr, known))
-        raise BatchError(f"{where}: status: expected {choice}, got {status!r}{did_you_mean(status, known)}")
-
-
-def _shown(value: object) -> str:
-    """Type and short `repr` of a value."""
-    return f"{type(value).__name__} {repr(value)[:60]}"
-
-
-def _check_tokens(where: str, step: Step) -> None:
-    n_tokens = len(step.response_ids)
-    if len(step.response_mask) != n_tokens or len(step.logprobs) != n_tokens:
-        raise BatchError(
-            f"{where}: expected a mask and a log-probability for each of {n_tokens} response tokens, "
-            f"got {len(step.response_mask)} and {len(step.logprobs)}"
-        )
-    if len(step.ref_logprobs) not in (0, n_tokens) or any(map(math.isnan, step.ref_logprobs)):
-        raise BatchError(
-            f"{where}: expected no reference log-probabilities, or a number for each of {n_tokens} response "
-            f"tokens, got {len(step.ref_logprobs)} values, {sum(map(math.isnan, step.ref_logprobs))} of them NaN"
-        )
-
-
-def check_range(where: str, score: Score) -> None:
-    """Raise ScoreRangeError, its message beginning with `where`, for a score with an invalid range."""
-    low, high = score.range
-    if score.status == "ok" and not (math.isfinite(high - low) and low < high):
-        raise ScoreRangeError(f"{where}: expected a range of finite numbers, low < high, got {score.range}")

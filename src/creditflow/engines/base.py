@@ -122,8 +122,9 @@ def engine_names() -> list[str]:
 
 
 def find_engine(name: str) -> Engine:
-    """Import an engine. Raises ConfigError for an unknown name, or for an engine of another distribution
-    that cannot be imported.
+    """Import an engine.
+
+    Raises ConfigError for an unknown name, or for an engine of another distribution that cannot be imported.
     """
     names = engine_names()
     if name not in names:

@@ -123,6 +123,7 @@ async def compute_and_check(value: str, operation: str, team: Team) -> Reply:
 
 
 def is_number(text: str) -> bool:
+    """Whether the text is a number of two digits, as in the tasks."""
     return len(text) == 3 and text[0] in DIGITS and text[1] == " " and text[2] in DIGITS
 
 

@@ -16,11 +16,11 @@ _TEXT = 2_000_000
 
 
 def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
-    """`{trajectories, graphs, steps, left_out}`: rows of the list, their graphs and steps, and sentences on missing
-    parts.
+    """Return `{trajectories, graphs, steps, left_out}` of sample trajectories.
 
-    Samples come from the newest readable training step, and from earlier ones if it has too few. If the texts are too
-    long, the last trajectories are left out. `left_out` covers only parts that the overview does not state.
+    They are rows of the list, their graphs and steps, and sentences on missing parts. Samples come from the newest
+    readable training step, and from earlier ones if it has too few. If the texts are too long, the last trajectories
+    are left out. `left_out` covers only parts that the overview does not state.
     """
     trajectories: list[dict[str, Any]] = []
     graphs: dict[str, Any] = {}

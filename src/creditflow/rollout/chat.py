@@ -481,10 +481,9 @@ class ChatTokenizer:
         return token if ends and not (name and added.content in inside) else None
 
     def _turn_tokens(self) -> list[str]:
-        """Return added tokens that the chat template writes around turns, but that the tokenizer does not mark as
-        special.
+        """Return added tokens of the chat template that the tokenizer does not mark as special.
 
-        Returns an empty list if the template renders no exchange.
+        The template writes them around turns. Returns an empty list if the template renders no exchange.
         """
         added = {
             id: token.content

@@ -73,9 +73,7 @@ class PolicyView(Protocol):
         ...
 
     def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the tokens between a response and the next one of the same turn, for `messages` by others between
-        them.
-        """
+        """Return the tokens between two responses of a turn, for the `messages` by others between them."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -37,8 +37,9 @@ async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 async def in_thread(call: Callable[[], Any]) -> Any:
-    """Run `call` in a separate daemon thread. If it never returns, other calls and the process's end do not wait for
-    it.
+    """Run `call` in a separate daemon thread.
+
+    If it never returns, other calls and the process's end do not wait for it.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()

@@ -1,5 +1,6 @@
-"""A run's folder: `run.json`, `config.yaml`, `metrics.jsonl`, `events.jsonl`, `failures.log`,
-`steps/NNNNNN.parquet`.
+"""A run's folder.
+
+It holds `run.json`, `config.yaml`, `metrics.jsonl`, `events.jsonl`, `failures.log` and `steps/NNNNNN.parquet`.
 """
 
 from __future__ import annotations

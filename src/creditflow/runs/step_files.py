@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ from creditflow.runs.format import FORMAT, expect_format
 
 _RENAMED = {"stratum": "stratum_in_force", "group": "group_id"}
 """New names for fields with the name of a batch column or of an SQL keyword."""
-_CRITIC = "critic_"
-"""Prefix of a critic's columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +40,19 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
     from creditflow.data import table
 
     facts: dict[str, Any] = {"version": FORMAT, "training_step": step}
-    if assignment is None:
-        table.write_parquet(batch, path, facts=facts)
-        return
-    options = {f.name: getattr(assignment.options, f.name) for f in fields(CreditOptions)}
-    facts |= {"options": options, "singletons": assignment.singletons}
-    if named := recorded_properties(assignment.options):
-        facts["named_by_file"] = named
-    names, given, tokens = _columns(), _arrays(assignment), len(batch.response_ids)
-    step_columns, trajectory_columns, token_columns = (
-        {name: given[name] for name in of_kind if name in given}
-        for of_kind in (names.step, names.trajectory, names.token)
-    )
-    # Token columns without a value for each token are left out.
+    columns: dict[str, dict[str, NDArray[Any]]] = {"S": {}, "N": {}, "T": {}}
+    if assignment is not None:
+        options = {f.name: getattr(assignment.options, f.name) for f in fields(CreditOptions)}
+        facts |= {"options": options, "singletons": assignment.singletons}
+        if named := recorded_properties(assignment.options):
+            facts["named_by_file"] = named
+        for column in _columns():
+            values = getattr(assignment.critic if column.of_critic else assignment, column.field, None)
+            # Token columns without a value for each token are left out.
+            if values is not None and (column.shape != "T" or len(values) == len(batch.response_ids)):
+                columns[column.shape][column.name] = values
     table.write_parquet(
-        batch,
-        path,
-        step_columns,
-        trajectory_columns=trajectory_columns,
-        token_columns={name: values for name, values in token_columns.items() if len(values) == tokens},
-        facts=facts,
+        batch, path, columns["S"], trajectory_columns=columns["N"], token_columns=columns["T"], facts=facts
     )
 
 
@@ -103,75 +95,68 @@ def read_step_file(path: Path) -> Recorded:
     """
     from creditflow.data import table
 
-    names = _columns()
     try:
-        batch, beside = table.read_beside(
-            path, names.step, trajectory_columns=names.trajectory, token_columns=names.token
-        )
+        batch, facts, columns = table.read_beside(path, {column.name: column.shape for column in _columns()})
     except BatchError as error:
         raise DataError(str(error)) from error
-    expect_format(path, beside.facts.get("version", 0))
-    step, options = int(beside.facts["training_step"]), options_of(path, beside.facts)
+    expect_format(path, facts.get("version", 0))
+    step, options = int(facts["training_step"]), options_of(path, facts)
     if options is None:
         return Recorded(step, batch, None)
-    columns = {**beside.step, **beside.trajectory, **beside.token}
-    return Recorded(step, batch, _assignment(path, batch, options, columns, int(beside.facts["singletons"])))
+    critic = None
+    if any(column.of_critic and column.name in columns for column in _columns()):
+        critic = CriticTerms(**_fields(path, columns, of_critic=True))
+    return Recorded(
+        step,
+        batch,
+        Assignment(
+            **_fields(path, columns, of_critic=False),
+            critic=critic,
+            singletons=int(facts["singletons"]),
+            options=options,
+            shadow=None,
+            batch=batch,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _ColumnNames:
-    step: tuple[str, ...]
-    trajectory: tuple[str, ...]
-    token: tuple[str, ...]
+class _Column:
+    """A column of a step file beside those of the batch."""
+
+    name: str
+    field: str
+    """The field of `Assignment` or `CriticTerms` with the same values."""
+    of_critic: bool
+
+    @property
+    def shape(self) -> str:
+        """S, N or T: a value for each step, trajectory or token."""
+        return self.field[-1]
 
 
-def _columns() -> _ColumnNames:
-    """The names of an assignment's columns, the critic's last."""
-    every = [(f.name, "") for f in fields(Assignment)] + [(f.name, _CRITIC) for f in fields(CriticTerms)]
-
-    def of(suffix: str) -> tuple[str, ...]:
-        return tuple(_column(name, prefix) for name, prefix in every if name.endswith(suffix))
-
-    return _ColumnNames(of("_S"), of("_N"), of("_T"))
-
-
-def _column(field: str, prefix: str = "") -> str:
-    """The column name of a field. `advantage` is the step's column; token fields end in `_of_tokens`."""
-    stem, suffix = field[:-2], field[-2:]
-    stem = _RENAMED.get(stem, stem)
-    return f"{prefix}{stem}_of_tokens" if suffix == "_T" else f"{prefix}{stem}"
+@cache
+def _columns() -> tuple[_Column, ...]:
+    """The columns of an assignment, the critic's last. `advantage` is the step's column, not the tokens'."""
+    columns = []
+    for owner, prefix in ((Assignment, ""), (CriticTerms, "critic_")):
+        for stem, shape in (f.name.rsplit("_", 1) for f in fields(owner) if f.name[-2:] in ("_S", "_N", "_T")):
+            ending = "_of_tokens" if shape == "T" else ""
+            name = f"{prefix}{_RENAMED.get(stem, stem)}{ending}"
+            columns.append(_Column(name, f"{stem}_{shape}", bool(prefix)))
+    return tuple(columns)
 
 
-def _arrays(assignment: Assignment) -> dict[str, NDArray[Any]]:
-    """The columns that an assignment has, by name."""
-    found = {_column(f.name): getattr(assignment, f.name) for f in fields(assignment) if f.name[-2:] in _SUFFIXES}
-    if (critic := assignment.critic) is not None:
-        found |= {_column(f.name, _CRITIC): getattr(critic, f.name) for f in fields(critic)}
-    return {name: values for name, values in found.items() if values is not None}
+def _fields(path: Path, columns: Mapping[str, NDArray[Any]], *, of_critic: bool) -> dict[str, Any]:
+    """The fields of an assignment, or of its critic, from the columns. Raises DataError if a column is missing."""
+    values: dict[str, Any] = {}
+    for column in _columns():
+        if column.of_critic == of_critic:
+            values[column.field] = columns.get(column.name, _ABSENT.get(column.field))
+            if values[column.field] is None and column.field not in _ABSENT:
+                raise DataError(f"{path}: expected a column {column.name}, found none")
+    return values
 
 
-_SUFFIXES = ("_S", "_N", "_T")
-
-
-def _assignment(
-    path: Path, batch: TrajectoryBatch, options: CreditOptions, columns: Mapping[str, NDArray[Any]], singletons: int
-) -> Assignment:
-    def values(field: str, prefix: str = "") -> NDArray[Any]:
-        name = _column(field, prefix)
-        if name not in columns:
-            raise DataError(f"{path}: expected a column {name}, found none")
-        return columns[name]
-
-    given: dict[str, Any] = {f.name: values(f.name) for f in fields(Assignment) if f.name[-2:] in ("_S", "_N")}
-    of_tokens: dict[str, Any] = {
-        f.name: columns.get(_column(f.name)) for f in fields(Assignment) if f.name.endswith("_T")
-    }
-    critic = None
-    if _column("first_S", _CRITIC) in columns:
-        no_tokens = {"token_reward_T": columns.get(_column("token_reward_T", _CRITIC), np.zeros(0))}
-        critic = CriticTerms(
-            **{f.name: values(f.name, _CRITIC) for f in fields(CriticTerms) if f.name not in no_tokens}, **no_tokens
-        )
-    return Assignment(
-        **given, **of_tokens, critic=critic, singletons=singletons, options=options, shadow=None, batch=batch
-    )
+_ABSENT = {"advantage_T": None, "unscaled_T": None, "token_term_T": None, "token_reward_T": np.zeros(0)}
+"""Fields whose column may be absent, with the value that this means."""

@@ -150,8 +150,9 @@ class Group:
             _set(last / "pids.max", str(limits.processes))
 
     def add(self, pid: int) -> None:
-        """Move a process into the group (version 2; `joined` does it in version 1). Raises ProcessLookupError,
-        SandboxError.
+        """Move a process into the group (version 2; `joined` does it in version 1).
+
+        Raises ProcessLookupError or SandboxError.
         """
         if self.version == 1:
             return

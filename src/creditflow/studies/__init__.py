@@ -1,0 +1,1 @@
+"""Studies of credit: audits, comparisons, calibration, simulation."""

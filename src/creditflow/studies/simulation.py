@@ -237,18 +237,18 @@ def _amplified(blame_NK: Floats, right_NK: Bools, place: int) -> float:
 
 def _batch(team: SimulatedTeam, score_NK: Floats, outcome_N: Bools) -> TrajectoryBatch:
     n, k = score_NK.shape
+    pairs = np.array([(place, parent) for place, used in enumerate(team.parents_of_step) for parent in used], np.int64)
     scored = team.agents if team.scored is None else team.scored
-    scored_K = np.array([team.agents[agent] in scored for agent in team.agent_of_step])
-    edges = [(step, parent) for step, parents in enumerate(team.parents_of_step) for parent in parents]
-    edge_E2 = np.array(edges, dtype=np.int64).reshape(-1, 2)
+    matched_S = np.tile([team.agents[agent] in scored for agent in team.agent_of_step], n)
     return TrajectoryBatch.from_arrays(
         trajectory_of_step=np.repeat(np.arange(n), k),
         group_of_trajectory=np.repeat(np.arange(team.tasks), team.trajectories),
         outcome=outcome_N.astype(np.float64),
         agent_of_step=np.tile(team.agent_of_step, n),
-        agent_names=team.agents,
-        scores=np.where(scored_K, score_NK, np.nan).reshape(-1, 1),
-        edges=np.arange(0, n * k, k)[:, None, None] + edge_E2,
+        agent_names=tuple(team.agents),
+        scores=np.where(matched_S, score_NK.ravel(), np.nan)[:, None],
+        score_names=("verdict",),
+        edges=(k * np.arange(n)[:, None, None] + pairs.reshape(-1, 2)).reshape(-1, 2),
     )
 
 

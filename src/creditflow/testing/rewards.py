@@ -148,6 +148,9 @@ def matches_an_agent(case: _RewardCase) -> Iterator[Fault]:
     """Its `agent_match` matches at least one agent of the given trajectories, and its `when` one of their steps."""
     steps = [step for trajectory in case.given for step in trajectory.steps]
     agents = sorted({step.agent for step in steps})
+    if not steps:
+        yield Fault(str(case), "a given trajectory with steps", f"none in {len(case.given)} trajectories")
+        return
     if (wanted := case.loaded.agent_match) is not None and not any(map(wanted.search, agents)):
         yield Fault(str(case), f"agent_match to find one of {', '.join(agents)}", repr(wanted.pattern))
         return
@@ -158,7 +161,7 @@ def matches_an_agent(case: _RewardCase) -> Iterator[Fault]:
         except RewardError as error:
             yield Fault(f"step {step.id}", "`when` to say True or False", str(error))
             return
-    if steps and not found and case.loaded.when is not None:
+    if not found and case.loaded.when is not None:
         yield Fault(str(case), "`when` to find a step of the given trajectories, or it is never called", "none")
 
 

@@ -123,6 +123,8 @@ class _AttributeNames:
 
         self.kinds, self.calls, self.not_calls = present("kinds"), present("calls"), present("not_calls")
         """The attributes present that state a kind, and those with the values that mark a call or another span."""
+        self.of_kind = bool(self.kinds or self.calls or self.not_calls)
+        """Whether it has an attribute that states its kind."""
         self.of_call = self.spread or has("calls", "response_ids")
         """Whether it may be a model call."""
         names_model, has_messages = has("call_attributes"), has("message_attributes")
@@ -152,7 +154,7 @@ class _AttributeNames:
             for one in conventions()
             if one.reward_span and (one.reward_span_list in places or not there.isdisjoint(one.reward_attributes))
         ]
-        """Readers that may recognise a reward span; empty if there are none."""
+        """Readers that may recognise a reward span."""
 
         self.prompt_ids, self.response_ids = present("prompt_ids"), present("response_ids")
         """The attributes present that may hold token ids, in order of precedence; likewise the next fields."""
@@ -354,11 +356,13 @@ def _has(attributes: Mapping[str, Any], wanted: Values) -> bool:
 
 
 def _is_call(attributes: Mapping[str, Any], names: _AttributeNames) -> bool:
+    has_content = names.spread or first_of(attributes, names.response_ids) is not None
+    if not names.of_kind:
+        return has_content
     if _has(attributes, names.not_calls):
         return False
     if _has(attributes, names.calls):
         return True
-    has_content = names.spread or first_of(attributes, names.response_ids) is not None
     # Some tracers also put an agent's first and last message on the agent's span, as for a call.
     return has_content and not any(attributes[key] in ("AGENT", "agent") for key in names.kinds)
 

@@ -443,10 +443,10 @@ def text_of(value: Any) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def time_of(raw: Any, *, in_seconds: bool = False) -> int | None:
+def time_of(raw: Any) -> int | None:
     """`raw` as nanoseconds; None if it is not a valid time."""
     try:
-        time = int(float(raw) * _NANOSECONDS) if in_seconds else int(raw)
+        time = int(raw)
     except (TypeError, ValueError, OverflowError):
         return None
     return time if 0 < time <= LATEST else None
@@ -522,8 +522,8 @@ def _of_agent_lightning(raw: Mapping[str, Any]) -> Span:
         text_of(get("span_id")),
         text_of(parent) or None if (parent := get("parent_id")) else None,
         text_of(get("name")),
-        time_of(get("start_time"), in_seconds=True),
-        time_of(get("end_time"), in_seconds=True),
+        _nanoseconds(get("start_time")),
+        _nanoseconds(get("end_time")),
         _plain(get("attributes")),
         [_event(_plain(event)) for event in events] if events and isinstance(events, (list, tuple)) else [],
         [_link(_plain(_plain(link).get("context"))) for link in links]
@@ -548,3 +548,11 @@ def _plain(value: Any) -> Mapping[str, Any]:
     if type(value) is dict or isinstance(value, Mapping):  # most are a dict, and the first check is fast
         return value
     return getattr(value, "__dict__", None) or {}
+
+
+def _nanoseconds(seconds: Any) -> int | None:
+    try:
+        time = int(float(seconds) * _NANOSECONDS)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return time if 0 < time <= LATEST else None

@@ -1,0 +1,1 @@
+"""Analyses of assignments: explanation, findings, metrics, differences."""

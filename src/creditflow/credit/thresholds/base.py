@@ -149,6 +149,7 @@ def open_starved(gate_open_S: Bools, sub_reward_S: Floats, scored_S: Bools, agen
 
 
 def theta_metrics(threshold: Threshold, team_estimate: float, agents: Iterable[str]) -> dict[str, float]:
+    """Return `propagation/threshold` of a new agent and of each agent."""
     return {METRIC: float(team_estimate)} | {f"{METRIC}/{agent}": threshold.theta(agent) for agent in sorted(agents)}
 
 
@@ -159,14 +160,17 @@ def mean(values: Iterable[float], otherwise: float) -> float:
 
 
 def start(limits: tuple[float, float], initial: float | None) -> float:
+    """Return the first threshold: `initial`, or the middle of the range."""
     return sum(limits) / 2 if initial is None else float(initial)
 
 
 def is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is a finite number, not a boolean."""
     return isinstance(value, Real) and not isinstance(value, bool | np.bool_) and math.isfinite(value)
 
 
 def check_sub_rewards(agent: str, r: Floats) -> None:
+    """Raise NotFiniteError or ScoreRangeError for sub-rewards outside [0, 1]."""
     bad = r[~np.isfinite(r)]
     if bad.size:
         raise NotFiniteError(f"sub-rewards of agent {agent!r}: expected finite numbers, got {bad[0]}")
@@ -176,22 +180,28 @@ def check_sub_rewards(agent: str, r: Floats) -> None:
 
 
 def expect_number(key: str, value: object, low: float, high: float) -> None:
+    """Raise ConfigError unless the value is a number from `low` to `high`."""
     if not (is_number(value) and low <= value <= high):
         raise ConfigError(f"{KEY}.{key}: expected a number from {low:g} to {high:g}, got {value!r}")
 
 
 def expect_threshold(key: str, value: object) -> None:
-    """Accept any finite number: below 0 all gates are open, from 1 on those of scored steps are closed."""
+    """Raise ConfigError unless the value is a finite number.
+
+    Below 0 all gates are open, from 1 on those of scored steps are closed.
+    """
     if not (is_number(value) and abs(value) <= LARGEST):
         raise ConfigError(f"{KEY}.{key}: expected a finite number, got {value!r}")
 
 
 def expect_whole(key: str, value: object) -> None:
+    """Raise ConfigError unless the value is a whole number of at least 1."""
     if not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         raise ConfigError(f"{KEY}.{key}: expected a whole number of at least 1, got {value!r}")
 
 
 def expect_range(limits: object, initial: object) -> tuple[float, float]:
+    """Return the two limits of a range in [0, 1]. Raises ConfigError for others."""
     pair = list(limits) if isinstance(limits, Sequence) and not isinstance(limits, str) else []
     if not (len(pair) == 2 and all(map(is_number, pair)) and 0 <= pair[0] < pair[1] <= 1):
         raise ConfigError(f"{KEY}.range: expected two numbers from 0 to 1, the lower one first, got {limits!r}")
@@ -201,6 +211,7 @@ def expect_range(limits: object, initial: object) -> tuple[float, float]:
 
 
 def check_state(state: Mapping[str, Any], kind: str, *keys: str) -> None:
+    """Raise ConfigError for a state of another kind, or with other keys."""
     if not isinstance(state, Mapping) or state.get("kind") != kind:
         got = state.get("kind") if isinstance(state, Mapping) else state
         raise ConfigError(f"threshold state: expected one of kind {kind!r}, got {got!r}")
@@ -208,11 +219,13 @@ def check_state(state: Mapping[str, Any], kind: str, *keys: str) -> None:
 
 
 def check_state_keys(state: Mapping[str, Any], *keys: str) -> None:
+    """Raise ConfigError for a state with other keys."""
     if set(state) != set(keys):
         raise ConfigError(f"threshold state: expected the keys {', '.join(keys)}, got {', '.join(map(str, state))}")
 
 
 def read_agents(state: Mapping[str, Any], *keys: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """Return agents and their states. Raises ConfigError for another form."""
     agents = state["agents"]
     if not isinstance(agents, Mapping) or not all(isinstance(entry, Mapping) for entry in agents.values()):
         raise ConfigError(f"threshold state: agents: expected a mapping from agent to its state, got {agents!r}")
@@ -222,6 +235,7 @@ def read_agents(state: Mapping[str, Any], *keys: str) -> Iterable[tuple[str, Map
 
 
 def read_number(state: Mapping[str, Any], key: str, low: float, high: float = math.inf) -> float:
+    """Return a number of a state. Raises ConfigError outside `low` to `high`."""
     value = state[key]
     if not (is_number(value) and low <= value <= high):
         raise ConfigError(f"threshold state: {key}: expected a number from {low:g} to {high:g}, got {value!r}")
@@ -229,6 +243,7 @@ def read_number(state: Mapping[str, Any], key: str, low: float, high: float = ma
 
 
 def read_numbers(state: Mapping[str, Any], key: str) -> list[float]:
+    """Return a list of numbers in [0, 1] of a state. Raises ConfigError for others."""
     values = state[key]
     if not (isinstance(values, Sequence) and all(is_number(v) and 0 <= v <= 1 for v in values)):
         raise ConfigError(f"threshold state: {key}: expected a list of numbers from 0 to 1, got {values!r}")

@@ -94,15 +94,18 @@ def is_number(value: object, low: float = -math.inf, high: float = math.inf) -> 
 
 
 def expect_number(key: str, value: object) -> None:
+    """Raise ConfigError unless the value is a finite number."""
     if not is_number(value):
         raise ConfigError(f"{key}: expected a finite number, got {value!r}")
 
 
 def expect_whole(key: str, value: object, least: int = 1) -> None:
+    """Raise ConfigError unless the value is a whole number of at least `least`."""
     if not (isinstance(value, int) and is_number(value, least)):
         raise ConfigError(f"{key}: expected a whole number of at least {least}, got {value!r}")
 
 
 def expect_p_value(value: object) -> None:
+    """Raise ConfigError unless the value is between 0 and 1."""
     if not is_number(value, 0, 1) or value in (0, 1):
         raise ConfigError(f"p_value: expected a number between 0 and 1, got {value!r}")

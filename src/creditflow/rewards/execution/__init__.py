@@ -1,0 +1,1 @@
+"""Execution of reward functions: in this process, in worker processes, on Ray."""

@@ -1,0 +1,1 @@
+"""Parts that several ready-made reward functions share."""

@@ -78,7 +78,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) 
                 for job, process in list(running.items()):
                     ended = process.poll() is not None
                     if ended:
-                        _signal(running.pop(job), signal.SIGKILL)  # what it may have left running
+                        _signal(running.pop(job), signal.SIGKILL)  # ends the processes that the job started
                     if ended and process.returncode != 0:
                         failures.append(FailedJob(job, process.returncode))
                         reporter.say(failures[-1].describe())

@@ -1,0 +1,393 @@
+"""The checks of a trajectory batch, wherever its columns come from: objects, arrays, or tables.
+
+Messages name the column, the step or the trajectory, the expected and the actual value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from graphlib import CycleError as GraphlibCycleError
+from graphlib import TopologicalSorter
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from creditflow.data.columns import column_specs
+from creditflow.data.trajectory import CODE_OF_STATUS, OK, TRAJECTORY_STATUSES, Bools, Ints, Score, Step, Trajectory
+from creditflow.errors import (
+    BatchError,
+    CycleError,
+    NotFiniteError,
+    OrderError,
+    ScoreRangeError,
+    ShapeError,
+    did_you_mean,
+)
+
+if TYPE_CHECKING:
+    from creditflow.data.batch import TrajectoryBatch
+
+_COLUMN_TOLERANCE = 1e-9
+"""Columns hold rescaled, clipped scores; the mean of several may still leave [0, 1] by rounding."""
+
+
+def first(wrong: Bools) -> int:
+    """The index of the first true entry."""
+    return int(np.argmax(wrong))
+
+
+# ---- a batch -------------------------------------------------------------------------------------------------------
+
+
+def validate(batch: TrajectoryBatch) -> None:
+    """Raise a BatchError (or a subclass) for the first problem, with its place, the expected and the actual value.
+
+    Checked: types, lengths and indices of the columns, the order of steps, unique ids, edges (sorted by child, same
+    trajectory, parent before child, no duplicates), scores (finite and in [0, 1] if ok), weights (finite, at least 0),
+    outcomes (finite if ok), spans of versions. Token values are checked when they are read, see
+    `creditflow.credit.decompose.token_rewards`. A batch is checked once: later calls return at once.
+    """
+    if batch.validated:
+        return
+    _check_columns(batch)
+    _check_indices(batch)
+    _check_order(batch)
+    _check_ids(batch)
+    _check_edges(batch)
+    _check_scores(batch)
+    _check_outcomes(batch)
+    for s, spans in enumerate(batch.version_spans):
+        if spans:
+            trajectory = batch.trajectory_ids[batch.trajectory_of_step[s]]
+            n_tokens = int(batch.token_offsets[s + 1] - batch.token_offsets[s])
+            where = f"step {batch.step_ids[s]} of trajectory {trajectory}"
+            check_version_spans(where, spans, int(batch.policy_version[s]), n_tokens)
+    batch.remember(validated=True)
+
+
+def _fits(column: object, dtype: np.dtype[Any]) -> bool:
+    if not isinstance(column, np.ndarray):
+        return False
+    if dtype.kind == "i":  # unsigned integers would wrap around in differences, and cannot hold -1 (none)
+        return column.dtype.kind == "i" and bool(column.dtype.isnative)
+    return column.dtype in ((np.bool_,) if dtype.kind == "b" else (np.float64, np.float32))
+
+
+def _check_columns(batch: TrajectoryBatch) -> None:
+    """Check the type and the shape of every column."""
+    for spec in column_specs():
+        column = getattr(batch, spec.name)
+        if spec.dtype is not None and not _fits(column, spec.dtype):
+            got = column.dtype if isinstance(column, np.ndarray) else type(column).__name__
+            raise ShapeError(f"column {spec.name}: expected an array of {spec.words}, got {got}")
+    size = {"N": batch.n_trajectories, "S": batch.n_steps, "K": len(batch.score_names), "E": batch.edge_child.size}
+    size["O"] = batch.n_steps + 1
+    for spec in column_specs():
+        column, expected = getattr(batch, spec.name), tuple(size[letter] for letter in spec.per.shape)
+        got = None if column is None else column.shape if isinstance(column, np.ndarray) else (len(column),)
+        if got != expected and not (spec.per.optional and got == (0,)):
+            raise ShapeError(f"column {spec.name}: expected shape {expected}, got {got}")
+        if spec.per.bounds:
+            _check_offsets(batch, spec.name, column)
+            size[spec.per.bounds] = int(column[-1])
+
+
+def _check_offsets(batch: TrajectoryBatch, name: str, offsets: Ints) -> None:
+    if offsets[0] != 0:
+        raise ShapeError(f"column {name}: expected 0 as the first, got {offsets[0]}")
+    if (wrong := offsets[1:] < offsets[:-1]).any():
+        at = first(wrong)
+        raise ShapeError(
+            f"step {batch.step_ids[at]}: expected {name} that do not decrease, got {offsets[at + 1]} after "
+            f"{offsets[at]}"
+        )
+
+
+def _check_indices(batch: TrajectoryBatch) -> None:
+    for spec in column_specs():
+        if not spec.per.into:
+            continue
+        column, low, high = getattr(batch, spec.name), spec.per.low, len(spec.per.names(batch))
+        if column.size and (column.min() < low or column.max() >= high):
+            at = first(((column < low) | (column >= high)).ravel())
+            raise BatchError(
+                f"column {spec.name}, entry {at}: expected an index from {low} to {high - 1}, got {column.ravel()[at]}"
+            )
+
+
+def _check_order(batch: TrajectoryBatch) -> None:
+    trajectory_S = batch.trajectory_of_step
+    if (wrong := np.diff(trajectory_S) < 0).any():
+        s = first(wrong) + 1
+        raise OrderError(
+            f"step {batch.step_ids[s]}: expected steps to lie trajectory by trajectory, got one of "
+            f"{batch.trajectory_ids[trajectory_S[s]]} after one of {batch.trajectory_ids[trajectory_S[s - 1]]}"
+        )
+    steps_N = np.bincount(trajectory_S, minlength=batch.n_trajectories)
+    expected_S = np.arange(batch.n_steps) - (np.cumsum(steps_N) - steps_N)[trajectory_S]
+    if (wrong := batch.index_of_step != expected_S).any():
+        s = first(wrong)
+        raise OrderError(
+            f"step {batch.step_ids[s]} of trajectory {batch.trajectory_ids[trajectory_S[s]]}: expected index "
+            f"{expected_S[s]}, its place in the trajectory, got {batch.index_of_step[s]}"
+        )
+
+
+def _check_ids(batch: TrajectoryBatch) -> None:
+    for what, ids in (("trajectory", batch.trajectory_ids), ("step", batch.step_ids)):
+        if len(set(ids)) != len(ids):
+            seen: set[str] = set()
+            twice = next(one for one in ids if one in seen or seen.add(one))  # type: ignore[func-returns-value]
+            raise BatchError(f"{what} {twice}: ids must be unique, but this one stands twice in the batch")
+
+
+def _check_edges(batch: TrajectoryBatch) -> None:
+    child_E, parent_E = batch.edge_child, batch.edge_parent
+    if (wrong := parent_E >= child_E).any():
+        _refuse_cycle(batch)
+        e = first(wrong)
+        raise OrderError(
+            f"step {batch.step_ids[child_E[e]]}: expected parents that came before it, "
+            f"got {batch.step_ids[parent_E[e]]}"
+        )
+    if (wrong := np.diff(child_E) < 0).any():
+        e = first(wrong) + 1
+        raise OrderError(
+            f"edge {e}: expected edges sorted by child, got one of {batch.step_ids[child_E[e]]} after one of "
+            f"{batch.step_ids[child_E[e - 1]]}"
+        )
+    if (wrong := batch.trajectory_of_step[child_E] != batch.trajectory_of_step[parent_E]).any():
+        e = first(wrong)
+        raise BatchError(
+            f"step {batch.step_ids[child_E[e]]}: expected parents in its own trajectory "
+            f"{batch.trajectory_ids[batch.trajectory_of_step[child_E[e]]]}, got {batch.step_ids[parent_E[e]]} of "
+            f"{batch.trajectory_ids[batch.trajectory_of_step[parent_E[e]]]}"
+        )
+    if (twice := first_repeated(child_E, parent_E)) is not None:
+        child, parent = (batch.step_ids[int(end[twice])] for end in (child_E, parent_E))
+        raise BatchError(f"step {child}: expected each parent once, got {parent} twice")
+
+
+def first_repeated(child_E: Ints, parent_E: Ints) -> int | None:
+    """The first edge that stands twice, in edges sorted by child; None if there is none."""
+    many_E = np.flatnonzero(np.bincount(child_E)[child_E] > 1)
+    order = many_E[np.lexsort((parent_E[many_E], child_E[many_E]))]
+    twice = (np.diff(child_E[order]) == 0) & (np.diff(parent_E[order]) == 0)
+    return int(order[first(twice)]) if twice.any() else None
+
+
+def _refuse_cycle(batch: TrajectoryBatch) -> None:
+    """Raise CycleError if the edges contain a cycle. Called if an edge runs from a later to an earlier step."""
+    parents: dict[int, list[int]] = {}
+    for child, parent in zip(batch.edge_child.tolist(), batch.edge_parent.tolist(), strict=True):
+        parents.setdefault(child, []).append(parent)
+    try:
+        TopologicalSorter(parents).prepare()
+    except GraphlibCycleError as error:
+        circle = " <- ".join(batch.step_ids[s] for s in error.args[1])
+        raise CycleError(
+            f"step {batch.step_ids[error.args[1][0]]}: expected no step to use its own output, got {circle}"
+        ) from None
+
+
+def _check_scores(batch: TrajectoryBatch) -> None:
+    with np.errstate(invalid="ignore"):
+        within_SK = (batch.scores >= -_COLUMN_TOLERANCE) & (batch.scores <= 1 + _COLUMN_TOLERANCE)
+        weighable_SK = np.isfinite(batch.score_weights) & (batch.score_weights >= 0)
+    for wrong_SK, values_SK, what in (
+        ((batch.score_status == OK) & ~within_SK, batch.scores, "a value from 0 to 1 after rescaling from its range"),
+        (~weighable_SK, batch.score_weights, "a finite weight of 0 or more"),
+    ):
+        if wrong_SK.any():
+            s, k = divmod(first(wrong_SK.ravel()), wrong_SK.shape[1])
+            kind = ScoreRangeError if np.isfinite(values_SK[s, k]) else NotFiniteError
+            raise kind(
+                f"step {batch.step_ids[s]}, score {batch.score_names[k]}: expected {what}, got {values_SK[s, k]}"
+            )
+
+
+def _check_outcomes(batch: TrajectoryBatch) -> None:
+    """Check that an outcome is finite where its scoring was ok, and missing where it failed."""
+    for n, (score, value) in enumerate(zip(batch.outcome_scores, batch.outcome.tolist(), strict=True)):
+        missing, where = np.isnan(value), f"trajectory {batch.trajectory_ids[n]}"
+        if np.isinf(value) or (missing and score is not None and score.status == "ok"):
+            raise NotFiniteError(f"{where}: expected a finite outcome where its scoring was ok, got {value}")
+        if not missing and score is not None and score.status != "ok":
+            raise BatchError(f"{where}: an outcome of {value}, but its scoring has status {score.status}")
+
+
+def check_version_spans(where: str, spans: Sequence[Sequence[int]], first_version: int, n_tokens: int) -> None:
+    """Raise BatchError, its message beginning with `where`, unless the spans rise from token 0 within the response."""
+    pairs = [tuple(span) for span in spans]
+    starts = [pair[0] for pair in pairs if len(pair) == 2]
+    whole = len(starts) == len(pairs) and all(isinstance(number, Integral) for pair in pairs for number in pair)
+    if not whole or starts != sorted(set(starts)) or starts[0] != 0 or starts[-1] >= n_tokens:
+        raise BatchError(
+            f"{where}: version_spans: expected (first token, policy version) in rising order from token 0, below "
+            f"{n_tokens} tokens, got {tuple(pairs)}"
+        )
+    if pairs[0][1] != first_version:
+        raise BatchError(
+            f"{where}: version_spans: expected policy_version {first_version} at token 0, got {pairs[0][1]}"
+        )
+
+
+# ---- values that become columns ------------------------------------------------------------------------------------
+
+_NUMBERS = {"i": ("biu", "whole numbers"), "f": ("biuf", "numbers"), "b": ("biuf", "values true or false (1 or 0)")}
+"""The kinds of numpy types that a column of a kind accepts, in words."""
+
+
+def array(where: str, values: object, dtype: DTypeLike, ndim: int = 1, words: str = "") -> NDArray[Any]:
+    """Return `values` as an array of `dtype`. Raises ShapeError, its message beginning with `where`, for other values.
+
+    `words`: the expected values, in place of the general words.
+    """
+    target = np.dtype(dtype)
+    kinds, general = _NUMBERS[target.kind]
+    try:
+        given = np.asarray(values)
+    except ValueError as error:  # lists of different lengths
+        raise ShapeError(f"{where}: expected {words or general}, got {shown(values)}") from error
+    if given.size == 0:
+        given = given.astype(target).reshape(given.shape if given.ndim >= ndim else (0,) * ndim)
+    if given.ndim != ndim:
+        expected = f"an array of {ndim} dimensions" if ndim else "one number"
+        raise ShapeError(f"{where}: expected {expected}, got shape {given.shape}")
+    fits = given.dtype.kind in kinds
+    if fits and target.kind == "i" and given.dtype != target and given.size:
+        limits = np.iinfo(target)
+        if not limits.min <= int(given.min()) <= int(given.max()) <= limits.max:
+            raise ShapeError(f"{where}: expected {general} of {limits.bits} bits, got {given.min()} to {given.max()}")
+    array = given.astype(target, copy=False) if fits else given
+    if not fits or (target.kind == "b" and not np.array_equal(array, given)):
+        raise ShapeError(f"{where}: expected {words or general}, got {shown(values)}")
+    return array
+
+
+def located(
+    values: Sequence[Any],
+    parts: Sequence[Any],
+    dtype: DTypeLike,
+    where: Callable[[int], str],
+    *,
+    ndim: int = 0,
+    words: str = "",
+) -> NDArray[Any]:
+    """Return `array` of `values`, which come from `parts` of `ndim` dimensions.
+
+    The message names the first wrong part i by `where(i)`.
+    """
+    try:
+        return array("a column", values, dtype)
+    except ShapeError:
+        for i, part in enumerate(parts):
+            array(where(i), part, dtype, ndim, words)
+        raise
+
+
+def shown(value: object) -> str:
+    """Type and short `repr` of a value."""
+    return (
+        f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"{type(value).__name__} {repr(value)[:60]}"
+    )
+
+
+# ---- trajectories --------------------------------------------------------------------------------------------------
+
+
+INDICES = "indices of steps such as (0,)"
+_LISTS = {"parents": INDICES} | dict.fromkeys(
+    ("prompt_ids", "response_ids", "response_mask", "logprobs", "ref_logprobs", "version_spans"), "one value per token"
+)
+"""Fields of a step that hold a list, with the expected values."""
+
+
+def check_trajectory(trajectory: Trajectory) -> None:
+    """Check what the columns of a batch cannot show: the types of objects, and that each step lies in its place.
+
+    Raises BatchError.
+    """
+    if not isinstance(trajectory, Trajectory):
+        raise BatchError(f"expected a Trajectory, got {shown(trajectory)}")
+    where = f"trajectory {trajectory.id}"
+    _expect_texts(where, trajectory, ("id", "uid"))
+    _check_status(where, trajectory.status, TRAJECTORY_STATUSES)
+    _expect_list(f"{where}: answer_steps", trajectory.answer_steps, INDICES)
+    _expect_list(f"{where}: steps", trajectory.steps, "Step")
+    if not isinstance(trajectory.outcomes, Mapping):
+        raise BatchError(f"{where}: outcomes: expected a dict of Score by agent, got {shown(trajectory.outcomes)}")
+    outcomes = {f"outcomes[{agent!r}]": score for agent, score in trajectory.outcomes.items()}
+    if trajectory.outcome is not None:
+        outcomes["outcome"] = trajectory.outcome
+    for name, score in outcomes.items():
+        check_score(f"{where}: {name}", score)
+        if isinstance(score.value, tuple):
+            raise BatchError(f"{where}: {name}: expected one number as outcome, got {score.value}")
+        check_range(f"{where}: {name}", score)
+    for index, step in enumerate(trajectory.steps):
+        if not isinstance(step, Step):
+            raise BatchError(f"{where}: expected a Step at index {index}, got {shown(step)}")
+        _check_step(f"step {step.id} of {where}", step, trajectory.id)
+
+
+def _check_step(where: str, step: Step, trajectory_id: str) -> None:
+    _expect_texts(where, step, ("id", "agent", "policy", "prompt", "response"))
+    for name, words in _LISTS.items():
+        _expect_list(f"{where}: {name}", getattr(step, name), words)
+    if step.trajectory_id != trajectory_id:
+        raise BatchError(f"{where}: says that it belongs to trajectory {step.trajectory_id}")
+    if step.branch_of is not None and not isinstance(step.branch_of, str):
+        raise BatchError(f"{where}: branch_of: expected the id of a step, or None, got {shown(step.branch_of)}")
+    if step.stratum is not None:
+        _expect_texts(where, step, ("stratum",))
+    if not isinstance(step.scores, Mapping):
+        raise BatchError(f"{where}: scores: expected a dict of Score by function, got {shown(step.scores)}")
+    for name, score in step.scores.items():
+        check_score(f"{where}: scores[{name!r}]", score)
+        n_tokens = len(step.response_ids)
+        if isinstance(score.value, tuple) and score.status == "ok" and len(score.value) != n_tokens:
+            raise BatchError(f"{where}: score {name} has {len(score.value)} values for {n_tokens} response tokens")
+        check_range(f"{where}, score {name}", score)
+
+
+def _expect_list(where: str, values: object, words: str) -> None:
+    if isinstance(values, str) or not isinstance(values, Collection):
+        raise BatchError(f"{where}: expected a tuple of {words}, got {shown(values)}")
+
+
+def _expect_texts(where: str, record: Step | Trajectory, names: Sequence[str]) -> None:
+    for name in names:
+        if not isinstance(value := getattr(record, name), str):
+            raise BatchError(f"{where}: {name}: expected a text, got {shown(value)}")
+
+
+def check_score(where: str, score: object) -> None:
+    """Raise BatchError, its message beginning with `where`, for a score that is none, or with a value of no number."""
+    if not isinstance(score, Score):
+        raise BatchError(f"{where}: expected a Score, got {shown(score)}; write Score(value)")
+    _check_status(where, score.status, CODE_OF_STATUS)
+    if not isinstance(score.weight, Real):
+        raise BatchError(f"{where}: weight: expected a number, got {shown(score.weight)}")
+    for one in score.value if isinstance(score.value, tuple) else (score.value,):
+        if score.status == "ok" and type(one) is not float and not isinstance(one, Real):
+            raise BatchError(f"{where}: expected a number, or a tuple with one per response token, got {shown(one)}")
+
+
+def check_range(where: str, score: Score) -> None:
+    """Raise ScoreRangeError, its message beginning with `where`, for an ok score with an invalid range."""
+    if score.status != "ok":
+        return
+    bounds = score.range
+    numbers = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(isinstance(one, Real) for one in bounds)
+    if not (numbers and math.isfinite(bounds[1] - bounds[0]) and bounds[0] < bounds[1]):
+        raise ScoreRangeError(f"{where}: expected a range of finite numbers, low < high, got {score.range}")
+
+
+def _check_status(where: str, status: str, known: Iterable[str]) -> None:
+    if status not in known:
+        choice = " or ".join(map(repr, known))
+        raise BatchError(f"{where}: status: expected {choice}, got {status!r}{did_you_mean(status, known)}")
