@@ -1,15 +1,30 @@
-"""The schema of a batch: what each column holds, and its names in a record and in a table."""
+"""The columns of a batch, with the contents of each and its names in a record and in a table.
+
+Shape suffixes: N trajectories, S steps, E edges, T response tokens, P prompt tokens, K reward functions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import numpy as np
 
-from creditflow.data.trajectory import Bools, Floats, Ints, TokenIds
+from creditflow.data.trajectory import (
+    FAILED,
+    NOT_MATCHED,
+    OK,
+    TIMEOUT,
+    TRAJECTORY_STATUSES,
+    Bools,
+    Floats,
+    Ints,
+    Score,
+    Task,
+    TokenIds,
+)
 from creditflow.errors import BatchError
 
 
@@ -50,6 +65,118 @@ class Per:
         return {name: np.array([self.into.index(one) for one in names], dtype=np.int64)[codes]}
 
 
+class _Remembered:
+    """Facts about a batch in slots rather than fields, so that a copy with other columns drops them."""
+
+    __slots__ = ("_table", "_validated")
+
+    @property
+    def table(self) -> Any:
+        """The `pyarrow.Table` from which the batch was built (`table.batch_of`); None for any other batch."""
+        return getattr(self, "_table", None)
+
+    @property
+    def validated(self) -> bool:
+        """Whether `validate` has passed the columns. Columns must not be written to afterwards."""
+        return getattr(self, "_validated", False)
+
+    def remember(self, *, table: Any = None, validated: bool = False) -> None:
+        """Keep `table`, which must hold the same data as the columns: `write_parquet` writes it instead."""
+        object.__setattr__(self, "_table", self.table if table is None else table)
+        object.__setattr__(self, "_validated", self.validated or validated)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns(_Remembered):
+    """The columns of N trajectories with S steps; `TrajectoryBatch` adds constructors."""
+
+    # Trajectories
+    trajectory_ids: Annotated[Sequence[str], Per("N", "id", "trajectory_id")]
+    tasks: Annotated[Sequence[Task], Per("N", "task")]
+    group_names: tuple[str, ...]
+    group_of_trajectory: Annotated[Ints, Per("N", "uid", into="group_names")]
+    """[N] index into `group_names` (the `uid`)."""
+    outcome: Annotated[Floats, Per("N", in_table="outcome")]
+    """[N] outcome in its original range; NaN if missing or its scoring failed."""
+    outcome_scores: Annotated[Sequence[Score | None], Per("N", "outcome", "outcome_score")]
+    status_of_trajectory: Annotated[Ints, Per("N", "status", into=TRAJECTORY_STATUSES)]
+    """[N] index into TRAJECTORY_STATUSES."""
+    answers: Annotated[Sequence[str | None], Per("N", "answer")]
+    trajectory_info: Annotated[Sequence[dict[str, Any]], Per("N", "info", "trajectory_info")]
+
+    # Steps
+    step_ids: Annotated[Sequence[str], Per("S", "id", "step_id")]
+    trajectory_of_step: Annotated[Ints, Per("S", into="trajectory_ids")]
+    """[S] index of the trajectory, non-decreasing."""
+    index_of_step: Annotated[Ints, Per("S", "index")]
+    """[S] position in the trajectory."""
+    agent_names: tuple[str, ...]
+    agent_of_step: Annotated[Ints, Per("S", "agent", into="agent_names")]
+    """[S] index into `agent_names`."""
+    turn_of_step: Annotated[Ints, Per("S", "turn")]
+    policy_names: tuple[str, ...]
+    policy_of_step: Annotated[Ints, Per("S", "policy", into="policy_names")]
+    policy_version: Annotated[Ints, Per("S", "policy_version")]
+    temperature_of_step: Annotated[Floats, Per("S", "temperature")]
+    is_answer: Annotated[Bools, Per("S")]
+    """[S] whether the trajectory's answer came from this step."""
+    stratum_names: tuple[str, ...]
+    stratum_of_step: Annotated[Ints, Per("S", "stratum", into="stratum_names", low=-1)]
+    """[S] index into `stratum_names`; -1 for steps without a label."""
+    prompts: Annotated[Sequence[str], Per("S", "prompt")]
+    responses: Annotated[Sequence[str], Per("S", "response")]
+    step_info: Annotated[Sequence[dict[str, Any]], Per("S", "info", "step_info")]
+
+    # Edges, sorted by child
+    edge_child: Annotated[Ints, Per("E", into="step_ids")]
+    """[E] step index of the child."""
+    edge_parent: Annotated[Ints, Per("E", into="step_ids")]
+    """[E] step index of the parent: same trajectory, smaller than the child."""
+
+    # Scores
+    score_names: tuple[str, ...]
+    scores: Annotated[Floats, Per("SK")]
+    """[S, K] scores rescaled to [0, 1] (the mean of scores per token); NaN unless the status is ok."""
+    score_status: Annotated[Ints, Per("SK", into=(NOT_MATCHED, OK, FAILED, TIMEOUT))]
+    """[S, K] NOT_MATCHED, OK, FAILED or TIMEOUT."""
+    score_weights: Annotated[Floats, Per("SK")]
+    """[S, K] weight of the function; 0 if it did not match the step."""
+    raw_scores: Annotated[Sequence[dict[str, Score]], Per("S", "scores")]
+    """[S] the original scores by function."""
+
+    # Tokens
+    prompt_offsets: Annotated[Ints, Per("O", bounds="P")]
+    """[S+1] bounds of each step's prompt tokens in `prompt_ids`."""
+    prompt_ids: Annotated[TokenIds, Per("P", "prompt_ids")]
+    token_offsets: Annotated[Ints, Per("O", bounds="T")]
+    """[S+1] bounds of each step's response tokens in the [T] columns."""
+    response_mask: Annotated[Bools, Per("T", "response_mask")]
+    response_ids: Annotated[TokenIds, Per("T", "response_ids")]
+    logprobs: Annotated[Floats, Per("T", "logprobs")]
+    ref_logprobs: Annotated[Floats, Per("T", "ref_logprobs", optional=True)] = field(
+        default_factory=lambda: np.zeros(0)
+    )
+    """[T] reference log-probabilities, NaN for steps without any; empty if no step has any."""
+
+    # Rarely used: empty if no trajectory, or no step, has a value
+    outcomes_of_agents: Annotated[Sequence[Mapping[str, Score]], Per("N", "outcomes", optional=True)] = ()
+    """[N] `Trajectory.outcomes`."""
+    version_spans: Annotated[Sequence[tuple[tuple[int, int], ...]], Per("S", "version_spans", optional=True)] = ()
+    """[S] `Step.version_spans`."""
+    branch_of: Annotated[Sequence[str | None], Per("S", "branch_of", optional=True)] = ()
+    """[S] `Step.branch_of`."""
+
+    @property
+    def n_trajectories(self) -> int:
+        """N."""
+        return len(self.trajectory_ids)
+
+    @property
+    def n_steps(self) -> int:
+        """S."""
+        return len(self.step_ids)
+
+
 _TYPES: dict[Any, tuple[np.dtype[Any], str]] = {
     Ints: (np.dtype(np.int64), "signed integers"),
     TokenIds: (np.dtype(np.int32), "signed integers"),
@@ -73,9 +200,7 @@ class ColumnSpec:
 @cache
 def column_specs() -> tuple[ColumnSpec, ...]:
     """The columns of a batch, in the order of its fields."""
-    from creditflow.data.batch import TrajectoryBatch
-
-    hints = get_type_hints(TrajectoryBatch, include_extras=True)
+    hints = get_type_hints(Columns, include_extras=True)
     specs = []
     for name, hint in hints.items():
         if get_origin(hint) is Annotated:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError as GraphlibCycleError
 from graphlib import TopologicalSorter
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from creditflow.data.columns import column_specs
+from creditflow.data.columns import Columns, column_specs
 from creditflow.data.trajectory import CODE_OF_STATUS, OK, TRAJECTORY_STATUSES, Bools, Ints, Score, Step, Trajectory
 from creditflow.errors import (
     BatchError,
@@ -26,9 +26,6 @@ from creditflow.errors import (
     ShapeError,
     did_you_mean,
 )
-
-if TYPE_CHECKING:
-    from creditflow.data.batch import TrajectoryBatch
 
 _COLUMN_TOLERANCE = 1e-9
 """Columns hold rescaled, clipped scores; the mean of several may still leave [0, 1] by rounding."""
@@ -42,7 +39,7 @@ def first(wrong: Bools) -> int:
 # ---- a batch -------------------------------------------------------------------------------------------------------
 
 
-def validate(batch: TrajectoryBatch) -> None:
+def validate(batch: Columns) -> None:
     """Raise a BatchError (or a subclass) for the first problem, with its place, the expected and the actual value.
 
     Checked: types, lengths and indices of the columns, the order of steps, unique ids, edges (sorted by child, same
@@ -76,7 +73,7 @@ def _fits(column: object, dtype: np.dtype[Any]) -> bool:
     return column.dtype in ((np.bool_,) if dtype.kind == "b" else (np.float64, np.float32))
 
 
-def _check_columns(batch: TrajectoryBatch) -> None:
+def _check_columns(batch: Columns) -> None:
     """Check the type and the shape of every column."""
     for spec in column_specs():
         column = getattr(batch, spec.name)
@@ -95,7 +92,7 @@ def _check_columns(batch: TrajectoryBatch) -> None:
             size[spec.per.bounds] = int(column[-1])
 
 
-def _check_offsets(batch: TrajectoryBatch, name: str, offsets: Ints) -> None:
+def _check_offsets(batch: Columns, name: str, offsets: Ints) -> None:
     if offsets[0] != 0:
         raise ShapeError(f"column {name}: expected 0 as the first, got {offsets[0]}")
     if (wrong := offsets[1:] < offsets[:-1]).any():
@@ -106,7 +103,7 @@ def _check_offsets(batch: TrajectoryBatch, name: str, offsets: Ints) -> None:
         )
 
 
-def _check_indices(batch: TrajectoryBatch) -> None:
+def _check_indices(batch: Columns) -> None:
     for spec in column_specs():
         if not spec.per.into:
             continue
@@ -118,7 +115,7 @@ def _check_indices(batch: TrajectoryBatch) -> None:
             )
 
 
-def _check_order(batch: TrajectoryBatch) -> None:
+def _check_order(batch: Columns) -> None:
     trajectory_S = batch.trajectory_of_step
     if (wrong := np.diff(trajectory_S) < 0).any():
         s = first(wrong) + 1
@@ -136,7 +133,7 @@ def _check_order(batch: TrajectoryBatch) -> None:
         )
 
 
-def _check_ids(batch: TrajectoryBatch) -> None:
+def _check_ids(batch: Columns) -> None:
     for what, ids in (("trajectory", batch.trajectory_ids), ("step", batch.step_ids)):
         if len(set(ids)) != len(ids):
             seen: set[str] = set()
@@ -144,7 +141,7 @@ def _check_ids(batch: TrajectoryBatch) -> None:
             raise BatchError(f"{what} {twice}: ids must be unique, but this one stands twice in the batch")
 
 
-def _check_edges(batch: TrajectoryBatch) -> None:
+def _check_edges(batch: Columns) -> None:
     child_E, parent_E = batch.edge_child, batch.edge_parent
     if (wrong := parent_E >= child_E).any():
         _refuse_cycle(batch)
@@ -179,7 +176,7 @@ def first_repeated(child_E: Ints, parent_E: Ints) -> int | None:
     return int(order[first(twice)]) if twice.any() else None
 
 
-def _refuse_cycle(batch: TrajectoryBatch) -> None:
+def _refuse_cycle(batch: Columns) -> None:
     """Raise CycleError if the edges contain a cycle. Called if an edge runs from a later to an earlier step."""
     parents: dict[int, list[int]] = {}
     for child, parent in zip(batch.edge_child.tolist(), batch.edge_parent.tolist(), strict=True):
@@ -193,7 +190,7 @@ def _refuse_cycle(batch: TrajectoryBatch) -> None:
         ) from None
 
 
-def _check_scores(batch: TrajectoryBatch) -> None:
+def _check_scores(batch: Columns) -> None:
     with np.errstate(invalid="ignore"):
         within_SK = (batch.scores >= -_COLUMN_TOLERANCE) & (batch.scores <= 1 + _COLUMN_TOLERANCE)
         weighable_SK = np.isfinite(batch.score_weights) & (batch.score_weights >= 0)
@@ -209,7 +206,7 @@ def _check_scores(batch: TrajectoryBatch) -> None:
             )
 
 
-def _check_outcomes(batch: TrajectoryBatch) -> None:
+def _check_outcomes(batch: Columns) -> None:
     """Check that an outcome is finite where its scoring was ok, and missing where it failed."""
     for n, (score, value) in enumerate(zip(batch.outcome_scores, batch.outcome.tolist(), strict=True)):
         missing, where = np.isnan(value), f"trajectory {batch.trajectory_ids[n]}"
