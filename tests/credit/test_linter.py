@@ -49,7 +49,7 @@ def test_single_trajectories_are_reported_with_a_remedy():
 
 def test_step_without_baseline_is_reported():
     lone = make_trajectory("t2", [step("judge", 0.5, prompt="j")], 1.0)
-    assert "1 steps have nobody to be compared with at any level" in said("no_baseline", *sound(), lone)
+    assert "1 steps have no other trajectory to compare with at any level" in said("no_baseline", *sound(), lone)
 
 
 def test_task_with_different_first_prompts_is_reported():

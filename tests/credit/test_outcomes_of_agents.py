@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.credit import CreditOptions, assign, check_groups, explain
+from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import outcomes
-from creditflow.data import Score
-from creditflow.errors import NotFiniteError
+from creditflow.data import Score, TrajectoryBatch
+from creditflow.errors import BatchError
 from tests.builders import batch_of, make_trajectory, step
 from tests.credit.strategies import options, trajectories
 from tests.oracle.credit_oracle import credit_rows
@@ -140,13 +141,49 @@ def test_failed_or_truncated_trajectory_is_masked_whole():
     assert (kept.value_S.tolist(), kept.known_S.all()) == ([1.0, 0.0, 1.0, 0.0], True)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", None])
-def test_outcome_of_an_agent_that_is_not_finite_raises(value):
+@pytest.mark.parametrize(
+    ("outcomes", "message"),
+    [
+        ({"white": Score(float("nan"))}, "expected a finite outcome of white where its scoring was ok, got nan"),
+        ({"white": Score(float("inf"))}, "expected a finite outcome of white where its scoring was ok, got inf"),
+        ({"white": Score("1")}, r"outcomes\['white'\]: expected a number"),
+        ({"white": Score((0.0, 1.0))}, "expected one number as outcome"),
+        ({"white": 1.0}, "expected a Score, got float 1.0"),
+        ({1: Score(1.0)}, "expected names of agents, got int 1"),
+        (None, "expected a dict of Score by agent, got NoneType None"),
+    ],
+)
+def test_wrong_outcome_of_an_agent_is_refused(outcomes, message):
     batch = batch_of(game("t0", 1.0, 0.0))
-    batch = replace(batch, outcomes_of_agents=({"white": Score(value), "black": Score(0.0)},))
-    message = rf"trajectory t0: expected a finite outcome of white where its scoring was ok, got {value}"
-    with pytest.raises(NotFiniteError, match=message):
-        assign(batch, CreditOptions())
+    with pytest.raises(BatchError, match=message):
+        assign(replace(batch, outcomes_of_agents=(outcomes,)), CreditOptions())
+
+
+def test_failed_outcome_of_the_answer_trains_no_step_before_it():
+    """The answer of a passes on no outcome; 0 would be a reward."""
+    steps = [step("b"), step("a", parents=(0,))]
+    failed = make_trajectory("t0", steps, 1.0, outcomes={"a": "failed"})
+    rest = [make_trajectory(f"t{n}", steps, float(n > 1)) for n in (1, 2)]
+    for outcome_to, trained in (("answer", False), ("all", True)):
+        assigned = assign(batch_of(failed, *rest), CreditOptions(outcome_to=outcome_to, propagation="discounted"))
+        assert assigned.trained_S.tolist() == [trained, False] + [True] * 4
+    note = explain(assign(batch_of(failed, *rest), CreditOptions(outcome_to="answer")), 0).operations[-1].note
+    assert note == "the outcome of a later answer step's agent could not be scored"
+    codes = [found.code for found in check_groups(batch_of(failed, *rest))]
+    assert "masked_agents" in codes
+
+
+def test_outcome_is_found_in_a_batch_of_many_trajectories():
+    n = 20_000
+    batch = TrajectoryBatch.from_arrays(
+        trajectory_of_step=np.arange(n), group_of_trajectory=np.zeros(n, dtype=np.int64), outcome=np.ones(n)
+    )
+    own = tuple({"agent_0": Score(0.25)} if i == 19_000 else {} for i in range(n))
+    narrow = {"trajectory_of_step": np.arange(n, dtype=np.int16), "agent_of_step": np.zeros(n, dtype=np.int8)}
+    batch = replace(batch, agent_names=("agent_0", "other"), outcomes_of_agents=own, **narrow)
+    assigned = assign(batch, CreditOptions(propagation="identical"))
+    assert assigned.credit_S[19_000] == 0.25
+    assert credit_metrics(assigned)["credit/mean/agent_0"] == pytest.approx(1 - 0.75 / n)
 
 
 def test_own_reward_and_outcome_are_conserved_in_a_game():

@@ -46,7 +46,7 @@ class Estimators(Flow):
     # ---- credit to compare -----------------------------------------------------------------------------------------
 
     def trained(self, node):
-        if self.masked(node) or self.frozen(node):
+        if self.masked(node) or self.frozen(node) or self.misled(node):
             return False
         return not (self.pays_own and self.case(node) == "failed")
 

@@ -172,6 +172,23 @@ class Flow:
             return True
         return status == "truncated" and self.o.mask_truncated
 
+    def answers(self, node):
+        """The places of the answer steps of the step's trajectory."""
+        return node.trajectory.answer_steps or (len(node.trajectory.steps) - 1,)
+
+    def lacks_outcome(self, node):
+        """Whether the step answers, and the outcome of its agent failed."""
+        others = [other for other in self.nodes if other.trajectory is node.trajectory and not self.masked(other)]
+        return node.step.index in self.answers(node) and self.masked(node) and bool(others)
+
+    @remembered
+    def misled(self, node):
+        """Whether credit reaches the step from an answer step without its outcome."""
+        if self.o.outcome_to != "answer" or self.o.gamma == 0 or self.o.w_o == 0 or not self.flows:
+            return False
+        passing = [child for child in node.children if self.out(child) > 0 and self.into(node) > 0]
+        return any(self.lacks_outcome(child) or self.misled(child) for child in passing)
+
     def outcome(self, node):
         score = self.outcome_score(node)
         return 0.0 if self.masked(node) or score is None else score.value
@@ -182,7 +199,7 @@ class Flow:
         r = self.sub_reward(node)
         e = 0.0 if r is None else self.o.w_r * (r - self.o.sub_reward_origin)
         if self.o.outcome_to == "answer":
-            answers = node.trajectory.answer_steps or (len(node.trajectory.steps) - 1,)
+            answers = self.answers(node)
             if node.step.index in answers:
                 e += self.o.w_o * self.outcome(node) / len(answers)
         return e

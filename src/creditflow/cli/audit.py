@@ -170,8 +170,7 @@ def _assignments(recorded: Recorded, rules: Mapping[str, Mapping[str, Any]]) -> 
         raise InputError(f"training step {recorded.step}: no credit was assigned in it; name another --training-step")
     assignments = {IN_FORCE: recorded.assignment}
     for name, changed in rules.items():
-        threshold = None if "propagation_threshold" in changed else recorded.assignment.standing_threshold()
-        assignments[name] = reassign(recorded, changed, threshold, f"--rule {name}: training step {recorded.step}")
+        assignments[name] = reassign(recorded, changed, f"--rule {name}: training step {recorded.step}")
     return assignments
 
 

@@ -5,14 +5,14 @@ This module calls the other modules of the package in order. It is pure: no file
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from creditflow.credit.checks import check_values
-from creditflow.credit.decompose import SubRewards, outcomes, sub_rewards, token_rewards
+from creditflow.credit.decompose import Outcomes, SubRewards, outcomes, sub_rewards, token_rewards
 from creditflow.credit.estimators.base import (
     WHITENING_EPSILON,
     AdvantageScale,
@@ -27,7 +27,7 @@ from creditflow.credit.gates import gate_factors, is_above
 from creditflow.credit.groups import BASELINES, LEVEL_NAMES, POLICY, BatchColumns, Groups, describe, no_groups
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, Estimator
-from creditflow.credit.rules.base import Credit, PropagationInput, parent_counts
+from creditflow.credit.rules.base import Credit, PropagationInput, answer_steps, parent_counts
 from creditflow.credit.thresholds.base import Constant, Threshold, make_threshold, open_starved, thetas
 from creditflow.credit.tokens import at_first_token, critic_tokens, spread_over_tokens, token_terms
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch, validate
@@ -159,6 +159,12 @@ class Assignment:
         """[S] steps left out of training with their trajectory, or because their agent's own outcome failed."""
         return outcomes(self.batch, self.options).masked_S
 
+    @property
+    def misled_S(self) -> Bools:
+        """[S] steps that are not trained, because the outcome of a later answer step's agent could not be scored."""
+        outcome = outcomes(self.batch, self.options)
+        return _misled(self.batch, self.options, outcome, self.gate_out_S, self.gate_in_S)
+
     def group_name(self, step: int) -> str | None:
         """The key of the group behind `step`'s baseline, in words; None for a step without one."""
         level = int(self.level_S[step])
@@ -273,11 +279,11 @@ def _assign(
             columns=columns,
         )
     )
-    _expect_credit(credit, estimator, options)
+    _expect_credit(batch, credit, estimator, options)
     credit_S = credit.own_S + credit.received_S + credit.shared_S
     _expect_finite(batch, credit_S, "credit", f"propagation {options.propagation}")
     frozen_S = np.zeros(batch.n_steps, dtype=np.bool_) if credit.frozen_S is None else credit.frozen_S
-    trained_S = kept_S & ~frozen_S
+    trained_S = kept_S & ~frozen_S & ~_misled(batch, options, outcome, credit.gate_out_S, credit.gate_in_S)
     if rule.pays_own:
         trained_S &= ~unjudged_S
 
@@ -405,6 +411,27 @@ def _gates(
     return gate_S, open_S, forced_S
 
 
+def _misled(
+    batch: TrajectoryBatch,
+    options: CreditOptions,
+    outcome: Outcomes,
+    gate_out_S: Floats | None,
+    gate_in_S: Floats | None,
+) -> Bools:
+    """[S] steps whose credit lacks the outcome of an answer step, because its scoring failed for that agent alone.
+
+    Without the outcome, the answer step passes on a credit of 0, which is no reward.
+    """
+    lost_S = answer_steps(batch) & outcome.masked_S & ~outcome.masked_N[batch.trajectory_of_step]
+    counts = options.outcome_to == "answer" and options.gamma > 0 and options.w_o > 0
+    if not counts or gate_out_S is None or gate_in_S is None or not lost_S.any():
+        return np.zeros_like(lost_S)
+    from creditflow.credit import kernels
+
+    source_S = lost_S.astype(np.uint8)
+    return kernels.reach_up(batch.edge_child, batch.edge_parent, source_S, gate_out_S, gate_in_S) > 0
+
+
 def _with_terms(
     batch: TrajectoryBatch, scale: AdvantageScale, advantage_S: Floats, estimate: Estimate, term_T: Floats
 ) -> Floats:
@@ -430,8 +457,16 @@ def _expect_type(returned: object, kind: type, name: str) -> None:
         raise ConfigError(f"{name}: expected the function to return {kind.__name__}, got {type(returned).__name__}")
 
 
-def _expect_credit(credit: Credit, estimator: Estimator, options: CreditOptions) -> None:
+def _expect_credit(batch: TrajectoryBatch, credit: Credit, estimator: Estimator, options: CreditOptions) -> None:
     _expect_type(credit, Credit, f"algorithm.propagation: {options.propagation}")
+    for column in fields(credit):
+        values = getattr(credit, column.name)
+        optional = values is None and column.default is None
+        if not optional and np.shape(values) != (batch.n_steps,):
+            raise ConfigError(
+                f"algorithm.propagation: {options.propagation}: expected {column.name} of shape ({batch.n_steps},), "
+                f"got {np.shape(values)}"
+            )
     if estimator.critic and (credit.gate_out_S is None or credit.gate_in_S is None) and credit.received_S.any():
         raise ConfigError(
             f"algorithm.adv_estimator: {options.adv_estimator} needs to know by which gates credit flows, but rule "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from numbers import Real
 from typing import cast
 
 import numpy as np
@@ -66,8 +65,6 @@ def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
     the scorer's fault); truncated ones if `mask_truncated`. An unscored truncated trajectory has outcome 0. Without an
     outcome function, R contributes nothing. For the steps of an agent with its own outcome, that one counts in
     place of the common one; then a trajectory is masked as a whole only if all of its steps are.
-
-    Raises NotFiniteError for an agent's outcome that is ok and not finite.
     """
     status_N = batch.status_of_trajectory
     unscored_N = np.isnan(batch.outcome)
@@ -79,12 +76,11 @@ def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
     left_out_N = (status_N == _FAILED) | (truncated_N & options.mask_truncated)
     masked_N = left_out_N | unscored_N
     known_N = (np.isfinite(batch.outcome) | truncated_N) & ~masked_N
-    value_N = np.where(known_N & ~np.isnan(batch.outcome), batch.outcome, 0.0)
+    value_N = np.where(known_N & ~np.isnan(batch.outcome), batch.outcome, 0.0).astype(np.float64)  # it may be float32
     trajectory_S = batch.trajectory_of_step
     value_S, known_S, masked_S = value_N[trajectory_S], known_N[trajectory_S], masked_N[trajectory_S]
-    at, own = _own_outcomes(batch)
+    at, own = batch.derived("own_outcomes", lambda: _own_outcomes(batch))
     if at.size:
-        value_S = value_S.astype(np.float64)  # the common ones may be float32
         masked_S[at] = left_out_N[trajectory_S[at]] | np.isnan(own)
         known_S[at] = ~masked_S[at]
         value_S[at] = np.where(known_S[at], own, 0.0)
@@ -107,15 +103,10 @@ def _own_outcomes(batch: TrajectoryBatch) -> tuple[Ints, Floats]:
     own: dict[int, float] = {}
     for n, scores in enumerate(batch.outcomes_of_agents):
         for agent, score in scores.items():
-            if score.status == "ok" and not (isinstance(score.value, Real) and np.isfinite(score.value)):
-                raise NotFiniteError(
-                    f"trajectory {batch.trajectory_ids[n]}: expected a finite outcome of {agent} where its scoring was "
-                    f"ok, got {score.value}"
-                )
             if agent in code_of:
                 own[n * len(code_of) + code_of[agent]] = outcome_value(score)
     keys, values = np.array(sorted(own), dtype=np.int64), np.array([own[key] for key in sorted(own)])
-    key_S = batch.trajectory_of_step * len(code_of) + batch.agent_of_step if own else keys
+    key_S = batch.trajectory_of_step.astype(np.int64) * len(code_of) + batch.agent_of_step if own else keys
     at = np.flatnonzero(np.isin(key_S, keys))
     return at, values[np.searchsorted(keys, key_S[at])]
 

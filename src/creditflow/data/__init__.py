@@ -61,7 +61,6 @@ __all__ = [
     "TrajectoryBatch",
     "TrajectoryStatus",
     "all_digits",
-    "check_range",
     "clip_rounding",
     "into_range",
     "read_parquet",

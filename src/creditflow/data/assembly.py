@@ -147,7 +147,7 @@ def _edges(places: Places, parents: Lists, first_N: Ints) -> dict[str, Ints]:
     )
     if (twice := first_repeated(child_E, parents.values)) is not None:
         wrong_S[1, child_E[twice]] = True
-        places.refuse(wrong_S[1], lambda s: f"a parent stands twice in {parents.tuple_of(s)}")
+        places.refuse(wrong_S[1], lambda s: f"expected each parent once, got {parents.tuple_of(s)}")
     return {"edge_child": child_E, "edge_parent": parents.values + first_S[child_E]}
 
 

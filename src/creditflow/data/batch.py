@@ -57,22 +57,6 @@ class TrajectoryBatch(Columns):
     """
 
     @property
-    def outcome_of_step(self) -> Floats:
-        """[S] the outcome of each step's agent, in its original range; NaN if it is missing or its scoring failed.
-
-        An agent without an outcome of its own has the trajectory's.
-        """
-        outcome_S = self.outcome[self.trajectory_of_step]
-        for n, outcomes in enumerate(self.outcomes_of_agents):
-            if outcomes:
-                start, stop = np.searchsorted(self.trajectory_of_step, [n, n + 1])
-                for s in range(start, stop):
-                    score = outcomes.get(self.agent_names[self.agent_of_step[s]])
-                    if score is not None:
-                        outcome_S[s] = outcome_value(score)
-        return outcome_S
-
-    @property
     def scored(self) -> Bools:
         """[S, K] whether the score exists and is ok."""
         return np.equal(self.score_status, OK)

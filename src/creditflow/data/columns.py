@@ -5,10 +5,10 @@ Shape suffixes: N trajectories, S steps, E edges, T response tokens, P prompt to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from creditflow.data.trajectory import (
     TokenIds,
 )
 from creditflow.errors import BatchError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Per:
         return getattr(batch, self.into) if isinstance(self.into, str) and self.into else self.into
 
     def coded(self, name: str, codes: Ints, names: tuple[str, ...]) -> dict[str, Any]:
-        """The column `name` and the column of its names. Raises BatchError for a name that cannot be."""
+        """The column `name` and the column of its names. Raises BatchError for an unknown name."""
         if isinstance(self.into, str):
             return {name: codes, self.into: names}
         if unknown := set(names) - set(self.into):
@@ -68,7 +70,9 @@ class Per:
 class _Remembered:
     """Facts about a batch in slots rather than fields, so that a copy with other columns drops them."""
 
-    __slots__ = ("_table", "_validated")
+    __slots__ = ("_derived", "_table", "_validated")
+
+    _derived: dict[str, Any]
 
     @property
     def table(self) -> Any:
@@ -79,6 +83,15 @@ class _Remembered:
     def validated(self) -> bool:
         """Whether `validate` has passed the columns. Columns must not be written to afterwards."""
         return getattr(self, "_validated", False)
+
+    def derived(self, name: str, compute: Callable[[], T]) -> T:
+        """The value of `compute`, which depends on the columns alone; computed once under this name."""
+        if not hasattr(self, "_derived"):
+            object.__setattr__(self, "_derived", {})
+        if name not in self._derived:
+            self._derived[name] = compute()
+        value: T = self._derived[name]
+        return value
 
     def remember(self, *, table: Any = None, validated: bool = False) -> None:
         """Keep `table`, which must hold the same data as the columns: `write_parquet` writes it instead."""

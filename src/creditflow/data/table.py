@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -304,31 +305,35 @@ def _plain_columns(batch: TrajectoryBatch, shape: str, what: str, ids: Sequence[
             )
         elif name in _DECODERS:
             given = (value or None for value in values) if spec.per.optional else values
-            made[name] = _json(list(given) or [None] * len(ids), what, ids)
+            default = None if name.endswith("_info") else _record_as_json  # info is read back as it was written
+            made[name] = _json(list(given) or [None] * len(ids), what, ids, default)
         else:
             made[name] = _text(values or [None] * len(ids), what, ids)
     return made
 
 
 def _record_as_json(value: object) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
     if not isinstance(value, Task | Score):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
-def _json(values: Sequence[object], what: str, ids: Sequence[str]) -> pa.Array:
+def _json(values: Sequence[object], what: str, ids: Sequence[str], default: Callable[[Any], Any] | None) -> pa.Array:
+    """A column of JSON. `default`: the JSON of values that have none of their own."""
     texts = []
     for i, value in enumerate(values):
         try:
-            texts.append(None if value is None else _spelled(value))
+            texts.append(None if value is None else _spelled(value, default))
         except (TypeError, ValueError, RecursionError) as error:
             raise BatchError(f"{what} {ids[i]}: expected what can be written as JSON: {first_line(error)}") from error
     return pa.array(texts, type=_TEXT)
 
 
-def _spelled(value: object) -> str:
+def _spelled(value: object, default: Callable[[Any], Any] | None) -> str:
     """A value as JSON that every reader accepts: a lone surrogate becomes U+FFFD."""
-    text = json.dumps(value, default=_record_as_json)
+    text = json.dumps(value, default=default)
     if "\\ud" not in text:
         return text
     whole = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-16", "surrogatepass")
@@ -384,10 +389,11 @@ def batch_of(table: pa.Table) -> TrajectoryBatch:
     known = _known(table)
     first_R, has_step_R = _starts(known)
     trajectories = known.select(_OF_TRAJECTORY.names).filter(pa.array(first_R))
-    steps = known if has_step_R.all() else known.filter(pa.array(has_step_R))
+    steps = known if has_step_R.all() else _without_empty(known, has_step_R)
     trajectory_S = (np.cumsum(first_R) - 1)[has_step_R]
     places = Places(Column(trajectories.column("trajectory_id")), Column(steps.column("step_id")), trajectory_S)
     _refuse_nulls(places, trajectories, steps)
+    _refuse_failed_outcomes(trajectories)
     lists = {f.name: _lists_of(steps.column(f.name), f.name, places.step) for f in _OF_STEP if pa.types.is_list(f.type)}
     answer_steps = _lists_of(
         trajectories.column("answer_steps"), "answer_steps", lambda n: f"trajectory {places.trajectory_ids[n]}"
@@ -403,6 +409,22 @@ def batch_of(table: pa.Table) -> TrajectoryBatch:
     validate(batch)
     batch.remember(table=known)
     return batch
+
+
+def _without_empty(table: pa.Table, has_step_R: Bools) -> pa.Table:
+    """The rows of steps. Lists share their values with `table`: a filter would copy all tokens."""
+    kept = pa.array(has_step_R)
+    columns = []
+    for column in table.columns:
+        whole = _whole(column) if pa.types.is_list(column.type) else None
+        if whole is None or np.diff(whole.offsets.to_numpy())[~has_step_R].any():  # not in tables of this module
+            columns.append(column.filter(kept))
+            continue
+        offsets, missing_R = whole.offsets.to_numpy(), whole.is_null().to_numpy(False)
+        bounds = np.append(offsets[:-1][has_step_R], offsets[-1])
+        mask = pa.array(missing_R[has_step_R]) if missing_R[has_step_R].any() else None
+        columns.append(pa.ListArray.from_arrays(pa.array(bounds), whole.values, mask=mask))
+    return pa.table(dict(zip(table.column_names, columns, strict=True)))
 
 
 def _known(table: pa.Table) -> pa.Table:
@@ -475,6 +497,24 @@ _OPTIONAL = ("answer", "outcome", "outcome_score", "outcomes", "stratum", "branc
 """Columns that may be null."""
 
 
+def _refuse_failed_outcomes(trajectories: pa.Table) -> None:
+    """Raise BatchError if an outcome has a number although its scoring failed.
+
+    A score is decoded only if its text lacks `"status": "ok"` as this module writes it. Inside a JSON string the quotes
+    would be escaped, so the match is safe.
+    """
+    scores = trajectories.column("outcome_score")
+    says_ok = pc.match_substring(_plain(scores), '"status": "ok"').fill_null(True)
+    odd_N = trajectories.column("outcome").is_valid().to_numpy() & ~says_ok.to_numpy(zero_copy_only=False)
+    for n in np.flatnonzero(odd_N).tolist():
+        score = _outcome_of_json(scores[n].as_py())
+        if score is not None and score.status != "ok":
+            raise BatchError(
+                f"trajectory {trajectories.column('trajectory_id')[n]}: an outcome of "
+                f"{trajectories.column('outcome')[n]}, but its scoring has status {score.status}"
+            )
+
+
 def _refuse_nulls(places: Places, trajectories: pa.Table, steps: pa.Table) -> None:
     for name in trajectories.column_names:
         column = trajectories.column(name)
@@ -521,8 +561,9 @@ def _spans_of(places: Places, numbers: Lists) -> Sequence[tuple[tuple[int, int],
     if not numbers.values.size:
         return ()
     places.refuse(numbers.lengths % 2 > 0, lambda s: f"version_spans: expected pairs, got {numbers.lengths[s]} numbers")
-    pairs = np.split(numbers.values.reshape(-1, 2), np.cumsum(numbers.lengths // 2)[:-1])
-    return tuple(tuple((int(start), int(version)) for start, version in of_step) for of_step in pairs)
+    pairs = [(start, version) for start, version in numbers.values.reshape(-1, 2).tolist()]
+    bounds = (numbers.offsets // 2).tolist()
+    return tuple(tuple(pairs[start:stop]) for start, stop in pairwise(bounds))
 
 
 def _plain(column: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -80,6 +80,10 @@ def _check_columns(batch: Columns) -> None:
         if spec.dtype is not None and not _fits(column, spec.dtype):
             got = column.dtype if isinstance(column, np.ndarray) else type(column).__name__
             raise ShapeError(f"column {spec.name}: expected an array of {spec.words}, got {got}")
+    for name in ("group_names", "agent_names", "policy_names", "stratum_names", "score_names"):
+        names = getattr(batch, name)
+        if not isinstance(names, tuple) or len(set(names)) != len(names):
+            raise BatchError(f"column {name}: expected a tuple of distinct names, got {shown(names)}")
     size = {"N": batch.n_trajectories, "S": batch.n_steps, "K": len(batch.score_names), "E": batch.edge_child.size}
     size["O"] = batch.n_steps + 1
     for spec in column_specs():
@@ -138,7 +142,7 @@ def _check_ids(batch: Columns) -> None:
         if len(set(ids)) != len(ids):
             seen: set[str] = set()
             twice = next(one for one in ids if one in seen or seen.add(one))  # type: ignore[func-returns-value]
-            raise BatchError(f"{what} {twice}: ids must be unique, but this one stands twice in the batch")
+            raise BatchError(f"{what} {twice}: expected unique ids in a batch, got this one twice")
 
 
 def _check_edges(batch: Columns) -> None:
@@ -169,7 +173,7 @@ def _check_edges(batch: Columns) -> None:
 
 
 def first_repeated(child_E: Ints, parent_E: Ints) -> int | None:
-    """The first edge that stands twice, in edges sorted by child; None if there is none."""
+    """The index of the first repeated edge, or None. Edges are sorted by child."""
     many_E = np.flatnonzero(np.bincount(child_E)[child_E] > 1)
     order = many_E[np.lexsort((parent_E[many_E], child_E[many_E]))]
     twice = (np.diff(child_E[order]) == 0) & (np.diff(parent_E[order]) == 0)
@@ -207,13 +211,44 @@ def _check_scores(batch: Columns) -> None:
 
 
 def _check_outcomes(batch: Columns) -> None:
-    """Check that an outcome is finite where its scoring was ok, and missing where it failed."""
-    for n, (score, value) in enumerate(zip(batch.outcome_scores, batch.outcome.tolist(), strict=True)):
+    """Check that an outcome is finite where its scoring was ok, and missing where it failed.
+
+    Of a batch from a table, only scores without a finite outcome are read, since each is decoded on access; the table
+    module compares the others as text.
+    """
+    decoded = isinstance(batch.outcome_scores, tuple)
+    for n in range(batch.n_trajectories) if decoded else np.flatnonzero(~np.isfinite(batch.outcome)).tolist():
+        score, value = batch.outcome_scores[n], float(batch.outcome[n])
         missing, where = np.isnan(value), f"trajectory {batch.trajectory_ids[n]}"
         if np.isinf(value) or (missing and score is not None and score.status == "ok"):
             raise NotFiniteError(f"{where}: expected a finite outcome where its scoring was ok, got {value}")
         if not missing and score is not None and score.status != "ok":
             raise BatchError(f"{where}: an outcome of {value}, but its scoring has status {score.status}")
+    for n, own in enumerate(batch.outcomes_of_agents):
+        _check_own_outcomes(f"trajectory {batch.trajectory_ids[n]}", own)
+
+
+def _check_own_outcomes(where: str, outcomes: object) -> None:
+    """Check the outcomes of single agents of a trajectory."""
+    if not isinstance(outcomes, Mapping):
+        raise BatchError(f"{where}: outcomes: expected a dict of Score by agent, got {shown(outcomes)}")
+    for agent, score in outcomes.items():
+        if not isinstance(agent, str):
+            raise BatchError(f"{where}: outcomes: expected names of agents, got {shown(agent)}")
+        check_outcome(f"{where}: outcomes[{agent!r}]", score)
+        if score.status == "ok" and not math.isfinite(score.value):
+            raise NotFiniteError(
+                f"{where}: expected a finite outcome of {agent} where its scoring was ok, got {score.value}"
+            )
+
+
+def check_outcome(where: str, score: object) -> None:
+    """Raise BatchError, its message beginning with `where`, unless `score` is a Score with one number and a range."""
+    check_score(where, score)
+    assert isinstance(score, Score)
+    if isinstance(score.value, tuple):
+        raise BatchError(f"{where}: expected one number as outcome, got {score.value}")
+    check_range(where, score)
 
 
 def check_version_spans(where: str, spans: Sequence[Sequence[int]], first_version: int, n_tokens: int) -> None:
@@ -304,10 +339,7 @@ _LISTS = {"parents": INDICES} | dict.fromkeys(
 
 
 def check_trajectory(trajectory: Trajectory) -> None:
-    """Check what the columns of a batch cannot show: the types of objects, and that each step lies in its place.
-
-    Raises BatchError.
-    """
+    """Check the types of a trajectory's objects, which the columns cannot show. Raises BatchError."""
     if not isinstance(trajectory, Trajectory):
         raise BatchError(f"expected a Trajectory, got {shown(trajectory)}")
     where = f"trajectory {trajectory.id}"
@@ -315,16 +347,9 @@ def check_trajectory(trajectory: Trajectory) -> None:
     _check_status(where, trajectory.status, TRAJECTORY_STATUSES)
     _expect_list(f"{where}: answer_steps", trajectory.answer_steps, INDICES)
     _expect_list(f"{where}: steps", trajectory.steps, "Step")
-    if not isinstance(trajectory.outcomes, Mapping):
-        raise BatchError(f"{where}: outcomes: expected a dict of Score by agent, got {shown(trajectory.outcomes)}")
-    outcomes = {f"outcomes[{agent!r}]": score for agent, score in trajectory.outcomes.items()}
     if trajectory.outcome is not None:
-        outcomes["outcome"] = trajectory.outcome
-    for name, score in outcomes.items():
-        check_score(f"{where}: {name}", score)
-        if isinstance(score.value, tuple):
-            raise BatchError(f"{where}: {name}: expected one number as outcome, got {score.value}")
-        check_range(f"{where}: {name}", score)
+        check_outcome(f"{where}: outcome", trajectory.outcome)
+    _check_own_outcomes(where, trajectory.outcomes)
     for index, step in enumerate(trajectory.steps):
         if not isinstance(step, Step):
             raise BatchError(f"{where}: expected a Step at index {index}, got {shown(step)}")
@@ -336,7 +361,7 @@ def _check_step(where: str, step: Step, trajectory_id: str) -> None:
     for name, words in _LISTS.items():
         _expect_list(f"{where}: {name}", getattr(step, name), words)
     if step.trajectory_id != trajectory_id:
-        raise BatchError(f"{where}: says that it belongs to trajectory {step.trajectory_id}")
+        raise BatchError(f"{where}: expected trajectory_id {trajectory_id}, got {step.trajectory_id}")
     if step.branch_of is not None and not isinstance(step.branch_of, str):
         raise BatchError(f"{where}: branch_of: expected the id of a step, or None, got {shown(step.branch_of)}")
     if step.stratum is not None:
@@ -344,6 +369,8 @@ def _check_step(where: str, step: Step, trajectory_id: str) -> None:
     if not isinstance(step.scores, Mapping):
         raise BatchError(f"{where}: scores: expected a dict of Score by function, got {shown(step.scores)}")
     for name, score in step.scores.items():
+        if not isinstance(name, str):
+            raise BatchError(f"{where}: scores: expected names of functions, got {shown(name)}")
         check_score(f"{where}: scores[{name!r}]", score)
         n_tokens = len(step.response_ids)
         if isinstance(score.value, tuple) and score.status == "ok" and len(score.value) != n_tokens:
@@ -363,7 +390,7 @@ def _expect_texts(where: str, record: Step | Trajectory, names: Sequence[str]) -
 
 
 def check_score(where: str, score: object) -> None:
-    """Raise BatchError, its message beginning with `where`, for a score that is none, or with a value of no number."""
+    """Raise BatchError, its message beginning with `where`, unless it is a Score with a known status and numbers."""
     if not isinstance(score, Score):
         raise BatchError(f"{where}: expected a Score, got {shown(score)}; write Score(value)")
     _check_status(where, score.status, CODE_OF_STATUS)
@@ -385,6 +412,6 @@ def check_range(where: str, score: Score) -> None:
 
 
 def _check_status(where: str, status: str, known: Iterable[str]) -> None:
-    if status not in known:
+    if not isinstance(status, str) or status not in known:
         choice = " or ".join(map(repr, known))
         raise BatchError(f"{where}: status: expected {choice}, got {status!r}{did_you_mean(status, known)}")

@@ -28,8 +28,7 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
         if recorded.assignment is None:
             yield recorded, None
             continue
-        threshold = recorded.assignment.standing_threshold() if new_threshold is None else new_threshold
-        assignment = reassign(recorded, changed, threshold, f"training step {recorded.step}")
+        assignment = reassign(recorded, changed, f"training step {recorded.step}", new_threshold)
         if new_threshold is not None:
             new_threshold.update(batch_stats(assignment))
             if accuracy.get(recorded.step) is not None:
@@ -37,16 +36,21 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
         yield recorded, assignment
 
 
-def reassign(recorded: Recorded, changed: Mapping[str, Any], threshold: Threshold | None, subject: str) -> Assignment:
+def reassign(
+    recorded: Recorded, changed: Mapping[str, Any], subject: str, threshold: Threshold | None = None
+) -> Assignment:
     """Assign a training step's credit under its recorded options and `changed`.
 
-    Raises InputError if options are invalid, or, with `subject` in front, if the recorded trajectories do not fit them.
+    `threshold`: default: the recorded one, unless it is changed. Raises InputError if options are invalid, or, with
+    `subject` in front, if the recorded trajectories do not fit them.
     """
     before = recorded.assignment
     assert before is not None
     options = with_loaded_files(replace(before.options, shadow=None, **changed), Path.cwd())
     options.validate()
     options.refuse_ignored(changed)
+    if threshold is None and "propagation_threshold" not in changed:
+        threshold = before.standing_threshold()  # reads the floor of the kind, whose file is loaded by now
     values_T = None if before.critic is None else before.critic.values_T
     try:
         return assign(recorded.batch, options, values_T=values_T, threshold=threshold)

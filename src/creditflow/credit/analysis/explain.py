@@ -307,11 +307,12 @@ class _OperationLog:
         frozen = f"frozen by {options.propagation}" if by_rule else "frozen: it lies upstream of a closed gate"
         reasons = (
             (a.masked_N[a.batch.trajectory_of_step[s]], "its trajectory is masked: failed, not scored, or truncated"),
-            (a.masked_S[s], f"it is masked: the outcome of {agent} could not be scored"),
+            (not a.trained_S[s] and a.masked_S[s], f"it is masked: the outcome of {agent} could not be scored"),
             (a.frozen_S[s], frozen),
+            (not a.trained_S[s] and a.misled_S[s], "the outcome of a later answer step's agent could not be scored"),
             (not a.trained_S[s], "its scoring failed"),
             (a.group_S[s] < 0, "there is no other trajectory to compare it with, at any level"),
-            (token is None and self.tokens_only(), "no token of it was sampled, so the critic says nothing of it"),
+            (token is None and self.tokens_only(), "no token of it was sampled, so the critic gives it no value"),
             (a.tied_S[s] and not taught_by_token, "its group is tied: all are the same"),
         )
         return next((words for holds, words in reasons if holds), None)

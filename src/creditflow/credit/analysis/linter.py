@@ -161,7 +161,8 @@ def _singletons(a: Assignment) -> Found:
         found.append(
             (
                 "no_baseline",
-                f"{alone.size} steps have nobody to be compared with at any level and train on 0; one is {step}",
+                f"{alone.size} steps have no other trajectory to compare with at any level and train on 0; one is "
+                f"{step}",
             )
         )
     return found
@@ -237,6 +238,10 @@ def _unscored(a: Assignment) -> Found:
                 f"{masked} of {len(a.masked_N)} trajectories are left out of training; one is {first}",
             )
         )
+    alone_S = a.masked_S & ~a.masked_N[a.batch.trajectory_of_step]
+    for agent in np.unique(a.batch.agent_of_step[alone_S]).tolist():
+        name, steps = a.batch.agent_names[agent], int((alone_S & (a.batch.agent_of_step == agent)).sum())
+        found.append(("masked_agents", f"{steps} steps of {name} do not train: its own outcome could not be scored"))
     if failed and a.options.decomposed:
         first = a.batch.step_ids[int(np.flatnonzero(a.failed_S)[0])]
         found.append(("failed_scores", f"{failed} steps could not be scored and do not train; one is {first}"))

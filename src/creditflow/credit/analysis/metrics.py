@@ -130,7 +130,7 @@ def reach(assignment: Assignment, bit: np.uint8 = SIGNAL) -> dict[str, float]:
     """
     batch = assignment.batch
     kept_S = ~assignment.masked_S
-    key_S = batch.agent_of_step * batch.n_trajectories + batch.trajectory_of_step
+    key_S = batch.agent_of_step.astype(np.int64) * batch.n_trajectories + batch.trajectory_of_step
     agents = len(batch.agent_names)
     trajectories = np.unique(key_S[kept_S]) // batch.n_trajectories
     reached = np.unique(key_S[kept_S & ((assignment.reached_S & bit) > 0)]) // batch.n_trajectories

@@ -116,7 +116,12 @@ def make_threshold(spec: float | Mapping[str, Any], agents: Iterable[str] | None
     kind = THRESHOLDS[str(name)]
     options = {key: value for key, value in spec.items() if key != "kind"}
     expect_keywords(str(name), kind, options, KEY, first=1)
-    return kind(team, **options)
+    threshold = kind(team, **options)
+    parts = ("floor", "theta", "update", "state_dict", "load_state_dict", "metrics")
+    if missing := [part for part in parts if not hasattr(threshold, part)]:
+        got = f"{type(threshold).__name__} without {', '.join(missing)}"
+        raise ConfigError(f"{KEY}.kind: {name}: expected a threshold, got {got}")
+    return threshold
 
 
 def thetas(threshold: Threshold, agent_names: Sequence[str]) -> Floats:

@@ -359,12 +359,21 @@ class NewLines:
     """The complete lines that a JSON lines file gains from now on, even if it is rewritten."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._seen = file, set[str]()
+        self._file, self._seen = file, set[bytes]()
+        self._inode, self._end = 0, 0
         self.rows()
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines added since the last call."""
-        text = self._file.read_text() if self._file.exists() else ""
-        new = [line for line in text[: text.rfind("\n") + 1].splitlines() if line not in self._seen]
+        if not self._file.exists():
+            return []
+        with self._file.open("rb") as file:
+            if os.fstat(file.fileno()).st_ino != self._inode:  # rewritten: most of its lines are known
+                self._inode, self._end = os.fstat(file.fileno()).st_ino, 0
+            file.seek(self._end)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._end += len(whole)
+        new = [line for line in whole.splitlines() if line not in self._seen]
         self._seen.update(new)
         return [json.loads(line) for line in new]
