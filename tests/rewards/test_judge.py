@@ -840,6 +840,7 @@ def test_importing_the_judge_imports_nothing_heavy():
         ({"policy": "p"}, "got endpoint and policy"),
         ({"model": None}, "model: expected"),
         ({"endpoint": "127.0.0.1:8000"}, "endpoint: expected an address"),
+        ({"endpoint": "http://host:99999/v1"}, "expected an address"),
         ({"endpoint": "http://me:secret@host/v1"}, "without user, password"),
         ({"endpoint": "http://host/v1?api_key=secret"}, "without user, password"),
         ({"api_key_env": "sk-abcdefghijklmnopqrstuvwxyz012345"}, "looks like a key"),

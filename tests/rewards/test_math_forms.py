@@ -35,6 +35,7 @@ def test_public_pairs_score_as_wanted(pairs):
         (r"\{e^{-50}, 1\}", r"\{e^{-51}, 1\}", 0),
         (r"x = e^{-50}", r"x = e^{-51}", 0),
         (r"x > e^{-50}", r"x > e^{-51}", 0),
+        (r"x = 10^{-250}", r"x = 10^{-251}", 0),
         (r"\begin{pmatrix} e^{-50} \\ 1 \end{pmatrix}", r"\begin{pmatrix} e^{-51} \\ 1 \end{pmatrix}", 0),
         (r"x + e^{-50}", r"x + e^{-51}", 0),
         (r"x + 2^{-98}", "x", 0),
@@ -48,6 +49,25 @@ def test_public_pairs_score_as_wanted(pairs):
 def test_small_differences_are_differences(text, truth, expected):
     assert math_verify(text, truth) == expected
     assert math_verify(truth, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "expected"),
+    [
+        ("x^2 < 4", "-2 < x < 2", 1),
+        ("|x - 1| < 2", "-1 < x < 3", 1),
+        ("x^3 > 8", "x > 2", 1),
+        (r"\ln x > 0", "x > 1", 1),
+        ("x(x - 2) < 0", "0 < x < 2", 1),
+        (r"\sqrt{x} > 2", "x > 4", 1),
+        ("x^2 < 4", "-2 < x < 3", 0),
+        ("x < 3", "x < 4", 0),
+        ("x < 3", r"x \le 3", 0),
+        ("x < 3", "y < 3", 0),
+    ],
+)
+def test_inequalities_are_compared_by_their_solutions(text, truth, expected):
+    assert math_verify(text, truth) == expected
 
 
 @pytest.mark.parametrize(

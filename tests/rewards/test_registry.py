@@ -342,8 +342,10 @@ def test_failing_constructor_is_an_error_of_the_recipe(tmp_path, name, entry, me
 
 
 def test_file_arguments_are_found_beside_the_recipe(tmp_path, monkeypatch):
-    (tmp_path / "recipe").mkdir()
-    (tmp_path / "recipe" / "rubric.md").write_text("Beside the recipe.")
+    recipe = tmp_path / "my recipe"
+    recipe.mkdir()
+    (recipe / "rubric.md").write_text("Beside the recipe.")
+    (recipe / "docs").mkdir()
     (tmp_path / "rubric.md").write_text("In the working directory.")
     (tmp_path / "other.md").write_text("Only in the working directory.")
     monkeypatch.chdir(tmp_path)
@@ -351,9 +353,10 @@ def test_file_arguments_are_found_beside_the_recipe(tmp_path, monkeypatch):
         RewardFunctionConfig(
             fn="judge", name=rubric[:5], args={"endpoint": "http://host/v1", "model": "m", "rubric": rubric}
         )
-        for rubric in ("rubric.md", "other.md", "A text. " * 1_000)
+        for rubric in ("rubric.md", "other.md", "A text. " * 1_000, "docs", "Prefer notes.md to todo.txt")
     ]
-    functions = load_reward_functions(entries, tmp_path / "recipe", ())
+    functions = load_reward_functions(entries, recipe, ())
     rubrics = [function.instance.prompt.rubric for function in functions]
     assert rubrics[:2] == ["Beside the recipe.", "Only in the working directory."]
     assert rubrics[2].startswith("A text.")
+    assert rubrics[3:] == ["docs", "Prefer notes.md to todo.txt"]

@@ -74,6 +74,20 @@ def test_call_sends_messages_and_returns_text_and_counts() -> None:
     assert request.body == {"model": "big", "messages": HELLO, "max_tokens": 8, "temperature": 0.7}
 
 
+def test_calls_take_turns_for_one_connection() -> None:
+    async def calls(client: FrozenModel, name: str) -> None:
+        for _ in range(3):
+            await client.chat([{"role": "user", "content": name}], max_tokens=8, temperature=0.7, seed=(1,))
+
+    async def three(client: FrozenModel) -> None:
+        await asyncio.gather(*(calls(client, name) for name in "abc"))
+        await client.aclose()
+
+    with JudgeServer([Answer("Yes.")]) as server:
+        asyncio.run(three(model(server.url, max_concurrency=1)))
+    assert "".join(request.body["messages"][0]["content"] for request in server.requests) == "abcabcabc"
+
+
 def test_seed_depends_on_the_call() -> None:
     async def three(client: FrozenModel) -> None:
         for key in ((1, 2), (1, 2), (1, 3)):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -223,6 +224,15 @@ def test_failing_back_end_contains_nothing():
     assert [verdict.fate for verdict in verdicts] == ["could not be tried"] * 3
     assert verdicts[0].seen == "the back end failed: the box is broken"
     assert verdicts[1].seen == "the control did not succeed"
+
+
+def test_program_ended_by_the_clock_proves_nothing():
+    def late(command):
+        token = re.search("tk[0-9a-f]{24}", command[-1])
+        return Result(None, token[0].encode() + b"\n", limit="wall")
+
+    verdicts = check_sandbox(StubBox(late), ["mount", "user_namespace"])
+    assert {verdict.fate for verdict in verdicts} == {"could not be tried"}
 
 
 def test_back_end_that_runs_nothing_contains_nothing():

@@ -44,7 +44,12 @@ def write_named(target: Path, write: Callable[[Path], object], option: str) -> N
 
 def write_json(target: Path, value: object) -> None:
     """Write a value as JSON, with null in place of NaN and infinities; see `write_whole`."""
-    write_whole(target, lambda aside: aside.write_text(json.dumps(json_ready(value), indent=1, default=str) + "\n"))
+    write_whole(target, lambda aside: aside.write_text(json.dumps(json_ready(value), indent=1, default=_plain) + "\n"))
+
+
+def _plain(value: Any) -> Any:
+    """A numpy number as Python's, any other object as text."""
+    return json_ready(value.item()) if hasattr(value, "item") else str(value)
 
 
 def json_ready(value: Any) -> Any:

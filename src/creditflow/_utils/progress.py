@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 class Reporter:
@@ -33,6 +28,15 @@ class Reporter:
         if not self.console.is_terminal:
             yield Bar(self, title, total)
             return
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -51,7 +55,8 @@ class Bar:
     def __init__(self, reporter: Reporter, title: str, total: int, progress: Progress | None = None) -> None:
         self._reporter, self._title, self._total, self._done = reporter, title, total, 0
         self._progress = progress
-        self._task = TaskID(0) if progress is None else progress.add_task(title, total=total, status="")
+        if progress is not None:
+            self._task = progress.add_task(title, total=total, status="")
 
     def advance(self, amount: int = 1, status: str = "") -> None:
         """Advance by `amount` and show `status` if it is not empty."""

@@ -86,9 +86,9 @@ class RootGroup(CommandGroup):
         super().__init__(**settings)
         try:
             external = _external_commands()
-        except ConfigError as error:  # raised before `invoke`, which prints errors
-            print(f"error: {error}", file=sys.stderr)
-            raise SystemExit(2) from error
+        except ConfigError as error:  # other distributions do not break this package's commands
+            print(f"warning: {error}; their commands are left out", file=sys.stderr)
+            external = {}
         self.entries = external | _commands_in(Path(__file__).parent, __name__)
 
 

@@ -220,7 +220,7 @@ def _print(converted: Converted) -> None:
     if steps:
         show("steps", new_table(("agent", "steps", "parents by text", "with tokens"), _step_rows(steps)))
     values: dict[str, list[Any]] = defaultdict(list)
-    """By reward; None for a failed one."""
+    """Values of each reward; None for a failed score."""
     reasons: dict[str, str] = {}
 
     def add(name: str, score: Score) -> None:

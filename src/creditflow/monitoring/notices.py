@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
 from creditflow.monitoring.guard import FAILED_ROLLOUTS, FAILED_SCORES, WARN, GuardEvent
-from creditflow.rewards.manager import FunctionReport, ScoringReport
+
+if TYPE_CHECKING:
+    from creditflow.rewards.manager import FunctionReport, ScoringReport
 
 
 def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str, Any]]) -> list[GuardEvent]:

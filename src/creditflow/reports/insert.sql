@@ -1,5 +1,5 @@
--- Adds step files to the index. Names in braces are filled in: {source} is the files as a table, {credit_columns} and
--- {sub_reward} are null in files without credit. A trajectory ended right if its outcome, rescaled from its range, is at
+-- Adds step files to the index. Names in braces are filled in: source is the files as a table, credit_columns and
+-- sub_reward are null in files without credit. A trajectory ended right if its outcome, rescaled from its range, is at
 -- the maximum, as `trajectory.RIGHT` defines it.
 CREATE TEMP TABLE taken AS
 SELECT {training_step}, file_row_number AS place, trajectory_id, uid, status,

@@ -78,6 +78,7 @@ def load_reward_functions(
     recipe. The instance is then called (`async def __call__` for an async function). It may have
     `range`: a tuple that replaces the declared range;
     `file_arguments`: names of arguments that are files or folders; `base` is searched for them first;
+    `text_arguments`: names of arguments that are texts, or files with a text; `base` is searched for files first;
     `inline = True`: calls stay in the manager's process, because it holds a model or a connection to the run;
     `connect(clients)`: receives the policies of the run by name (`rollout.ModelClient`) before the first call;
     `cache_key(step, trajectory)` (or `(trajectory)`): a text that holds everything that the score depends on; default:
@@ -127,10 +128,12 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
     version, identity = _version(function, args), _hash(_place(entry.fn, function), args)
     declared = registry.declared(function)
     instance: Any = None
-    for name in getattr(function, "file_arguments", ()):
-        # os.path: pathlib raises for a text that is too long for a path
-        if isinstance(args.get(name), str) and os.path.exists(beside := where.base / args[name]):  # noqa: PTH110
-            args[name] = str(beside.resolve())
+    # os.path: pathlib raises for a text that is too long for a path
+    for attribute, exists in (("file_arguments", os.path.exists), ("text_arguments", os.path.isfile)):
+        for name in getattr(function, attribute, ()):
+            value = args.get(name)
+            if isinstance(value, str) and value.strip() and exists(beside := where.base / value):
+                args[name] = str(beside.resolve())
     if inspect.isclass(function):
         function, args = _make(function, args, f"{key} ({entry.name or entry.fn})"), {}
         instance = function

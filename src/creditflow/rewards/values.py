@@ -29,7 +29,7 @@ class UnknownValue:
 
 @dataclass(frozen=True, slots=True)
 class ByAgent(UnknownValue):
-    """Values by agent. Only an outcome function returns them; elsewhere they are a value of no use."""
+    """Values by agent. Only an outcome function returns them; elsewhere they are an invalid value."""
 
     values: tuple[tuple[str | UnknownValue, Plain], ...]
     """Pairs of name and value; a name of another type is an UnknownValue."""

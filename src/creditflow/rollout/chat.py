@@ -86,8 +86,6 @@ def parse_tool_calls(text: str, *, in_thought: bool = False) -> tuple[str, list[
     A call ends at the end of its JSON. Calls inside thoughts (`<think>...</think>` and similar tags) are text: a
     thought ends at its closing tag, and a leading thought without one is the whole response. `in_thought`: the prompt
     has opened a thought (`opens_thought`). Without it, the text before a lone closing tag is a thought, too.
-
-    Takes time linear in the length of the text.
     """
     if "<tool_call>" not in text:
         return text, []
@@ -323,6 +321,7 @@ class _TokenRemover:
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = frozenset(tokens)
         self._lengths = sorted({len(token) for token in self._tokens})
+        self._first_letters = frozenset(token[0] for token in self._tokens)
         self._last_letters = frozenset(token[-1] for token in self._tokens)
 
     def __call__(self, text: str) -> str:
@@ -330,7 +329,8 @@ class _TokenRemover:
 
         Each is removed as soon as it is complete, so a token whose halves meet after a removal is removed, too.
         """
-        if not any(letter in text for letter in self._last_letters):  # true for most texts
+        # True for most texts, and fast for hostile ones.
+        if self._first_letters.isdisjoint(text) or self._last_letters.isdisjoint(text):
             return text
         kept: list[str] = []
         for letter in text:

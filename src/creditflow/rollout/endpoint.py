@@ -7,6 +7,7 @@ through a frozen model, a judge) and any use of a reply. httpx is imported at th
 from __future__ import annotations
 
 import asyncio
+import heapq
 import importlib.util
 import json
 import math
@@ -31,7 +32,7 @@ _CALLS_PER_CLIENT = 16
 """httpx checks every connection of a client's pool twice per request, with a system call for idle ones. At 256 requests
 in flight, a single client takes four times the processor time of one client for every 16."""
 _MOST_CONNECTIONS = 1 << 16
-"""A client has no more ports."""
+"""Upper limit of `max_concurrency`: a host has 65,536 ports."""
 _NO_KEY = "none"
 """Sent if no key is configured: some servers require one."""
 _KEY, _NO_SUCH_KEY = re.compile(r"[\x21-\x7e]+"), "holds what no key has: a space, a line's end or another alphabet"
@@ -133,10 +134,11 @@ class _Connections:
     """The connections of one event loop."""
 
     def __init__(self, most: int) -> None:
-        self.places: asyncio.PriorityQueue[int] = asyncio.PriorityQueue()
-        """A number for each request that may begin now; `_CALLS_PER_CLIENT` numbers share a client."""
-        for place in range(min(most, _MOST_CONNECTIONS)):
-            self.places.put_nowait(place)
+        slots = min(most, _MOST_CONNECTIONS)
+        self.free = asyncio.Semaphore(slots)
+        """Grants slots in the order of the calls, unlike a queue, in which a call may pass waiting ones."""
+        self.slots = list(range(slots))
+        """A heap with a number for each request that may begin now; `_CALLS_PER_CLIENT` numbers share a client."""
         self.clients: dict[int, Any] = {}
 
 
@@ -237,18 +239,20 @@ class Endpoint:
         return key
 
     async def _try(self, connections: _Connections, body: bytes, read: Callable[[Any], Read]) -> Read:
-        with stopped_clock():  # of a rollout: the queue for a place is ours, not the endpoint's
-            place = await connections.places.get()
+        with stopped_clock():  # of a rollout: the wait for a slot is ours, not the endpoint's
+            await connections.free.acquire()
+        slot = heapq.heappop(connections.slots)
         try:
-            number = place // _CALLS_PER_CLIENT
-            if number not in connections.clients:
-                connections.clients[number] = self._make_client()
+            client_index = slot // _CALLS_PER_CLIENT
+            if client_index not in connections.clients:
+                connections.clients[client_index] = self._make_client()
             self.counts.requests += 1
             start = time.perf_counter()
-            answer = await self._post(connections.clients[number], body)
+            answer = await self._post(connections.clients[client_index], body)
             self.counts.answer(time.perf_counter() - start, usage_of(answer))
         finally:
-            connections.places.put_nowait(place)
+            heapq.heappush(connections.slots, slot)
+            connections.free.release()
         return read(answer)
 
     async def _post(self, client: Any, body: bytes) -> Any:
@@ -390,7 +394,8 @@ def _is_too_long(message: str) -> bool:
 def address_of(endpoint: object, key: str = "endpoint") -> str:
     """Return the address. It appears in reasons and metrics, so it may hold no credentials."""
     try:
-        parts = urlsplit(endpoint if isinstance(endpoint, str) else "")
+        parts = urlsplit(endpoint if isinstance(endpoint, str) and endpoint.isprintable() else "")
+        _ = parts.port  # raises ValueError for one that is no number, or too large
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:

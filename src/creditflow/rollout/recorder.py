@@ -162,7 +162,7 @@ class Recorder:
         example."""
         self._callers: set[asyncio.Task[Any]] = set()
         self.ended: str | None = None
-        """Why the rollout has ended; empty: by itself. None: it runs."""
+        """The reason for the rollout's end; empty if it ended by itself, None while it runs."""
         self.of_workflow = False
         """Whether a workflow writes the prompts, rather than a client that is served without one."""
         self.mistake: ConfigError | None = None

@@ -53,7 +53,7 @@ class _MustEndError(Exception):
 
 
 class _StoppedError(Exception):
-    """Nobody waits for the results any more."""
+    """The scoring was cancelled."""
 
 
 class _Echo:
@@ -74,7 +74,7 @@ class _Echo:
 class _Worker:
     """A worker process, with its connection and its output."""
 
-    def __init__(self, functions: bytes, echo: _Echo) -> None:
+    def __init__(self, echo: _Echo) -> None:
         self.connection, theirs = socket.socketpair()
         self.frames = FrameReader(self.connection, MAX_ANSWER)
         self.echo = echo
@@ -98,7 +98,6 @@ class _Worker:
         self.output: IO[bytes] | None = self.process.stdout
         """None once the worker has closed it."""
         os.set_blocking(self.output.fileno(), False)
-        self.send(functions)
 
     def send(self, message: bytes) -> None:
         """Send a message. Raises TimeoutError if the worker does not read it."""
@@ -264,10 +263,12 @@ class _WorkerHost:
         self.end()
         self.started += 1
         try:
-            self.worker = _Worker(self.functions, self.echo)
+            self.worker = _Worker(self.echo)
+            self.worker.send(self.functions)
             kind, content = self.worker.receive(START_TIMEOUT_S, stopped)
         except (EOFError, TimeoutError) as error:
-            raise CannotStart(self.end(patiently=isinstance(error, EOFError))) from error
+            reason = self.end(patiently=isinstance(error, EOFError))
+            raise CannotStart(reason or f"it was not ready within {START_TIMEOUT_S:g} s") from error
         except _MustEndError as error:
             self.end()
             raise CannotStart(str(error)) from error

@@ -1,7 +1,7 @@
 """Equality of two sympy expressions: exact where sympy can decide, else to hundreds of digits.
 
 Numbers and formulas are compared here: math-verify compares them after rounding to a number of decimals, so any two
-small numbers are equal there. The library compares everything that is made of them. Importing this module imports
+small numbers are equal there. The library compares sets, intervals and tuples of them. Importing this module imports
 sympy. The caller limits the time.
 """
 
@@ -46,6 +46,8 @@ def same(one: Any, other: Any) -> bool:
         return one.shape == other.shape and all(map(same, one.flat(), other.flat()))
     if isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr):
         return one == other or _same_value(one, other)
+    if isinstance(one, sympy.Eq) and isinstance(other, sympy.Eq) and one.lhs == other.lhs:
+        return same(one.rhs, other.rhs)  # the library would round both sides
     return _same_in_library(one, other) or _same_in_library(other, one) or _same_relations(one, other)
 
 
@@ -166,11 +168,28 @@ def _vanishes(difference: Any) -> bool:
 
 
 def _same_relations(one: Any, other: Any) -> bool:
-    """Whether every relation of one chain is that of the other, times a constant."""
+    """Whether two chains of relations in one unknown have the same solutions, or each link that of the other chain.
+
+    Links may differ by a constant factor.
+    """
+    if (intervals := _solutions(one, other)) is not None:
+        return _same_in_library(*intervals) or _same_in_library(*reversed(intervals))
     links, others = _links(one), _links(other)
     if not all(isinstance(link, Relational) for link in (*links, *others)):
         return False
     return len(links) == len(others) and all(any(_same_relation(a, b) for b in others) for a in links)
+
+
+def _solutions(one: Any, other: Any) -> tuple[Any, Any] | None:
+    """The solutions of two inequalities in the same unknown; None for other relations, or if sympy finds none."""
+    links = (*_links(one), *_links(other))
+    inequalities = all(isinstance(link, sympy.Lt | sympy.Le | sympy.Gt | sympy.Ge) for link in links)
+    if not inequalities or len(one.free_symbols) != 1 or one.free_symbols != other.free_symbols:
+        return None
+    try:
+        return one.as_set(), other.as_set()
+    except (NotImplementedError, TypeError, ValueError):  # sympy cannot solve it
+        return None
 
 
 def _same_relation(one: Any, other: Any) -> bool:

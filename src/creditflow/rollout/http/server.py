@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
+from creditflow._utils.files import json_ready
 from creditflow._utils.loopback import bound, host_name, hosts_of, is_proxied, url_of
 from creditflow.data.trajectory import content_text
 from creditflow.errors import (
@@ -414,7 +415,7 @@ class OpenAIServer:
         if body.stream:
             usage = body.stream_options is not None and bool(body.stream_options.include_usage)
             return Response(api.streamed(answer, usage=usage), media_type="text/event-stream")
-        return JSONResponse(answer)
+        return JSONResponse(json_ready(answer))  # a log-probability may be -inf
 
     async def _ask(self, request: Request, session: Session, calls: Sequence[AgentCall]) -> list[Reply]:
         """Return the responses, made on the rollout's event loop. A client's disconnect cancels its request."""

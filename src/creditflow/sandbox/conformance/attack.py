@@ -241,6 +241,8 @@ class Attack:
     keep: ClassVar[tuple[str, ...]] = ()
     host_may_refuse: ClassVar[bool] = False
     """Whether a host without a box may refuse it: to all users but root, or by a kernel setting."""
+    ends_by_clock: ClassVar[bool] = False
+    """Whether the wall clock may end the program: a stopped program has tried all that matters."""
     alone: ClassVar[bool] = False
     """Whether it must run alone: it would disturb the judgement of other attacks, or they its judgement."""
 

@@ -209,7 +209,7 @@ def _find(attack: Attack, sandbox: Sandbox, scene: Scene) -> AttackFinding:
     if outcome is None:
         return AttackFinding(False, f"the back end did not return within {patience:.0f} s")
     outcome.seconds = time.monotonic() - started
-    _expect_ran(scene, outcome)
+    _expect_ran(attack, scene, outcome)
     return attack.judge(scene, outcome)
 
 
@@ -240,18 +240,23 @@ def _patiently(act: Callable[[], Outcome], seconds: float) -> Outcome | None:
     return answer
 
 
-def _expect_ran(scene: Scene, outcome: Outcome) -> None:
-    """Raise CannotTry unless every program printed the token and then ended by itself or was ended by the box."""
+def _expect_ran(attack: Attack, scene: Scene, outcome: Outcome) -> None:
+    """Raise CannotTry unless every program printed the token and then ended by itself or was ended by the box.
+
+    A program that the wall clock ended has not tried everything, unless the attack is to run that long.
+    """
     for result in outcome.results:
         if not result.stdout.lstrip().startswith(scene.token.encode()):
             end = f"exit code {result.exit_code}, limit {result.limit}, signal {result.signal}"
-            said = result.stderr.decode(errors="replace").strip().splitlines()
-            raise CannotTry(f"the program did not start ({end}{': ' + said[-1] if said else ''})")
+            lines = result.stderr.decode(errors="replace").strip().splitlines()
+            raise CannotTry(f"the program did not start ({end}{': ' + lines[-1] if lines else ''})")
     last = outcome.results[-1]
     cut = last.limit is not None or last.signal is not None or outcome.stopped
     if not (outcome.reports.get("done") or cut or last.exit_code == 0):
-        said = last.stderr.decode(errors="replace").strip().splitlines()
-        raise CannotTry(f"the program failed by itself: {said[-1] if said else f'exit code {last.exit_code}'}")
+        lines = last.stderr.decode(errors="replace").strip().splitlines()
+        raise CannotTry(f"the program failed by itself: {lines[-1] if lines else f'exit code {last.exit_code}'}")
+    if last.limit == "wall" and not (outcome.reports.get("done") or attack.ends_by_clock):
+        raise CannotTry("the clock ended it before it had tried everything; try with a larger wall_s")
 
 
 def _printable(text: str) -> str:

@@ -298,6 +298,7 @@ def _remove_segments(key: int) -> None:
 class EndlessOutput(Attack):
     """Print on stdout and stderr in turn, without a line end, at most 5 MB."""
 
+    ends_by_clock = True
     program = """
 block = b"x" * 50_000
 for i in range(100):
@@ -315,6 +316,7 @@ for i in range(100):
 class HugeReturn(Attack):
     """Leave a kept file of 5 MB and a sparse one for the harness to read."""
 
+    ends_by_clock = True
     keep = ("huge", "sparse")
     program = """
 def fill():
@@ -338,6 +340,8 @@ attempt(stretch)
 
 class _Endless(Attack):
     """Base class: contained if the run ends in time, and not by the end of its program."""
+
+    ends_by_clock = True
 
     def prepare(self, scene: Scene) -> None:
         scene.facts["seconds"] = scene.limits.wall_s + SLACK_S + 1

@@ -5,6 +5,7 @@ No function opens a connection. Each raises ValueError, which is reported as an 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -111,7 +112,7 @@ def _text(name: str, given: object) -> str:
     """The text itself, or the content of the file *.md or *.txt that it names."""
     if not isinstance(given, str) or not given.strip():
         raise ValueError(f"{name}: expected a text, or a file *.md or *.txt, got {given!r}")
-    if not re.fullmatch(r"\S+\.(?:md|txt)", given):
+    if not re.fullmatch(r".+\.(?:md|txt)", given) or (" " in given and not os.path.isfile(given)):  # noqa: PTH113
         return given.strip()
     try:
         return Path(given).read_text(encoding="utf-8").strip()

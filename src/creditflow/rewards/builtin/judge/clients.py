@@ -83,6 +83,7 @@ class ModelJudge:
     """Maximum number of questions in one batch; judges that share a model use the smallest of their limits."""
     known: ModelClient | None = None
     counts: EndpointUsage = field(default_factory=EndpointUsage)
+    _loading: asyncio.Task[ModelClient] | None = field(default=None, repr=False)
 
     def identity(self) -> str:
         """Name and version of the model, and its sampling parameters."""
@@ -94,7 +95,10 @@ class ModelJudge:
         if self.known is None:
             if self.load is None:
                 raise JudgeError(f"policy {self.name}: the run handed over no policies")
-            self.known = await asyncio.to_thread(self.load)
+            if self._loading is None or self._loading.cancelled() or self._loading.get_loop().is_closed():
+                self._loading = asyncio.create_task(asyncio.to_thread(self.load))
+            # A call that runs out of time must not end the load, which other calls wait for.
+            self.known = await asyncio.shield(self._loading)
         client = self.known
         _, prompt_ids = client.encode(messages)
         if len(prompt_ids) + self.max_tokens > client.max_positions:

@@ -72,7 +72,8 @@ class Judge:
     does not answer in time is `timeout`. Source: Zheng et al., Judging LLM-as-a-Judge, arXiv 2306.05685.
     """
 
-    file_arguments = ("path", "rubric", "template")
+    file_arguments = ("path",)
+    text_arguments = ("rubric", "template")
     connect: Callable[[Mapping[str, ModelClient]], None]
     """Receives the run's policies; present only if the judge is a policy of the run. Raises ValueError if the run has
     no policy of that name.
