@@ -7,6 +7,7 @@ import pickle
 import random
 import socket
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Sequence
@@ -1122,6 +1123,29 @@ def test_judges_with_one_folder_load_it_once(always_says):
     one, other = Judge(path=folder, rubric="R", max_tokens=4), Judge(path=folder, rubric="S", max_tokens=4)
     assert judged(one).value == judged(other).value == 1.0
     assert one.client.known is other.client.known is not None
+
+
+def test_load_goes_on_after_its_first_call_is_cancelled(always_says):
+    judge = Judge(path=str(always_says("Score: 10")), rubric="R", max_tokens=4)
+    load, may_load, loads = judge.client.load, threading.Event(), []
+
+    def slow_load():
+        loads.append(may_load.wait(60))
+        return load()
+
+    async def two_calls():
+        first = asyncio.create_task(judge.client.ask([{"role": "user", "content": "x"}]))
+        while not loads and judge.client._loading is None:
+            await asyncio.sleep(0)
+        first.cancel()
+        with suppress(asyncio.CancelledError):
+            await first
+        may_load.set()
+        return await judge.client.ask([{"role": "user", "content": "x"}])
+
+    judge.client.load = slow_load
+    assert asyncio.run(two_calls()) == "Score: 10"
+    assert loads == [True]
 
 
 def test_senseless_reply_of_a_local_model_fails():

@@ -87,7 +87,8 @@ def simulate(
     options.validate()
     expect_parent_folders(plot=plot)
     drawn = draw(team)
-    results = [credited(rule, drawn, replace(options, propagation=rule)) for rule in compared_rules()]
+    rules = dict.fromkeys((*compared_rules(), options.propagation))
+    results = [credited(rule, drawn, replace(options, propagation=rule)) for rule in rules]
     moved = moved_outputs(team, drawn)
     gated = next(rule for rule in compared_rules() if PROPAGATION_RULES[rule].gated)
     with_gates = replace(options, propagation=gated)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from creditflow.credit.registry import Registry
-from creditflow.errors import ConfigError
+from creditflow.errors import ConfigError, did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,6 +46,13 @@ class PropagationRule:
     comparison_rank: int = 0
     """The place among the rules that are compared by default, from 1, the baseline; 0: not compared by default."""
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for an unknown value of a property."""
+        _expect_one("flows", self.flows, (FORMULA, NOTHING, UNKNOWN))
+        for engine in self.engines:
+            if not isinstance(engine, str) or not engine:
+                raise ConfigError(f"engines: expected names of engines, got {engine!r}")
+
     @property
     def gated(self) -> bool:
         """Whether gates act on the credit that the rule moves."""
@@ -70,6 +77,16 @@ class Estimator:
     """How the values of single tokens arise, for explanations: DISCOUNTED, BY_CRITIC or UNKNOWN."""
     min_rollouts: int = 1
     """The smallest number of rollouts of a task with which the estimator can learn."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for an unknown value of a property."""
+        _expect_one("divisor", self.divisor, (SPREAD, ONE, UNKNOWN))
+        _expect_one("tokens", self.tokens, (DISCOUNTED, BY_CRITIC, UNKNOWN))
+
+
+def _expect_one(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name}: expected one of {', '.join(known)}, got {value!r}{did_you_mean(str(value), known)}")
 
 
 PROPAGATION_RULES: Registry[PropagationRule] = Registry(

@@ -60,13 +60,16 @@ class Registry(Generic[Entry]):
             self.add(name, entry)
         self._declared.append((decorated, entry))
 
-    def declared_by(self, found: object) -> Entry:
-        """The entry of a decorated object or of a record. Raises ConfigError for any other object."""
+    def declaration(self, found: object) -> Entry | None:
+        """The entry of a decorated object or of a record; None for any other object."""
         if self.record is not None and isinstance(found, self.record):
             return found
-        for decorated, entry in reversed(self._declared):
-            if decorated is found:
-                return entry
+        return next((entry for decorated, entry in reversed(self._declared) if decorated is found), None)
+
+    def declared_by(self, found: object) -> Entry:
+        """The entry of a decorated object or of a record. Raises ConfigError for any other object."""
+        if (entry := self.declaration(found)) is not None:
+            return entry
         record = f", or a {self.record.__name__}" if self.record is not None else ""
         name = getattr(found, "__name__", repr(found))
         raise ConfigError(

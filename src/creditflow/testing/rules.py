@@ -70,13 +70,14 @@ def check_propagation_rule(
 ) -> Report:
     """Run every check of this module on a propagation rule. Raises ConformanceError if a check fails.
 
-    `rule`: the name of a registered rule, or a function from PropagationInput to Credit. `pays_own`: the value with
-    which the function is, or would be, registered. `independent`: also check that no trajectory's credit depends on
-    other trajectories (the option `on_closed_gate: neutral` is excluded: under it rules may use other trajectories).
-    `skip`: names of checks to leave out.
+    `rule`: the name of a registered rule, or a function from PropagationInput to Credit, with the properties that
+    `@propagation_rule` declares. `pays_own`: of a function that is not decorated. `independent`: also check that no
+    trajectory's credit depends on other trajectories (the option `on_closed_gate: neutral` is excluded: under it rules
+    may use other trajectories). `skip`: names of checks to leave out.
     """
     if not isinstance(rule, str):
-        with _registered(f"{name_of(rule)} (under test)", PropagationRule(rule, pays_own)) as name:
+        record = PROPAGATION_RULES.declaration(rule) or PropagationRule(rule, pays_own)
+        with _registered(f"{name_of(rule)} (under test)", record) as name:
             return check_propagation_rule(name, independent=independent, skip=skip)
     record, batches, options = PROPAGATION_RULES[rule], _batches(), OPTIONS
     if record.needs_replays:  # `outcome_to: answer` contradicts such a rule

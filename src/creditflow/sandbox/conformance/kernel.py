@@ -172,7 +172,7 @@ import stat
 names = ["/dev/mem", "/dev/kmsg", "/dev/kvm", "/dev/fuse"]
 names += [entry.path for entry in os.scandir("/dev") if stat.S_ISBLK(entry.stat(follow_symlinks=False).st_mode)]
 if not attempt(os.mknod, "disk", 0o600 | stat.S_IFBLK, os.makedev(*FACTS["disk"])):
-    names.append("disk")
+    names.insert(0, "disk")
 record_opened(names[:30], os.O_RDONLY | os.O_NONBLOCK)
 """
 
