@@ -16,6 +16,7 @@ from creditflow.credit.thresholds.base import (
     thetas,
     threshold_kind,
 )
+from creditflow.credit.thresholds.fixed import Fixed
 from creditflow.credit.thresholds.quantile import Quantile
 from creditflow.errors import BatchError, ConfigError, NotFiniteError, ScoreRangeError, UnknownAgentError
 
@@ -395,14 +396,21 @@ def test_quantile_state_of_another_range_raises():
 
 def test_custom_kind_is_registered_by_name():
     @threshold_kind("mine")
-    class Mine:
-        floor = 0.0
-
+    class Mine(Fixed):
         def __init__(self, team, *, level):
-            self.team, self.level = team, level
+            super().__init__(team, value=0.0)
+            self.level = level
 
         def theta(self, agent):
             return self.level
+
+    @threshold_kind("half")
+    class Half:
+        def __init__(self, team):
+            self.floor = 0.0
+
+        def theta(self, agent):
+            return 0.5
 
     try:
         assert thetas(make_threshold({"kind": "mine", "level": 0.2}, ["a"]), ["a"]).tolist() == [0.2]
@@ -412,8 +420,11 @@ def test_custom_kind_is_registered_by_name():
             make_threshold({"kind": "mine", "levle": 0.2})
         with pytest.raises(ConfigError, match=r"finite threshold for agent 'b', got nan"):
             thetas(make_threshold({"kind": "mine", "level": float("nan")}), ["b"])
+        with pytest.raises(ConfigError, match=r"kind: half: expected a threshold, got Half without update, state_dict"):
+            make_threshold({"kind": "half"})
     finally:
         THRESHOLDS.remove("mine")
+        THRESHOLDS.remove("half")
 
 
 # --- errors ---
