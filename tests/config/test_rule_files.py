@@ -1,5 +1,6 @@
 """Propagation rules, estimators and thresholds from a file beside the recipe, in every command that uses them."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from creditflow.cli import app
 from creditflow.config import load_recipe, recipe_of_dict
 from creditflow.credit import make_threshold
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
-from creditflow.credit.thresholds.base import THRESHOLDS
+from creditflow.credit.thresholds.base import THRESHOLDS, BatchStats
 from creditflow.engines.verl.recipe import KEY, recipe_section
 from creditflow.errors import ConfigError
 from tests.distributions import creditflow, python, succeeded
@@ -79,6 +80,12 @@ class Steady:
 
     def metrics(self):
         return {METRIC: self.level}
+
+
+@threshold_kind("broken")
+class Broken(Steady):
+    def update(self, observed):
+        return 1 / 0
 
 
 def plain(inputs):
@@ -280,6 +287,14 @@ def test_rule_that_raises_is_located(recipe: Path) -> None:
         assign(batch(), algorithm)
     raised = f"ZeroDivisionError: division by zero (rules.py:{line} in fails)"
     assert str(caught.value) == f"algorithm.propagation: {recipe.parent}/rules.py:fails: {raised}"
+
+
+def test_threshold_that_raises_is_located(recipe: Path) -> None:
+    words = [GATED[0], "algorithm.propagation_threshold={kind: rules.py:Broken}"]
+    threshold = copy.deepcopy(make_threshold(load_recipe(recipe, words).config.algorithm.propagation_threshold))
+    assert threshold.theta("a") == 0.4
+    with pytest.raises(ConfigError, match=r"Broken: ZeroDivisionError: division by zero \(rules\.py:\d+ in update\)"):
+        threshold.update(BatchStats({}, {}))
 
 
 def test_rule_that_returns_nothing_is_refused(recipe: Path) -> None:

@@ -47,9 +47,11 @@ def test_properties_survive_a_round_trip() -> None:
     assert replace(PROPAGATION_RULES["/d.py:rule"], credit=rule.credit) == rule
 
 
-def test_recorded_threshold_has_any_keys() -> None:
+def test_recorded_threshold_has_any_keys_and_no_theta() -> None:
     recall_properties({"algorithm.propagation_threshold.kind": {"/a.py:Kind": {}}})
-    make_threshold({"kind": "/a.py:Kind", "level": 1})
+    threshold = make_threshold({"kind": "/a.py:Kind", "level": 1})
+    with pytest.raises(ConfigError, match=r"propagation_threshold\.kind: /a\.py:Kind: its file is not loaded"):
+        threshold.theta("a")
 
 
 @pytest.mark.parametrize(

@@ -420,6 +420,8 @@ def test_custom_kind_is_registered_by_name():
             make_threshold({"kind": "mine", "levle": 0.2})
         with pytest.raises(ConfigError, match=r"finite threshold for agent 'b', got nan"):
             thetas(make_threshold({"kind": "mine", "level": float("nan")}), ["b"])
+        with pytest.raises(ConfigError, match=r"finite threshold for agent 'b', got None"):
+            thetas(make_threshold({"kind": "mine", "level": None}), ["b"])
         with pytest.raises(ConfigError, match=r"kind: half: expected a threshold, got Half without update, state_dict"):
             make_threshold({"kind": "half"})
     finally:

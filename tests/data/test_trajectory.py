@@ -75,6 +75,14 @@ def test_scores_are_rescaled_and_failed_ones_are_nan() -> None:
         (lambda t: setattr(t.steps[1], "version_spans", ((1, 0),)), "in rising order from token 0, below 2 tokens"),
         (lambda t: setattr(t.steps[1], "version_spans", ((0, 0), (2, 1))), "below 2 tokens"),
         (lambda t: setattr(t.steps[1], "version_spans", ((0, 3), (1, 4))), "policy_version 0 at token 0, got 3"),
+        (
+            lambda t: setattr(t.steps[1], "version_spans", (0, 0)),
+            r"expected \(first token, policy version\) .* got \(0, 0\)",
+        ),
+        (
+            lambda t: setattr(t.steps[1], "version_spans", np.zeros((1, 2), int)),
+            "version_spans: expected a tuple of .*, got an array",
+        ),
         (lambda t: setattr(t.steps[1], "branch_of", 3), "branch_of: expected the id of a step, or None, got int 3"),
         (lambda t: setattr(t, "outcomes", [1.0]), "outcomes: expected a dict of Score by agent, got list"),
         (lambda t: t.outcomes.update(a=1.0), r"outcomes\['a'\]: expected a Score, got float 1.0; write Score"),
@@ -85,6 +93,12 @@ def test_inconsistent_fields_are_refused_by_name(spoil: Callable[[Trajectory], N
     spoil(trajectory)
     with pytest.raises(BatchError, match=message):
         TrajectoryBatch.from_trajectories([trajectory])
+
+
+def test_batch_accepts_an_iterator_and_refuses_none() -> None:
+    assert TrajectoryBatch.from_trajectories(iter([make_trajectory()])).n_steps == 3
+    with pytest.raises(BatchError, match="expected a list of trajectories, got NoneType None"):
+        TrajectoryBatch.from_trajectories(None)  # type: ignore[arg-type]
 
 
 def test_duplicate_trajectory_ids_are_refused() -> None:

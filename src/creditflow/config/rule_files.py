@@ -41,7 +41,7 @@ def load_named_files(options: Mapping[str, Any], folder: Path) -> dict[str, Any]
         function = fields(registry.record)[0].name if registry.record is not None else None
         name = f"{registry.key}: {full}"
         if function is None:
-            entry = _located(entry, name)
+            entry = _located_kind(entry, name)
         else:
             entry = replace(entry, **{function: _located(getattr(entry, function), name)})
         registry.load(full, entry)
@@ -58,6 +58,22 @@ def _entry(registry: Registry[Any], key: str, reference: str, full: str, folder:
         if not isinstance(error, CreditflowError):
             reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{key}: {reference}: cannot be loaded: {located(error, reason)}") from error
+
+
+def _located_kind(kind: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`kind`, whose exceptions and those of its thresholds' methods have the line in the user's file."""
+
+    class Located:
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            self._threshold = _located(kind, name)(*arguments, **keywords)
+
+        def __getattr__(self, part: str) -> Any:
+            if part.startswith("_"):  # copying asks for such names before `_threshold` exists
+                raise AttributeError(part)
+            value = getattr(self._threshold, part)
+            return _located(value, name) if callable(value) else value
+
+    return functools.wraps(kind, updated=())(Located)
 
 
 def _located(function: Callable[..., Any], name: str) -> Callable[..., Any]:

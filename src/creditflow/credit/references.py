@@ -7,7 +7,7 @@ running its code.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.credit.registry import Registry, is_file_reference
-from creditflow.credit.thresholds.base import THRESHOLDS, Constant, Threshold
+from creditflow.credit.thresholds.base import THRESHOLDS, Constant
 from creditflow.errors import ConfigError
 
 REGISTRIES: tuple[Registry[Any], ...] = (PROPAGATION_RULES, ADVANTAGE_ESTIMATORS, THRESHOLDS)
@@ -81,15 +81,18 @@ _RECORDED = TypeAdapter(Recorded)
 
 
 def _entry(registry: Registry[Any], reference: str, properties: Mapping[str, Any]) -> Any:
-    if registry.record is None:
-        return _unknown_threshold
-
     def unloaded(*_: object) -> Any:
         raise ConfigError(f"{registry.key}: {reference}: its file is not loaded")
 
+    if registry.record is None:
+        return lambda team, **_: _UnloadedThreshold({}, 0.0, unloaded)
     function = fields(registry.record)[0].name
     return TypeAdapter(registry.record).validate_python({**properties, function: unloaded})
 
 
-def _unknown_threshold(team: object, **_: object) -> Threshold:
-    return Constant({}, 0.0)
+@dataclass(slots=True)
+class _UnloadedThreshold(Constant):
+    raise_error: Callable[..., Any]
+
+    def theta(self, agent: str) -> float:
+        return float(self.raise_error())

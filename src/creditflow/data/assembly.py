@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from creditflow.data.columns import column_specs
 from creditflow.data.trajectory import NOT_MATCHED, OK, TIMEOUT, Bools, Floats, Ints
-from creditflow.data.validation import first, first_repeated, located
+from creditflow.data.validation import as_joined_column, first_repeated, first_true
 from creditflow.errors import BatchError
 
 
@@ -27,7 +27,9 @@ class Lists:
         cls, lists: Sequence[Sequence[Any]], dtype: DTypeLike, where: Callable[[int], str], words: str = ""
     ) -> Lists:
         """Join the lists of several owners. Raises BatchError for other values; `where(i)` names owner i."""
-        values = located([value for values in lists for value in values], lists, dtype, where, ndim=1, words=words)
+        values = as_joined_column(
+            [value for values in lists for value in values], lists, dtype, where, ndim=1, words=words
+        )
         return cls(np.fromiter(map(len, lists), np.int64, len(lists)), values)
 
     @property
@@ -68,7 +70,7 @@ class Places:
     def refuse(self, wrong_S: Bools, why: Callable[[int], str]) -> None:
         """Raise BatchError for the first step in `wrong_S`."""
         if wrong_S.any():
-            s = first(wrong_S)
+            s = first_true(wrong_S)
             raise BatchError(f"{self.step(s)}: {why(s)}")
 
 
@@ -82,7 +84,7 @@ def columns_of_records(shape: str, records: Sequence[Any], places: Places) -> di
         if spec.per.into:
             made |= spec.per.coded(spec.name, *codes_of(values))
         elif spec.dtype is not None:
-            made[spec.name] = located(values, values, spec.dtype, places.field(spec.per.record))
+            made[spec.name] = as_joined_column(values, values, spec.dtype, places.field(spec.per.record))
         elif spec.per.optional and all(value in (None, (), {}) for value in values):
             made[spec.name] = ()
         else:
@@ -126,7 +128,7 @@ def _answers(places: Places, answers: Lists, first_N: Ints, steps_N: Ints) -> Bo
     rises_A[1:] = (np.diff(index_A) > 0) | (np.diff(trajectory_A) > 0)
     wrong_A = ~(rises_A & (index_A >= 0) & (index_A < steps_N[trajectory_A]))
     if wrong_A.any():
-        n = int(trajectory_A[first(wrong_A)])
+        n = int(trajectory_A[first_true(wrong_A)])
         raise BatchError(
             f"trajectory {places.trajectory_ids[n]}: answer steps must rise and be of its {steps_N[n]}, got "
             f"{answers.tuple_of(n)}"

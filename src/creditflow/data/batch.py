@@ -6,7 +6,7 @@ Shape suffixes: N trajectories, S steps, E edges, T response tokens, P prompt to
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from creditflow.data.trajectory import (
     Trajectory,
     clip_rounding,
 )
-from creditflow.data.validation import INDICES, array, check_range, check_trajectory, validate
+from creditflow.data.validation import INDICES, as_column, check_range, check_trajectory, shown, validate
 from creditflow.errors import BatchError
 
 
@@ -62,10 +62,13 @@ class TrajectoryBatch(Columns):
         return np.equal(self.score_status, OK)
 
     @classmethod
-    def from_trajectories(cls, trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
+    def from_trajectories(cls, trajectories: Iterable[Trajectory]) -> TrajectoryBatch:
         """Build a batch from trajectories. Raises BatchError for fields of the wrong type, and as `validate` does."""
         if isinstance(trajectories, Trajectory):
             raise BatchError("expected a list of trajectories, got one; put it in a list")
+        if not isinstance(trajectories, Iterable):
+            raise BatchError(f"expected a list of trajectories, got {shown(trajectories)}")
+        trajectories = list(trajectories)
         for trajectory in trajectories:
             check_trajectory(trajectory)
         steps = [step for trajectory in trajectories for step in trajectory.steps]
@@ -128,9 +131,9 @@ class TrajectoryBatch(Columns):
 
         Raises BatchError for arrays that do not fit together.
         """
-        trajectory_S = array("trajectory_of_step", trajectory_of_step, np.int64)
-        group_N = array("group_of_trajectory", group_of_trajectory, np.int64)
-        outcome_N = array("outcome", outcome, np.float64)
+        trajectory_S = as_column("trajectory_of_step", trajectory_of_step, np.int64)
+        group_N = as_column("group_of_trajectory", group_of_trajectory, np.int64)
+        outcome_N = as_column("outcome", outcome, np.float64)
         n_steps, n = len(trajectory_S), len(outcome_N)
         if n_steps and (np.any(np.diff(trajectory_S) < 0) or trajectory_S[0] < 0 or trajectory_S[-1] >= n):
             raise BatchError(f"trajectory_of_step: expected non-decreasing indices from 0 to {n - 1}")
@@ -139,20 +142,22 @@ class TrajectoryBatch(Columns):
         if np.any((outcome_N < low) | (outcome_N > high)):
             raise BatchError(f"outcome: expected values in outcome_range {outcome_range}")
         zeros_S = np.zeros(n_steps, dtype=np.int64)
-        agent_S = zeros_S if agent_of_step is None else array("agent_of_step", agent_of_step, np.int64)
-        value_SK = np.empty((n_steps, 0)) if scores is None else array("scores", scores, np.float64, ndim=2)
+        agent_S = zeros_S if agent_of_step is None else as_column("agent_of_step", agent_of_step, np.int64)
+        value_SK = np.empty((n_steps, 0)) if scores is None else as_column("scores", scores, np.float64, ndim=2)
         index_S = np.arange(n_steps) - np.searchsorted(trajectory_S, trajectory_S)
         child_E = np.flatnonzero(index_S > 0)
-        pair_E2 = np.stack([child_E, child_E - 1], axis=1) if edges is None else array("edges", edges, np.int64, ndim=2)
+        pair_E2 = (
+            np.stack([child_E, child_E - 1], axis=1) if edges is None else as_column("edges", edges, np.int64, ndim=2)
+        )
         if pair_E2.size and pair_E2.shape[1] != 2:
             raise BatchError(f"edges: expected shape ({len(pair_E2)}, 2), got {pair_E2.shape}")
         child_E, parent_E = pair_E2.reshape(-1, 2).T.copy()
-        names = tuple(score_names or (f"score_{k}" for k in range(value_SK.shape[1])))
+        names = tuple((f"score_{k}" for k in range(value_SK.shape[1])) if score_names is None else score_names)
         groups, code_N = np.unique(group_N, return_inverse=True)
         known_SK = ~np.isnan(value_SK)
         last_S = np.append(np.diff(trajectory_S) > 0, True)[:n_steps]
         offsets = np.zeros(n_steps + 1, np.int64) if token_offsets is None else token_offsets
-        mask_T = array("response_mask", () if response_mask is None else response_mask, np.bool_)
+        mask_T = as_column("response_mask", () if response_mask is None else response_mask, np.bool_)
         batch = cls(
             trajectory_ids=tuple(map(str, range(n))),
             tasks=(Task("arrays", (), None),) * n,
@@ -168,17 +173,19 @@ class TrajectoryBatch(Columns):
             step_ids=tuple(f"{t}/{i}" for t, i in zip(trajectory_S.tolist(), index_S.tolist(), strict=True)),
             trajectory_of_step=trajectory_S,
             index_of_step=index_S,
-            agent_names=tuple(agent_names or (f"agent_{a}" for a in range(int(agent_S.max(initial=0)) + 1))),
+            agent_names=tuple(
+                (f"agent_{a}" for a in range(int(agent_S.max(initial=0)) + 1)) if agent_names is None else agent_names
+            ),
             agent_of_step=agent_S,
             turn_of_step=zeros_S if agent_S.shape != zeros_S.shape else _turns(trajectory_S, agent_S),
             policy_names=("default",),
             policy_of_step=zeros_S,
             policy_version=zeros_S,
             temperature_of_step=np.ones(n_steps),
-            is_answer=last_S if is_answer is None else array("is_answer", is_answer, np.bool_),
+            is_answer=last_S if is_answer is None else as_column("is_answer", is_answer, np.bool_),
             stratum_names=(),
             stratum_of_step=zeros_S - 1,
-            prompts=tuple(prompts or ("",) * n_steps),
+            prompts=("",) * n_steps if prompts is None else tuple(prompts),
             responses=("",) * n_steps,
             step_info=tuple({} for _ in range(n_steps)),
             edge_child=child_E,
@@ -193,7 +200,7 @@ class TrajectoryBatch(Columns):
             ),
             prompt_offsets=np.zeros(n_steps + 1, dtype=np.int64),
             prompt_ids=np.zeros(0, dtype=np.int32),
-            token_offsets=array("token_offsets", offsets, np.int64),
+            token_offsets=as_column("token_offsets", offsets, np.int64),
             response_ids=np.zeros(len(mask_T), dtype=np.int32),
             response_mask=mask_T,
             logprobs=np.zeros(len(mask_T)),

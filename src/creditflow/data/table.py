@@ -37,7 +37,7 @@ from creditflow.data.trajectory import (
     Task,
     Trajectory,
 )
-from creditflow.data.validation import check_range, first, validate
+from creditflow.data.validation import check_range, first_true, validate
 from creditflow.errors import BatchError, first_line
 
 T = TypeVar("T")
@@ -479,16 +479,18 @@ def _starts(table: pa.Table) -> tuple[Bools, Bools]:
     """(first_R, has_step_R): whether each row begins a trajectory, and whether it is a step."""
     ids = _plain(table.column("trajectory_id"))
     if ids.null_count:
-        raise BatchError(f"row {first(ids.is_null().to_numpy(False))}: expected a trajectory_id, got none")
+        raise BatchError(f"row {first_true(ids.is_null().to_numpy(False))}: expected a trajectory_id, got none")
     has_step_R, has_index_R = (table.column(name).is_valid().to_numpy() for name in ("step_id", "index"))
     if (odd_R := ~has_step_R & has_index_R).any():
-        raise BatchError(f"trajectory {ids[first(odd_R)]}: expected a step_id for each of its steps, got none for one")
+        raise BatchError(
+            f"trajectory {ids[first_true(odd_R)]}: expected a step_id for each of its steps, got none for one"
+        )
     first_R = ~has_step_R | pc.fill_null(pc.equal(table.column("index"), 0), False).to_numpy()
     first_R[:1] = True
     first_R[1:] |= pc.not_equal(ids[1:], ids[:-1]).to_numpy(False)
     started = ids.filter(pa.array(first_R)).dictionary_encode()
     if len(started.dictionary) < len(started):
-        twice = started.dictionary[first(np.bincount(started.indices.to_numpy()) > 1)]
+        twice = started.dictionary[first_true(np.bincount(started.indices.to_numpy()) > 1)]
         raise BatchError(f"trajectory {twice}: ids must be unique and rows lie together, but it begins twice")
     return first_R, has_step_R
 
@@ -519,13 +521,12 @@ def _refuse_nulls(places: Places, trajectories: pa.Table, steps: pa.Table) -> No
     for name in trajectories.column_names:
         column = trajectories.column(name)
         if name not in _OPTIONAL and column.null_count:
-            raise BatchError(
-                f"trajectory {places.trajectory_ids[first(column.is_null().to_numpy())]}: expected a {name}, got none"
-            )
+            trajectory = places.trajectory_ids[first_true(column.is_null().to_numpy())]
+            raise BatchError(f"trajectory {trajectory}: expected a {name}, got none")
     for name in _OF_STEP.names:
         column = steps.column(name)
         if name not in _OPTIONAL and column.null_count:
-            step = places.step(first(column.is_null().to_numpy()))
+            step = places.step(first_true(column.is_null().to_numpy()))
             raise BatchError(f"{step}: expected a value in column {name}, got none")
 
 
@@ -551,7 +552,7 @@ def _lists_of(column: pa.ChunkedArray, name: str, where: Callable[[int], str]) -
     values, lengths = lists.flatten(), np.diff(lists.offsets.to_numpy()).astype(np.int64)
     of_texts = pa.types.is_string(values.type)
     if values.null_count and name != "score_values":
-        owner = int(np.searchsorted(np.cumsum(lengths), first(values.is_null().to_numpy(False)), side="right"))
+        owner = int(np.searchsorted(np.cumsum(lengths), first_true(values.is_null().to_numpy(False)), side="right"))
         what = "names" if of_texts else "numbers"
         raise BatchError(f"{where(owner)}: expected {what} in column {name}, got none at one place")
     return Lists(lengths, _codes(values)[0] if of_texts else values.to_numpy(zero_copy_only=False))

@@ -31,7 +31,7 @@ _COLUMN_TOLERANCE = 1e-9
 """Columns hold rescaled, clipped scores; the mean of several may still leave [0, 1] by rounding."""
 
 
-def first(wrong: Bools) -> int:
+def first_true(wrong: Bools) -> int:
     """The index of the first true entry."""
     return int(np.argmax(wrong))
 
@@ -57,7 +57,7 @@ def validate(batch: Columns) -> None:
     _check_scores(batch)
     _check_outcomes(batch)
     for s, spans in enumerate(batch.version_spans):
-        if spans:
+        if len(spans):
             trajectory = batch.trajectory_ids[batch.trajectory_of_step[s]]
             n_tokens = int(batch.token_offsets[s + 1] - batch.token_offsets[s])
             where = f"step {batch.step_ids[s]} of trajectory {trajectory}"
@@ -100,7 +100,7 @@ def _check_offsets(batch: Columns, name: str, offsets: Ints) -> None:
     if offsets[0] != 0:
         raise ShapeError(f"column {name}: expected 0 as the first, got {offsets[0]}")
     if (wrong := offsets[1:] < offsets[:-1]).any():
-        at = first(wrong)
+        at = first_true(wrong)
         raise ShapeError(
             f"step {batch.step_ids[at]}: expected {name} that do not decrease, got {offsets[at + 1]} after "
             f"{offsets[at]}"
@@ -113,7 +113,7 @@ def _check_indices(batch: Columns) -> None:
             continue
         column, low, high = getattr(batch, spec.name), spec.per.low, len(spec.per.names(batch))
         if column.size and (column.min() < low or column.max() >= high):
-            at = first(((column < low) | (column >= high)).ravel())
+            at = first_true(((column < low) | (column >= high)).ravel())
             raise BatchError(
                 f"column {spec.name}, entry {at}: expected an index from {low} to {high - 1}, got {column.ravel()[at]}"
             )
@@ -122,7 +122,7 @@ def _check_indices(batch: Columns) -> None:
 def _check_order(batch: Columns) -> None:
     trajectory_S = batch.trajectory_of_step
     if (wrong := np.diff(trajectory_S) < 0).any():
-        s = first(wrong) + 1
+        s = first_true(wrong) + 1
         raise OrderError(
             f"step {batch.step_ids[s]}: expected steps to lie trajectory by trajectory, got one of "
             f"{batch.trajectory_ids[trajectory_S[s]]} after one of {batch.trajectory_ids[trajectory_S[s - 1]]}"
@@ -130,7 +130,7 @@ def _check_order(batch: Columns) -> None:
     steps_N = np.bincount(trajectory_S, minlength=batch.n_trajectories)
     expected_S = np.arange(batch.n_steps) - (np.cumsum(steps_N) - steps_N)[trajectory_S]
     if (wrong := batch.index_of_step != expected_S).any():
-        s = first(wrong)
+        s = first_true(wrong)
         raise OrderError(
             f"step {batch.step_ids[s]} of trajectory {batch.trajectory_ids[trajectory_S[s]]}: expected index "
             f"{expected_S[s]}, its place in the trajectory, got {batch.index_of_step[s]}"
@@ -149,19 +149,19 @@ def _check_edges(batch: Columns) -> None:
     child_E, parent_E = batch.edge_child, batch.edge_parent
     if (wrong := parent_E >= child_E).any():
         _refuse_cycle(batch)
-        e = first(wrong)
+        e = first_true(wrong)
         raise OrderError(
             f"step {batch.step_ids[child_E[e]]}: expected parents that came before it, "
             f"got {batch.step_ids[parent_E[e]]}"
         )
     if (wrong := np.diff(child_E) < 0).any():
-        e = first(wrong) + 1
+        e = first_true(wrong) + 1
         raise OrderError(
             f"edge {e}: expected edges sorted by child, got one of {batch.step_ids[child_E[e]]} after one of "
             f"{batch.step_ids[child_E[e - 1]]}"
         )
     if (wrong := batch.trajectory_of_step[child_E] != batch.trajectory_of_step[parent_E]).any():
-        e = first(wrong)
+        e = first_true(wrong)
         raise BatchError(
             f"step {batch.step_ids[child_E[e]]}: expected parents in its own trajectory "
             f"{batch.trajectory_ids[batch.trajectory_of_step[child_E[e]]]}, got {batch.step_ids[parent_E[e]]} of "
@@ -177,7 +177,7 @@ def first_repeated(child_E: Ints, parent_E: Ints) -> int | None:
     many_E = np.flatnonzero(np.bincount(child_E)[child_E] > 1)
     order = many_E[np.lexsort((parent_E[many_E], child_E[many_E]))]
     twice = (np.diff(child_E[order]) == 0) & (np.diff(parent_E[order]) == 0)
-    return int(order[first(twice)]) if twice.any() else None
+    return int(order[first_true(twice)]) if twice.any() else None
 
 
 def _refuse_cycle(batch: Columns) -> None:
@@ -203,7 +203,7 @@ def _check_scores(batch: Columns) -> None:
         (~weighable_SK, batch.score_weights, "a finite weight of 0 or more"),
     ):
         if wrong_SK.any():
-            s, k = divmod(first(wrong_SK.ravel()), wrong_SK.shape[1])
+            s, k = divmod(first_true(wrong_SK.ravel()), wrong_SK.shape[1])
             kind = ScoreRangeError if np.isfinite(values_SK[s, k]) else NotFiniteError
             raise kind(
                 f"step {batch.step_ids[s]}, score {batch.score_names[k]}: expected {what}, got {values_SK[s, k]}"
@@ -251,15 +251,15 @@ def check_outcome(where: str, score: object) -> None:
     check_range(where, score)
 
 
-def check_version_spans(where: str, spans: Sequence[Sequence[int]], first_version: int, n_tokens: int) -> None:
+def check_version_spans(where: str, spans: Collection[object], first_version: int, n_tokens: int) -> None:
     """Raise BatchError, its message beginning with `where`, unless the spans rise from token 0 within the response."""
-    pairs = [tuple(span) for span in spans]
+    pairs = [span if isinstance(span, tuple | list) else () for span in spans]
     starts = [pair[0] for pair in pairs if len(pair) == 2]
     whole = len(starts) == len(pairs) and all(isinstance(number, Integral) for pair in pairs for number in pair)
     if not whole or starts != sorted(set(starts)) or starts[0] != 0 or starts[-1] >= n_tokens:
         raise BatchError(
             f"{where}: version_spans: expected (first token, policy version) in rising order from token 0, below "
-            f"{n_tokens} tokens, got {tuple(pairs)}"
+            f"{n_tokens} tokens, got {tuple(spans)}"
         )
     if pairs[0][1] != first_version:
         raise BatchError(
@@ -273,7 +273,7 @@ _NUMBERS = {"i": ("biu", "whole numbers"), "f": ("biuf", "numbers"), "b": ("biuf
 """The kinds of numpy types that a column of a kind accepts, in words."""
 
 
-def array(where: str, values: object, dtype: DTypeLike, ndim: int = 1, words: str = "") -> NDArray[Any]:
+def as_column(where: str, values: object, dtype: DTypeLike, ndim: int = 1, words: str = "") -> NDArray[Any]:
     """Return `values` as an array of `dtype`. Raises ShapeError, its message beginning with `where`, for other values.
 
     `words`: the expected values, in place of the general words.
@@ -300,7 +300,7 @@ def array(where: str, values: object, dtype: DTypeLike, ndim: int = 1, words: st
     return array
 
 
-def located(
+def as_joined_column(
     values: Sequence[Any],
     parts: Sequence[Any],
     dtype: DTypeLike,
@@ -309,15 +309,15 @@ def located(
     ndim: int = 0,
     words: str = "",
 ) -> NDArray[Any]:
-    """Return `array` of `values`, which come from `parts` of `ndim` dimensions.
+    """Return `as_column` of `values`, which come from `parts` of `ndim` dimensions.
 
     The message names the first wrong part i by `where(i)`.
     """
     try:
-        return array("a column", values, dtype)
+        return as_column("a column", values, dtype)
     except ShapeError:
         for i, part in enumerate(parts):
-            array(where(i), part, dtype, ndim, words)
+            as_column(where(i), part, dtype, ndim, words)
         raise
 
 
@@ -333,7 +333,7 @@ def shown(value: object) -> str:
 
 INDICES = "indices of steps such as (0,)"
 _LISTS = {"parents": INDICES} | dict.fromkeys(
-    ("prompt_ids", "response_ids", "response_mask", "logprobs", "ref_logprobs", "version_spans"), "one value per token"
+    ("prompt_ids", "response_ids", "response_mask", "logprobs", "ref_logprobs"), "one value per token"
 )
 """Fields of a step that hold a list, with the expected values."""
 
@@ -360,6 +360,9 @@ def _check_step(where: str, step: Step, trajectory_id: str) -> None:
     _expect_texts(where, step, ("id", "agent", "policy", "prompt", "response"))
     for name, words in _LISTS.items():
         _expect_list(f"{where}: {name}", getattr(step, name), words)
+    if not isinstance(step.version_spans, tuple | list):
+        got = shown(step.version_spans)
+        raise BatchError(f"{where}: version_spans: expected a tuple of (first token, policy version), got {got}")
     if step.trajectory_id != trajectory_id:
         raise BatchError(f"{where}: expected trajectory_id {trajectory_id}, got {step.trajectory_id}")
     if step.branch_of is not None and not isinstance(step.branch_of, str):

@@ -119,18 +119,18 @@ def make_threshold(spec: float | Mapping[str, Any], agents: Iterable[str] | None
     threshold = kind(team, **options)
     parts = ("floor", "theta", "update", "state_dict", "load_state_dict", "metrics")
     if missing := [part for part in parts if not hasattr(threshold, part)]:
-        got = f"{type(threshold).__name__} without {', '.join(missing)}"
+        got = f"{kind.__name__} without {', '.join(missing)}"
         raise ConfigError(f"{KEY}.kind: {name}: expected a threshold, got {got}")
     return threshold
 
 
 def thetas(threshold: Threshold, agent_names: Sequence[str]) -> Floats:
     """[A] the threshold in force for each agent. Raises ConfigError if a kind returns no finite number."""
-    theta_A = np.array([threshold.theta(agent) for agent in agent_names], dtype=np.float64)
+    theta_A = [threshold.theta(agent) for agent in agent_names]
     for agent, theta in zip(agent_names, theta_A, strict=True):
-        if not np.isfinite(theta):
-            raise ConfigError(f"{KEY}: expected a finite threshold for agent {agent!r}, got {theta}")
-    return theta_A
+        if not is_number(theta):
+            raise ConfigError(f"{KEY}: expected a finite threshold for agent {agent!r}, got {theta!r}")
+    return np.array(theta_A, dtype=np.float64)
 
 
 def open_starved(gate_open_S: Bools, sub_reward_S: Floats, scored_S: Bools, agent_S: Ints, floor: float) -> Bools:
