@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -344,6 +345,7 @@ class _CallLog:
     calls: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     cached: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, call: RewardCall, returned: Returned) -> None:
         if returned.traceback:
@@ -352,9 +354,11 @@ class _CallLog:
         self.seconds[id(call.function)] += returned.seconds
 
     def answered(self) -> None:
-        self.done += 1
-        if self.progress is not None:
-            self.progress(self.done, self.wanted)
+        """Count a result, from any thread."""
+        with self.lock:
+            self.done += 1
+            if self.progress is not None:
+                self.progress(self.done, self.wanted)
 
 
 def _calls(function: RewardFunction, trajectory: Trajectory) -> tuple[list[RewardCall], list[tuple[RewardCall, Score]]]:

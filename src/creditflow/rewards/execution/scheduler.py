@@ -88,7 +88,7 @@ class Job:
             self.failed_starts = 0
             self.answered()
 
-    def give_up(self, why: str) -> None:
+    def fail_open_calls(self, why: str) -> None:
         """Answer all open calls at once, with an error."""
         for number in range(len(self.calls)):
             self.answer(number, Returned(error=why))
@@ -135,7 +135,7 @@ class Pool(Generic[AnyHost]):
                 while (batch := self._next(job, busy)) is not None:
                     host = min(self.hosts, key=lambda one, kind=batch.is_async: busy[one, kind])  # type: ignore[misc]
                     busy[host, batch.is_async] += 1
-                    running[asyncio.create_task(self._carry(host, batch, job))] = host, batch.is_async
+                    running[asyncio.create_task(self._run_batch(host, batch, job))] = host, batch.is_async
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     busy[running.pop(task)] -= 1
@@ -157,7 +157,7 @@ class Pool(Generic[AnyHost]):
             return Batch([number], job.calls[number].function.is_async, alone=True)
         return None
 
-    async def _carry(self, host: AnyHost, batch: Batch, job: Job) -> None:
+    async def _run_batch(self, host: AnyHost, batch: Batch, job: Job) -> None:
         rest = deque(batch.numbers)
         parts = self.n
         try:
@@ -169,8 +169,9 @@ class Pool(Generic[AnyHost]):
         except CannotStart as error:
             job.failed_starts += 1
             if job.failed_starts >= ATTEMPTS:
-                job.give_up(f"{self.no_start}: {error}")
+                job.fail_open_calls(f"{self.no_start}: {error}")
         except HostDied as error:
+            job.failed_starts = 0  # the host had started
             for number in list(rest)[: 1 if error.at_first else None]:
                 job.tries[number] += 1
                 if job.tries[number] < ATTEMPTS:

@@ -19,6 +19,7 @@ _PLAIN_SECONDS = 30.0
 """Seconds between two progress lines without a terminal."""
 _GRACE_SECONDS = 5.0
 """Seconds between SIGTERM and SIGKILL."""
+_END_POLL_SECONDS = 0.05
 _TAIL_LINES = 15
 
 
@@ -76,9 +77,9 @@ def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) 
                 if interrupted.wait(_POLL_SECONDS):
                     raise KeyboardInterrupt
                 for job, process in list(running.items()):
-                    ended = process.poll() is not None
+                    ended = _has_ended(process)
                     if ended:
-                        _signal(running.pop(job), signal.SIGKILL)  # ends the processes that the job started
+                        _kill(running.pop(job))  # also the processes that the job started
                     if ended and process.returncode != 0:
                         failures.append(FailedJob(job, process.returncode))
                         reporter.say(failures[-1].describe())
@@ -145,11 +146,21 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         _signal(process, signal.SIGTERM)
     deadline = time.monotonic() + _GRACE_SECONDS
+    while time.monotonic() < deadline and not all(map(_has_ended, processes)):
+        time.sleep(_END_POLL_SECONDS)
     for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
-        _signal(process, signal.SIGKILL)
-        process.wait()
+        _kill(process)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the job has ended; it is not reaped, so that its group's number is not given to another process."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a job's group and reap the job."""
+    _signal(process, signal.SIGKILL)
+    process.wait()
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
