@@ -14,7 +14,7 @@ from creditflow.credit import CreditOptions, assign
 from creditflow.data import RIGHT, Trajectory, TrajectoryBatch
 from creditflow.errors import DataError
 from creditflow.reports.index import Filter, Index
-from creditflow.reports.overview import POINTS, hardest, named, of_agents, overview, thinned
+from creditflow.reports.overview import POINTS, flagged_agents, hardest, of_agents, overview, thinned
 from creditflow.reports.samples import samples
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.sql import connect
@@ -123,11 +123,11 @@ def test_saboteur_is_named_and_healthy_team_is_not(tmp_path: Path) -> None:
         return found
 
     bad = written(tmp_path / "bad", trajectories(0.5))
-    (said,) = named(bad)
+    (said,) = flagged_agents(bad)
     assert (said["agent"], said["as"]) == ("write", "saboteur")
     assert "trajectories in which it errs end right 0% of the time" in said["why"]
     good = written(tmp_path / "good", trajectories(0.1))
-    assert named(good) == []
+    assert flagged_agents(good) == []
 
 
 def test_unscored_saboteur_is_named_by_participation(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_unscored_saboteur_is_named_by_participation(tmp_path: Path) -> None:
             make_trajectory(str(k), steps, outcome=float(rng.uniform() < (0.2 if spoilt else 0.8)), task=f"q{k % 8}")
         )
     index = written(tmp_path / "run", made)
-    (said,) = named(index)
+    (said,) = flagged_agents(index)
     assert (said["agent"], said["as"]) == ("saboteur", "saboteur")
 
 
@@ -155,9 +155,9 @@ def test_free_rider_is_named_only_under_shared_credit(tmp_path: Path) -> None:
             )
         )
     shared = written(tmp_path / "shared", made, propagation="identical")
-    assert [(one["agent"], one["as"]) for one in named(shared)] == [("check", "free rider")]
+    assert [(one["agent"], one["as"]) for one in flagged_agents(shared)] == [("check", "free rider")]
     own = written(tmp_path / "own", made, propagation="none", w_o=0.5)
-    assert named(own) == []
+    assert flagged_agents(own) == []
 
 
 def test_only_scored_agent_is_not_named_a_saboteur(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_only_scored_agent_is_not_named_a_saboteur(tmp_path: Path) -> None:
         make_trajectory(str(k), [step("plan"), step("write", float(k % 2))], outcome=float(k % 2)) for k in range(120)
     ]
     index = written(tmp_path / "run", made)
-    assert named(index) == []
+    assert flagged_agents(index) == []
 
 
 def test_overview_is_json_of_bounded_size(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
         "heat": heat(index),
         "advantages": advantages(index),
         "hardest": hardest(index),
-        "named": named(index),
+        "flagged_agents": flagged_agents(index),
     }
 
 
@@ -269,7 +269,7 @@ def hardest(index: Index) -> list[dict[str, Any]]:
     )
 
 
-def named(index: Index) -> list[dict[str, Any]]:
+def flagged_agents(index: Index) -> list[dict[str, Any]]:
     """Free riders and saboteurs, each with the numbers behind it; docs/how_to/report.md defines both."""
     return [*_free_riders(index), *_saboteurs(index)]
 

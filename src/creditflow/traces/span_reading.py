@@ -65,7 +65,7 @@ def _meaning(span: Span, names: _AttributeNames) -> Meaning | None:
     if names.of_call and _is_call(span.attributes, names):
         return _model_call(span, names)
     like_call = _is_like_a_call(span.attributes, names)
-    if like_call and names.says_and_has:
+    if like_call and names.has_model_and_messages:
         return _model_call(span, names)
     if names.of_agent and (name := _agent_name(span, names)):
         return AgentSpan(name)
@@ -76,7 +76,7 @@ def _meaning(span: Span, names: _AttributeNames) -> Meaning | None:
 
 
 @cache
-def _all(*fields: str) -> tuple[Any, ...]:
+def _values(*fields: str) -> tuple[Any, ...]:
     """The values of fields of all conventions, in order of precedence; a single value counts as a tuple of one."""
     values = [getattr(one, field) for field in fields for one in conventions()]
     return tuple(entry for value in values if value for entry in (value if isinstance(value, tuple) else (value,)))
@@ -85,7 +85,7 @@ def _all(*fields: str) -> tuple[Any, ...]:
 @cache
 def _keys(*fields: str) -> frozenset[str]:
     """The names in fields of all conventions; an entry of several values begins with its attribute's name."""
-    return frozenset(entry if isinstance(entry, str) else entry[0] for entry in _all(*fields))
+    return frozenset(entry if isinstance(entry, str) else entry[0] for entry in _values(*fields))
 
 
 class _AttributeNames:
@@ -98,7 +98,9 @@ class _AttributeNames:
         there = frozenset(keys)
 
         def present(*fields: str) -> tuple[Any, ...]:
-            return tuple(entry for entry in _all(*fields) if (entry if isinstance(entry, str) else entry[0]) in there)
+            return tuple(
+                entry for entry in _values(*fields) if (entry if isinstance(entry, str) else entry[0]) in there
+            )
 
         def has(*fields: str) -> bool:
             return not _keys(*fields).isdisjoint(there)
@@ -130,7 +132,7 @@ class _AttributeNames:
         names_model, has_messages = has("call_attributes"), has("message_attributes")
         self.like_call = names_model or has_messages
         """Whether it has attributes that only model calls have, unless its kind is something else."""
-        self.says_and_has = names_model and has_messages
+        self.has_model_and_messages = names_model and has_messages
         """Whether it has both a model and messages, and so is a call even if it names an agent."""
         self.of_agent = has("span_agent", "call_agent", "agent_kinds", "agent_attributes")
         """Whether it may be an agent's."""
@@ -165,7 +167,7 @@ class _AttributeNames:
 
     def _first_list(self, field: str) -> list[dict[str, str]]:
         """Entries of the first list present; two conventions on one span repeat the same messages."""
-        return next((self.lists[name] for name in _all(field) if name in self.lists), [])
+        return next((self.lists[name] for name in _values(field) if name in self.lists), [])
 
     def reader(self, attributes: Mapping[str, Any]) -> Callable[[str], list[Raw]]:
         """A function that reads a numbered list of attributes by its name."""
@@ -201,12 +203,12 @@ def _names_of(attributes: Mapping[str, Any]) -> _AttributeNames:
 @lru_cache(maxsize=1 << 14)
 def _place(key: str) -> tuple[str, int, str] | None:
     """List, number and rest of an attribute's name; None if it is not part of a list."""
-    for name in _all("named_rewards"):
+    for name in _values("named_rewards"):
         if key.startswith(f"{name}."):
             return name, 0, key[len(name) + 1 :]
         if key == name:
             return name, 0, "reward"
-    for name in _all("prompt_list", "response_list", "reward_span_list", "link_list", "reward_lists"):
+    for name in _values("prompt_list", "response_list", "reward_span_list", "link_list", "reward_lists"):
         if key.startswith(f"{name}."):
             number, _, rest = key[len(name) + 1 :].partition(".")
             if rest and number.isdecimal() and len(number) < DIGITS:
@@ -222,7 +224,7 @@ def _is_like_a_reward(key: str) -> bool:
     """Whether an attribute is named like a reward but read by no convention."""
     if "reward" not in key.lower() or _place(key) is not None:
         return False
-    return key not in _keys("reward_span_list") and not key.startswith(_all("reward_prefixes"))
+    return key not in _keys("reward_span_list") and not key.startswith(_values("reward_prefixes"))
 
 
 # ---- model calls ---------------------------------------------------------------------------------------------------
@@ -344,7 +346,7 @@ def _first_choice(attributes: Mapping[str, Any], responses: Sequence[Raw]) -> tu
 
     Some conventions have one message per choice, others one per item of a response (a text, a tool call).
     """
-    parameters = json_of(first_of(attributes, _all("parameters")))
+    parameters = json_of(first_of(attributes, _values("parameters")))
     several = isinstance(parameters, dict) and isinstance(n := parameters.get("n"), int) and n > 1
     if several or any("finish_reason" in one or "index" in one for one in responses):
         return responses[0], responses[1:]
@@ -374,7 +376,9 @@ def _is_like_a_call(attributes: Mapping[str, Any], names: _AttributeNames) -> bo
     """
     if not names.like_call or any(attributes[key] not in _NO_KIND for key in names.kinds):
         return False
-    return not (_has(attributes, names.not_calls) or any(encloses(attributes) for encloses in _all("encloses_calls")))
+    return not (
+        _has(attributes, names.not_calls) or any(encloses(attributes) for encloses in _values("encloses_calls"))
+    )
 
 
 _NO_KIND = (None, "", "span", "SPAN")
@@ -385,7 +389,7 @@ def is_call(span: Span) -> bool:
     attributes, names = span.attributes, _names_of(span.attributes)
     if _is_call(attributes, names):
         return True
-    return _is_like_a_call(attributes, names) and (names.says_and_has or not _agent_name(span, names))
+    return _is_like_a_call(attributes, names) and (names.has_model_and_messages or not _agent_name(span, names))
 
 
 def has_no_kind(span: Span) -> bool:
@@ -401,7 +405,7 @@ def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
         count = first_of(attributes, keys)
         if isinstance(count, int) and not isinstance(count, bool):
             info[name] = count
-    for key in () if reason else _all("finish_reason"):
+    for key in () if reason else _values("finish_reason"):
         if (reasons := attributes.get(key)) and (reason := next(iter(listed(reasons)), None)):
             break
     if isinstance(reason, str):
@@ -413,7 +417,7 @@ def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
 
 def _from_attributes(attributes: Mapping[str, Any]) -> Messages:
     """Prompt and response messages by the first convention that has any."""
-    for read in _all("messages"):
+    for read in _values("messages"):
         prompt, response = read(attributes)
         if prompt or response:
             return prompt, response
@@ -449,8 +453,8 @@ def message_kind(event: SpanEvent) -> str:
 
 
 def _temperature(attributes: Mapping[str, Any]) -> float:
-    value = first_of(attributes, _all("temperature"))
-    if value is None and isinstance(parameters := json_of(first_of(attributes, _all("parameters"))), dict):
+    value = first_of(attributes, _values("temperature"))
+    if value is None and isinstance(parameters := json_of(first_of(attributes, _values("parameters"))), dict):
         value = parameters.get("temperature")
     if value is None:
         return 1.0
@@ -502,11 +506,11 @@ def _logprobs(value: Any) -> tuple[float, ...]:
 def _agent_of_call(attributes: Mapping[str, Any], names: _AttributeNames) -> str:
     """The agent's name in a call's own attributes; empty if missing."""
     name = first_of(attributes, names.agent)
-    return _TEAM_ID.sub("", text_of(name)) if name and name not in _all("no_agents") else _agent_node(attributes)
+    return _TEAM_ID.sub("", text_of(name)) if name and name not in _values("no_agents") else _agent_node(attributes)
 
 
 def _agent_node(attributes: Mapping[str, Any]) -> str:
-    return next((name for read in _all("agent_node") if (name := read(attributes))), "")
+    return next((name for read in _values("agent_node") if (name := read(attributes))), "")
 
 
 _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
@@ -518,7 +522,7 @@ def _agent_name(span: Span, names: _AttributeNames) -> str:
     attributes = span.attributes
     if _has(attributes, names.not_agents):
         return ""
-    if (name := first_of(attributes, names.span_agent)) and name not in _all("no_agents"):
+    if (name := first_of(attributes, names.span_agent)) and name not in _values("no_agents"):
         return _TEAM_ID.sub("", text_of(name))
     for key, kinds, name_key in names.agent_kinds:
         if attributes.get(key) in kinds:
@@ -526,7 +530,7 @@ def _agent_name(span: Span, names: _AttributeNames) -> str:
                 return text_of(span.name)
             if name := attributes.get(name_key):
                 return text_of(name)
-    for read in _all("agent_span"):
+    for read in _values("agent_span"):
         if (agent := read(span)) is not None:
             return str(agent)
     return _agent_node(attributes)
@@ -550,7 +554,7 @@ def _reward_span(span: Span, names: _AttributeNames) -> Reward | None:
 
 def _links(entries: Callable[[str], list[Raw]]) -> Iterator[Link]:
     """One link of all pairs in a list; each link of OpenTelemetry is separate."""
-    for name in _all("link_list"):
+    for name in _values("link_list"):
         if pairs := tuple(
             (text_of(one["key_match"]), text_of(one["value_match"]))
             for one in entries(name)
@@ -562,12 +566,12 @@ def _links(entries: Callable[[str], list[Raw]]) -> Iterator[Link]:
 def _rewards(span: Span, names: _AttributeNames, meaning: Meaning | None) -> list[Reward]:
     """All rewards of a span, those of `meaning` included."""
     entries = names.reader(span.attributes)
-    own = [entry for key in _all("named_rewards") for entry in entries(key)]
+    own = [entry for key in _values("named_rewards") for entry in entries(key)]
     values = [(text_of(name), value) for entry in own for name, value in entry.items()]
     if not isinstance(meaning, Reward):
         values += [(key, _NOT_READ) for key in names.like_rewards]
     rewards: list[Reward] = []
-    for read in _all("rewards") if span.events else names.reward_readers:
+    for read in _values("rewards") if span.events else names.reward_readers:
         for reward in read(span, entries):
             if reward.links:
                 rewards.append(reward)
@@ -585,4 +589,4 @@ _NOT_READ = RewardWithoutNumber("it is not read as a reward: name the attribute 
 
 def is_reward_event(event: SpanEvent) -> bool:
     """Whether an event is a reward, such as an evaluation."""
-    return any(is_reward(event) for is_reward in _all("is_reward_event"))
+    return any(is_reward(event) for is_reward in _values("is_reward_event"))

@@ -137,7 +137,7 @@
     $("tiles").replaceChildren(...tiles.filter(([, v]) => v !== "-").map(([name, value]) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, name))));
     const notes = [
       ...told.notices.map((text) => el("p", { class: "note" }, text)),
-      ...told.named.map((n) => el("p", { class: "note" }, el("b", {}, `${n.as}: ${n.agent}`), ` — ${n.why}`)),
+      ...told.flagged_agents.map((n) => el("p", { class: "note" }, el("b", {}, `${n.as}: ${n.agent}`), ` — ${n.why}`)),
     ];
     const events = told.events.slice(-50).reverse().map((e) => [String(e.step), e.rule, e.what || "", e.metric || "", e.note || e.action || ""]);
     if (events.length) notes.push(title("Guard events"), el("div", { class: "scroll" }, table([["step", "n"], ["rule", ""], ["", ""], ["metric", ""], ["action", ""]], events)));

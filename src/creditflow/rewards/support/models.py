@@ -64,7 +64,7 @@ class LoadedModel:
         return (ids if ids[:1] == [bos] else [int(bos), *ids]), 1
 
 
-def _frozen(path: Path, model: Any, tokenizer: Any, device: Any) -> LoadedModel:
+def _make_loaded_model(path: Path, model: Any, tokenizer: Any, device: Any) -> LoadedModel:
     model.requires_grad_(False)
     model.config.use_cache = False
     positions = position_limit(model.config).tokens
@@ -80,7 +80,7 @@ def load_model(
     folder: Path | str,
     kind: Kind,
     device: str = "auto",
-    make: Callable[[Path, Any, Any, Any], Loaded] = _frozen,  # type: ignore[assignment]
+    make: Callable[[Path, Any, Any, Any], Loaded] = _make_loaded_model,  # type: ignore[assignment]
 ) -> Loaded:
     """The model in a Hugging Face folder; the same object for the same arguments while it is in use.
 
