@@ -92,9 +92,9 @@ class CreditOptions:
         for key, choices in CHOICES.items():
             value, names = getattr(self, key), choices()
             registry = _REGISTRIES.get(key)
-            known = isinstance(value, str) and value in (names if registry is None else registry)
-            hint = did_you_mean(value, names) if registry is None else registry.hint(value)
-            _expect(known, key, " or ".join(names), value, "" if known else hint)
+            if not (isinstance(value, str) and value in (names if registry is None else registry)):
+                hint = did_you_mean(value, names) if registry is None else registry.hint(value)
+                _expect(False, key, " or ".join(names), value, hint)
         for key in _BOOLS:
             value = getattr(self, key)
             _expect(isinstance(value, bool), key, "true or false", value)
