@@ -55,14 +55,21 @@ def _section(prefix: str, section: griffe.Class) -> Iterator[str]:
             inner.append((f"{prefix}{name}{repeated}", part))
         else:
             meaning = " ".join(field.docstring.value.split()) if field.docstring else ""
-            rows.append(f"| `{name}` | {_default(field)} | {meaning.replace('|', '&#124;')} |")
+            rows.append(f"| `{name}` | {_default(field)} | {_escaped(meaning)} |")
     if prefix:
         yield f"\n## `{prefix.rstrip('.')}`\n"
         yield f"{section.docstring.value if section.docstring else ''}\n"
     if rows:
-        yield from ("| key | default | meaning |", "| --- | --- | --- |", *rows)
+        yield from ("| key | default, bounds | meaning |", "| --- | --- | --- |", *rows)
     for key, part in inner:
         yield from _section(f"{key}.", part)
+
+
+def _escaped(meaning: str) -> str:
+    """`meaning` for a cell of a table: outside of code, `|` would end the cell and `<` would begin a tag."""
+    meaning = re.sub(r"docs/reference/(\w+)\.md", r"[\1](\1.md)", meaning)
+    parts = re.split(r"(`[^`]*`)", meaning)
+    return "".join(part if part[:1] == "`" else part.replace("|", "&#124;").replace("<", "&lt;") for part in parts)
 
 
 def _default(field: Any) -> str:

@@ -69,7 +69,8 @@ def _import(name: str, key: str) -> Any:
 def _load_file(file: str, base: Path, key: str) -> Any:
     path = _find(file, base)
     if path is None:
-        raise ConfigError(f"{key}: no file {file!r} in {base} or the working directory")
+        elsewhere = "" if base.resolve() == Path.cwd() else " or the working directory"
+        raise ConfigError(f"{key}: no file {file!r} in {base}{elsewhere}")
     path = path.resolve()
     text = path.read_bytes()
     # One module per file and process, so that two references to a file share its state. A file that was edited in the

@@ -38,4 +38,5 @@ def init(
         shutil.copytree(source, name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     recipe, folder = shlex.quote(str(name / "recipe.yaml")), shlex.quote(str(name))
     print(f"created {name} from the template {template}: {', '.join(sorted(path.name for path in name.iterdir()))}")
-    print(f"\nnext:\n  creditflow check {recipe}\n  creditflow train {recipe}\n  python -m pytest {folder}")
+    print(f"\nnext:\n  creditflow check {recipe}\n  creditflow train {recipe}")
+    print(f"  python -m pytest {folder}   (pip install pytest)")

@@ -25,7 +25,7 @@ SUM_NORM = "seq-mean-token-sum-norm"
 
 
 class ModelConfig(Section):
-    """The model that acts."""
+    """The model of a policy or of the critic."""
 
     path: ModelPath = None
     """A Hugging Face folder; `tiny`: a byte-level model made on the spot; or `file.py:function` that makes a folder."""

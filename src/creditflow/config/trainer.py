@@ -24,7 +24,7 @@ class TrainerConfig(Section):
     experiment_name: Text | None = None
     """The run's name in trackers; default: the name of its folder."""
     default_local_dir: Text | None = None
-    """The run's folder; default runs/<recipe>-<time>."""
+    """The run's folder; default `runs/<recipe>-<time>`."""
     val_before_train: bool = True
     """Evaluate before the first training step."""
     test_freq: int = -1

@@ -152,7 +152,8 @@ def matches_an_agent(case: _RewardCase) -> Iterator[Fault]:
         yield Fault(str(case), "a given trajectory with steps", f"none in {len(case.given)} trajectories")
         return
     if (wanted := case.loaded.agent_match) is not None and not any(map(wanted.search, agents)):
-        yield Fault(str(case), f"agent_match to find one of {', '.join(agents)}", repr(wanted.pattern))
+        expected = f"agent_match to find one of {', '.join(agents)}, or trajectories of its agents"
+        yield Fault(str(case), expected, repr(wanted.pattern))
         return
     found = 0
     for step in steps if case.loaded.level != "outcome" else ():
