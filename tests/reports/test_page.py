@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
+from fastapi.testclient import TestClient
 from playwright.sync_api import expect
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -219,6 +221,23 @@ def test_view_reads_a_replaced_file_after_a_rollback(tmp_path: Path) -> None:
     write_step(folder, 3)
     watched.look()
     assert set(watched.index.taken) == {1, 2, 3}
+
+
+def test_first_page_waits_for_the_newest_training_step(ledger: Ledger) -> None:
+    waiting = threading.Event()
+
+    class ReportedEvent(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waiting.set()
+            return super().wait(timeout)
+
+    watched = Watched(ledger.path)
+    watched.index.has_read = ReportedEvent()
+    with ThreadPoolExecutor(1) as pool:
+        page = pool.submit(TestClient(application(watched, None)).get, "/api/trajectories")
+        assert waiting.wait(60)
+        watched.look()
+        assert page.result().json()["trajectories"][0]["training_step"] == 3
 
 
 def test_loopback_host_is_checked_even_with_remote(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,8 @@ class Index:
         """Training steps with an unreadable file: damaged, or of a later version."""
         self.reasons: dict[int, str] = {}
         """The reason for an unreadable file or, in `taken`, for credit that cannot be explained, by training step."""
+        self.has_read = threading.Event()
+        """Whether the newest training step has been read, or there is none to read."""
         self.rules: dict[int, str] = {}
         """`algorithm.propagation` of each training step with readable credit."""
 
@@ -110,6 +112,8 @@ class Index:
         for start, stop in itertools.pairwise(starts):
             if new[start:stop]:
                 self._take({step: there[step] for step in new[start:stop]})
+                self.has_read.set()
+        self.has_read.set()
 
     def _take(self, steps: Mapping[int, Signature]) -> None:
         with self._lock:

@@ -29,6 +29,8 @@ _EVERY = 1.0
 """Seconds between two reads of the folder."""
 _MOST = 200
 """Maximum trajectories per page."""
+_FIRST_SECONDS = 10.0
+"""Maximum wait of a page for the newest training step of a run that has just been opened."""
 _KEPT = 2
 """Training steps kept in memory."""
 
@@ -61,6 +63,7 @@ class Watched:
                 self.trouble = None
             except (OSError, CreditflowError) as error:
                 self.trouble = first_line(error)
+                self.index.has_read.set()  # pages show the error instead of waiting
             self._stop.wait(_EVERY)
 
     def look(self) -> None:
@@ -149,6 +152,7 @@ def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
         limit: int = Query(25, ge=1, le=_MOST),
     ) -> dict[str, Any]:
         wanted = Filter(agent, least_score, most_score, gate, outcome, training_step)
+        watched.index.has_read.wait(_FIRST_SECONDS)
         return watched.index.page(wanted, offset, limit)
 
     @app.get("/api/trajectory")
