@@ -2,6 +2,7 @@
 
 import json
 from collections import deque
+from functools import partial
 
 import numpy as np
 import pytest
@@ -424,7 +425,13 @@ def test_custom_kind_is_registered_by_name():
             thetas(make_threshold({"kind": "mine", "level": None}), ["b"])
         with pytest.raises(ConfigError, match=r"kind: half: expected a threshold, got Half without update, state_dict"):
             make_threshold({"kind": "half"})
+        threshold_kind("bound")(partial(Half))  # a callable without a name
+        with pytest.raises(
+            ConfigError, match=r"kind: bound: expected a threshold, got Half without update, state_dict"
+        ):
+            make_threshold({"kind": "bound"})
     finally:
+        THRESHOLDS.remove("bound")
         THRESHOLDS.remove("mine")
         THRESHOLDS.remove("half")
 

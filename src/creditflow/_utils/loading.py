@@ -45,7 +45,7 @@ def is_reference(value: object) -> bool:
 
 
 def absolute_reference(reference: str, base: Path) -> str:
-    """`file.py:name` with the absolute path of its file; unchanged if there is no such file."""
+    """`file.py:name` with the absolute path of its file; unchanged if the file does not exist."""
     file, _, name = reference.rpartition(":")
     path = _find(file, base)
     return reference if path is None else f"{path.resolve()}:{name}"

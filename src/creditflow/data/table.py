@@ -321,7 +321,7 @@ def _record_as_json(value: object) -> dict[str, Any]:
 
 
 def _json(values: Sequence[object], what: str, ids: Sequence[str], default: Callable[[Any], Any] | None) -> pa.Array:
-    """A column of JSON. `default`: the JSON of values that have none of their own."""
+    """A column of JSON. `default`: converts values that JSON cannot express."""
     texts = []
     for i, value in enumerate(values):
         try:

@@ -91,7 +91,7 @@ class Index:
         self.reasons: dict[int, str] = {}
         """The reason for an unreadable file or, in `taken`, for credit that cannot be explained, by training step."""
         self.has_read = threading.Event()
-        """Whether the newest training step has been read, or there is none to read."""
+        """Set after the newest training step has been read, and at once for a run without training steps."""
         self.rules: dict[int, str] = {}
         """`algorithm.propagation` of each training step with readable credit."""
 

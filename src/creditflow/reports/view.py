@@ -63,7 +63,8 @@ class Watched:
                 self.trouble = None
             except (OSError, CreditflowError) as error:
                 self.trouble = first_line(error)
-                self.index.has_read.set()  # pages show the error instead of waiting
+            finally:
+                self.index.has_read.set()  # after an error, pages do not wait
             self._stop.wait(_EVERY)
 
     def look(self) -> None:

@@ -359,7 +359,7 @@ def retry_after(headers: Mapping[str, str]) -> float:
 
 
 def choice_of(answer: Any) -> tuple[Any, Any]:
-    """Return the text of an answer and its finish reason. Raises FailedTry if it is no chat completion."""
+    """Return the text of an answer and its finish reason. Raises FailedTry for another kind of response."""
     try:
         choice = answer["choices"][0]
         return choice["message"]["content"], choice.get("finish_reason")
@@ -395,7 +395,7 @@ def address_of(endpoint: object, key: str = "endpoint") -> str:
     """Return the address. It appears in reasons and metrics, so it may hold no credentials."""
     try:
         parts = urlsplit(endpoint if isinstance(endpoint, str) and endpoint.isprintable() else "")
-        _ = parts.port  # raises ValueError for one that is no number, or too large
+        _ = parts.port  # raises ValueError for text and for a number that is too large
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:

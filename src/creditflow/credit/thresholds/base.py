@@ -119,7 +119,7 @@ def make_threshold(spec: float | Mapping[str, Any], agents: Iterable[str] | None
     threshold = kind(team, **options)
     parts = ("floor", "theta", "update", "state_dict", "load_state_dict", "metrics")
     if missing := [part for part in parts if not hasattr(threshold, part)]:
-        got = f"{kind.__name__} without {', '.join(missing)}"
+        got = f"{getattr(kind, '__name__', type(threshold).__name__)} without {', '.join(missing)}"
         raise ConfigError(f"{KEY}.kind: {name}: expected a threshold, got {got}")
     return threshold
 
