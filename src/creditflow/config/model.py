@@ -11,7 +11,9 @@ from creditflow._utils.sections import Section, Text, expected
 _NAMES = "names of modules, or all-linear"
 TargetModules = Annotated[Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)], expected(_NAMES)]
 LayerIndices = Annotated[Annotated[list[NonNegativeInt], Field(min_length=1)] | None, expected("numbers of layers")]
-ModelPath = Annotated[str | None, expected("a Hugging Face folder, tiny or file.py:function")]
+ModelPath = Annotated[
+    str | None, expected("a Hugging Face folder, a GGUF file, a hub name, tiny, smollm2 or file.py:function")
+]
 LossAggMode = Literal[
     "token-mean",
     "seq-mean-token-mean",
@@ -28,7 +30,8 @@ class ModelConfig(Section):
     """The model of a policy or of the critic."""
 
     path: ModelPath = None
-    """A Hugging Face folder; `tiny`: a byte-level model made on the spot; or `file.py:function` that makes a folder."""
+    """A Hugging Face folder; a GGUF file; a name in the local Hugging Face cache; `tiny`: a byte-level model made on
+    the spot; `smollm2`: SmolLM2-135M-Instruct (extra `smollm2`); or `file.py:function` that makes a folder."""
 
 
 class ActorModelConfig(ModelConfig):

