@@ -8,14 +8,17 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from creditflow._utils.sections import Section, Text, expected
 
-_Files = Annotated[Text | list[Text] | None, expected("a path, a list of paths, or file.py:function")]
+_Files = Annotated[
+    Text | list[Text] | None, expected("a path, a list of paths, file.py:function, or reasoning-gym://...")
+]
 
 
 class DataConfig(Section):
     """Data sets, batch sizes and length limits."""
 
     train_files: _Files = None
-    """One path or a list (Parquet or JSONL with verl's columns), or `file.py:function` that makes the tasks."""
+    """One path or a list (Parquet or JSONL with verl's columns), or `file.py:function` that makes the tasks, or
+    `reasoning-gym://family?option=value` (a list of these may have `weight=`)."""
     val_files: _Files = None
     """The same, for evaluation; default: the training tasks."""
     train_batch_size: PositiveInt = 16

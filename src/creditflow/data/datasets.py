@@ -1,10 +1,11 @@
-"""Reads and writes tasks: Parquet and JSONL in verl's schema, published GSM8K, or a user's function.
+"""Reads and writes tasks: Parquet and JSONL in verl's schema, published GSM8K, reasoning-gym, or a user's function.
 
 pyarrow is imported only when a Parquet file is read or written.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Literal
 from creditflow._utils.files import write_whole
 from creditflow._utils.loading import is_reference, load_object
 from creditflow._utils.tracebacks import located
+from creditflow.data.gym_tasks import SCHEME, gym_tasks, is_gym_address
 from creditflow.data.messages import without_nulls
 from creditflow.data.trajectory import Task, content_text
 from creditflow.errors import CreditflowError, DataError, first_line
@@ -33,13 +35,24 @@ def load_tasks(
 
     A file is looked up in `base` (the recipe's folder), then in the working directory. It is `.parquet` or `.jsonl`
     with verl's columns, or GSM8K's JSONL as published. `file.py:function` is called as
-    `function(split=..., recipe=...)` and returns a list of tasks. Raises DataError, with the file and the line if
-    there is one, for unusable files and tasks.
+    `function(split=..., recipe=...)` and returns a list of tasks. `reasoning-gym://family?option=value` makes the tasks
+    of that split (`gym_tasks`). Raises DataError, with the file and the line if there is one, for unusable files and
+    tasks.
     """
     key = f"data.{split}_files"
     names = [files] if isinstance(files, str) else list(files or [])
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise DataError(f"{key}: expected a path, a list of paths or `file.py:function`, got {files!r}")
+        raise DataError(f"{key}: expected a path, a list of paths, `file.py:function` or {SCHEME}..., got {files!r}")
+    tasks: list[Task] = []
+    for addresses, run in itertools.groupby(names, is_gym_address):
+        names = list(run)
+        tasks += gym_tasks(names, key, split) if addresses else _of_files(names, base, key, recipe_settings, split)
+    return tasks
+
+
+def _of_files(
+    names: Sequence[str], base: Path, key: str, recipe_settings: Mapping[str, Any], split: Split
+) -> list[Task]:
     tasks: list[Task] = []
     for name in names:
         found = _call(name, base, key, recipe_settings, split) if is_reference(name) else _read(name, base, key)
@@ -55,6 +68,8 @@ def validation_words(train_files: Any, val_files: Any, count: int) -> str:
     if val_files is not None:
         return f"{count} {noun}"
     files = [train_files] if isinstance(train_files, str) else list(train_files or [])
+    if all(is_gym_address(name) for name in files):
+        return f"{count} {noun} of the validation split of data.train_files (data.val_files is not set)"
     if all(is_reference(name) for name in files):  # the function gets split="val" and may return other tasks
         return f"{count} {noun} of data.train_files with split=val (data.val_files is not set)"
     return f"{count} training {noun} (data.val_files is not set)"

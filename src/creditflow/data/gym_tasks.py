@@ -1,0 +1,400 @@
+"""Tasks from the families of reasoning-gym, by an address: `reasoning-gym://chain_sum?min_terms=2&size=2000`.
+
+The problems of a family are split by a hash of the problem: no seed, size or option puts a training problem into the
+validation set. reasoning_gym is imported only when an address is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import json
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, get_args, get_type_hints
+from urllib.parse import parse_qsl
+
+from pydantic import TypeAdapter, ValidationError
+
+from creditflow.data.trajectory import Task
+from creditflow.errors import DataError, did_you_mean, first_line
+
+SCHEME = "reasoning-gym://"
+GymSplit = Literal["train", "val", "tune"]
+DEFAULT_SIZE = 500
+SHARE_OF_VAL, SHARE_OF_TUNE = 0.2, 0.1
+"""Shares of a family's problems; the rest is for training. `tune`: for choices such as a learning rate."""
+MIN_PATIENCE, PATIENCE_PER_PROBLEM = 1000, 4
+"""Draws without a new problem after which a family counts as exhausted: 1000, or 4 per problem found."""
+_CHUNK = 500
+_OWN_OPTIONS = ("size", "seed", "weight", "split", "match", "level")
+
+_PROBLEM_FIELDS = {
+    "advanced_geometry": ("task_type", "A", "B", "C"),
+    "basic_arithmetic": ("expression",),
+    "chain_sum": ("expression",),
+    "color_cube_rotation": ("initial_state", "rotations", "target_side"),
+    "complex_arithmetic": ("num1", "num2", "operation"),
+    "count_bits": ("number",),
+    "count_primes": ("start", "end"),
+    "countdown": ("numbers", "target"),
+    "decimal_chain_sum": ("expression",),
+    "fraction_simplification": ("numerator", "denominator"),
+    "gcd": ("numbers",),
+    "intermediate_integration": ("integrand", "variable"),
+    "kakurasu": ("puzzle", "row_sums", "col_sums"),
+    "lcm": ("numbers",),
+    "polynomial_equations": ("polynomial_expr", "variable"),
+    "polynomial_multiplication": ("polynomial_expr",),
+    "power_function": ("base", "exponent"),
+    "prime_factorization": ("number",),
+    "products": ("expression",),
+    "puzzle24": ("numbers",),
+    "rubiks_cube": ("cube_size", "scramble_moves"),
+    "simple_equations": ("equation",),
+    "simple_geometry": ("n_sides", "known_angles"),
+    "simple_integration": ("integrand", "variable"),
+    "sokoban": ("gamestr",),
+    "survo": ("puzzle",),
+    "time_intervals": ("task_type", "start_time", "end_time", "expected_format"),
+    "tsumego": ("board",),
+}
+"""The metadata that define the problem, for families that ask one problem in several phrasings."""
+_UNORDERED = frozenset({"countdown", "gcd", "lcm", "puzzle24"})
+"""Families in which the order of `numbers` does not matter."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GymAddress:
+    """A parsed address."""
+
+    text: str
+    family: str
+    options: Mapping[str, Any]
+    """Fields of the family's configuration, with those of the curriculum's level."""
+    size: int
+    """Number of distinct problems."""
+    seed: int
+    weight: float | None
+    split: GymSplit | None
+    match: re.Pattern[str] | None
+    """Searched in the question; other problems are skipped."""
+
+
+def is_gym_address(name: str) -> bool:
+    """Whether a name in `data.train_files` is an address of reasoning-gym."""
+    return name.startswith(SCHEME)
+
+
+def gym_tasks(names: Sequence[str], key: str, split: GymSplit) -> list[Task]:
+    """Load the tasks of a list of addresses, one after another.
+
+    If one has a `weight`, the sum of the sizes is shared out by the weights (default 1) and the tasks are mixed evenly.
+    Raises DataError for an unknown family or option, or for a family with too few problems.
+    """
+    addresses = [parse_address(name, key) for name in names]
+    sizes = [address.size for address in addresses]
+    weighted = any(address.weight is not None for address in addresses)
+    if weighted:
+        sizes = _shared_out(sum(sizes), [1.0 if a.weight is None else a.weight for a in addresses])
+    parts = [_load(address, size, key, split) for address, size in zip(addresses, sizes, strict=True)]
+    return _interleaved(parts) if weighted else [task for part in parts for task in part]
+
+
+def gym_entry(task: Task) -> dict[str, Any]:
+    """Restore the entry (question, answer, metadata) of a task as its family made it.
+
+    Raises DataError for a task from another source.
+    """
+    text = task.extra_info.get("entry")
+    if not task.data_source.startswith("reasoning-gym/") or not isinstance(text, str):
+        raise DataError(f"expected a task of a {SCHEME} address, got one of {task.data_source!r}")
+    entry: dict[str, Any] = _restored(json.loads(text))
+    return entry
+
+
+def gym_data_set(task: Task) -> Any:
+    """The data set that made the task, for its `score_answer`."""
+    info = task.extra_info
+    return _data_set(info["family"], info["options"], 0)
+
+
+def problem_of(family: str, entry: Mapping[str, Any]) -> str:
+    """A canonical text of the entry's problem, equal for two phrasings of one problem."""
+    metadata = entry["metadata"]
+    names = _PROBLEM_FIELDS.get(family, ())
+    if not names or not all(name in metadata for name in names):
+        return f"{family}: {' '.join(entry['question'].split())}"
+    values = [
+        sorted(metadata[name]) if name == "numbers" and family in _UNORDERED else metadata[name] for name in names
+    ]
+    return f"{family}: {''.join(json.dumps(values, default=str).split())}"
+
+
+def split_of(problem: str) -> GymSplit:
+    """The split of a problem; a function of its canonical text alone."""
+    place = int(_digest(problem)[:12], 16) / 16**12
+    return "val" if place < SHARE_OF_VAL else "tune" if place < SHARE_OF_VAL + SHARE_OF_TUNE else "train"
+
+
+def parse_address(text: str, key: str) -> GymAddress:
+    """Parse and check an address. Raises DataError, with the nearest name for an unknown one."""
+    factory, where = _factory(key), f"{key}: {text}"
+    family, _, query = text.removeprefix(SCHEME).partition("?")
+    families = sorted(set(factory.DATASETS) - {"composite"})
+    if family not in families:
+        hint = "; list several addresses instead" if family == "composite" else did_you_mean(family, families)
+        raise DataError(f"{key}: expected a family of reasoning-gym, got {family!r}{hint}")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError as error:
+        raise DataError(f"{where}: expected options as name=value&name=value, got {query!r}") from error
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        twice = next(name for name, _ in pairs if [n for n, _ in pairs].count(name) > 1)
+        raise DataError(f"{where}: expected each option once, got {twice!r} twice")
+    own = {name: given.pop(name) for name in _OWN_OPTIONS if name in given}
+    levels = {name.removeprefix("level."): given.pop(name) for name in list(given) if name.startswith("level.")}
+    hints = get_type_hints(factory.DATASETS[family][1])
+    fields = [field.name for field in dataclasses.fields(factory.DATASETS[family][1]) if field.name not in own]
+    fields = [name for name in fields if name not in _OWN_OPTIONS]
+    for name in given:
+        if name not in fields:
+            known = [*_OWN_OPTIONS, *fields]
+            raise DataError(
+                f"{where}: unknown option {name!r}{did_you_mean(name, known)}; {family} has {', '.join(known)}"
+            )
+    options = _options_of_level(factory, family, own.get("level"), levels, where)
+    options |= {name: _value(value, hints[name], f"{where}: {name}") for name, value in given.items()}
+    address = GymAddress(
+        text=text,
+        family=family,
+        options=options,
+        size=_whole(own.get("size", str(DEFAULT_SIZE)), 1, f"{where}: size"),
+        seed=_whole(own.get("seed", "0"), 0, f"{where}: seed"),
+        weight=_weight(own["weight"], f"{where}: weight") if "weight" in own else None,
+        split=_split(own["split"], f"{where}: split") if "split" in own else None,
+        match=_pattern(own["match"], f"{where}: match") if "match" in own else None,
+    )
+    try:
+        _data_set(family, _plain_text(options), 0)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise DataError(f"{where}: {first_line(error)}") from error
+    return address
+
+
+# Loading
+
+
+def _factory(key: str) -> Any:
+    try:
+        with warnings.catch_warnings():  # one of its dependencies compares texts with `is`
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return importlib.import_module("reasoning_gym.factory")
+    except ModuleNotFoundError as error:
+        raise DataError(f"{key}: {SCHEME} needs {error.name}: pip install 'creditflow[gym]'") from error
+
+
+@lru_cache(maxsize=64)
+def _data_set(family: str, options: str, seed: int) -> Any:
+    return _factory(SCHEME).create_dataset(family, seed=seed, size=_CHUNK, **_restored(json.loads(options)))
+
+
+def _load(address: GymAddress, size: int, key: str, split: GymSplit) -> list[Task]:
+    options = _plain_text(address.options)
+    wanted = address.split or split
+    found: dict[str, Task] = {}
+    seen: set[str] = set()
+    idle = 0
+    for entry in _entries(address, options, key):
+        problem = problem_of(address.family, entry)
+        idle += 1
+        if problem not in seen:
+            seen.add(problem)
+            idle = 0
+            if split_of(problem) == wanted and (address.match is None or address.match.search(entry["question"])):
+                found[problem] = _task(address.family, options, entry, problem, len(found), wanted)
+        if len(found) == size:
+            return list(found.values())
+        if idle >= max(MIN_PATIENCE, PATIENCE_PER_PROBLEM * len(seen)):
+            break
+    raise DataError(
+        f"{key}: {address.text}: expected {size} distinct problems in split {wanted}, found {len(found)} (of "
+        f"{len(seen)} in all splits); set size={max(len(found), 1)} or less, or widen the options"
+    )
+
+
+def _entries(address: GymAddress, options: str, key: str) -> Iterator[dict[str, Any]]:
+    """Draw entries without end; a larger size continues the sequence of a smaller one."""
+    for chunk in range(2**31):
+        seed = int(_digest(f"{address.family} {address.seed} {chunk}")[:8], 16)
+        data_set = _data_set(address.family, options, seed)
+        for index in range(_CHUNK):
+            try:
+                entry: dict[str, Any] = data_set[index]
+            except IndexError:  # the family has no further problem for this seed
+                if index == 0:
+                    return
+                break
+            except Exception as error:
+                why = f"{type(error).__name__}: {first_line(error)}"
+                raise DataError(f"{key}: {address.text}: the family cannot make a problem: {why}") from error
+            yield entry
+
+
+def _task(family: str, options: str, entry: Mapping[str, Any], problem: str, index: int, split: GymSplit) -> Task:
+    answer = entry["answer"]
+    return Task(
+        data_source=f"reasoning-gym/{family}",
+        prompt=({"role": "user", "content": str(entry["question"])},),
+        ground_truth=None if answer is None else str(answer),
+        extra_info={
+            "index": index,
+            "split": split,
+            "family": family,
+            "options": options,
+            "problem": _digest(problem)[:16],
+            "entry": _plain_text(entry),
+        },
+    )
+
+
+def _interleaved(parts: Sequence[Sequence[Task]]) -> list[Task]:
+    """Mix lists of tasks evenly, so that a prefix has the shares of the whole."""
+    placed = [((i + 0.5) / len(part), n, task) for n, part in enumerate(parts) for i, task in enumerate(part)]
+    return [task for _, _, task in sorted(placed, key=lambda place: place[:2])]
+
+
+def _shared_out(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole shares of `total`, by largest remainder; at least 1 each."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    shares = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])
+    for i in by_remainder[: total - sum(shares)]:
+        shares[i] += 1
+    return [max(share, 1) for share in shares]
+
+
+# Options
+
+
+def _options_of_level(
+    factory: Any, family: str, level: str | None, levels: Mapping[str, str], where: str
+) -> dict[str, Any]:
+    """The configuration fields of a curriculum at `level`, with the levels of single attributes on top."""
+    if level is None and not levels:
+        return {}
+    if family not in factory.CURRICULA:
+        raise DataError(f"{where}: level: {family} has no curriculum; set its options instead")
+    curriculum = factory.CURRICULA[family]()
+    attributes = curriculum.attributes
+    highest = max(len(attribute.levels) for attribute in attributes.values()) - 1
+    if level is not None:
+        number = _whole(level, 0, f"{where}: level")
+        if number > highest:
+            raise DataError(f"{where}: level: expected at most {highest}, got {number}")
+        curriculum.set_global_level(number)
+    for name, value in levels.items():
+        if name not in attributes:
+            known = ", ".join(attributes)
+            raise DataError(f"{where}: unknown level of {name!r}{did_you_mean(name, attributes)}; {family} has {known}")
+        number, most = _whole(value, 0, f"{where}: level.{name}"), len(attributes[name].levels) - 1
+        if number > most:
+            raise DataError(f"{where}: level.{name}: expected at most {most}, got {number}")
+        curriculum.set_attr_level(name, number)
+    config = curriculum.generate_configuration()
+    names = ("field_name", "lower_field_name", "upper_field_name")
+    fields = [getattr(a, name) for a in attributes.values() for name in names if hasattr(a, name)]
+    return {field: getattr(config, field) for field in fields}
+
+
+def _value(text: str, hint: Any, where: str) -> Any:
+    """A query value as the type of the configuration's field: JSON, or plain text."""
+    adapter: TypeAdapter[Any] = TypeAdapter(hint)
+    candidates: list[Any] = [text]
+    with contextlib.suppress(ValueError):
+        candidates.insert(0, json.loads(text))
+    for candidate in candidates:
+        try:
+            return adapter.validate_python(candidate)
+        except ValidationError:
+            continue
+    raise DataError(f"{where}: expected {str(hint).removeprefix('typing.')}, got {text!r}")
+
+
+def _whole(text: str, least: int, where: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) or int(text) < least:
+        raise DataError(f"{where}: expected a whole number of {least} or more, got {text!r}")
+    return int(text)
+
+
+def _weight(text: str, where: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not (math.isfinite(weight) and weight > 0):
+        raise DataError(f"{where}: expected a number above 0, got {text!r}")
+    return weight
+
+
+def _split(text: str, where: str) -> GymSplit:
+    for split in get_args(GymSplit):
+        if text == split:
+            return split  # type: ignore[no-any-return]
+    known = get_args(GymSplit)
+    raise DataError(f"{where}: expected {', '.join(known)}, got {text!r}{did_you_mean(text, known)}")
+
+
+def _pattern(text: str, where: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise DataError(f"{where}: {text!r} is not a regular expression: {error}") from error
+
+
+# JSON that keeps tuples and keys other than texts, which the scorers of some families need
+
+
+def _plain_text(value: Any) -> str:
+    return json.dumps(_plain(value), ensure_ascii=True)
+
+
+def _plain(value: Any) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value  # numpy's
+    if isinstance(value, tuple):
+        return {"(tuple)": [_plain(item) for item in value]}
+    if isinstance(value, set | frozenset):
+        return {"(set)": sorted((_plain(item) for item in value), key=json.dumps)}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        pairs = [(_plain(key), _plain(item)) for key, item in value.items()]
+        simple = all(type(key) is str and not key.startswith("(") for key, _ in pairs)
+        return dict(pairs) if simple else {"(pairs)": pairs}
+    return str(value) if isinstance(value, str) else value
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((kind, items),) = value.items()
+        if kind == "(tuple)":
+            return tuple(_restored(item) for item in items)
+        if kind == "(set)":
+            return {_restored(item) for item in items}
+        if kind == "(pairs)":
+            return {_restored(key): _restored(item) for key, item in items}
+    return {key: _restored(item) for key, item in value.items()}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
