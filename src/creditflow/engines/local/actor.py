@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from creditflow._utils.huggingface import n_tokens
 from creditflow.config import ActorConfig, OptimConfig
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
+from creditflow.engines.local.logprobs import logprobs_from_hidden
 from creditflow.engines.local.lora import Adapter
 from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, token_weights
 from creditflow.engines.local.packing import PackedSteps
@@ -32,11 +34,18 @@ def token_logprobs(
 
     `entropy_grad`: whether a loss needs the entropy's gradient, which may cost as much memory as the logits.
     """
-    logits = forward(packed)
     temperature_B = batch.temperature_of_step[packed.steps]
     temperature = np.where(temperature_B > 0, temperature_B, 1.0)[packed.row_of_token]
+    token_ids = torch.from_numpy(batch.response_ids[packed.token_at].astype(np.int64)).to(forward.device)
+    head = forward.head if len(temperature) * n_tokens(forward.model) > _LOGITS else None
+    if head is not None:
+        with forward.running():
+            hidden = forward.hidden(packed)
+            weight, bias = head.weight, head.bias
+            warm = torch.from_numpy(temperature).to(weight) if (temperature != 1).any() else None
+            return logprobs_from_hidden(hidden, weight, bias, warm, token_ids, entropy_grad=entropy_grad)
+    logits = forward(packed)
     temperature_R = torch.from_numpy(temperature).to(logits)
-    token_ids = torch.from_numpy(batch.response_ids[packed.token_at].astype(np.int64)).to(logits.device)
 
     def at_tokens(logits: Tensor, temperature_R: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         scaled = torch.log_softmax(logits / temperature_R[:, None], dim=-1)

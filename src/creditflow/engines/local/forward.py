@@ -41,6 +41,7 @@ class Forward:
         self._sees = sees(model)
         self.limit = position_limit(model.config)
         self.packs = self._agrees() if packs is None else packs
+        self._ends_with_head: bool | None = None
 
     @property
     def shares(self) -> bool:
@@ -52,10 +53,29 @@ class Forward:
 
         Computed in bf16 autocast on CUDA and returned in float32 or wider.
         """
-        predicting = self._tensor(packed.predicting)
         with self.running():
-            logits = self._at(packed, predicting)
+            logits = self._at(self.model, packed)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def hidden(self, packed: PackedSteps) -> Tensor:
+        """The hidden states [R, D] before the output layer, at the token before each response token.
+
+        Computed as in `__call__`, in the model's dtype. Call it within `running`.
+        """
+        return self._at(self.model.base_model, packed)
+
+    @property
+    def head(self) -> torch.nn.Linear | None:
+        """The output layer, if the logits are its output for `hidden`; None for models with more after it.
+
+        Such models scale or cap the logits (Gemma, Cohere), or have an adapter in the output layer.
+        """
+        head = self.model.get_output_embeddings()
+        if type(head) is not torch.nn.Linear:
+            return None
+        if self._ends_with_head is None:
+            self._ends_with_head = self._ends_with(head)
+        return head if self._ends_with_head else None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -75,13 +95,15 @@ class Forward:
         packs = self.packs and longest <= self._sees
         return micro_batches(batch, steps, max_tokens, None if packs else max_tokens)
 
-    def _at(self, packed: PackedSteps, predicting: Tensor) -> Tensor:
+    def _at(self, net: Any, packed: PackedSteps) -> Tensor:
+        """The output of `net`, the model or its backbone, at the token before each response token."""
+        predicting = self._tensor(packed.predicting)
         layout = Layout.from_packed(packed, self.device) if self.packs else None
         if layout is None or layout.longest > self._sees:
-            return self._by_row(self.model, packed)[predicting]
-        if self._keeps:
-            return self._in_one(self.model, packed, layout, logits_to_keep=predicting)
-        return self._in_one(self.model, packed, layout)[predicting]
+            return self._by_row(net, packed)[predicting]
+        if self._keeps and net is self.model:
+            return self._in_one(net, packed, layout, logits_to_keep=predicting)
+        return self._in_one(net, packed, layout)[predicting]
 
     def _in_one(self, net: Any, packed: PackedSteps, layout: Layout, **keep: Tensor) -> Tensor:
         """The output [T, ...] of `net` for all tokens in one pass, or only for those in `logits_to_keep`."""
@@ -128,10 +150,39 @@ class Forward:
             in_one, by_row = self._in_one(backbone, tried, layout), self._by_row(backbone, tried)
         except torch.OutOfMemoryError:
             raise
-        except (NotImplementedError, TypeError, ValueError, RuntimeError, IndexError):
+        except _CANNOT:
             return False
         return bool((in_one - by_row).abs().max() <= AGREE * by_row.std())
 
+    @torch.no_grad()
+    def _ends_with(self, head: torch.nn.Linear) -> bool:
+        """Whether the model returns the output of `head` for the backbone's output unchanged, which a trial decides.
 
+        In the trial, large numbers take the place of the output, because a soft cap hardly changes small ones.
+        """
+        read: list[Tensor] = []
+
+        def replaced(_: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            read.append(inputs[0])
+            return torch.linspace(-100, 100, output.numel(), device=output.device).view_as(output)
+
+        ids = torch.tensor([_PAIRS[0][0]], device=self.device)
+        tried = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+        handle = head.register_forward_hook(replaced)
+        try:
+            with self.running():
+                logits, hidden = self.model(**tried)[0], self.model.base_model(**tried)[0]
+        except torch.OutOfMemoryError:
+            raise
+        except _CANNOT:
+            return False
+        finally:
+            handle.remove()
+        expected = torch.linspace(-100, 100, logits.numel(), device=logits.device).view_as(logits)
+        return len(read) == 1 and torch.equal(read[0], hidden) and torch.equal(logits.float(), expected)
+
+
+_CANNOT = (NotImplementedError, TypeError, ValueError, RuntimeError, IndexError)
+"""Exceptions of models that do not support a trial."""
 _PAIRS = [((0, 1, 2), (1, 2, 3, 4)), ((0, 1, 2), (4, 5, 6)), ((3, 4, 5, 6, 0), (6, 0))]
 """The trial input: two prompts and the responses to them, of which two have the same prompt."""
