@@ -22,8 +22,9 @@ class ActorConfig(Section):
     """Tasks per optimizer update; default: 8, or `data.train_batch_size` if that is smaller."""
     ppo_epochs: PositiveInt = 1
     """Passes over a batch."""
-    ppo_max_token_len_per_gpu: PositiveInt = 16384
-    """Tokens of one micro-batch."""
+    ppo_max_token_len_per_gpu: PositiveInt | None = None
+    """Tokens of one micro-batch. Default: derived from the model and the machine's memory, at most 16384; with
+    `--engine verl`, verl's own default."""
     clip_ratio: NonNegativeFloat = 0.2
     """How far the probability ratio may move from 1 before its loss is clipped."""
     clip_ratio_low: NonNegativeFloat | None = None
@@ -64,8 +65,8 @@ class CriticConfig(Section):
     optim: OptimConfig = OptimConfig(lr=1e-5)
     ppo_epochs: PositiveInt = 1
     """Passes over a batch."""
-    ppo_max_token_len_per_gpu: PositiveInt = 32768
-    """Tokens of one micro-batch."""
+    ppo_max_token_len_per_gpu: PositiveInt | None = None
+    """Tokens of one micro-batch. Default: derived as the actor's, at most 32768."""
     cliprange_value: PositiveFloat = 0.5
     """How far a value may move in one training step before its loss is clipped."""
     loss_agg_mode: LossAggMode = "token-mean"

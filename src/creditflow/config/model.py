@@ -37,6 +37,9 @@ class ModelConfig(Section):
 class ActorModelConfig(ModelConfig):
     """The default model of all policies, and how it is trained."""
 
+    enable_gradient_checkpointing: bool | None = None
+    """Keep only each layer's input and compute the rest again for the gradient: less memory, more work in an update.
+    Default: false; with `--engine verl`, verl's own default, true."""
     lora_rank: NonNegativeInt = 0
     """Rank of the LoRA adapter; only the adapter is trained. 0: train all weights."""
     lora_alpha: PositiveInt = 16

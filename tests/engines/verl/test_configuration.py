@@ -81,6 +81,7 @@ def test_same_name_options_exist_in_verls_files():
 OTHER_VALUES = {
     "actor_rollout_ref.model.lora_alpha": 24,
     "actor_rollout_ref.model.target_modules": ["q_proj"],
+    "actor_rollout_ref.model.enable_gradient_checkpointing": False,
     "critic.ppo_epochs": 2,
     "critic.ppo_max_token_len_per_gpu": 888,
     "critic.cliprange_value": 0.25,
@@ -135,6 +136,14 @@ def test_same_name_options_reach_verl():
     config = composed(*critic, *(f"{key}={str(value).lower()}" for key, value in OTHER_VALUES.items()))
 
     assert {key: select(config, key) for key in OTHER_VALUES} == OTHER_VALUES
+
+
+def test_open_options_keep_the_defaults_of_verl():
+    config = composed("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer")
+
+    assert config.actor_rollout_ref.model.enable_gradient_checkpointing is True
+    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 16384
+    assert config.critic.ppo_max_token_len_per_gpu == 32768
 
 
 @pytest.mark.parametrize(

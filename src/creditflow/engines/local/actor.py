@@ -17,13 +17,14 @@ from creditflow.config import ActorConfig, OptimConfig
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
-from creditflow.engines.local.logprobs import logprobs_from_hidden
+from creditflow.engines.local.logprobs import WHOLE, logprobs_from_hidden
 from creditflow.engines.local.lora import Adapter
 from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, token_weights
 from creditflow.engines.local.packing import PackedSteps
+from creditflow.engines.local.planning import MOST
 from creditflow.engines.local.policy import Policy
 
-_LOGITS = 1 << 25
+_LOGITS = WHOLE
 """The largest number of logits per log-softmax call."""
 
 
@@ -106,6 +107,8 @@ class Actor:
             self.reference = policy.reference()
         low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
         high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+        self.max_tokens = config.ppo_max_token_len_per_gpu or MOST
+        """Tokens of one micro-batch; `PolicySet` derives it if the configuration leaves it open."""
         self.clip = Clip(low, high, config.clip_ratio_c)
         self._learning = (optim or config.optim, config.grad_clip, total_updates)
         self.learner = Learner(policy.parameters, *self._learning)
@@ -178,7 +181,7 @@ class Actor:
         totals = dict.fromkeys(("pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "entropy", "ppo_kl", "kl_loss"), 0.0)
         self.learner.begin()
         old_T = np.where(batch.response_mask, batch.logprobs, 0.0)
-        for packed in policy.forward.micro_batches(batch, computed, config.ppo_max_token_len_per_gpu):
+        for packed in policy.forward.micro_batches(batch, computed, self.max_tokens):
             reference = None
             if config.use_kl_loss and self.reference is not None:
                 with torch.no_grad():  # before the trained pass: both may use one model, with and without its adapter

@@ -209,6 +209,7 @@ class _Replays:
         clients: dict[str, ModelClient | ChatClient] = {**policy_set.policies, **components.chat_clients}
         clients |= {self.stand_ins[name]: policy for name, policy in baselines.items()}
         self.scheduler = Scheduler(clients, components.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
+        self.max_tokens = policy_set.max_tokens
         references = policy_set.references
         self.references = references | {own: references[name] for name, own in self.stand_ins.items()}
         self.first_failure = ""
@@ -230,7 +231,7 @@ class _Replays:
             for game, p in seats
         ]
         trajectories = await complete(together(running, self.scheduler), components)
-        fill_references(self.references, trajectories, components)
+        fill_references(self.references, trajectories, components, self.max_tokens)
         report = await components.rewards.score(trajectories, outcome_only=True, max_failed_frac=1.0)
         # A baseline may ramble and be truncated. Its outcome counts, whether or not truncated trajectories are trained.
         options = replace(components.recipe.config.algorithm, mask_truncated=False)

@@ -19,6 +19,8 @@ from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.loss import token_weights, value_loss
 from creditflow.engines.local.packing import PackedSteps, TrajectorySequences
+from creditflow.engines.local.planning import MOST_OF_CRITIC
+from creditflow.engines.local.recomputing import expect_recomputable
 
 
 class Critic:
@@ -30,6 +32,8 @@ class Critic:
     def __init__(self, model: Any, config: CriticConfig, total_updates: int | None = None) -> None:
         self.model = model.eval()
         self.config = config
+        self.max_tokens = config.ppo_max_token_len_per_gpu or MOST_OF_CRITIC
+        """Tokens of one micro-batch; `PolicySet` derives it if the configuration leaves it open."""
         self.forward = Forward(model)
         self.limit = self.forward.limit
         self.learner = Learner(model.parameters(), config.optim, config.grad_clip, total_updates)
@@ -46,6 +50,11 @@ class Critic:
         memory.suit(model.num_parameters(), device)
         return cls(model.to(device), config, updates)
 
+    def recompute(self) -> None:
+        """Use gradient checkpointing. Raises ConfigError if the model does not support it."""
+        expect_recomputable(self.model)
+        self.forward.recomputes = True
+
     @torch.no_grad()
     def values(self, batch: TrajectoryBatch, wanted_S: Bools) -> Floats:
         """The value [T] of the state before each response token of the steps `wanted_S` [S]; NaN elsewhere."""
@@ -61,7 +70,7 @@ class Critic:
 
         The micro-batches contain `steps`; if the critic sees whole trajectories, all steps of the same policy in them.
         """
-        most = self.config.ppo_max_token_len_per_gpu
+        most = self.max_tokens
         if self.config.context == "step" or len(steps) == 0:
             for packed in self.forward.micro_batches(batch, steps, most):
                 yield self._readable(packed), np.arange(len(packed.token_at)), packed.token_at

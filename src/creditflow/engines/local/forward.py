@@ -21,6 +21,7 @@ from creditflow._utils.huggingface import position_limit
 from creditflow.data import Ints
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees
 from creditflow.engines.local.packing import PackedSteps, Sequences, micro_batches, pack_pairs
+from creditflow.engines.local.recomputing import recomputing
 from creditflow.errors import ModelError
 
 
@@ -28,13 +29,19 @@ class Forward:
     """The forward pass of one model over packed steps.
 
     `packs`: whether to pack; None: pack if a trial pass gives the same numbers. `in_force`: a context entered around
-    every pass; see `lora.Adapter`.
+    every pass; see `lora.Adapter`. `recomputes`: whether passes with a gradient use gradient checkpointing.
     """
 
     def __init__(
-        self, model: Any, packs: bool | None = None, in_force: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self,
+        model: Any,
+        packs: bool | None = None,
+        in_force: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        *,
+        recomputes: bool = False,
     ) -> None:
         self.model = model
+        self.recomputes = recomputes
         self.in_force = in_force
         self.device = next(model.parameters()).device
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -99,11 +106,24 @@ class Forward:
         """The output of `net`, the model or its backbone, at the token before each response token."""
         predicting = self._tensor(packed.predicting)
         layout = Layout.from_packed(packed, self.device) if self.packs else None
-        if layout is None or layout.longest > self._sees:
-            return self._by_row(net, packed)[predicting]
-        if self._keeps and net is self.model:
-            return self._in_one(net, packed, layout, logits_to_keep=predicting)
-        return self._in_one(net, packed, layout)[predicting]
+        with self._saving(packed=layout is not None and layout.longest <= self._sees):
+            if layout is None or layout.longest > self._sees:
+                return self._by_row(net, packed)[predicting]
+            if self._keeps and net is self.model:
+                return self._in_one(net, packed, layout, logits_to_keep=predicting)
+            return self._in_one(net, packed, layout)[predicting]
+
+    def _saving(self, *, packed: bool) -> AbstractContextManager[None]:
+        """Gradient checkpointing if it is wanted, with the contexts that a layer needs in the backward pass."""
+        if not (self.recomputes and torch.is_grad_enabled()):
+            return nullcontext()
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            with self.in_force(), attending(self.model) if packed else nullcontext():
+                yield
+
+        return recomputing(self.model, again)
 
     def _in_one(self, net: Any, packed: PackedSteps, layout: Layout, **keep: Tensor) -> Tensor:
         """The output [T, ...] of `net` for all tokens in one pass, or only for those in `logits_to_keep`."""

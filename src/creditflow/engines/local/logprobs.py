@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+WHOLE = 1 << 25
+"""The largest number of logits of a micro-batch that are computed at once, without this module."""
 CHUNK = 1 << 23
 """The largest number of logits computed at once: 32 MiB in float32, which suits the caches of processors."""
 KEPT = 1 << 26

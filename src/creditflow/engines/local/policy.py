@@ -15,6 +15,7 @@ from creditflow.engines.local import decoding, memory, sampler
 from creditflow.engines.local.attention import unknown_kinds
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.lora import Adapter
+from creditflow.engines.local.recomputing import expect_recomputable
 from creditflow.errors import ModelError, first_line
 from creditflow.rollout.chat import ChatTokenizer, Prompt
 from creditflow.rollout.client import Generation, GenerationRequest
@@ -78,7 +79,7 @@ class Policy:
         """A copy of the policy with `adapter`, over the same, possibly shared, model."""
         other = copy.copy(self)
         other.adapter = adapter
-        other.forward = Forward(self.model, self.forward.packs, adapter.in_force)
+        other.forward = Forward(self.model, self.forward.packs, adapter.in_force, recomputes=self.forward.recomputes)
         return other
 
     def save(self, folder: Path | str) -> None:
@@ -111,6 +112,11 @@ class Policy:
         other.model = copy.deepcopy(self.model).requires_grad_(False)
         other.forward = Forward(other.model, self.forward.packs)
         return other
+
+    def recompute(self) -> None:
+        """Use gradient checkpointing from now on. Raises ConfigError if the model does not support it."""
+        expect_recomputable(self.model)
+        self.forward.recomputes = True
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
         """Encode a prompt as text and tokens (`ChatTokenizer.encode`)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 
 from creditflow._utils.huggingface import PositionLimit
 from creditflow.config import (
+    Config,
     DataConfig,
     FallbackConfig,
     Recipe,
@@ -28,15 +29,18 @@ from creditflow.credit import Assignment
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.common.rollouts import policy_steps
+from creditflow.engines.local import planning
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.critic import Critic
 from creditflow.engines.local.lora import Adapter, expect_fits
+from creditflow.engines.local.planning import MemoryPlan
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.models.folders import critic_folder, model_folder
 from creditflow.errors import ConfigError
 from creditflow.monitoring.memory import forget_peak, peak_gib
 
 FALLBACK_KEY = "guard.fallback"
+ACTOR_SIZE, CRITIC_SIZE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"
 
 
 def _expect_lengths(data: DataConfig, limit: PositionLimit, key: str) -> None:
@@ -133,7 +137,13 @@ class PolicySet:
                 updates = steps * mini_batches * config.critic.ppo_epochs
                 critics[name] = Critic.load(folder, key, policies[name].device, config.critic, updates)
                 _expect_critic(config.data, critics[name], policies[name], key)
+        if config.actor_rollout_ref.model.enable_gradient_checkpointing:
+            for actor in actors.values():
+                actor.policy.recompute()
+            for critic in critics.values():
+                critic.recompute()
         policy_set = cls(policies, actors, critics, config.guard.fallback, config.data.seed)
+        policy_set.set_sizes(policy_set.derived_sizes(config))
         if config.guard.fallback.trainable == "lora":
             if not policy_set._whole_actors():
                 raise ConfigError(
@@ -147,6 +157,79 @@ class PolicySet:
     def for_rollouts(cls, recipe: Recipe) -> PolicySet:
         """Load only the policies, without actors and critics."""
         return cls(load_policies(recipe), {}, {})
+
+    def derived_sizes(self, config: Config) -> dict[str, int]:
+        """The micro-batch size in tokens of each key that the recipe leaves open.
+
+        Derived from the models and all memory of the device, not from what is free, so that a run can be repeated.
+        """
+        open_keys = {ACTOR_SIZE: config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu}
+        if self.critics:
+            open_keys[CRITIC_SIZE] = config.critic.ppo_max_token_len_per_gpu
+        memory = planning.SHARE[self.device.type] * planning.memory_limit(self.device)
+        most = {ACTOR_SIZE: planning.MOST, CRITIC_SIZE: planning.MOST_OF_CRITIC}
+        plans = self.plans(config)
+        return {key: plans[key].max_tokens(memory, most[key]) for key, given in open_keys.items() if given is None}
+
+    def set_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Set the micro-batch sizes, by key."""
+        for actor in self.actors.values():
+            actor.max_tokens = sizes.get(ACTOR_SIZE, actor.max_tokens)
+        for critic in self.critics.values():
+            critic.max_tokens = sizes.get(CRITIC_SIZE, critic.max_tokens)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The micro-batch size in tokens, by key."""
+        of_actors = [actor.max_tokens for actor in self.actors.values()]
+        of_critics = [critic.max_tokens for critic in self.critics.values()]
+        return {key: of_key[0] for key, of_key in ((ACTOR_SIZE, of_actors), (CRITIC_SIZE, of_critics)) if of_key}
+
+    @property
+    def max_tokens(self) -> int:
+        """The tokens of one micro-batch of the actors, also used for references."""
+        return self.sizes.get(ACTOR_SIZE, planning.MOST)
+
+    def plans(self, config: Config) -> dict[str, MemoryPlan]:
+        """The memory of a training step while actors or critics are updated, by the key of their micro-batch size."""
+        rollout, data = config.actor_rollout_ref.rollout, config.data
+        models = [policy.model for policy in {**self.policies, **self.references}.values()]
+        models += [critic.model for critic in self.critics.values()]
+        models += [actor.reference.model for actor in self.actors.values() if actor.reference is not None]
+        learners = [actor.learner for actor in self.actors.values()]
+        learners += [critic.learner for critic in self.critics.values()]
+        forwards = {
+            ACTOR_SIZE: [actor.policy.forward for actor in self.actors.values()],
+            CRITIC_SIZE: [critic.forward for critic in self.critics.values()],
+        }
+        rows = min(rollout.max_num_seqs, rollout.n * data.train_batch_size)
+        row_tokens = data.max_prompt_length + data.max_response_length
+        fixed = MemoryPlan(
+            weights=planning.bytes_of(weight for model in models for weight in model.parameters()),
+            trained=planning.bytes_of(weight for learner in learners for weight in learner.parameters),
+            per_token=0,
+            per_pass=max((planning.bytes_per_pass(one) for one in forwards[ACTOR_SIZE]), default=0),
+            sampling=max(planning.sampling_bytes(one.model, rows, row_tokens) for one in self.policies.values()),
+            base=planning.BASE[self.device.type],
+        )
+        return {
+            key: replace(fixed, per_token=max(planning.bytes_per_token(one) for one in of_key))
+            for key, of_key in forwards.items()
+            if of_key
+        }
+
+    def expect_memory(self, config: Config) -> dict[str, MemoryPlan]:
+        """Raise ConfigError if a training step cannot fit into the memory that is free now; returns the plans."""
+        plans, free = self.plans(config), planning.free_memory(self.device)
+        held = planning.held_memory(self.device)
+        for key, plan in plans.items():
+            planning.expect_fits(plan, self.sizes[key], held + free, key)
+        return plans
+
+    @property
+    def device(self) -> torch.device:
+        """The device of all local models."""
+        return next(iter(self.policies.values())).device
 
     @property
     def references(self) -> dict[str, Policy]:

@@ -179,7 +179,7 @@ async def sample_trajectories(
         error.trajectories = trajectories
         raise
     policy_set.freeze(trajectories)
-    fill_references(policy_set.references, trajectories, components)
+    fill_references(policy_set.references, trajectories, components, policy_set.max_tokens)
     return trajectories
 
 
@@ -193,9 +193,8 @@ async def complete(running: Awaitable[list[Trajectory]], components: Components)
 
 
 def fill_references(
-    references: Mapping[str, Policy], trajectories: Sequence[Trajectory], components: Components
+    references: Mapping[str, Policy], trajectories: Sequence[Trajectory], components: Components, max_tokens: int
 ) -> None:
     """Set the reference log-probs of all steps, if a reward function needs them."""
     if needs_reference(components):
-        most = components.recipe.config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-        fill_reference_logprobs(references, trajectories, most)
+        fill_reference_logprobs(references, trajectories, max_tokens)

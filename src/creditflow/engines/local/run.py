@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,13 @@ def begin(
             NAME,
             ("torch", "transformers", "numpy"),
             device=str(next(iter(policy_set.policies.values())).device),
+            derived=policy_set.sizes,
             parameters=sum(weight.numel() for actor in actors for weight in actor.policy.parameters),
         )
         folder = create_folder(recipe, path, facts, reporter)
         return RunState(folder, components, policy_set, threshold, guard, reporter)
     folder = RunFolder.open(path)
+    policy_set.set_sizes(_begun_with(path, recipe))
     back_to = rollbacks(path)
     named = recipe.config.trainer.resume_from_path
     if named is not None:
@@ -151,6 +154,12 @@ def begin(
         run.restore(step, state)
     reporter.say(f"run folder: {folder.path}, goes on after step {step}")
     return run
+
+
+def _begun_with(path: Path, recipe: Recipe) -> dict[str, int]:
+    """The derived micro-batch sizes of the run in `path`, so that another machine's memory does not change it."""
+    derived: dict[str, int] = (read_facts(path, NAME) or {}).get("derived", {})
+    return {key: size for key, size in derived.items() if attrgetter(key)(recipe.config) is None}
 
 
 def expect_resumable(recipe: Recipe, path: Path, steps: int) -> None:

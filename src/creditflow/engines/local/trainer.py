@@ -24,6 +24,7 @@ from creditflow.engines.common.metrics import (
 )
 from creditflow.engines.common.rollouts import needs_reference, total_steps
 from creditflow.engines.common.run import FINISHED, run_path
+from creditflow.engines.local import planning
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import Stopwatch, gather, sample_trajectories
@@ -57,8 +58,11 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     if measures:
         expect_enough_rollouts(recipe.config)
     policy_set = PolicySet.from_recipe(recipe, steps, keep_reference=needs_reference(components) or measures)
+    plans = policy_set.expect_memory(recipe.config)
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, components.agents)
     run = begin(components, path, policy_set, threshold, guard, reporter)
+    for key, plan in plans.items():
+        reporter.say(planning.sentence(key, policy_set.sizes[key], plan, policy_set.device))
     if run.done < steps:  # left by a shorter run; it would mark this run as finished
         (path / FINISHED).unlink(missing_ok=True)
     trainer = recipe.config.trainer

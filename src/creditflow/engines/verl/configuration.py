@@ -61,7 +61,7 @@ def _keys(table: str) -> tuple[str, ...]:
 
 
 _SAME = _keys("""
-    actor_rollout_ref.model: lora_alpha target_modules
+    actor_rollout_ref.model: lora_alpha target_modules enable_gradient_checkpointing
     actor_rollout_ref.actor: ppo_mini_batch_size ppo_epochs ppo_max_token_len_per_gpu clip_ratio clip_ratio_c grad_clip
     actor_rollout_ref.actor: entropy_coeff loss_agg_mode loss_scale_factor use_kl_loss kl_loss_coef kl_loss_type
     actor_rollout_ref.rollout: n temperature max_num_seqs
@@ -73,6 +73,12 @@ _SAME = _keys("""
     trainer: total_training_steps val_before_train resume_mode resume_from_path max_actor_ckpt_to_keep critic_warmup
 """)
 """Options with the same name and meaning in verl."""
+_OPEN = _keys("""
+    actor_rollout_ref.model: enable_gradient_checkpointing
+    actor_rollout_ref.actor: ppo_max_token_len_per_gpu
+    critic: ppo_max_token_len_per_gpu
+""")
+"""Options with a default that depends on the engine: verl's own applies unless the recipe sets them."""
 
 
 def _otherwise(config: Config) -> dict[str, Any]:
@@ -132,12 +138,13 @@ _RENAMED = {f"{section}.optim.lr_scheduler_type": f"{section}.optim.lr_decay_sty
 
 def mapped(config: Config) -> dict[str, Any]:
     """The verl keys and values of all recipe options that verl supports."""
-    return {key: attrgetter(key)(config) for key in _SAME} | _otherwise(config)
+    same = {key: attrgetter(key)(config) for key in _SAME}
+    return {key: value for key, value in same.items() if value is not None or key not in _OPEN} | _otherwise(config)
 
 
 def sources() -> dict[str, tuple[str, ...]]:
     """The recipe keys from which each verl key is computed."""
-    keys = {key: (key,) for key in mapped(Config())} | _SOURCES
+    keys = {key: (key,) for key in (*_SAME, *_otherwise(Config()))} | _SOURCES
     return keys | {other: keys[key] for key, other in _RENAMED.items()}
 
 

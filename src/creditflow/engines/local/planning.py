@@ -1,0 +1,292 @@
+"""Memory of a training step: a prediction from sizes, the limit of the machine, and the micro-batch that fits.
+
+`MemoryPlan` computes with numbers alone. The functions after it read a model and the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from creditflow._utils.huggingface import n_tokens
+from creditflow.engines.local import logprobs
+from creditflow.engines.local.forward import Forward
+from creditflow.engines.local.packing import PackedSteps, pack_pairs
+from creditflow.errors import ConfigError
+
+MOST = 16_384
+"""The largest derived micro-batch, in tokens; verl's default."""
+MOST_OF_CRITIC = 32_768
+"""The same for a critic, whose output is one number per token."""
+LEAST = 256
+"""The smallest derived micro-batch, in tokens."""
+SHARE = {"cpu": 0.4, "cuda": 0.8}
+"""The share of the limit that a step with a derived micro-batch may fill. On a CPU, two runs fit side by side."""
+CERTAIN = 0.8
+"""A step is refused if this share of its predicted memory cannot be had."""
+BASE = {"cpu": 700 << 20, "cuda": 1 << 30}
+"""Memory of Python with its libraries, or of a CUDA context."""
+_ADAM = 2
+"""Running means of AdamW per trained number."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The memory of one training step, in bytes."""
+
+    weights: int
+    """All models, with frozen ones, references and critics."""
+    trained: int
+    """The trained weights among them. Their gradients take as much, and AdamW's two running means twice as much."""
+    per_token: int
+    """What the model that needs most keeps for the gradient, per token of a micro-batch."""
+    per_pass: int = 0
+    """Buffers of a pass, whatever its size."""
+    sampling: int = 0
+    """Keys, values and logits while responses are sampled."""
+    base: int = BASE["cpu"]
+    """The process without models."""
+
+    @property
+    def gradients(self) -> int:
+        """The gradients of all trained weights."""
+        return self.trained
+
+    @property
+    def optimizer(self) -> int:
+        """The state of AdamW."""
+        return _ADAM * self.trained
+
+    @property
+    def fixed(self) -> int:
+        """The memory that does not depend on the micro-batch."""
+        return self.base + self.weights + self.gradients + self.optimizer + self.per_pass
+
+    def peak(self, max_tokens: int) -> int:
+        """The largest memory of a step with micro-batches of `max_tokens` tokens."""
+        return max(self.fixed + max_tokens * self.per_token, self.fixed - self.gradients + self.sampling)
+
+    def max_tokens(self, memory: float, most: int = MOST) -> int:
+        """The largest micro-batch, a power of two from `LEAST` to `most`, with a peak of at most `memory` bytes.
+
+        `LEAST` if none fits.
+        """
+        sizes = (LEAST << k for k in range((most // LEAST).bit_length()))
+        return max((size for size in sizes if size <= most and self.peak(size) <= memory), default=LEAST)
+
+    def fits(self, max_tokens: int, memory: float) -> bool:
+        """Whether a step with micro-batches of `max_tokens` tokens needs at most `memory` bytes."""
+        return self.peak(max_tokens) <= memory
+
+
+def expect_fits(plan: MemoryPlan, max_tokens: int, memory: float, key: str) -> None:
+    """Raise ConfigError if micro-batches of `max_tokens` tokens need more than `memory` bytes, with a size that fits.
+
+    The prediction may be too large, so a step is refused only if most of it does not fit.
+    """
+    if plan.peak(max_tokens) * CERTAIN <= memory:
+        return
+    needs = f"{max_tokens} tokens need about {gib(plan.peak(max_tokens))}, and {gib(memory)} can be had"
+    size = plan.max_tokens(memory)
+    if plan.peak(size) <= memory and size < max_tokens:
+        raise ConfigError(f"{key}: expected at most {size}, got {max_tokens}: {needs}")
+    raise ConfigError(
+        f"{key}: {needs}, and {plan.fixed * 100 // plan.peak(size)} % of that is independent of it. Train an adapter "
+        "(actor_rollout_ref.model.lora_rank), a smaller model, or fewer policies, or sample fewer rows at a time "
+        "(actor_rollout_ref.rollout.max_num_seqs)"
+    )
+
+
+def sentence(key: str, max_tokens: int, plan: MemoryPlan, device: torch.device) -> str:
+    """The size of a micro-batch and its memory, for messages."""
+    needs, limit = gib(plan.peak(max_tokens)), gib(memory_limit(device))
+    return f"{key}: {max_tokens} tokens; a step needs at most about {needs} of {limit}"
+
+
+def gib(size: float) -> str:
+    """A size in bytes as text."""
+    return f"{size / (1 << 30):.1f} GiB"
+
+
+def memory_limit(device: torch.device) -> int:
+    """All memory that this process may use on the device, in bytes, whether free or not.
+
+    On a CPU: the machine's memory, or the limit of a control group that contains this process if it is lower.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return min([_physical(), *(limit for limit, _ in _groups())])
+
+
+def free_memory(device: torch.device) -> int:
+    """The memory that this process can still get on the device, in bytes, without what it holds already."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return max(0, min([_available(), *(limit - used for limit, used in _groups())]))
+
+
+def held_memory(device: torch.device) -> int:
+    """The memory that this process holds on the device, in bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_allocated(device))
+    return _of_file(Path("/proc/self/status"), "VmRSS:") or 0
+
+
+def bytes_per_token(forward: Forward) -> int:
+    """What a pass of a model with its gradient needs per token of a micro-batch, in bytes, measured on short rows.
+
+    The larger of rows with and without shared prompts. Measured from the tensors that autograd keeps; the gradients of
+    one layer's activations come on top.
+    """
+    measured = _measured.setdefault(forward, {})
+    if forward.recomputes not in measured:
+        measured[forward.recomputes] = _bytes_per_token(forward)
+    return measured[forward.recomputes]
+
+
+_measured: WeakKeyDictionary[Forward, dict[bool, int]] = WeakKeyDictionary()
+"""Results of `bytes_per_token`, with and without gradient checkpointing."""
+
+
+def _bytes_per_token(forward: Forward) -> int:
+    config = forward.model.config.get_text_config(decoder=True)
+    layers = max(1, int(getattr(config, "num_hidden_layers", 1)))
+    length = max(2, min(12, forward.limit.tokens // 2))
+    most = 0.0
+    for shared in (False, True):
+        few, many = (_trial(forward, rows, length, shared=shared) for rows in (4, 8))
+        kept = (_kept(forward, many) - _kept(forward, few)) / (len(many.input_ids) - len(few.input_ids))
+        if forward.recomputes:
+            kept = kept / layers + layers * int(getattr(config, "hidden_size", 0)) * 4
+        most = max(most, kept + 2 * kept / layers)
+    head = forward.model.get_output_embeddings()
+    if head is not None and not makes_chunks(forward):
+        most += 3 * 4 * n_tokens(forward.model)  # the logits, and two copies in the log-softmax and its gradient
+    return int(most)
+
+
+def bytes_per_pass(forward: Forward) -> int:
+    """The buffers of a pass whose logits are computed in chunks."""
+    return 4 * (logprobs.KEPT + 3 * logprobs.CHUNK) if makes_chunks(forward) else 0
+
+
+def makes_chunks(forward: Forward) -> bool:
+    """Whether large passes of this model compute their logits in chunks (`logprobs.logprobs_from_hidden`)."""
+    return MOST * n_tokens(forward.model) > logprobs.WHOLE and forward.head is not None
+
+
+def _kept(forward: Forward, packed: PackedSteps) -> int:
+    """The memory that autograd keeps of a pass up to the hidden states, without weights."""
+    weights = {weight.untyped_storage().data_ptr() for weight in forward.model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    recomputes, forward.recomputes = forward.recomputes, False
+    try:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            with forward.running():
+                hidden = forward.hidden(packed)
+            del hidden
+    finally:
+        forward.recomputes = recomputes
+    return sum(kept.values())
+
+
+def _trial(forward: Forward, rows: int, length: int, *, shared: bool) -> PackedSteps:
+    """Rows of a prompt and a response of `length` tokens each; `shared`: four rows have the same prompt."""
+    ids = np.arange(length)
+    pairs = [((ids + (n // 4 if shared else n)).tolist(), (ids + n + 1).tolist()) for n in range(rows)]
+    packed = pack_pairs(pairs, np.arange(rows) // 4 if shared else np.arange(rows))
+    return replace(packed, input_ids=packed.input_ids % n_tokens(forward.model))
+
+
+def sampling_bytes(model: Any, rows: int, row_tokens: int) -> int:
+    """Keys, values and logits of `rows` sampled responses, with prompts, of `row_tokens` tokens each.
+
+    Keys and values count twice, because a growing cache is copied.
+    """
+    config: Any = model.config.get_text_config(decoder=True)
+    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    per_token = 2 * int(config.num_hidden_layers) * heads * width * 4
+    return rows * (2 * row_tokens * per_token + 4 * 4 * n_tokens(model))
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """The memory of tensors; tensors that share memory count once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def _physical() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _available() -> int:
+    return _of_file(Path("/proc/meminfo"), "MemAvailable:") or _physical()
+
+
+def _of_file(file: Path, key: str) -> int | None:
+    """The value of a line `key number kB`, in bytes; None without such a file or line."""
+    if not file.exists():
+        return None
+    return next((int(line.split()[1]) << 10 for line in file.read_text().splitlines() if line.startswith(key)), None)
+
+
+_CGROUP = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+_VERSION_2 = ("memory.max", "memory.current")
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _groups(own: Path | None = None, root: Path | None = None) -> list[tuple[int, int]]:
+    """Limit and use, in bytes, of each control group with a memory limit that contains this process.
+
+    `own`: the list of the process's groups. `root`: the folder of all groups. In a container, the listed path may not
+    exist below `root`; then the root itself is the container's group.
+    """
+    own, root = own or _OWN, root or _CGROUP
+    if not own.exists():
+        return []
+    found: dict[Path, tuple[int, int]] = {}
+    for line in own.read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            top, names = root, _VERSION_2
+        elif "memory" in controllers.split(","):
+            top, names = root / "memory", _VERSION_1
+        else:
+            continue
+        inner = PurePosixPath(path.lstrip("/"))
+        for folder in (top, *(top / parent for parent in (inner, *inner.parents))):
+            limit, used = (_number(folder / name) for name in names)
+            if limit is not None and used is not None:
+                found[folder] = (limit, used - _cached(folder / "memory.stat"))
+    return list(found.values())
+
+
+def _cached(file: Path) -> int:
+    """The file cache that counts as a group's use, but is freed when memory is needed."""
+    lines = file.read_text().splitlines() if file.is_file() else []
+    values = {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdecimal()}
+    return values.get("total_inactive_file", values.get("inactive_file", 0))
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None without the file, for `max`, and for version 1's number that means no limit."""
+    if not file.is_file() or not (text := file.read_text().strip()).isdecimal():
+        return None
+    return value if (value := int(text)) < 1 << 60 else None
