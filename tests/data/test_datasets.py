@@ -126,8 +126,8 @@ def test_task_function_gets_split_and_recipe(tmp_path):
     assert [(task.data_source, task.ground_truth) for task in tasks] == [("val", 0), ("val", 1), ("val", 2)]
     for name, message in [
         ("none", "data.val_files: make.py:none holds no task"),
-        ("wrong", "expected a list of tasks from make.py:wrong, got a str"),
-        ("rows", "expected a list of tasks from make.py:rows, got one that holds a dict"),
+        ("wrong", "expected an iterable of tasks from make.py:wrong, got a str"),
+        ("rows", "data.val_files: task 0 of make.py:rows: expected a creditflow.Task, got a dict"),
         ("table", "expected a function, make.py:table is a list"),
     ]:
         with pytest.raises(DataError, match=message):
@@ -182,8 +182,8 @@ def test_unusable_files_are_named(tmp_path):
         ("gone.parquet", "data.train_files: no file 'gone.parquet' in"),
         ("empty.jsonl", "data.train_files: empty.jsonl holds no task"),
         ("broken.parquet", "broken.parquet: not a readable Parquet file"),
-        ("t.csv", "expected a .parquet or .jsonl file, got 't.csv'"),
-        ("folder", "a folder, not a file"),
+        ("t.csv", "expected a .parquet, .jsonl, .arrow file or a folder, got .*t.csv'"),
+        ("folder", "data.train_files: .*folder: expected a data set of `save_to_disk`, or .* files .*, got nothing"),
         (None, "data.train_files: expected a path"),
         ([], "data.train_files: expected a path"),
         ([3], "data.train_files: expected a path"),

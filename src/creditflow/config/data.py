@@ -17,10 +17,12 @@ class DataConfig(Section):
     """Data sets, batch sizes and length limits."""
 
     train_files: _Files = None
-    """One path or a list (Parquet or JSONL with verl's columns), or `file.py:function` that makes the tasks, or
-    `reasoning-gym://family?option=value` (a list of these may have `weight=`)."""
+    """One path or a list, with verl's columns: `.parquet`, `.jsonl` or `.arrow` files, or folders of them or of
+    Hugging Face's `save_to_disk`. Or `file.py:function` that makes the tasks, or `reasoning-gym://family?option=value`
+    (a list of these may have `weight=`)."""
     val_files: _Files = None
-    """The same, for evaluation; default: the training tasks."""
+    """The same, for evaluation. Default: `data.train_files`, of which a function may return other tasks for split=val,
+    and a folder may have a validation or test split."""
     train_batch_size: PositiveInt = 16
     """Tasks per training step, each with `actor_rollout_ref.rollout.n` rollouts."""
     val_max_samples: Annotated[Literal[-1] | PositiveInt, expected("1 or more, or -1 for all")] = -1

@@ -61,7 +61,7 @@ class Recipe:
         """Count and source of the validation tasks, for messages."""
         from creditflow.data.datasets import validation_words
 
-        return validation_words(self.config.data.train_files, self.config.data.val_files, count)
+        return validation_words(self.config.data.train_files, self.config.data.val_files, count, self.folder)
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved configuration, as stored with a run."""
@@ -84,6 +84,7 @@ class Recipe:
 
 _MODEL_KEYS = ("path", "reference", "tokenizer")
 """Keys of model folders, of policies and of reward functions; they are relative to the working directory."""
+_DATA_KEYS = ("train_files", "val_files")
 
 
 def _absolute(value: Any, folder: Path) -> Any:
@@ -94,8 +95,8 @@ def _absolute(value: Any, folder: Path) -> Any:
 
     def changed(text: str, key: str) -> str:
         file, colon, name = text.rpartition(":") if ".py:" in text else (text, "", "")
-        if colon or file.endswith((".parquet", ".jsonl")):
-            existing = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
+        if colon or file.endswith((".parquet", ".jsonl")) or (text and key in _DATA_KEYS):
+            existing = next((path for path in (folder / file, Path(file)) if path.exists()), None)
             return f"{existing.resolve()}{colon}{name}" if existing else text
         if text and key in _MODEL_KEYS and (Path(text) / "config.json").is_file():
             return str(Path(text).resolve())

@@ -1,27 +1,36 @@
-"""Reads and writes tasks: Parquet and JSONL in verl's schema, published GSM8K, reasoning-gym, or a user's function.
+"""Reads and writes tasks: files and folders in verl's schema, published GSM8K, reasoning-gym, or a user's function.
 
 pyarrow is imported only when a Parquet file is read or written.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from creditflow._utils.files import write_whole
 from creditflow._utils.loading import is_reference, load_object
 from creditflow._utils.tracebacks import located
+from creditflow.data.dataset_folders import (
+    SUFFIXES,
+    Split,
+    arrow_rows,
+    has_held_out_split,
+    open_saved,
+    parts_of_folder,
+)
 from creditflow.data.gym_tasks import SCHEME, gym_tasks, is_gym_address
 from creditflow.data.messages import without_nulls
 from creditflow.data.trajectory import Task, content_text
 from creditflow.errors import CreditflowError, DataError, first_line
 
-Split = Literal["train", "val"]
-
+_COLUMNS = ("data_source", "prompt", "reward_model", "extra_info", "question", "answer")
+"""Columns that tasks are made of: verl's, and those of published GSM8K."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _SHAREGPT = {"human": "user", "gpt": "assistant"}
 """Role names in ShareGPT files, which no chat template accepts, to standard roles."""
@@ -33,11 +42,11 @@ def load_tasks(
 ) -> list[Task]:
     """Load the tasks of `data.train_files` or `data.val_files`, in the order of the files.
 
-    A file is looked up in `base` (the recipe's folder), then in the working directory. It is `.parquet` or `.jsonl`
-    with verl's columns, or GSM8K's JSONL as published. `file.py:function` is called as
-    `function(split=..., recipe=...)` and returns a list of tasks. `reasoning-gym://family?option=value` makes the tasks
-    of that split (`gym_tasks`). Raises DataError, with the file and the line if there is one, for unusable files and
-    tasks.
+    A file is looked up in `base` (the recipe's folder), then in the working directory. It is `.parquet`, `.jsonl` or
+    `.arrow`, with verl's columns or GSM8K's as published. A folder was written by `save_to_disk`, or has such files.
+    `file.py:function` is called as `function(split=..., recipe=...)`, with those of the two that it takes, and returns
+    an iterable of tasks. `reasoning-gym://family?option=value` makes the tasks of that split (`gym_tasks`). Raises
+    DataError, with the file and the line if there is one, for unusable files and tasks.
     """
     key = f"data.{split}_files"
     names = [files] if isinstance(files, str) else list(files or [])
@@ -55,22 +64,26 @@ def _of_files(
 ) -> list[Task]:
     tasks: list[Task] = []
     for name in names:
-        found = _call(name, base, key, recipe_settings, split) if is_reference(name) else _read(name, base, key)
+        found = _call(name, base, key, recipe_settings, split) if is_reference(name) else _read(name, base, key, split)
         if not found:
             raise DataError(f"{key}: {name} holds no task")
         tasks += found
     return tasks
 
 
-def validation_words(train_files: Any, val_files: Any, count: int) -> str:
-    """Describe the count and source of validation tasks, which without `data.val_files` is `data.train_files`."""
+def validation_words(train_files: Any, val_files: Any, count: int, base: Path = Path()) -> str:
+    """Describe the count and source of validation tasks, which without `data.val_files` is `data.train_files`.
+
+    `base`: the recipe's folder.
+    """
     noun = "task" if count == 1 else "tasks"
     if val_files is not None:
         return f"{count} {noun}"
     files = [train_files] if isinstance(train_files, str) else list(train_files or [])
     if all(is_gym_address(name) for name in files):
         return f"{count} {noun} of the validation split of data.train_files (data.val_files is not set)"
-    if all(is_reference(name) for name in files):  # the function gets split="val" and may return other tasks
+    # A function gets split="val" and may return other tasks; a folder may have a split of its own.
+    if all(is_reference(name) or has_held_out_split(_found(name, base) or Path(name)) for name in files):
         return f"{count} {noun} of data.train_files with split=val (data.val_files is not set)"
     return f"{count} training {noun} (data.val_files is not set)"
 
@@ -87,7 +100,7 @@ def gsm8k_tasks(path: Path | str) -> list[Task]:
     for line, row in _jsonl(path):
         if not _is_gsm8k(row):
             raise DataError(f"{path}:{line}: expected GSM8K's question and answer, got {_keys(row)}")
-        tasks.append(_gsm8k_task(row, len(tasks), path, line))
+        tasks.append(_gsm8k_task(row, len(tasks), path, f"{path}:{line}"))
     if not tasks:
         raise DataError(f"{path}: holds no task")
     return tasks
@@ -128,19 +141,25 @@ def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Spl
     make = load_object(name, base, key)
     if not callable(make):
         raise DataError(f"{key}: expected a function, {name} is a {type(make).__name__}")
+    arguments = _arguments(make, name, key, {"split": split, "recipe": dict(recipe)})
     try:
-        tasks = make(split=split, recipe=dict(recipe))
+        made = make(**arguments)
+        tasks = list(made) if isinstance(made, Iterable) and not isinstance(made, str | bytes | Mapping) else None
     except CreditflowError:
         raise
     except Exception as error:
         why = located(error, f"{type(error).__name__}: {first_line(error)}")
         raise DataError(f"{key}: {name} raised {why}") from error
-    if not isinstance(tasks, list) or not all(isinstance(task, Task) for task in tasks):
-        kind = next((type(t).__name__ for t in tasks if not isinstance(t, Task)), "") if isinstance(tasks, list) else ""
-        got = f"one that holds a {kind}" if kind else f"a {type(tasks).__name__}"
-        raise DataError(f"{key}: expected a list of tasks from {name}, got {got}")
+    if tasks is None:
+        raise DataError(f"{key}: expected an iterable of tasks from {name}, got a {type(made).__name__}")
     for number, task in enumerate(tasks):
         where = f"{key}: task {number} of {name}"
+        if not isinstance(task, Task):
+            raise DataError(f"{where}: expected a creditflow.Task, got a {type(task).__name__}: {str(task)[:80]!r}")
+        if not isinstance(task.data_source, str):
+            raise DataError(f"{where}: data_source: expected a text, got {str(task.data_source)[:80]!r}")
+        if not isinstance(task.extra_info, dict):
+            raise DataError(f"{where}: extra_info: expected an object, got a {type(task.extra_info).__name__}")
         for part in ("prompt", "ground_truth", "extra_info"):
             _expect_json(getattr(task, part), f"{where}: {part}")
         if not isinstance(task.prompt, tuple | list):
@@ -150,20 +169,55 @@ def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Spl
     return tasks
 
 
-def _read(name: str, base: Path, key: str) -> list[Task]:
-    path = next((p for p in (base / name, Path(name)) if p.exists()), None)
+def _arguments(make: Callable[..., object], name: str, key: str, offered: dict[str, object]) -> dict[str, object]:
+    """Those of the `offered` keyword arguments that `make` takes. Raises DataError if it requires others."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except ValueError:  # compiled functions may have no signature
+        return offered
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return offered
+    by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    optional = {one.name for one in parameters if one.default is not one.empty or one.kind is one.VAR_POSITIONAL}
+    if unknown := [one.name for one in parameters if one.name not in optional | (by_name & offered.keys())]:
+        raise DataError(
+            f"{key}: {name}: expected a function with parameters among {', '.join(offered)}, got {', '.join(unknown)}"
+        )
+    return {word: value for word, value in offered.items() if word in by_name}
+
+
+def _found(name: str, base: Path) -> Path | None:
+    return next((path for path in (base / name, Path(name)) if path.exists()), None)
+
+
+def _read(name: str, base: Path, key: str, split: Split) -> list[Task]:
+    path = _found(name, base)
     if path is None:
         raise DataError(f"{key}: no file {name!r} in {base} or the working directory")
-    path = _existing(path, key)
-    if path.suffix == ".parquet":
-        return [_task(row, f"{path}: row {i}") for i, row in enumerate(_parquet(path))]
-    if path.suffix == ".jsonl":
-        tasks: list[Task] = []
-        for line, row in _jsonl(path):
+    tasks: list[Task] = []
+    for part in parts_of_folder(path, split, key) if path.is_dir() else [path]:
+        for where, row in _rows(part, key):
             gsm8k = _is_gsm8k(row)
-            tasks.append(_gsm8k_task(row, len(tasks), path, line) if gsm8k else _task(row, f"{path}:{line}"))
-        return tasks
-    raise DataError(f"{key}: expected a .parquet or .jsonl file, got {name!r}")
+            tasks.append(_gsm8k_task(row, len(tasks), part, where) if gsm8k else _task(row, where))
+    return tasks
+
+
+def _rows(path: Path, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield place and row for each row of a file or of a saved data set."""
+    if path.suffix == ".jsonl":
+        yield from ((f"{path}:{line}", row) for line, row in _jsonl(path))
+        return
+    if path.is_dir():
+        names, rows = open_saved(path, _COLUMNS)
+        if not _is_gsm8k(dict.fromkeys(names)):
+            _expect_columns(dict.fromkeys(names, True), str(path))
+    elif path.suffix == ".parquet":
+        rows = iter(_parquet(path))
+    elif path.suffix == ".arrow":
+        rows = arrow_rows(path)
+    else:
+        raise DataError(f"{key}: expected a {', '.join(SUFFIXES)} file or a folder, got {str(path)!r}")
+    yield from ((f"{path}: row {i}", row) for i, row in enumerate(rows))
 
 
 def _existing(path: Path, key: str) -> Path:
@@ -200,8 +254,7 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 
 def _task(row: Mapping[str, Any], where: str) -> Task:
     """Build a task from a row with verl's columns."""
-    if missing := [name for name in ("data_source", "prompt", "reward_model") if row.get(name) is None]:
-        raise DataError(f"{where}: missing {', '.join(missing)} (verl's columns), got {_keys(row)}")
+    _expect_columns(row, where)
     prompt, reward_model, extra_info = row["prompt"], row["reward_model"], row.get("extra_info")
     if not isinstance(prompt, list) or not prompt:
         raise DataError(f"{where}: prompt: expected a list of messages {{role, content}}, got {str(prompt)[:80]!r}")
@@ -218,6 +271,14 @@ def _task(row: Mapping[str, Any], where: str) -> Task:
         ground_truth=reward_model["ground_truth"],
         extra_info=dict(extra_info or {}),
     )
+
+
+def _expect_columns(row: Mapping[str, Any], where: str) -> None:
+    if missing := [name for name in ("data_source", "prompt", "reward_model") if row.get(name) is None]:
+        raise DataError(
+            f"{where}: missing {', '.join(missing)} (verl's columns), got {_keys(row)}; rename the columns, "
+            "or make the tasks with a function (`file.py:function`)"
+        )
 
 
 def _message(message: object, where: str) -> dict[str, Any]:
@@ -268,14 +329,14 @@ def _is_gsm8k(row: Mapping[str, Any]) -> bool:
     return "prompt" not in row and {"question", "answer"} <= row.keys()
 
 
-def _gsm8k_task(row: Mapping[str, Any], index: int, path: Path, line: int) -> Task:
+def _gsm8k_task(row: Mapping[str, Any], index: int, path: Path, where: str) -> Task:
     question, answer = row["question"], row["answer"]
     if not isinstance(question, str) or not isinstance(answer, str):
-        raise DataError(f"{path}:{line}: expected question and answer to be text")
+        raise DataError(f"{where}: expected question and answer to be text")
     _, marker, final = answer.rpartition("####")
     truth = final.strip().replace(",", "")
     if not marker or not truth:
-        raise DataError(f"{path}:{line}: expected an answer that ends with `#### number`, got {answer[-40:]!r}")
+        raise DataError(f"{where}: expected an answer that ends with `#### number`, got {answer[-40:]!r}")
     return Task(
         data_source="openai/gsm8k",
         prompt=({"role": "user", "content": question},),

@@ -8,7 +8,8 @@ import torch
 from torch.utils.data import Dataset
 
 from creditflow.data import Task
-from creditflow.data.datasets import Split, load_tasks
+from creditflow.data.dataset_folders import Split
+from creditflow.data.datasets import load_tasks
 from creditflow.engines.verl.recipe import KEY, read_run_handle
 from creditflow.errors import ConfigError
 
