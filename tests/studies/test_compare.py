@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,9 @@ from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.errors import ConfigError, DataError
 from creditflow.monitoring import Evaluation
+from creditflow.monitoring.evaluation import Example, ExampleStep
 from creditflow.reports.comparison_plot import draw_comparison
+from creditflow.reports.examples import example_lines
 from creditflow.reports.tables import (
     comparison_table,
     comparison_title,
@@ -261,6 +264,10 @@ def test_evaluation_keeps_results_by_task():
     assert found.metrics["pass_at_1"] == 0.75
     assert found.metrics["pass_at_1_greedy"] == 0.5
     assert found.metrics["step_error_rate"] == 2 / 5
+    assert [(one.outcome, [(step.agent, step.sub_reward) for step in one.steps]) for one in found.examples] == [
+        (1.0, [("x", 1.0)]),
+        (0.0, [("x", None)]),
+    ]
     assert Evaluation.from_json(found.to_json(), "here") == found
 
 
@@ -287,6 +294,30 @@ def arm(name, *after):
     """Make an arm. `after`: (passed, wrong) by seed."""
     runs = [RunResult(evaluation(*one), [0.1, 0.2, one[0] / 10], seconds=2.0) for one in after]
     return ArmResult(name, [evaluation(2, 5) for _ in after], runs)
+
+
+def test_example_shows_the_first_task_that_improved():
+    def one(*outcomes):
+        return replace(
+            evaluation(5, 0),
+            examples=[
+                Example(f"task {k}", outcome, [ExampleStep("solver", f"answer {outcome}\x1b", outcome)])
+                for k, outcome in enumerate(outcomes)
+            ],
+        )
+
+    result = ArmResult("none", [one(1.0, 0.0, 0.0)], [RunResult(one(1.0, 1.0, 1.0), [], seconds=1.0)])
+
+    assert example_lines([result]) == [
+        "validation task 2, the first whose outcome has risen, decoded greedily",
+        "  task 1",
+        "before training: outcome 0.00",
+        "  agent   sub-reward  response",
+        "  solver        0.00  answer 0.0\\x1b",
+        "after training, none: outcome 1.00",
+        "  agent   sub-reward  response",
+        "  solver        1.00  answer 1.0\\x1b",
+    ]
 
 
 def test_comparison_json_has_this_shape():
@@ -593,7 +624,7 @@ def test_finished_runs_are_kept_and_broken_ones_repeated(compared, monkeypatch):
 
     assert result.exit_code == 0, result.output
     assert "1 of 2 runs are finished already, and not repeated" in result.stderr
-    assert "none, seed 0: was interrupted, starts again" in result.stderr
+    assert "none, seed 0: was interrupted, goes on after step 2" in result.stderr
     assert Path("out/identical/seed0/run.json").stat().st_mtime_ns == kept
     assert (broken / "evaluation.json").exists()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -127,8 +126,9 @@ def compare(
 
 
 def _print(name: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], seeds: int, folder: Path) -> None:
-    """Print the tables; write `comparison.json` and the figure."""
+    """Print the tables and an example; write `comparison.json` and the figure."""
     from creditflow.reports.comparison_plot import draw_comparison
+    from creditflow.reports.examples import example_lines
 
     results = [_result(arm, [run for run in runs if run.arm == arm]) for arm in arms]
     pairs = differences(results)
@@ -138,6 +138,8 @@ def _print(name: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], see
     show(f"{title}, on {tasks} tasks, {counted(seeds, 'seed')}", comparison_table(results))
     if pairs:
         show(difference_title(seeds), difference_table(pairs))
+    for line in example_lines(results):
+        console.print(line, soft_wrap=True)
     output = RunFolder(folder)
     output.write_text("comparison.json", json.dumps(summary(key, results, pairs), indent=2) + "\n")
     console.print(f"numbers: {folder / 'comparison.json'}", soft_wrap=True)
@@ -249,7 +251,12 @@ def _is_finished(run: ArmRun, engine: str) -> bool:
 def _run(
     path: Path, runs: Sequence[ArmRun], waiting: Sequence[ArmRun], parallel: int, reporter: Reporter, engine: str
 ) -> None:
-    """Execute the missing evaluations and runs. Raises CreditflowError if any of them fails."""
+    """Execute the missing evaluations and runs. Raises CreditflowError if any of them fails.
+
+    `train` resumes an interrupted run from its newest checkpoint.
+    """
+    from creditflow.engines.common.checkpoints import saved_steps
+
     creditflow, jobs = (sys.executable, "-m", "creditflow"), list[Job]()
     evaluated = {run.before for run in runs if run.before.exists()}
     for run in runs:
@@ -259,9 +266,10 @@ def _run(
             log = run.before.with_suffix(".log")
             jobs.append(Job(f"before training, seed {run.seed}", command, log, 1, lambda: 0))
         if run in waiting:
-            if run.folder.exists():
-                reporter.say(f"{run.name}: was interrupted, starts again")
-                shutil.rmtree(run.folder)
+            if (run.folder / "run.json").exists():
+                newest = next(iter(saved_steps(run.folder)), 0)
+                again = f"goes on after step {newest}" if newest else "starts again"
+                reporter.say(f"{run.name}: was interrupted, {again}")
             command = (*creditflow, "train", str(path), *run.settings, "--engine", engine)
             jobs.append(Job(run.name, command, run.folder.with_suffix(".log"), run.steps, run.steps_done))
     if not jobs:

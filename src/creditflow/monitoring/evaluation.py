@@ -7,16 +7,41 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
 from creditflow.data import Floats, TrajectoryBatch
 from creditflow.errors import DataError
-from creditflow.monitoring.metrics import evaluation_metrics, passes_by_task, step_errors
+from creditflow.monitoring.metrics import evaluation_metrics, passes_by_task, step_errors, sub_rewards
 
 GREEDY_KEYS = ("pass_at_1", "step_error_rate")
 """Metrics that are also reported for greedy decoding, as `*_greedy`."""
+_EXAMPLES = 16
+"""The number of tasks whose greedy trajectory is kept as an example."""
+_TEXT, _STEPS = 2000, 64
+"""The largest number of characters of a text and of steps in an example; the rest is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleStep:
+    """One step of an example."""
+
+    agent: str
+    response: str
+    sub_reward: float | None
+    """In [0, 1]; None for a step without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The greedy trajectory of one validation task, for a reader."""
+
+    task: str
+    """The task's last message."""
+    outcome: float | None
+    """In the outcome's own range; None without one."""
+    steps: list[ExampleStep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +56,8 @@ class Evaluation:
     """[V] the same for its greedy trajectory."""
     step_errors: list[tuple[int, int]]
     """[V] counts over each task's sampled trajectories: steps with a score below its maximum, and scored steps."""
+    examples: list[Example] = field(default_factory=list)
+    """The greedy trajectories of the first tasks, in task order."""
 
     @classmethod
     def from_batches(cls, sampled: TrajectoryBatch, greedy: TrajectoryBatch, n: int) -> Evaluation:
@@ -43,6 +70,7 @@ class Evaluation:
             sampled=_passed_shares(sampled).tolist(),
             greedy=_passed_shares(greedy).tolist(),
             step_errors=_step_errors_by_task(sampled),
+            examples=_examples(greedy),
         )
 
     def to_json(self) -> str:
@@ -61,6 +89,10 @@ class Evaluation:
                 sampled=values["sampled"],
                 greedy=values["greedy"],
                 step_errors=[(wrong, scored) for wrong, scored in values["step_errors"]],
+                examples=[
+                    Example(one["task"], one["outcome"], [ExampleStep(**step) for step in one["steps"]])
+                    for one in values.get("examples", ())
+                ],
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{where}: not an evaluation: {error}") from error
@@ -75,3 +107,21 @@ def _step_errors_by_task(batch: TrajectoryBatch) -> list[tuple[int, int]]:
     task_S, tasks = batch.group_of_trajectory[batch.trajectory_of_step], len(batch.group_names)
     wrong_G, scored_G = (np.bincount(task_S[of_S], minlength=tasks).tolist() for of_S in step_errors(batch))
     return list(zip(wrong_G, scored_G, strict=True))
+
+
+def _examples(batch: TrajectoryBatch) -> list[Example]:
+    sub_reward_S, examples = sub_rewards(batch), []
+    for n in range(min(_EXAMPLES, batch.n_trajectories)):
+        first, end = np.searchsorted(batch.trajectory_of_step, [n, n + 1]).tolist()
+        steps = [
+            ExampleStep(
+                batch.agent_names[batch.agent_of_step[s]], batch.responses[s][:_TEXT], _known(float(sub_reward_S[s]))
+            )
+            for s in range(first, min(end, first + _STEPS))
+        ]
+        examples.append(Example(batch.tasks[n].text[:_TEXT], _known(float(batch.outcome[n])), steps))
+    return examples
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -66,7 +66,7 @@ def sub_reward_metrics(batch: TrajectoryBatch) -> dict[str, float]:
 
     Also by stratum (`reward/sub_reward/verifier/wrong`: the share of wrong candidates that the verifier caught).
     """
-    sub_reward_S, (wrong_S, scored_S) = _sub_rewards(batch), step_errors(batch)
+    sub_reward_S, (wrong_S, scored_S) = sub_rewards(batch), step_errors(batch)
     metrics: dict[str, float] = {}
     for agent, a in sorted((name, a) for a, name in enumerate(batch.agent_names)):
         mine_S = scored_S & (batch.agent_of_step == a)
@@ -224,7 +224,7 @@ def _counts(codes: Ints, n: int) -> Floats:
     return np.bincount(codes, minlength=n).astype(np.float64)
 
 
-def _sub_rewards(batch: TrajectoryBatch) -> Floats:
+def sub_rewards(batch: TrajectoryBatch) -> Floats:
     """[S] weighted mean of the step's scores; their plain mean if all weights are 0; NaN without scores.
 
     A token-level score counts as in credit, with the mean over the tokens that the policy sampled.
