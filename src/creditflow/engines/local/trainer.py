@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -171,6 +172,7 @@ async def train_step(step: int, run: RunState, note: Callable[[str], None]) -> d
     `note` receives the current activity.
     """
     config, components, policy_set, timing = run.config, run.components, run.policy_set, Stopwatch()
+    processor_s = time.process_time()
     components.endpoint_metrics()  # requests of an evaluation do not count in this step
     policy_set.forget_peaks()
     options = run.guard.options(config.algorithm)
@@ -212,6 +214,7 @@ async def train_step(step: int, run: RunState, note: Callable[[str], None]) -> d
             **policy_set.peaks(),
         }
     metrics |= timing.metrics()
+    metrics["timing/processor_s"] = time.process_time() - processor_s
     return metrics | {
         "throughput/tokens_per_s": gathered.tokens / metrics["timing/step_s"],
         "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],

@@ -1,0 +1,400 @@
+"""SmolLM2-135M under rules of credit: `python -m benchmarks.real_model [--quick] [--hours H] [--only TEXT] [--table]`.
+
+`sums_team` under four arms, each at the best of three learning rates, three seeds; `logic_team` under two arms; two
+ablations of `sums_team` (a fifth of the sub-rewards wrong; one agent unscored) under two arms, two seeds each; and
+one agent alone on the tasks of `sums_team`, as a comparison at equal tokens. About twelve hours on two cores.
+
+Rates are chosen on one tuning seed at half length, on tasks that no other run is evaluated on. Rates of the other cases
+are those of `sums_team`. Each finished run is kept as `docs/results/real_model/<run>.json`, so that a fresh clone
+builds the table without training (`--table`), and repeats single runs (`--only sums-none-seed0 --again`). Interrupted
+runs go on from their newest checkpoint. Writes `docs/results/real_model.json` and `real_model.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.record import RESULTS, ROOT, Figure, exit_with, processor, show, write
+from benchmarks.sources import TRAINING, hashes
+from creditflow._utils.files import write_whole
+from creditflow._utils.progress import Reporter
+from creditflow.engines.common.checkpoints import saved_steps
+from creditflow.monitoring import Evaluation
+from creditflow.reports.comparison_plot import draw_comparison
+from creditflow.reports.tables import comparison_table, comparison_title, difference_table, difference_title
+from creditflow.reports.tables import show as show_table
+from creditflow.reports.text import counted
+from creditflow.runs.run_folder import read_metrics
+from creditflow.studies.comparison.jobs import Job, run_jobs
+from creditflow.studies.comparison.results import ArmResult, RunResult, differences, summary
+
+MEASURES = (
+    *TRAINING,
+    "src/creditflow/recipes/sums_team.py",
+    "src/creditflow/recipes/sums_team.yaml",
+    "src/creditflow/recipes/logic_team.py",
+    "src/creditflow/recipes/logic_team.yaml",
+)
+KEPT = RESULTS / "real_model"
+STEPS, TUNING_SEED = 16, 100
+RATES = ("1.0e-5", "2.0e-5", "4.0e-5")
+TASKS = 200
+"""Held-out problems of an evaluation."""
+ALWAYS = (
+    "data.train_batch_size=8",
+    "actor_rollout_ref.rollout.n=4",
+    f"data.val_max_samples={TASKS}",
+    "trainer.val_before_train=false",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=4",
+    "trainer.max_actor_ckpt_to_keep=1",
+    "trainer.num_threads=1",
+    "guard.enable=false",
+)
+"""Settings of all runs. The guard would change the credit of an arm."""
+QUICK = ("data.train_batch_size=2", "data.val_max_samples=4")
+ARMS = {
+    "identical": ("algorithm.propagation=identical",),
+    "mean": ("algorithm.propagation=identical", "algorithm.shared_reward=outcome_plus_mean_sub_reward"),
+    "none": ("algorithm.propagation=none", "algorithm.outcome_to=all"),
+    "threshold": ("algorithm.propagation=threshold", "algorithm.outcome_to=answer"),
+}
+"""`identical`: the outcome to every step. `mean`: outcome + mean sub-reward of the trajectory to every step. `none`:
+own sub-reward + outcome. `threshold`: own sub-reward, and the outcome from the answer upstream through open gates."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe with its settings, and the arms and seeds to run."""
+
+    name: str
+    recipe: str
+    settings: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ("identical", "none")
+    seeds: int = 3
+    rates_of: str = "sums"
+    """The case with the rates of this case's arms."""
+
+
+CASES = (
+    Case("sums", "sums_team", arms=tuple(ARMS)),
+    Case("logic", "logic_team"),
+    Case("flipped", "sums_team", ("recipe.flip=0.2",), seeds=2),
+    Case("unscored", "sums_team", ("recipe.unscored=[planner]",), seeds=2),
+)
+CASE = {case.name: case for case in CASES}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run, or (without an arm) the evaluation of the initial model."""
+
+    case: Case
+    arm: str | None
+    rate: str | None
+    seed: int
+    tuning: bool = False
+    quick: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the run's files."""
+        middle = "before" if self.arm is None else self.arm
+        return f"{self.case.name}-{middle}-" + (f"rate{self.rate}" if self.tuning else f"seed{self.seed}")
+
+    @property
+    def steps(self) -> int:
+        """Training steps."""
+        return 0 if self.arm is None else 1 if self.quick else STEPS // 2 if self.tuning else STEPS
+
+    @property
+    def settings(self) -> list[str]:
+        """All overrides but the folder."""
+        own = [*self.case.settings, *ALWAYS, *(QUICK if self.quick else ()), f"data.seed={self.seed}"]
+        if self.arm is not None:
+            own += [*ARMS[self.arm], f"actor_rollout_ref.actor.optim.lr={self.rate}"]
+            own += [f"trainer.total_training_steps={self.steps}"]
+        return [*own, *(["recipe.val_split=tune"] if self.tuning else [])]
+
+    @property
+    def kept(self) -> Path:
+        """The committed file of the finished run."""
+        return KEPT / f"{self.name}.json"
+
+    def folder(self, below: Path) -> Path:
+        """The folder of the run while it is in work."""
+        return below / self.name
+
+    def job(self, below: Path) -> Job:
+        """The process that trains, or goes on training."""
+        folder, metrics = self.folder(below), self.folder(below) / "metrics.jsonl"
+        command = [sys.executable, "-m", "creditflow", "eval" if self.arm is None else "train", self.case.recipe]
+        command += self.settings
+        command += ["--json", str(folder / "evaluation.json")] if self.arm is None else []
+        command += [] if self.arm is None else [f"trainer.default_local_dir={folder}"]
+
+        def done() -> int:
+            return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+        return Job(self.name, command, folder.with_suffix(".log"), self.steps + 1, done)
+
+    def record(self, below: Path) -> dict[str, Any]:
+        """The content of the committed file. Raises FileNotFoundError if the run is not finished."""
+        folder = self.folder(below)
+        evaluation = json.loads((folder / "evaluation.json").read_text())
+        rows = [row for row in read_metrics(folder) if row["step"] > 0] if self.arm is not None else []
+
+        def total(metric: str) -> float:
+            return sum(float(row[metric]) for row in rows)
+
+        facts = json.loads((folder / "run.json").read_text()) if self.arm is not None else {}
+        return {
+            "run": self.name,
+            "settings": self.settings,
+            "steps": self.steps,
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "processor": processor(),
+            "device": facts.get("device", "cpu"),
+            "versions": facts.get("versions", {}),
+            "measured": hashes(MEASURES),
+            "train_pass_at_1": [row["train/pass_at_1"] for row in rows],
+            "tokens": total("rollout/tokens"),
+            "response_tokens": total("rollout/response_tokens"),
+            "processor_s": total("timing/processor_s"),
+            "step_s": total("timing/step_s"),
+            "evaluation": evaluation,
+        }
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A committed run."""
+
+    run: Run
+    content: dict[str, Any]
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """Its last evaluation."""
+        return Evaluation.from_json(json.dumps(self.content["evaluation"]), str(self.run.kept))
+
+
+def read(run: Run) -> Kept | None:
+    """Read a committed run; None if it is missing."""
+    return Kept(run, json.loads(run.kept.read_text())) if run.kept.exists() else None
+
+
+# ---- runs ----------------------------------------------------------------------------------------------------------
+
+
+def tuning_runs() -> list[Run]:
+    """The runs that choose the rates."""
+    return [Run(CASE["sums"], arm, rate, TUNING_SEED, tuning=True) for rate in RATES for arm in ARMS]
+
+
+def best_rates() -> dict[str, str]:
+    """The rate of each arm with the highest pass@1 after its tuning run. Raises LookupError if one is missing."""
+    rates = {}
+    for arm in ARMS:
+        kept = [read(run) for run in tuning_runs() if run.arm == arm]
+        if any(one is None for one in kept):
+            raise LookupError(f"the tuning runs of {arm} are not finished")
+        best = max((one for one in kept if one), key=lambda one: one.evaluation.metrics["pass_at_1"])
+        assert best.run.rate is not None
+        rates[arm] = best.run.rate
+    return rates
+
+
+def main_runs(rates: dict[str, str]) -> list[Run]:
+    """All other runs, seeds in the outer loop, so that an interrupted study is balanced."""
+    runs = [Run(case, None, None, 0) for case in CASES if not case.settings]
+    for seed in range(max(case.seeds for case in CASES)):
+        runs += [Run(case, arm, rates[arm], seed) for case in CASES if seed < case.seeds for arm in case.arms]
+    return runs
+
+
+def train(runs: Sequence[Run], below: Path, jobs: int, until: float, *, again: bool) -> None:
+    """Finish `runs`, `jobs` at a time; begin none after `until`. Raises RuntimeError if one fails.
+
+    `again`: also those that are kept already, from their beginning.
+    """
+    waiting = [run for run in runs if again or not run.kept.exists()]
+    for run in waiting if again else ():
+        shutil.rmtree(run.folder(below), ignore_errors=True)
+    print(f"{len(waiting)} of {len(runs)} runs are to be done", flush=True)
+    while waiting and time.monotonic() < until:
+        # A few at a time, so that each finished run is kept soon.
+        some, waiting = waiting[:jobs], waiting[jobs:]
+        for run in some:
+            run.folder(below).parent.mkdir(parents=True, exist_ok=True)
+        failures = run_jobs([run.job(below) for run in some], jobs, Reporter(), "runs")
+        for run in some:
+            if (run.folder(below) / "evaluation.json").exists():
+                keep(run, below)
+        if failures:
+            raise RuntimeError(f"{', '.join(one.job.name for one in failures)} failed")
+
+
+def keep(run: Run, below: Path) -> None:
+    """Write the committed file and remove the run's checkpoints."""
+    content = json.dumps(run.record(below)) + "\n"
+    run.kept.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(run.kept, lambda path: path.write_text(content))
+    for step in saved_steps(run.folder(below)):
+        shutil.rmtree(run.folder(below) / "checkpoints" / f"global_step_{step}")
+
+
+# ---- table ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """The finished seeds of a case."""
+
+    case: Case
+    arms: list[ArmResult]
+    kept: dict[str, list[Kept]]
+    """By arm, in the order of the seeds."""
+
+    @classmethod
+    def collect(cls, case: Case, rates: dict[str, str]) -> CaseResult | None:
+        """Read the committed runs of the seeds that every arm has; None without any."""
+        before = read(Run(next(one for one in CASES if one.recipe == case.recipe), None, None, 0))
+        by_arm = {arm: [read(Run(case, arm, rates[arm], seed)) for seed in range(case.seeds)] for arm in case.arms}
+        complete = [s for s in range(case.seeds) if all(runs[s] is not None for runs in by_arm.values())]
+        if before is None or not complete:
+            return None
+        kept = {arm: [run for s in complete if (run := runs[s]) is not None] for arm, runs in by_arm.items()}
+        arms = [
+            ArmResult(
+                arm,
+                [before.evaluation] * len(runs),
+                [RunResult(run.evaluation, run.content["train_pass_at_1"], run.content["processor_s"]) for run in runs],
+            )
+            for arm, runs in kept.items()
+        ]
+        return cls(case, arms, kept)
+
+    def figures(self) -> Iterator[Figure]:
+        """pass@1 of each arm, and its difference to `identical` with the 95 % interval."""
+        for arm in self.arms:
+            for metric, words in (("pass_at_1", "sampled"), ("pass_at_1_greedy", "greedy")):
+                values = [100 * value for value in arm.after(metric)]
+                yield Figure(
+                    f"{self.case.name}: pass@1 {words}, {arm.name}",
+                    fmean(values),
+                    unit="%",
+                    spread=(min(values), max(values)),
+                )
+        for pair in differences(self.arms):
+            for metric, words in (("pass_at_1", "sampled"), ("pass_at_1_greedy", "greedy")):
+                found = pair.by_metric[metric]
+                yield Figure(
+                    f"{self.case.name}: pass@1 {words}, {pair.name} - {pair.against} (95 % interval)",
+                    100 * found.mean,
+                    unit="points",
+                    spread=(100 * found.low, 100 * found.high),
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Per-arm means for `real_model.json`."""
+        found = summary("arm", self.arms, differences(self.arms))
+        for arm, runs in self.kept.items():
+            found["values"][arm] |= {
+                "rate": runs[0].run.rate,
+                "devices": sorted({run.content["device"] for run in runs}),
+                **{
+                    name: fmean(run.content[name] for run in runs)
+                    for name in ("tokens", "response_tokens", "processor_s")
+                },
+            }
+        return {"recipe": self.case.recipe, "settings": list(self.case.settings), **found}
+
+    def show(self) -> None:
+        """Print the tables of this case."""
+        seeds = len(self.arms[0].runs)
+        title = comparison_title(f"{self.case.name} ({self.case.recipe})", {STEPS})
+        title = f"{title}, on {TASKS} tasks, {counted(seeds, 'seed')}; train seconds are of a processor"
+        show_table(title, comparison_table(self.arms))
+        if pairs := differences(self.arms):
+            show_table(difference_title(seeds), difference_table(pairs))
+
+
+def write_results(rates: dict[str, str]) -> None:
+    """Print and write the table of the finished runs, and draw the first case."""
+    cases = [found for case in CASES if (found := CaseResult.collect(case, rates)) is not None]
+    if not cases:
+        print("no case has a finished seed in every arm yet")
+        return
+    for case in cases:
+        case.show()
+    figures = [figure for case in cases for figure in case.figures()]
+    measured = next(iter(cases[0].kept.values()))[0].content["measured"]
+    details = {"steps": STEPS, "tasks": TASKS, "rates": rates, "cases": {one.case.name: one.to_dict() for one in cases}}
+    write("real_model", figures, ("creditflow", "torch", "transformers", "numpy"), measured, details)
+    first = cases[0]
+    draw_comparison(RESULTS / "real_model.png", f"SmolLM2-135M, {first.case.recipe}, {STEPS} steps", first.arms)
+
+
+def main() -> int:
+    """Train the missing runs, print the table, write the result file and the figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one step of two arms: shows that it runs, proves nothing")
+    parser.add_argument("--hours", type=float, default=math.inf, help="begin no run after this time")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
+    parser.add_argument("--only", default="", help="only runs with this text in their name")
+    parser.add_argument("--again", action="store_true", help="repeat the finished runs that --only names")
+    parser.add_argument("--table", action="store_true", help="train nothing")
+    given = parser.parse_args()
+    if given.again and not given.only:
+        parser.error("--again: expected --only with it, which names the runs to repeat")
+    if given.quick:
+        return quick(given.jobs)
+    until, below = time.monotonic() + 3600 * given.hours, ROOT / "runs" / "real_model"
+    if not given.table:
+        tuning = [run for run in tuning_runs() if given.only in run.name]
+        train(tuning, below, given.jobs, until, again=given.again)
+    try:
+        rates = best_rates()
+    except LookupError as error:
+        print(f"no table yet: {error}")
+        return 0
+    if not given.table:
+        train([run for run in main_runs(rates) if given.only in run.name], below, given.jobs, until, again=given.again)
+    write_results(rates)
+    return 0
+
+
+def quick(jobs: int) -> int:
+    """Run one step of two arms and the first evaluation in a folder of their own."""
+    below = ROOT / "runs" / "real_model-quick"
+    shutil.rmtree(below, ignore_errors=True)
+    case = CASE["sums"]
+    runs = [Run(case, arm, RATES[0], 0, quick=True) for arm in case.arms[:2]]
+    failures = run_jobs([run.job(below) for run in runs], jobs, Reporter(), "runs")
+    if failures:
+        raise RuntimeError("; ".join(failure.describe() for failure in failures))
+    records = [run.record(below) for run in runs]
+    figures = [
+        Figure(f"{record['run']}: {name}", record[name], unit=unit)
+        for record in records
+        for name, unit in (("tokens", ""), ("processor_s", "s"), ("step_s", "s"))
+    ]
+    return int(show(figures))
+
+
+if __name__ == "__main__":
+    exit_with(main)
