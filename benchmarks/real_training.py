@@ -1,0 +1,332 @@
+"""A GRPO step of SmolLM2-135M beside TRL's: `python -m benchmarks.real_training [--quick] [--model FOLDER]`.
+
+8 prompts x 8 samples x 64 tokens, one update, all weights and LoRA (rank 16, all linear layers), in float32 on one
+thread. Each side runs in a process of its own, in turns. Samples per processor second come from the steps after the
+first; peak memory is `ru_maxrss` of the process. Both sides have micro-batches of 8 sequences; with `--defaults`, each
+has its own default. `make benchmarks` installs TRL. About half an hour on two cores.
+
+* Equal work: the end token is one that is never sampled, so every response has 64 tokens.
+* Equal loss: on one recorded batch, TRL's `GRPOTrainer` and this project's actor compute the loss and the gradient
+  (`loss_type=grpo` without clipping in force; means over sequences of means over tokens).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.record import ROOT, Figure, exit_with, peer_missing, show, write
+from benchmarks.single_turn import questions, share_of_letters
+from benchmarks.sources import hashes
+
+TRL = Path(sys.prefix) / "trl"
+"""TRL's folder, filled by `make benchmarks`: TRL conflicts with verl in one environment."""
+MEASURES = ("src/creditflow/credit", "src/creditflow/engines/local", "src/creditflow/rollout/scheduler.py")
+PACKAGES = ("creditflow", "torch", "transformers", "peft")
+PROMPTS, SAMPLES, TOKENS, MICRO = 8, 8, 64, 8
+RANK, ALPHA, LR = 16, 32, 1e-6
+UNSAMPLED = "<gh_stars>"
+"""The end token of both sides: a special token of the vocabulary that the model gives no probability to."""
+
+
+def main() -> int:
+    """Measure, print, write `docs/results/real_training.json`; 1 if a number falls short."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one turn without LoRA; writes nothing")
+    parser.add_argument("--defaults", action="store_true", help="each side with its own micro-batches")
+    parser.add_argument("--model", help="folder of SmolLM2-135M-Instruct; default: converted once into the cache")
+    parser.add_argument("--part", choices=(*PARTS, "loss"), help="measure one side, in this process")
+    options = parser.parse_args()
+    model = Path(options.model) if options.model else _smollm2()
+    if options.part:
+        with contextlib.redirect_stdout(sys.stderr):
+            found = _loss(model) if options.part == "loss" else _side(options.part, model, options.defaults)
+        print(json.dumps(found))
+        return 0
+    if not (TRL / "trl").is_dir():
+        peer_missing("TRL", "make benchmarks")
+        return 0
+    measured, repeats = hashes(MEASURES), 1 if options.quick else 3
+    figures: list[Figure] = []
+    for lora in ("",) if options.quick else ("", "_lora"):
+        figures += _beside(lora, repeats, model, defaults=False)
+        if not options.quick:
+            figures += _beside(lora, 1, model, defaults=True)
+    loss = _measured("loss", model, defaults=False)
+    figures += [
+        Figure("loss on one batch, relative difference to TRL's", loss["loss"], 1e-5, at_most=True),
+        Figure("gradient on one batch, relative difference to TRL's", loss["gradient"], 1e-3, at_most=True),
+    ]
+    missed = show(figures)
+    if not options.quick:
+        write("real_training", figures, PACKAGES, measured, {"trl": _version_of_trl()})
+    return int(missed)
+
+
+def _beside(lora: str, repeats: int, model: Path, *, defaults: bool) -> list[Figure]:
+    turns = [
+        (_measured(f"ours{lora}", model, defaults), _measured(f"trl{lora}", model, defaults)) for _ in range(repeats)
+    ]
+    of = ("LoRA" if lora else "all weights") + (", own defaults" if defaults else "")
+    hold = None if defaults else 2.0 if lora else 2.5
+    speed = [theirs["processor_s"] / ours["processor_s"] for ours, theirs in turns]
+    memory = [ours["peak_gb"] / theirs["peak_gb"] for ours, theirs in turns]
+    figures = [
+        Figure.from_values(f"{of}: samples per processor second, ours / TRL's", speed, hold, unit="x"),
+        Figure.from_values(
+            f"{of}: peak memory, ours / TRL's", memory, None if defaults else 0.5, at_most=True, unit="x"
+        ),
+    ]
+    for k, side in enumerate(("ours", "TRL's")):
+        figures += [
+            Figure.from_values(
+                f"{of}: processor time of a step, {side}", [turn[k]["processor_s"] for turn in turns], unit="s"
+            ),
+            Figure.from_values(f"{of}: peak memory, {side}", [turn[k]["peak_gb"] for turn in turns], unit="GB"),
+        ]
+    return [*figures, Figure.from_values(f"{of}: sampling, ours", [turn[0]["rollout_s"] for turn in turns], unit="s")]
+
+
+def _version_of_trl() -> str:
+    from importlib.metadata import distributions
+
+    return next(found.version for found in distributions(path=[str(TRL)]) if found.name == "trl")
+
+
+def _smollm2() -> Path:
+    from creditflow.config import load_recipe
+    from creditflow.engines.models.folders import model_folder
+
+    recipe = load_recipe(Path(__file__).parent / "single_turn.yaml", ["actor_rollout_ref.model.path=smollm2"])
+    return model_folder(recipe, "default")
+
+
+def _measured(part: str, model: Path, defaults: bool) -> dict[str, Any]:
+    """The JSON that one side prints in its own process."""
+    print(part, flush=True)
+    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    if part.startswith(("trl", "loss")):
+        quiet["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TRL), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "benchmarks.real_training", "--part", part, "--model", str(model)]
+    command += ["--defaults"] if defaults else []
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | quiet, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"error: {part}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@contextlib.contextmanager
+def _endless(model: Path) -> Iterator[Path]:
+    """A copy of the model's folder, with linked weights, whose responses never end by themselves."""
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in model.iterdir():
+            (folder / file.name).symlink_to(file.resolve())
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        end = tokenizer.convert_tokens_to_ids(UNSAMPLED)
+        tokenizer.eos_token = UNSAMPLED
+        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"):
+            (folder / file).unlink(missing_ok=True)
+        tokenizer.save_pretrained(folder)
+        for file in ("config.json", "generation_config.json"):
+            content = json.loads((model / file).read_text()) | {"eos_token_id": end}
+            (folder / file).unlink()
+            (folder / file).write_text(json.dumps(content))
+        yield folder
+
+
+def _side(part: str, model: Path, defaults: bool) -> dict[str, float]:
+    import torch
+
+    torch.set_num_threads(1)
+    side, _, lora = part.partition("_")
+    with _endless(model) as folder, tempfile.TemporaryDirectory() as out:
+        found = (_ours if side == "ours" else _trl)(folder, Path(out), bool(lora), defaults)
+    return {**found, "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6}
+
+
+def _prompts() -> list[str]:
+    return questions()[:PROMPTS]
+
+
+def _ours(model: Path, out: Path, lora: bool, defaults: bool) -> dict[str, float]:
+    from creditflow._utils.progress import Reporter
+    from creditflow.config import load_recipe
+    from creditflow.engines.local.trainer import train
+    from creditflow.runs.run_folder import read_metrics
+
+    settings = [
+        f"actor_rollout_ref.model.path={model}",
+        "trainer.device=cpu",
+        "trainer.num_threads=1",
+        "trainer.total_training_steps=2",
+        "trainer.val_before_train=false",
+        f"trainer.default_local_dir={out / 'run'}",
+        f"data.train_batch_size={PROMPTS}",
+        f"data.train_max_samples={PROMPTS}",
+        f"data.max_response_length={TOKENS}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+        f"actor_rollout_ref.rollout.n={SAMPLES}",
+        "trainer.total_epochs=2",
+    ]
+    if lora:
+        settings += [f"actor_rollout_ref.model.lora_rank={RANK}", f"actor_rollout_ref.model.lora_alpha={ALPHA}"]
+    if not defaults:
+        settings += [f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={MICRO * (TOKENS + 80)}"]
+    run = train(load_recipe(Path(__file__).parent / "single_turn.yaml", settings), Reporter())
+    row = next(row for row in read_metrics(run.path) if row["step"] == 2)
+    assert row["rollout/response_tokens"] == PROMPTS * SAMPLES * TOKENS, row["rollout/response_tokens"]
+    return {"processor_s": row["timing/processor_s"], "rollout_s": row["timing/rollout_s"]}
+
+
+def _trainer(model: Path, out: Path, *, lora: bool, defaults: bool, callbacks: list[Any]) -> Any:
+    """TRL's trainer for two steps."""
+    import torch
+    import trl
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    def letters(completions: list[Any], **_: Any) -> list[float]:
+        return [share_of_letters(completion[0]["content"]) for completion in completions]
+
+    own: dict[str, Any] = {} if defaults else {"gradient_checkpointing": False}
+    micro = PROMPTS * SAMPLES if defaults else MICRO
+    config = trl.GRPOConfig(
+        output_dir=str(out),
+        use_cpu=True,
+        bf16=False,
+        max_steps=2,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=PROMPTS * SAMPLES // micro,
+        num_generations=SAMPLES,
+        max_completion_length=TOKENS,
+        learning_rate=LR,
+        beta=0.0,
+        loss_type="grpo",
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        seed=0,
+        **own,
+    )
+    return trl.GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        processing_class=AutoTokenizer.from_pretrained(model),
+        reward_funcs=letters,
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": text}]} for text in _prompts()]),
+        peft_config=LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
+        if lora
+        else None,
+        callbacks=callbacks,
+    )
+
+
+def _trl(model: Path, out: Path, lora: bool, defaults: bool) -> dict[str, float]:
+    from transformers import TrainerCallback
+
+    ends: list[float] = []
+    lengths: list[float] = []
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ends.append(time.process_time())
+
+        def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
+            if "completions/mean_length" in logs:
+                lengths.append(logs["completions/mean_length"])
+
+    _trainer(model, out, lora=lora, defaults=defaults, callbacks=[Clock()]).train()
+    assert lengths[-1] == TOKENS, lengths
+    return {"processor_s": ends[1] - ends[0]}
+
+
+def _loss(model: Path) -> dict[str, float]:
+    """Relative differences of loss and gradient between both sides, on 8 sequences whose policy has moved since."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(20, 2000, 40).tolist()
+    responses = [rng.integers(20, 2000, length).tolist() for length in (64, 20, 5, 33, 48, 64, 1, 12)]
+    old = [rng.normal(-11, 0.3, len(row)).tolist() for row in responses]
+    advantages = rng.normal(size=len(responses))
+    with tempfile.TemporaryDirectory() as out:
+        trainer = _trainer(model, Path(out), lora=False, defaults=False, callbacks=[])
+        net, width = trainer.model, max(map(len, responses))
+
+        def padded(rows: list[list[Any]]) -> Any:
+            return torch.tensor([row + [0] * (width - len(row)) for row in rows])
+
+        trainer.current_gradient_accumulation_steps = 1
+        net.eval()
+        theirs = trainer._compute_loss(
+            net,
+            {
+                "prompt_ids": torch.tensor([prompt] * len(responses)),
+                "prompt_mask": torch.ones(len(responses), len(prompt), dtype=torch.long),
+                "completion_ids": padded(responses),
+                "completion_mask": padded([[1] * len(row) for row in responses]),
+                "advantages": torch.tensor(advantages, dtype=torch.float32),
+                "old_per_token_logps": padded(old),
+                "num_items_in_batch": torch.tensor(sum(map(len, responses))),
+            },
+        )
+        theirs.backward()
+        their_gradient = torch.cat([weight.grad.flatten() for weight in net.parameters()])
+        their_loss = float(theirs.detach())
+        del trainer, net
+    loss, gradient = _our_loss(model, prompt, responses, old, advantages)
+    return {
+        "loss": abs(loss - their_loss) / abs(their_loss),
+        "gradient": float((gradient - their_gradient).norm() / their_gradient.norm()),
+    }
+
+
+def _our_loss(
+    model: Path, prompt: list[int], responses: list[Any], old: list[Any], advantages: Any
+) -> tuple[float, Any]:
+    import torch
+
+    from creditflow.config import ActorConfig
+    from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
+    from creditflow.engines.local.actor import Actor
+    from creditflow.engines.local.policy import Policy
+
+    trajectories = []
+    for k, (row, logprobs) in enumerate(zip(responses, old, strict=True)):
+        tokens = {"prompt_ids": tuple(prompt), "response_ids": tuple(row), "response_mask": (1,) * len(row)}
+        step = Step(f"{k}/0", f"{k}", 0, "solver", 0, (), "", "", **tokens, logprobs=tuple(logprobs))
+        trajectories.append(Trajectory(f"{k}", "0", Task("loss", (), None), [step]))
+    batch = TrajectoryBatch.from_trajectories(trajectories)
+    # Neither dual clip nor gradient clipping.
+    config = ActorConfig(loss_agg_mode="seq-mean-token-mean", clip_ratio_c=1e9, grad_clip=1e9)
+    actor = Actor(Policy.load(model, torch.device("cpu")), config)
+    n = batch.n_steps
+    advantage_T = np.repeat(advantages, np.diff(batch.token_offsets))
+    metrics = actor.update(batch, advantage_T, np.ones(n, dtype=bool), np.zeros(n, dtype=np.int64))
+    gradient = torch.cat([weight.grad.flatten() for weight in actor.policy.model.parameters()])
+    return metrics["actor/pg_loss"], gradient
+
+
+PARTS = ("ours", "trl", "ours_lora", "trl_lora")
+
+
+if __name__ == "__main__":
+    exit_with(main)
