@@ -138,11 +138,11 @@ class Run:
         """The folder of the run while it is in work."""
         return below / self.name
 
-    def job(self, below: Path) -> Job:
-        """The process that trains, or goes on training."""
+    def job(self, below: Path, more: Sequence[str]) -> Job:
+        """The process that trains, or goes on training. `more`: overrides of this machine."""
         folder, metrics = self.folder(below), self.folder(below) / "metrics.jsonl"
         command = [sys.executable, "-m", "creditflow", "eval" if self.arm is None else "train", self.case.recipe]
-        command += self.settings
+        command += [*self.settings, *more]
         command += ["--json", str(folder / "evaluation.json")] if self.arm is None else []
         command += [] if self.arm is None else [f"trainer.default_local_dir={folder}"]
 
@@ -226,7 +226,9 @@ def main_runs(rates: dict[str, str]) -> list[Run]:
     return runs
 
 
-def train(runs: Sequence[Run], below: Path, jobs: int, until: float, *, again: bool) -> None:
+def train(
+    runs: Sequence[Run], below: Path, jobs: int, until: float, more: Sequence[str] = (), *, again: bool = False
+) -> None:
     """Finish `runs`, `jobs` at a time; begin none after `until`. Raises RuntimeError if one fails.
 
     `again`: also those that are kept already, from their beginning.
@@ -240,7 +242,7 @@ def train(runs: Sequence[Run], below: Path, jobs: int, until: float, *, again: b
         some, waiting = waiting[:jobs], waiting[jobs:]
         for run in some:
             run.folder(below).parent.mkdir(parents=True, exist_ok=True)
-        failures = run_jobs([run.job(below) for run in some], jobs, Reporter(), "runs")
+        failures = run_jobs([run.job(below, more) for run in some], jobs, Reporter(), "runs")
         for run in some:
             if (run.folder(below) / "evaluation.json").exists():
                 keep(run, below)
@@ -355,36 +357,39 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one step of two arms: shows that it runs, proves nothing")
     parser.add_argument("--hours", type=float, default=math.inf, help="begin no run after this time")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
+    parser.add_argument("--model", help="a converted folder of the model; default: the recipe's, converted once")
     parser.add_argument("--only", default="", help="only runs with this text in their name")
     parser.add_argument("--again", action="store_true", help="repeat the finished runs that --only names")
     parser.add_argument("--table", action="store_true", help="train nothing")
     given = parser.parse_args()
     if given.again and not given.only:
         parser.error("--again: expected --only with it, which names the runs to repeat")
+    more = [f"actor_rollout_ref.model.path={given.model}"] if given.model else []
     if given.quick:
-        return quick(given.jobs)
+        return quick(given.jobs, more)
     until, below = time.monotonic() + 3600 * given.hours, ROOT / "runs" / "real_model"
     if not given.table:
         tuning = [run for run in tuning_runs() if given.only in run.name]
-        train(tuning, below, given.jobs, until, again=given.again)
+        train(tuning, below, given.jobs, until, more, again=given.again)
     try:
         rates = best_rates()
     except LookupError as error:
         print(f"no table yet: {error}")
         return 0
     if not given.table:
-        train([run for run in main_runs(rates) if given.only in run.name], below, given.jobs, until, again=given.again)
+        runs = [run for run in main_runs(rates) if given.only in run.name]
+        train(runs, below, given.jobs, until, more, again=given.again)
     write_results(rates)
     return 0
 
 
-def quick(jobs: int) -> int:
+def quick(jobs: int, more: Sequence[str]) -> int:
     """Run one step of two arms and the first evaluation in a folder of their own."""
     below = ROOT / "runs" / "real_model-quick"
     shutil.rmtree(below, ignore_errors=True)
     case = CASE["sums"]
     runs = [Run(case, arm, RATES[0], 0, quick=True) for arm in case.arms[:2]]
-    failures = run_jobs([run.job(below) for run in runs], jobs, Reporter(), "runs")
+    failures = run_jobs([run.job(below, more) for run in runs], jobs, Reporter(), "runs")
     if failures:
         raise RuntimeError("; ".join(failure.describe() for failure in failures))
     records = [run.record(below) for run in runs]
