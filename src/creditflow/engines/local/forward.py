@@ -22,6 +22,7 @@ from creditflow.data import Ints
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees
 from creditflow.engines.local.packing import PackedSteps, Sequences, micro_batches, pack_pairs
 from creditflow.engines.local.recomputing import recomputing
+from creditflow.engines.local.products import use_fast_products
 from creditflow.errors import ModelError
 
 
@@ -40,6 +41,7 @@ class Forward:
         *,
         recomputes: bool = False,
     ) -> None:
+        use_fast_products(model)
         self.model = model
         self.recomputes = recomputes
         self.in_force = in_force

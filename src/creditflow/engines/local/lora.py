@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from creditflow.config import ActorModelConfig, FallbackConfig
+from creditflow.engines.local.products import forget_casts
 from creditflow.errors import ConfigError, ModelError, first_line
 
 MODEL_KEY = "actor_rollout_ref.model"
@@ -90,7 +91,7 @@ class Adapter:
         It must be the base's only adapter.
         """
         with self._alone:
-            self.model.merge_and_unload()
+            forget_casts(self.model.merge_and_unload())  # it changes the weights' data
 
     def save(self, folder: Path | str) -> None:
         """Save the adapter for `peft.PeftModel.from_pretrained(base, folder)`."""
