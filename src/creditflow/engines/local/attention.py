@@ -121,9 +121,17 @@ def packed_attention(
     return torch.cat(out)[packed_layout.source].unsqueeze(0), None
 
 
+def full(states: Tensor) -> Tensor:
+    """Cast states to full precision: the log-probs sampled here are the old log-probs of the training ratio.
+
+    Caches of keys and values hold what this returns, so that it casts only new tokens.
+    """
+    return states.to(torch.promote_types(states.dtype, torch.float32))
+
+
 @dataclass(slots=True)
 class Prompts:
-    """One layer's keys and values of U prompts, padded on the right."""
+    """One layer's keys and values of U prompts, padded on the right, in float32 or wider (see `full`)."""
 
     keys: Tensor
     """[U, key heads, D, P], the fastest layout for the product with queries."""
@@ -142,7 +150,7 @@ class Prompts:
         at = start + np.minimum(column, length_U[:, None] - 1)  # after the end: the prompt's last token
         at_UP = torch.from_numpy(at).to(keys.device)
         beyond = torch.from_numpy(np.where(inside, 0, -np.inf).astype(np.float32)).to(keys.device)
-        keys_UHPD, values_UHPD = (states[0][:, at_UP].transpose(0, 1) for states in (keys, values))
+        keys_UHPD, values_UHPD = (full(states)[0][:, at_UP].transpose(0, 1) for states in (keys, values))
         return cls(keys_UHPD.transpose(2, 3).contiguous(), values_UHPD.contiguous(), beyond[:, None, None])
 
     @classmethod
@@ -187,21 +195,20 @@ class Decoding:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """Attend with one softmax over prompt and response tokens; returns [B, 1, heads, D]."""
-        # In full precision: the log-probs sampled here are the old log-probs of the training ratio.
         with torch.autocast(query.device.type, enabled=False):
-            seen = self._attend(self.prompts[layer], query.float(), key.float(), value.float(), scaling)
-        return seen.to(value.dtype)
+            seen = self._attend(self.prompts[layer], full(query), full(key), full(value), scaling)
+        return seen.to(query.dtype)
 
     def _attend(self, prompts: Prompts, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         n_rows, heads, _, width = query.shape
         key_heads, n_prompt = prompts.keys.shape[1], prompts.keys.shape[3]
         q = query[:, :, 0].reshape(n_rows, key_heads, -1, width) * (width**-0.5 if scaling is None else scaling)
         # Grouped by prompt, because most of the numbers belong to prompts. Only the responses' scores are reordered.
-        to_prompt = self._by_prompt(q) @ prompts.keys.float()
+        to_prompt = self._by_prompt(q) @ prompts.keys
         to_prompt += prompts.beyond
         to_response = self._by_prompt(q @ key.transpose(2, 3))
         weights = torch.cat([to_prompt, to_response], -1).softmax(-1)
-        of_prompt = weights[..., :n_prompt] @ prompts.values.float()
+        of_prompt = weights[..., :n_prompt] @ prompts.values
         of_response = self._by_row(weights[..., n_prompt:], q.shape[2]) @ value
         return (self._by_row(of_prompt, q.shape[2]) + of_response).reshape(n_rows, 1, heads, -1)
 

@@ -17,15 +17,16 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from creditflow._utils.huggingface import position_limit
-from creditflow.engines.local.attention import Decoding, Layout, Prompts, attending
+from creditflow.engines.local.attention import Decoding, Layout, Prompts, attending, full
 from creditflow.engines.local.packing import pack_prompts
 
 Prompt = tuple[int, ...]
 
 _ROOM = 32
 """The smallest spare capacity, in tokens, when keys and values are copied."""
-_AT_ONCE = 16384
-"""Prompt tokens per prefill pass."""
+_AT_ONCE = {"cpu": 2048}
+"""Prompt tokens per prefill pass: on a processor, about as many as its cache holds."""
+_AT_ONCE_ELSEWHERE = 16384
 
 
 class DecodingRows(Protocol):
@@ -167,10 +168,11 @@ class SharedRows:
         """
         lengths = [len(prompt) for prompt in prompts]
         width, outs, layers = max(lengths), [], list[list[Prompts]]()
+        at_once = _AT_ONCE.get(device.type, _AT_ONCE_ELSEWHERE)
         begin = 0
         while begin < len(prompts):
             end, size = begin + 1, lengths[begin]
-            while end < len(prompts) and size + lengths[end] <= _AT_ONCE:
+            while end < len(prompts) and size + lengths[end] <= at_once:
                 size += lengths[end]
                 end += 1
             packed = pack_prompts(prompts[begin:end])
@@ -228,7 +230,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not t
         self._room: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append the key and value states of new tokens; returns all keys and values."""
+        """Append the key and value states of new tokens; returns all keys and values, in float32 or wider."""
+        key_states, value_states = full(key_states), full(value_states)
         if self._room is None:
             self.lazy_initialization(key_states, value_states)
             self._take((_roomy(key_states), _roomy(value_states)), key_states.shape[-2])
