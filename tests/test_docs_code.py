@@ -17,7 +17,11 @@ PAGES = (
     DOCS / "how_to" / "own_reward.md",
     DOCS / "how_to" / "add_a_rule.md",
 )
-LONG = (DOCS / "get_started" / "first_run.md", DOCS / "how_to" / "own_team.md")
+LONG = (
+    DOCS / "get_started" / "first_run.md",
+    DOCS / "how_to" / "own_data.md",
+    DOCS / "how_to" / "own_team.md",
+)
 """Pages with more commands that train."""
 
 

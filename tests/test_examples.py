@@ -8,13 +8,15 @@ import pytest
 from creditflow._utils.loading import load_object
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
+from creditflow.engines.common.components import build_components
 from creditflow.engines.local.trainer import train
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from creditflow.runs import Ledger
-from tests.paths import ROOT
+from tests.paths import DOCS, ROOT
 from tests.rollout.http.test_server import Answers, Templated, task_of
+from tests.test_docs_code import BLOCK
 
 FOLDER = ROOT / "examples" / "frameworks"
 FRAMEWORKS = ("openai", "langgraph", "openai_agents", "autogen", "subprocess")
@@ -73,6 +75,21 @@ def test_own_server_records_the_steps_of_each_rollout():
         assert rollout.steps[1].parents == (0,)
         assert rollout.uid in rollout.steps[0].prompt
         assert all(0 < len(step.response_ids) <= 16 for step in rollout.steps)
+
+
+def test_own_data_page_prints_the_example():
+    named = {name: text for name, _, text in BLOCK.findall((DOCS / "how_to" / "own_data.md").read_text()) if name}
+    folder = ROOT / "examples" / "own_data"
+    assert named == {name: (folder / name).read_text() for name in named}
+    assert set(named) == {path.name for path in folder.iterdir() if path.suffix in (".jsonl", ".py", ".yaml")}
+
+
+def test_own_data_example_holds_out_questions():
+    recipe = load_recipe(ROOT / "examples" / "own_data" / "recipe.yaml")
+    parts = build_components(recipe)
+    assert [task.extra_info["index"] for task in parts.train_tasks] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    assert [task.extra_info["index"] for task in parts.val_tasks] == [0, 6]
+    assert parts.train_tasks[0].ground_truth == "5"
 
 
 CALL = '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>'
