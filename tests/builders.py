@@ -160,3 +160,9 @@ class Scripted:
         self.prompts += [self.decode(request.prompt_ids) for request in requests]
         ids = [tuple(self.answer(self.decode(request.prompt_ids))) for request in requests]
         return [Generation(i, (-1.0,) * len(i), "stop") for i in ids]
+
+
+def without_progress(stderr: str) -> str:
+    """The standard error of a command without its first line, which names what it loads."""
+    first, _, others = stderr.partition("\n")
+    return others if first.startswith("loading ") and first.endswith(" ...") else stderr

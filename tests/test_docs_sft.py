@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from creditflow._utils.devices import pick_device
+
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import tiny_byte_model
 from tests.paths import DOCS

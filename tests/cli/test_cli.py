@@ -1,6 +1,7 @@
 """The command line: output, exit codes, and written files."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.data.datasets import validation_words
 from creditflow.engines.models.tiny import tiny_byte_model
-from tests.builders import mostly_slow
+from tests.builders import mostly_slow, without_progress
 from tests.paths import GSM8K, RECIPES, TOY
 
 GSM8K_RECIPE = RECIPES / "gsm8k_team.yaml"
@@ -31,13 +32,14 @@ def creditflow(*arguments):
 
 
 def refused(*arguments):
-    """Run a command that exits with code 2 and only one line on standard error; return the message."""
+    """Run a command that exits with code 2 and one line of an error; return the message."""
     result = creditflow(*arguments)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: ")
-    return result.stderr.removeprefix("error: ").rstrip()
+    error = without_progress(result.stderr)
+    assert error.count("\n") == 1
+    assert error.startswith("error: ")
+    return error.removeprefix("error: ").rstrip()
 
 
 def python(code):
@@ -400,6 +402,12 @@ def test_check_warns_of_truncated_rollouts(here):
     result = creditflow("check", TOY)
 
     assert "trajectories truncated; the first: writer was cut off at 4 tokens" in result.stdout
+    for agent in ("writer", "critic"):
+        assert re.search(
+            rf"^warning: \d+% of {agent}'s responses are truncated \(\d+ of 16\): raise data\.max_response_length=4, ",
+            result.stdout,
+            re.M,
+        )
 
 
 def test_gsm8k_becomes_verl_schema_parquet(here):

@@ -27,7 +27,7 @@ from creditflow.engines.common.components import build_components
 from creditflow.errors import BatchError, InputError
 from creditflow.rollout.http.sessions import TrajectoryWriter
 from creditflow.runs import Ledger
-from tests.builders import Letters
+from tests.builders import Letters, without_progress
 from tests.paths import ROOT
 from tests.rewards.processes import until
 
@@ -367,5 +367,5 @@ def test_busy_port_is_reported(tmp_path):
         done = command("serve", str(RECIPE), "--port", port, "-o", str(tmp_path))
         with pytest.raises(InputError, match="cannot be had"):
             bound("127.0.0.1", int(port))
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert (done.exit_code, without_progress(done.stderr).count("\n")) == (2, 1)
     assert f"127.0.0.1:{port} cannot be had" in done.stderr

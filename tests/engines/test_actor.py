@@ -285,6 +285,41 @@ def test_non_finite_gradient_skips_the_update(policy: Policy) -> None:
         assert torch.equal(value, before[name]), name
 
 
+def test_skipped_steps_do_not_change_the_update(policy: Policy) -> None:
+    """A KL term of weight 0 makes every step computed; without it, steps without an advantage are skipped.
+
+    The second update has no advantage at all: AdamW's momentum and decay act in it as for a computed gradient of 0.
+    """
+    batch = sampled_batch(policy)
+    every, one = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
+    step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
+    all_T = np.ones(len(batch.response_ids))
+    some_T = np.where(step_of_token % 3 == 0, all_T, 0.0)
+    before = copy.deepcopy(policy.model.state_dict())
+    gradients, weights, metrics = [], [], []
+    for use_kl_loss in (False, True):
+        policy.model.load_state_dict(before)
+        optim = OptimConfig(lr=1e-2, weight_decay=0.1)
+        actor = Actor(policy, ActorConfig(optim=optim, use_kl_loss=use_kl_loss, kl_loss_coef=0.0))
+        metrics.append([actor.update(batch, advantage_T, every, one) for advantage_T in (all_T, 0 * all_T)])
+        weights.append(copy.deepcopy(policy.model.state_dict()))
+        metrics[-1].append(actor.update(batch, some_T, every, one))
+        gradients.append([weight.grad.clone() for weight in policy.parameters])
+
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name
+    for skipped, computed in zip(*gradients, strict=True):
+        torch.testing.assert_close(skipped, computed, atol=1e-6, rtol=1e-4)
+    lengths_S = np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
+    third, whole = lengths_S[::3].sum(), lengths_S.sum()
+    assert [row["actor/tokens"] for row in metrics[0]] == [whole, 0, third]
+    assert [row["actor/tokens"] for row in metrics[1]] == [whole] * 3
+    for rows in metrics:
+        assert [row["actor/tied_updates"] for row in rows] == [0, 1, 0]
+        assert rows[1]["actor/grad_norm"] == 0
+        assert rows[2]["actor/pg_loss"] == pytest.approx(metrics[0][2]["actor/pg_loss"], rel=1e-5)
+
+
 def test_batch_without_trained_steps_changes_nothing(policy: Policy) -> None:
     batch = sampled_batch(policy)
     before = copy.deepcopy(policy.model.state_dict())

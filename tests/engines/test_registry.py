@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from creditflow.cli import app
 from creditflow.engines.base import engine_names, find_engine, sampling_engine
 from creditflow.errors import ConfigError
+from tests.builders import without_progress
 from tests.paths import TOY
 
 DUMMY = '''
@@ -132,7 +133,7 @@ def test_unknown_engine_is_refused_with_the_known_ones(distribution, monkeypatch
 
     known = "local or broken or dummy or verl or wrong"
     message = f"error: --engine: expected {known}, got 'dumy' (did you mean 'dummy'?)\n"
-    assert (done.exit_code, done.stdout, done.stderr) == (2, "", message)
+    assert (done.exit_code, done.stdout, without_progress(done.stderr)) == (2, "", message)
 
 
 def test_engine_that_cannot_be_loaded_is_named(distribution, monkeypatch):
@@ -157,7 +158,8 @@ def test_arguments_after_dashes_need_an_engine_with_options(distribution, monkey
     monkeypatch.syspath_prepend(distribution)
     done = CliRunner().invoke(app, ["train", str(TOY), "--engine", "dummy", "--", "a=1"])
 
-    assert (done.exit_code, done.stderr) == (2, "error: --: is for verl's configuration; add --engine verl\n")
+    message = "error: --: is for verl's configuration; add --engine verl\n"
+    assert (done.exit_code, without_progress(done.stderr)) == (2, message)
 
 
 def test_registry_lists_the_default_engine_first():

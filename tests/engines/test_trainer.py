@@ -1,14 +1,20 @@
 """Complete runs with a model of a dozen words."""
 
 import asyncio
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from rich.console import Console
 
-from creditflow._utils.progress import Reporter
+from creditflow._utils.progress import Bar, Reporter
 from creditflow.config import ActorConfig, load_recipe
 from creditflow.data import read_parquet
 from creditflow.engines.common.components import build_components
@@ -19,6 +25,7 @@ from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import tasks_at
 from creditflow.engines.local.trainer import evaluation_batch, train
 from creditflow.errors import CreditflowError, InputError, ModelError, TooManyFailedScores
+from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import read_metrics
 from tests.paths import TOY
 from tests.rewards.judge_server import Answer, JudgeServer, Request
@@ -292,6 +299,83 @@ def test_truncated_trajectories_are_reported_in_step_one(recipe_file: Path, caps
     share = read_metrics(path)[1]["rollout/truncated_frac"]
     assert 0.1 < share < 1.0
     assert f"warning: {share:.0%} of the first step's trajectories were truncated: a prompt was longer" in said
+
+
+def test_truncated_responses_are_reported_by_agent(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run(recipe_file, "run", "data.max_response_length=2", "trainer.total_training_steps=1")
+    batch = read_parquet(path / "steps" / "000001.parquet")
+    said = capsys.readouterr().err
+    for agent in batch.agent_names:
+        own = [step for one in batch.to_trajectories() for step in one.steps if step.agent == agent]
+        cut = sum("finish_reason" in step.info for step in own)
+        assert cut > 0.1 * len(own)
+        assert (
+            f"warning: in the first step, {cut / len(own):.0%} of {agent}'s responses are truncated ({cut} of "
+            f"{len(own)}): raise data.max_response_length=2, or ask for shorter responses\n"
+        ) in said
+
+
+def tied(recipe_file: Path) -> None:
+    """Make all outcomes equal, without sub-rewards."""
+    file = recipe_file.parent / "team.py"
+    file.write_text(file.read_text().replace('trajectory.answer.split()[-1:] == ["a"]', "1"))
+    recipe_file.write_text(recipe_file.read_text().replace(', {fn: "team.py:says_a"}', ""))
+
+
+def test_training_of_the_kl_term_alone_is_reported_once(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tied(recipe_file)
+    path = run(recipe_file, "run", "actor_rollout_ref.actor.use_kl_loss=true")
+    said = capsys.readouterr().err
+
+    assert said.count("warning: at training step 1, only the KL term is trained: every group is tied") == 1
+    assert [event["rule"] for event in RunFolder(path).events()] == ["tied_groups"]
+    rows = read_metrics(path)[1:]
+    assert [row["actor/tied_updates"] for row in rows] == [1, 1, 1]
+    assert all(row["actor/tokens"] > 0 and row["throughput/update_tokens_per_s"] > 0 for row in rows)
+    assert len([line for line in said.splitlines() if line.endswith("  every group tied")]) == 3
+
+
+def test_tied_groups_without_another_term_cost_no_pass(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tied(recipe_file)
+    path = run(recipe_file, "run", "trainer.total_training_steps=1")
+
+    assert "is trained: every group is tied" not in capsys.readouterr().err
+    row = read_metrics(path)[1]
+    assert (row["actor/tied_updates"], row["actor/tokens"]) == (1, 0)
+    assert "throughput/update_tokens_per_s" not in row
+
+
+def test_training_shows_its_phases(recipe_file: Path) -> None:
+    class Recorded(Reporter):
+        """A reporter that records each bar at its end."""
+
+        @contextmanager
+        def bar(self, title: str, *arguments: Any, **options: Any) -> Iterator[Bar]:
+            with super().bar(title, *arguments, **options) as bar:
+                yield bar
+            assert bar.share == float(bar.total is not None)
+            closed.append((title, re.sub("[0-9,]+(/[0-9,]+)? tokens", "t tokens", bar.amount())))
+
+    closed: list[tuple[str, str]] = []
+    settings = [f"trainer.default_local_dir={recipe_file.parent / 'run'}", "trainer.total_training_steps=1"]
+    train(load_recipe(recipe_file, settings), Recorded(Console(file=io.StringIO())))
+
+    validation = [
+        ("validation", "8/8 trajectories, t tokens"), ("scoring", "16/16 calls"),
+        ("greedy validation", "8/8 trajectories, t tokens"), ("scoring", "16/16 calls"),
+    ]  # fmt: skip
+    assert closed == [
+        ("loading tasks and rewards", ""),
+        ("loading models", ""),
+        *validation,
+        ("before training", ""),
+        ("sampling", "32/32 trajectories, t tokens"),
+        ("scoring", "64/64 calls"),
+        ("values of the critic", ""),
+        ("updating", "t tokens"),
+        *validation,
+        ("train", "1/1 steps"),
+    ]
 
 
 # ---- an agent with a frozen model

@@ -42,7 +42,7 @@ from creditflow.studies.comparison.arms import arms_of, as_yaml, parse_vary, wit
 from creditflow.studies.comparison.bootstrap import PassCounts, paired_difference
 from creditflow.studies.comparison.jobs import Job, run_jobs
 from creditflow.studies.comparison.results import ArmResult, RunResult, differences, spread, summary
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, make_trajectory, step, without_progress
 from tests.paths import TOY
 
 # Arms
@@ -635,7 +635,7 @@ def test_folder_with_other_runs_is_refused(compared, monkeypatch):
     result = compare("--no-arms", "algorithm.gamma=0.5")
 
     assert result.exit_code == 2
-    assert result.stderr == (
+    assert without_progress(result.stderr) == (
         "error: trainer.default_local_dir: out/identical/seed0 holds a run with algorithm.gamma=0.99, "
         "expected 0.5; name another folder\n"
     )
@@ -656,7 +656,10 @@ def test_broken_run_is_kept_if_another_folder_is_foreign(half_done):
     result = compare("--no-arms")
 
     assert result.exit_code == 2
-    assert result.stderr == "error: trainer.default_local_dir: out/none/seed0 holds files that are not of a run\n"
+    assert (
+        without_progress(result.stderr)
+        == "error: trainer.default_local_dir: out/none/seed0 holds files that are not of a run\n"
+    )
     assert (half_done / "identical" / "seed0" / "run.json").exists()
 
 
@@ -666,7 +669,7 @@ def test_folder_of_a_running_comparison_is_refused(half_done):
         result = compare("--no-arms")
 
     assert result.exit_code == 2
-    assert result.stderr == "error: trainer.default_local_dir: another comparison is running in out\n"
+    assert without_progress(result.stderr) == "error: trainer.default_local_dir: another comparison is running in out\n"
     assert (half_done / "identical" / "seed0" / "run.json").exists()
 
 
@@ -706,7 +709,7 @@ def test_bad_input_is_reported_before_anything_is_written(tmp_path, monkeypatch,
 
     assert result.exit_code == 2, result.output
     assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert without_progress(result.stderr).count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

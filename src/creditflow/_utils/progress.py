@@ -1,74 +1,307 @@
-"""Progress of long commands: a bar in a terminal, plain lines elsewhere."""
+"""Progress of long commands: bars in a terminal, lines elsewhere.
+
+A command opens a bar for its work, and shorter bars (phases) inside it. Without a terminal, a thread prints the state
+of all open bars when nothing else was printed for `LINE_SECONDS`. So a fast command prints only its results.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
+
+LINE_SECONDS = 25.0
+"""Seconds without a line after which one is printed, without a terminal. The documented limit is 30 s."""
+
+
+class Bar:
+    """An amount of work: how much of it is done, how fast it goes, and how long it will take."""
+
+    def __init__(
+        self,
+        title: str,
+        total: int | None = None,
+        unit: str = "",
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        tokens_each: float = 0.0,
+        changed: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`unit`: the parts that are counted, in the plural.
+
+        `tokens_each`: the expected number of sampled tokens of a part, until parts are finished. `changed`: called
+        after every change. `say`: prints a line.
+        """
+        self.title, self.total, self.unit = title, total, unit
+        self.status = ""
+        self._done = self._skipped = 0
+        self._tokens, self._tokens_of_finished, self._tokens_each = 0, 0, tokens_each
+        self._clock, self._changed, self._say = clock, changed, say
+        self._begun = self._moved = clock()
+        self._lock = threading.RLock()
+
+    def advance(self, amount: int = 1, status: str = "", *, tokens: int = 0) -> None:
+        """Advance by `amount` finished parts.
+
+        A `status` replaces the one shown in a terminal; elsewhere it is printed as a line. `tokens`: the sampled tokens
+        of the finished parts.
+        """
+        with self._lock:
+            self._done += amount
+            self._tokens_of_finished += tokens
+            self._moved = self._clock()
+            self.status = status or self.status
+        self._changed()
+        if status:
+            self._say(f"{self.title} {self._done}/{self.total} {status}")
+
+    def reach(self, done: int, total: int) -> None:
+        """Set the finished and the whole number of parts."""
+        with self._lock:
+            self.total = total
+            amount = done - self._done
+        self.advance(amount)
+
+    def skip(self, amount: int) -> None:
+        """Advance by parts that cost no time here: those of a resumed run. Negative after a rollback."""
+        with self._lock:
+            self._done += amount
+            self._skipped += amount
+        self._changed()
+
+    def spend(self, tokens: int) -> None:
+        """Count sampled tokens of parts that need not be finished."""
+        with self._lock:
+            self._tokens += tokens
+            self._moved = self._clock()
+        self._changed()
+
+    def note(self, status: str) -> None:
+        """Show the current activity: in a terminal at once, elsewhere in the next line."""
+        self.status = status
+        self._changed()
+
+    @property
+    def share(self) -> float:
+        """The share of the work that is done, in [0, 1]; 0 if the amount of work is unknown.
+
+        Rollouts run side by side and finish late, so that their share is estimated from sampled tokens.
+        """
+        with self._lock:
+            worked, wanted = self._done - self._skipped, (self.total or 0) - self._skipped
+            if wanted <= 0:
+                return 0.0
+            each = self.tokens_each
+            of_tokens = self._tokens / (each * wanted) if each else 0.0
+            return min(1.0, max(worked / wanted, of_tokens))
+
+    @property
+    def tokens_each(self) -> float:
+        """The mean number of sampled tokens of the finished parts, or the expected number; 0 if unknown."""
+        worked = self._done - self._skipped
+        return self._tokens_of_finished / worked if worked > 0 else self._tokens_each
+
+    def amount(self) -> str:
+        """The finished amount in words."""
+        parts = [f"{self._done:,}/{self.total:,}{f' {self.unit}' if self.unit else ''}"] if self.total else []
+        if self._tokens:
+            parts.append(f"{self._tokens:,} tokens")
+        return ", ".join(parts)
+
+    def pace(self) -> str:
+        """The rate and the time left in words, as far as they are known."""
+        with self._lock:
+            now, spent = self._clock(), self._moved - self._begun
+            worked, share = self._done - self._skipped, self.share
+        parts = []
+        if spent > 0 and self._tokens:
+            parts.append(f"{self._tokens / spent:,.0f} tokens/s")
+        elif spent > 0 and worked > 0 and self.unit:
+            rate = worked / spent
+            parts.append(
+                f"{rate:,.{0 if rate >= 10 else 1}f} {self.unit}/s" if rate >= 1 else f"{1 / rate:,.0f} s each"
+            )
+        if self.total is None:
+            parts.append(f"{duration(now - self._begun)} so far")
+        elif spent > 0 and share > 0:
+            parts.append(f"about {duration(max(0.0, spent * (1 - share) / share - (now - self._moved)))} left")
+        return ", ".join(parts)
+
+    def describe(self) -> str:
+        """The state as one line."""
+        words = (f"{self.title} {self.amount()}".rstrip(), self.pace(), self.status)
+        return ", ".join(filter(None, words))
 
 
 class Reporter:
     """Prints progress to standard error; standard output is for results."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console or Console(stderr=True, markup=False, emoji=False)
+        self._clock = clock
+        self._bars: list[Bar] = []
+        """The open bars, each inside the one before."""
+        self._progress: Progress | None = None
+        self._rows: dict[Bar, TaskID] = {}
+        self._printed = clock()
+        self._tokens_each: dict[str, float] = {}
+        """Mean sampled tokens of a part, by the title of the last finished bar."""
+        self._lock = threading.RLock()
 
     def say(self, text: str) -> None:
         """Print one line."""
-        self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        with self._lock:
+            self._printed = self._clock()
+            self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     @contextmanager
-    def bar(self, title: str, total: int) -> Iterator[Bar]:
-        """Open a bar of `total` parts; without a terminal, print one line for each part with a status."""
-        if not self.console.is_terminal:
-            yield Bar(self, title, total)
+    def bar(
+        self, title: str, total: int | None = None, unit: str = "", *, announce: bool = False, keep: bool = True
+    ) -> Iterator[Bar]:
+        """Open a bar of `total` parts, inside the bars that are open; the functions of this module find it.
+
+        Without a terminal, a line is printed for each part with a status, and one when nothing was printed for a while.
+        `announce`: also print the title as a line at the start. `keep`: leave the bar in the terminal after its end.
+        """
+        live = self.console.is_terminal
+        if announce and not live:
+            self.say(f"{title} ...")
+        with self._in_terminal(keep=keep) if live else self._in_lines():
+            each = self._tokens_each.get(title, 0.0)
+            if self._progress is None:
+                bar = Bar(title, total, unit, clock=self._clock, tokens_each=each, say=self.say)
+            else:
+                bar = self._row(self._progress, title, total, unit, each)
+            self._bars.append(bar)
+            token = _CURRENT.set(self)
+            try:
+                yield bar
+            finally:
+                _CURRENT.reset(token)
+                self._bars.remove(bar)
+                self._tokens_each[title] = bar.tokens_each
+                if self._progress is not None and not keep:
+                    self._progress.remove_task(self._rows.pop(bar))
+
+    def show_overdue(self) -> None:
+        """Print the state of the open bars if nothing was printed for `LINE_SECONDS`."""
+        with self._lock:
+            if self._bars and self._clock() - self._printed >= LINE_SECONDS:
+                self.say(": ".join(bar.describe() for bar in self._bars))
+                self._printed = self._clock()
+
+    @property
+    def innermost(self) -> Bar | None:
+        """The bar that was opened last."""
+        bars = self._bars[-1:]
+        return bars[0] if bars else None
+
+    @contextmanager
+    def _in_lines(self) -> Iterator[None]:
+        """Print overdue lines from a thread while the outermost bar is open."""
+        if self._bars:
+            yield
             return
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        self._printed = self._clock()
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(max(0.0, self._printed + LINE_SECONDS - self._clock())):
+                self.show_overdue()
+
+        thread = threading.Thread(target=watch, name="creditflow-lines", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    @contextmanager
+    def _in_terminal(self, *, keep: bool) -> Iterator[None]:
+        """Show the open bars while the outermost one is open."""
+        if self._progress is not None:
+            yield
+            return
+        from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+        from rich.text import Text
+
+        class BarText(ProgressColumn):
+            """A text that is read from the bar at every refresh."""
+
+            def __init__(self, text: Callable[[Bar], str]) -> None:
+                self._text = text
+                super().__init__()
+
+            def render(self, task: Task) -> Text:
+                return Text(self._text(task.fields["bar"]))
 
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            MofNCompleteColumn(),
+            BarText(Bar.amount),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[status]}", markup=False),
+            BarText(Bar.pace),
+            BarText(lambda bar: bar.status),
         )
-        with Progress(*columns, console=self.console, transient=False) as progress:
-            yield Bar(self, title, total, progress)
+        try:
+            with Progress(*columns, console=self.console, transient=not keep) as self._progress:
+                yield
+        finally:
+            self._progress = None
+            self._rows.clear()
+
+    def _row(self, progress: Progress, title: str, total: int | None, unit: str, tokens_each: float) -> Bar:
+        """Add a bar to the terminal."""
+
+        def show() -> None:
+            if (row := self._rows.get(bar)) is not None:  # a late thread may report to a closed bar
+                known = bar.total is not None
+                progress.update(row, total=100 if known else None, completed=bar.share * 100 if known else 0)
+
+        bar = Bar(title, total, unit, clock=self._clock, tokens_each=tokens_each, changed=show)
+        self._rows[bar] = progress.add_task(title, total=100 if total else None, bar=bar)
+        return bar
 
 
-class Bar:
-    """A progress bar in a terminal; elsewhere lines."""
+_CURRENT: ContextVar[Reporter | None] = ContextVar("creditflow_reporter", default=None)
+"""The reporter with an open bar. Deep functions find it here, so that their callers need no parameter for it."""
 
-    def __init__(self, reporter: Reporter, title: str, total: int, progress: Progress | None = None) -> None:
-        self._reporter, self._title, self._total, self._done = reporter, title, total, 0
-        self._progress = progress
-        if progress is not None:
-            self._task = progress.add_task(title, total=total, status="")
 
-    def advance(self, amount: int = 1, status: str = "") -> None:
-        """Advance by `amount` and show `status` if it is not empty."""
-        self._done += amount
-        if self._progress is not None:
-            self._progress.advance(self._task, amount)
-            if status:
-                self.note(status)
-        elif status:
-            self._reporter.say(f"{self._title} {self._done}/{self._total} {status}")
+def phase(title: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Bar]:
+    """Open a bar for a phase inside the caller's bars. Without an open bar, it counts and shows nothing."""
+    reporter = _CURRENT.get()
+    return nullcontext(Bar(title, total, unit)) if reporter is None else reporter.bar(title, total, unit, keep=False)
 
-    def note(self, status: str) -> None:
-        """Show the current activity, in a terminal only: elsewhere notes would flood the log."""
-        if self._progress is not None:
-            self._progress.update(self._task, status=status)
+
+def advance(amount: int) -> None:
+    """Advance the innermost open bar, if there is one."""
+    if (bar := _innermost()) is not None:
+        bar.advance(amount)
+
+
+def spend(tokens: int) -> None:
+    """Count sampled tokens in the innermost open bar, if there is one."""
+    if (bar := _innermost()) is not None:
+        bar.spend(tokens)
+
+
+def _innermost() -> Bar | None:
+    reporter = _CURRENT.get()
+    return None if reporter is None else reporter.innermost
+
+
+def duration(seconds: float) -> str:
+    """A duration in words, in seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

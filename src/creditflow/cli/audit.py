@@ -97,7 +97,6 @@ def audit(
     Rolls out the tasks of a training step again without each agent, and prints one row per rule.
     """
     from creditflow.config import load_recipe
-    from creditflow.engines.common.components import build_components
 
     options = AuditOptions(training_step, rollouts, budget, model, baseline, tuple(rule or ()))
     expect_parent_folders(plot=plot, json=json)
@@ -107,8 +106,11 @@ def audit(
         raise InputError(f"{run}: `creditflow convert` wrote this run; it has no workflow to roll out its tasks again")
     rules = _rules(options.rules)
     recipe = load_recipe(run / "config.yaml")
-    components = build_components(recipe, tasks=False)
-    policies = _load_policies(ledger, recipe, options)
+    with reporter.bar(f"loading {run}", announce=True, keep=False):
+        from creditflow.engines.common.components import build_components
+
+        components = build_components(recipe, tasks=False)
+        policies = _load_policies(ledger, recipe, options)
     make_folder(run / "audit", "RUN")  # fails before the rollouts if the folder is not writable
     recorded = ledger.read(policies.step)
     assignments = _assignments(recorded, rules)

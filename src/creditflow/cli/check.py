@@ -17,7 +17,7 @@ from creditflow.credit.analysis.linter import idle_gate, lint
 from creditflow.credit.analysis.metrics import reach
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.errors import TooManyFailedScores
-from creditflow.monitoring.notices import failure_text
+from creditflow.monitoring.notices import failure_text, truncations
 from creditflow.reports.tables import new_table, results_console, show
 from creditflow.rewards.manager import ScoringReport, expect_few_failures
 
@@ -38,16 +38,21 @@ def check(
     Loads every file and model, rolls out the tasks, scores them, assigns credit, and warns of problems.
     """
     from creditflow.config import load_recipe
-    from creditflow.engines.base import find_engine, sampling_engine
-    from creditflow.engines.common.components import build_components
-    from creditflow.engines.common.guard import build_guard
 
-    reporter, chosen = Reporter(), find_engine(engine)
+    reporter = Reporter()
     loaded = load_recipe(recipe, overrides or [])
-    chosen.expect_trainable(loaded, reporter)
-    components = build_components(loaded)
-    build_guard(loaded.config, loaded.folder, components.rewards.functions, chosen.name)  # raises errors of training
-    result = sampling_engine(chosen).check(components, tasks)
+    with reporter.bar(f"loading {loaded.name}", announce=True, keep=False):
+        from creditflow.engines.base import find_engine, sampling_engine
+        from creditflow.engines.common.components import build_components
+        from creditflow.engines.common.guard import build_guard
+
+        chosen = find_engine(engine)
+        chosen.expect_trainable(loaded, reporter)
+        components = build_components(loaded)
+        # Raises the errors of training.
+        build_guard(loaded.config, loaded.folder, components.rewards.functions, chosen.name)
+    with reporter.bar("check", keep=False):
+        result = sampling_engine(chosen).check(components, tasks)
     console, trajectories, report = results_console(), result.trajectories, result.report
     batch = TrajectoryBatch.from_trajectories(trajectories)
     assignment = assign(batch, loaded.config.algorithm, values_T=result.values_T)
@@ -114,6 +119,8 @@ def _warnings(
         if affected:
             reason = next((str(t.info[key]) for t in affected if key in t.info), "no reason given")
             warnings.append(f"{len(affected)} of {len(trajectories)} trajectories {status}; the first: {reason}")
+    longest = recipe.config.data.max_response_length
+    warnings += [cut.text(longest) for cut in truncations(assignment.batch)]
     errors = [str(t.info["agent_error"]) for t in trajectories if "agent_error" in t.info]
     if errors:
         warnings.append(

@@ -88,13 +88,16 @@ def compare(
     value. Results go to trainer.default_local_dir, which keeps the finished runs of the same comparison.
     """
     from creditflow.config import load_recipe, with_effect
-    from creditflow.engines.base import find_engine
-    from creditflow.engines.common.run import run_path
-    from creditflow.studies.comparison.arms import arms_of, parse_vary, without_entry
 
     if seeds < 1 or (jobs is not None and jobs < 1):
         raise ConfigError(f"{'--seeds' if seeds < 1 else '--jobs'}: expected 1 or more")
-    reporter, settings, chosen = Reporter(), overrides or [], find_engine(engine)
+    reporter, settings = Reporter(), overrides or []
+    with reporter.bar(f"loading {recipe.stem}", announce=True, keep=False):
+        from creditflow.engines.base import find_engine
+        from creditflow.engines.common.run import run_path
+        from creditflow.studies.comparison.arms import arms_of, parse_vary, without_entry
+
+        chosen = find_engine(engine)
     key, values = parse_vary(vary)
     if any(override.partition("=")[0] == key for override in settings):
         raise ConfigError(f"{key}: is varied by --vary; it cannot be set as well")
@@ -104,7 +107,8 @@ def compare(
     if not effective.issuperset(settings):  # every arm ignores one: the loader raises with the reason
         load_recipe(recipe, (*compared[0].overrides, *settings))
     folder = run_path(loaded)
-    runs = _plan(recipe, settings, loaded, key, compared, seeds, folder, chosen, reporter)
+    with reporter.bar("loading the arms", keep=False):
+        runs = _plan(recipe, settings, loaded, key, compared, seeds, folder, chosen, reporter)
 
     make_folder(folder, "trainer.default_local_dir")
     # Two comparisons at once would mistake each other's live runs for interrupted ones.

@@ -18,17 +18,21 @@ def eval(recipe: Recipe, overrides: Overrides = None, json: JsonFile = None, eng
     The model is the recipe's; actor_rollout_ref.model.path=FOLDER evaluates another one, such as a checkpoint.
     """
     from creditflow.config import load_recipe
-    from creditflow.engines.base import find_engine, sampling_engine
-    from creditflow.engines.common.components import build_components
 
-    reporter, chosen = Reporter(), sampling_engine(find_engine(engine))
+    reporter = Reporter()
     loaded = load_recipe(recipe, overrides or [])
-    components = build_components(loaded, training=False)
+    with reporter.bar(f"loading {loaded.name}", announce=True, keep=False):
+        from creditflow.engines.base import find_engine, sampling_engine
+        from creditflow.engines.common.components import build_components
+
+        chosen = sampling_engine(find_engine(engine))
+        components = build_components(loaded, training=False)
     if json is not None:
         if json.is_dir():
             raise InputError(f"--json: {json} is a folder")
         make_folder(json.parent, "--json")  # fails before the evaluation if the folder is not writable
-    evaluation = chosen.evaluate(components, reporter)
+    with reporter.bar("evaluation", keep=False):
+        evaluation = chosen.evaluate(components, reporter)
     for function in components.rewards.take_report().functions:
         if function.failed:
             reporter.say(f"warning: {failure_text(function)}")

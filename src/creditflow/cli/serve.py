@@ -48,16 +48,18 @@ def serve(
     that call over HTTP, give them team.base_url in a workflow (docs/how_to/serving.md).
     """
     from creditflow.config import load_recipe
-    from creditflow.engines.common.components import build_components
-    from creditflow.engines.local.policy_set import PolicySet
-    from creditflow.rollout.http.sessions import TrajectoryWriter
 
     expect_loopback(host, "needs but the API key", remote=allow_remote)
-    loaded = load_recipe(recipe, overrides or [])
-    components = build_components(loaded, training=False, tasks=False)
-    policy_set = PolicySet.for_rollouts(loaded)
-    make_folder(out, "--out")
     reporter = Reporter()
+    loaded = load_recipe(recipe, overrides or [])
+    with reporter.bar(f"loading {loaded.name}", announce=True, keep=False):
+        from creditflow.engines.common.components import build_components
+        from creditflow.engines.local.policy_set import PolicySet
+        from creditflow.rollout.http.sessions import TrajectoryWriter
+
+        components = build_components(loaded, training=False, tasks=False)
+        policy_set = PolicySet.for_rollouts(loaded)
+    make_folder(out, "--out")
     asyncio.run(_serve(components, policy_set, TrajectoryWriter(out, per_file, reporter), host, port, idle, reporter))
 
 

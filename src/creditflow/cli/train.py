@@ -48,14 +48,16 @@ def train(
     With --engine verl, arguments after -- set verl's own keys in Hydra's language: key=value, +key=value, ~key.
     """
     from creditflow.config import load_recipe
-    from creditflow.engines.base import Capability, expect_capabilities, find_engine
 
     reporter = Reporter()
     options = context.meta.get(_AFTER_DASHES)
-    chosen = find_engine(engine)
+    loaded = load_recipe(recipe, overrides or [])
+    with reporter.bar(f"loading {loaded.name}", announce=True, keep=False):
+        from creditflow.engines.base import Capability, expect_capabilities, find_engine
+
+        chosen = find_engine(engine)
     if Capability.OWN_OPTIONS not in chosen.capabilities and (dry_run or options is not None):
         raise ConfigError(f"{'--dry-run' if dry_run else '--'}: is for verl's configuration; add --engine verl")
-    loaded = load_recipe(recipe, overrides or [])
     if dry_run:
         print(chosen.configuration(loaded, options or (), reporter), end="")
         return

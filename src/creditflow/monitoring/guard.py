@@ -50,6 +50,8 @@ FAILED_SCORES = "failed_scores"
 """`GuardEvent.rule` of the first failure of a reward function; not a guard rule (`monitor.notices`)."""
 FAILED_ROLLOUTS = "failed_rollouts"
 """The same for rollouts that start to fail or to exceed their time limit."""
+TIED_GROUPS = "tied_groups"
+"""The same for the first training step without any advantage, in which only other terms of the loss are trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class GuardEvent:
     @property
     def text(self) -> str:
         """One line for display."""
-        if self.rule in (FAILED_SCORES, FAILED_ROLLOUTS):
+        if self.rule in (FAILED_SCORES, FAILED_ROLLOUTS, TIED_GROUPS):
             return f"warning: {self.note}"
         shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in self.numbers.items())
         effect = self.note or _EFFECTS.get((self.what, self.action), "well again")

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
-from creditflow.monitoring.guard import FAILED_ROLLOUTS, FAILED_SCORES, WARN, GuardEvent
+from creditflow.monitoring.guard import FAILED_ROLLOUTS, FAILED_SCORES, TIED_GROUPS, WARN, GuardEvent
 
 if TYPE_CHECKING:
+    from creditflow.credit import Assignment
     from creditflow.rewards.manager import FunctionReport, ScoringReport
 
 
@@ -87,6 +89,62 @@ def failed_rollouts(batch: TrajectoryBatch) -> dict[str, tuple[int, str]]:
         for metric, at_N, what, key in kinds
         if at_N.any()
     }
+
+
+def tied_events(
+    assignment: Assignment, terms: Sequence[str], step: int, past: Iterable[Mapping[str, Any]]
+) -> list[GuardEvent]:
+    """Return an event for the first training step in which all advantages are 0 and another loss term is trained.
+
+    `terms`: the other terms of the loss. Without them, no pass is computed in such a step. `past`: the lines of the
+    run's `events.jsonl`.
+    """
+    trained = int(assignment.trained_S.sum())
+    if not terms or not trained or assignment.token_advantages().any():
+        return []
+    note = (
+        f"at training step {step}, only the {' and the '.join(terms)} term{'s are' if len(terms) > 1 else ' is'} "
+        "trained: every group is tied, so all advantages are 0; easier or harder tasks, or a larger "
+        "actor_rollout_ref.rollout.n, make groups differ"
+    )
+    return _first_events(TIED_GROUPS, step, [("actor/tied_updates", {"steps": float(trained)}, note)], past)
+
+
+@dataclass(frozen=True, slots=True)
+class Truncations:
+    """The responses of an agent that reached their limit."""
+
+    agent: str
+    truncated: int
+    responses: int
+    longest: int
+    """Response tokens of the longest of them."""
+
+    @property
+    def share(self) -> float:
+        """The share of its responses that are truncated."""
+        return self.truncated / self.responses
+
+    def text(self, max_response_length: int) -> str:
+        """Name the share, the agent, and the option to raise."""
+        option = f"data.max_response_length={max_response_length}"
+        if self.longest < max_response_length:
+            option = f"the limit of its calls (max_tokens, here {self.longest})"
+        return (
+            f"{self.share:.0%} of {self.agent}'s responses are truncated ({self.truncated} of {self.responses}): raise "
+            f"{option}, or ask for shorter responses"
+        )
+
+
+def truncations(batch: TrajectoryBatch) -> list[Truncations]:
+    """Return the agents with truncated responses, in the order of the batch."""
+    cut_S = np.array([info.get("finish_reason") == "length" for info in batch.step_info], dtype=np.bool_)
+    lengths_S = np.diff(batch.token_offsets)
+    return [
+        Truncations(name, int(cut_S[of_agent_S].sum()), int(of_agent_S.sum()), int(lengths_S[of_agent_S & cut_S].max()))
+        for a, name in enumerate(batch.agent_names)
+        if (cut_S & (of_agent_S := batch.agent_of_step == a)).any()
+    ]
 
 
 def rollout_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -122,27 +122,36 @@ async def run_rollouts(
     agents: Mapping[str, AgentSpec],
     generator: Generator,
     sampling: Sampling,
+    finish: Callable[[Trajectory], None] = lambda _: None,
 ) -> list[Trajectory]:
     """Run all `rollouts` at the same time (see `run_rollout`), and return their trajectories in order.
+
+    `finish`: called with each trajectory when it is finished.
 
     Errors that are not a rollout's fault are raised when all rollouts have ended: the generator's fault, or the first
     ConfigError. When this returns, no generation is running.
     """
     return await together(
-        [run_rollout(rollout, workflow, agents, generator, sampling) for rollout in rollouts], generator
+        [run_rollout(rollout, workflow, agents, generator, sampling) for rollout in rollouts], generator, finish
     )
 
 
-async def together(running: Sequence[Awaitable[Trajectory]], generator: Generator) -> list[Trajectory]:
+async def together(
+    running: Sequence[Awaitable[Trajectory]],
+    generator: Generator,
+    finish: Callable[[Trajectory], None] = lambda _: None,
+) -> list[Trajectory]:
     """Run rollouts on one generator and return their trajectories; see `run_rollouts`."""
     mistakes: list[ConfigError] = []
 
     async def one(rollout: Awaitable[Trajectory]) -> Trajectory | None:
         try:
-            return await rollout
+            trajectory = await rollout
         except ConfigError as mistake:  # the other rollouts end first
             mistakes.append(mistake)
             return None
+        finish(trajectory)
+        return trajectory
 
     trajectories = await asyncio.gather(*map(one, running))
     await generator.idle()

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 from creditflow.errors import CreditflowError
 from creditflow.rollout.client import ChatClient, Generation, GenerationRequest, ModelClient
@@ -47,6 +48,8 @@ class Scheduler:
         """Calls that wait for a generation, in order of arrival."""
         self._dispatcher: asyncio.Task[None] | None = None
         self._expected = 0
+        self._context = copy_context()
+        """The context of a generation, which finds the caller's progress bar in it."""
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
         """Return the policy's response to `request`, when its batch is done."""
@@ -98,7 +101,7 @@ class Scheduler:
         self.batch_sizes.append(len(batch))
         try:
             generations = await asyncio.get_running_loop().run_in_executor(
-                _MODELS, self._models[policy].generate, list(batch.values())
+                _MODELS, self._context.run, self._models[policy].generate, list(batch.values())
             )
             if len(generations) != len(batch):
                 raise CreditflowError(

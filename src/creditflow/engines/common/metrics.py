@@ -13,6 +13,7 @@ from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import TrajectoryBatch
 from creditflow.engines.common.components import Components
 from creditflow.monitoring import Evaluation, error_metrics, rollout_metrics, sub_reward_metrics
+from creditflow.monitoring.notices import truncations
 from creditflow.rewards import ScoringReport
 from creditflow.runs import Ledger
 
@@ -60,8 +61,12 @@ def status_line(metrics: Mapping[str, float]) -> str:
             f"{name} {metrics[key]:.1f}" for stage, name in stages.items() if (key := f"timing/{stage}_s") in metrics
         ]
         parts.append(f"{metrics['timing/step_s']:.1f} s" + (f" ({', '.join(times)})" if times else ""))
-    if "throughput/tokens_per_s" in metrics:
-        parts.append(f"{metrics['throughput/tokens_per_s']:,.0f} tokens/s")
+    rates = {"sampling": "throughput/response_tokens_per_s", "update": "throughput/update_tokens_per_s"}
+    if known := [f"{name} {metrics[key]:,.0f}" for name, key in rates.items() if key in metrics]:
+        parts.append(f"tokens/s: {', '.join(known)}")
+    tied = [value for key, value in metrics.items() if key.endswith("actor/tied_updates")]
+    if tied and min(tied) == 1:
+        parts.append("every group tied")
     return "  ".join(parts)
 
 
@@ -88,6 +93,10 @@ def warn_of_first_step(metrics: Mapping[str, float], components: Components, fol
             "response would have been, than data.max_prompt_length, data.max_response_length or the model's positions "
             "allow, or the workflow cut them short; creditflow check shows the first"
         )
+        longest = components.recipe.config.data.max_response_length
+        for cut in truncations(Ledger.open(folder).read(1).batch):
+            if cut.share > _MANY_TRUNCATED:
+                reporter.say(f"warning: in the first step, {cut.text(longest)}")
     if "propagation/moved" not in metrics:  # no credit was assigned, or by a rule without flow
         return
     assignment = Ledger.open(folder).read(1).assignment

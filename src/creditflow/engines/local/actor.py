@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from creditflow._utils.huggingface import n_tokens
+from creditflow._utils.progress import advance, phase
 from creditflow.config import ActorConfig, OptimConfig
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.local.forward import Forward
@@ -81,11 +82,13 @@ def fill_reference_logprobs(
             continue
         own = np.flatnonzero((lengths_S > 0) & (batch.policy_of_step == place))
         forward = references[name].forward
-        for packed in forward.micro_batches(batch, own, max_tokens):
-            logprobs, _ = token_logprobs(forward, packed, batch)
-            ends = np.cumsum(lengths_S[packed.steps])[:-1]
-            for s, row in zip(packed.steps.tolist(), np.split(logprobs.double().cpu().numpy(), ends), strict=True):
-                steps[s].ref_logprobs = tuple(row.tolist())
+        with phase("reference log-probs", int(_lengths(batch)[own].sum()), "tokens"):
+            for packed in forward.micro_batches(batch, own, max_tokens):
+                logprobs, _ = token_logprobs(forward, packed, batch)
+                ends = np.cumsum(lengths_S[packed.steps])[:-1]
+                for s, row in zip(packed.steps.tolist(), np.split(logprobs.double().cpu().numpy(), ends), strict=True):
+                    steps[s].ref_logprobs = tuple(row.tolist())
+                advance(int(_lengths(batch)[packed.steps].sum()))
 
 
 class Actor:
@@ -151,16 +154,33 @@ class Actor:
         `advantage_T` [T]: one per response token; only sampled tokens are read. `trained_S` [S]: False excludes the
         step from the loss and from its denominator. `mini_batch_of_step` [S]: 0, 1, ...
         """
-        metrics = in_mini_batches(
-            lambda steps: self._update_once(batch, advantage_T, steps),
-            trained_S,
-            mini_batch_of_step,
-            self.config.ppo_epochs,
-        )
+        computed_S = self._computed_S(batch, advantage_T, trained_S)
+        tokens = self.config.ppo_epochs * int(_lengths(batch)[computed_S].sum())
+        with phase("updating", tokens, "tokens"):
+            metrics = in_mini_batches(
+                lambda steps: self._update_once(batch, advantage_T, steps, computed_S),
+                trained_S,
+                mini_batch_of_step,
+                self.config.ppo_epochs,
+            )
         self.policy.version += 1
-        return metrics
+        return metrics | ({"actor/tokens": float(tokens)} if metrics else {})
 
-    def _update_once(self, batch: TrajectoryBatch, advantage_T: Floats, steps: Ints) -> dict[str, float]:
+    def _computed_S(self, batch: TrajectoryBatch, advantage_T: Floats, trained_S: Bools) -> Bools:
+        """The steps [S] that need a pass.
+
+        Without a KL or entropy term, a step whose advantages are all 0 has no gradient. It counts in the averaging
+        weights, but needs no pass.
+        """
+        step_of_token, sampled_S = sampled_tokens(batch)
+        if not (self.config.use_kl_loss or self.config.entropy_coeff):
+            moving_T = (advantage_T != 0) & batch.response_mask
+            sampled_S = np.bincount(step_of_token[moving_T], minlength=batch.n_steps)
+        return np.asarray(trained_S & (sampled_S > 0))
+
+    def _update_once(
+        self, batch: TrajectoryBatch, advantage_T: Floats, steps: Ints, computed_S: Bools
+    ) -> dict[str, float]:
         config, policy = self.config, self.policy
         step_of_token, sampled_S = sampled_tokens(batch)
         weight_S = np.zeros(batch.n_steps)
@@ -171,10 +191,8 @@ class Actor:
         if len(steps) == 0:
             return {}
         weight_T = weight_S[step_of_token] * batch.response_mask
-        moves_S = np.bincount(step_of_token[(advantage_T != 0) & batch.response_mask], minlength=batch.n_steps) > 0
-        # Without a KL or entropy term, a step with advantage 0 has no gradient. It counts in the averaging weights, but
-        # needs no forward pass.
-        computed = steps if config.use_kl_loss or config.entropy_coeff else steps[moves_S[steps]]
+        computed = steps[computed_S[steps]]
+        tied = not ((advantage_T != 0) & (weight_T > 0)).any()
         # Metrics use the loss's averaging weights, rescaled to sum to 1 over the computed steps.
         all_weight = float(weight_S[computed] @ sampled_S[computed]) or 1.0
 
@@ -203,13 +221,22 @@ class Actor:
             totals["pg_clipfrac_lower"] += float((bounded * share).sum())
             totals["entropy"] += float((entropy.detach() * share).sum())
             totals["ppo_kl"] += float(((old - logprobs.detach()) * share).sum())
+            advance(int(_lengths(batch)[packed.steps].sum()))
+        if not len(computed):
+            self.learner.fill_gradients()
         metrics = {f"actor/{name}": value for name, value in (totals | self.learner.step()).items()}
         if not config.use_kl_loss:
             del metrics["actor/kl_loss"]
+        metrics["actor/tied_updates"] = float(tied)
         if not len(computed):  # nothing to average; entropy is estimated from the sampled log-probs
             metrics = {key: value for key, value in metrics.items() if key not in _OF_COMPUTED}
             metrics["actor/entropy"] = float(-(old_T @ weight_T) / weight_T.sum())
         return metrics
+
+
+def _lengths(batch: TrajectoryBatch) -> Ints:
+    """Prompt and response tokens of each step [S]."""
+    return np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
 
 
 _OF_COMPUTED = {f"actor/{name}" for name in ("pg_clipfrac", "pg_clipfrac_lower", "entropy", "ppo_kl", "kl_loss")}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from creditflow._utils.progress import phase
 from creditflow.config import Config, trained_agents
 from creditflow.credit import CreditOptions
 from creditflow.credit.decompose import outcomes
@@ -68,25 +69,24 @@ async def add_values(
     policy_set: PolicySet,
     trajectories: Sequence[Trajectory],
     step: int,
-    note: Callable[[str], None] = lambda _: None,
 ) -> dict[str, float]:
     """Store the values of a training step's scored trajectories in their `info[KEY]`; returns metrics.
 
     A trajectory with too many failed counterfactual rollouts becomes failed itself and is masked: a value that could
     not be measured is not 0. Raises TooManyFailedScores if more rollouts failed than `rollout.max_failed_frac` allows.
-    `note` receives the progress as text.
     """
     baselines = {name: policy_set.references[name] for name in policy_set.actors}
     try:
-        result = await measure(
-            components,
-            policy_set,
-            baselines,
-            trajectories,
-            components.recipe.config.algorithm.counterfactual_rollouts,
-            (COUNTERFACTUAL, step),
-            lambda done, total: note(f"counterfactual rollouts {done}/{total}"),
-        )
+        with phase("counterfactual rollouts", unit="rollouts") as bar:
+            result = await measure(
+                components,
+                policy_set,
+                baselines,
+                trajectories,
+                components.recipe.config.algorithm.counterfactual_rollouts,
+                (COUNTERFACTUAL, step),
+                bar.reach,
+            )
     except TooManyFailedScores as error:
         error.trajectories = trajectories
         raise

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from creditflow._utils.huggingface import load_folder, n_tokens
+from creditflow._utils.progress import advance, phase
 from creditflow.config import CriticConfig
 from creditflow.credit.analysis.metrics import explained_variance
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
@@ -95,12 +96,14 @@ class Critic:
 
         `returns_T` [T]: the targets of the values. `values_T` [T]: the values before the update.
         """
-        metrics = in_mini_batches(
-            lambda steps: self._update_once(batch, returns_T, values_T, steps),
-            trained_S,
-            mini_batch_of_step,
-            self.config.ppo_epochs,
-        )
+        tokens = self.config.ppo_epochs * int(sampled_tokens(batch)[1][trained_S].sum())
+        with phase("updating the critic", tokens, "sampled tokens"):
+            metrics = in_mini_batches(
+                lambda steps: self._update_once(batch, returns_T, values_T, steps),
+                trained_S,
+                mini_batch_of_step,
+                self.config.ppo_epochs,
+            )
         return metrics | explained(batch, returns_T, values_T, trained_S)
 
     def _update_once(
@@ -129,6 +132,7 @@ class Critic:
             totals["vf_loss"] += float(loss.detach())
             totals["vf_clipfrac"] += float((clipped * weight).sum()) / all_weight
             totals["vpred_mean"] += float((values.detach() * weight).sum()) / all_weight
+            advance(int((weight_T[at] > 0).sum()))
         return {f"critic/{name}": value for name, value in (totals | self.learner.step()).items()}
 
 

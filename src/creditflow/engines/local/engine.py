@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from creditflow._utils.progress import Reporter
+from creditflow._utils.progress import Reporter, phase
 from creditflow.config import Recipe, trained_policies
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.engines.base import Capability, CheckResult, Engine
@@ -15,7 +15,7 @@ from creditflow.engines.common.components import Components
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.rollouts import sample_trajectories
+from creditflow.engines.local.rollouts import sample_trajectories, score
 from creditflow.engines.local.run import NAME
 from creditflow.engines.local.trainer import train, validate
 from creditflow.engines.models.folders import model_folder
@@ -56,13 +56,15 @@ class LocalEngine(Engine):
 
     def check(self, components: Components, n_tasks: int) -> CheckResult:
         recipe = components.recipe
-        policy_set = PolicySet.from_recipe(recipe, steps=1, keep_reference=False)
+        with phase("loading models"):
+            policy_set = PolicySet.from_recipe(recipe, steps=1, keep_reference=False)
         trajectories, report = asyncio.run(_roll_out(components, policy_set, n_tasks))
         values_T = policy_set.values(TrajectoryBatch.from_trajectories(trajectories))
         return CheckResult(trajectories, report, values_T)
 
     def evaluate(self, components: Components, reporter: Reporter) -> Evaluation:
-        policy_set = PolicySet.for_rollouts(components.recipe)
+        with phase("loading models"):
+            policy_set = PolicySet.for_rollouts(components.recipe)
         return asyncio.run(_evaluate(components, policy_set, reporter))
 
 
@@ -75,7 +77,7 @@ async def _roll_out(
     tasks = components.train_tasks[:n_tasks]
     trajectories = await sample_trajectories(components, policy_set, tasks, rollout.n, rollout.temperature, (_CHECK,))
     async with components.rewards.open(policy_set.policies):
-        report = await components.rewards.score(trajectories, max_failed_frac=1.0)  # the caller checks the limit
+        report = await score(components, trajectories, max_failed_frac=1.0)  # the caller checks the limit
         if wants_values(config.algorithm):
             await add_values(components, policy_set, trajectories, 0)
     components.label(trajectories)

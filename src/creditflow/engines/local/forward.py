@@ -21,8 +21,8 @@ from creditflow._utils.huggingface import position_limit
 from creditflow.data import Ints
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees
 from creditflow.engines.local.packing import PackedSteps, Sequences, micro_batches, pack_pairs
-from creditflow.engines.local.recomputing import recomputing
 from creditflow.engines.local.products import use_fast_products
+from creditflow.engines.local.recomputing import recomputing
 from creditflow.errors import ModelError
 
 

@@ -55,6 +55,12 @@ class Learner:
         """Clear the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
+    def fill_gradients(self) -> None:
+        """Set missing gradients to 0, so that `step` is AdamW's step for a gradient of 0: momentum and decay."""
+        for weight in self.parameters:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+
     def step(self) -> dict[str, float]:
         """Update from the accumulated gradients; returns `grad_norm` (before clipping), `lr`, `skipped_updates`."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from creditflow._utils.progress import phase
 from creditflow.config import Config
 from creditflow.data import Task, Trajectory, TrajectoryBatch
 from creditflow.engines.common.components import Components
@@ -85,7 +86,6 @@ async def gather(
     policy_set: PolicySet,
     tasks_taken: int,
     timing: Stopwatch,
-    note: Callable[[str], None],
 ) -> SampledBatch:
     """Sample and score the trajectories of a training step.
 
@@ -104,14 +104,11 @@ async def gather(
         tasks = [components.train_tasks[i] for i in tasks_at(tasks_taken, size, len(components.train_tasks), config)]
         tasks_taken += size
         with timing("rollout"):
-            note(f"{len(tasks) * n} rollouts" + (f", {len(kept) // n} of {size} tasks found" if rounds else ""))
             some = await sample_trajectories(components, policy_set, tasks, n, components.sampling.temperature, key)
         with timing("reward"):
             components.label(some)
             try:
-                reports.append(
-                    await components.rewards.score(some, progress=lambda done, wanted: note(f"scoring {done}/{wanted}"))
-                )
+                reports.append(await score(components, some))
             except TooManyFailedScores as error:
                 error.trajectories = some
                 raise
@@ -150,10 +147,11 @@ async def sample_trajectories(
     n: int,
     temperature: float,
     key: tuple[int, ...],
+    title: str = "sampling",
 ) -> list[Trajectory]:
     """Run `n` rollouts of each task concurrently. The result is determined by key and seed.
 
-    Fills in reference log-probs if a reward function needs them.
+    Fills in reference log-probs if a reward function needs them. `title`: the phase in the progress.
     """
     config = components.recipe.config
     clients: dict[str, ModelClient | ChatClient] = {**policy_set.policies, **components.chat_clients}
@@ -165,8 +163,13 @@ async def sample_trajectories(
         for k in range(n)
     ]
     sampling = replace(components.sampling, temperature=temperature)
-    running = run_rollouts(rollouts, components.workflow, components.agents, scheduler, sampling)
-    trajectories = await complete(running, components)
+    with phase(title, len(rollouts), "trajectories") as bar:
+
+        def finish(trajectory: Trajectory) -> None:
+            bar.advance(tokens=sum(len(step.response_ids) for step in trajectory.steps))
+
+        running = run_rollouts(rollouts, components.workflow, components.agents, scheduler, sampling, finish)
+        trajectories = await complete(running, components)
     try:
         expect_few_failed_rollouts(
             [trajectory.info["error"] for trajectory in trajectories if trajectory.status == "failed"],
@@ -181,6 +184,14 @@ async def sample_trajectories(
     policy_set.freeze(trajectories)
     fill_references(policy_set.references, trajectories, components, policy_set.max_tokens)
     return trajectories
+
+
+async def score(
+    components: Components, trajectories: Sequence[Trajectory], *, max_failed_frac: float | None = None
+) -> ScoringReport:
+    """Score trajectories (`RewardManager.score`) and show the progress."""
+    with phase("scoring", unit="calls") as bar:
+        return await components.rewards.score(trajectories, max_failed_frac=max_failed_frac, progress=bar.reach)
 
 
 async def complete(running: Awaitable[list[Trajectory]], components: Components) -> list[Trajectory]:

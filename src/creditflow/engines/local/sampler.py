@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from creditflow._utils.progress import spend
 from creditflow.engines.local.decoding import rows_of
 from creditflow.rollout.client import Generation, GenerationRequest
 
@@ -51,8 +52,9 @@ def generate(
     n_tokens = torch.zeros(len(requests), dtype=torch.long, device=device)
     done = torch.zeros(len(requests), dtype=torch.bool, device=device)
     with rows_of(model, [request.prompt_ids for request in requests], pad_id, shared=shared) as live:
-        logits = live.logits
+        logits, n_left = live.logits, len(requests)
         for t in range(budget):
+            spend(n_left)
             token, logprob = sample(logits, how, uniform[:, t])
             tokens[alive, t], logprobs[alive, t] = token, logprob
             n_tokens[alive] += ~done[alive]  # tokens of finished rows do not count

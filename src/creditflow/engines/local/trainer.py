@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from creditflow._utils.progress import Reporter
+from creditflow._utils.progress import Reporter, phase
 from creditflow.config import Recipe
 from creditflow.credit import assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
@@ -28,12 +28,12 @@ from creditflow.engines.common.run import FINISHED, run_path
 from creditflow.engines.local import planning
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.rollouts import Stopwatch, gather, sample_trajectories
+from creditflow.engines.local.rollouts import Stopwatch, gather, sample_trajectories, score
 from creditflow.engines.local.run import NAME, RunState, apply_guard_action, begin, expect_resumable
 from creditflow.errors import CreditflowError, TooManyFailedScores
 from creditflow.monitoring import Evaluation, GuardEvent
 from creditflow.monitoring.guard import STOP
-from creditflow.monitoring.notices import failed_rollouts, failure_events, rollout_events
+from creditflow.monitoring.notices import failed_rollouts, failure_events, rollout_events, tied_events
 from creditflow.monitoring.trackers.base import TrackedRun
 from creditflow.monitoring.tracking import Trackers, expect_installed, sample_rows
 from creditflow.runs import RunFolder
@@ -49,7 +49,8 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     Raises on bad input before anything is written. A tracker that cannot start raises after the run's folder
     exists.
     """
-    components = build_components(recipe)
+    with reporter.bar("loading tasks and rewards", keep=False):
+        components = build_components(recipe)
     steps = total_steps(len(components.train_tasks), recipe.config)
     path = run_path(recipe)
     expect_resumable(recipe, path, steps)
@@ -58,7 +59,8 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     measures = wants_values(recipe.config.algorithm)
     if measures:
         expect_enough_rollouts(recipe.config)
-    policy_set = PolicySet.from_recipe(recipe, steps, keep_reference=needs_reference(components) or measures)
+    with reporter.bar("loading models", keep=False):
+        policy_set = PolicySet.from_recipe(recipe, steps, keep_reference=needs_reference(components) or measures)
     plans = policy_set.expect_memory(recipe.config)
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, components.agents)
     run = begin(components, path, policy_set, threshold, guard, reporter)
@@ -87,15 +89,16 @@ async def _with_rewards(run: RunState, steps: int) -> None:
 async def _train(run: RunState, steps: int) -> None:
     trainer = run.config.trainer
     evaluation: Evaluation | None = None
-    if trainer.val_before_train and run.done == 0:
-        evaluation = await _evaluate(run, "before training")
-        _record_evaluation(run, evaluation)
-    evaluation = await rerun_interrupted_evaluation(run, steps) or evaluation
+    with run.reporter.bar("before training", keep=False):
+        if trainer.val_before_train and run.done == 0:
+            evaluation = await _evaluate(run, "before training")
+            _record_evaluation(run, evaluation)
+        evaluation = await rerun_interrupted_evaluation(run, steps) or evaluation
     with run.reporter.bar("train", steps) as bar:
-        bar.advance(run.done)
+        bar.skip(run.done)
         while run.done < steps:
             step = run.done + 1
-            metrics = await train_step(step, run, note=bar.note)
+            metrics = await train_step(step, run)
             warn_of_failures(run, step)
             if step == 1:
                 warn_of_first_step(metrics, run.components, run.folder.path, run.reporter)
@@ -117,7 +120,7 @@ async def _train(run: RunState, steps: int) -> None:
                     run.save(trainer.max_actor_ckpt_to_keep)
             if action is not None:
                 apply_guard_action(action, run)
-                bar.advance(run.done - step)
+                bar.skip(run.done - step)
                 await rerun_interrupted_evaluation(run, steps)
     if evaluation is not None:
         # Written last, because it marks the run as finished.
@@ -166,21 +169,18 @@ def warn_of_failures(run: RunState, step: int) -> None:
     run.warn(failure_events(run.components.rewards.take_report(), step, run.folder.events()))
 
 
-async def train_step(step: int, run: RunState, note: Callable[[str], None]) -> dict[str, float]:
-    """Run one training step: sample, score, assign credit, update, record.
-
-    `note` receives the current activity.
-    """
+async def train_step(step: int, run: RunState) -> dict[str, float]:
+    """Run one training step: sample, score, assign credit, update, record."""
     config, components, policy_set, timing = run.config, run.components, run.policy_set, Stopwatch()
     processor_s = time.process_time()
     components.endpoint_metrics()  # requests of an evaluation do not count in this step
     policy_set.forget_peaks()
     options = run.guard.options(config.algorithm)
     try:
-        gathered = await gather(step, components, policy_set, run.tasks_taken, timing, note)
+        gathered = await gather(step, components, policy_set, run.tasks_taken, timing)
         if wants_values(options):
             with timing("counterfactual"):
-                gathered.metrics.update(await add_values(components, policy_set, gathered.trajectories, step, note))
+                gathered.metrics.update(await add_values(components, policy_set, gathered.trajectories, step))
     except TooManyFailedScores as error:
         run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
         raise
@@ -188,14 +188,16 @@ async def train_step(step: int, run: RunState, note: Callable[[str], None]) -> d
     run.tasks_taken = gathered.tasks_taken
     batch = TrajectoryBatch.from_trajectories(gathered.trajectories)
     run.warn(rollout_events(batch, step, run.folder.events()))
-    with timing("values"):
+    with timing("values"), phase("values of the critic"):
         values_T = policy_set.values(batch)
     with timing("propagation"):
         threshold = run.guard.threshold(run.threshold)
         assignment = assign(batch, options, values_T=values_T, threshold=threshold)
         run.threshold.update(batch_stats(assignment))
+    actor = config.actor_rollout_ref.actor
+    terms = [name for name, on in (("KL", actor.use_kl_loss), ("entropy", actor.entropy_coeff)) if on]
+    run.warn(tied_events(assignment, terms, step, run.folder.events()))
     with timing("update"):
-        note("updating")
         nth_task = np.arange(batch.n_trajectories) // config.actor_rollout_ref.rollout.n
         mini_batch_of_step = (nth_task // config.actor_rollout_ref.actor.ppo_mini_batch_size)[batch.trajectory_of_step]
         critics_only = step <= config.trainer.critic_warmup
@@ -218,7 +220,14 @@ async def train_step(step: int, run: RunState, note: Callable[[str], None]) -> d
     return metrics | {
         "throughput/tokens_per_s": gathered.tokens / metrics["timing/step_s"],
         "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],
+        **_update_rate(metrics),
     }
+
+
+def _update_rate(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The rate of an update, over all policies; empty if no token was computed."""
+    tokens = sum(value for name, value in metrics.items() if name.endswith("actor/tokens"))
+    return {"throughput/update_tokens_per_s": tokens / metrics["timing/update_s"]} if tokens else {}
 
 
 _TABLE_FREQ = 10
@@ -246,9 +255,12 @@ async def evaluation_batch(
     A run prints the first warning only, and its folder receives the tracebacks.
     """
     # The random key is the same in every evaluation and every run, so differences come from the policy.
-    trajectories = await sample_trajectories(components, policy_set, components.val_tasks, n, temperature, (_VAL,))
+    title = "validation" if temperature > 0 else "greedy validation"
+    trajectories = await sample_trajectories(
+        components, policy_set, components.val_tasks, n, temperature, (_VAL,), title
+    )
     try:
-        await components.rewards.score(trajectories)
+        await score(components, trajectories)
     except TooManyFailedScores as error:
         error.trajectories = trajectories
         raise

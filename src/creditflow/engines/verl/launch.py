@@ -66,15 +66,16 @@ def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) ->
     Raises on bad input before anything is written, and CreditflowError if training failed. Errors of creditflow in
     other processes are raised unchanged.
     """
-    config = _checked(recipe, verl_overrides, reporter)
-    run = read_run_handle(config)
-    components = build_components(run.recipe)
-    _expect_rewards(components)
-    _expect_machine(config)
-    build_guard(run.config, run.recipe.folder, components.rewards.functions, NAME)
-    total = total_steps(config, len(components.train_tasks))
-    begun = _begun(config, run.run_folder, total)
-    _bring_models(config, run.recipe)
+    with reporter.bar("loading verl, tasks and models", keep=False):
+        config = _checked(recipe, verl_overrides, reporter)
+        run = read_run_handle(config)
+        components = build_components(run.recipe)
+        _expect_rewards(components)
+        _expect_machine(config)
+        build_guard(run.config, run.recipe.folder, components.rewards.functions, NAME)
+        total = total_steps(config, len(components.train_tasks))
+        begun = _begun(config, run.run_folder, total)
+        _bring_models(config, run.recipe)
     while True:
         folder = _open_folder(config, run.recipe, run.run_folder, begun, reporter)
         try:
@@ -332,7 +333,7 @@ def _watching(folder: RunFolder, begun: int | None, shown: _ProgressPrinter) -> 
     after = -1 if begun is None else begun
     metrics, events = NewLines(folder.path / "metrics.jsonl"), NewLines(folder.path / "events.jsonl")
     if begun:
-        shown.bar.advance(begun)
+        shown.bar.skip(begun)
     over = threading.Event()
 
     def watch() -> None:

@@ -12,11 +12,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from creditflow._utils.progress import Bar, Reporter
+from creditflow._utils.progress import Reporter, duration
 
 _POLL_SECONDS = 0.3
-_PLAIN_SECONDS = 30.0
-"""Seconds between two progress lines without a terminal."""
 _GRACE_SECONDS = 5.0
 """Seconds between SIGTERM and SIGKILL."""
 _END_POLL_SECONDS = 0.05
@@ -67,8 +65,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) 
     even after Ctrl-C, SIGTERM or a closed terminal: these raise KeyboardInterrupt between two polls.
     """
     waiting, running, failures = list(jobs), dict[Job, "subprocess.Popen[bytes]"](), list[FailedJob]()
-    with _interruptions() as interrupted, reporter.bar(title, sum(job.parts for job in jobs)) as bar:
-        status = _Status(reporter, bar, sum(job.parts for job in jobs))
+    with _interruptions() as interrupted, reporter.bar(title, sum(job.parts for job in jobs), "steps") as bar:
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
@@ -83,47 +80,14 @@ def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) 
                     if ended and process.returncode != 0:
                         failures.append(FailedJob(job, process.returncode))
                         reporter.say(failures[-1].describe())
-                    status.moved(job.advance(ended=ended))
+                    if parts := job.advance(ended=ended):
+                        bar.advance(parts)
                     if ended and process.returncode == 0:
-                        status.finished(job)
-                status.show(running)
+                        reporter.say(f"{job.name}: done after {duration(time.monotonic() - job.started)}")
+                bar.note(", ".join(f"{job.name} {job.done}/{job.parts}" for job in running) or "done")
         finally:
             _end(list(running.values()))
     return failures
-
-
-class _Status:
-    """Progress display: a live bar in a terminal, elsewhere an occasional line with the time left."""
-
-    def __init__(self, reporter: Reporter, bar: Bar, total: int) -> None:
-        self.reporter, self.bar, self.total = reporter, bar, total
-        self.done = self.unsaid = 0
-        self.start = self.shown = time.monotonic()
-
-    def moved(self, parts: int) -> None:
-        self.done += parts
-        self.unsaid += parts
-
-    def finished(self, job: Job) -> None:
-        self.reporter.say(f"{job.name}: done after {time.monotonic() - job.started:.0f} s")
-
-    def show(self, running: dict[Job, subprocess.Popen[bytes]]) -> None:
-        names = ", ".join(f"{job.name} {job.done}/{job.parts}" for job in running) or "done"
-        now = time.monotonic()
-        if self.reporter.console.is_terminal:
-            self.bar.advance(self.unsaid, names)
-        elif now - self.shown >= _PLAIN_SECONDS:
-            self.shown = now
-            self.bar.advance(self.unsaid, f"{names}{self._left(now)}")
-        else:
-            return
-        self.unsaid = 0
-
-    def _left(self, now: float) -> str:
-        if not self.done:
-            return ""
-        minutes = (now - self.start) / self.done * (self.total - self.done) / 60
-        return f"; about {minutes:.0f} min left" if minutes >= 1 else "; less than a minute left"
 
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
