@@ -5,8 +5,8 @@ adds two numbers at a time. The checker adds them again: if its result differs, 
 holds two or three worked examples, because a model of 135 M parameters does not follow a description of the format.
 4 to 12 turns; a response in another form ends the rollout with the worst outcome.
 
-Recipe settings (`recipe.*`): `train_tasks`, `val_tasks`, `val_split` (`val`; `tune` evaluates on the problems of a third
-split, for choosing learning rates); `flip`, the share of sub-rewards that are replaced by their opposite; and
+Recipe settings (`recipe.*`): `train_tasks`, `val_tasks`, `val_split` (`val`; `tune` evaluates on the problems of a
+third split, for choosing learning rates); `flip`, the share of sub-rewards that are replaced by their opposite; and
 `planner_weight` (0: the planner's sub-reward is measured, but no credit).
 """
 
