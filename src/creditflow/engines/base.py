@@ -57,6 +57,76 @@ CAPABILITY_OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """The predicted memory of a training step, in bytes."""
+
+    key: str
+    """The option of the micro-batch size."""
+    max_tokens: int
+    """Its value, given or derived."""
+    needed: int
+    """The largest memory of a step."""
+    limit: int
+    """All memory of the machine or device."""
+    available: int
+    """The memory that the process has or can still get."""
+    problem: str = ""
+    """The error with which training would end; empty if the step fits."""
+
+    def text(self) -> str:
+        """The estimate as a sentence."""
+        needed, limit, available = (f"{size / (1 << 30):.1f}" for size in (self.needed, self.limit, self.available))
+        return (
+            f"memory: a step needs at most {needed} GiB with {self.key}={self.max_tokens}; {available} of {limit} GiB "
+            "can be had"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunEstimate:
+    """The predicted duration of a run, in seconds."""
+
+    sampling_s: float
+    """Sampling in one training step."""
+    scoring_s: float
+    """Scoring in one training step."""
+    update_s: float
+    """All updates in one training step."""
+    steps: int
+    """Training steps of the run."""
+    evaluations: int
+    """Evaluations in the run."""
+    evaluation_s: float
+    """One evaluation."""
+
+    @property
+    def step_s(self) -> float:
+        """One training step."""
+        return self.sampling_s + self.scoring_s + self.update_s
+
+    @property
+    def run_s(self) -> float:
+        """The whole run."""
+        return self.steps * self.step_s + self.evaluations * self.evaluation_s
+
+    def text(self) -> str:
+        """The estimate as a sentence."""
+        parts = f"sampling {_duration(self.sampling_s)}, scoring {_duration(self.scoring_s)}"
+        evaluations = f"{self.evaluations} evaluation{'s' * (self.evaluations != 1)}"
+        return (
+            f"time: a step takes about {_duration(self.step_s)} ({parts}, update {_duration(self.update_s)}); "
+            f"{self.steps} step{'s' * (self.steps != 1)} and {evaluations} take about {_duration(self.run_s)}"
+        )
+
+
+def _duration(seconds: float) -> str:
+    """A duration as text, with two digits or more."""
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+@dataclass(frozen=True, slots=True)
 class CheckResult:
     """Scored rollouts of a few tasks, without training."""
 
@@ -65,6 +135,10 @@ class CheckResult:
     report: ScoringReport
     values_T: Floats | None
     """[T] the critic's value of each response token; None without a critic."""
+    memory: tuple[MemoryEstimate, ...] = ()
+    """The memory of a training step, by the key of its micro-batch size."""
+    run: RunEstimate | None = None
+    """The duration of the run; None if a training step does not fit, or the engine does not estimate it."""
 
 
 class Engine(ABC):

@@ -27,6 +27,8 @@ from creditflow.engines.local.packing import PackedSteps
 
 AGREE = 1e-4
 """Largest difference between packed and padded outputs that counts as equal, in standard deviations of the output."""
+_WIDE = 512
+"""Numbers of a token's queries in all heads from which keys and values are not copied for each head."""
 NAME = "creditflow_packed"
 """The function's name in transformers. No mask function is registered under it, so transformers builds no mask."""
 
@@ -108,14 +110,17 @@ def packed_attention(
     packed_layout.calls += 1
     q_TH, k_TH, v_TH = (states[0].transpose(0, 1) for states in (query, key, value))
     repeats = query.shape[1] // key.shape[1]
+    # Wide models let the kernel share keys and values among query heads. Narrow ones repeat them, which gives the same
+    # gradients bit for bit as earlier versions, and costs little.
+    shares = repeats > 1 and query.shape[1] * query.shape[3] >= _WIDE
     out = []
     for rows in packed_layout.rows:
         q = q_TH[rows.query_at].transpose(1, 2)  # [b, heads, Q, D]
         k, v = (states[rows.key_at].transpose(1, 2) for states in (k_TH, v_TH))  # [b, key heads, K, D]
-        if repeats > 1:
+        if repeats > 1 and not shares:
             k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
         seen = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, rows.mask, scale=scaling, is_causal=rows.mask is None
+            q, k, v, rows.mask, scale=scaling, is_causal=rows.mask is None, enable_gqa=shares
         )
         out.append(seen.transpose(1, 2).flatten(0, 1))  # [b * Q, heads, D]
     return torch.cat(out)[packed_layout.source].unsqueeze(0), None

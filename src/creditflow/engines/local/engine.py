@@ -9,13 +9,16 @@ from pathlib import Path
 
 from creditflow._utils.progress import Reporter, phase
 from creditflow.config import Recipe, trained_policies
+from creditflow.credit import assign
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.engines.base import Capability, CheckResult, Engine
 from creditflow.engines.common.components import Components
+from creditflow.engines.common.rollouts import needs_reference
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
+from creditflow.engines.local.estimate import estimate_run
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.rollouts import sample_trajectories, score
+from creditflow.engines.local.rollouts import Stopwatch, sample_trajectories, score
 from creditflow.engines.local.run import NAME
 from creditflow.engines.local.trainer import train, validate
 from creditflow.engines.models.folders import model_folder
@@ -55,12 +58,20 @@ class LocalEngine(Engine):
             expect_enough_rollouts(recipe.config)
 
     def check(self, components: Components, n_tasks: int) -> CheckResult:
-        recipe = components.recipe
+        config, watch = components.recipe.config, Stopwatch()
+        keep = needs_reference(components) or wants_values(config.algorithm)
         with phase("loading models"):
-            policy_set = PolicySet.from_recipe(recipe, steps=1, keep_reference=False)
-        trajectories, report = asyncio.run(_roll_out(components, policy_set, n_tasks))
-        values_T = policy_set.values(TrajectoryBatch.from_trajectories(trajectories))
-        return CheckResult(trajectories, report, values_T)
+            policy_set = PolicySet.from_recipe(components.recipe, steps=1, keep_reference=keep)
+        memory = policy_set.memory_estimates(config)
+        trajectories, report = asyncio.run(_roll_out(components, policy_set, n_tasks, watch))
+        batch = TrajectoryBatch.from_trajectories(trajectories)
+        values_T = policy_set.values(batch)
+        run = None
+        if not any(one.problem for one in memory):
+            assignment = assign(batch, config.algorithm, values_T=values_T)
+            n_groups = len(trajectories) // config.actor_rollout_ref.rollout.n
+            run = estimate_run(components, policy_set, assignment, n_groups, watch)
+        return CheckResult(trajectories, report, values_T, memory, run)
 
     def evaluate(self, components: Components, reporter: Reporter) -> Evaluation:
         with phase("loading models"):
@@ -69,17 +80,22 @@ class LocalEngine(Engine):
 
 
 async def _roll_out(
-    components: Components, policy_set: PolicySet, n_tasks: int
+    components: Components, policy_set: PolicySet, n_tasks: int, watch: Stopwatch
 ) -> tuple[list[Trajectory], ScoringReport]:
     """Roll out and score the first training tasks."""
     config = components.recipe.config
     rollout = config.actor_rollout_ref.rollout
     tasks = components.train_tasks[:n_tasks]
-    trajectories = await sample_trajectories(components, policy_set, tasks, rollout.n, rollout.temperature, (_CHECK,))
+    with watch("rollout"):
+        trajectories = await sample_trajectories(
+            components, policy_set, tasks, rollout.n, rollout.temperature, (_CHECK,)
+        )
     async with components.rewards.open(policy_set.policies):
-        report = await score(components, trajectories, max_failed_frac=1.0)  # the caller checks the limit
+        with watch("scoring"):
+            report = await score(components, trajectories, max_failed_frac=1.0)  # the caller checks the limit
         if wants_values(config.algorithm):
-            await add_values(components, policy_set, trajectories, 0)
+            with watch("scoring"):
+                await add_values(components, policy_set, trajectories, 0)
     components.label(trajectories)
     return trajectories, report
 

@@ -8,10 +8,10 @@ import platform
 import torch
 
 LARGE = 50_000_000
-"""The number of model parameters from which freed tensors are returned to the system at once."""
+"""The number of model parameters from which large freed tensors are returned to the system at once."""
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGE = {_M_MMAP_THRESHOLD: 1 << 20, _M_TRIM_THRESHOLD: 1 << 20}
+_LARGE = {_M_MMAP_THRESHOLD: 4 << 20, _M_TRIM_THRESHOLD: 1 << 30}
 _SMALL = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 1 << 30}
 
 
@@ -22,9 +22,10 @@ _largest = [0]
 def suit(parameters: int, device: torch.device) -> bool:
     """Set the allocator for a model of this size; returns whether the settings took effect (CPU and glibc only).
 
-    Large models: tensors of 1 MiB and more return to the system when freed. By default glibc keeps them for reuse, and
-    because their sizes vary, it holds up to twice the memory of a pass. Small models: up to 1 GiB is kept, because
-    clearing newly requested pages takes a fifteenth of the time. With several models, the largest decides.
+    Large models: tensors of 4 MiB and more return to the system when freed; smaller ones are kept, up to 1 GiB. With a
+    bound of 1 MiB, clearing newly requested pages took a fifth of an update's processor time; without a bound, glibc
+    keeps large tensors of varying sizes, and a pass holds more memory. Small models: up to 1 GiB is kept. With several
+    models, the largest decides.
     """
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
         return False

@@ -19,7 +19,6 @@ from creditflow._utils.huggingface import n_tokens
 from creditflow.engines.local import logprobs
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.packing import PackedSteps, pack_pairs
-from creditflow.errors import ConfigError
 
 MOST = 16_384
 """The largest derived micro-batch, in tokens; verl's default."""
@@ -86,28 +85,22 @@ class MemoryPlan:
         return self.peak(max_tokens) <= memory
 
 
-def expect_fits(plan: MemoryPlan, max_tokens: int, memory: float, key: str) -> None:
-    """Raise ConfigError if micro-batches of `max_tokens` tokens need more than `memory` bytes, with a size that fits.
+def problem(plan: MemoryPlan, max_tokens: int, memory: float, key: str) -> str:
+    """The reason why micro-batches of `max_tokens` tokens need more than `memory` bytes, with a size that fits.
 
-    The prediction may be too large, so a step is refused only if most of it does not fit.
+    Empty if they may fit: the prediction may be too large, so most of it must be out of reach.
     """
     if plan.peak(max_tokens) * CERTAIN <= memory:
-        return
+        return ""
     needs = f"{max_tokens} tokens need about {gib(plan.peak(max_tokens))}, and {gib(memory)} can be had"
     size = plan.max_tokens(memory)
     if plan.peak(size) <= memory and size < max_tokens:
-        raise ConfigError(f"{key}: expected at most {size}, got {max_tokens}: {needs}")
-    raise ConfigError(
+        return f"{key}: expected at most {size}, got {max_tokens}: {needs}"
+    return (
         f"{key}: {needs}, and {plan.fixed * 100 // plan.peak(size)} % of that is independent of it. Train an adapter "
         "(actor_rollout_ref.model.lora_rank), a smaller model, or fewer policies, or sample fewer rows at a time "
         "(actor_rollout_ref.rollout.max_num_seqs)"
     )
-
-
-def sentence(key: str, max_tokens: int, plan: MemoryPlan, device: torch.device) -> str:
-    """The size of a micro-batch and its memory, for messages."""
-    needs, limit = gib(plan.peak(max_tokens)), gib(memory_limit(device))
-    return f"{key}: {max_tokens} tokens; a step needs at most about {needs} of {limit}"
 
 
 def gib(size: float) -> str:

@@ -28,6 +28,7 @@ from creditflow.config import (
 from creditflow.credit import Assignment
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Floats, Ints, Trajectory, TrajectoryBatch
+from creditflow.engines.base import MemoryEstimate
 from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.local import planning
 from creditflow.engines.local.actor import Actor
@@ -218,13 +219,21 @@ class PolicySet:
             if of_key
         }
 
-    def expect_memory(self, config: Config) -> dict[str, MemoryPlan]:
-        """Raise ConfigError if a training step cannot fit into the memory that is free now; returns the plans."""
-        plans, free = self.plans(config), planning.free_memory(self.device)
-        held = planning.held_memory(self.device)
-        for key, plan in plans.items():
-            planning.expect_fits(plan, self.sizes[key], held + free, key)
-        return plans
+    def memory_estimates(self, config: Config) -> tuple[MemoryEstimate, ...]:
+        """The memory of a training step, by the key of its micro-batch size, and whether it can be had now."""
+        device = self.device
+        limit, had = planning.memory_limit(device), planning.held_memory(device) + planning.free_memory(device)
+        return tuple(
+            MemoryEstimate(
+                key,
+                self.sizes[key],
+                plan.peak(self.sizes[key]),
+                limit,
+                had,
+                planning.problem(plan, self.sizes[key], had, key),
+            )
+            for key, plan in self.plans(config).items()
+        )
 
     @property
     def device(self) -> torch.device:

@@ -25,12 +25,11 @@ from creditflow.engines.common.metrics import (
 )
 from creditflow.engines.common.rollouts import needs_reference, total_steps
 from creditflow.engines.common.run import FINISHED, run_path
-from creditflow.engines.local import planning
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import Stopwatch, gather, sample_trajectories, score
 from creditflow.engines.local.run import NAME, RunState, apply_guard_action, begin, expect_resumable
-from creditflow.errors import CreditflowError, TooManyFailedScores
+from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores
 from creditflow.monitoring import Evaluation, GuardEvent
 from creditflow.monitoring.guard import STOP
 from creditflow.monitoring.notices import failed_rollouts, failure_events, rollout_events, tied_events
@@ -61,11 +60,13 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
         expect_enough_rollouts(recipe.config)
     with reporter.bar("loading models", keep=False):
         policy_set = PolicySet.from_recipe(recipe, steps, keep_reference=needs_reference(components) or measures)
-    plans = policy_set.expect_memory(recipe.config)
+    memory = policy_set.memory_estimates(recipe.config)
+    if problems := [one.problem for one in memory if one.problem]:
+        raise ConfigError(problems[0])
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, components.agents)
     run = begin(components, path, policy_set, threshold, guard, reporter)
-    for key, plan in plans.items():
-        reporter.say(planning.sentence(key, policy_set.sizes[key], plan, policy_set.device))
+    for one in memory:
+        reporter.say(one.text())
     if run.done < steps:  # left by a shorter run; it would mark this run as finished
         (path / FINISHED).unlink(missing_ok=True)
     trainer = recipe.config.trainer
