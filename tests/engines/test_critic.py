@@ -9,7 +9,7 @@ from creditflow._utils.huggingface import load_folder
 from creditflow.config import CriticConfig, OptimConfig
 from creditflow.engines.local.critic import Critic, explained
 from creditflow.engines.local.loss import value_loss
-from creditflow.engines.local.packing import TrajectorySequences
+from creditflow.engines.local.packing import TokenSequences
 from creditflow.engines.local.policy import Policy
 from creditflow.errors import ModelError
 from tests.engines.test_actor import sampled_batch, several_steps
@@ -83,7 +83,7 @@ def test_long_trajectory_is_read_in_parts(batch) -> None:
     lengths = np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
     steps = np.flatnonzero(np.diff(batch.token_offsets) > 0)
     longest = int(np.sort(lengths)[-1])
-    trajectories = TrajectorySequences.from_steps(batch, steps, longest)
+    trajectories = TokenSequences.from_trajectories(batch, steps, longest)
     rows = np.diff(trajectories.prompt_offsets) + np.diff(trajectories.token_offsets)
     assert len(rows) > batch.n_trajectories
     assert rows.max() <= longest

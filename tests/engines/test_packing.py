@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
 from creditflow.engines.local.attention import Layout, VisibleKeys, packed_attention
 from creditflow.engines.local.forward import Forward
-from creditflow.engines.local.packing import micro_batches
+from creditflow.engines.local.packing import micro_batches, micro_batches_by_prefix, shared_prefixes
 from tests.engines.small_models import small_model
 
 TOKENS = st.lists(st.integers(0, 49), min_size=1, max_size=9)
@@ -90,6 +90,46 @@ def test_attention_layout_is_causal_within_each_step(batch, budget) -> None:
             assert sees[at] == may_see[token]
 
 
+@given(batches_of_long_prompts(), st.integers(1, 80), st.integers(0, 29))
+def test_shared_beginnings_predict_each_token_once(batch: TrajectoryBatch, budget: int, cut: int) -> None:
+    rows = [
+        ([*prompt_of(batch, s)[:cut], s % 5, *prompt_of(batch, s)[cut:]], response_of(batch, s))
+        for s in range(batch.n_steps)
+    ]
+    batch = batch_of(rows)
+    steps = np.arange(batch.n_steps)[::-1]
+    parts = list(micro_batches_by_prefix(batch, steps, budget))
+    assert sorted(np.concatenate([part.token_at for part in parts]).tolist()) == list(range(len(batch.response_ids)))
+    for part in parts:
+        for group in part.groups:
+            for at, inside in zip(group.at, group.inside, strict=True):
+                assert part.position_ids[at[inside]].tolist() == list(range(inside.sum()))
+        stored = [
+            tuple(part.input_ids[at[inside]])
+            for group in part.groups
+            for at, inside in zip(group.at, group.inside, strict=True)
+        ]
+        assert sorted(stored) == sorted((*prompt_of(batch, s), *response_of(batch, s)[:-1]) for s in part.steps)
+        for s, at, predicting in zip(part.steps[part.row_of_token], part.token_at, part.predicting, strict=True):
+            nth = int(at - batch.token_offsets[s])
+            seen = [*prompt_of(batch, s), *response_of(batch, s)[:nth]]
+            assert part.input_ids[predicting] == seen[-1]
+            assert part.position_ids[predicting] == len(seen) - 1
+
+
+def test_shared_prefixes_save_most_tokens() -> None:
+    one, two = [1] * 10, [1] * 4 + [2] * 20
+
+    def prefixes(*rows: list[int]) -> list[int] | None:
+        found = shared_prefixes([np.array(row, dtype=np.int32) for row in rows])
+        return None if found is None else found.tolist()
+
+    assert prefixes([*one, 5], [*one, 6], [*two, 5, 5], [*two, 6], [7]) == [10, 10, 24, 24, 1]
+    assert prefixes([*one, 5], [*one, 6], [1, 1, 1, 8]) == [10, 10, 4]
+    assert prefixes([1, 2], [3, 4]) is None
+    assert prefixes([*one], [*one]) is None  # equal prompts are stored once in any case
+
+
 def test_prompts_with_many_short_responses_are_split_off() -> None:
     long = [(list(range(40)), [1] * 5)] * 8
     assert next(micro_batches(batch_of(long), np.arange(8), 1000)).split is not None
@@ -128,6 +168,14 @@ def test_packed_steps_give_the_logits_of_single_rows(name: str, packs: bool) -> 
     batch = batch_of(rows)
     parts = [*micro_batches(batch, np.arange(14), 40), *micro_batches(batch, np.arange(14, 28), 200)]
     assert "window" in name or not packs or parts[-1].split is not None
+    if packs and "window" not in name:
+        rows = [(long[k % 2] + row[0], row[1]) for k, row in enumerate(rows)]  # different prompts that begin equally
+        batch = batch_of(rows)
+        parts = [
+            *micro_batches_by_prefix(batch, np.arange(14), 60),
+            *micro_batches_by_prefix(batch, np.arange(28), 900),
+        ]
+        assert len(parts[-1].input_ids) < 0.7 * sum(len(prompt) + len(response) for prompt, response in rows)
     for part in parts:
         with torch.no_grad():
             said = forward(part)

@@ -19,7 +19,7 @@ from creditflow.engines.local import memory
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.loss import token_weights, value_loss
-from creditflow.engines.local.packing import PackedSteps, TrajectorySequences
+from creditflow.engines.local.packing import PackedSteps, TokenSequences
 from creditflow.engines.local.planning import MOST_OF_CRITIC
 from creditflow.engines.local.recomputing import expect_recomputable
 
@@ -78,7 +78,7 @@ class Critic:
             return
         mates = np.isin(batch.trajectory_of_step, batch.trajectory_of_step[steps])
         mates &= (batch.policy_of_step == batch.policy_of_step[steps[0]]) & (np.diff(batch.token_offsets) > 0)
-        sequences = TrajectorySequences.from_steps(batch, np.flatnonzero(mates), self.limit.tokens)
+        sequences = TokenSequences.from_trajectories(batch, np.flatnonzero(mates), self.limit.tokens)
         for packed in self.forward.micro_batches(sequences, np.arange(len(sequences.token_offsets) - 1), most):
             at = sequences.token_at[packed.token_at]
             token_rows = np.flatnonzero(at >= 0)

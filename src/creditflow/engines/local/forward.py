@@ -20,7 +20,7 @@ from torch import Tensor
 from creditflow._utils.huggingface import position_limit
 from creditflow.data import Ints
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees
-from creditflow.engines.local.packing import PackedSteps, Sequences, micro_batches, pack_pairs
+from creditflow.engines.local.packing import PackedSteps, Sequences, micro_batches, micro_batches_by_prefix, pack_pairs
 from creditflow.engines.local.products import use_fast_products
 from creditflow.engines.local.recomputing import recomputing
 from creditflow.errors import ModelError
@@ -101,8 +101,9 @@ class Forward:
         lengths = np.diff(batch.prompt_offsets)[steps] + np.diff(batch.token_offsets)[steps]
         if (longest := int(lengths.max(initial=0))) > self.limit.tokens:
             raise ModelError(f"a step: expected at most {self.limit.tokens} tokens, got {longest}: {self.limit.reason}")
-        packs = self.packs and longest <= self._sees
-        return micro_batches(batch, steps, max_tokens, None if packs else max_tokens)
+        if self.packs and longest <= self._sees:
+            return micro_batches_by_prefix(batch, steps, max_tokens)
+        return micro_batches(batch, steps, max_tokens, max_tokens)
 
     def _at(self, net: Any, packed: PackedSteps) -> Tensor:
         """The output of `net`, the model or its backbone, at the token before each response token."""

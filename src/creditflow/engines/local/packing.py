@@ -6,8 +6,9 @@ processes rows (see `attention.py`), gathered from the tokens and padded in grou
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -26,9 +27,14 @@ shared prompt once per step, but they are a small part of a layer's memory."""
 _WORTH = 0.7
 """Prompts are split off if that reduces attention work below this share, because it needs a mask and more calls."""
 
+_WORTH_PREFIX = 0.9
+"""Beginnings of prompts are shared if at most this share of the tokens remains."""
+_MAX_DEPTH = 64
+"""The number of nested beginnings that are compared."""
+
 
 class Sequences(Protocol):
-    """Concatenated prompts and responses: the steps of a TrajectoryBatch, or `TrajectorySequences`."""
+    """Concatenated prompts and responses: the steps of a TrajectoryBatch, or `TokenSequences`."""
 
     @property
     def prompt_ids(self) -> TokenIds: ...
@@ -41,19 +47,37 @@ class Sequences(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TrajectorySequences:
-    """Trajectories as single sequences: the prompt is the first step's prompt, the response everything after it."""
+class TokenSequences:
+    """Sequences with a prompt of their own choice: the steps of a batch, cut differently or joined."""
 
     prompt_ids: TokenIds
     prompt_offsets: Ints
     response_ids: TokenIds
     token_offsets: Ints
     token_at: Ints
-    """The index of each token of `response_ids` in the batch's [T] columns; -1 for tokens of later prompts."""
+    """The index of each token of `response_ids` in the batch's [T] columns; -1 for tokens of prompts."""
 
     @classmethod
-    def from_steps(cls, batch: TrajectoryBatch, steps: Ints, longest: int) -> TrajectorySequences:
-        """Join `steps` (ascending; each with a response) by trajectory.
+    def from_prefixes(cls, batch: Sequences, steps: Ints, prefix_B: Ints) -> TokenSequences:
+        """The steps, each with the first `prefix_B` tokens of its prompt as the prompt.
+
+        The rest of the prompt precedes the response.
+        """
+        begin, end = batch.prompt_offsets[steps], batch.prompt_offsets[steps + 1]
+        first, last = batch.token_offsets[steps], batch.token_offsets[steps + 1]
+        rest, response = end - begin - prefix_B, last - first
+        token_at = np.full(int((rest + response).sum()), -1)
+        responses_at = ragged(np.cumsum(rest + response) - response, response)
+        token_at[responses_at] = ragged(first, response)
+        ids = np.empty(len(token_at), dtype=batch.response_ids.dtype)
+        ids[responses_at] = batch.response_ids[token_at[responses_at]]
+        ids[token_at < 0] = batch.prompt_ids[ragged(begin + prefix_B, rest)]
+        prompts = batch.prompt_ids[ragged(begin, prefix_B)]
+        return cls(prompts, np.cumsum([0, *prefix_B]), ids, np.cumsum([0, *(rest + response)]), token_at)
+
+    @classmethod
+    def from_trajectories(cls, batch: TrajectoryBatch, steps: Ints, longest: int) -> TokenSequences:
+        """Join `steps` (ascending; each with a response) by trajectory: the prompt is the first step's.
 
         `longest`: the limit of a sequence, in tokens. A step that would exceed it starts a new sequence, without the
         preceding context.
@@ -174,6 +198,76 @@ def micro_batches(batch: Sequences, steps: Ints, max_tokens: int, max_rows: int 
     yield pack(batch, steps[order[start:]], prompt_of[order[start:]])
 
 
+def micro_batches_by_prefix(
+    batch: Sequences, steps: Ints, max_tokens: int, max_rows: int | None = None
+) -> Iterator[PackedSteps]:
+    """As `micro_batches`, with the beginning that prompts share stored once, if that saves a tenth of the tokens.
+
+    An agent's system prompt and worked examples are the same in every call.
+    """
+    prompts = [batch.prompt_ids[slice(*batch.prompt_offsets[s : s + 2])] for s in steps.tolist()]
+    prefix_B = shared_prefixes(prompts)
+    if prefix_B is None:
+        yield from micro_batches(batch, steps, max_tokens, max_rows)
+        return
+    sequences = TokenSequences.from_prefixes(batch, steps, prefix_B)
+    for packed in micro_batches(sequences, np.arange(len(steps)), max_tokens, max_rows):
+        token_at = sequences.token_at[packed.token_at]
+        sampled = token_at >= 0
+        yield replace(
+            packed,
+            steps=steps[packed.steps],
+            predicting=packed.predicting[sampled],
+            row_of_token=packed.row_of_token[sampled],
+            token_at=token_at[sampled],
+        )
+
+
+def shared_prefixes(prompts: Sequence[TokenIds]) -> Ints | None:
+    """The length [B] of the beginning of each prompt that is worth storing once, or the whole length if none is.
+
+    Chosen to save as many tokens as possible with one beginning per prompt. None if that saves less than a tenth of the
+    tokens that remain when only equal prompts are stored once.
+    """
+    order = sorted(range(len(prompts)), key=lambda i: prompts[i].tolist())
+    common = [_common_length(prompts[i], prompts[j]) for i, j in pairwise(order)]
+    lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+    equal = [length == lengths[i] == lengths[j] for length, (i, j) in zip(common, pairwise(order), strict=True)]
+    without = int(lengths.sum() - sum(itertools.compress(common, equal)))
+    saved, cuts = _best_prefixes(common, 0, len(prompts), depth=0)
+    if int(lengths.sum()) - saved > _WORTH_PREFIX * without:
+        return None
+    prefix_B = lengths.copy()
+    for begin, end, length in cuts:
+        prefix_B[order[begin:end]] = length
+    return prefix_B
+
+
+def _best_prefixes(common: Sequence[int], begin: int, end: int, depth: int) -> tuple[int, list[tuple[int, int, int]]]:
+    """The saved tokens, and the groups (begin, end, length) of sorted prompts with a shared beginning.
+
+    `common`: the common length of neighbours. A group shares the smallest, unless its parts save more by themselves.
+    """
+    if end - begin < 2:
+        return 0, []
+    length = min(common[begin : end - 1])
+    whole = ((end - begin - 1) * length, [(begin, end, length)]) if length else (0, [])
+    if depth == _MAX_DEPTH:
+        return whole
+    inner = [k + 1 for k in range(begin, end - 1) if common[k] == length]
+    if len(inner) == end - begin - 1:  # all neighbours share equally much
+        return whole
+    parts = [_best_prefixes(common, first, last, depth + 1) for first, last in pairwise([begin, *inner, end])]
+    saved = sum(part for part, _ in parts)
+    return (saved, [cut for _, cuts in parts for cut in cuts]) if saved >= whole[0] else whole
+
+
+def _common_length(one: TokenIds, other: TokenIds) -> int:
+    n = min(len(one), len(other))
+    differs = np.flatnonzero(one[:n] != other[:n])
+    return int(differs[0]) if len(differs) else n
+
+
 def pack(batch: Sequences, steps: Ints, prompt_of: Ints) -> PackedSteps:
     """Pack `steps` as one micro-batch.
 
@@ -215,7 +309,7 @@ def pack_prompts(prompts: Sequence[Sequence[int]]) -> PackedSteps:
 def pack_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], prompt_of: Ints) -> PackedSteps:
     """Pack prompts with their responses; `prompt_of`: see `pack`."""
     prompts, responses = zip(*pairs, strict=True)
-    steps = TrajectorySequences(
+    steps = TokenSequences(
         np.concatenate(prompts),
         np.cumsum([0, *map(len, prompts)]),
         np.concatenate(responses),
