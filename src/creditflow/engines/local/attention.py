@@ -146,13 +146,12 @@ class Prompts:
     """[U, 1, 1, P] 0 within a prompt, -inf after its end."""
 
     @classmethod
-    def from_tokens(cls, keys: Tensor, values: Tensor, lengths: Sequence[int], width: int) -> Prompts:
-        """Pad [1, key heads, T, D] of concatenated prompts."""
-        length_U = np.asarray(lengths)
-        column = np.arange(width)[None, :]
-        inside = column < length_U[:, None]
-        start = (np.cumsum(length_U) - length_U)[:, None]
-        at = start + np.minimum(column, length_U[:, None] - 1)  # after the end: the prompt's last token
+    def from_tokens(cls, keys: Tensor, values: Tensor, tokens_of: Sequence[Ints], width: int) -> Prompts:
+        """Gather and pad [1, key heads, T, D]. `tokens_of`: the indices in T of each prompt's tokens."""
+        length_U = np.array([len(at) for at in tokens_of])
+        inside = np.arange(width)[None, :] < length_U[:, None]
+        # After the end: the prompt's last token.
+        at = np.stack([np.pad(at, (0, width - len(at)), mode="edge") for at in tokens_of])
         at_UP = torch.from_numpy(at).to(keys.device)
         beyond = torch.from_numpy(np.where(inside, 0, -np.inf).astype(np.float32)).to(keys.device)
         keys_UHPD, values_UHPD = (full(states)[0][:, at_UP].transpose(0, 1) for states in (keys, values))

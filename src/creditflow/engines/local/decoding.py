@@ -175,7 +175,7 @@ class SharedRows:
             while end < len(prompts) and size + lengths[end] <= at_once:
                 size += lengths[end]
                 end += 1
-            packed = pack_prompts(prompts[begin:end])
+            packed, tokens_of = pack_prompts(prompts[begin:end])
             layout, cache = Layout.from_packed(packed, device), DynamicCache()
             out = self._model(
                 input_ids=torch.from_numpy(packed.input_ids).to(device)[None],
@@ -186,8 +186,7 @@ class SharedRows:
                 logits_to_keep=torch.from_numpy(packed.predicting).to(device),
             )
             outs.append(out.logits[0])
-            part = lengths[begin:end]
-            layers.append([Prompts.from_tokens(layer.keys, layer.values, part, width) for layer in cache.layers])
+            layers.append([Prompts.from_tokens(layer.keys, layer.values, tokens_of, width) for layer in cache.layers])
             begin = end
         return torch.cat(outs), [Prompts.together(parts) for parts in zip(*layers, strict=True)], lengths
 

@@ -301,9 +301,33 @@ def pack(batch: Sequences, steps: Ints, prompt_of: Ints) -> PackedSteps:
     )
 
 
-def pack_prompts(prompts: Sequence[Sequence[int]]) -> PackedSteps:
-    """Pack prompts without responses, each as a step with one response token, which is not an input."""
-    return pack_pairs([(prompt, (0,)) for prompt in prompts], np.arange(len(prompts)))
+def pack_prompts(prompts: Sequence[Sequence[int]]) -> tuple[PackedSteps, list[Ints]]:
+    """Pack distinct prompts without responses, with their common beginnings stored once.
+
+    Each is a step with one response token, which is not an input. Also returns the index of each prompt's tokens among
+    the T tokens.
+    """
+    found = shared_prefixes([np.array(prompt, dtype=np.int32) for prompt in prompts])
+    prefix_B = np.array([len(prompt) for prompt in prompts]) if found is None else found
+    number = dict[tuple[int, ...], int]()
+    prompt_of = [number.setdefault(tuple(prompt[:n]), len(number)) for prompt, n in zip(prompts, prefix_B, strict=True)]
+    pairs = [(prompt[:n], (*prompt[n:], 0)) for prompt, n in zip(prompts, prefix_B.tolist(), strict=True)]
+    packed = pack_pairs(pairs, np.array(prompt_of))
+    last = np.cumsum([len(rest) for _, rest in pairs]) - 1
+    packed = replace(
+        packed,
+        predicting=packed.predicting[last],
+        row_of_token=packed.row_of_token[last],
+        token_at=packed.token_at[last],
+    )
+    # The layout of `pack`: the distinct prompts, then what follows each of them.
+    starts = np.cumsum([0, *map(len, number)])
+    rest_B = np.array([len(rest) - 1 for _, rest in pairs])
+    rest_starts = starts[-1] + np.cumsum(rest_B) - rest_B
+    return packed, [
+        np.concatenate([np.arange(starts[u], starts[u] + n), np.arange(start, start + rest)])
+        for u, n, start, rest in zip(prompt_of, prefix_B, rest_starts, rest_B, strict=True)
+    ]
 
 
 def pack_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], prompt_of: Ints) -> PackedSteps:
