@@ -45,8 +45,6 @@ MEASURES = (
     *TRAINING,
     "src/creditflow/recipes/sums_team.py",
     "src/creditflow/recipes/sums_team.yaml",
-    "src/creditflow/recipes/logic_team.py",
-    "src/creditflow/recipes/logic_team.yaml",
 )
 KEPT = RESULTS / "real_model"
 STEPS, TUNING_SEED = 16, 100
@@ -56,6 +54,7 @@ TASKS = 200
 ALWAYS = (
     "data.train_batch_size=8",
     "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048",
     f"data.val_max_samples={TASKS}",
     "trainer.val_before_train=false",
     "trainer.test_freq=-1",
@@ -93,7 +92,7 @@ CASES = (
     Case("sums", "sums_team", arms=tuple(ARMS)),
     Case("logic", "logic_team"),
     Case("flipped", "sums_team", ("recipe.flip=0.2",), seeds=2),
-    Case("unscored", "sums_team", ("recipe.unscored=[planner]",), seeds=2),
+    Case("unscored", "sums_team", ("recipe.planner_weight=0",), seeds=2),
 )
 CASE = {case.name: case for case in CASES}
 

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from creditflow.engines.local import products
+from creditflow.config import OptimConfig
+from creditflow.engines.local import learner, products
 from creditflow.engines.local.products import Linear, forget_casts, linear, use_fast_products
 
 HALF = {"device_type": "cpu", "dtype": torch.bfloat16}
@@ -106,3 +107,21 @@ def test_copied_layer_computes_with_its_own_weight() -> None:
         other.weight.zero_()
         assert not other(x).any()
         assert torch.equal(layer(x), before)
+
+
+@pytest.mark.parametrize("large", [0, 10**9])
+def test_update_discards_cast_weights(large, monkeypatch) -> None:
+    monkeypatch.setattr(learner, "LARGE", large)  # with one pass over the weights, and with several
+    layer = torch.nn.Linear(8, 8)
+    use_fast_products(layer)
+    inputs = torch.ones(1, 8)
+
+    def run() -> torch.Tensor:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            return layer(inputs)
+
+    before = run()
+    updates = learner.Learner(layer.parameters(), OptimConfig(lr=1.0), grad_clip=1.0)
+    layer(inputs).sum().backward()
+    updates.step()
+    assert (run() - before).abs().min() > 0.1

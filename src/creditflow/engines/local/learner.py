@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from creditflow.config import OptimConfig
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
@@ -75,6 +76,9 @@ class Learner:
         lr = float(self.optimizer.param_groups[0]["lr"])
         if finite:
             self.optimizer.step()
+            # The fused optimizer changes weights without counting up their versions, by which `products.Linear` finds
+            # that a cast weight is outdated.
+            increment_version(self.parameters)
             self.schedule.step()
         else:  # one bad batch must not poison the weights; the skip is counted
             self.begin()
