@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.guarded import runs_of
-from benchmarks.record import RESULTS, ROOT, Figure, exit_with, show, write
+from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from benchmarks.synthetic import chain_batch
@@ -426,14 +426,9 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def fill(page: Path, rows: Sequence[Row]) -> None:
     """Put the table between the page's marks. Raises ValueError if a mark is missing."""
-    begin, end = "<!-- made by `make claims` -->\n", "<!-- to here -->"
-    head, found, rest = page.read_text().partition(begin)
-    _, ends, tail = rest.partition(end)
-    if not found or not ends:
-        raise ValueError(f"{page}: expected the lines {begin.strip()} and {end}")
     lines = ["| what | measured | claimed | to hold |", "| --- | --- | --- | --- |"]
     lines += [f"| {row.what} | {row.measured} | {row.claimed} | {row.to_hold} |" for row in rows]
-    page.write_text("".join([head, begin, *(f"{line}\n" for line in lines), end, tail]))
+    fill_page(page, "make claims", lines)
 
 
 if __name__ == "__main__":

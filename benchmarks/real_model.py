@@ -27,26 +27,32 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.record import RESULTS, ROOT, Figure, exit_with, processor, show, write
+from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, processor, show, write
 from benchmarks.sources import TRAINING, hashes
 from creditflow._utils.files import write_whole
 from creditflow._utils.progress import Reporter
 from creditflow.engines.common.checkpoints import saved_steps
 from creditflow.monitoring import Evaluation
 from creditflow.reports.comparison_plot import draw_comparison
-from creditflow.reports.tables import comparison_table, comparison_title, difference_table, difference_title
+from creditflow.reports.tables import (
+    comparison_table,
+    comparison_title,
+    difference_table,
+    difference_title,
+    mean_and_spread,
+)
 from creditflow.reports.tables import show as show_table
-from creditflow.reports.text import counted
+from creditflow.reports.text import counted, number
 from creditflow.runs.run_folder import read_metrics
 from creditflow.studies.comparison.jobs import Job, run_jobs
-from creditflow.studies.comparison.results import ArmResult, RunResult, differences, summary
+from creditflow.studies.comparison.results import METRICS, ArmResult, RunResult, differences, summary
 
 MEASURES = (
     *TRAINING,
     "src/creditflow/recipes/sums_team.py",
     "src/creditflow/recipes/sums_team.yaml",
 )
-KEPT = RESULTS / "real_model"
+KEPT, PAGE = RESULTS / "real_model", ROOT / "docs" / "benchmarks" / "real_model.md"
 STEPS, TUNING_SEED = 16, 100
 RATES = ("1.0e-5", "2.0e-5", "4.0e-5")
 TASKS = 200
@@ -333,6 +339,40 @@ class CaseResult:
         if pairs := differences(self.arms):
             show_table(difference_title(seeds), difference_table(pairs))
 
+    def lines(self) -> Iterator[str]:
+        """The tables of this case in Markdown."""
+        seeds = len(self.arms[0].runs)
+        yield ""
+        yield f"**{self.case.name}** (`{self.case.recipe}`{self._settings()}), {counted(seeds, 'seed')}"
+        yield ""
+        header = ("arm", "rate", "pass@1 before", "after", "greedy before", "after", "step errors before", "after")
+        yield f"| {' | '.join(header)} | processor minutes |"
+        yield "| --- " * 9 + "|"
+        for arm in self.arms:
+            cells = [
+                cell
+                for metric in METRICS
+                for cell in (number(arm.before_mean(metric)), mean_and_spread(arm.after(metric)))
+            ]
+            minutes = fmean(run.content["processor_s"] for run in self.kept[arm.name]) / 60
+            yield f"| `{arm.name}` | {self.kept[arm.name][0].run.rate} | {' | '.join(cells)} | {minutes:.0f} |"
+        pairs = differences(self.arms)
+        if not pairs:
+            return
+        yield ""
+        yield "| difference | pass@1 | greedy pass@1 | step error rate |"
+        yield "| --- | --- | --- | --- |"
+        for pair in pairs:
+            found = [pair.by_metric[metric] for metric in METRICS]
+            cells = [
+                f"{number(d.mean, signed=True)} [{number(d.low, signed=True)}, {number(d.high, signed=True)}]"
+                for d in found
+            ]
+            yield f"| `{pair.name}` - `{pair.against}` | {' | '.join(cells)} |"
+
+    def _settings(self) -> str:
+        return "".join(f", `{setting}`" for setting in self.case.settings)
+
 
 def write_results(rates: dict[str, str]) -> None:
     """Print and write the table of the finished runs, and draw the first case."""
@@ -346,6 +386,7 @@ def write_results(rates: dict[str, str]) -> None:
     measured = next(iter(cases[0].kept.values()))[0].content["measured"]
     details = {"steps": STEPS, "tasks": TASKS, "rates": rates, "cases": {one.case.name: one.to_dict() for one in cases}}
     write("real_model", figures, ("creditflow", "torch", "transformers", "numpy"), measured, details)
+    fill_page(PAGE, "python -m benchmarks.real_model", [line for case in cases for line in case.lines()])
     first = cases[0]
     draw_comparison(RESULTS / "real_model.png", f"SmolLM2-135M, {first.case.recipe}, {STEPS} steps", first.arms)
 

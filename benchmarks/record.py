@@ -146,6 +146,16 @@ def write(
     return path
 
 
+def fill_page(page: Path, command: str, lines: Sequence[str]) -> None:
+    """Replace the lines of a page between the marks of `command`. Raises ValueError if a mark is missing."""
+    begin, end = f"<!-- made by `{command}` -->\n", "<!-- to here -->"
+    head, found, rest = page.read_text().partition(begin)
+    _, ends, tail = rest.partition(end)
+    if not found or not ends:
+        raise ValueError(f"{page}: expected the lines {begin.strip()} and {end}")
+    page.write_text("".join([head, begin, *(f"{line}\n" for line in lines), end, tail]))
+
+
 def processor() -> str:
     """The processor's name and count."""
     info = Path("/proc/cpuinfo")

@@ -15,7 +15,7 @@ from rich.table import Table
 from creditflow.credit.analysis.difference import CreditChange
 from creditflow.monitoring import Evaluation
 from creditflow.reports.text import counted, number
-from creditflow.studies.comparison.bootstrap import COVERAGE
+from creditflow.studies.comparison.bootstrap import COVERAGE, Difference
 from creditflow.studies.comparison.results import METRICS, ArmDifference, ArmResult, spread
 
 _WIDTH_OF_A_FILE = 160
@@ -66,7 +66,7 @@ def comparison_table(arms: Sequence[ArmResult]) -> Table:
     header = ("arm", "pass@1", "greedy pass@1", "step error rate", "train seconds")
     rows = []
     for arm in arms:
-        cells = [f"{number(arm.before_mean(metric))} -> {_mean_and_spread(arm.after(metric))}" for metric in METRICS]
+        cells = [f"{number(arm.before_mean(metric))} -> {mean_and_spread(arm.after(metric))}" for metric in METRICS]
         rows.append([arm.name, *cells, number(sum(run.seconds for run in arm.runs) / len(arm.runs), 0)])
     return new_table(header, rows)
 
@@ -81,12 +81,14 @@ def difference_table(differences: Sequence[ArmDifference]) -> Table:
     """One row per pair: the first arm's final metrics minus the second's, with intervals."""
     rows = []
     for pair in differences:
-        cells = [
-            f"{number(d.mean, signed=True)} [{number(d.low, signed=True)}, {number(d.high, signed=True)}]"
-            for d in pair.by_metric.values()
-        ]
-        rows.append([f"{pair.name} - {pair.against}", *cells])
+        rows.append([f"{pair.name} - {pair.against}", *map(difference_cell, pair.by_metric.values())])
     return new_table(("arm - arm", "pass@1", "greedy pass@1", "step error rate"), rows)
+
+
+def difference_cell(difference: Difference) -> str:
+    """A difference with its interval, such as `+0.100 [+0.020, +0.180]`."""
+    low, high = number(difference.low, signed=True), number(difference.high, signed=True)
+    return f"{number(difference.mean, signed=True)} [{low}, {high}]"
 
 
 def evaluation_table(evaluation: Evaluation) -> Table:
@@ -125,6 +127,7 @@ def moved_table(total: Mapping[str, CreditChange]) -> Table:
     return new_table(header, rows)
 
 
-def _mean_and_spread(values: Sequence[float]) -> str:
+def mean_and_spread(values: Sequence[float]) -> str:
+    """The mean, with the standard deviation if there are several values."""
     mean = number(sum(values) / len(values))
     return mean if len(values) == 1 else f"{mean} ± {number(spread(values))}"
