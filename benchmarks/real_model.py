@@ -2,7 +2,8 @@
 
 `sums_team` under four arms, each at the best of three learning rates, three seeds; `logic_team` under two arms; two
 ablations of `sums_team` (a fifth of the sub-rewards wrong; one agent unscored) under two arms, two seeds each; and
-one agent alone on the tasks of `sums_team`, as a comparison at equal tokens. About twelve hours on two cores.
+one agent alone on the tasks of `sums_team`, with three times as many steps, which are about as many tokens. About six
+hours on two cores.
 
 Rates are chosen on one tuning seed at half length, on tasks that no other run is evaluated on. Rates of the other cases
 are those of `sums_team`. Each finished run is kept as `docs/results/real_model/<run>.json`, so that a fresh clone
@@ -90,12 +91,12 @@ class Case:
     settings: tuple[str, ...] = ()
     arms: tuple[str, ...] = ("identical", "none")
     seeds: int = 3
-    rates_of: str = "sums"
-    """The case with the rates of this case's arms."""
+    steps: int = STEPS
 
 
 CASES = (
     Case("sums", "sums_team", arms=tuple(ARMS)),
+    Case("single", "sums_single", arms=("identical",), steps=3 * STEPS),
     Case("logic", "logic_team"),
     Case("flipped", "sums_team", ("recipe.flip=0.2",), seeds=2),
     Case("unscored", "sums_team", ("recipe.planner_weight=0",), seeds=2),
@@ -123,7 +124,7 @@ class Run:
     @property
     def steps(self) -> int:
         """Training steps."""
-        return 0 if self.arm is None else 1 if self.quick else STEPS // 2 if self.tuning else STEPS
+        return 0 if self.arm is None else 1 if self.quick else self.case.steps // (2 if self.tuning else 1)
 
     @property
     def settings(self) -> list[str]:
@@ -154,7 +155,7 @@ class Run:
         def done() -> int:
             return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
-        return Job(self.name, command, folder.with_suffix(".log"), self.steps + 1, done)
+        return Job(self.name, command, below / f"{self.name}.log", self.steps + 1, done)
 
     def record(self, below: Path) -> dict[str, Any]:
         """The content of the committed file. Raises FileNotFoundError if the run is not finished."""
@@ -333,7 +334,7 @@ class CaseResult:
     def show(self) -> None:
         """Print the tables of this case."""
         seeds = len(self.arms[0].runs)
-        title = comparison_title(f"{self.case.name} ({self.case.recipe})", {STEPS})
+        title = comparison_title(f"{self.case.name} ({self.case.recipe})", {self.case.steps})
         title = f"{title}, on {TASKS} tasks, {counted(seeds, 'seed')}; train seconds are of a processor"
         show_table(title, comparison_table(self.arms))
         if pairs := differences(self.arms):
