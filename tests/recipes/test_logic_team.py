@@ -1,0 +1,159 @@
+"""Tests of the recipe logic_team, run with a client that answers by rule.
+
+One circuit was worked out by hand: (1 nand 1) or (1 and 0) = 0 or 0 = 0.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from creditflow._utils.loading import load_object
+from creditflow.config import load_recipe
+from creditflow.data import Step, Task
+from creditflow.data.datasets import load_tasks
+from creditflow.data.gym_tasks import gym_entry
+from creditflow.rewards import RewardManager, load_reward_functions
+from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, run_rollouts
+from creditflow.rollout.recorder import Sampling
+from tests.builders import Letters
+from tests.paths import RECIPES
+
+ENTRY = {
+    "question": "?",
+    "answer": "0",
+    "metadata": {"term_strings": ["A\u2191B", "A&C"], "final_gate": "OR", "assignments": {"A": 1, "B": 1, "C": 0}},
+}
+TASK = Task(
+    "reasoning-gym/circuit_logic",
+    ({"role": "user", "content": "?"},),
+    "0",
+    {"family": "circuit_logic", "options": "{}", "entry": json.dumps(ENTRY)},
+)
+
+
+def recipe(name: str):
+    return load_object(f"logic_team.py:{name}", RECIPES, "test")
+
+
+class Rule(Letters):
+    """A client that answers the last line of the prompt; a token is a character."""
+
+    version = 0
+    max_positions = 100_000
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def generate(self, requests):
+        answers = [self.answer(self.decode(request.prompt_ids).splitlines()[-1]) for request in requests]
+        return [Generation(tuple(map(ord, text)), (-1.0,) * len(text), "stop") for text in answers]
+
+
+def run_team(answer, task=TASK):
+    """The scored trajectory of one rollout."""
+
+    async def main():
+        agents = {name: AgentSpec(system="Compute.") for name in ("gate", "judge")}
+        sampling = Sampling(max_prompt_tokens=100_000)
+        scheduler = Scheduler({"default": Rule(answer)})
+        functions = load_reward_functions(load_recipe("logic_team").config.reward.functions, RECIPES, [])
+        (trajectory,) = await run_rollouts(
+            [Rollout(task, "u", "t", (0,))], recipe("solve"), agents, scheduler, sampling
+        )
+        await RewardManager(functions, 0.0).score([trajectory])
+        return trajectory
+
+    return asyncio.run(main())
+
+
+def scores(trajectory):
+    return [value.value for step in trajectory.steps for value in step.scores.values()]
+
+
+def right(gate: str) -> str:
+    return f"{gate} = {recipe('true_bit')(gate)}"
+
+
+def bit_score(response: str, gate: str = "1 nand 0", **more) -> float:
+    step = Step("s", "t", 0, "gate", 0, (), "", response, info={"gate": gate})
+    return recipe("bit_right")(step, run_team(right), **more)
+
+
+def test_right_team_solves_the_circuit():
+    trajectory = run_team(right)
+    assert [step.response for step in trajectory.steps] == ["1 nand 1 = 0", "1 and 0 = 0", "0 or 0 = 0"]
+    assert trajectory.steps[2].parents == (0, 1)
+    assert (trajectory.answer, trajectory.outcome.value) == ("0", 1.0)
+    assert scores(trajectory) == [1.0, 1.0, 1.0]
+
+
+def test_wrong_gate_loses_its_own_score_and_the_outcome():
+    trajectory = run_team(lambda gate: "1 nand 1 = 1" if gate == "1 nand 1" else right(gate))
+    assert scores(trajectory) == [0.0, 1.0, 1.0]
+    assert (trajectory.answer, trajectory.outcome.value) == ("1", 0.0)
+
+
+def test_unreadable_response_is_returned_once():
+    trajectory = run_team(lambda gate: "hello")
+    assert [step.agent for step in trajectory.steps] == ["gate", "gate"]
+    assert "agent_error" in trajectory.info
+    assert trajectory.outcome.value == 0.0
+
+
+def test_true_bit_is_the_truth_table():
+    table = {"and": "0001", "or": "0111", "xor": "0110", "nand": "1110", "nor": "1000"}
+    for name, bits in table.items():
+        assert "".join(recipe("true_bit")(f"{a} {name} {b}") for a in (0, 1) for b in (0, 1)) == bits
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "",
+        "1",
+        "1 nand 0 = 0",
+        "1 nand 0 = 10",
+        "1 nand 0 = 1 = 0",
+        "1 nand 0 = 1 or 0",
+        "The result is 1 nand 0 = 1.",
+        "1 nand 0 = \u0661",
+        "1 nand 0 = " + "1" * 100_000,
+        "0 nand 1 = 1",
+        "1 nand 0 =1",
+        "\ud800",
+    ],
+)
+def test_only_the_exact_equation_scores(response):
+    assert bit_score("1 nand 0 = 1\n") == 1.0
+    assert bit_score(response) == 0.0
+
+
+def test_flip_inverts_a_fixed_share_by_content():
+    gates = [f"{a} {name} {b}" for a in (0, 1) for b in (0, 1) for name in ("and", "or", "xor", "nand", "nor")]
+    trajectory, bit_right = run_team(right), recipe("bit_right")
+    steps = [
+        Step("s", "t", 0, "gate", 0, (), f"prompt {i}", right(gate), info={"gate": gate})
+        for i in range(50)
+        for gate in gates
+    ]
+    first = [bit_right(step, trajectory, flip=0.2) for step in steps]
+    assert 0.75 < sum(first) / len(first) < 0.85
+    assert first == [bit_right(step, trajectory, flip=0.2) for step in steps]
+
+
+def test_circuit_agrees_with_the_familys_answer():
+    address = load_recipe("logic_team").config.data.train_files.replace("size=1000", "size=60")
+    for task in load_tasks(address, Path(), {}, "train"):
+        (first, second), last = recipe("circuit_of")(task)
+        bits = [recipe("true_bit")(gate) for gate in (first, second)]
+        assert recipe("true_bit")(f"{bits[0]} {last} {bits[1]}") == gym_entry(task)["answer"]
+
+
+def test_training_and_validation_problems_are_disjoint():
+    config = load_recipe("logic_team").config.data
+    train = {task.text for task in load_tasks(config.train_files, Path(), {}, "train")}
+    val = {task.text for task in load_tasks(config.val_files, Path(), {}, "val")}
+    assert (len(train), len(val)) == (1000, 200)
+    assert not train & val
