@@ -199,7 +199,7 @@ def result_is_right(step: Step) -> bool:
 def flipped(right: bool, step: Step, trajectory: Trajectory, share: float) -> float:
     """The score, or its opposite for a `share` of the responses, chosen by a hash of task, prompt and response."""
     key = "\n".join((trajectory.task.text, step.agent, step.prompt, step.response))
-    place = int(hashlib.sha256(key.encode()).hexdigest()[:12], 16) / 16**12
+    place = int(hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:12], 16) / 16**12
     return float(right != (place < share))
 
 
