@@ -95,7 +95,7 @@ async def _train(run: RunState, steps: int) -> None:
             evaluation = await _evaluate(run, "before training")
             _record_evaluation(run, evaluation)
         evaluation = await rerun_interrupted_evaluation(run, steps) or evaluation
-    with run.reporter.bar("train", steps) as bar:
+    with run.reporter.bar("train", steps, "steps") as bar:
         bar.skip(run.done)
         while run.done < steps:
             step = run.done + 1

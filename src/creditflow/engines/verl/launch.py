@@ -80,7 +80,7 @@ def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) ->
         folder = _open_folder(config, run.recipe, run.run_folder, begun, reporter)
         try:
             with (
-                reporter.bar("train", total) as bar,
+                reporter.bar("train", total, "steps") as bar,
                 _watching(folder, begun, _ProgressPrinter(bar, reporter, components, folder.path)),
             ):
                 _run(config, reporter)
