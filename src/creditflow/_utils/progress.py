@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from rich.console import OverflowMethod
     from rich.progress import Progress, TaskID
 
 LINE_SECONDS = 25.0
@@ -233,14 +234,15 @@ class Reporter:
             yield
             return
         from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+        from rich.table import Column
         from rich.text import Text
 
         class BarText(ProgressColumn):
             """A text that is read from the bar at every refresh."""
 
-            def __init__(self, text: Callable[[Bar], str]) -> None:
+            def __init__(self, text: Callable[[Bar], str], overflow: OverflowMethod = "fold") -> None:
                 self._text = text
-                super().__init__()
+                super().__init__(Column(no_wrap=True, overflow=overflow))
 
             def render(self, task: Task) -> Text:
                 return Text(self._text(task.fields["bar"]))
@@ -251,7 +253,7 @@ class Reporter:
             BarText(Bar.amount),
             TimeElapsedColumn(),
             BarText(Bar.pace),
-            BarText(lambda bar: bar.status),
+            BarText(lambda bar: bar.status, "ellipsis"),
         )
         try:
             with Progress(*columns, console=self.console, transient=not keep) as self._progress:

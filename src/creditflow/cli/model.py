@@ -30,17 +30,19 @@ def model(
     transformers reads from GGUF files. Weights are float32, and the tokenizer follows the file's metadata. A folder
     that is complete is kept.
     """
-    from creditflow.engines.models.gguf_models import convert, converted
-
-    found, name = _source(source)
-    folder = output or Path("models") / name
     reporter, start = Reporter(), time.monotonic()
-    origin = converted(found, folder)
+    with reporter.bar(f"loading {source}", announce=True, keep=False):
+        from creditflow.engines.models.gguf_models import convert, converted
+
+        found, name = _source(source)
+        folder = output or Path("models") / name
+        origin = converted(found, folder)
     if origin is not None:
         done = "already there"
     else:
         reporter.say(f"converting {found.described} into {folder}")
-        origin = convert(found, folder)
+        with reporter.bar("converting", keep=False):
+            origin = convert(found, folder)
         done = f"{time.monotonic() - start:.0f} s"
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{folder}: {origin.name}, {origin.parameters / 1e6:.1f} M parameters, {size / 1e6:.0f} MB ({done})")

@@ -70,7 +70,8 @@ class LocalEngine(Engine):
         if not any(one.problem for one in memory):
             assignment = assign(batch, config.algorithm, values_T=values_T)
             n_groups = len(trajectories) // config.actor_rollout_ref.rollout.n
-            run = estimate_run(components, policy_set, assignment, n_groups, watch)
+            with phase("measuring a training step"):
+                run = estimate_run(components, policy_set, assignment, n_groups, watch)
         return CheckResult(trajectories, report, values_T, memory, run)
 
     def evaluate(self, components: Components, reporter: Reporter) -> Evaluation:
