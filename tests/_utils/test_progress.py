@@ -49,7 +49,7 @@ def test_silence_of_30_seconds_is_ended_by_one_line(reporter, clock):
 
     assert shown == [25, 40, 65, 90]
     assert lines(reporter)[:2] == ["train 0/20 steps", "train 2/20 a result"]
-    assert lines(reporter)[2] == "train 2/20 steps, 20 s each, about 6 min left, a result"
+    assert lines(reporter)[2] == "train 2/20 steps, 20 s each, about 6 min left"
 
 
 def test_fast_work_prints_only_its_results(reporter, clock):

@@ -35,12 +35,12 @@ class Bar:
         clock: Callable[[], float] = time.monotonic,
         tokens_each: float = 0.0,
         changed: Callable[[], None] = lambda: None,
-        say: Callable[[str], None] = lambda _: None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         """`unit`: the parts that are counted, in the plural.
 
         `tokens_each`: the expected number of sampled tokens of a part, until parts are finished. `changed`: called
-        after every change. `say`: prints a line.
+        after every change. `say`: prints a result as a line; None if the bar itself shows it.
         """
         self.title, self.total, self.unit = title, total, unit
         self.status = ""
@@ -60,9 +60,10 @@ class Bar:
             self._done += amount
             self._tokens_of_finished += tokens
             self._moved = self._clock()
-            self.status = status or self.status
+            if self._say is None:
+                self.status = status or self.status
         self._changed()
-        if status:
+        if status and self._say is not None:
             self._say(f"{self.title} {self._done}/{self.total} {status}")
 
     def reach(self, done: int, total: int) -> None:
