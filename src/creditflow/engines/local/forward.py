@@ -21,7 +21,7 @@ from creditflow._utils.huggingface import position_limit
 from creditflow.data import Ints
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees
 from creditflow.engines.local.packing import PackedSteps, Sequences, micro_batches, micro_batches_by_prefix, pack_pairs
-from creditflow.engines.local.products import use_fast_products
+from creditflow.engines.local.products import Linear, use_fast_products
 from creditflow.engines.local.recomputing import recomputing
 from creditflow.errors import ModelError
 
@@ -80,7 +80,7 @@ class Forward:
         Such models scale or cap the logits (Gemma, Cohere), or have an adapter in the output layer.
         """
         head = self.model.get_output_embeddings()
-        if type(head) is not torch.nn.Linear:
+        if type(head) not in (torch.nn.Linear, Linear):
             return None
         if self._ends_with_head is None:
             self._ends_with_head = self._ends_with(head)
