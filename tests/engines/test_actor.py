@@ -96,6 +96,11 @@ def slow_losses(policy: Policy, batch: TrajectoryBatch, advantage_T: np.ndarray,
         yield torch.stack(losses)[torch.tensor(batch.response_mask[tokens])]
 
 
+def norm_in_full_precision(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """The norm of transformers' models, which compute it in float32 even where the weights are float64."""
+    return self.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.variance_epsilon)
+
+
 def slow_mean(per_step: list[torch.Tensor], trajectory_of: list[int], config: ActorConfig) -> torch.Tensor:
     """Average step losses by the definition of each mode."""
     means, sums = ([step.mean() for step in per_step], [step.sum() for step in per_step])
@@ -129,6 +134,8 @@ def test_loss_and_gradient_match_single_rows(
     policy, mode, kl, use_kl, entropy, budget, packed, at_once, monkeypatch
 ) -> None:
     monkeypatch.setattr(actors, "_LOGITS", at_once)
+    for norm in {type(part) for part in policy.model.modules() if type(part).__name__.endswith("RMSNorm")}:
+        monkeypatch.setattr(norm, "forward", norm_in_full_precision)
     policy.model.double()
     policy.forward = Forward(policy.model, packed)
     batch = several_steps(sampled_batch(policy, 15, temperatures=(1.0, 0.7)))

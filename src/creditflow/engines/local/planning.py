@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,7 +30,9 @@ SHARE = {"cpu": 0.4, "cuda": 0.8}
 """The share of the limit that a step with a derived micro-batch may fill. On a CPU, two runs fit side by side."""
 CERTAIN = 0.8
 """A step is refused if this share of its predicted memory cannot be had."""
-BASE = {"cpu": 700 << 20, "cuda": 1 << 30}
+_HELD = {"cpu": 1.5, "cuda": 1.1}
+"""Memory that the allocator holds for each byte in use by activations. glibc cannot use every freed piece again."""
+BASE = {"cpu": 550 << 20, "cuda": 1 << 30}
 """Memory of Python with its libraries, or of a CUDA context."""
 _ADAM = 2
 """Running means of AdamW per trained number."""
@@ -46,6 +48,10 @@ class MemoryPlan:
     """The trained weights among them. Their gradients take as much, and AdamW's two running means twice as much."""
     per_token: int
     """What the model that needs most keeps for the gradient, per token of a micro-batch."""
+    logits_per_token: int = 0
+    """Logits with their copies in the log-softmax and its gradient, per token of a micro-batch."""
+    logits_most: int | None = None
+    """The limit of their memory where they are computed in chunks; None without chunks."""
     per_pass: int = 0
     """Buffers of a pass, whatever its size."""
     sampling: int = 0
@@ -70,7 +76,11 @@ class MemoryPlan:
 
     def peak(self, max_tokens: int) -> int:
         """The largest memory of a step with micro-batches of `max_tokens` tokens."""
-        return max(self.fixed + max_tokens * self.per_token, self.fixed - self.gradients + self.sampling)
+        logits = max_tokens * self.logits_per_token
+        if self.logits_most is not None:
+            logits = min(logits, self.logits_most)
+        update = self.fixed + max_tokens * self.per_token + logits
+        return max(update, self.fixed - self.gradients + self.sampling)
 
     def max_tokens(self, memory: float, most: int = MOST) -> int:
         """The largest micro-batch, a power of two from `LEAST` to `most`, with a peak of at most `memory` bytes.
@@ -160,15 +170,34 @@ def _bytes_per_token(forward: Forward) -> int:
         if forward.recomputes:
             kept = kept / layers + layers * int(getattr(config, "hidden_size", 0)) * 4
         most = max(most, kept + 2 * kept / layers)
-    head = forward.model.get_output_embeddings()
-    if head is not None and not makes_chunks(forward):
-        most += 3 * 4 * n_tokens(forward.model)  # the logits, and two copies in the log-softmax and its gradient
-    return int(most)
+    return int(_HELD[forward.device.type] * most)
 
 
-def bytes_per_pass(forward: Forward) -> int:
-    """The buffers of a pass whose logits are computed in chunks."""
-    return 4 * (logprobs.KEPT + 3 * logprobs.CHUNK) if makes_chunks(forward) else 0
+def logits_bytes(forward: Forward) -> tuple[int, int | None]:
+    """`logits_per_token` and `logits_most` of a model; zeros for a model without an output layer over a vocabulary."""
+    if forward.model.get_output_embeddings() is None:
+        return 0, None
+    most = 4 * (logprobs.KEPT + 3 * logprobs.CHUNK) if makes_chunks(forward) else None
+    return 3 * 4 * n_tokens(forward.model), most
+
+
+def bytes_per_pass(trained: Sequence[torch.Tensor]) -> int:
+    """Memory for gradients on their way to a trained weight: twice the largest weight.
+
+    A weight that is used twice (a tied output layer) has two gradients before their sum.
+    """
+    return 2 * max((weight.numel() * weight.element_size() for weight in trained), default=0)
+
+
+def with_activations(fixed: MemoryPlan, forwards: Sequence[Forward]) -> MemoryPlan:
+    """The plan `fixed` with the activations and logits of the model that needs most."""
+    logits = [logits_bytes(forward) for forward in forwards]
+    return replace(
+        fixed,
+        per_token=max(bytes_per_token(forward) for forward in forwards),
+        logits_per_token=max(per_token for per_token, _ in logits),
+        logits_most=None if any(most is None for _, most in logits) else max(most or 0 for _, most in logits),
+    )
 
 
 def makes_chunks(forward: Forward) -> bool:
@@ -185,7 +214,7 @@ def _kept(forward: Forward, packed: PackedSteps) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # an operation that keeps its own output would keep itself alive through it
 
     recomputes, forward.recomputes = forward.recomputes, False
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -205,19 +205,16 @@ class PolicySet:
         }
         rows = min(rollout.max_num_seqs, rollout.n * data.train_batch_size)
         row_tokens = data.max_prompt_length + data.max_response_length
+        trained = [weight for learner in learners for weight in learner.parameters]
         fixed = MemoryPlan(
             weights=planning.bytes_of(weight for model in models for weight in model.parameters()),
-            trained=planning.bytes_of(weight for learner in learners for weight in learner.parameters),
+            trained=planning.bytes_of(trained),
             per_token=0,
-            per_pass=max((planning.bytes_per_pass(one) for one in forwards[ACTOR_SIZE]), default=0),
+            per_pass=planning.bytes_per_pass(trained),
             sampling=max(planning.sampling_bytes(one.model, rows, row_tokens) for one in self.policies.values()),
             base=planning.BASE[self.device.type],
         )
-        return {
-            key: replace(fixed, per_token=max(planning.bytes_per_token(one) for one in of_key))
-            for key, of_key in forwards.items()
-            if of_key
-        }
+        return {key: planning.with_activations(fixed, of_key) for key, of_key in forwards.items() if of_key}
 
     def memory_estimates(self, config: Config) -> tuple[MemoryEstimate, ...]:
         """The memory of a training step, by the key of its micro-batch size, and whether it can be had now."""
