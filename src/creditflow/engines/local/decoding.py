@@ -24,9 +24,8 @@ Prompt = tuple[int, ...]
 
 _ROOM = 32
 """The smallest spare capacity, in tokens, when keys and values are copied."""
-_AT_ONCE = {"cpu": 2048}
-"""Prompt tokens per prefill pass: on a processor, about as many as its cache holds."""
-_AT_ONCE_ELSEWHERE = 16384
+_AT_ONCE = {"cpu": 2048, "cuda": 16384}
+"""Prompt tokens per prefill pass, by device; on a processor, about as many as its cache holds."""
 
 
 class DecodingRows(Protocol):
@@ -168,7 +167,7 @@ class SharedRows:
         """
         lengths = [len(prompt) for prompt in prompts]
         width, outs, layers = max(lengths), [], list[list[Prompts]]()
-        at_once = _AT_ONCE.get(device.type, _AT_ONCE_ELSEWHERE)
+        at_once = _AT_ONCE[device.type]
         begin = 0
         while begin < len(prompts):
             end, size = begin + 1, lengths[begin]

@@ -16,8 +16,8 @@ from creditflow.rollout.client import Generation, GenerationRequest
 
 _COMPACT_AT = 0.75
 """Finished rows leave the batch once less than this share is unfinished, because compaction copies the cache."""
-_CHECK_EVERY = 8
-"""Tokens between two counts of unfinished rows on an accelerator, which must wait for each count."""
+_CHECK_EVERY = {"cpu": 1, "cuda": 8}
+"""Tokens between two counts of unfinished rows, by device. An accelerator must finish its work for each count."""
 _BLOCK = 256
 """Tokens of the vocabulary whose probabilities are summed before one of them is selected."""
 _IN_CACHE = 1 << 18
@@ -44,7 +44,7 @@ def generate(
     uniform = torch.from_numpy(uniforms).to(device)
     limit = torch.tensor([request.max_tokens for request in requests], device=device)
     eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
-    check_every = 1 if device.type == "cpu" else _CHECK_EVERY
+    check_every = _CHECK_EVERY[device.type]
 
     alive = torch.arange(len(requests), device=device)  # indices of the requests that are still in the batch
     tokens = torch.zeros((len(requests), budget), dtype=torch.long, device=device)
