@@ -6,7 +6,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, PositiveInt
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
 
 from creditflow._utils.sections import OPTIONS, Section, Text, expected
 from creditflow.credit.options import CreditOptions
@@ -20,6 +20,17 @@ class FilterGroupsConfig(Section):
     """Leave out tasks whose rollouts all have the same outcome."""
     max_num_gen_batches: PositiveInt = 10
     """Maximum number of task batches to roll out for one training step."""
+
+
+class RolloutCorrectionConfig(Section):
+    """Importance weights for a sampler whose log-probs differ from the actor's, as in verl."""
+
+    rollout_is: Literal["auto", "token", "sequence"] | None = "auto"
+    """Weigh the loss of each token by the probability ratio of actor and sampler: of the `token`, or the product over
+    its response (`sequence`). `auto`: `token` with `actor_rollout_ref.rollout.name: vllm`, else null. null: no weights.
+    The built-in sampler computes with the actor's own weights and precision, so it needs none."""
+    rollout_is_threshold: PositiveFloat = 2.0
+    """Upper limit of a weight (truncated importance sampling)."""
 
 
 _LAMBDA = r"^\s*gae_lambda\s*=\s*(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
@@ -43,6 +54,7 @@ class AlgorithmConfig(CreditOptions):
     strata: Text | None = None
     """`file.py:function` that takes a step and returns a label (from the prompt alone) or None."""
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
+    rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
     counterfactual_rollouts: PositiveInt = 16
     """With `propagation: shapley`: the maximum number of rollouts to measure the agents' contributions to the
     outcome of one trajectory. At least 2^A - 1 for A agents, up to four; A^2 beyond."""

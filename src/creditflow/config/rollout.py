@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from creditflow._utils.sections import Section, Share
 
@@ -36,6 +36,13 @@ class MultiTurnConfig(Section):
 class RolloutConfig(Section):
     """How rollouts are sampled."""
 
+    name: Literal["local", "vllm"] = "local"
+    """The embedded engine's sampler: `local`, the built-in one, or `vllm`, a process of vLLM in an environment of its
+    own (`make vllm`) for each policy. `--engine verl` reads `verl.actor_rollout_ref.rollout.name` instead."""
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """With `name: vllm`: `vllm`, a mapping of vLLM's engine options (`max_model_len`, `kv_cache_memory_bytes`, `dtype`,
+    `enforce_eager`, ...) and of two more. `python`: the Python of the environment with vLLM; default:
+    `.venv/vllm/bin/python`, or this one if vLLM is installed in it. `start_timeout_s`: default 900."""
     n: PositiveInt = 8
     """Rollouts per task."""
     temperature: PositiveFloat = 1.0

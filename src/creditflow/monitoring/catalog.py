@@ -15,7 +15,7 @@ from importlib import resources
 
 from creditflow.errors import ConfigError, did_you_mean
 
-PER_UPDATE = ("actor/", "critic/")
+PER_UPDATE = ("actor/", "critic/", "training/", "rollout_corr/")
 """Prefixes of the metrics that carry a policy's name if several are trained."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -32,6 +32,14 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+class Sampler(Protocol):
+    """Samples in place of the built-in sampler, from the weights that the policy has at the call."""
+
+    def generate(self, policy: Policy, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Generate one response per request."""
+        ...
+
+
 class Policy:
     """Model, tokenizer and version.
 
@@ -42,6 +50,10 @@ class Policy:
         self.model = model.to(device).eval()
         self.adapter: Adapter | None = None
         """The adapter with the policy's trained weights; None if it trains the model itself."""
+        self.adapted = True
+        """Whether the adapter applies; False for the reference of a policy with an adapter."""
+        self.sampler: Sampler | None = None
+        """Generates in place of the built-in sampler."""
         self.forward = Forward(self.model)
         self.shares = self.forward.shares
         """Whether decoding rows share equal prompts."""
@@ -100,6 +112,23 @@ class Policy:
         merged.save_pretrained(folder, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
 
+    def export(self, folder: Path | str) -> None:
+        """Save the weights that the policy samples with as a Hugging Face folder without a tokenizer.
+
+        An adapter is merged in a copy of the model.
+        """
+        model = self.model
+        if self.adapter is not None:
+            copied = copy.deepcopy(self.adapter.model)
+            model = copied.merge_and_unload(adapter_names=[self.adapter.name]) if self.adapted else copied.unload()
+        model.save_pretrained(folder, safe_serialization=True)
+
+    def weights_state(self) -> object:
+        """A value that differs from an earlier one if the weights that the policy samples with have changed since."""
+        name = self.adapter.name if self.adapter is not None and self.adapted else None
+        weights = tuple((weight.data_ptr(), weight._version) for weight in self.model.parameters())
+        return id(self.model), name, self.version, weights
+
     def reference(self) -> Policy:
         """A frozen reference of the policy: a copy, or the model without its adapter.
 
@@ -108,6 +137,7 @@ class Policy:
         other = copy.copy(self)
         if self.adapter is not None:
             other.forward = Forward(self.model, self.forward.packs, self.adapter.out_of_force)
+            other.adapted = False
             return other
         other.model = copy.deepcopy(self.model).requires_grad_(False)
         other.forward = Forward(other.model, self.forward.packs)
@@ -141,6 +171,8 @@ class Policy:
                 f"a prompt and its max_tokens: expected at most {self.max_positions} tokens, got {longest}: "
                 f"{self.limit.reason}"
             )
+        if self.sampler is not None:
+            return self.sampler.generate(self, requests)
         with self.forward.running():
             return sampler.generate(self.model, requests, self.eos_ids, self.pad_id, shared=self.shares)
 

@@ -32,10 +32,12 @@ from creditflow.engines.base import MemoryEstimate
 from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.local import planning
 from creditflow.engines.local.actor import Actor
+from creditflow.engines.local.correction import RolloutCorrection
 from creditflow.engines.local.critic import Critic
 from creditflow.engines.local.lora import Adapter, expect_fits
 from creditflow.engines.local.planning import MemoryPlan
 from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.samplers.vllm import attach_samplers
 from creditflow.engines.models.folders import critic_folder, model_folder
 from creditflow.errors import ConfigError
 from creditflow.monitoring.memory import forget_peak, peak_gib
@@ -99,7 +101,10 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
             policies[name] = adapted[folder] = bases[folder].with_adapter(adapter)
         else:
             policies[name] = adapted[folder].reference() if folder in adapted else bases[folder]
-    return {name: policies[name] for name in names}
+    policies = {name: policies[name] for name in names}
+    if config.actor_rollout_ref.rollout.name == "vllm":
+        attach_samplers(policies, config)
+    return policies
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,8 @@ class PolicySet:
     fallback: FallbackConfig = field(default_factory=FallbackConfig)
     """Options of the adapters that `narrow` trains."""
     seed: int = 0
+    correction: RolloutCorrection | None = None
+    """Corrects updates for a sampler whose log-probs differ from the actors'."""
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, steps: int, *, keep_reference: bool) -> PolicySet:
@@ -143,7 +150,8 @@ class PolicySet:
                 actor.policy.recompute()
             for critic in critics.values():
                 critic.recompute()
-        policy_set = cls(policies, actors, critics, config.guard.fallback, config.data.seed)
+        correction = RolloutCorrection.from_config(config)
+        policy_set = cls(policies, actors, critics, config.guard.fallback, config.data.seed, correction)
         policy_set.set_sizes(policy_set.derived_sizes(config))
         if config.guard.fallback.trainable == "lora":
             if not policy_set._whole_actors():
@@ -276,7 +284,11 @@ class PolicySet:
                 assert values_T is not None
                 own |= self.critics[name].update(batch, returns_T, values_T, own_S, mini_batch_of_step)
             if not critics_only:
-                own |= actor.update(batch, advantage_T, own_S, mini_batch_of_step)
+                corrected, weighted_T = batch, advantage_T
+                if self.correction is not None:
+                    corrected, weighted_T, measured = self.correction.apply(actor, batch, advantage_T, own_S)
+                    own |= measured
+                own |= actor.update(corrected, weighted_T, own_S, mini_batch_of_step)
             metrics |= self._named(name, own)
         return metrics
 

@@ -168,6 +168,8 @@ _LOCAL = (
     "algorithm.filter_groups.max_num_gen_batches",
 )
 """Options without an equivalent in verl."""
+_APART = ("actor_rollout_ref.rollout.name", "actor_rollout_ref.rollout.engine_kwargs", "algorithm.rollout_correction")
+"""Options of the embedded engine that have the name of a verl option, which is set under `verl`."""
 _LOCAL_VALUES = {
     f"{_ACTOR}.loss_agg_mode": "traj-mean-step-mean",
     "critic.loss_agg_mode": "traj-mean-step-mean",
@@ -178,6 +180,9 @@ _LOCAL_VALUES = {
 def _expect_known_to_verl(config: Config) -> None:
     """Raise ConfigError for options and values that only the embedded engine supports."""
     expect_capabilities(config, NAME, CAPABILITIES)
+    for key in _APART:
+        if attrgetter(key)(config) != attrgetter(key)(Config()):
+            raise ConfigError(f"{key}: is for --engine local; with verl, set verl.{key}")
     wanted = [key for key in _LOCAL if attrgetter(key)(config) != attrgetter(key)(Config())]
     wanted += [key for key, value in _LOCAL_VALUES.items() if attrgetter(key)(config) == value]
     if wanted:
