@@ -98,8 +98,8 @@ def test_rollouts_in_step_progress_by_their_tokens(clock):
     assert (bar.share, bar.pace()) == (0.0, "30 tokens/s")
     bar.advance(tokens=100)
 
-    assert bar.share == 0.75  # 300 tokens of 4 x 100, though only one rollout of four is finished
-    assert bar.describe() == "sampling 1/4 trajectories, 300 tokens, 30 tokens/s, about 3 s left"
+    assert bar.share == (300 / 400 + 1 / 4) / 2
+    assert bar.describe() == "sampling 1/4 trajectories, 300 tokens, 30 tokens/s, about 10 s left"
 
 
 def test_phase_expects_the_tokens_of_the_one_before(reporter, clock):

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 LINE_SECONDS = 25.0
 """Seconds without a line after which one is printed, without a terminal. The documented limit is 30 s."""
 
+_MOST_EXPECTED = 0.95
+"""The largest share of work that the tokens of another phase can suggest, before a part is finished."""
+
 
 class Bar:
     """An amount of work: how much of it is done, how fast it goes, and how long it will take."""
@@ -96,15 +99,18 @@ class Bar:
     def share(self) -> float:
         """The share of the work that is done, in [0, 1]; 0 if the amount of work is unknown.
 
-        Rollouts run side by side and finish late, so that their share is estimated from sampled tokens.
+        Rollouts run side by side. The share of finished ones is too low, because most finish late. The share of tokens, at
+        the mean of the finished ones, is too high, because short ones finish first. The result is the mean of both.
         """
         with self._lock:
             worked, wanted = self._done - self._skipped, (self.total or 0) - self._skipped
             if wanted <= 0:
                 return 0.0
-            each = self.tokens_each
-            of_tokens = self._tokens / (each * wanted) if each else 0.0
-            return min(1.0, max(worked / wanted, of_tokens))
+            finished = min(1.0, worked / wanted)
+            if not self._tokens or not self.tokens_each or finished == 1.0:
+                return finished
+            of_tokens = min(1.0, self._tokens / (self.tokens_each * wanted))
+            return (finished + of_tokens) / 2 if worked > 0 else min(_MOST_EXPECTED, of_tokens)
 
     @property
     def tokens_each(self) -> float:
