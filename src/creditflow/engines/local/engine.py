@@ -92,8 +92,11 @@ async def _roll_out(
             components, policy_set, tasks, rollout.n, rollout.temperature, (_CHECK,)
         )
     async with components.rewards.open(policy_set.policies):
+        # The first scoring starts processes and imports, so it is not timed. The caller checks the limit of failures.
+        reports = [await score(components, trajectories[:1], max_failed_frac=1.0)]
         with watch("scoring"):
-            report = await score(components, trajectories, max_failed_frac=1.0)  # the caller checks the limit
+            reports.append(await score(components, trajectories[1:], max_failed_frac=1.0))
+        report = ScoringReport.merge(reports)
         if wants_values(config.algorithm):
             with watch("scoring"):
                 await add_values(components, policy_set, trajectories, 0)

@@ -34,7 +34,8 @@ def estimate_run(
 ) -> RunEstimate:
     """Estimate the seconds of a training step and of the whole run. The actors are trained: discard them after this.
 
-    `watch`: the measured seconds of sampling (`rollout`) and scoring (`scoring`) the `n_tasks` tasks.
+    `watch`: the measured seconds of sampling (`rollout`) and of scoring the `n_tasks` tasks (`scoring`, all
+    trajectories but one).
     """
     config, batch = components.recipe.config, assignment.batch
     rollout = config.actor_rollout_ref.rollout
@@ -43,7 +44,9 @@ def estimate_run(
     scale = tasks / n_tasks
     here, there = (min(rollout.max_num_seqs, n * rollout.n) for n in (n_tasks, tasks))
     slower = _decoding_ratio(policy_set, batch, here, there)
-    sampling, scoring = seconds["timing/rollout_s"] * scale * slower, seconds["timing/scoring_s"] * scale
+    n_scored = max(1, batch.n_trajectories - 1)
+    sampling = seconds["timing/rollout_s"] * scale * slower
+    scoring = seconds["timing/scoring_s"] * tasks * rollout.n / n_scored
     steps = total_steps(len(components.train_tasks), config)
     section = config.actor_rollout_ref.actor
     n_updates = section.ppo_epochs * math.ceil(tasks / section.ppo_mini_batch_size)
