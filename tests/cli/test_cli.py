@@ -370,6 +370,23 @@ def test_validation_tasks_are_named_by_their_source(train_files, val_files, expe
     assert validation_words(train_files, val_files, 2) == expected
 
 
+def test_check_estimates_memory_and_duration(here):
+    result = creditflow("check", TOY, "--tasks", "2", "trainer.total_training_steps=5", "trainer.test_freq=2")
+
+    size = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384"
+    assert re.search(rf"memory: a step needs at most [0-9.]+ GiB with {size}; ", result.stderr)
+    assert re.search(r"time: a step takes about .* 5 steps and [34] evaluations take about [0-9.]+ s", result.stderr)
+
+
+def test_size_that_cannot_fit_stops_before_the_first_step(here):
+    size = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    result = creditflow("train", TOY, f"{size}=1000000000", "trainer.default_local_dir=run")
+
+    assert result.exit_code == 2
+    assert re.search(rf"{size}: expected at most 16384, got 1000000000: 1000000000 tokens need about ", result.stderr)
+    assert not (here / "run").exists()
+
+
 def test_check_refuses_invalid_guard_rules(here):
     for option in ("metric=reward/eror_rate", "unless={metric: reward/agreemnt, above: 0.5}"):
         result = creditflow("check", TOY, f"guard.rules.error_rate.{option}")
