@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -128,12 +127,8 @@ class Worker:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a worker: closing its standard input ends it, also while it computes."""
+    """Kill a worker, which has nothing to save."""
+    process.kill()
+    process.wait()
     if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):  # it has ended already
-            process.stdin.close()
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        process.stdin.close()
