@@ -155,7 +155,8 @@ class SharedRows:
         logits, read, lengths = self._read(list(number), device)
         self.logits = logits[prompt_of_row]
         self._length = torch.tensor(lengths, device=device)[prompt_of_row]
-        self._prompts = [prompts_of_layer.select(prompt_of_part) for prompts_of_layer in read]
+        # Where each prompt is stored once, a copy would double the memory.
+        self._prompts = read if len(part) == len(number) else [layer.select(prompt_of_part) for layer in read]
         self._cache = DynamicCache()
         self._cache.layers = [GrowingLayer() for _ in read]
         self._arrange()
