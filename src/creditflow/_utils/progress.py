@@ -99,8 +99,8 @@ class Bar:
     def share(self) -> float:
         """The share of the work that is done, in [0, 1]; 0 if the amount of work is unknown.
 
-        Rollouts run side by side. The share of finished ones is too low, because most finish late. The share of tokens,
-        at the mean of the finished ones, is too high, because short ones finish first. The result is the mean of both.
+        Rollouts run side by side. The share of finished ones is too low, because most finish late. The share of
+        tokens, at the mean of the finished ones, is too high, because short ones finish first. The result is the mean.
         """
         with self._lock:
             worked, wanted = self._done - self._skipped, (self.total or 0) - self._skipped

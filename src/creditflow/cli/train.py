@@ -52,7 +52,7 @@ def train(
     reporter = Reporter()
     options = context.meta.get(_AFTER_DASHES)
     loaded = load_recipe(recipe, overrides or [])
-    with reporter.bar(f"loading {loaded.name}", announce=True, keep=False):
+    with reporter.bar(f"loading {loaded.name}", announce=not dry_run, keep=False):
         from creditflow.engines.base import Capability, expect_capabilities, find_engine
 
         chosen = find_engine(engine)
