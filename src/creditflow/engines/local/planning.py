@@ -32,6 +32,8 @@ CERTAIN = 0.8
 """A step is refused if this share of its predicted memory cannot be had."""
 _HELD = {"cpu": 1.5, "cuda": 1.1}
 """Memory that the allocator holds for each byte in use by activations. glibc cannot use every freed piece again."""
+_HELD_WITH_ADAPTER = {"cpu": 1.7, "cuda": 1.1}
+"""The same for models with an adapter, whose small products leave more pieces."""
 BASE = {"cpu": 550 << 20, "cuda": 1 << 30}
 """Memory of Python with its libraries, or of a CUDA context."""
 _ADAM = 2
@@ -170,7 +172,8 @@ def _bytes_per_token(forward: Forward) -> int:
         if forward.recomputes:
             kept = kept / layers + layers * int(getattr(config, "hidden_size", 0)) * 4
         most = max(most, kept + 2 * kept / layers)
-    return int(_HELD[forward.device.type] * most)
+    whole = all(weight.requires_grad for weight in forward.model.parameters())
+    return int((_HELD if whole else _HELD_WITH_ADAPTER)[forward.device.type] * most)
 
 
 def logits_bytes(forward: Forward) -> tuple[int, int | None]:
