@@ -102,3 +102,17 @@ def test_bf16_samples_agree_with_the_update(name: str) -> None:
     assert all(part.dtype == torch.float32 for part in model.parameters())
     assert torch.cat(differences).mean() < 0.01
     assert torch.cat(differences).max() < 0.1
+
+
+def test_precision_applies_to_sampler_and_reference(byte_policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(byte_policy.forward, "half", False)
+    (exact,) = byte_policy.generate([GenerationRequest((5, 6, 7), 8, 0.0, (0,))])
+    byte_policy.forward.set_precision("bfloat16")
+    (rounded,) = byte_policy.generate([GenerationRequest((5, 6, 7), 8, 0.0, (0,))])
+    assert exact.logprobs != rounded.logprobs
+    np.testing.assert_allclose(exact.logprobs[0], rounded.logprobs[0], atol=0.1)  # later tokens may differ
+    assert byte_policy.reference().forward.half
+    with byte_policy.forward.running():
+        assert torch.is_autocast_enabled("cpu")
+    byte_policy.forward.set_precision("auto")
+    assert byte_policy.forward.half == (byte_policy.device.type == "cuda")

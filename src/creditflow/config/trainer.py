@@ -8,6 +8,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from creditflow._utils.sections import Section, Text
 
+Precision = Literal["auto", "float32", "bfloat16"]
+
 
 class TrainerConfig(Section):
     """Length of the run, hardware, logging and checkpoints."""
@@ -41,6 +43,9 @@ class TrainerConfig(Section):
     """Number of newest checkpoints to keep; default: all."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`, `cpu` or `cuda`."""
+    precision: Precision = "auto"
+    """Precision of matrix products in sampling and updates; weights stay float32. `auto`: bfloat16 on CUDA, float32 on
+    the CPU."""
     num_threads: NonNegativeInt = 0
     """torch threads; 0: torch's own choice."""
     critic_warmup: NonNegativeInt = 0

@@ -56,7 +56,7 @@ OURS = (
     *("algorithm", "reward", "team", "policies", "recipe", "compare", "verl", "guard", "ray_kwargs"),
     *("data.train_files", "data.val_files"),
     *(f"{ROLLOUT}.{name}" for name in ("max_failed_frac", "timeout_s", "timeout_outcome", "multi_turn")),
-    *("trainer.default_local_dir", "trainer.device", "trainer.num_threads"),
+    *("trainer.default_local_dir", "trainer.device", "trainer.precision", "trainer.num_threads"),
     *("trainer.logger", "trainer.project_name", "trainer.experiment_name"),
 )
 """Recipe sections and keys that creditflow reads itself, or passes to verl apart from the mapping."""

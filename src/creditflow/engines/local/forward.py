@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from creditflow._utils.huggingface import position_limit
+from creditflow.config.trainer import Precision
 from creditflow.data import Ints
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees
 from creditflow.engines.local.packing import PackedSteps, Sequences, micro_batches, micro_batches_by_prefix, pack_pairs
@@ -31,6 +32,7 @@ class Forward:
 
     `packs`: whether to pack; None: pack if a trial pass gives the same numbers. `in_force`: a context entered around
     every pass; see `lora.Adapter`. `recomputes`: whether passes with a gradient use gradient checkpointing.
+    `half`: whether to compute in bf16 autocast; None: on CUDA only.
     """
 
     def __init__(
@@ -40,17 +42,23 @@ class Forward:
         in_force: Callable[[], AbstractContextManager[Any]] = nullcontext,
         *,
         recomputes: bool = False,
+        half: bool | None = None,
     ) -> None:
         use_fast_products(model)
         self.model = model
         self.recomputes = recomputes
         self.in_force = in_force
         self.device = next(model.parameters()).device
+        self.half = self.device.type == "cuda" if half is None else half
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._sees = sees(model)
         self.limit = position_limit(model.config)
         self.packs = self._agrees() if packs is None else packs
         self._ends_with_head: bool | None = None
+
+    def set_precision(self, name: Precision) -> None:
+        """Compute in float32 or in bf16 autocast from now on; `auto`: in bf16 on CUDA only."""
+        self.half = self.device.type == "cuda" if name == "auto" else name == "bfloat16"
 
     @property
     def shares(self) -> bool:
@@ -60,7 +68,7 @@ class Forward:
     def __call__(self, packed: PackedSteps) -> Tensor:
         """The logits [R, V] (of a value model: values [R, 1]) at the token before each response token.
 
-        Computed in bf16 autocast on CUDA and returned in float32 or wider.
+        Computed in bf16 autocast if `half`, and returned in float32 or wider.
         """
         with self.running():
             logits = self._at(self.model, packed)
@@ -88,8 +96,8 @@ class Forward:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The context of every pass: the adapter in force, and bf16 autocast on CUDA."""
-        half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
+        """The context of every pass: the adapter in force, and bf16 autocast if `half`."""
+        half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half)
         with self.in_force(), half:
             yield
 

@@ -43,7 +43,7 @@ class Sampler(Protocol):
 class Policy:
     """Model, tokenizer and version.
 
-    Computes in bf16 on CUDA (weights stay float32), in float32 on the CPU.
+    Computes in bf16 on CUDA, in float32 on the CPU, or as `forward.set_precision` chooses. Weights stay float32.
     """
 
     def __init__(self, model: Any, tokenizer: Any, device: torch.device) -> None:
@@ -91,7 +91,9 @@ class Policy:
         """A copy of the policy with `adapter`, over the same, possibly shared, model."""
         other = copy.copy(self)
         other.adapter = adapter
-        other.forward = Forward(self.model, self.forward.packs, adapter.in_force, recomputes=self.forward.recomputes)
+        other.forward = Forward(
+            self.model, self.forward.packs, adapter.in_force, recomputes=self.forward.recomputes, half=self.forward.half
+        )
         return other
 
     def save(self, folder: Path | str) -> None:
@@ -136,11 +138,11 @@ class Policy:
         """
         other = copy.copy(self)
         if self.adapter is not None:
-            other.forward = Forward(self.model, self.forward.packs, self.adapter.out_of_force)
+            other.forward = Forward(self.model, self.forward.packs, self.adapter.out_of_force, half=self.forward.half)
             other.adapted = False
             return other
         other.model = copy.deepcopy(self.model).requires_grad_(False)
-        other.forward = Forward(other.model, self.forward.packs)
+        other.forward = Forward(other.model, self.forward.packs, half=self.forward.half)
         return other
 
     def recompute(self) -> None:

@@ -80,6 +80,7 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
 
     def load(name: str, folder: Path) -> Policy:
         policy = Policy.load(folder, device)
+        policy.forward.set_precision(config.trainer.precision)
         _expect_lengths(config.data, policy.limit, model_of(config, name)[1])
         return policy
 
@@ -144,6 +145,7 @@ class PolicySet:
                 folder, key = critic_folder(recipe, name)
                 updates = steps * mini_batches * config.critic.ppo_epochs
                 critics[name] = Critic.load(folder, key, policies[name].device, config.critic, updates)
+                critics[name].forward.set_precision(config.trainer.precision)
                 _expect_critic(config.data, critics[name], policies[name], key)
         if config.actor_rollout_ref.model.enable_gradient_checkpointing:
             for actor in actors.values():

@@ -344,6 +344,11 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
             f"trainer.device: {recipe.config.trainer.device}, which is for --engine local; verl has the device of its "
             "platform: leave it auto"
         )
+    if recipe.config.trainer.precision != "auto":
+        raise ConfigError(
+            f"trainer.precision: {recipe.config.trainer.precision}, which is for --engine local: leave it auto and "
+            "set verl's actor_rollout_ref.rollout.dtype and actor_rollout_ref.actor.fsdp_config.dtype"
+        )
     _expect_known_to_verl(recipe.config)
     wanted = _VerlOptions.from_recipe(recipe, verl_overrides)
     base, known = _files(wanted.config_name, wanted.choices)
