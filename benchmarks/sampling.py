@@ -106,6 +106,7 @@ def _measured(command: Sequence[str]) -> dict[str, float]:
     if done.returncode:
         raise SystemExit(f"error: {shlex.join(command)}: {done.stderr[-2000:]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(", ".join(f"{what} {value:.3g}" for what, value in found.items()), flush=True)
     return found
 
 

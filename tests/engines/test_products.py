@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from creditflow.config import OptimConfig
 from creditflow.engines.local import learner, products
-from creditflow.engines.local.products import Linear, forget_casts, linear, use_fast_products
+from creditflow.engines.local.products import Linear, cast_bytes, forget_casts, linear, use_fast_products
 
 HALF = {"device_type": "cpu", "dtype": torch.bfloat16}
 
@@ -90,6 +90,7 @@ def test_cast_weight_follows_updates() -> None:
 def test_cast_weight_is_reused_until_forgotten() -> None:
     x, weight, _ = tensors(3, 8, 4)
     layer = layer_of(weight)
+    assert cast_bytes(layer) == weight.bfloat16().nbytes
     with torch.no_grad(), torch.autocast(**HALF):
         before = layer(x)
         layer.weight.data.mul_(2)  # torch does not count changes of .data

@@ -37,6 +37,7 @@ from creditflow.engines.local.critic import Critic
 from creditflow.engines.local.lora import Adapter, expect_fits
 from creditflow.engines.local.planning import MemoryPlan
 from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.products import cast_bytes
 from creditflow.engines.local.samplers.vllm import attach_samplers
 from creditflow.engines.models.folders import critic_folder, model_folder
 from creditflow.errors import ConfigError
@@ -216,8 +217,10 @@ class PolicySet:
         rows = min(rollout.max_num_seqs, rollout.n * data.train_batch_size)
         row_tokens = data.max_prompt_length + data.max_response_length
         trained = [weight for learner in learners for weight in learner.parameters]
+        sampled = {id(one.model): one.model for one in self.policies.values() if one.forward.half}
         fixed = MemoryPlan(
-            weights=planning.bytes_of(weight for model in models for weight in model.parameters()),
+            weights=planning.bytes_of(weight for model in models for weight in model.parameters())
+            + sum(map(cast_bytes, sampled.values())),
             trained=planning.bytes_of(trained),
             per_token=0,
             per_pass=planning.bytes_per_pass(trained),

@@ -119,3 +119,8 @@ def forget_casts(model: Any) -> None:
     """Discard all cast weights of `model`: after a change that torch does not count, or to free their memory."""
     for part in model.modules():
         part.__dict__.pop("_known", None)
+
+
+def cast_bytes(model: Any) -> int:
+    """The memory of the bf16 weights that sampling in autocast keeps."""
+    return sum(2 * part.weight.numel() for part in model.modules() if isinstance(part, Linear))
