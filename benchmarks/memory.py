@@ -2,7 +2,8 @@
 
 Generated Llamas of three sizes, up to that of SmolLM2-135M, train all weights or a LoRA adapter of rank 8 with
 micro-batches of two sizes. Each case runs in a separate process and takes two updates, because AdamW's state exists
-from the first one on. Peaks are `ru_maxrss`; predictions are `creditflow check`'s. Takes about ten minutes.
+from the first one on. Peaks are `ru_maxrss`; predictions are `creditflow check`'s, which hold
+for any micro-batch up to the size. Takes about ten minutes.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ def main() -> int:
         figures += [
             Figure(f"{of}: peak, all weights", full["mb"], unit="MB"),
             Figure(f"{of}: prediction / peak, all weights", full["predicted"] / full["mb"], 0.85, unit="x"),
-            Figure(f"{of}: prediction / peak, all weights, at most", full["predicted"] / full["mb"], 1.2, True, "x"),
+            Figure(f"{of}: prediction / peak, all weights, at most", full["predicted"] / full["mb"], 1.4, True, "x"),
             Figure(f"{of}: peak, LoRA", lora["mb"], unit="MB"),
             Figure(f"{of}: prediction / peak, LoRA", lora["predicted"] / lora["mb"], 0.85, unit="x"),
-            Figure(f"{of}: prediction / peak, LoRA, at most", lora["predicted"] / lora["mb"], 1.2, True, "x"),
+            Figure(f"{of}: prediction / peak, LoRA, at most", lora["predicted"] / lora["mb"], 1.4, True, "x"),
             Figure(f"{of}: share that LoRA saves", saved),
-            Figure(f"{of}: its difference from the formula", abs(saved - expected), 0.06, True),
+            Figure(f"{of}: its difference from the prediction", abs(saved - expected), 0.1, True),
         ]
     missed = show(figures)
     if not options.quick:

@@ -31,5 +31,14 @@ def suit(parameters: int, device: torch.device) -> bool:
         return False
     _largest[0] = max(_largest[0], parameters)
     tell = ctypes.CDLL(None).mallopt
-    wanted = _LARGE if _largest[0] >= LARGE else _SMALL
+    wanted = _settings(_largest[0])
     return [tell(what, size) for what, size in wanted.items()] == [1] * len(wanted)
+
+
+def returned_from(parameters: int) -> int:
+    """The size in bytes from which freed tensors of a model of this size return to the system at once."""
+    return _settings(parameters)[_M_MMAP_THRESHOLD]
+
+
+def _settings(parameters: int) -> dict[int, int]:
+    return _LARGE if parameters >= LARGE else _SMALL

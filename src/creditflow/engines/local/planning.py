@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from creditflow._utils.huggingface import n_tokens
-from creditflow.engines.local import logprobs
+from creditflow.engines.local import logprobs, memory
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.packing import PackedSteps, pack_pairs
 
@@ -31,7 +31,7 @@ SHARE = {"cpu": 0.4, "cuda": 0.8}
 CERTAIN = 0.8
 """A step is refused if this share of its predicted memory cannot be had."""
 _HELD = {"cpu": 1.5, "cuda": 1.1}
-"""Memory that the allocator holds for each byte in use by activations. glibc cannot use every freed piece again."""
+"""`MemoryPlan.held`, as measured."""
 _HELD_WITH_ADAPTER = {"cpu": 1.7, "cuda": 1.1}
 """The same for models with an adapter, whose small products leave more pieces."""
 BASE = {"cpu": 550 << 20, "cuda": 1 << 30}
@@ -50,6 +50,10 @@ class MemoryPlan:
     """The trained weights among them. Their gradients take as much, and AdamW's two running means twice as much."""
     per_token: int
     """What the model that needs most keeps for the gradient, per token of a micro-batch."""
+    held: float = 1.0
+    """Memory that the allocator holds for each byte of activations, because it cannot use every freed piece again."""
+    held_tokens: int | None = None
+    """The micro-batch from which freed activations are returned at once instead; None: none."""
     logits_per_token: int = 0
     """Logits with their copies in the log-softmax and its gradient, per token of a micro-batch."""
     logits_most: int | None = None
@@ -81,7 +85,8 @@ class MemoryPlan:
         logits = max_tokens * self.logits_per_token
         if self.logits_most is not None:
             logits = min(logits, self.logits_most)
-        update = self.fixed + max_tokens * self.per_token + logits
+        held = max_tokens if self.held_tokens is None else min(max_tokens, self.held_tokens)  # a batch may be smaller
+        update = self.fixed + int(max(max_tokens, held * self.held) * self.per_token) + logits
         return max(update, self.fixed - self.gradients + self.sampling)
 
     def max_tokens(self, memory: float, most: int = MOST) -> int:
@@ -172,8 +177,17 @@ def _bytes_per_token(forward: Forward) -> int:
         if forward.recomputes:
             kept = kept / layers + layers * int(getattr(config, "hidden_size", 0)) * 4
         most = max(most, kept + 2 * kept / layers)
+    return int(most)
+
+
+def held_pieces(forward: Forward) -> tuple[float, int | None]:
+    """`held` and `held_tokens` of a model."""
     whole = all(weight.requires_grad for weight in forward.model.parameters())
-    return int((_HELD if whole else _HELD_WITH_ADAPTER)[forward.device.type] * most)
+    held = (_HELD if whole else _HELD_WITH_ADAPTER)[forward.device.type]
+    if forward.device.type != "cpu":
+        return held, None
+    size = int(getattr(forward.model.config.get_text_config(decoder=True), "hidden_size", 0))
+    return held, memory.returned_from(forward.model.num_parameters()) // (4 * size) if size else None
 
 
 def logits_bytes(forward: Forward) -> tuple[int, int | None]:
@@ -194,10 +208,12 @@ def bytes_per_pass(trained: Sequence[torch.Tensor]) -> int:
 
 def with_activations(fixed: MemoryPlan, forwards: Sequence[Forward]) -> MemoryPlan:
     """The plan `fixed` with the activations and logits of the model that needs most."""
-    logits = [logits_bytes(forward) for forward in forwards]
+    logits, pieces = [logits_bytes(forward) for forward in forwards], [held_pieces(forward) for forward in forwards]
     return replace(
         fixed,
         per_token=max(bytes_per_token(forward) for forward in forwards),
+        held=max(held for held, _ in pieces),
+        held_tokens=None if any(tokens is None for _, tokens in pieces) else max(tokens or 0 for _, tokens in pieces),
         logits_per_token=max(per_token for per_token, _ in logits),
         logits_most=None if any(most is None for _, most in logits) else max(most or 0 for _, most in logits),
     )
