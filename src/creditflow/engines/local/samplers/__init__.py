@@ -1,1 +1,1 @@
-"""Samplers in a process of their own, in place of the built-in one."""
+"""Samplers in separate processes, in place of the built-in one."""

@@ -173,7 +173,7 @@ def attach_samplers(policies: Mapping[str, Policy], config: Config) -> None:
 def find_python(named: object = None) -> Path:
     """The Python of an environment with vLLM: the named one, that of `make vllm`, or this one.
 
-    Raises ConfigError if there is none.
+    Raises ConfigError if none is found.
     """
     if named is not None:
         path = Path(str(named)).expanduser()
