@@ -25,8 +25,8 @@ from creditflow.rollout.client import Generation, GenerationRequest
 
 NAME_KEY = "actor_rollout_ref.rollout.name"
 KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm"
-DEFAULT_PYTHON = Path(".venv/vllm/bin/python")
-"""The environment that `make vllm` builds."""
+DEFAULT_PYTHON = Path(sys.prefix) / "vllm" / "bin" / "python"
+"""In the environment that `make vllm` builds, inside this one."""
 _HOW = f"build it with `make vllm`, name the Python of another with {KEY}.python, or set {NAME_KEY}=local"
 _HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM's attention on the CPU (`vllm/v1/attention/backends/cpu_attn.py`, 0.27)."""
@@ -147,12 +147,11 @@ def attach_samplers(policies: Mapping[str, Policy], config: Config) -> None:
     for name, policy in policies.items():
         if id(policy) in samplers:  # frozen policies of one model are one object
             continue
-        on_cpu = policy.device.type == "cpu"
         expect_supported(name, policy)
         options: dict[str, Any] = {
             "max_model_len": min(policy.max_positions, data.max_prompt_length + data.max_response_length),
             "max_num_seqs": rollout.max_num_seqs,
-            "dtype": "float32" if on_cpu else "bfloat16",
+            "dtype": "bfloat16" if policy.forward.half else "float32",  # as in the update
             "enforce_eager": True,
             "seed": 0,
         }
@@ -181,7 +180,7 @@ def find_python(named: object = None) -> Path:
             raise ConfigError(f"{KEY}.python: expected the Python of an environment with vLLM, got {named}: {_HOW}")
         return path.absolute()
     if DEFAULT_PYTHON.is_file():
-        return DEFAULT_PYTHON.absolute()
+        return DEFAULT_PYTHON
     if importlib.util.find_spec("vllm") is not None:
         return Path(sys.executable)
     raise ConfigError(f"{NAME_KEY}: vllm needs an environment with vLLM, found none at {DEFAULT_PYTHON}: {_HOW}")
