@@ -1,6 +1,9 @@
 """Model paths other than Hugging Face folders: GGUF files and names in the Hugging Face cache."""
 
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,14 @@ from tests.paths import TOY
 
 pytest.importorskip("gguf")
 KEY = "actor_rollout_ref.model.path"
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from creditflow.engines.models import gguf_models
+gguf_models._expect_same_tokens = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+gguf_models.convert(gguf_models.Source(Path(sys.argv[1])), Path(sys.argv[2]))
+"""
+"""A program that converts a file and is killed before the last part."""
 
 
 @pytest.fixture(scope="module")
@@ -131,10 +142,20 @@ def test_interrupted_conversion_leaves_no_folder(file, tmp_path, monkeypatch) ->
         convert(Source(file), target)
     assert list(target.parent.iterdir()) == []
     monkeypatch.undo()
-    killed = target.with_name(".tiny-abc")
-    killed.mkdir()
     convert(Source(file), target)
     assert [path.name for path in target.parent.iterdir()] == ["tiny"]
+
+
+def test_remains_of_a_killed_conversion_are_removed(file, tmp_path) -> None:
+    (tmp_path / ".tiny-notes").mkdir()
+    process = subprocess.run([sys.executable, "-c", KILLED, file, tmp_path / "tiny"], check=False)
+    assert process.returncode == -signal.SIGKILL
+    (remains,) = set(tmp_path.glob(".tiny-*")) - {tmp_path / ".tiny-notes"}
+    assert (remains / "model.safetensors").exists()
+    assert not (tmp_path / "tiny").exists()
+    convert(Source(file), tmp_path / "tiny")
+    assert (tmp_path / "tiny" / "model.safetensors").exists()
+    assert list(tmp_path.glob(".tiny-*")) == [tmp_path / ".tiny-notes"]  # another's folder stays
 
 
 def test_gguf_file_and_its_folder_are_model_paths(file, capsys) -> None:

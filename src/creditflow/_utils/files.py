@@ -6,7 +6,9 @@ import fcntl
 import json
 import math
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -77,6 +79,14 @@ def make_whole(target: Path, fill: Callable[[Path], object]) -> None:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     _sync(target.parent)
+
+
+def remove_unfinished(target: Path) -> None:
+    """Remove the temporary folders that killed calls of `make_whole` left; no such call may run now."""
+    named = re.compile(rf"\.{re.escape(target.name)}-[a-z0-9_]{{8}}")  # the form of mkdtemp
+    for path in target.parent.iterdir():
+        if named.fullmatch(path.name) and path.is_dir() and stat.S_IMODE(path.stat().st_mode) == 0o700:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def make_folder(path: Path, key: str) -> None:

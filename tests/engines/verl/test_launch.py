@@ -18,10 +18,12 @@ from rich.console import Console
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
+from creditflow.engines.models.gguf_models import Source, converted
 from creditflow.engines.verl.launch import NewLines, launch, total_steps
 from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.errors import ConfigError, CreditflowError, InputError, says_disk_full
 from creditflow.runs import RunFolder
+from tests.engines.gguf_files import tiny_model, write_gguf
 from tests.paths import TOY
 from tests.rewards.processes import alive, until
 
@@ -159,6 +161,26 @@ def test_generated_model_is_created_before_the_start(cluster, tmp_path):
     assert cluster.config.critic.model.path == str(path)
     assert read_run_handle(cluster.config).config.actor_rollout_ref.model.path == str(path)
     assert OmegaConf.select(cluster.config, "trainer.default_local_dir") == str(tmp_path / "run" / "checkpoints")
+
+
+def test_gguf_file_is_converted_before_the_start(cluster, tmp_path, monkeypatch):
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("CREDITFLOW_CACHE", str(tmp_path / "cache"))
+    file = write_gguf(tmp_path / "tiny.gguf", tiny_model())
+
+    start(tmp_path / "run", f"actor_rollout_ref.model.path={file}")
+
+    path = Path(cluster.config.actor_rollout_ref.model.path)
+    assert path.parent == tmp_path / "cache"
+    assert converted(Source(file), path).architecture == "llama"
+
+
+def test_smollm2_is_converted_before_the_start(cluster, tmp_path, monkeypatch, smollm2_folder):
+    monkeypatch.setenv("CREDITFLOW_CACHE", str(smollm2_folder.parent))
+
+    start(tmp_path / "run", "actor_rollout_ref.model.path=smollm2")
+
+    assert cluster.config.actor_rollout_ref.model.path == str(smollm2_folder)
 
 
 def test_relative_run_folder_becomes_absolute(cluster, tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from creditflow._utils.files import make_folder, make_whole, write_json
+from creditflow._utils.files import make_folder, make_whole, remove_unfinished, write_json
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow._utils.progress import Reporter
 from creditflow.engines.models.gguf_tokenizer import (
@@ -145,8 +144,7 @@ def convert(source: Source, target: Path) -> Origin:
     with _alone(target.parent):
         if found := converted(source, target):
             return found
-        for left in target.parent.glob(f".{target.name}-*"):  # by a conversion that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        remove_unfinished(target)
         make_whole(target, lambda folder: _fill(folder, source, metadata, architecture))
     origin = converted(source, target)
     assert origin is not None
