@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -206,25 +207,35 @@ def test_missing_distribution_names_the_fast_install(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
-def test_pre_tokenizers_split_as_llama_cpp(pre, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("pre", "left_out"),
+    # Letters of any code point are left out, as llama.cpp has other Unicode tables. It also simplifies the expressions of
+    # GPT-4o and Tekken, and treats combining marks differently.
+    [*((pre, {6, 9}) for pre in ("smollm", "gpt-2", "dbrx", "llama-bpe", "qwen2")), ("gpt-4o", {3, 6, 9})],
+)
+def test_pre_tokenizers_split_as_llama_cpp(pre, left_out, tmp_path) -> None:
     llama_cpp = pytest.importorskip("llama_cpp")
-    from tests.samples.llama_cpp.record import strings
+    from tests.samples.llama_cpp.record import PER_KIND, strings
 
     # Every pair of bytes is a merge, so that tokens show where a text is split.
     pairs = [f"{a} {b}" for a in BYTES for b in BYTES]
     tokens = [*SPECIAL, *BYTES, *(pair.replace(" ", "") for pair in pairs)]
     kinds = [3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL))
-    changes = {"tokens": tokens, "token_type": kinds, "merges": pairs, "pre": pre}
-    file = write_gguf(tmp_path / "pre.gguf", tiny_model(), tokenizer=TOKENIZER | changes)
-    metadata = read_metadata(file)
+    metadata = read_metadata(written(tmp_path, tokens=tokens, token_type=kinds, merges=pairs, pre=pre))
     tokenizer = byte_level_tokenizer(metadata, known_pre_tokenizer(metadata))
-    vocabulary = llama_cpp.Llama(str(file), vocab_only=True, verbose=False)
-    texts = [text for text in strings() if "<|" not in text]
-    differ = [
-        text
-        for text in texts
-        if tokenizer.encode(text, add_special_tokens=False).ids
-        != vocabulary.tokenize(text.encode(), add_bos=False, special=True)
-    ]
-    assert not differ
+    vocabulary = llama_cpp.Llama(str(tmp_path / "changed.gguf"), vocab_only=True, verbose=False)
+    texts = [text for k, text in enumerate(strings()) if k // PER_KIND not in left_out and "<|" not in text]
+    assert len(texts) > 1000
+    assert [
+        text for text in texts if tokenizer.encode(text, add_special_tokens=False).ids != _ids(vocabulary, text)
+    ] == []
+
+
+def _ids(vocabulary: Any, text: str) -> list[int]:
+    return vocabulary.tokenize(text.encode(), add_bos=False, special=True)
+
+
+def test_each_pre_tokenizer_compiles() -> None:
+    for pre in PRE_TOKENIZERS:
+        pieces = known_pre_tokenizer({"tokenizer.ggml.pre": pre}).pre_tokenize_str("I'm 12 years OLD.\n\n  ")
+        assert "".join(piece for piece, _ in pieces).replace("Ġ", " ").replace("Ċ", "\n") == "I'm 12 years OLD.\n\n  "

@@ -70,7 +70,7 @@ def test_smollm2_ends_and_pads_with_different_tokens(loaded):
     text, ids = chat.encode([{"role": "user", "content": "2024<|im_end|>"}])
     assert text.endswith("<|im_start|>user\n2024<|im_end|>\n<|im_start|>assistant\n")
     assert list(ids).count(END) == 2  # of the system prompt and of the user; the content's own is removed
-    assert tokenizer.convert_ids_to_tokens(ids[-9:-5]) == ["2", "0", "2", "4"]
+    assert tokenizer.convert_ids_to_tokens(ids[-10:-6]) == ["2", "0", "2", "4"]
 
 
 def test_smollm2_greedy_continuations_equal_transformers(folder):
@@ -84,20 +84,19 @@ def test_smollm2_greedy_continuations_equal_transformers(folder):
 def test_smollm2_log_probs_equal_llama_cpps_in_float32(loaded):
     model, tokenizer = loaded
     for text, expected in zip(record()["texts"], record()["log_probs_float32"], strict=True):
-        np.testing.assert_allclose(log_probs_of(model, tokenizer(text)["input_ids"]), expected, atol=1e-3)
+        np.testing.assert_allclose(log_probs_of(model, tokenizer(text)["input_ids"]), expected, atol=1e-4)
 
 
-def test_smollm2_log_probs_differ_little_from_q4_1(loaded):
-    # llama.cpp multiplies quantized weights with activations that it rounds to 8 bits. The weights are the same.
+def test_smollm2_log_probs_are_within_the_error_of_q4_1(loaded):
+    # The weights are the same, as float32 shows. But llama.cpp multiplies Q4_1 weights with activations that it rounds
+    # to 8 bits, in 30 layers, which changes a log-prob by 0.038 on average and 0.61 at most, of 105.
     model, tokenizer = loaded
-    differences = np.concatenate(
-        [
-            log_probs_of(model, tokenizer(text)["input_ids"]) - np.array(expected)
-            for text, expected in zip(record()["texts"], record()["log_probs_q4_1"], strict=True)
-        ]
-    )
-    assert np.abs(differences).mean() < 0.05
-    assert np.abs(differences).max() < 0.5
+    differences = [
+        np.abs(log_probs_of(model, tokenizer(text)["input_ids"]) - np.array(expected))
+        for text, expected in zip(record()["texts"], record()["log_probs_q4_1"], strict=True)
+    ]
+    assert np.concatenate(differences).mean() < 0.04
+    assert np.concatenate(differences).max() < 0.65
 
 
 @pytest.mark.slow
