@@ -209,8 +209,8 @@ def test_missing_distribution_names_the_fast_install(monkeypatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("pre", "left_out"),
-    # Letters of any code point are left out, as llama.cpp has other Unicode tables. It also simplifies the expressions of
-    # GPT-4o and Tekken, and treats combining marks differently.
+    # Letters of any code point are left out, as llama.cpp has other Unicode tables. It also simplifies the expressions
+    # of GPT-4o and Tekken, and treats combining marks differently.
     [*((pre, {6, 9}) for pre in ("smollm", "gpt-2", "dbrx", "llama-bpe", "qwen2")), ("gpt-4o", {3, 6, 9})],
 )
 def test_pre_tokenizers_split_as_llama_cpp(pre, left_out, tmp_path) -> None:
