@@ -44,6 +44,7 @@ class Serving:
             stderr=subprocess.PIPE,
             text=True,
         )
+        assert self.process.stderr.readline().startswith("loading ")
         line = self.process.stderr.readline()
         assert "base URL: " in line, line + self.process.stderr.read()
         self.url = line.split()[2].removesuffix("/t/NAME/v1")
