@@ -30,9 +30,11 @@ SHARE = {"cpu": 0.4, "cuda": 0.8}
 """The share of the limit that a step with a derived micro-batch may fill. On a CPU, two runs fit side by side."""
 CERTAIN = 0.8
 """A step is refused if this share of its predicted memory cannot be had."""
-_HELD = {"cpu": 1.5, "cuda": 1.1}
+_LONG_ROWS = 1.15
+"""Activations of rows with long prompts in common, relative to short rows: attention gathers a prompt for each row."""
+_HELD = {"cpu": 1.3, "cuda": 1.0}
 """`MemoryPlan.held`, as measured."""
-_HELD_WITH_ADAPTER = {"cpu": 1.7, "cuda": 1.1}
+_HELD_WITH_ADAPTER = {"cpu": 1.5, "cuda": 1.0}
 """The same for models with an adapter, whose small products leave more pieces."""
 BASE = {"cpu": 550 << 20, "cuda": 1 << 30}
 """Memory of Python with its libraries, or of a CUDA context."""
@@ -177,7 +179,7 @@ def _bytes_per_token(forward: Forward) -> int:
         if forward.recomputes:
             kept = kept / layers + layers * int(getattr(config, "hidden_size", 0)) * 4
         most = max(most, kept + 2 * kept / layers)
-    return int(most)
+    return int(_LONG_ROWS * most)
 
 
 def held_pieces(forward: Forward) -> tuple[float, int | None]:
