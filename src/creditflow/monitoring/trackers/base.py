@@ -40,7 +40,7 @@ class Tracker(Protocol):
         """Send the metrics of a training step; all values are finite. Steps decrease after a rollback."""
 
     def finish(self) -> None:
-        """Send what is left, and close."""
+        """Send the remaining metrics, and close."""
 
 
 @dataclass(frozen=True, slots=True)
