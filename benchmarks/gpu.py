@@ -1,8 +1,9 @@
-"""The embedded engine on one device: `python -m benchmarks.gpu FOLDER [--device cuda]`.
+"""The embedded engine on one device: `python -m benchmarks.gpu [FOLDER] [--device cpu] [--quick]`.
 
-For a model's folder: agreement of the sampler's log-probs with the update's, tokens per second of sampling and of the
-update, peak memory, and one training step with all weights and with LoRA. Every part runs even if another one fails.
-Prints a table and a line of JSON; the exit code is 1 if a part failed. About a minute on a GPU.
+For a model's folder, by default SmolLM2-135M: agreement of the sampler's log-probs with the update's, tokens per second
+of sampling and of the update, peak memory, and one training step with all weights and with LoRA. Every part runs even
+if another one fails. Prints a table and a line of JSON, and writes `docs/results/gpu.json`; the exit code is 1 if a
+part failed. About two minutes on a GPU. `--quick`: 2 prompts on the processor, nothing is written.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.record import Figure, exit_with, show
+from benchmarks.real_training import smollm2_folder
+from benchmarks.record import Figure, exit_with, show, write
 from benchmarks.single_turn import questions
+from benchmarks.sources import hashes
 from creditflow._utils.progress import Reporter
 from creditflow.config import ActorConfig, load_recipe
 from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
@@ -31,17 +34,21 @@ from creditflow.engines.local.trainer import train
 from creditflow.rollout import GenerationRequest
 from creditflow.runs.run_folder import read_metrics
 
+MEASURES = ("src/creditflow/credit", "src/creditflow/engines/local", "src/creditflow/rollout/scheduler.py")
 TOKENS, SAMPLES = 64, 8
 
 
 def main() -> int:
     """Run every part and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--prompts", type=int, nargs="*", default=[8, 64])
+    parser.add_argument("--quick", action="store_true", help="2 prompts on the processor: shows that it runs")
     given = parser.parse_args()
-    device = torch.device(given.device)
+    model = given.model or smollm2_folder()
+    device, prompts = (torch.device("cpu"), [2]) if given.quick else (torch.device(given.device), given.prompts)
+    measured = hashes(MEASURES)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     figures: list[Figure] = []
     failed: list[str] = []
@@ -53,13 +60,15 @@ def main() -> int:
             failed.append(title)
             traceback.print_exc()
 
-    for n in given.prompts:
-        part(f"{n} prompts", partial(_sample_and_update, given.model, device, n))
+    for n in prompts:
+        part(f"{n} prompts", partial(_sample_and_update, model, device, n))
     for lora in (0, 16):
-        part(f"training, LoRA rank {lora}", partial(_train, given.model, device, lora))
+        part(f"training, LoRA rank {lora}", partial(_train, model, device, lora))
     print(f"{name}, torch {torch.__version__}")
     show(figures)
     print(json.dumps({"device": name, "failed": failed, "figures": {one.what: one.value for one in figures}}))
+    if not given.quick:
+        write("gpu", figures, ("creditflow", "torch", "transformers"), measured, {"device": name, "failed": failed})
     return int(bool(failed))
 
 

@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--model", help="folder of SmolLM2-135M-Instruct; default: converted once into the cache")
     parser.add_argument("--part", choices=(*PARTS, "loss"), help="measure one side, in this process")
     options = parser.parse_args()
-    model = Path(options.model) if options.model else _smollm2()
+    model = Path(options.model) if options.model else smollm2_folder()
     if options.part:
         with contextlib.redirect_stdout(sys.stderr):
             found = _loss(model) if options.part == "loss" else _side(options.part, model, options.defaults)
@@ -105,7 +105,8 @@ def _version_of_trl() -> str:
     return next(found.version for found in distributions(path=[str(TRL)]) if found.name == "trl")
 
 
-def _smollm2() -> Path:
+def smollm2_folder() -> Path:
+    """SmolLM2-135M-Instruct, converted once into the cache."""
     from creditflow.config import load_recipe
     from creditflow.engines.models.folders import model_folder
 

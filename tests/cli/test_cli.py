@@ -216,8 +216,8 @@ def test_train_writes_a_run_and_prints_its_evaluation(here):
     assert {"run.json", "config.yaml", "metrics.jsonl", "evaluation.json"} <= names
     assert {"steps/000001.parquet", "steps/000002.parquet"} <= names
     evaluation = json.loads((here / "run" / "evaluation.json").read_text())
-    assert set(evaluation) == {"metrics", "sampled", "greedy", "step_errors"}
-    assert all(len(evaluation[name]) == 6 for name in ("sampled", "greedy", "step_errors"))
+    assert set(evaluation) == {"metrics", "sampled", "greedy", "step_errors", "examples"}
+    assert all(len(evaluation[name]) == 6 for name in ("sampled", "greedy", "step_errors", "examples"))
     last = json.loads((here / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert sum(evaluation["sampled"]) / 6 == pytest.approx(last["val/pass_at_1"])
     assert sum(evaluation["greedy"]) / 6 == pytest.approx(last["val/pass_at_1_greedy"])
