@@ -275,7 +275,7 @@ class CaseResult:
     case: Case
     arms: list[ArmResult]
     kept: dict[str, list[Kept]]
-    """By arm, in the order of the seeds."""
+    """The runs of each arm, in the order of the seeds."""
 
     @classmethod
     def collect(cls, case: Case, rates: dict[str, str]) -> CaseResult | None:

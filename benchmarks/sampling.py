@@ -99,7 +99,7 @@ def _figures(found: dict[str, dict[str, list[dict[str, float]]]], gguf: Path | N
 
 
 def _measured(command: Sequence[str]) -> dict[str, float]:
-    """The JSON that one side prints in a process of its own."""
+    """The JSON that one side prints in a separate process."""
     print(command[command.index("--part") + 1], flush=True)
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=os.environ | quiet, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Tasks from questions with columns of their own."""
+"""Tasks from questions with other columns than verl's."""
 
 import json
 from collections.abc import Iterator

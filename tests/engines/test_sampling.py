@@ -27,7 +27,7 @@ def test_sampled_tokens_match_a_float64_computation() -> None:
         logits = 3 * torch.randn(40, words, generator=generator)
         uniform = torch.rand(40, generator=generator)
         temperatures = [0.0, 0.5, 1.0, 2.0] * 10
-        token, logprob = sample(logits, Temperatures.of(temperatures, CPU), uniform)
+        token, logprob = sample(logits, Temperatures.from_list(temperatures, CPU), uniform)
         for row, temperature in enumerate(temperatures):
             expected = by_counting(logits[row], temperature, float(uniform[row]))
             assert int(token[row]) == expected[0]
@@ -41,7 +41,9 @@ def test_impossible_tokens_are_never_sampled() -> None:
     logits[0, possible] = torch.tensor([0.0, -20.0, 3.0, -80.0, 1.0])
     uniforms = [0.0, *np.linspace(0, 1, 5000, endpoint=False), np.nextafter(np.float32(1), np.float32(0))]
     uniform = torch.tensor(np.array(uniforms, dtype=np.float32))
-    token, logprob = sample(logits.expand(len(uniforms), -1), Temperatures.of([1.0] * len(uniforms), CPU), uniform)
+    token, logprob = sample(
+        logits.expand(len(uniforms), -1), Temperatures.from_list([1.0] * len(uniforms), CPU), uniform
+    )
     assert torch.isin(token, possible).all()
     assert logprob.isfinite().all()
 
@@ -49,7 +51,9 @@ def test_impossible_tokens_are_never_sampled() -> None:
 def test_row_does_not_depend_on_other_rows() -> None:
     generator = torch.Generator().manual_seed(0)
     logits, uniform = torch.randn(50, 40_000, generator=generator), torch.rand(50, generator=generator)
-    together = sample(logits, Temperatures.of([0.7, 0.0] * 25, CPU), uniform)
+    together = sample(logits, Temperatures.from_list([0.7, 0.0] * 25, CPU), uniform)
     for row in range(50):
-        alone = sample(logits[row : row + 1], Temperatures.of([[0.7, 0.0][row % 2]], CPU), uniform[row : row + 1])
+        alone = sample(
+            logits[row : row + 1], Temperatures.from_list([[0.7, 0.0][row % 2]], CPU), uniform[row : row + 1]
+        )
         assert [part.item() for part in alone] == [part[row].item() for part in together]

@@ -15,9 +15,9 @@ from creditflow.data import Step, Task
 from creditflow.data.datasets import load_tasks
 from creditflow.data.gym_tasks import gym_entry
 from creditflow.rewards import RewardManager, load_reward_functions
-from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, run_rollouts
+from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
-from tests.builders import Letters
+from tests.builders import Rule
 from tests.paths import RECIPES
 
 ENTRY = {
@@ -35,20 +35,6 @@ TASK = Task(
 
 def recipe(name: str):
     return load_object(f"logic_team.py:{name}", RECIPES, "test")
-
-
-class Rule(Letters):
-    """A client that answers the last line of the prompt; a token is a character."""
-
-    version = 0
-    max_positions = 100_000
-
-    def __init__(self, answer):
-        self.answer = answer
-
-    def generate(self, requests):
-        answers = [self.answer(self.decode(request.prompt_ids).splitlines()[-1]) for request in requests]
-        return [Generation(tuple(map(ord, text)), (-1.0,) * len(text), "stop") for text in answers]
 
 
 def run_team(answer, task=TASK):

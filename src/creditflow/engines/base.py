@@ -78,7 +78,7 @@ class MemoryEstimate:
         needed, limit, available = (f"{size / (1 << 30):.1f}" for size in (self.needed, self.limit, self.available))
         return (
             f"memory: a step needs at most {needed} GiB with {self.key}={self.max_tokens}; {available} of {limit} GiB "
-            "can be had"
+            "are available"
         )
 
 

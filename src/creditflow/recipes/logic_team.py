@@ -11,12 +11,12 @@ Every response is untrusted text. It is compared with one exact form and never e
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from creditflow import AgentError, Reply, Step, Task, Team, Trajectory, reward
 from creditflow.data import Message
 from creditflow.data.gym_tasks import gym_entry
+from creditflow.rewards.support.noise import flipped
 
 MAX_CHARACTERS = 80
 GATES = {"&": "and", "+": "or", "\u2295": "xor", "\u2191": "nand", "\u2193": "nor"}
@@ -121,10 +121,3 @@ def bit_right(step: Step, trajectory: Trajectory, flip: float = 0.0) -> float:
     """Whether the equation repeats the given gate and has the right bit."""
     gate = step.info["gate"]
     return flipped(bit_in(step.response, gate) == true_bit(gate), step, trajectory, flip)
-
-
-def flipped(right: bool, step: Step, trajectory: Trajectory, share: float) -> float:
-    """The score, or its opposite for a `share` of the responses, chosen by a hash of task, prompt and response."""
-    key = "\n".join((trajectory.task.text, step.agent, step.prompt, step.response))
-    place = int(hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:12], 16) / 16**12
-    return float(right != (place < share))

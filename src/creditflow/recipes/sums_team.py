@@ -12,7 +12,6 @@ third split, for choosing learning rates); `flip`, the share of sub-rewards that
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 from creditflow import AgentError, Reply, Step, Task, Team, Trajectory, outcome, reward
 from creditflow.data import Message
 from creditflow.data.gym_tasks import GymSplit, gym_tasks
+from creditflow.rewards.support.noise import flipped
 
 FAMILY = "reasoning-gym://chain_sum?min_terms=3&max_terms=5&min_digits=1&max_digits=1&match=%5E%5B%5E-%5D*%24"
 """Sums of 3 to 5 one-digit numbers; `match` skips problems with a minus sign."""
@@ -194,13 +194,6 @@ def result_is_right(step: Step) -> bool:
     """Whether the step's result is the sum of its two numbers."""
     terms: list[int] = step.info["terms"]
     return read_result(step.response, terms) == sum(terms)
-
-
-def flipped(right: bool, step: Step, trajectory: Trajectory, share: float) -> float:
-    """The score, or its opposite for a `share` of the responses, chosen by a hash of task, prompt and response."""
-    key = "\n".join((trajectory.task.text, step.agent, step.prompt, step.response))
-    place = int(hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:12], 16) / 16**12
-    return float(right != (place < share))
 
 
 def candidate_kind(step: Step) -> str | None:

@@ -27,7 +27,7 @@ class RolloutCorrection:
     """The options of the correction."""
 
     level: Literal["token", "sequence"] | None
-    """What a weight is computed from; None: the old log-probs are the actor's, but the loss has no weights."""
+    """The unit of a weight; None: the old log-probs are the actor's, and the loss has no weights."""
     threshold: float
 
     @classmethod

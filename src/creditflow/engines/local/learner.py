@@ -53,8 +53,8 @@ class Learner:
             lr=optim.lr,
             betas=(optim.betas[0], optim.betas[1]),
             weight_decay=optim.weight_decay,
-            # One pass over the weights instead of several, without copies. Its last bits differ from the other's, so
-            # small models, for which it matters little, keep the results of earlier versions.
+            # One pass over the weights instead of several, without copies. The last bits of the result differ, so small
+            # models, for which it matters little, keep the results of earlier versions.
             fused=True if sum(weight.numel() for weight in self.parameters) >= LARGE else None,
         )
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _lr_factor(optim, total_updates))

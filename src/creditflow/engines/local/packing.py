@@ -48,7 +48,7 @@ class Sequences(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenSequences:
-    """Sequences with a prompt of their own choice: the steps of a batch, cut differently or joined."""
+    """The steps of a batch as other sequences: cut at another place, or joined."""
 
     prompt_ids: TokenIds
     prompt_offsets: Ints
@@ -320,7 +320,7 @@ def pack_prompts(prompts: Sequence[Sequence[int]]) -> tuple[PackedSteps, list[In
         row_of_token=packed.row_of_token[last],
         token_at=packed.token_at[last],
     )
-    # The layout of `pack`: the distinct prompts, then what follows each of them.
+    # The layout of `pack`: the distinct prompts, then the rest of each row.
     starts = np.cumsum([0, *map(len, number)])
     rest_B = np.array([len(rest) - 1 for _, rest in pairs])
     rest_starts = starts[-1] + np.cumsum(rest_B) - rest_B

@@ -29,7 +29,7 @@ LEAST = 256
 SHARE = {"cpu": 0.4, "cuda": 0.8}
 """The share of the limit that a step with a derived micro-batch may fill. On a CPU, two runs fit side by side."""
 CERTAIN = 0.8
-"""A step is refused if this share of its predicted memory cannot be had."""
+"""A step is refused if this share of its predicted memory is not available."""
 _LONG_ROWS = 1.15
 """Activations of rows with long prompts in common, relative to short rows: attention gathers a prompt for each row."""
 _HELD = {"cpu": 1.3, "cuda": 1.0}
@@ -51,7 +51,7 @@ class MemoryPlan:
     trained: int
     """The trained weights among them. Their gradients take as much, and AdamW's two running means twice as much."""
     per_token: int
-    """What the model that needs most keeps for the gradient, per token of a micro-batch."""
+    """Activations of the largest model that are kept for the gradient, per token of a micro-batch."""
     held: float = 1.0
     """Memory that the allocator holds for each byte of activations, because it cannot use every freed piece again."""
     held_tokens: int | None = None
@@ -111,7 +111,7 @@ def problem(plan: MemoryPlan, max_tokens: int, memory: float, key: str) -> str:
     """
     if plan.peak(max_tokens) * CERTAIN <= memory:
         return ""
-    needs = f"{max_tokens} tokens need about {gib(plan.peak(max_tokens))}, and {gib(memory)} can be had"
+    needs = f"{max_tokens} tokens need about {gib(plan.peak(max_tokens))}, and {gib(memory)} are available"
     size = plan.max_tokens(memory)
     if plan.peak(size) <= memory and size < max_tokens:
         return f"{key}: expected at most {size}, got {max_tokens}: {needs}"
@@ -138,7 +138,7 @@ def memory_limit(device: torch.device) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """The memory that this process can still get on the device, in bytes, without what it holds already."""
+    """The memory on the device that this process can allocate in addition to its own, in bytes."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -153,7 +153,7 @@ def held_memory(device: torch.device) -> int:
 
 
 def bytes_per_token(forward: Forward) -> int:
-    """What a pass of a model with its gradient needs per token of a micro-batch, in bytes, measured on short rows.
+    """The memory of a pass with its gradient per token of a micro-batch, in bytes, measured on short rows.
 
     The larger of rows with and without shared prompts. Measured from the tensors that autograd keeps; the gradients of
     one layer's activations come on top.

@@ -173,7 +173,7 @@ class PolicySet:
     def derived_sizes(self, config: Config) -> dict[str, int]:
         """The micro-batch size in tokens of each key that the recipe leaves open.
 
-        Derived from the models and all memory of the device, not from what is free, so that a run can be repeated.
+        Derived from the models and all memory of the device, not from its free memory, so that a run can be repeated.
         """
         open_keys = {ACTOR_SIZE: config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu}
         if self.critics:
@@ -230,7 +230,7 @@ class PolicySet:
         return {key: planning.with_activations(fixed, of_key) for key, of_key in forwards.items() if of_key}
 
     def memory_estimates(self, config: Config) -> tuple[MemoryEstimate, ...]:
-        """The memory of a training step, by the key of its micro-batch size, and whether it can be had now."""
+        """The memory of a training step, by the key of its micro-batch size, and whether it is available now."""
         device = self.device
         limit, had = planning.memory_limit(device), planning.held_memory(device) + planning.free_memory(device)
         return tuple(

@@ -40,7 +40,7 @@ def generate(
         if request.temperature > 0:
             rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(request.seed)))
             uniforms[row, : request.max_tokens] = rng.random(request.max_tokens, dtype=np.float32)
-    how = Temperatures.of([request.temperature for request in requests], device)
+    temperatures = Temperatures.from_list([request.temperature for request in requests], device)
     uniform = torch.from_numpy(uniforms).to(device)
     limit = torch.tensor([request.max_tokens for request in requests], device=device)
     eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
@@ -55,7 +55,7 @@ def generate(
         logits, n_left = live.logits, len(requests)
         for t in range(budget):
             spend(n_left)
-            token, logprob = sample(logits, how, uniform[:, t])
+            token, logprob = sample(logits, temperatures, uniform[:, t])
             tokens[alive, t], logprobs[alive, t] = token, logprob
             n_tokens[alive] += ~done[alive]  # tokens of finished rows do not count
             done[alive] |= _among(token, eos) | (limit <= t + 1)
@@ -69,7 +69,7 @@ def generate(
                 if n_left < _COMPACT_AT * len(alive):
                     kept = left.nonzero().squeeze(1)
                     live.keep(kept)
-                    alive, token, how = alive[kept], token[kept], how.select(kept)
+                    alive, token, temperatures = alive[kept], token[kept], temperatures.select(kept)
                     uniform, limit = uniform[kept], limit[kept]
             logits = live.feed(token)
 
@@ -103,10 +103,10 @@ class Temperatures:
     all_one: bool
 
     @classmethod
-    def of(cls, temperatures: Sequence[float], device: torch.device) -> Temperatures:
-        """Read temperatures; 0 means greedy."""
-        greedy = [temperature == 0 for temperature in temperatures]
-        value = [temperature or 1.0 for temperature in temperatures]
+    def from_list(cls, values: Sequence[float], device: torch.device) -> Temperatures:
+        """Build from one temperature per row; 0 means greedy."""
+        greedy = [temperature == 0 for temperature in values]
+        value = [temperature or 1.0 for temperature in values]
         return cls(
             torch.tensor(value, dtype=torch.float32, device=device),
             torch.tensor(greedy, device=device),
@@ -119,7 +119,7 @@ class Temperatures:
         return Temperatures(self.value[rows], self.greedy[rows], self.any_greedy, self.all_one)
 
 
-def sample(logits: Tensor, how: Temperatures, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, temperatures: Temperatures, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Sample by inverse CDF: logits [B, V], uniform [B] in [0, 1) to token [B], log-prob [B].
 
     On a processor, a few rows at a time, because several passes over all logits would read them from memory each time.
@@ -131,16 +131,16 @@ def sample(logits: Tensor, how: Temperatures, uniform: Tensor) -> tuple[Tensor, 
     parts = []
     for begin in range(0, n_rows, at_once):
         rows = slice(begin, begin + at_once)
-        parts.append(_sample(logits[rows], how.select(rows), uniform[rows], weights))
+        parts.append(_sample(logits[rows], temperatures.select(rows), uniform[rows], weights))
     return torch.cat([token for token, _ in parts]), torch.cat([logprob for _, logprob in parts])
 
 
-def _sample(logits: Tensor, how: Temperatures, uniform: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _sample(logits: Tensor, temperatures: Temperatures, uniform: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Sample from logits [b, V]. `weights` [at least b, blocks * _BLOCK]: memory to use, 0 in columns after V."""
     n_rows, n_words = logits.shape
     logits = logits.float()
-    if not how.all_one:
-        logits = logits / how.value[:, None]
+    if not temperatures.all_one:
+        logits = logits / temperatures.value[:, None]
     top = logits.amax(-1, keepdim=True)
     weights = weights[:n_rows]
     torch.sub(logits, top, out=weights[:, :n_words]).exp_()
@@ -155,8 +155,8 @@ def _sample(logits: Tensor, how: Temperatures, uniform: Tensor, weights: Tensor)
     to_token = by_block.gather(1, block[:, :, None].expand(-1, 1, _BLOCK)).squeeze(1).cumsum(-1)
     target = torch.minimum((target - before).clamp_(min=0), _below(to_token[:, -1:]))
     token = (block * _BLOCK + torch.searchsorted(to_token, target, right=True)).clamp_(max=n_words - 1)
-    if how.any_greedy:
-        token = torch.where(how.greedy[:, None], logits.argmax(-1, keepdim=True), token)
+    if temperatures.any_greedy:
+        token = torch.where(temperatures.greedy[:, None], logits.argmax(-1, keepdim=True), token)
     logprob = logits.gather(1, token) - top - total.log()
     return token.squeeze(1), logprob.squeeze(1)
 
