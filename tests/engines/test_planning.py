@@ -50,7 +50,7 @@ def test_small_model_keeps_the_largest_size() -> None:
 
 
 def test_size_that_cannot_fit_is_refused_with_one_that_does() -> None:
-    refused = "a.key: expected at most 2048, got 16384: 16384 tokens need about 36.5 GiB, and 8.0 GiB can be had"
+    refused = "a.key: expected at most 2048, got 16384: 16384 tokens need about 36.5 GiB, and 8.0 GiB are available"
     assert problem(LLM, 16384, 8 * GIB, "a.key") == refused
     assert "independent of it. Train an adapter" in problem(LLM, 256, GIB, "a.key")
     assert problem(LLM, 2048, 8 * GIB, "a.key") == ""
