@@ -66,6 +66,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) 
     """
     waiting, running, failures = list(jobs), dict[Job, "subprocess.Popen[bytes]"](), list[FailedJob]()
     with _interruptions() as interrupted, reporter.bar(title, sum(job.parts for job in jobs), "steps") as bar:
+        bar.skip(sum(job.advance(ended=False) for job in jobs))  # steps of interrupted runs took no time here
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
