@@ -99,6 +99,7 @@ def fill(folder: Path) -> None:
     (folder / "deep" / "er").mkdir(parents=True)
     (folder / "deep" / "er" / "weights.bin").write_bytes(b"\0\1" * 1000)
     (folder / "config.json").write_text("{}")
+    (folder / "config.json").chmod(0o600)
 
 
 def test_write_named_error_names_the_option(tmp_path: Path) -> None:
@@ -120,7 +121,8 @@ def test_folder_is_made_whole_with_nested_files(tmp_path: Path) -> None:
     assert (target / "deep" / "er" / "weights.bin").read_bytes() == b"\0\1" * 1000
     assert names(target) == ["config.json", "deep"]
     assert names(target.parent) == ["m"]
-    assert stat.S_IMODE(target.stat().st_mode) == 0o755  # other users may read a shared cache
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (target, target / "config.json")]
+    assert modes == [0o755, 0o644]  # other users may read a shared cache
 
 
 def test_folder_appears_only_when_complete(tmp_path: Path) -> None:

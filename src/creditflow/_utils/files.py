@@ -70,6 +70,8 @@ def make_whole(target: Path, fill: Callable[[Path], object]) -> None:
     try:
         fill(aside)
         for path in (*aside.rglob("*"), aside):
+            if path.is_file() and not path.is_symlink():
+                path.chmod(0o644)  # safetensors writes files that only their owner may read
             _sync(path)
         aside.chmod(0o755)
         aside.rename(target)
