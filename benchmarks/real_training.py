@@ -6,6 +6,7 @@ first; peak memory is `ru_maxrss` of the process. Both sides have micro-batches 
 has its own default. `make benchmarks` installs TRL. About half an hour on two cores.
 
 * Equal work: the end token is one that is never sampled, so every response has 64 tokens.
+* Profile: the operators of this project's two steps with the most processor time of their own.
 * Equal loss: on one recorded batch, TRL's `GRPOTrainer` and this project's actor compute the loss and the gradient
   (`loss_type=grpo` without clipping in force; means over sequences of means over tokens).
 """
@@ -37,6 +38,8 @@ MEASURES = ("src/creditflow/credit", "src/creditflow/engines/local", "src/credit
 PACKAGES = ("creditflow", "torch", "transformers", "peft")
 PROMPTS, SAMPLES, TOKENS, MICRO = 8, 8, 64, 8
 RANK, ALPHA, LR = 16, 32, 1e-6
+OPERATORS = 16
+"""Operators of the profile."""
 UNSAMPLED = "<gh_stars>"
 """The end token of both sides: a special token of the vocabulary that the model gives no probability to."""
 
@@ -47,12 +50,13 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one turn without LoRA; writes nothing")
     parser.add_argument("--defaults", action="store_true", help="each side with its own micro-batches")
     parser.add_argument("--model", help="folder of SmolLM2-135M-Instruct; default: converted once into the cache")
-    parser.add_argument("--part", choices=(*PARTS, "loss"), help="measure one side, in this process")
+    parser.add_argument("--part", choices=(*SIDES, *PARTS), help="measure one side or part, in this process")
     options = parser.parse_args()
     model = Path(options.model) if options.model else smollm2_folder()
     if options.part:
         with contextlib.redirect_stdout(sys.stderr):
-            found = _loss(model) if options.part == "loss" else _side(options.part, model, options.defaults)
+            part = PARTS.get(options.part)
+            found = part(model) if part else _side(options.part, model, options.defaults)
         print(json.dumps(found))
         return 0
     if not (TRL / "trl").is_dir():
@@ -71,7 +75,8 @@ def main() -> int:
     ]
     missed = show(figures)
     if not options.quick:
-        write("real_training", figures, PACKAGES, measured, {"trl": _version_of_trl()})
+        details = {"trl": _version_of_trl(), "profile": _measured("profile", model, defaults=False)}
+        write("real_training", figures, PACKAGES, measured, details)
     return int(missed)
 
 
@@ -326,7 +331,22 @@ def _our_loss(
     return metrics["actor/pg_loss"], gradient
 
 
-PARTS = ("ours", "trl", "ours_lora", "trl_lora")
+def _profile(model: Path) -> dict[str, Any]:
+    """Share of processor time and number of calls of the most expensive operators, without what they call."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.set_num_threads(1)
+    with _endless(model) as folder, tempfile.TemporaryDirectory() as out:
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            _ours(folder, Path(out), lora=False, defaults=False)
+    operators = sorted(profiled.key_averages(), key=lambda one: one.self_cpu_time_total, reverse=True)
+    total = sum(one.self_cpu_time_total for one in operators)
+    return {one.key: {"share": one.self_cpu_time_total / total, "calls": one.count} for one in operators[:OPERATORS]}
+
+
+SIDES = ("ours", "trl", "ours_lora", "trl_lora")
+PARTS = {"loss": _loss, "profile": _profile}
 
 
 if __name__ == "__main__":
