@@ -13,6 +13,7 @@ from tests.paths import DOCS, ROOT
 BLOCK = re.compile(r"(?:^`([\w.]+)`:\n\n)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = (
     ROOT / "README.md",
+    DOCS / "concepts" / "credit.md",
     DOCS / "concepts" / "pictures.md",
     DOCS / "how_to" / "own_reward.md",
     DOCS / "how_to" / "add_a_rule.md",
