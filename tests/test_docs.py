@@ -1,5 +1,6 @@
 """Check that measured numbers in the docs occur in the result files that they cite, and that links lead to files."""
 
+import ast
 import bisect
 import dataclasses
 import json
@@ -162,6 +163,23 @@ def test_pages_named_in_the_code_exist() -> None:
     names = {name for path in [*sources, ROOT / "Makefile"] for name in PAGE_NAME.findall(path.read_text())}
     assert names
     assert [name for name in sorted(names) if not (ROOT / name).exists()] == []
+
+
+CODE = re.compile(r"^```(?:python|py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def imports_of(code: str) -> Iterator[str]:
+    """The import statements of a block of code that import from creditflow."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "creditflow":
+            yield ast.unparse(node)
+
+
+def test_imports_in_the_docs_resolve() -> None:
+    statements = {line for page in PAGES for block in CODE.findall(page.read_text()) for line in imports_of(block)}
+    assert len(statements) > 20
+    for statement in sorted(statements):
+        exec(statement, {})
 
 
 def rows_of(page: Path) -> list[list[str]]:
