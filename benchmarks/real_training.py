@@ -337,9 +337,9 @@ def _profile(model: Path) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     torch.set_num_threads(1)
-    with _endless(model) as folder, tempfile.TemporaryDirectory() as out:
-        with profile(activities=[ProfilerActivity.CPU]) as profiled:
-            _ours(folder, Path(out), lora=False, defaults=False)
+    cpu = [ProfilerActivity.CPU]
+    with _endless(model) as folder, tempfile.TemporaryDirectory() as out, profile(activities=cpu) as profiled:
+        _ours(folder, Path(out), lora=False, defaults=False)
     operators = sorted(profiled.key_averages(), key=lambda one: one.self_cpu_time_total, reverse=True)
     total = sum(one.self_cpu_time_total for one in operators)
     return {one.key: {"share": one.self_cpu_time_total / total, "calls": one.count} for one in operators[:OPERATORS]}
