@@ -37,7 +37,7 @@ def test_single_trajectories_are_reported_with_a_remedy():
     message = said(
         "singletons", *sound(), make_trajectory("t2", [step("plan", 0.5, prompt="r")], 1.0, task="q1"), group_by="task"
     )
-    assert "1 groups (group_by task) had a single trajectory" in message
+    assert "groups of a single trajectory (group_by task): 1; their steps" in message
     assert "More rollouts of each task" in message
     assert "1 of 2 tasks have a single trajectory" in said(
         "single_trajectories",
@@ -49,7 +49,9 @@ def test_single_trajectories_are_reported_with_a_remedy():
 
 def test_step_without_baseline_is_reported():
     lone = make_trajectory("t2", [step("judge", 0.5, prompt="j")], 1.0)
-    assert "1 steps have no other trajectory to compare with at any level" in said("no_baseline", *sound(), lone)
+    assert "steps without another trajectory to compare with, which train on 0: 1" in said(
+        "no_baseline", *sound(), lone
+    )
 
 
 def test_task_with_different_first_prompts_is_reported():

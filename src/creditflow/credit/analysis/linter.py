@@ -152,7 +152,7 @@ def _singletons(a: Assignment) -> Found:
     found = [
         (
             "singletons",
-            f"{a.singletons} groups (group_by {a.options.group_by}) had a single trajectory; their steps {wider}. "
+            f"groups of a single trajectory (group_by {a.options.group_by}): {a.singletons}; their steps {wider}. "
             "More rollouts of each task (rollout.n) or a coarser group_by help",
         )
     ]
@@ -161,8 +161,7 @@ def _singletons(a: Assignment) -> Found:
         found.append(
             (
                 "no_baseline",
-                f"{alone.size} steps have no other trajectory to compare with at any level and train on 0; one is "
-                f"{step}",
+                f"steps without another trajectory to compare with, which train on 0: {alone.size}; one is {step}",
             )
         )
     return found
