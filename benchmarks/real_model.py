@@ -454,7 +454,7 @@ def main() -> int:
 
 
 def quick(jobs: int, more: Sequence[str]) -> int:
-    """Run one step of two arms and the first evaluation in a folder of their own."""
+    """Run one step of two arms, and the first evaluation, in a separate folder."""
     below = ROOT / "runs" / "real_model-quick"
     shutil.rmtree(below, ignore_errors=True)
     case = CASE["sums"]

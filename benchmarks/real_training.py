@@ -1,12 +1,12 @@
 """A GRPO step of SmolLM2-135M beside TRL's: `python -m benchmarks.real_training [--quick] [--model FOLDER]`.
 
 8 prompts x 8 samples x 64 tokens, one update, all weights and LoRA (rank 16, all linear layers), in float32 on one
-thread. Each side runs in a process of its own, in turns. Samples per processor second come from the steps after the
+thread. Each side runs in a separate process, in turns. Samples per processor second come from the steps after the
 first; peak memory is `ru_maxrss` of the process. Both sides have micro-batches of 8 sequences; with `--defaults`, each
 has its own default. `make benchmarks` installs TRL. About half an hour on two cores.
 
 * Equal work: the end token is one that is never sampled, so every response has 64 tokens.
-* Profile: the operators of this project's two steps with the most processor time of their own.
+* Profile: the operators of this project's two steps with the most processor time, without nested calls.
 * Equal loss: on one recorded batch, TRL's `GRPOTrainer` and this project's actor compute the loss and the gradient
   (`loss_type=grpo` without clipping in force; means over sequences of means over tokens).
 """
@@ -332,7 +332,7 @@ def _our_loss(
 
 
 def _profile(model: Path) -> dict[str, Any]:
-    """Share of processor time and number of calls of the most expensive operators, without what they call."""
+    """Share of processor time and number of calls of the most expensive operators, without nested calls."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 

@@ -29,7 +29,7 @@ LONG = (
 def run_page(page: Path, folder: Path) -> str:
     """Write the named blocks as files, then run Python blocks together and `creditflow` commands one by one.
 
-    Returns what the Python blocks print.
+    Returns the output of the Python blocks.
     """
     code, commands = [], []
     for name, language, text in BLOCK.findall(page.read_text()):

@@ -125,6 +125,15 @@ def test_folder_is_made_whole_with_nested_files(tmp_path: Path) -> None:
     assert modes == [0o755, 0o644]  # other users may read a shared cache
 
 
+def test_folder_files_keep_a_private_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        make_whole(tmp_path / "m", fill)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "m" / "config.json").stat().st_mode) == 0o600
+
+
 def test_folder_appears_only_when_complete(tmp_path: Path) -> None:
     target = tmp_path / "m"
     seen: list[bool] = []

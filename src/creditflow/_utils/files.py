@@ -68,10 +68,14 @@ def make_whole(target: Path, fill: Callable[[Path], object]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
+        plain = aside / ".plain"
+        plain.touch()
+        mode = stat.S_IMODE(plain.stat().st_mode)  # of a new file, by the umask
+        plain.unlink()
         fill(aside)
         for path in (*aside.rglob("*"), aside):
             if path.is_file() and not path.is_symlink():
-                path.chmod(0o644)  # safetensors writes files that only their owner may read
+                path.chmod(mode)  # safetensors writes files that only their owner may read, whatever the umask
             _sync(path)
         aside.chmod(0o755)
         aside.rename(target)
