@@ -184,7 +184,7 @@ def _ours(model: Path, out: Path, lora: bool, defaults: bool) -> dict[str, float
         "trainer.val_before_train=false",
         f"trainer.default_local_dir={out / 'run'}",
         f"data.train_batch_size={PROMPTS}",
-        f"data.train_max_samples={PROMPTS}",
+        f"recipe.tasks={PROMPTS}",
         f"data.max_response_length={TOKENS}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
         f"actor_rollout_ref.rollout.n={SAMPLES}",

@@ -24,8 +24,8 @@ def problems() -> list[dict[str, str]]:
 
 
 def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
-    """A task for each question; a single one for evaluation, which is not measured."""
-    found = questions() if split == "train" else questions()[:1]
+    """A task for each of the first `recipe.tasks` questions (default: all); one for evaluation."""
+    found = questions()[: recipe.get("tasks")] if split == "train" else questions()[:1]
     return [Task("letters", ({"role": "user", "content": question},), None) for question in found]
 
 
