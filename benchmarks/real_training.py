@@ -42,6 +42,8 @@ OPERATORS = 16
 """Operators of the profile."""
 UNSAMPLED = "<gh_stars>"
 """The end token of both sides: a special token of the vocabulary that the model gives no probability to."""
+TURN_END = "'<|im_end|>'"
+"""The end of a turn in the model's chat template."""
 
 
 def main() -> int:
@@ -146,6 +148,10 @@ def _endless(model: Path) -> Iterator[Path]:
         tokenizer = AutoTokenizer.from_pretrained(model)
         end = tokenizer.convert_tokens_to_ids(UNSAMPLED)
         tokenizer.eos_token = UNSAMPLED
+        # A template's end of an assistant turn ends responses here too. The prompts, which have none, stay the same.
+        assert TURN_END in tokenizer.chat_template
+        of_turn = f"({TURN_END} if message['role'] != 'assistant' else '{UNSAMPLED}')"
+        tokenizer.chat_template = tokenizer.chat_template.replace(TURN_END, of_turn)
         for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"):
             (folder / file).unlink(missing_ok=True)
         tokenizer.save_pretrained(folder)
