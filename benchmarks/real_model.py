@@ -100,6 +100,13 @@ class Case:
     arms: tuple[str, ...] = ("identical", "none")
     seeds: int = 3
     steps: int = STEPS
+    identical_of: str = ""
+    """The case with the same runs of `identical`, a rule that pays no sub-reward; empty: none."""
+
+    def run(self, arm: str, rate: str, seed: int) -> Run:
+        """The run of an arm."""
+        case = CASE[self.identical_of] if arm == "identical" and self.identical_of else self
+        return Run(case, arm, rate, seed)
 
 
 CASES = (
@@ -107,7 +114,7 @@ CASES = (
     Case("single", "sums_single", arms=("identical",), steps=3 * STEPS),
     Case("logic", "logic_team"),
     Case("flipped", "sums_team", ("recipe.flip=0.2",), seeds=2),
-    Case("unscored", "sums_team", ("recipe.planner_weight=0",), seeds=2),
+    Case("unscored", "sums_team", ("recipe.planner_weight=0",), seeds=2, identical_of="sums"),
 )
 CASE = {case.name: case for case in CASES}
 
@@ -236,8 +243,8 @@ def main_runs(rates: dict[str, str]) -> list[Run]:
     """All other runs, seeds in the outer loop, so that an interrupted study is balanced."""
     runs = [Run(case, None, None, 0) for case in CASES if not case.settings]
     for seed in range(max(case.seeds for case in CASES)):
-        runs += [Run(case, arm, rates[arm], seed) for case in CASES if seed < case.seeds for arm in case.arms]
-    return runs
+        runs += [case.run(arm, rates[arm], seed) for case in CASES if seed < case.seeds for arm in case.arms]
+    return list(dict.fromkeys(runs))
 
 
 def train(
@@ -289,7 +296,7 @@ class CaseResult:
     def collect(cls, case: Case, rates: dict[str, str]) -> CaseResult | None:
         """Read the committed runs of the seeds that every arm has; None without any."""
         before = read(Run(next(one for one in CASES if one.recipe == case.recipe), None, None, 0))
-        by_arm = {arm: [read(Run(case, arm, rates[arm], seed)) for seed in range(case.seeds)] for arm in case.arms}
+        by_arm = {arm: [read(case.run(arm, rates[arm], seed)) for seed in range(case.seeds)] for arm in case.arms}
         complete = [s for s in range(case.seeds) if all(runs[s] is not None for runs in by_arm.values())]
         if before is None or not complete:
             return None
