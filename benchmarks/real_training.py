@@ -37,6 +37,8 @@ TRL = Path(sys.prefix) / "trl"
 MEASURES = ("src/creditflow/credit", "src/creditflow/engines/local", "src/creditflow/rollout/scheduler.py")
 PACKAGES = ("creditflow", "torch", "transformers", "peft")
 PROMPTS, SAMPLES, TOKENS, MICRO = 8, 8, 64, 8
+LONGEST = 88
+"""At least the tokens of the longest prompt; fewer than those of the shortest prompt and one response."""
 RANK, ALPHA, LR = 16, 32, 1e-6
 OPERATORS = 16
 """Operators of the profile."""
@@ -199,7 +201,8 @@ def _ours(model: Path, out: Path, lora: bool, defaults: bool) -> dict[str, float
     if lora:
         settings += [f"actor_rollout_ref.model.lora_rank={RANK}", f"actor_rollout_ref.model.lora_alpha={ALPHA}"]
     if not defaults:
-        settings += [f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={MICRO * (TOKENS + 80)}"]
+        # A prompt is stored once for its samples: room for one prompt and MICRO responses, not for one more response.
+        settings += [f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={MICRO * TOKENS + LONGEST}"]
     run = train(load_recipe(Path(__file__).parent / "single_turn.yaml", settings), Reporter())
     row = next(row for row in read_metrics(run.path) if row["step"] == 2)
     assert row["rollout/response_tokens"] == PROMPTS * SAMPLES * TOKENS, row["rollout/response_tokens"]

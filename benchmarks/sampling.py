@@ -102,6 +102,8 @@ def _measured(command: Sequence[str]) -> dict[str, float]:
     """The JSON that one side prints in a separate process."""
     print(command[command.index("--part") + 1], flush=True)
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    quiet["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else it takes all cores, whatever OMP_NUM_THREADS says
+    quiet["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(command, cwd=ROOT, env=os.environ | quiet, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"error: {shlex.join(command)}: {done.stderr[-2000:]}")
