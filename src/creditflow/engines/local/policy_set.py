@@ -30,7 +30,7 @@ from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.base import MemoryEstimate
 from creditflow.engines.common.rollouts import policy_steps
-from creditflow.engines.local import planning
+from creditflow.engines.local import memory, planning
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.correction import RolloutCorrection
 from creditflow.engines.local.critic import Critic
@@ -178,10 +178,10 @@ class PolicySet:
         open_keys = {ACTOR_SIZE: config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu}
         if self.critics:
             open_keys[CRITIC_SIZE] = config.critic.ppo_max_token_len_per_gpu
-        memory = planning.SHARE[self.device.type] * planning.memory_limit(self.device)
+        allowed = planning.SHARE[self.device.type] * planning.memory_limit(self.device)
         most = {ACTOR_SIZE: planning.MOST, CRITIC_SIZE: planning.MOST_OF_CRITIC}
         plans = self.plans(config)
-        return {key: plans[key].max_tokens(memory, most[key]) for key, given in open_keys.items() if given is None}
+        return {key: plans[key].max_tokens(allowed, most[key]) for key, given in open_keys.items() if given is None}
 
     def set_sizes(self, sizes: Mapping[str, int]) -> None:
         """Set the micro-batch sizes, by key."""
@@ -279,6 +279,7 @@ class PolicySet:
 
         With several trained policies, metric names start with the policy's name. `values_T`: the result of `values`.
         """
+        memory.release()  # what sampling left
         batch, returns_T, advantage_T = assignment.batch, assignment.returns_T, assignment.token_advantages()
         metrics: dict[str, float] = {}
         for name, actor in self.actors.items():
@@ -329,7 +330,8 @@ class PolicySet:
         self.policies.update({name: actor.policy for name, actor in self.actors.items()})
 
     def forget_peaks(self) -> None:
-        """Reset the peak memory that `peaks` reports."""
+        """Return freed memory to the system, and reset the peak memory that `peaks` reports."""
+        memory.release()
         forget_peak()
         for device in self._cuda_devices():
             torch.cuda.reset_peak_memory_stats(device)
