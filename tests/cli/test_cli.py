@@ -374,7 +374,7 @@ def test_check_estimates_memory_and_duration(here):
     result = creditflow("check", TOY, "--tasks", "2", "trainer.total_training_steps=5", "trainer.test_freq=2")
 
     size = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384"
-    assert re.search(rf"memory: a step needs at most [0-9.]+ GiB with {size}; ", result.stderr)
+    assert re.search(rf"memory: a step needs about [0-9.]+ GiB with {size}; ", result.stderr)
     assert re.search(r"time: a step takes about .* 5 steps and [34] evaluations take about [0-9.]+ s", result.stderr)
 
 

@@ -17,4 +17,4 @@ def test_run_adds_steps_and_evaluations() -> None:
 
 def test_memory_names_the_option_and_the_sizes() -> None:
     memory = MemoryEstimate("a.key", 2048, needed=8 * GIB, limit=24 * GIB, available=17 * GIB)
-    assert memory.text() == "memory: a step needs at most 8.0 GiB with a.key=2048; 17.0 of 24.0 GiB are available"
+    assert memory.text() == "memory: a step needs about 8.0 GiB with a.key=2048; 17.0 of 24.0 GiB are available"

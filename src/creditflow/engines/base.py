@@ -77,7 +77,7 @@ class MemoryEstimate:
         """The estimate as a sentence."""
         needed, limit, available = (f"{size / (1 << 30):.1f}" for size in (self.needed, self.limit, self.available))
         return (
-            f"memory: a step needs at most {needed} GiB with {self.key}={self.max_tokens}; {available} of {limit} GiB "
+            f"memory: a step needs about {needed} GiB with {self.key}={self.max_tokens}; {available} of {limit} GiB "
             "are available"
         )
 

@@ -3,7 +3,8 @@
 The tasks are reasoning-gym's `chain_sum`. The planner splits a sum of three or more terms into two parts. The solver
 adds two numbers at a time. The checker adds them again: if its result differs, the solver tries once more. Each prompt
 holds two or three worked examples, because a model of 135 M parameters does not follow a description of the format.
-4 to 12 turns; a response in another form ends the rollout with the worst outcome.
+With a right plan 5 to 13 turns; a plan that repeats terms can take more. A response in another form ends the rollout
+with the worst outcome.
 
 Recipe settings (`recipe.*`): `train_tasks`, `val_tasks`, `val_split` (`val`; `tune` evaluates on the problems of a
 third split, for choosing learning rates); `flip`, the share of sub-rewards that are replaced by their opposite; and
