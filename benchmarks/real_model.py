@@ -360,6 +360,8 @@ class CaseResult:
         show_table(title, comparison_table(self.arms))
         if pairs := differences(self.arms):
             show_table(difference_title(seeds), difference_table(pairs))
+        if not self.case.exact:
+            print(f"{self.case.name}: its step errors are those of wrong sub-rewards, and cannot be compared")
 
     def lines(self) -> Iterator[str]:
         """The tables of this case in Markdown."""
