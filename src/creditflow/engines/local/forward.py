@@ -20,6 +20,7 @@ from torch import Tensor
 from creditflow._utils.huggingface import position_limit
 from creditflow.config.trainer import Precision
 from creditflow.data import Ints
+from creditflow.engines.local import memory
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees
 from creditflow.engines.local.packing import PackedSteps, Sequences, micro_batches, micro_batches_by_prefix, pack_pairs
 from creditflow.engines.local.products import Linear, use_fast_products
@@ -110,8 +111,8 @@ class Forward:
         if (longest := int(lengths.max(initial=0))) > self.limit.tokens:
             raise ModelError(f"a step: expected at most {self.limit.tokens} tokens, got {longest}: {self.limit.reason}")
         if self.packs and longest <= self._sees:
-            return micro_batches_by_prefix(batch, steps, max_tokens)
-        return micro_batches(batch, steps, max_tokens, max_tokens)
+            return _with_released_memory(micro_batches_by_prefix(batch, steps, max_tokens))
+        return _with_released_memory(micro_batches(batch, steps, max_tokens, max_tokens))
 
     def _at(self, net: Any, packed: PackedSteps) -> Tensor:
         """The output of `net`, the model or its backbone, at the token before each response token."""
@@ -211,6 +212,13 @@ class Forward:
             handle.remove()
         expected = torch.linspace(-100, 100, logits.numel(), device=logits.device).view_as(logits)
         return len(read) == 1 and torch.equal(read[0], hidden) and torch.equal(logits.float(), expected)
+
+
+def _with_released_memory(parts: Iterator[PackedSteps]) -> Iterator[PackedSteps]:
+    """The micro-batches; before each one, memory that was freed since the last release returns to the system."""
+    for packed in parts:
+        memory.release(memory.SPARE)
+        yield packed
 
 
 _CANNOT = (NotImplementedError, TypeError, ValueError, RuntimeError, IndexError)

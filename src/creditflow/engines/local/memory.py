@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import resource
+from pathlib import Path
 
 import torch
 
 LARGE = 50_000_000
 """The number of model parameters from which large freed tensors are returned to the system at once."""
+SPARE = 1 << 30
+"""The growth of resident memory, in bytes, after which freed memory is returned between two micro-batches."""
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE = {_M_MMAP_THRESHOLD: 4 << 20, _M_TRIM_THRESHOLD: 1 << 30}
@@ -35,14 +39,25 @@ def suit(parameters: int, device: torch.device) -> bool:
     return [tell(what, size) for what, size in wanted.items()] == [1] * len(wanted)
 
 
-def release() -> None:
-    """Return all freed memory to the system, if `suit` has been called for a large model.
+def release(spare: int = 0) -> None:
+    """Return freed memory to the system, if `suit` has been called for a large model.
 
-    By itself, glibc returns only the end of the heap. Pieces that are free between others add up: without a release,
-    the memory of a training run grows by a half over a few steps.
+    By itself, glibc returns only the end of the heap, and the pieces that are free between others add up. `spare`: do
+    nothing if resident memory has grown by less than this since the last release, in bytes.
     """
-    if _largest[0] >= LARGE:
-        ctypes.CDLL(None).malloc_trim(0)
+    if _largest[0] < LARGE or resident() - _after_release[0] < spare:
+        return
+    ctypes.CDLL(None).malloc_trim(0)
+    _after_release[0] = resident()
+
+
+_after_release = [0]
+
+
+def resident() -> int:
+    """The resident memory of this process in bytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 def returned_from(parameters: int) -> int:
