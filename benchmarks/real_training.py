@@ -68,10 +68,10 @@ def main() -> int:
         return 0
     measured, repeats = hashes(MEASURES), 1 if options.quick else 3
     figures: list[Figure] = []
-    for lora in ("",) if options.quick else ("", "_lora"):
-        figures += _beside(lora, repeats, model, defaults=False)
-        if not options.quick:
-            figures += _beside(lora, 1, model, defaults=True)
+    kinds = ("",) if options.quick else ("", "_lora")
+    for defaults in (False,) if options.quick else (False, True):
+        for lora in kinds:
+            figures += _beside(lora, 1 if defaults else repeats, model, defaults=defaults)
     loss = _measured("loss", model, defaults=False)
     figures += [
         Figure("loss on one batch, relative difference to TRL's", loss["loss"], 1e-5, at_most=True),
