@@ -419,9 +419,11 @@ class CaseResult:
 
     @property
     def _metrics(self) -> dict[str, str]:
-        """The metrics of the tables, by heading."""
+        """The metrics of the tables, by heading. A single agent has no sub-rewards, so no step errors."""
         named = dict(zip(("pass@1", "greedy pass@1", "step errors"), METRICS, strict=True))
-        return named if self.case.exact else {name: named[name] for name in ("pass@1", "greedy pass@1")}
+        if not self.case.exact or math.isnan(self.arms[0].before_mean("step_error_rate")):
+            del named["step errors"]
+        return named
 
     def _settings(self) -> str:
         return "".join(f", `{setting}`" for setting in self.case.settings)
