@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from creditflow.config import load_recipe
+from creditflow.engines.common.run import sole_writer
 from creditflow.engines.local import checkpoint, trainer
 from creditflow.errors import ConfigError, DataError, InputError
 from creditflow.runs.run_folder import read_metrics
@@ -47,6 +48,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory, word_model_folder: Path) 
     (folder / "team.py").write_text(TRAJECTORY)
     (folder / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
     return folder / "toy.yaml", run(folder / "toy.yaml", "run", *EVERY_STEP)
+
+
+def test_second_writer_of_a_run_is_refused(tmp_path: Path) -> None:
+    with sole_writer(tmp_path / "run"):
+        with pytest.raises(InputError, match=r"another process is training in .*run; wait"):
+            sole_writer(tmp_path / "run").__enter__()
+        assert list((tmp_path / "run").iterdir()) == []
+    with sole_writer(tmp_path / "run"):
+        pass
 
 
 class Stopped(Exception):

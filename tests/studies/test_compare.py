@@ -534,6 +534,43 @@ def test_interrupted_comparison_leaves_no_process(tmp_path, number):
         fcntl.flock(file, fcntl.LOCK_EX)  # free, since the process that held it has ended
 
 
+def test_job_ends_with_a_killed_comparison(tmp_path):
+    child = tmp_path / "child"
+    sleeper = (
+        "import os, time\n"
+        "from creditflow._utils.processes import end_with_parent\n"
+        "end_with_parent()\n"  # as the command does
+        f"open({str(child)!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys\n"
+            "from pathlib import Path\n"
+            "from creditflow.studies.comparison.jobs import Job, run_jobs\n"
+            "from creditflow._utils.progress import Reporter\n"
+            f"job = Job('sleeps', [sys.executable, '-c', {sleeper!r}], Path({str(tmp_path / 'log')!r}), 1, lambda: 0)\n"
+            "run_jobs([job], 1, Reporter(), 'test')\n",
+        ]
+    )
+    _wait(lambda: child.exists() and child.read_text())
+
+    parent.kill()
+    parent.wait()
+
+    _wait(lambda: not _command_of(child.read_text()))
+
+
+def _command_of(process):
+    """The command of a process; empty for one that has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def test_ignored_hangup_stays_ignored(tmp_path, reporter):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     try:
@@ -664,9 +701,10 @@ def test_broken_run_is_kept_if_another_folder_is_foreign(half_done):
 
 
 def test_folder_of_a_running_comparison_is_refused(half_done):
-    with (half_done / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        result = compare("--no-arms")
+    lock = os.open(half_done, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    result = compare("--no-arms")
+    os.close(lock)
 
     assert result.exit_code == 2
     assert without_progress(result.stderr) == "error: trainer.default_local_dir: another comparison is running in out\n"

@@ -105,13 +105,19 @@ def make_folder(path: Path, key: str) -> None:
 
 @contextmanager
 def alone_in(folder: Path, refused: Exception) -> Iterator[None]:
-    """Hold an exclusive lock on an existing folder; raise `refused` if another process holds it."""
-    with (folder / ".lock").open("w") as lock:
+    """Hold an exclusive lock on an existing folder; raise `refused` if another process holds it.
+
+    The lock ends with the process, however that ends, and leaves no file.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise refused from None
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _sync(path: Path) -> None:

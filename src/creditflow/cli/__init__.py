@@ -25,6 +25,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from creditflow._utils.plugins import installed, load
+from creditflow._utils.processes import end_with_parent
 from creditflow.errors import ConfigError, CreditflowError, InputError, did_you_mean, says_disk_full
 
 ENTRY_POINTS = "creditflow.commands"
@@ -214,6 +215,7 @@ class _WithoutPandas(MetaPathFinder):
 
 def main() -> None:
     """Run the `creditflow` command."""
+    end_with_parent()
     if sys.argv[1:2] == ["why"]:
         sys.meta_path.insert(0, _WithoutPandas())
     app(prog_name="creditflow")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from creditflow._utils.files import alone_in, make_folder
 from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, different_options
 from creditflow.errors import InputError
@@ -39,6 +41,20 @@ def run_path(recipe: Recipe) -> Path:
     path = Path("runs") / f"{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     # Two runs that start in the same second must not share a folder.
     return path if not path.exists() else path.with_name(f"{path.name}-{os.getpid()}")
+
+
+@contextmanager
+def sole_writer(path: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder, which is created if it is missing.
+
+    Raises InputError if another process is training in it: both would write the same files.
+    """
+    make_folder(path, "trainer.default_local_dir")
+    refused = InputError(
+        f"trainer.default_local_dir: another process is training in {path}; wait for its end, or name another folder"
+    )
+    with alone_in(path, refused):
+        yield
 
 
 def run_facts(recipe: Recipe, engine: str, packages: Sequence[str], **facts: object) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from creditflow.engines.common.metrics import (
     warn_of_first_step,
 )
 from creditflow.engines.common.rollouts import needs_reference, total_steps
-from creditflow.engines.common.run import FINISHED, run_path
+from creditflow.engines.common.run import FINISHED, run_path, sole_writer
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import Stopwatch, gather, sample_trajectories, score
@@ -64,14 +65,20 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     if problems := [one.problem for one in memory if one.problem]:
         raise ConfigError(problems[0])
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, components.agents)
-    run = begin(components, path, policy_set, threshold, guard, reporter)
-    for one in memory:
-        reporter.say(one.text())
+    with sole_writer(path):
+        run = begin(components, path, policy_set, threshold, guard, reporter)
+        for one in memory:
+            reporter.say(one.text())
+        return _track_and_train(run, path, steps)
+
+
+def _track_and_train(run: RunState, path: Path, steps: int) -> RunFolder:
+    recipe = run.components.recipe
     if run.done < steps:  # left by a shorter run; it would mark this run as finished
         (path / FINISHED).unlink(missing_ok=True)
     trainer = recipe.config.trainer
     tracked = TrackedRun(trainer.project_name, trainer.experiment_name or path.name, path, recipe.to_dict(), run.done)
-    run.trackers = Trackers.start(trainer.logger, tracked, reporter.say)
+    run.trackers = Trackers.start(trainer.logger, tracked, run.reporter.say)
     try:
         asyncio.run(_with_rewards(run, steps))
     except CreditflowError as error:

@@ -37,6 +37,7 @@ from creditflow.engines.common.run import (
     read_facts,
     run_facts,
     run_path,
+    sole_writer,
 )
 from creditflow.engines.models.folders import critic_folder, is_hub_name, model_folder
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
@@ -76,19 +77,20 @@ def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) ->
         total = total_steps(config, len(components.train_tasks))
         begun = _begun(config, run.run_folder, total)
         _bring_models(config, run.recipe)
-    while True:
-        folder = _open_folder(config, run.recipe, run.run_folder, begun, reporter)
-        try:
-            with (
-                reporter.bar("train", total, "steps") as bar,
-                _watching(folder, begun, _ProgressPrinter(bar, reporter, components, folder.path)),
-            ):
-                _run(config, reporter)
-            return folder
-        except RolledBack as back:
-            reporter.say(str(back))
-            config.trainer.resume_mode, config.trainer.resume_from_path = "auto", None
-            begun = _begun(config, run.run_folder, total)
+    with sole_writer(run.run_folder):
+        while True:
+            folder = _open_folder(config, run.recipe, run.run_folder, begun, reporter)
+            try:
+                with (
+                    reporter.bar("train", total, "steps") as bar,
+                    _watching(folder, begun, _ProgressPrinter(bar, reporter, components, folder.path)),
+                ):
+                    _run(config, reporter)
+                return folder
+            except RolledBack as back:
+                reporter.say(str(back))
+                config.trainer.resume_mode, config.trainer.resume_from_path = "auto", None
+                begun = _begun(config, run.run_folder, total)
 
 
 def expect_trainable(recipe: Recipe, reporter: Reporter) -> None:

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 
+from creditflow._utils.processes import end_with
 from creditflow.rewards.execution.calls import describe
 from creditflow.rewards.execution.frames import FrameReader, write_frame
 from creditflow.rewards.execution.inline import run_plain
@@ -21,7 +22,7 @@ from creditflow.rewards.execution.wire import CannotTravel, pack_returned, unpac
 READY, CANNOT_START = b"ready ", b"cannot-start "
 BEGUN, CANNOT_READ = b"begun ", b"cannot-read "
 ANSWER = b"answer "
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve(connection: socket.socket) -> None:
@@ -63,11 +64,8 @@ def die_with(parent: int) -> None:
     """
     if sys.platform != "linux":
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    if os.getppid() != parent:  # the parent had ended before
-        os._exit(1)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    end_with(parent)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from creditflow._utils.processes import PARENT
 from creditflow._utils.progress import Reporter, duration
 
 _POLL_SECONDS = 0.3
@@ -96,6 +97,7 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     # One thread per process: parallel runs fill the cores, and waiting threads that spin would take cores from them.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+    environment[PARENT] = str(os.getpid())  # a job that outlived a killed comparison would write beside the next one
     with job.log.open("wb") as log:
         return subprocess.Popen(
             job.command,
