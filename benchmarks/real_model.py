@@ -270,11 +270,12 @@ def train(
         for run in some:
             run.folder(below).parent.mkdir(parents=True, exist_ok=True)
         failures = run_jobs([run.job(below, more) for run in some], jobs, Reporter(), "runs")
+        failed = [one.job.name for one in failures]
         for run in some:
-            if (run.folder(below) / "evaluation.json").exists():
+            if run.name not in failed:  # its folder may hold a finished run of other settings
                 keep(run, below)
-        if failures:
-            raise RuntimeError(f"{', '.join(one.job.name for one in failures)} failed")
+        if failed:
+            raise RuntimeError(f"{', '.join(failed)} failed")
 
 
 def keep(run: Run, below: Path) -> None:
