@@ -17,7 +17,7 @@ from creditflow.config import load_recipe
 from creditflow.engines.models.folders import local_folder, model_folder
 from creditflow.engines.models.gguf_models import Source, convert, read_metadata, supported_architectures
 from creditflow.engines.models.gguf_tokenizer import PRE_TOKENIZERS, byte_level_tokenizer, known_pre_tokenizer
-from creditflow.errors import InputError, ModelError
+from creditflow.errors import ConfigError, InputError, ModelError
 from creditflow.rollout.chat import ChatTokenizer
 from tests.engines.gguf_files import BYTES, SPECIAL, TOKENIZER, tiny_model, write_gguf
 from tests.paths import TOY
@@ -170,6 +170,36 @@ def test_gguf_file_and_its_folder_are_model_paths(file, capsys) -> None:
         local_folder(str(file.parent), KEY)
 
 
+def test_gguf_ending_in_capitals_is_a_model_path(file) -> None:
+    capitals = file.rename(file.with_name("Tiny.GGUF"))
+    assert local_folder(str(capitals), KEY) == local_folder(str(capitals.parent), KEY)
+
+
+def test_damaged_cache_is_converted_again(file, capsys) -> None:
+    weights = local_folder(str(file), KEY) / "model.safetensors"
+    weights.unlink()
+    assert local_folder(str(file), KEY) == weights.parent
+    assert weights.exists()
+
+
+def test_damaged_folder_of_the_user_is_reported(file, tmp_path) -> None:
+    convert(Source(file), tmp_path / "out")
+    (tmp_path / "out" / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"out is incomplete: model\.safetensors is missing; remove the folder"):
+        convert(Source(file), tmp_path / "out")
+
+
+def test_conversion_fills_an_empty_folder(file, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "empty").mkdir()
+    convert(Source(file), tmp_path / "empty")
+    assert (tmp_path / "empty" / "model.safetensors").exists()
+    assert capsys.readouterr().err == ""  # no bars of transformers
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(InputError, match="FOLDER: expected a new folder, got the working directory"):
+        convert(Source(file), Path("."))
+
+
 def test_changed_gguf_file_is_converted_again(file, model) -> None:
     before = local_folder(str(file), KEY)
     write_gguf(file, model, template=None)
@@ -184,6 +214,9 @@ def test_name_in_the_hub_cache_is_a_model_path(tmp_path, file, monkeypatch) -> N
     (stored / "refs").mkdir()
     (stored / "refs" / "main").write_text("abc")
     assert local_folder("org/name", KEY) == snapshot
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model\.safetensors is missing; `hf download org/name` completes it"):
+        local_folder("org/name", KEY)
 
 
 @pytest.mark.parametrize(
@@ -192,12 +225,19 @@ def test_name_in_the_hub_cache_is_a_model_path(tmp_path, file, monkeypatch) -> N
         ("org/name", "`hf download org/name` fetches it"),
         ("nowhere", "expected a folder, a GGUF file, a name in the Hugging Face cache, `tiny` or `smollm2`"),
         ("/no/such/file.gguf", "there is nothing of that name here"),
+        ("~/no/such", "there is nothing of that name here; expected"),
+        ("https://huggingface.co/org/name", "`hf download org/name` fetches it"),
     ],
 )
 def test_missing_model_is_explained(path, message, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelError, match=f"^{KEY}: {path} is not a Hugging Face model folder: .*{message}"):
         local_folder(path, KEY)
+
+
+def test_empty_model_path_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected a model, got an empty text"):
+        local_folder("", KEY)
 
 
 def test_missing_distribution_names_the_fast_install(monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -79,8 +80,8 @@ def make_whole(target: Path, fill: Callable[[Path], object]) -> None:
             _sync(path)
         aside.chmod(0o755)
         aside.rename(target)
-    except OSError:
-        if not target.is_dir():  # if it exists, another process made it first, with the same result
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another process made it first, with the same result
             raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)

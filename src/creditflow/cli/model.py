@@ -51,18 +51,21 @@ def model(
 
 def _source(source: str) -> tuple[Source, str]:
     """The GGUF file that the argument names, and the name of its default folder."""
+    from creditflow.engines.models.complete import is_gguf
     from creditflow.engines.models.gguf_models import Source
     from creditflow.engines.models.smollm2 import FOLDER, NAME, smollm2_source
 
     if source == NAME:
         return smollm2_source(), FOLDER
     file = Path(source)
-    if file.suffix != ".gguf" or not file.is_file():
+    if not is_gguf(file) or not file.is_file():
         raise InputError(f"SOURCE: expected `{NAME}` or a GGUF file, got {source!r}{_why(file)}")
     return Source(file), file.stem
 
 
 def _why(file: Path) -> str:
+    from creditflow.engines.models.complete import is_gguf
+
     if file.is_dir():
         return ", a folder"
-    return "" if file.suffix != ".gguf" else ", which does not exist"
+    return ", which does not exist" if is_gguf(file) else ""

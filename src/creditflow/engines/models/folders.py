@@ -11,6 +11,7 @@ import torch
 from creditflow._utils.loading import is_reference, load_object
 from creditflow.config import Recipe, model_of
 from creditflow.engines.models import smollm2
+from creditflow.engines.models.complete import is_gguf, missing_files
 from creditflow.engines.models.gguf_models import Source, cached
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError, ModelError
@@ -63,21 +64,30 @@ def local_folder(path: str, key: str) -> Path:
     A GGUF file is converted into the user's cache at the first call. Nothing is downloaded. `key`: the option that
     names the path. Raises ModelError if there is no such model.
     """
-    found = Path(path)
+    if not path:
+        raise ConfigError(f"{key}: expected a model, got an empty text")
+    found = Path(path).expanduser()
     if not found.exists():
         snapshot = _cached_snapshot(path) if is_hub_name(path) else None
         if snapshot is None:
-            download = f" or in the local Hugging Face cache (`hf download {path}` fetches it)" if "/" in path else ""
+            name = re.sub(r"^https?://[^/]+/", "", path)
+            fetch = f" or in the local Hugging Face cache (`hf download {name}` fetches it)"
+            download = fetch if "/" in name and is_hub_name(name) else ""
             raise ModelError(
                 f"{key}: {path} is not a Hugging Face model folder: there is nothing of that name here{download}; "
                 f"expected a folder, a GGUF file, a name in the Hugging Face cache, `tiny` or `{smollm2.NAME}`"
             )
+        if absent := missing_files(snapshot):
+            raise ModelError(
+                f"{key}: {path} is incomplete in the local Hugging Face cache: {absent[0]} is missing; "
+                f"`hf download {path}` completes it"
+            )
         found = snapshot
     if found.is_file():
-        if found.suffix != ".gguf":
+        if not is_gguf(found):
             raise ModelError(f"{key}: expected a Hugging Face folder or a GGUF file, got the file {found}")
         return cached(Source(found))
-    if not (found / "config.json").is_file() and (files := sorted(found.glob("*.gguf"))):
+    if not (found / "config.json").is_file() and (files := sorted(filter(is_gguf, found.iterdir()))):
         if len(files) > 1:
             names = ", ".join(file.name for file in files)
             raise ModelError(f"{key}: {found} has {len(files)} GGUF files; name one of them: {names}")

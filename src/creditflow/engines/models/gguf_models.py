@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,7 @@ import torch
 from creditflow._utils.files import make_folder, make_whole, remove_unfinished, write_json
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow._utils.progress import Reporter
+from creditflow.engines.models.complete import missing_files
 from creditflow.engines.models.gguf_tokenizer import (
     byte_level_tokenizer,
     end_tokens,
@@ -138,6 +140,8 @@ def convert(source: Source, target: Path) -> Origin:
     if a package is missing or `target` holds something else. Warns of an unknown pre-tokenizer.
     """
     expect_reader()
+    if target.resolve() == Path.cwd():
+        raise InputError("FOLDER: expected a new folder, got the working directory")
     metadata = read_metadata(source.file)
     architecture = _expect_convertible(source.file, metadata)
     make_folder(target.parent, "FOLDER")
@@ -154,10 +158,12 @@ def convert(source: Source, target: Path) -> Origin:
 def converted(source: Source, target: Path) -> Origin | None:
     """The origin of `target` if it is the converted source, and None if there is no such folder, or an empty one.
 
-    Raises InputError if there is something else.
+    Raises InputError if there is something else, or if a file is missing.
     """
     origin = origin_of(target)
     if origin is not None and origin.sha256 == sha256_of(source.file):
+        if absent := missing_files(target):
+            raise InputError(f"{target} is incomplete: {absent[0]} is missing; remove the folder to convert it again")
         return origin
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target} exists, and holds something else; name a new folder, or remove this one first")
@@ -170,6 +176,8 @@ def cached(source: Source) -> Path:
     Prints a line before it converts, on standard error.
     """
     target = cache_dir() / f"{source.file.stem}-{sha256_of(source.file)[:12]}-{CONVERSION}"
+    if missing_files(target):
+        shutil.rmtree(target, ignore_errors=True)  # damaged; the cache is not the user's
     if converted(source, target) is None:
         Reporter().say(f"converting {source.described} once, into {target}")
         convert(source, target)
@@ -213,8 +221,9 @@ def _fill(folder: Path, source: Source, metadata: Mapping[str, Any], architectur
         model = _load_model(source.file)
         tokenizer = _load_tokenizer(source.file, metadata, model.config)
     _name_special_tokens(model, tokenizer, metadata)
-    model.save_pretrained(folder, safe_serialization=True)
-    tokenizer.save_pretrained(folder)
+    with _quiet():
+        model.save_pretrained(folder, safe_serialization=True)
+        tokenizer.save_pretrained(folder)
     _expect_same_tokens(folder, tokenizer)
     origin = Origin(
         file=source.file.name,

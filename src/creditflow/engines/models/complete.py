@@ -1,0 +1,31 @@
+"""Whether a model folder has all of its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+
+
+def is_gguf(file: Path) -> bool:
+    """Whether the name is that of a GGUF file."""
+    return file.suffix.lower() == ".gguf"
+
+
+def missing_files(folder: Path) -> list[str]:
+    """The missing files of a Hugging Face folder: its configuration, and the weights in one file or in parts.
+
+    Empty for a folder that does not exist or has no file, and for one whose only model is a GGUF file.
+    """
+    files = {file.name for file in folder.iterdir()} if folder.is_dir() else set[str]()
+    if not files or any(is_gguf(Path(name)) for name in files):
+        return []
+    wanted = ["config.json"]
+    for whole in _WHOLE:
+        if f"{whole}.index.json" in files:
+            index = json.loads((folder / f"{whole}.index.json").read_text())
+            return [name for name in (*wanted, *sorted(set(index["weight_map"].values()))) if name not in files]
+    if not any(name in files for name in _WHOLE):
+        wanted.append(_WHOLE[0])
+    return [name for name in wanted if name not in files]
