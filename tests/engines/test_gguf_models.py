@@ -197,7 +197,7 @@ def test_conversion_fills_an_empty_folder(file, tmp_path, monkeypatch, capsys) -
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(InputError, match="FOLDER: expected a new folder, got the working directory"):
-        convert(Source(file), Path("."))
+        convert(Source(file), Path())
 
 
 def test_changed_gguf_file_is_converted_again(file, model) -> None:
