@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from creditflow._utils.files import alone_in
 from creditflow._utils.progress import Reporter
 from creditflow.config import ActorConfig, ActorModelConfig, Config, OptimConfig, load_recipe
 from creditflow.engines.local.actor import Actor
@@ -21,7 +22,7 @@ from creditflow.engines.local.lora import Adapter
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.samplers import vllm
 from creditflow.engines.local.samplers.process import SamplerError
-from creditflow.engines.local.samplers.vllm import VllmSampler, attach_samplers
+from creditflow.engines.local.samplers.vllm import VllmSampler, attach_samplers, remove_remains
 from creditflow.engines.local.trainer import train
 from creditflow.errors import ConfigError, ModelError
 from creditflow.rollout import Generation, GenerationRequest
@@ -159,6 +160,18 @@ sys.stdin.read()
     readable, _, _ = select.select([worker], [], [], 60)
     os.close(worker)
     assert readable
+
+
+def test_weights_of_a_killed_run_are_removed(tmp_path: Path) -> None:
+    left, used, new = (tmp_path / f"creditflow-weights-{name}" for name in ("left", "used", "new"))
+    for folder in (left, used, new):
+        folder.mkdir()
+        (folder / "model.safetensors").touch()
+    for folder in (left, used):
+        os.utime(folder, (0, 0))
+    with alone_in(used, RuntimeError()):
+        remove_remains(tmp_path)
+    assert (left.exists(), used.exists(), new.exists()) == (False, True, True)
 
 
 def test_run_with_a_worker_measures_its_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from creditflow._utils.files import alone_in
 from creditflow._utils.progress import Reporter
 from creditflow.config import Config
 from creditflow.engines.local.policy import Policy
@@ -40,6 +43,8 @@ _OURS = {
 _CACHE_SHARE = 8
 """The key-value cache takes at most this part of the machine's memory."""
 WORKER = Path(vllm_worker.__file__)
+PREFIX = "creditflow-weights-"
+_NEW_SECONDS = 60.0
 
 
 class VllmSampler:
@@ -106,7 +111,7 @@ class VllmSampler:
             self._worker = self._start(policy)
         else:
             self._loaded = None
-            with tempfile.TemporaryDirectory(prefix="creditflow-weights-", dir=_weights_root(policy)) as folder:
+            with _folder(policy) as folder:
                 policy.export(folder)
                 self._worker.call("load", files=[str(file) for file in sorted(Path(folder).glob("*.safetensors"))])
             self.reloads += 1
@@ -121,8 +126,9 @@ class VllmSampler:
 
     def _start(self, policy: Policy) -> Worker:
         # The folder stays while the worker runs: vLLM may read its configuration again.
-        folder = tempfile.mkdtemp(prefix="creditflow-vllm-", dir=_weights_root(policy))
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        held = ExitStack()
+        folder = held.enter_context(_folder(policy))
+        weakref.finalize(self, held.close)
         policy.export(folder)
         log = Path(folder) / "worker.log"
         self._say(f"{self.name}: starting, which may take a minute")
@@ -226,6 +232,27 @@ def cache_bytes(policy: Policy, context: int, rows: int, bytes_per_number: int) 
 def _seed(key: Iterable[int]) -> int:
     """A seed of 63 bits from a request's random key."""
     return int(np.random.SeedSequence(tuple(key)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@contextmanager
+def _folder(policy: Policy) -> Iterator[str]:
+    """A temporary folder with room for the weights; removes those that killed processes left there."""
+    root = _weights_root(policy) or tempfile.gettempdir()
+    remove_remains(Path(root))
+    with (
+        tempfile.TemporaryDirectory(prefix=PREFIX, dir=root, ignore_cleanup_errors=True) as folder,
+        alone_in(Path(folder), RuntimeError(f"{folder} is new, and yet in use")),
+    ):
+        yield folder
+
+
+def remove_remains(root: Path) -> None:
+    """Remove the folders of weights that no living process holds. New ones are kept: their lock may follow."""
+    for folder in root.glob(f"{PREFIX}*"):
+        with suppress(OSError, BlockingIOError):  # another user's, in use, or removed meanwhile
+            if time.time() - folder.stat().st_mtime > _NEW_SECONDS:
+                with alone_in(folder, BlockingIOError()):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _weights_root(policy: Policy) -> str | None:
