@@ -1,4 +1,5 @@
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,13 @@ def test_entry_survives_json_and_parquet(tmp_path):
     assert data_set.score_answer(json.dumps(color["metadata"]["possible_answer"]), color) == 1.0
     for task in again[3:9]:
         assert gym_data_set(task).score_answer(task.ground_truth, gym_entry(task)) == 1.0
+
+
+def test_entry_with_fractions_survives_json():
+    # some families keep fractions in their metadata: gsm_symbolic among its first 60 problems
+    tasks = load("gsm_symbolic?size=60")
+    values = [value for task in tasks for value in gym_entry(task)["metadata"]["variables"].values()]
+    assert any(isinstance(value, Fraction) for value in values)
 
 
 def test_weights_share_out_the_sizes_evenly():

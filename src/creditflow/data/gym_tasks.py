@@ -14,7 +14,8 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal, get_args, get_type_hints
 from urllib.parse import parse_qsl
@@ -358,7 +359,7 @@ def _pattern(text: str, where: str) -> re.Pattern[str]:
         raise DataError(f"{where}: {text!r} is not a regular expression: {error}") from error
 
 
-# JSON that keeps tuples and keys other than texts, which the scorers of some families need
+# JSON that keeps tuples, sets, fractions and keys other than texts, which the scorers of some families need
 
 
 def _plain_text(value: Any) -> str:
@@ -371,6 +372,8 @@ def _plain(value: Any) -> Any:
         return {"(tuple)": [_plain(item) for item in value]}
     if isinstance(value, set | frozenset):
         return {"(set)": sorted((_plain(item) for item in value), key=json.dumps)}
+    if isinstance(value, Fraction):
+        return {"(fraction)": str(value)}
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -380,6 +383,9 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
+_KINDS: Mapping[str, Callable[[Any], Any]] = {"(tuple)": tuple, "(set)": set, "(pairs)": dict, "(fraction)": Fraction}
+
+
 def _restored(value: Any) -> Any:
     if isinstance(value, list):
         return [_restored(item) for item in value]
@@ -387,12 +393,8 @@ def _restored(value: Any) -> Any:
         return value
     if len(value) == 1:
         ((kind, items),) = value.items()
-        if kind == "(tuple)":
-            return tuple(_restored(item) for item in items)
-        if kind == "(set)":
-            return {_restored(item) for item in items}
-        if kind == "(pairs)":
-            return {_restored(key): _restored(item) for key, item in items}
+        if kind in _KINDS:
+            return _KINDS[kind](_restored(items))
     return {key: _restored(item) for key, item in value.items()}
 
 
