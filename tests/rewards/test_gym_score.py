@@ -1,5 +1,6 @@
 import inspect
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +11,13 @@ import pytest
 
 from creditflow.data import Task, Trajectory
 from creditflow.data.datasets import load_tasks
-from creditflow.data.gym_tasks import gym_entry
+from creditflow.data.gym_tasks import gym_data_set, gym_entry
 from creditflow.errors import DataError
 from creditflow.rewards.builtin.gym_score import reasoning_gym
-from creditflow.rewards.support.gym_answers import EVALUATED
+from creditflow.rewards.support.gym_answers import EVALUATED, FULL_MARKS
 
+OTHER_DIGITS = tuple({48 + i: zero + i for i in range(10)} for zero in (0x660, 0xFF10))
+"""Arabic-Indic and full-width digits, which Python's int and float read, for `str.translate`."""
 WITHOUT_SOLUTION = {"boxnet", "rush_hour"}
 SOLUTIONS = {
     "graph_color": lambda metadata: json.dumps(metadata["possible_answer"]),
@@ -100,7 +103,91 @@ def test_true_answer_of_every_family_scores_1():
     assert not {(family, text) for family, task, text in solved_tasks() if score(task, text, strict=True).value != 1.0}
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_right_number_in_other_digits_scores_0(strict):
+    answers = [
+        (family, task, answer.translate(digits))
+        for family, task, answer in solved_tasks()
+        for digits in OTHER_DIGITS
+        if answer.translate(digits) != answer
+    ]
+    assert len({family for family, _, _ in answers}) > 50
+    assert not {(family, text) for family, task, text in answers if score(task, text, strict=strict).value}
+
+
+def test_numbers_that_are_not_finite_score_0():
+    paid = set()
+    for family, task, answer in solved_tasks():
+        for word in ("nan", "NaN", "-inf", "Infinity"):
+            texts = {word, *(re.sub(r"-?\d+(\.\d+)?", word, answer, count=count) for count in (0, 1))}
+            paid |= {(family, text) for text in texts - {answer} if score(task, text, strict=True).value}
+    assert not paid
+
+
+def test_nonsense_scores_0():
+    texts = ("", "zzz", "-1", "[[[[", "{}", "[]", "null", "None", "[NaN]", "()", "- zzz", "1e999", ", ,", "1/0")
+    assert not {
+        (family, text)
+        for family, task in family_tasks()
+        for text in texts
+        if text != task.ground_truth and score(task, text, strict=True).value
+    }
+
+
 # Single families
+
+
+def plan_that_moves_targets(state: dict[str, list[str]]) -> str:
+    """A plan for boxnet in which every target is moved to its box."""
+    places = {item: [float(number) for number in key.split("_")] for key, items in state.items() for item in items}
+    plan = []
+    for box in (item for item in places if item.startswith("box_")):
+        target = box.replace("box", "target")
+        place, goal = places[target], places[box]
+        for axis in (0, 1):
+            while place[axis] != goal[axis]:
+                before = list(place)
+                place[axis] += math.copysign(1, goal[axis] - place[axis])
+                plan.append({f"Agent{before}": f"move({target}, square{place})"})
+        plan.append({f"Agent{goal}": f"move({box}, {target})"})
+    return json.dumps(plan)
+
+
+WRONG_WITH_FULL_MARKS = [
+    ("boxnet", lambda truth, metadata: plan_that_moves_targets(metadata["initial_state"])),
+    ("coin_flip?match=at least", lambda truth, metadata: "0"),
+    ("complex_arithmetic", lambda truth, metadata: "nan"),
+    ("complex_arithmetic", lambda truth, metadata: "NaN + 2i"),
+    ("countdown", lambda truth, metadata: f"{metadata['target']}e0 + (E - E)*({truth})"),
+    ("figlet_font?min_word_len=11&max_word_len=14", lambda truth, metadata: f"{truth[:10]}zzzz"),
+    ("game_of_life_halting", lambda truth, metadata: "[[[["),
+    ("game_of_life_halting", lambda truth, metadata: "False" if truth == "True" else "True"),
+    ("gsm_symbolic", lambda truth, metadata: f"-{truth}"),
+    ("letter_jumble?min_words=4&max_words=4", lambda truth, metadata: f"{truth} zzz"),
+    ("number_sorting", lambda truth, metadata: str(["NaN"] * (truth.count(",") + 1))),
+    ("number_sorting", lambda truth, metadata: re.sub("[0-9]", lambda digit: rf"\u066{digit[0]}", truth)),
+    ("puzzle24", lambda truth, metadata: "1*1*4*6"),
+    ("puzzle24", lambda truth, metadata: "(24e0 + 1 - 1)*9/9"),
+    ("spell_backward?min_word_len=9&max_word_len=9", lambda truth, metadata: f"{truth}zzz"),
+    ("word_sorting", lambda truth, metadata: f"{truth}, zzz"),
+]
+"""Addresses, with wrong answers to which the family's scorer gives full marks."""
+
+
+@pytest.mark.parametrize(
+    ("address", "wrong"), WRONG_WITH_FULL_MARKS, ids=[address.partition("?")[0] for address, _ in WRONG_WITH_FULL_MARKS]
+)
+def test_wrong_answer_with_full_marks_scores_0(address: str, wrong: Callable[..., str]):
+    task = task_of(f"{address}{'&' if '?' in address else '?'}size=1")
+    entry = gym_entry(task)
+    text = wrong(task.ground_truth, entry["metadata"])
+    assert gym_data_set(task).score_answer(text, entry) >= 1.0
+    for strict in (True, False):
+        assert score(task, text, strict=strict).value == 0.0
+
+
+def test_every_family_with_full_marks_for_wrong_answers_is_tested():
+    assert set(FULL_MARKS) <= {address.partition("?")[0] for address, _ in WRONG_WITH_FULL_MARKS}
 
 
 def test_right_answers_in_other_forms_keep_their_full_marks():
@@ -190,7 +277,8 @@ def test_every_evaluating_family_has_a_check():
         for family, (data_set, _) in factory.DATASETS.items()
         if any(evaluates.search(source) for _, source in functions_of_scorer(data_set))
     }
-    assert found == set(EVALUATED)
+    with_escapes = {"number_sorting"}
+    assert found | with_escapes == set(EVALUATED)
 
 
 def test_entry_of_a_task_is_the_familys_entry():

@@ -1,7 +1,7 @@
 """The scorers of reasoning-gym's families, as an outcome.
 
-Some scorers evaluate the answer as Python or with sympy, or repeat a move as often as it says.
-`creditflow.rewards.support.gym_answers` has the checks that come first.
+Some scorers evaluate the answer as Python or with sympy, repeat a move as often as it says, or give full marks to wrong
+answers. `creditflow.rewards.support.gym_answers` has the checks before and after them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from creditflow.data import Score, Trajectory
 from creditflow.data.gym_tasks import gym_data_set, gym_entry
 from creditflow.rewards.registry import builtin, outcome
-from creditflow.rewards.support.gym_answers import MAX_CHARACTERS, refusal
+from creditflow.rewards.support.gym_answers import MAX_CHARACTERS, is_right, refusal
 from creditflow.rewards.support.text import without_thoughts
 
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).){0,4000}?)</answer>", re.DOTALL)
@@ -24,8 +24,9 @@ def reasoning_gym(trajectory: Trajectory, strict: bool = False) -> Score:
 
     The answer is the text in the last `<answer>...</answer>`, else after the last `####`, else all of it. `strict`: 1
     for full marks, else 0; without it, families may give partial marks, such as for a right number within other text.
-    An answer that the scorer cannot read scores 0. Where the scorer evaluates the answer, formulas and literals are
-    limited in length, degree, terms, functions and names first.
+    With or without it, an answer scores 0 that the scorer cannot read, that has digits other than 0 to 9 or a number
+    that is not finite, or that is wrong where the scorer gives full marks. Where the scorer evaluates the answer,
+    formulas and literals are limited in length, degree, terms, functions and names first.
 
     Range: [0, 1]. Cost: microseconds to milliseconds; more for a formula that sympy simplifies. Source:
     reasoning-gym 0.1.25. Raises DataError for a task from another source; an error of the scorer that does not come
@@ -43,7 +44,11 @@ def reasoning_gym(trajectory: Trajectory, strict: bool = False) -> Score:
     except Exception as error:
         data_set.score_answer(entry["answer"], entry)  # raises here if the scorer or the entry is at fault
         return Score(0.0, reason=f"the scorer cannot read the answer: {type(error).__name__}")
-    return Score(float(value >= 1.0) if strict else value)
+    if not 0.0 <= value <= 1.0:
+        return Score(0.0, reason=f"the scorer returned {value:g}, outside [0, 1]")
+    if value == 1.0 and not is_right(family, text, entry):
+        return Score(0.0, reason="the scorer gives full marks to this wrong answer")
+    return Score(float(value == 1.0) if strict else value)
 
 
 def answer_in(text: str) -> str:
