@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.data.datasets import load_tasks, validation_words, write_tasks
+from creditflow.data.datasets import load_tasks, validation_files, validation_words, write_tasks
 from creditflow.data.gym_tasks import gym_data_set, gym_entry, problem_of, split_of
 from creditflow.errors import DataError
 
@@ -178,5 +178,22 @@ def test_missing_package_names_the_extra(monkeypatch):
         load("chain_sum?size=7")
 
 
+@pytest.mark.parametrize("split", ["train", "val", "tune"])
+def test_split_without_validation_files_is_refused(split):
+    name = f"reasoning-gym://gcd?size=20&split={split}"
+    for train_files in (name, ["reasoning-gym://lcm", name]):
+        with pytest.raises(DataError) as raised:
+            validation_files(train_files, None)
+        message = str(raised.value)
+        assert message.startswith(f"data.train_files: {name}: split: expected none, got '{split}'")
+        assert message.endswith(f"remove split={split}, or set data.val_files")
+        assert validation_files(train_files, "reasoning-gym://gcd") == "reasoning-gym://gcd"
+    assert validation_files("reasoning-gym://gcd", None) == "reasoning-gym://gcd"
+    assert validation_files(["reasoning-gym://gcd", "a.jsonl"], None) == ["reasoning-gym://gcd", "a.jsonl"]
+    assert validation_files("reasoning-gym://gcd", name) == name
+
+
 def test_validation_words_name_the_split():
+    mixed = validation_words(["reasoning-gym://gcd", "tasks.py:tasks"], None, 3)
+    assert mixed == "3 tasks of data.train_files with split=val (data.val_files is not set)"
     assert "validation split" in validation_words("reasoning-gym://gcd", None, 3)

@@ -24,7 +24,7 @@ from creditflow.data.dataset_folders import (
     open_saved,
     parts_of_folder,
 )
-from creditflow.data.gym_tasks import SCHEME, gym_tasks, is_gym_address
+from creditflow.data.gym_tasks import SCHEME, gym_tasks, is_gym_address, parse_address
 from creditflow.data.messages import without_nulls
 from creditflow.data.trajectory import Task, content_text
 from creditflow.errors import CreditflowError, DataError, first_line
@@ -71,6 +71,25 @@ def _of_files(
     return tasks
 
 
+def validation_files(
+    train_files: str | Sequence[str] | None, val_files: str | Sequence[str] | None
+) -> str | Sequence[str] | None:
+    """The files of the validation tasks: `data.val_files`, or without them `data.train_files`.
+
+    Raises DataError for an address in `data.train_files` with a `split` of its own if `data.val_files` is not set: the
+    tasks would be the same for training and validation.
+    """
+    if val_files is not None:
+        return val_files
+    for name in [train_files] if isinstance(train_files, str) else train_files or []:
+        if is_gym_address(name) and (split := parse_address(name, "data.train_files").split):
+            raise DataError(
+                f"data.train_files: {name}: split: expected none, got {split!r}: data.val_files is not set, so "
+                f"validation would use the same problems; remove split={split}, or set data.val_files"
+            )
+    return train_files
+
+
 def validation_words(train_files: Any, val_files: Any, count: int, base: Path = Path()) -> str:
     """Describe the count and source of validation tasks, which without `data.val_files` is `data.train_files`.
 
@@ -83,7 +102,10 @@ def validation_words(train_files: Any, val_files: Any, count: int, base: Path = 
     if all(is_gym_address(name) for name in files):
         return f"{count} {noun} of the validation split of data.train_files (data.val_files is not set)"
     # A function gets split="val" and may return other tasks; a folder may have a split of its own.
-    if all(is_reference(name) or has_held_out_split(_found(name, base) or Path(name)) for name in files):
+    if all(
+        is_gym_address(name) or is_reference(name) or has_held_out_split(_found(name, base) or Path(name))
+        for name in files
+    ):
         return f"{count} {noun} of data.train_files with split=val (data.val_files is not set)"
     return f"{count} training {noun} (data.val_files is not set)"
 

@@ -12,7 +12,7 @@ from typing import Any
 from creditflow._utils.loading import load_object
 from creditflow.config import Config, EndpointConfig, PolicyConfig, Recipe
 from creditflow.data import Step, Task, Trajectory
-from creditflow.data.datasets import load_tasks
+from creditflow.data.datasets import load_tasks, validation_files
 from creditflow.errors import ConfigError, RewardError
 from creditflow.rewards import RewardFunction, RewardManager, load_reward_functions
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
@@ -179,7 +179,7 @@ def _tasks(recipe: Recipe, training: bool) -> tuple[Sequence[Task], Sequence[Tas
                 f"data.train_batch_size: {config.data.train_batch_size} tasks a step, but the data set has "
                 f"{len(train_tasks)}; set it to {len(train_tasks)} or less"
             )
-    val_files = config.data.train_files if config.data.val_files is None else config.data.val_files
+    val_files = validation_files(config.data.train_files, config.data.val_files)
     val_tasks = load_tasks(val_files, folder, config.recipe, "val")
     if config.data.val_max_samples >= 0:
         val_tasks = val_tasks[: config.data.val_max_samples]

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from creditflow.data import Task
 from creditflow.data.dataset_folders import Split
-from creditflow.data.datasets import load_tasks
+from creditflow.data.datasets import load_tasks, validation_files
 from creditflow.engines.verl.recipe import KEY, read_run_handle
 from creditflow.errors import ConfigError
 
@@ -24,8 +24,8 @@ class TaskDataset(Dataset[dict[str, Any]]):
             raise ConfigError(f"data.{KEY}: missing; this data set is made by `creditflow train --engine verl`")
         recipe = read_run_handle(config).recipe
         data = recipe.config.data
-        files = data.train_files if data_files == "train" or data.val_files is None else data.val_files
         split: Split = "train" if data_files == "train" else "val"
+        files = data.train_files if split == "train" else validation_files(data.train_files, data.val_files)
         tasks = load_tasks(files, recipe.folder, recipe.config.recipe, split)
         self.tasks = tasks[:max_samples] if max_samples >= 0 else tasks
 
