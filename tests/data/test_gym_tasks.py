@@ -14,6 +14,7 @@ FAMILIES = (
     "simple_equations",
     "gcd?max_value=60",
     "syllogism",
+    "circuit_logic?min_terms=2&max_terms=2&neg_prob=0.1",
     "number_format",
     "fraction_simplification?max_value=60",
     "knights_knaves",
@@ -72,6 +73,25 @@ def test_one_problem_in_two_phrasings_has_one_split():
     assert problem_of("syllogism", entry("", "All  a are\nb")) == problem_of("syllogism", entry("", "All a are b"))
 
 
+def test_one_circuit_in_two_drawings_has_one_problem():
+    def circuit(terms, inputs, last="XOR", question="?"):
+        metadata = {"term_strings": terms, "assignments": inputs, "final_gate": last}
+        return problem_of("circuit_logic", entry("circuit_logic", question, **metadata))
+
+    drawn = circuit(["A&B", "A\u2191C"], {"A": 1, "B": 0, "C": 1})
+    assert drawn == 'circuit_logic: [[["&",1,0],["\\u2191",1,1]],"XOR"]'
+    assert circuit(["B\u2191C", "C&A"], {"A": 0, "B": 1, "C": 1}, question="another drawing") == drawn
+    assert circuit(["A&B", "A\u2191B'"], {"A": 1, "B": 0}) == drawn
+    assert circuit(["AA&B", "AA\u2191AB"], {"AA": 1, "AB": 1, "B": 0}) == drawn
+    for other in (
+        circuit(["A&B", "A\u2191C"], {"A": 1, "B": 0, "C": 1}, last="OR"),
+        circuit(["A&B", "A\u2191C"], {"A": 1, "B": 1, "C": 1}),
+        circuit(["A&B", "A&C"], {"A": 1, "B": 0, "C": 1}),
+        circuit(["A&B", "A\u2191C\u2191C"], {"A": 1, "B": 0, "C": 1}),
+    ):
+        assert other != drawn
+
+
 def test_split_of_a_problem_stays_the_same():
     # fixed values: a change would move problems between the splits of recorded runs
     assert [split_of(f"p{i}") for i in range(8)] == ["val", "train", "tune", "tune", "train", "train", "train", "val"]
@@ -79,7 +99,8 @@ def test_split_of_a_problem_stays_the_same():
 
 def test_problem_determines_the_answer():
     answers = {}
-    for family in ("basic_arithmetic", "simple_equations", "fraction_simplification", "time_intervals", "countdown"):
+    families = ("basic_arithmetic", "simple_equations", "fraction_simplification", "time_intervals", "countdown")
+    for family in (*families, "circuit_logic"):
         for task in load(f"{family}?size=200"):
             assert answers.setdefault(task.extra_info["problem"], task.ground_truth) == task.ground_truth
 

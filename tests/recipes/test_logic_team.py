@@ -37,17 +37,20 @@ def recipe(name: str):
     return load_object(f"logic_team.py:{name}", RECIPES, "test")
 
 
+async def run_all(answer, tasks, workflow="solve"):
+    """One trajectory of each task."""
+    agents = {name: AgentSpec(system="Compute.") for name in ("gate", "judge", "single")}
+    rollouts = [Rollout(task, f"u{i}", f"t{i}", (0,)) for i, task in enumerate(tasks)]
+    scheduler = Scheduler({"default": Rule(answer)})
+    return await run_rollouts(rollouts, recipe(workflow), agents, scheduler, Sampling(max_prompt_tokens=100_000))
+
+
 def run_team(answer, task=TASK):
     """The scored trajectory of one rollout."""
 
     async def main():
-        agents = {name: AgentSpec(system="Compute.") for name in ("gate", "judge")}
-        sampling = Sampling(max_prompt_tokens=100_000)
-        scheduler = Scheduler({"default": Rule(answer)})
         functions = load_reward_functions(load_recipe("logic_team").config.reward.functions, RECIPES, [])
-        (trajectory,) = await run_rollouts(
-            [Rollout(task, "u", "t", (0,))], recipe("solve"), agents, scheduler, sampling
-        )
+        (trajectory,) = await run_all(answer, [task])
         await RewardManager(functions, 0.0).score([trajectory])
         return trajectory
 
@@ -129,17 +132,47 @@ def test_flip_inverts_a_fixed_share_by_content():
     assert first == [bit_right(step, trajectory, flip=0.2) for step in steps]
 
 
+def loaded(name: str) -> tuple[list[Task], list[Task]]:
+    """The training and the validation tasks of a recipe."""
+    config = load_recipe(name).config.data
+    return load_tasks(config.train_files, Path(), {}, "train"), load_tasks(config.val_files, Path(), {}, "val")
+
+
 def test_circuit_agrees_with_the_familys_answer():
-    address = load_recipe("logic_team").config.data.train_files.replace("size=1000", "size=60")
-    for task in load_tasks(address, Path(), {}, "train"):
+    for task in loaded("logic_team")[0]:
         (first, second), last = recipe("circuit_of")(task)
         bits = [recipe("true_bit")(gate) for gate in (first, second)]
         assert recipe("true_bit")(f"{bits[0]} {last} {bits[1]}") == gym_entry(task)["answer"]
 
 
-def test_training_and_validation_problems_are_disjoint():
-    config = load_recipe("logic_team").config.data
-    train = {task.text for task in load_tasks(config.train_files, Path(), {}, "train")}
-    val = {task.text for task in load_tasks(config.val_files, Path(), {}, "val")}
-    assert (len(train), len(val)) == (1000, 200)
-    assert not train & val
+@pytest.mark.parametrize("name", ["logic_team", "logic_single"])
+def test_training_and_validation_problems_are_disjoint(name):
+    train, val = loaded(name)
+    assert (len(train), len(val)) == (200, 56)
+    assert not {task.text for task in train} & {task.text for task in val}
+    problems = [{task.extra_info["problem"] for task in tasks} for tasks in (train, val)]
+    assert [len(each) for each in problems] == [200, 56]
+    assert not problems[0] & problems[1]
+
+
+@pytest.mark.parametrize(("workflow", "turns"), [("solve", 3), ("solve_alone", 1)])
+def test_prompts_of_a_validation_task_are_no_training_tasks(workflow, turns):
+    train, val = loaded("logic_team")
+
+    def prompts(tasks) -> set[tuple[tuple[str, str], ...]]:
+        """What the agents see in each task, in any order."""
+        trajectories = asyncio.run(run_all(right if workflow == "solve" else "{} = 1".format, tasks, workflow))
+        return {tuple(sorted((step.agent, step.prompt) for step in trajectory.steps)) for trajectory in trajectories}
+
+    trained, held_out = prompts(train), prompts(val)
+    assert {len(each) for each in trained | held_out} == {turns}
+    assert len(trained) == 200
+    assert not trained & held_out
+
+
+def test_third_split_has_circuits_of_its_own():
+    address = load_recipe("logic_team").config.data.val_files.replace("size=56", "size=40&split=tune")
+    problems = {task.extra_info["problem"] for task in load_tasks(address, Path(), {}, "val")}
+    train, val = loaded("logic_team")
+    assert len(problems) == 40
+    assert not problems & {task.extra_info["problem"] for task in (*train, *val)}

@@ -39,6 +39,7 @@ _PROBLEM_FIELDS = {
     "advanced_geometry": ("task_type", "A", "B", "C"),
     "basic_arithmetic": ("expression",),
     "chain_sum": ("expression",),
+    "circuit_logic": ("term_strings", "assignments", "final_gate"),
     "color_cube_rotation": ("initial_state", "rotations", "target_side"),
     "complex_arithmetic": ("num1", "num2", "operation"),
     "count_bits": ("number",),
@@ -65,9 +66,11 @@ _PROBLEM_FIELDS = {
     "time_intervals": ("task_type", "start_time", "end_time", "expected_format"),
     "tsumego": ("board",),
 }
-"""The metadata that define the problem, for families that ask one problem in several phrasings."""
+"""The metadata that define the problem, for families that ask one problem in several phrasings or drawings."""
 _UNORDERED = frozenset({"countdown", "gcd", "lcm", "puzzle24"})
 """Families in which the order of `numbers` does not matter."""
+_INPUT, _GATE = re.compile("([A-Z]+)('?)"), re.compile("[^A-Z']")
+"""The parts of a term of circuit_logic, such as `A&B'`: an input with its negation, and the sign of the gate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,10 +134,24 @@ def problem_of(family: str, entry: Mapping[str, Any]) -> str:
     names = _PROBLEM_FIELDS.get(family, ())
     if not names or not all(name in metadata for name in names):
         return f"{family}: {' '.join(entry['question'].split())}"
-    values = [
+    values: list[Any] = [
         sorted(metadata[name]) if name == "numbers" and family in _UNORDERED else metadata[name] for name in names
     ]
+    if family == "circuit_logic":
+        values = _circuit(*values)
     return f"{family}: {''.join(json.dumps(values, default=str).split())}"
+
+
+def _circuit(terms: Sequence[str], inputs: Mapping[str, int], last: str) -> list[Any]:
+    """The gates of a circuit with the values at their inputs, and the last gate.
+
+    Names of inputs, wires from one input to several gates, negations, and the order of the gates are left out.
+    """
+    gates = [
+        ["".join(_GATE.findall(term)[:1]), *(inputs[name] ^ bool(negated) for name, negated in _INPUT.findall(term))]
+        for term in terms
+    ]
+    return [sorted(gates), last]
 
 
 def split_of(problem: str) -> GymSplit:
