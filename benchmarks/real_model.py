@@ -104,6 +104,8 @@ class Case:
     arms: tuple[str, ...] = ("identical", "none")
     seeds: int = 3
     steps: int = STEPS
+    samples: int = 1
+    """Sampled rollouts of each held-out problem."""
     identical_of: str = ""
     """The case with the same runs of `identical`, a rule that pays no sub-reward; empty: none."""
     exact: bool = True
@@ -118,7 +120,7 @@ class Case:
 CASES = (
     Case("sums", "sums_team", arms=tuple(ARMS)),
     Case("single", "sums_single", arms=("identical",), steps=5 * STEPS),
-    Case("logic", "logic_team"),
+    Case("logic", "logic_team", samples=4),  # it has 56 held-out problems
     Case("flipped", "sums_team", ("recipe.flip=0.2",), seeds=2, identical_of="sums", exact=False),
     Case("unscored", "sums_team", ("recipe.planner_weight=0",), seeds=2, identical_of="sums"),
 )
@@ -151,6 +153,8 @@ class Run:
     def settings(self) -> list[str]:
         """All overrides but the folder."""
         own = [*self.case.settings, *ALWAYS, *(QUICK if self.quick else ()), f"data.seed={self.seed}"]
+        if self.case.samples > 1:
+            own.append(f"actor_rollout_ref.rollout.val_kwargs.n={self.case.samples}")
         if self.arm is not None:
             own += [*ARMS[self.arm], f"actor_rollout_ref.actor.optim.lr={self.rate}"]
             own += [f"trainer.total_training_steps={self.steps}"]
@@ -357,7 +361,7 @@ class CaseResult:
         """Print the tables of this case."""
         seeds = len(self.arms[0].runs)
         title = comparison_title(f"{self.case.name} ({self.case.recipe})", {self.case.steps})
-        title = f"{title}, on {TASKS} tasks, {counted(seeds, 'seed')}; train seconds are of a processor"
+        title = f"{title}, on {self.problems} tasks, {counted(seeds, 'seed')}; train seconds are of a processor"
         show_table(title, comparison_table(self.arms))
         if pairs := differences(self.arms):
             show_table(difference_title(seeds), difference_table(pairs))
@@ -368,7 +372,9 @@ class CaseResult:
         """The tables of this case in Markdown."""
         seeds = len(self.arms[0].runs)
         yield ""
-        yield f"**{self.case.name}** (`{self.case.recipe}`{self._settings()}), {counted(seeds, 'seed')}"
+        samples = "" if self.case.samples == 1 else f" x {self.case.samples} samples"
+        about = f"{counted(seeds, 'seed')}, {self.problems} held-out problems{samples}"
+        yield f"**{self.case.name}** (`{self.case.recipe}`{self._settings()}), {about}"
         yield ""
         header = ["arm", "rate", *(f"{name} before | after" for name in self._metrics), "tokens", "processor minutes"]
         yield f"| {' | '.join(header)} |"
@@ -417,6 +423,11 @@ class CaseResult:
         yield f"Means over {seeds} on {TASKS} problems that are not in the training set,"
         yield f"with 95 % intervals; {self.case.steps} training steps take {minutes:.0f} minutes of one core"
         yield "([results](docs/results/real_model.json))."
+
+    @property
+    def problems(self) -> int:
+        """The number of held-out problems."""
+        return len(self.arms[0].runs[0].after.sampled)
 
     @property
     def _metrics(self) -> dict[str, str]:
