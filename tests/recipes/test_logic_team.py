@@ -160,7 +160,7 @@ def test_prompts_of_a_validation_task_are_no_training_tasks(workflow, turns):
     train, val = loaded("logic_team")
 
     def prompts(tasks) -> set[tuple[tuple[str, str], ...]]:
-        """What the agents see in each task, in any order."""
+        """The agents and their prompts in each task, in any order."""
         trajectories = asyncio.run(run_all(right if workflow == "solve" else "{} = 1".format, tasks, workflow))
         return {tuple(sorted((step.agent, step.prompt) for step in trajectory.steps)) for trajectory in trajectories}
 

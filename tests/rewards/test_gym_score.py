@@ -245,7 +245,7 @@ def test_answer_that_stalls_a_scorer_scores_0_quickly(family: str, text: str):
 
 
 def functions_of_scorer(data_set: type) -> Iterator[tuple[Callable[..., object], str]]:
-    """The scorer and what it calls within reasoning_gym, each with its source."""
+    """The scorer and its functions within reasoning_gym, each with its source."""
     found: set[object] = set()
     open_ends: list[Callable[..., object]] = [data_set.score_answer]
     while open_ends:

@@ -76,8 +76,8 @@ def validation_files(
 ) -> str | Sequence[str] | None:
     """The files of the validation tasks: `data.val_files`, or without them `data.train_files`.
 
-    Raises DataError for an address in `data.train_files` with a `split` of its own if `data.val_files` is not set: the
-    tasks would be the same for training and validation.
+    Raises DataError for an address in `data.train_files` with a `split` if `data.val_files` is not set: training and
+    validation would have the same tasks.
     """
     if val_files is not None:
         return val_files

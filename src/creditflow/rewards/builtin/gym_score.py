@@ -1,6 +1,6 @@
 """The scorers of reasoning-gym's families, as an outcome.
 
-Some scorers evaluate the answer as Python or with sympy, repeat a move as often as it says, or give full marks to wrong
+Some scorers evaluate the answer as Python or with sympy, repeat moves by a count in it, or give full marks to wrong
 answers. `creditflow.rewards.support.gym_answers` has the checks before and after them.
 """
 

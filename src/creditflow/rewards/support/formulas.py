@@ -22,7 +22,7 @@ MAX_ROOT = 6
 MAX_FUNCTIONS, MAX_NESTED = 8, 2
 """Limits for the functions in a formula, and for functions of functions. sympy's time grows exponentially with both."""
 POINTS = (0.37 + 0.21j, 0.9 - 0.6j, -0.53 + 0.45j, 0.29, 1.3, -0.7)
-"""Where a derivative is compared. At some of them, a formula may be undefined or on another branch."""
+"""Points at which a derivative is compared. A formula may be undefined or on another branch at some of them."""
 REL_TOL = 1e-7
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 """Errors of the parser. The last two: brackets or signs nested too deep."""
@@ -138,7 +138,7 @@ class _Size(NamedTuple):
 
 
 def _size(node: ast.expr) -> _Size:
-    """Measure a formula. Raises ValueError for one above a limit, and for anything that is no formula."""
+    """Measure a formula. Raises ValueError above a limit and for any other syntax."""
     match node:
         case ast.Constant(value=int() | float() as value) if abs(value) <= MAX_NUMBER and not isinstance(value, bool):
             return _Size()
