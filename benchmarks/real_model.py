@@ -410,10 +410,10 @@ class CaseResult:
         above = {pair.name: pair.by_metric["pass_at_1"] for pair in pairs}
         yield "| credit | pass@1 | above `identical`, points | greedy pass@1 | step errors |"
         yield "| --- | --- | --- | --- | --- |"
-        before = [number(self.arms[0].before_mean(metric)) for metric in metrics]
+        before = [_share(self.arms[0].before_mean(metric)) for metric in metrics]
         yield f"| before training | {before[0]} | | {before[1]} | {before[2]} |"
         for arm in self.arms:
-            after = [number(fmean(arm.after(metric))) for metric in metrics]
+            after = [_share(fmean(arm.after(metric))) for metric in metrics]
             d = above.get(arm.name)
             points = "" if d is None else f"{100 * d.mean:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}] "
             yield f"| {WORDS[arm.name]} | {after[0]} | {points}| {after[1]} | {after[2]} |"
@@ -439,6 +439,11 @@ class CaseResult:
 
     def _settings(self) -> str:
         return "".join(f", `{setting}`" for setting in self.case.settings)
+
+
+def _share(value: float) -> str:
+    """A share as in the other tables of the README."""
+    return number(value).replace("0.", ".", 1)
 
 
 def write_results(rates: dict[str, str]) -> None:
