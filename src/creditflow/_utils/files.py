@@ -108,7 +108,8 @@ def make_folder(path: Path, key: str) -> None:
 def alone_in(folder: Path, refused: Exception) -> Iterator[None]:
     """Hold an exclusive lock on an existing folder; raise `refused` if another process holds it.
 
-    The lock ends with the process, however that ends, and leaves no file.
+    The lock ends with the process, however that ends, and leaves no file. Where a file system has no locks, nothing is
+    locked.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -116,9 +117,15 @@ def alone_in(folder: Path, refused: Exception) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise refused from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         yield
     finally:
         os.close(descriptor)
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def _sync(path: Path) -> None:
