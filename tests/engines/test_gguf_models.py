@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from creditflow._utils.huggingface import load_folder
 from creditflow.cli import app
 from creditflow.config import load_recipe
+from creditflow.engines.models.complete import missing_files
 from creditflow.engines.models.folders import local_folder, model_folder
 from creditflow.engines.models.gguf_models import Source, convert, read_metadata, supported_architectures
 from creditflow.engines.models.gguf_tokenizer import PRE_TOKENIZERS, byte_level_tokenizer, known_pre_tokenizer
@@ -187,6 +188,14 @@ def test_damaged_folder_of_the_user_is_reported(file, tmp_path) -> None:
     (tmp_path / "out" / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"out is incomplete: model\.safetensors is missing; remove the folder"):
         convert(Source(file), tmp_path / "out")
+
+
+@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": []}', '{"weight_map": {"a": "part-2.safetensors"}}'])
+def test_damaged_index_of_weights_is_reported(index, tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    expected = "part-2.safetensors" if "part-2" in index else "model.safetensors.index.json"
+    assert missing_files(tmp_path) == [expected]
 
 
 def test_conversion_fills_an_empty_folder(file, tmp_path, monkeypatch, capsys) -> None:

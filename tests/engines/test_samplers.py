@@ -1,4 +1,4 @@
-"""Samplers in a process of their own, with a worker that samples with transformers."""
+"""Samplers in a separate process, with a worker that samples with transformers."""
 
 import os
 import re

@@ -491,6 +491,24 @@ def _heed_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
+def _comparison_of(code, log):
+    """A process that runs one job with this code."""
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys\n"
+            "from pathlib import Path\n"
+            "from creditflow.studies.comparison.jobs import Job, run_jobs\n"
+            "from creditflow._utils.progress import Reporter\n"
+            f"job = Job('sleeps', [sys.executable, '-c', {code!r}], Path({str(log)!r}), 1, lambda: 0)\n"
+            "run_jobs([job], 1, Reporter(), 'test')\n",
+        ],
+        stderr=subprocess.PIPE,
+        preexec_fn=_heed_signals,  # noqa: PLW1509 - nothing else runs in this process
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_comparison_leaves_no_process(tmp_path, number):
     child, locked = tmp_path / "child", tmp_path / "locked"
@@ -508,20 +526,7 @@ def test_interrupted_comparison_leaves_no_process(tmp_path, number):
         f"open({str(child)!r}, 'w').write(str(os.getpid()))\n"
         "time.sleep(600)\n"
     )
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys\n"
-            "from pathlib import Path\n"
-            "from creditflow.studies.comparison.jobs import Job, run_jobs\n"
-            "from creditflow._utils.progress import Reporter\n"
-            f"job = Job('sleeps', [sys.executable, '-c', {sleeper!r}], Path({str(tmp_path / 'log')!r}), 1, lambda: 0)\n"
-            "run_jobs([job], 1, Reporter(), 'test')\n",
-        ],
-        stderr=subprocess.PIPE,
-        preexec_fn=_heed_signals,  # noqa: PLW1509 - nothing else runs in this process
-    )
+    parent = _comparison_of(sleeper, tmp_path / "log")
     _wait(lambda: child.exists() and child.read_text() and locked.exists() and locked.read_text())
 
     parent.send_signal(number)
@@ -543,22 +548,11 @@ def test_job_ends_with_a_killed_comparison(tmp_path):
         f"open({str(child)!r}, 'w').write(str(os.getpid()))\n"
         "time.sleep(600)\n"
     )
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys\n"
-            "from pathlib import Path\n"
-            "from creditflow.studies.comparison.jobs import Job, run_jobs\n"
-            "from creditflow._utils.progress import Reporter\n"
-            f"job = Job('sleeps', [sys.executable, '-c', {sleeper!r}], Path({str(tmp_path / 'log')!r}), 1, lambda: 0)\n"
-            "run_jobs([job], 1, Reporter(), 'test')\n",
-        ]
-    )
+    parent = _comparison_of(sleeper, tmp_path / "log")
     _wait(lambda: child.exists() and child.read_text())
 
     parent.kill()
-    parent.wait()
+    parent.communicate()
 
     _wait(lambda: not _command_of(child.read_text()))
 

@@ -101,7 +101,7 @@ def validation_words(train_files: Any, val_files: Any, count: int, base: Path = 
     files = [train_files] if isinstance(train_files, str) else list(train_files or [])
     if all(is_gym_address(name) for name in files):
         return f"{count} {noun} of the validation split of data.train_files (data.val_files is not set)"
-    # A function gets split="val" and may return other tasks; a folder may have a split of its own.
+    # A function gets split="val" and may return other tasks; a folder may have its own split.
     if all(
         is_gym_address(name) or is_reference(name) or has_held_out_split(_found(name, base) or Path(name))
         for name in files

@@ -16,7 +16,8 @@ def is_gguf(file: Path) -> bool:
 def missing_files(folder: Path) -> list[str]:
     """The missing files of a Hugging Face folder: its configuration, and the weights in one file or in parts.
 
-    Empty for a folder that does not exist or has no file, and for one whose only model is a GGUF file.
+    An index of parts that cannot be read counts as missing. Empty for a folder that does not exist or has no file, and
+    for one with a GGUF file.
     """
     files = {file.name for file in folder.iterdir()} if folder.is_dir() else set[str]()
     if not files or any(is_gguf(Path(name)) for name in files):
@@ -24,8 +25,12 @@ def missing_files(folder: Path) -> list[str]:
     wanted = ["config.json"]
     for whole in _WHOLE:
         if f"{whole}.index.json" in files:
-            index = json.loads((folder / f"{whole}.index.json").read_text())
-            return [name for name in (*wanted, *sorted(set(index["weight_map"].values()))) if name not in files]
+            try:
+                index = json.loads((folder / f"{whole}.index.json").read_text())
+                parts = sorted({str(part) for part in index["weight_map"].values()})
+            except (ValueError, LookupError, TypeError, AttributeError):
+                return [f"{whole}.index.json"]
+            return [name for name in (*wanted, *parts) if name not in files]
     if not any(name in files for name in _WHOLE):
         wanted.append(_WHOLE[0])
     return [name for name in wanted if name not in files]

@@ -97,7 +97,7 @@ def supported_architectures() -> list[str]:
 
 
 def read_metadata(file: Path) -> dict[str, Any]:
-    """The metadata of a GGUF file, and the names of its tensors as `tensors`; raise ModelError if it is none."""
+    """The metadata of a GGUF file, and the names of its tensors as `tensors`; raise ModelError for another file."""
     import gguf
 
     try:
@@ -185,7 +185,7 @@ def cached(source: Source) -> Path:
 
 
 def origin_of(folder: Path) -> Origin | None:
-    """The origin of a converted folder; None if `folder` is none, or was converted by another version."""
+    """The origin of a converted folder; None for any other folder, or if another version converted it."""
     try:
         origin = Origin(**json.loads((folder / ORIGIN).read_text()))
     except (OSError, ValueError, TypeError):
