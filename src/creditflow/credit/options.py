@@ -11,7 +11,7 @@ import numpy as np
 
 from creditflow.credit.gates import GATES, GATES_OF_UNSCORED, PASSING
 from creditflow.credit.groups import BASELINES, LEVELS, PARENTS
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, GATE_OPTIONS, PROPAGATION_RULES
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, GATE_OPTIONS, PROPAGATION_RULES, SCORE_OPTIONS
 from creditflow.credit.registry import Registry
 from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
@@ -36,6 +36,16 @@ class CreditOptions:
     adv_estimator: str = "grpo"
     """The advantage estimator: `grpo`, `rloo`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `gae`, a
     registered estimator, or `file.py:function`."""
+    outcome_baseline: str = "group"
+    """The baseline of the outcome. `group`: that of the group alone. `prefix`: also the part that the step's past
+    predicts (the scores of its ancestors, its turn), by a regression fitted to other groups and earlier batches."""
+    score_weight: str = "fixed"
+    """The weight of a step's own reward. `fixed`: `w_r`. `calibrated`: per agent, how much the outcome rises with the
+    score, estimated from other groups and earlier batches; with few data, near `w_r`."""
+    score_model: str = "none"
+    """The value that takes the place of a sub-reward in a step's own reward. `none`: the sub-reward itself.
+    `noisy_and`: the probability that the step did no harm, given its score and the outcome; unscored steps have one
+    too."""
     baseline: str = "group"
     """`group`: the mean of the group; `shrunk`: shrunk towards the means of the containing groups, by its count."""
     norm_adv_by_std_in_grpo: bool = True
@@ -121,6 +131,8 @@ class CreditOptions:
         estimator, rule = ADVANTAGE_ESTIMATORS[self.adv_estimator], PROPAGATION_RULES[self.propagation]
         freezes, critic = self.on_closed_gate == "freeze", estimator.critic
         neutral, once = self.on_closed_gate == "neutral", self.share == "once"
+        prefix, calibrates = self.outcome_baseline == "prefix", self.score_weight == "calibrated"
+        models = self.score_model != "none"
         return [
             ("gate", freezes and self.gate != "hard", "on_closed_gate: freeze needs hard gates, got soft"),
             (
@@ -167,6 +179,28 @@ class CreditOptions:
                 "estimator",
             ),
             (
+                "outcome_baseline",
+                prefix and self.outcome_to == "answer" and "outcome_to" not in rule.ignores,
+                "prefix predicts the outcome of each step; an outcome that enters at the answer has one baseline for "
+                "all steps before it: expected outcome_to all, got answer",
+            ),
+            (
+                "outcome_baseline",
+                prefix and (critic or rule.needs_replays),
+                f"{self.adv_estimator if critic else self.propagation} values steps in its own way: expected group, "
+                "got prefix",
+            ),
+            (
+                "score_model",
+                models and calibrates,
+                f"{self.score_model} sets the worth of a score itself: expected score_weight fixed, got calibrated",
+            ),
+            (
+                "score_model" if models else "score_weight",
+                (models or calibrates) and self.decomp_granularity == "token_level",
+                "gives a step one value: expected decomp_granularity step or agent, got token_level",
+            ),
+            (
                 "outcome_to",
                 rule.needs_replays and self.outcome_to != "all",
                 f"{self.propagation} gives every step its agent's part of the outcome: expected all, got "
@@ -192,9 +226,9 @@ class CreditOptions:
         found: dict[str, tuple[str, ...]] = {}
         if self.gate == "hard":
             found["tau"] = ("gate",)
-        if not self.decomposed:  # no score closes a gate
-            found |= dict.fromkeys(GATE_OPTIONS, ("reward_decomp", "decomp_granularity"))
-        found |= dict.fromkeys(PROPAGATION_RULES[self.propagation].ignores, ("propagation", "threshold_share"))
+        if not self.decomposed:  # no score closes a gate or is paid
+            found |= dict.fromkeys((*GATE_OPTIONS, *SCORE_OPTIONS), ("reward_decomp", "decomp_granularity"))
+        found |= dict.fromkeys(PROPAGATION_RULES[self.propagation].ignored, ("propagation", "threshold_share"))
         if self.outcome_to == "all":  # the behaviour of the sharing rules
             found.pop("outcome_to", None)
         if self.shadow is not None:  # a second rule starts from the same options
@@ -216,7 +250,7 @@ class CreditOptions:
             return "set gate: soft"
         if "propagation" not in causes:
             return "use sub-rewards"
-        readers = [rule for rule in PROPAGATION_RULES.names() if name not in PROPAGATION_RULES[rule].ignores]
+        readers = [rule for rule in PROPAGATION_RULES.names() if name not in PROPAGATION_RULES[rule].ignored]
         return f"set propagation: {' or '.join(readers) or 'a rule that reads it'}"
 
     def refuse_ignored(self, given: Iterable[str]) -> None:
@@ -281,6 +315,9 @@ CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "shared_reward": lambda: ("outcome", "outcome_plus_mean_sub_reward"),
     "gate": lambda: tuple(GATES),
     "gate_at": lambda: ("pass", "receive", "both"),
+    "outcome_baseline": lambda: ("group", "prefix"),
+    "score_weight": lambda: ("fixed", "calibrated"),
+    "score_model": lambda: ("none", "noisy_and"),
     "decomp_granularity": lambda: ("trajectory", "agent", "step", "token_level"),
     "baseline": lambda: tuple(BASELINES),
     "gate_unscored": lambda: tuple(GATES_OF_UNSCORED),

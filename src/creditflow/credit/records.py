@@ -21,6 +21,8 @@ ENGINES = ("local", "verl")
 
 GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")
 """Options that set the gates and the effect of a closed one."""
+SCORE_OPTIONS = ("score_weight", "score_model")
+"""Options that set what a step is paid for its own score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,11 @@ class PropagationRule:
         for engine in self.engines:
             if not isinstance(engine, str) or not engine:
                 raise ConfigError(f"engines: expected names of engines, got {engine!r}")
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """`ignores`, and the options of own rewards if the rule pays none."""
+        return self.ignores if self.pays_own else (*self.ignores, *SCORE_OPTIONS)
 
     @property
     def gated(self) -> bool:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from creditflow.credit import Assignment, CreditOptions
 from creditflow.credit.estimators.base import CriticTerms
+from creditflow.credit.history import History
 from creditflow.credit.references import recall_properties, recorded_properties
 from creditflow.data import TrajectoryBatch
 from creditflow.errors import BatchError, ConfigError, DataError
@@ -44,6 +45,8 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
     if assignment is not None:
         options = {f.name: getattr(assignment.options, f.name) for f in fields(CreditOptions)}
         facts |= {"options": options, "singletons": assignment.singletons}
+        if assignment.fitted is not None:
+            facts |= {"fitted": assignment.fitted, "history": assignment.history.to_json()}
         if named := recorded_properties(assignment.options):
             facts["named_by_file"] = named
         for column in _columns():
@@ -113,6 +116,9 @@ def read_step_file(path: Path) -> Recorded:
             **_fields(path, columns, of_critic=False),
             critic=critic,
             singletons=int(facts["singletons"]),
+            fitted=facts.get("fitted"),
+            history=History.from_json(facts["history"]) if "history" in facts else History(),
+            history_after=None,
             options=options,
             shadow=None,
             batch=batch,
@@ -153,6 +159,8 @@ def _fields(path: Path, columns: Mapping[str, NDArray[Any]], *, of_critic: bool)
     for column in _columns():
         if column.of_critic == of_critic:
             values[column.field] = columns.get(column.name, _ABSENT.get(column.field))
+            if values[column.field] is None and column.field in _UNFITTED:
+                values[column.field] = np.full(len(columns["credit"]), _UNFITTED[column.field])
             if values[column.field] is None and column.field not in _ABSENT:
                 raise DataError(f"{path}: expected a column {column.name}, found none")
     return values
@@ -160,3 +168,12 @@ def _fields(path: Path, columns: Mapping[str, NDArray[Any]], *, of_critic: bool)
 
 _ABSENT = {"advantage_T": None, "unscaled_T": None, "token_term_T": None, "token_reward_T": np.zeros(0)}
 """Fields whose column may be absent, with the value that this means."""
+_UNFITTED = {
+    "expected_S": np.nan,
+    "mean_outcome_S": np.nan,
+    "fold_S": -1,
+    "score_weight_S": np.nan,
+    "harmless_S": np.nan,
+}
+"""Fields without a column in files that are older than fitted parts, with the value of each step. A NaN weight means
+`w_r`."""

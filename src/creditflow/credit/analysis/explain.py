@@ -17,7 +17,9 @@ import numpy as np
 from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import counting, outcomes
 from creditflow.credit.estimators.base import EPSILON
+from creditflow.credit.fitted import coefficients_of
 from creditflow.credit.gates import PASSING, RECEIVING
+from creditflow.credit.outcome_baseline import prefix_features
 from creditflow.credit.records import (
     ADVANTAGE_ESTIMATORS,
     BY_CRITIC,
@@ -356,15 +358,36 @@ class _OperationLog:
 
     def paid(self) -> int:
         a, s, options = self.assignment, self.s, self.assignment.options
+        if not np.isnan(a.harmless_S[s]):
+            note = f"{options.score_model}: given its score and the outcome"
+            worth = self.given("probability of no harm", a.harmless_S[s], note)
+            return self.own_reward(worth)
         if np.isnan(a.sub_reward_S[s]):
             if not options.decomposed:
                 return self.given("paid", 0.0, "the rule ignores sub-rewards")
             failed = bool(a.failed_S[s])
             note = "its scoring failed, and nothing stands in" if failed else "no function scored the step"
             return self.given("paid", 0.0, note)
-        r = self.sub_reward()
-        centred = self.make("above origin", "-", r, self.given("origin", options.sub_reward_origin))
-        return self.make("paid", "*", self.given("w_r", options.w_r), centred)
+        return self.own_reward(self.sub_reward())
+
+    def own_reward(self, worth: int) -> int:
+        """The weight times the worth above the origin."""
+        a, s, options = self.assignment, self.s, self.assignment.options
+        centred = self.make("above origin", "-", worth, self.given("origin", options.sub_reward_origin))
+        weight = float(a.score_weight_S[s])
+        if options.score_weight != "calibrated" or np.isnan(weight):
+            return self.make("paid", "*", self.given("w_r", options.w_r), centred)
+        return self.make("paid", "*", self.given("calibrated weight", weight, self.slope_words()), centred)
+
+    def slope_words(self) -> str:
+        """The slope behind a calibrated weight, in words."""
+        a, s = self.assignment, self.s
+        agent, fold = a.batch.agent_names[a.batch.agent_of_step[s]], int(a.fold_S[s])
+        found = ((a.fitted or {}).get("weights") or {}).get(agent)
+        if found is None or found["slopes"][fold] is None:
+            return "no data: w_r"
+        slope, error = found["slopes"][fold], found["errors"][fold]
+        return f"the outcome rises by {slope:.3g} with the score, standard error {error:.2g}"
 
     def sub_reward(self) -> int:
         a, s, batch = self.assignment, self.s, self.assignment.batch
@@ -413,7 +436,24 @@ class _OperationLog:
         a, competitor = self.assignment, self.competitor()
         value = outcomes(a.batch, a.options).value_S[self.s]
         outcome = self.given("outcome", value, f"of {competitor}" if competitor else "")
+        if not np.isnan(a.prefix_S[self.s]):
+            outcome = self.make("beyond the past", "-", outcome, self.prefix_baseline())
         return self.make("weighted outcome", "*", self.given("w_o", a.options.w_o), outcome)
+
+    def prefix_baseline(self) -> int:
+        """The part of the outcome that the step's past predicts, feature by feature."""
+        a, s, batch = self.assignment, self.s, self.assignment.batch
+        agent = batch.agent_names[batch.agent_of_step[s]]
+        if not outcomes(batch, a.options).known_S[s] or a.masked_S[s]:
+            return self.given("prefix baseline", a.prefix_S[s], "the outcome is not known")
+        features, coefficients = coefficients_of(a.fitted or {}, agent, int(a.fold_S[s]))
+        values_F = prefix_features(batch, a.sub_reward_S, a.scored_S & a.options.decomposed)[s].tolist()
+        total = self.given("intercept", coefficients[0], f"fitted to {agent} in other groups and earlier steps")
+        for feature, coefficient, value in zip(features, coefficients[1:], values_F, strict=True):
+            factors = self.given(f"coefficient of {feature}", coefficient), self.given(feature, value)
+            part = self.make(f"part of {feature}", "*", *factors)
+            total = self.make(f"prefix baseline up to {feature}", "+", total, part)
+        return total
 
     def competitor(self) -> str:
         """The step's agent, if it has its own outcome; else empty."""
