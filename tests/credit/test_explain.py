@@ -44,6 +44,12 @@ ALL_CORNERS = {
     },
     "calibrated": {"score_weight": "calibrated", "decomp_granularity": "agent"},
     "score model": {"score_model": "noisy_and", "decomp_granularity": "step"},
+    "score model and calibrated": {
+        "score_model": "noisy_and",
+        "score_weight": "calibrated",
+        "decomp_granularity": "step",
+        "propagation": "threshold",
+    },
 }
 
 

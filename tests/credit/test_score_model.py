@@ -15,7 +15,9 @@ from tests.builders import batch_of, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.oracle import fitted as oracle
 
-MODEL = CreditOptions(propagation="none", score_model="noisy_and", group_by="task_agent", adv_estimator="rloo")
+MODEL = CreditOptions(
+    propagation="none", score_model="noisy_and", w_r=0.0, w_m=1.0, group_by="task_agent", adv_estimator="rloo"
+)
 
 chances = st.floats(0.02, 0.98)
 
@@ -137,6 +139,13 @@ def test_bins_hold_0_halves_and_1():
     assert bins(np.array([0.0, 0.25, 0.5, 0.75, 1.0])).tolist() == [0, 1, 2, 2, 3]
 
 
+def test_charge_for_harm_adds_to_the_score():
+    batch = batch_of(*simulated(8, {"planner": 0.3, "executor": 0.1}, 0.2, seed=6))
+    assigned = assign(batch, replace(MODEL, w_r=1.0, w_m=0.3))
+    score_S = np.where(assigned.scored_S, assigned.sub_reward_S - 1.0, 0.0)
+    assert assigned.own_S == pytest.approx(score_S + 0.3 * (assigned.harmless_S - 1.0))
+
+
 def test_explain_shows_the_probability():
     assigned = assign(batch_of(*simulated(4, {"planner": 0.3, "executor": 0.1}, 0.2, seed=5)), MODEL)
     assert "probability of no harm" in str(explain(assigned, 0))
@@ -145,7 +154,6 @@ def test_explain_shows_the_probability():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"score_weight": "calibrated"}, "expected score_weight fixed"),
         ({"decomp_granularity": "token_level"}, "expected decomp_granularity step or agent"),
         ({"score_model": "or"}, "expected none or noisy_and, got 'or'"),
     ],

@@ -73,7 +73,7 @@ class Assignment:
     score_weight_S: Floats
     """[S] the weight of the step's own reward: `w_r`, or a calibrated one."""
     harmless_S: Floats
-    """[S] the probability that the step did no harm, in place of its sub-reward; NaN without `score_model`."""
+    """[S] the probability that the step did no harm; NaN without `score_model`."""
     own_S: Floats
     """[S] e_t."""
     received_S: Floats
@@ -294,7 +294,7 @@ def _assign(
             outcome_S=terms.outcome_S,
             gate_S=gate_S,
             open_S=open_S,
-            scored_S=judged_S if np.isnan(terms.harmless_S).all() else has_own_S,
+            scored_S=judged_S | ~np.isnan(terms.harmless_S),
             failed_S=unjudged_S,
             outcome_known_S=outcome.known_S,
             kept_S=kept_S,
@@ -418,8 +418,7 @@ def _assign(
 class _Terms:
     """The values that own rewards and the outcome are made of, after fitting."""
 
-    worth_S: Floats
-    """[S] the sub-reward, or what takes its place; NaN for none."""
+    sub_reward_S: Floats
     weight_S: Floats
     outcome_S: Floats
     """[S] the outcome less its prefix baseline."""
@@ -430,11 +429,15 @@ class _Terms:
     @property
     def has_own_S(self) -> Bools:
         """[S] whether the step has an own reward."""
-        return ~np.isnan(self.worth_S)
+        return ~(np.isnan(self.sub_reward_S) & np.isnan(self.harmless_S))
 
     def paid_S(self, options: CreditOptions) -> Floats:
         """[S] the own rewards; 0 for steps without one."""
-        return np.where(self.has_own_S, self.weight_S * (self.worth_S - options.sub_reward_origin), 0.0)
+        of_score_S = self.weight_S * (self.sub_reward_S - options.sub_reward_origin)
+        paid_S = np.where(np.isnan(self.sub_reward_S), 0.0, of_score_S)
+        if np.isnan(self.harmless_S).all():
+            return paid_S
+        return np.where(np.isnan(self.harmless_S), paid_S, paid_S + options.w_m * (self.harmless_S - 1.0))
 
 
 def _terms(
@@ -442,8 +445,8 @@ def _terms(
 ) -> _Terms:
     """The terms under the fitted parts; without them, sub-rewards, `w_r` and outcomes as they are."""
     nothing_S, no_fold_S = np.full(batch.n_steps, np.nan), np.full(batch.n_steps, -1)
-    worth_S, weight_S, outcome_S = rewards.value_S, np.full(batch.n_steps, float(options.w_r)), outcome.value_S
-    made = _Terms(worth_S, weight_S, outcome_S, nothing_S, no_fold_S, nothing_S)
+    weight_S, outcome_S = np.full(batch.n_steps, float(options.w_r)), outcome.value_S
+    made = _Terms(rewards.value_S, weight_S, outcome_S, nothing_S, no_fold_S, nothing_S)
     if fitted is None:
         return made
     if (baseline := fitted.baseline) is not None:
@@ -456,7 +459,7 @@ def _terms(
     if (weights := fitted.weights) is not None:
         made = replace(made, weight_S=weights.value_S, fold_S=weights.fold_S)
     if (model := fitted.model) is not None:
-        made = replace(made, worth_S=model.harmless_S, harmless_S=model.harmless_S)
+        made = replace(made, harmless_S=model.harmless_S)
     return made
 
 

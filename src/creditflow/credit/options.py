@@ -43,9 +43,8 @@ class CreditOptions:
     """The weight of a step's own reward. `fixed`: `w_r`. `calibrated`: per agent, how much the outcome rises with the
     score, estimated from other groups and earlier batches; with few data, near `w_r`."""
     score_model: str = "none"
-    """The value that takes the place of a sub-reward in a step's own reward. `none`: the sub-reward itself.
-    `noisy_and`: the probability that the step did no harm, given its score and the outcome; unscored steps have one
-    too."""
+    """A model of scores and outcome that adds to a step's own reward. `noisy_and`: `w_m` times the probability that the
+    step did harm, given its score and the outcome, is charged; also for unscored steps. `none`: no model."""
     baseline: str = "group"
     """`group`: the mean of the group; `shrunk`: shrunk towards the means of the containing groups, by its count."""
     norm_adv_by_std_in_grpo: bool = True
@@ -72,6 +71,8 @@ class CreditOptions:
     """Weight of sub-rewards, at least 0."""
     w_o: float = 1.0
     """Weight of the outcome, at least 0."""
+    w_m: float = 0.3
+    """Weight of the probability of harm under `score_model`, at least 0."""
     shared_reward: str = "outcome"
     """The credit given by `identical` and `uniform`: `outcome`, or `outcome_plus_mean_sub_reward`, which contains the
     same information as the other rules' credit."""
@@ -191,11 +192,6 @@ class CreditOptions:
                 "got prefix",
             ),
             (
-                "score_model",
-                models and calibrates,
-                f"{self.score_model} sets the worth of a score itself: expected score_weight fixed, got calibrated",
-            ),
-            (
                 "score_model" if models else "score_weight",
                 (models or calibrates) and self.decomp_granularity == "token_level",
                 "gives a step one value: expected decomp_granularity step or agent, got token_level",
@@ -226,6 +222,8 @@ class CreditOptions:
         found: dict[str, tuple[str, ...]] = {}
         if self.gate == "hard":
             found["tau"] = ("gate",)
+        if self.score_model == "none":
+            found["w_m"] = ("score_model",)
         if not self.decomposed:  # no score closes a gate or is paid
             found |= dict.fromkeys((*GATE_OPTIONS, *SCORE_OPTIONS), ("reward_decomp", "decomp_granularity"))
         found |= dict.fromkeys(PROPAGATION_RULES[self.propagation].ignored, ("propagation", "threshold_share"))
@@ -248,6 +246,8 @@ class CreditOptions:
         """Advice on giving an ignored option an effect."""
         if "gate" in causes:
             return "set gate: soft"
+        if "score_model" in causes:
+            return "set score_model: noisy_and"
         if "propagation" not in causes:
             return "use sub-rewards"
         readers = [rule for rule in PROPAGATION_RULES.names() if name not in PROPAGATION_RULES[rule].ignored]
@@ -304,6 +304,7 @@ NUMBERS: dict[str, tuple[float, float, str]] = {
     "sub_reward_origin": _UNIT,
     "w_r": _WEIGHT,
     "w_o": _WEIGHT,
+    "w_m": _WEIGHT,
 }
 _REGISTRIES: dict[str, Registry[Any]] = {"propagation": PROPAGATION_RULES, "adv_estimator": ADVANTAGE_ESTIMATORS}
 # Functions, because rules may be registered at any time.

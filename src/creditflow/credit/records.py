@@ -21,7 +21,7 @@ ENGINES = ("local", "verl")
 
 GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")
 """Options that set the gates and the effect of a closed one."""
-SCORE_OPTIONS = ("score_weight", "score_model")
+SCORE_OPTIONS = ("score_weight", "score_model", "w_m")
 """Options that set what a step is paid for its own score."""
 
 

@@ -357,23 +357,26 @@ class _OperationLog:
         return _Own(self.make("own", "+", paid, answer), paid, answer)
 
     def paid(self) -> int:
+        """The own reward without the outcome: what the score earns, less the probability of harm."""
         a, s, options = self.assignment, self.s, self.assignment.options
-        if not np.isnan(a.harmless_S[s]):
-            note = f"{options.score_model}: given its score and the outcome"
-            worth = self.given("probability of no harm", a.harmless_S[s], note)
-            return self.own_reward(worth)
+        of_score = self.paid_for_score()
+        if np.isnan(a.harmless_S[s]):
+            return of_score
+        note = f"{options.score_model}: given its score and the outcome"
+        harmless = self.given("probability of no harm", a.harmless_S[s], note)
+        less = self.make("less than certain", "-", harmless, self.constant("one", 1.0))
+        charge = self.make("charge for harm", "*", self.given("w_m", options.w_m), less)
+        return self.make("paid with the charge", "+", of_score, charge)
+
+    def paid_for_score(self) -> int:
+        a, s, options = self.assignment, self.s, self.assignment.options
         if np.isnan(a.sub_reward_S[s]):
             if not options.decomposed:
                 return self.given("paid", 0.0, "the rule ignores sub-rewards")
             failed = bool(a.failed_S[s])
             note = "its scoring failed, and nothing stands in" if failed else "no function scored the step"
             return self.given("paid", 0.0, note)
-        return self.own_reward(self.sub_reward())
-
-    def own_reward(self, worth: int) -> int:
-        """The weight times the worth above the origin."""
-        a, s, options = self.assignment, self.s, self.assignment.options
-        centred = self.make("above origin", "-", worth, self.given("origin", options.sub_reward_origin))
+        centred = self.make("above origin", "-", self.sub_reward(), self.given("origin", options.sub_reward_origin))
         weight = float(a.score_weight_S[s])
         if options.score_weight != "calibrated" or np.isnan(weight):
             return self.make("paid", "*", self.given("w_r", options.w_r), centred)
