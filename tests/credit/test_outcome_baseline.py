@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from creditflow.credit import CreditOptions, assign, explain
+from creditflow.credit import CreditOptions, assign, explain, prefix_features
 from creditflow.credit.history import DECAY, History
 from creditflow.credit.outcome_baseline import FEATURES, FOLDS, PART, ridge
+from creditflow.credit.records import PREFIX_FEATURES
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.errors import ConfigError
+from creditflow.runs.step_files import read_step_file, write_step_file
 from tests.builders import batch_of, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.credit.test_gradient import (
@@ -188,6 +190,60 @@ def test_prefix_baseline_ignores_the_step_and_what_follows(situation, drawn):
     assert after.prefix_S[at] == before.prefix_S[at]
 
 
+# ---- further features ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def difficulty():
+    """A registered feature: the outcome that the task's number allows."""
+    prefix_features("difficulty")(
+        lambda batch: {"difficulty": (batch.group_of_trajectory[batch.trajectory_of_step] % 3).astype(float)}
+    )
+    yield "difficulty"
+    PREFIX_FEATURES.remove("difficulty")
+
+
+def test_users_feature_enters_the_prediction(difficulty: str, tmp_path):
+    batch = batch_of(*chains(16, 8, seed=9))
+    chosen = replace(PREFIX, prefix_features=difficulty)
+    assigned = assign(batch, chosen)
+    assert assigned.fitted["baseline"]["features"] == [*FEATURES, "difficulty"]
+    assert not np.array_equal(assigned.prefix_S, assign(batch, PREFIX).prefix_S)
+    write_step_file(tmp_path / "000001.parquet", 1, batch, assigned)
+    read = read_step_file(tmp_path / "000001.parquet").assignment
+    for s in (0, 3):
+        assert explain(read, s) == explain(assigned, s)
+        assert "difficulty" in str(explain(read, s))
+
+
+def test_critics_values_are_a_feature():
+    trajectories = chains(8, 8, seed=10)
+    for one in trajectories:
+        for each in one.steps:
+            each.response_ids, each.response_mask, each.logprobs = (7,), (1,), (-1.0,)
+    batch = batch_of(*trajectories)
+    values_T = np.random.default_rng(0).normal(size=len(batch.response_ids))
+    assigned = assign(batch, PREFIX, values_T=values_T)
+    assert (assigned.features["critic"] == values_T).all()
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ({"a": np.zeros(3)}, "a: expected finite numbers of shape"),
+        ({"a": np.full(256, np.nan)}, "with 256 not finite"),
+        ([1.0], "expected a mapping from names to arrays"),
+    ],
+)
+def test_wrong_features_are_refused(made: object, message: str):
+    prefix_features("wrong")(lambda batch: made)
+    try:
+        with pytest.raises(ConfigError, match=message):
+            assign(batch_of(*chains(8, 8, seed=11)), replace(PREFIX, prefix_features="wrong"))
+    finally:
+        PREFIX_FEATURES.remove("wrong")
+
+
 # ---- penalty and options ---------------------------------------------------------------------------------------------
 
 
@@ -217,6 +273,7 @@ def test_explain_names_features_and_coefficients():
         ({"outcome_to": "answer"}, "expected outcome_to all, got answer"),
         ({"adv_estimator": "gae", "propagation": "identical"}, "gae values steps in its own way"),
         ({"propagation": "shapley"}, "shapley values steps in its own way"),
+        ({"prefix_features": "unknown"}, "prefix_features: expected one of"),
         ({"outcome_baseline": "past"}, "expected group or prefix, got 'past'"),
     ],
 )

@@ -5,6 +5,7 @@ This module calls the other modules of the package in order. It is pure: no file
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -126,6 +127,8 @@ class Assignment:
     """[N] trajectories left out of training as a whole. `masked_S`: also the steps of single agents."""
     singletons: int
     """Number of groups of one trajectory, whose steps backed off."""
+    features: Mapping[str, Floats] = field(repr=False)
+    """[S] the features of the prefix baseline besides the built-in ones, by name."""
     fitted: dict[str, Any] | None = field(repr=False)
     """Coefficients and rates of fitted parts (`Fitted.facts`); None without such parts."""
     history: History = field(repr=False)
@@ -222,10 +225,10 @@ def assign(
 ) -> Assignment:
     """Compute credit and advantage of every step of `batch`.
 
-    `values_T`: [T] the critic's value at each sampled response token, for estimators with a critic; other entries are
-    not read. `threshold`: the state kept between batches, which the caller updates; default: the initial state of
-    `options.propagation_threshold` for the agents of this batch. `history`: statistics of earlier batches for fitted
-    parts, the `history_after` of the batch before; default: none.
+    `values_T`: [T] the critic's value at each sampled response token, for estimators with a critic and as a feature of
+    the prefix baseline; other entries are not read. `threshold`: the state kept between batches, which the caller
+    updates; default: the initial state of `options.propagation_threshold` for the agents of this batch. `history`:
+    statistics of earlier batches for fitted parts, the `history_after` of the batch before; default: none.
 
     Raises ConfigError for invalid options and BatchError for inconsistent columns. Cost: linear in steps, edges, scores
     and tokens; with `share: once`, steps times edges of each trajectory; with `on_closed_gate: neutral`, edges times
@@ -241,7 +244,7 @@ def assign(
         raise EmptyBatchError(f"batch of {batch.n_trajectories} trajectories: expected at least one step, got none")
     validate(batch)
     estimator = ADVANTAGE_ESTIMATORS[options.adv_estimator]
-    if estimator.critic:
+    if estimator.critic or (values_T is not None and options.outcome_baseline == "prefix"):
         values_T = check_values(batch, values_T, options.adv_estimator)
     if threshold is None:
         threshold = make_threshold(options.propagation_threshold)
@@ -278,7 +281,7 @@ def _assign(
     gate_S, open_S, forced_S = _gates(
         batch, options, rewards, judged_S, unjudged_S, kept_S, threshold_S, threshold.floor
     )
-    fitted = fit(columns, options, outcome, rewards, kept_S, history) if fits(options) else None
+    fitted = fit(columns, options, outcome, rewards, kept_S, history, values_T) if fits(options) else None
     terms = _terms(batch, options, outcome, rewards, fitted)
     has_own_S, paid_S = terms.has_own_S, terms.paid_S(options)
     # A stratum label, made from the prompt, separates groups by the quality of upstream steps. This gives scored steps
@@ -405,6 +408,7 @@ def _assign(
         critic=estimate.critic,
         masked_N=outcome.masked_N,
         singletons=groups.singletons,
+        features={} if fitted is None or fitted.baseline is None else fitted.baseline.further,
         fitted=None if fitted is None else fitted.facts(batch.agent_names),
         history=history,
         history_after=history if fitted is None else history.after(fitted.sums(), history.shadow),

@@ -14,10 +14,12 @@ from creditflow.credit.groups import BatchColumns
 from creditflow.credit.history import History, Sums
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.outcome_baseline import OutcomeBaseline
-from creditflow.credit.records import PROPAGATION_RULES
+from creditflow.credit.records import PREFIX_FEATURES, PROPAGATION_RULES
 from creditflow.credit.score_model import ScoreModel
 from creditflow.credit.score_weights import ScoreWeights
-from creditflow.data import Bools
+from creditflow.credit.tokens import at_first_token
+from creditflow.data import Bools, Floats, TrajectoryBatch
+from creditflow.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,13 +89,24 @@ def fit(
     rewards: SubRewards,
     kept_S: Bools,
     history: History,
+    values_T: Floats | None = None,
 ) -> Fitted:
-    """Fit the parts that the options use, to the batch and the history."""
+    """Fit the parts that the options use, to the batch and the history.
+
+    `values_T`: a critic's values at each sampled token; the prefix baseline takes that of a step's first one as a
+    feature. Raises ConfigError if the user's features are not finite arrays [S].
+    """
     known_S, judged_S = outcome.known_S & kept_S, rewards.scored_S & options.decomposed
     baseline = weights = model = None
     if options.outcome_baseline == "prefix":
         baseline = outcome_baseline.outcome_baseline(
-            columns, outcome.value_S, known_S, rewards.value_S, judged_S, history.sums(outcome_baseline.PART)
+            columns,
+            outcome.value_S,
+            known_S,
+            rewards.value_S,
+            judged_S,
+            history.sums(outcome_baseline.PART),
+            _further_features(columns.batch, options, values_T),
         )
     if options.score_weight == "calibrated" and _pays_own(options):
         weights = score_weights.score_weights(
@@ -117,6 +130,27 @@ def fit(
             history.sums(score_model.SLIPS),
         )
     return Fitted(baseline, weights, model)
+
+
+def _further_features(batch: TrajectoryBatch, options: CreditOptions, values_T: Floats | None) -> dict[str, Floats]:
+    """[S] the features of the user's function and of a critic, by name."""
+    found: dict[str, Floats] = {}
+    if options.prefix_features is not None:
+        made = PREFIX_FEATURES[options.prefix_features](batch)
+        if not isinstance(made, Mapping):
+            kind = type(made).__name__
+            raise ConfigError(f"algorithm.prefix_features: expected a mapping from names to arrays [S], got {kind}")
+        for name, values in made.items():
+            values_S = np.asarray(values, dtype=np.float64)
+            if values_S.shape != (batch.n_steps,) or not np.isfinite(values_S).all():
+                raise ConfigError(
+                    f"algorithm.prefix_features: {name}: expected finite numbers of shape ({batch.n_steps},), got "
+                    f"shape {values_S.shape} with {int((~np.isfinite(values_S)).sum())} not finite"
+                )
+            found[str(name)] = values_S
+    if values_T is not None:
+        found["critic"] = at_first_token(batch, np.asarray(values_T, dtype=np.float64), 0.0)
+    return found
 
 
 def coefficients_of(facts: Mapping[str, Any], agent: str, fold: int) -> tuple[tuple[str, ...], list[float]]:

@@ -11,7 +11,13 @@ import numpy as np
 
 from creditflow.credit.gates import GATES, GATES_OF_UNSCORED, PASSING
 from creditflow.credit.groups import BASELINES, LEVELS, PARENTS
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, GATE_OPTIONS, PROPAGATION_RULES, SCORE_OPTIONS
+from creditflow.credit.records import (
+    ADVANTAGE_ESTIMATORS,
+    GATE_OPTIONS,
+    PREFIX_FEATURES,
+    PROPAGATION_RULES,
+    SCORE_OPTIONS,
+)
 from creditflow.credit.registry import Registry
 from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
@@ -39,6 +45,9 @@ class CreditOptions:
     outcome_baseline: str = "group"
     """The baseline of the outcome. `group`: that of the group alone. `prefix`: also the part that the step's past
     predicts (the scores of its ancestors, its turn), by a regression fitted to other groups and earlier batches."""
+    prefix_features: str | None = None
+    """Further features of `outcome_baseline: prefix`: `file.py:function` or a registered name, a function from the
+    batch to arrays by name."""
     score_weight: str = "fixed"
     """The weight of a step's own reward. `fixed`: `w_r`. `calibrated`: per agent, how much the outcome rises with the
     score, estimated from other groups and earlier batches; with few data, near `w_r`."""
@@ -106,6 +115,8 @@ class CreditOptions:
             if not (isinstance(value, str) and value in (names if registry is None else registry)):
                 hint = did_you_mean(value, names) if registry is None else registry.hint(value)
                 _expect(False, key, " or ".join(names), value, hint)
+        if self.prefix_features is not None and self.prefix_features not in PREFIX_FEATURES:
+            PREFIX_FEATURES[self.prefix_features]  # raises, with the known names
         for key in _BOOLS:
             value = getattr(self, key)
             _expect(isinstance(value, bool), key, "true or false", value)
@@ -222,6 +233,8 @@ class CreditOptions:
         found: dict[str, tuple[str, ...]] = {}
         if self.gate == "hard":
             found["tau"] = ("gate",)
+        if self.outcome_baseline == "group":
+            found["prefix_features"] = ("outcome_baseline",)
         if self.score_model == "none":
             found["w_m"] = ("score_model",)
         if not self.decomposed:  # no score closes a gate or is paid
@@ -246,6 +259,8 @@ class CreditOptions:
         """Advice on giving an ignored option an effect."""
         if "gate" in causes:
             return "set gate: soft"
+        if "outcome_baseline" in causes:
+            return "set outcome_baseline: prefix"
         if "score_model" in causes:
             return "set score_model: noisy_and"
         if "propagation" not in causes:

@@ -16,6 +16,7 @@ penalty is among the choices; it gives D_t = 0, the baseline of the group alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,10 +42,10 @@ class OutcomeBaseline:
 
     value_S: Floats
     """[S] D_t; 0 for a step without a known outcome."""
-    feature_SF: Floats
-    """[S, F] the features."""
     names: tuple[str, ...]
     """The names of the F features."""
+    further: Mapping[str, Floats]
+    """[S] each feature besides the built-in ones, by name."""
     fold_S: Ints
     """[S] the fold of the step's group, which its coefficients leave out."""
     coefficient_KAF: Floats
@@ -60,21 +61,20 @@ def outcome_baseline(
     sub_reward_S: Floats,
     scored_S: Bools,
     earlier: Sums,
-    extra: Floats | None = None,
-    extra_names: tuple[str, ...] = (),
+    further: Mapping[str, Floats] | None = None,
 ) -> OutcomeBaseline:
     """Predict from each step's past how much its outcome differs from the task's mean.
 
     `known_S`: [S] steps with a known outcome that are not masked; only these are fitted and predicted. `sub_reward_S`,
-    `scored_S`: [S] sub-rewards, read where scored. `earlier`: the sums of earlier batches. `extra`: [S, X] further
-    features, such as a critic's values, which must not depend on the step's response; `extra_names`: their names.
+    `scored_S`: [S] sub-rewards, read where scored. `earlier`: the sums of earlier batches. `further`: [S]
+    features by name, such as a critic's values, which must not depend on the step's response.
     """
     batch = columns.batch
     mean_S = mean_of_others(columns, outcome_S, known_S)
     feature_SF = prefix_features(batch, sub_reward_S, scored_S)
-    names: tuple[str, ...] = FEATURES
-    if extra is not None:
-        feature_SF, names = np.column_stack([feature_SF, extra]), (*names, *extra_names)
+    names = (*FEATURES, *(further or {}))
+    if further:
+        feature_SF = np.column_stack([feature_SF, *further.values()])
     fold_S = batch.group_of_trajectory[batch.trajectory_of_step] % FOLDS
     row_SZ = np.column_stack([np.ones(batch.n_steps), feature_SF, outcome_S - mean_S])
     moments_KAZZ = fold_moments(row_SZ, trajectory_weights(batch, known_S), fold_S, batch)
@@ -93,7 +93,7 @@ def outcome_baseline(
     present = np.unique(batch.agent_of_step[known_S])
     sums = {batch.agent_names[agent]: moments_KAZZ[:, agent].sum(axis=0) for agent in present}
     value_S = np.where(known_S, value_S, 0.0)
-    return OutcomeBaseline(value_S, feature_SF, names, fold_S, coefficient_KAF, sums)
+    return OutcomeBaseline(value_S, names, further or {}, fold_S, coefficient_KAF, sums)
 
 
 def mean_of_others(columns: BatchColumns, outcome_S: Floats, known_S: Bools) -> Floats:

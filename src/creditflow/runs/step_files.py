@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from creditflow.credit import Assignment, CreditOptions
 from creditflow.credit.estimators.base import CriticTerms
 from creditflow.credit.history import History
+from creditflow.credit.outcome_baseline import FEATURES
 from creditflow.credit.references import recall_properties, recorded_properties
 from creditflow.data import TrajectoryBatch
 from creditflow.errors import BatchError, ConfigError, DataError
 from creditflow.runs.format import FORMAT, expect_format
 
+_FEATURE = "feature "
+"""The beginning of the name of a feature's column."""
 _RENAMED = {"stratum": "stratum_in_force", "group": "group_id"}
 """New names for fields with the name of a batch column or of an SQL keyword."""
 
@@ -47,6 +50,7 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
         facts |= {"options": options, "singletons": assignment.singletons}
         if assignment.fitted is not None:
             facts |= {"fitted": assignment.fitted, "history": assignment.history.to_json()}
+            columns["S"] |= {f"{_FEATURE}{name}": values_S for name, values_S in assignment.features.items()}
         if named := recorded_properties(assignment.options):
             facts["named_by_file"] = named
         for column in _columns():
@@ -99,7 +103,9 @@ def read_step_file(path: Path) -> Recorded:
     from creditflow.data import table
 
     try:
-        batch, facts, columns = table.read_beside(path, {column.name: column.shape for column in _columns()})
+        wanted = {column.name: column.shape for column in _columns()}
+        wanted |= dict.fromkeys(_feature_columns(table.facts_of(path)), "S")
+        batch, facts, columns = table.read_beside(path, wanted)
     except BatchError as error:
         raise DataError(str(error)) from error
     expect_format(path, facts.get("version", 0))
@@ -116,6 +122,7 @@ def read_step_file(path: Path) -> Recorded:
             **_fields(path, columns, of_critic=False),
             critic=critic,
             singletons=int(facts["singletons"]),
+            features={name.removeprefix(_FEATURE): columns[name] for name in _feature_columns(facts)},
             fitted=facts.get("fitted"),
             history=History.from_json(facts["history"]) if "history" in facts else History(),
             history_after=None,
@@ -124,6 +131,12 @@ def read_step_file(path: Path) -> Recorded:
             batch=batch,
         ),
     )
+
+
+def _feature_columns(facts: Mapping[str, Any]) -> list[str]:
+    """The columns of features besides the built-in ones."""
+    names = ((facts.get("fitted") or {}).get("baseline") or {}).get("features", [])
+    return [f"{_FEATURE}{name}" for name in names if name not in FEATURES]
 
 
 @dataclass(frozen=True, slots=True)

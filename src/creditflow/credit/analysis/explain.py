@@ -451,6 +451,7 @@ class _OperationLog:
             return self.given("prefix baseline", a.prefix_S[s], "the outcome is not known")
         features, coefficients = coefficients_of(a.fitted or {}, agent, int(a.fold_S[s]))
         values_F = prefix_features(batch, a.sub_reward_S, a.scored_S & a.options.decomposed)[s].tolist()
+        values_F += [float(values_S[s]) for values_S in a.features.values()]
         total = self.given("intercept", coefficients[0], f"fitted to {agent} in other groups and earlier steps")
         for feature, coefficient, value in zip(features, coefficients[1:], values_F, strict=True):
             factors = self.given(f"coefficient of {feature}", coefficient), self.given(feature, value)
