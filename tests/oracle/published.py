@@ -1,0 +1,66 @@
+"""Published rules of credit by their formulas, in plain loops over trajectories: slow, obvious and independent.
+
+A step is a dict with `trajectory`, `task`, `agent`, `turn`, `state`, `reward` (its own score), `tokens` (the sampled
+ones), `children` (indices into the list of steps) and `shares` (one for each child). `outcome[trajectory]` is the
+trajectory's reward. Standard deviations have n - 1 in the denominator, and 1e-6 is added to them, as in verl. Every
+function returns one advantage per step.
+"""
+
+import statistics
+
+EPSILON = 1e-6
+
+
+def normalised(value, values, scaled=True):
+    """`(value - mean) / (std + epsilon)`; 0 for a group of one or of equal values."""
+    if len(values) < 2 or max(values) - min(values) < 1e-9:
+        return 0.0
+    return (value - statistics.fmean(values)) / (statistics.stdev(values) + EPSILON if scaled else 1.0)
+
+
+def of_group(steps, one, *keys):
+    return [other for other in steps if all(other[key] == one[key] for key in keys)]
+
+
+def outcomes_of_task(steps, outcome, one):
+    """The outcomes of the task's trajectories, one for each."""
+    return [outcome[n] for n in sorted({other["trajectory"] for other in of_group(steps, one, "task")})]
+
+
+def magrpo(steps, outcome):
+    """MAGRPO (arXiv 2508.04652): the return minus the group's mean, without division."""
+    values = [(outcome[one["trajectory"]], one) for one in steps]
+    return [normalised(value, outcomes_of_task(steps, outcome, one), scaled=False) for value, one in values]
+
+
+def dr_mas(steps, outcome):
+    """Dr. MAS (arXiv 2602.08847, eq. 5): normalised over all of the agent's steps in the task's group."""
+    return [
+        normalised(
+            outcome[one["trajectory"]], [outcome[s["trajectory"]] for s in of_group(steps, one, "task", "agent")]
+        )
+        for one in steps
+    ]
+
+
+def at_grpo(steps, outcome, alpha=1.0):
+    """AT-GRPO (arXiv 2510.11062): team and local reward, normalised over equal task, agent and turn."""
+    mixed = {id(one): alpha * outcome[one["trajectory"]] + one["reward"] for one in steps}
+    groups = [(one, of_group(steps, one, "task", "agent", "turn")) for one in steps]
+    return [normalised(mixed[id(one)], [mixed[id(s)] for s in group]) for one, group in groups]
+
+
+def prime(trajectories, outcome):
+    """PRIME (arXiv 2502.01456), as lists of token advantages: leave-one-out outcome and token rewards to go.
+
+    `trajectories`: the token rewards of each trajectory's one response. Token rewards are divided by the mean length.
+    """
+    made, n = [], len(trajectories)
+    length = statistics.fmean(len(tokens) for tokens in trajectories)
+    means = [statistics.fmean(tokens) for tokens in trajectories]
+    for i, tokens in enumerate(trajectories):
+        others = [k for k in range(n) if k != i]
+        base = outcome[i] - statistics.fmean(outcome[k] for k in others)
+        mean = statistics.fmean(means[k] for k in others)
+        made.append([base + sum(r - mean for r in tokens[j:]) / length for j in range(len(tokens))])
+    return made
