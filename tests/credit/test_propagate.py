@@ -132,9 +132,8 @@ def test_custom_rule_is_registered_by_name():
 
 
 def test_unknown_rule_error_lists_the_known_ones():
-    with pytest.raises(
-        ConfigError, match=r"expected one of discounted, identical, none, shapley, threshold, uniform, got 'x'"
-    ):
+    names = "discounted, gigpo, identical, mt_grpo, none, shapley, threshold, uniform"
+    with pytest.raises(ConfigError, match=f"expected one of {names}, got 'x'"):
         PROPAGATION_RULES["x"]
 
 

@@ -8,9 +8,11 @@ import pytest
 from creditflow.credit import CreditOptions, assign, explain
 from creditflow.credit.presets import PRESETS
 from creditflow.data import Score
+from creditflow.errors import ConfigError
 from tests.builders import batch_of, make_trajectory, step
 from tests.oracle import published
 
+RULES = ("gigpo", "mt_grpo")
 CHAIN = ("planner", "executor", "executor", "verifier")
 
 
@@ -20,13 +22,26 @@ def options(preset, **changes):
     return CreditOptions(**({"sub_reward_origin": 0.0} | chosen | changes))
 
 
-def chains(seed=0, rollouts=4, tasks=2, agents=CHAIN):
+GRAPHS = {"chain": None, "diamond": [(), (0,), (0,), (1, 2)]}
+"""Parents of the four steps of CHAIN; None: the step before."""
+
+
+def chains(seed=0, rollouts=4, tasks=2, agents=CHAIN, parents=None):
     """Chains of steps with graded scores and outcomes; some states occur in several trajectories."""
     rng = random.Random(seed)
     return [
         make_trajectory(
             f"{task}.{n}",
-            [step(agent, rng.randrange(9) / 8, prompt=f"{agent} {rng.randrange(2)}", tokens=2) for agent in agents],
+            [
+                step(
+                    agent,
+                    rng.randrange(9) / 8,
+                    parents and parents[i],
+                    prompt=f"{agent} {rng.randrange(2)}",
+                    tokens=i + 1,
+                )
+                for i, agent in enumerate(agents)
+            ],
             outcome=rng.randrange(9) / 8,
             task=f"q{task}",
         )
@@ -76,6 +91,71 @@ def test_presets_of_options_equal_their_formulas(name, seed):
     assigned = assign(batch_of(*trajectories), options(name))
     near(assigned, getattr(published, name)(*rows(trajectories)))
     explained(assigned)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", RULES)
+def test_rules_equal_their_formulas(name, seed, graph):
+    trajectories = chains(seed, parents=GRAPHS[graph])
+    assigned = assign(batch_of(*trajectories), options(name))
+    near(assigned, getattr(published, name)(*rows(trajectories)))
+    explained(assigned)
+
+
+def test_gigpo_weighs_the_part_of_the_state():
+    trajectories = chains()
+    assigned = assign(batch_of(*trajectories), options("gigpo", step_weight=0.5))
+    near(assigned, published.gigpo(*rows(trajectories), weight=0.5))
+
+
+def test_mt_grpo_weighs_the_outcome():
+    trajectories = chains()
+    assigned = assign(batch_of(*trajectories), options("mt_grpo", episode_weight=0.5))
+    near(assigned, published.mt_grpo(*rows(trajectories), weight=0.5))
+
+
+def test_step_alone_at_its_state_has_the_part_of_its_episode():
+    trajectories = [
+        make_trajectory(f"{n}", [step("solver", 0.5, prompt=f"state {n}")], outcome=float(n)) for n in range(3)
+    ]
+    advantage_S = assign(batch_of(*trajectories), options("gigpo")).advantage_S
+    np.testing.assert_allclose(advantage_S, [-1 / (1 + 1e-6), 0.0, 1 / (1 + 1e-6)], atol=1e-12)
+
+
+def test_relative_rules_and_estimators_need_each_other():
+    with pytest.raises(ConfigError, match=r"adv_estimator: gigpo compares trajectories itself: expected relative"):
+        CreditOptions(propagation="gigpo").validate()
+    with pytest.raises(ConfigError, match=r"adv_estimator: relative has no baseline"):
+        CreditOptions(adv_estimator="relative").validate()
+    with pytest.raises(ConfigError, match=r"group_by: gigpo compares the steps of a task in its own groups"):
+        CreditOptions(propagation="gigpo", adv_estimator="relative").validate()
+    with pytest.raises(ConfigError, match=r"decomp_granularity: gigpo compares whole steps"):
+        options("gigpo", decomp_granularity="token_level").validate()
+
+
+def test_step_weight_is_refused_where_no_rule_reads_it():
+    with pytest.raises(
+        ConfigError, match=r"step_weight: has no effect with propagation: none; leave it out, or set prop"
+    ):
+        CreditOptions(propagation="none").refuse_ignored(["step_weight"])
+
+
+def test_steps_upstream_of_a_lost_outcome_are_not_trained():
+    steps = [step("planner", 0.5), step("executor", 0.5)]
+    lost = {"executor": Score(0.0, status="failed")}
+    trajectories = [
+        make_trajectory("a", steps, outcome=1.0, outcomes=lost),
+        *(make_trajectory(str(n), steps, outcome=float(n)) for n in range(2)),
+    ]
+    assert assign(batch_of(*trajectories), options("gigpo")).trained_S.tolist() == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_at_grpo_weighs_the_team_reward_by_w_o():

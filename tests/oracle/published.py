@@ -64,3 +64,43 @@ def prime(trajectories, outcome):
         mean = statistics.fmean(means[k] for k in others)
         made.append([base + sum(r - mean for r in tokens[j:]) / length for j in range(len(tokens))])
     return made
+
+
+def returns(steps, outcome, gamma, rewards=None):
+    """`G_t = e_t + gamma * sum of share * G_k` over children; the outcome is at the trajectory's last step."""
+    rewards = [one["reward"] for one in steps] if rewards is None else rewards
+    made = [0.0] * len(steps)
+    for s in reversed(range(len(steps))):
+        one = steps[s]
+        last = s + 1 == len(steps) or steps[s + 1]["trajectory"] != one["trajectory"]
+        made[s] = rewards[s] + (outcome[one["trajectory"]] if last else 0.0)
+        made[s] += gamma * sum(share * made[k] for k, share in zip(one["children"], one["shares"], strict=True))
+    return made
+
+
+def compared(steps, values, *keys):
+    """Each value, normalised over all steps with equal keys."""
+    at = {id(one): value for one, value in zip(steps, values, strict=True)}
+    return [normalised(at[id(one)], [at[id(s)] for s in of_group(steps, one, *keys)]) for one in steps]
+
+
+def episodes(steps, outcome):
+    """Each step's outcome, normalised over the task's trajectories."""
+    return [normalised(outcome[one["trajectory"]], outcomes_of_task(steps, outcome, one)) for one in steps]
+
+
+def weighted(one, other, weight=1.0, other_weight=1.0):
+    return [weight * a + other_weight * b for a, b in zip(one, other, strict=True)]
+
+
+def gigpo(steps, outcome, gamma=0.95, weight=1.0):
+    """GiGPO (arXiv 2505.10978, eq. 3 and 5 to 8): compared episodes, and returns compared at equal states."""
+    anchored = compared(steps, returns(steps, outcome, gamma), "task", "agent", "state")
+    return weighted(episodes(steps, outcome), anchored, 1.0, weight)
+
+
+def mt_grpo(steps, outcome, weight=1.0):
+    """MT-GRPO (arXiv 2505.11821): normalised rewards of this turn and later ones, and the normalised outcome."""
+    turns = compared(steps, [one["reward"] for one in steps], "task", "agent", "turn")
+    later = returns(steps, [0.0] * len(outcome), 1.0, turns)
+    return weighted(later, episodes(steps, outcome), 1.0, weight)

@@ -30,6 +30,14 @@ def _credit(source: str, **options: Any) -> Preset:
     return Preset(source, {f"algorithm.{name}": value for name, value in options.items()})
 
 
+_RELATIVE = {
+    "adv_estimator": "relative",
+    "baseline": "group",
+    "norm_adv_by_std_in_grpo": True,
+    "group_by": "task",
+}
+"""Options of rules that compare trajectories themselves."""
+
 PRESETS: dict[str, Preset] = {
     "at_grpo": _credit(
         "2510.11062",
@@ -49,6 +57,7 @@ PRESETS: dict[str, Preset] = {
         norm_adv_by_std_in_grpo=True,
         group_by="task_agent",
     ),
+    "gigpo": _credit("2505.10978", propagation="gigpo", **_RELATIVE, gamma=0.95),
     "magrpo": _credit(
         "2508.04652",
         propagation="identical",
@@ -58,6 +67,7 @@ PRESETS: dict[str, Preset] = {
         norm_adv_by_std_in_grpo=False,
         group_by="task_agent_turn",
     ),
+    "mt_grpo": _credit("2505.11821", propagation="mt_grpo", **_RELATIVE, gamma=1.0),
     "prime": _credit(
         "2502.01456",
         propagation="none",

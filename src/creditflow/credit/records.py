@@ -21,6 +21,8 @@ ENGINES = ("local", "verl")
 
 GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")
 """Options that set the gates and the effect of a closed one."""
+RULE_OPTIONS = ("step_weight", "episode_weight", "value_prior")
+"""Options that only the rules that declare them in `reads` read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class PropagationRule:
     """Whether own and shared credit follow `outcome_to`, so that explanations list them term by term."""
     comparison_rank: int = 0
     """The place among the rules that are compared by default, from 1, the baseline; 0: not compared by default."""
+    relative: bool = False
+    """Whether credit is an advantage already: the rule compares trajectories itself, and the estimator must be one that
+    does not (`Estimator.relative`)."""
+    reads: tuple[str, ...] = ()
+    """The options of RULE_OPTIONS that the rule reads."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown value of a property."""
@@ -52,6 +59,11 @@ class PropagationRule:
         for engine in self.engines:
             if not isinstance(engine, str) or not engine:
                 raise ConfigError(f"engines: expected names of engines, got {engine!r}")
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Options of credit that the rule never reads: `ignores`, and RULE_OPTIONS without `reads`."""
+        return (*self.ignores, *(name for name in RULE_OPTIONS if name not in self.reads))
 
     @property
     def gated(self) -> bool:
@@ -77,6 +89,8 @@ class Estimator:
     """How the values of single tokens arise, for explanations: DISCOUNTED, BY_CRITIC or UNKNOWN."""
     min_rollouts: int = 1
     """The smallest number of rollouts of a task with which the estimator can learn."""
+    relative: bool = False
+    """Whether credit is taken as the advantage, without a baseline. Needs a rule that compares trajectories itself."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown value of a property."""
@@ -118,6 +132,8 @@ def propagation_rule(
     engines: tuple[str, ...] = ENGINES,
     decomposed: bool = False,
     comparison_rank: int = 0,
+    relative: bool = False,
+    reads: tuple[str, ...] = (),
 ) -> Callable[[F], F]:
     """Register a function from PropagationInput to Credit as `algorithm.propagation: name`.
 
@@ -127,7 +143,17 @@ def propagation_rule(
 
     def register(function: F) -> F:
         rule = PropagationRule(
-            function, pays_own, shares, ignores, flows, needs_replays, engines, decomposed, comparison_rank
+            function,
+            pays_own,
+            shares,
+            ignores,
+            flows,
+            needs_replays,
+            engines,
+            decomposed,
+            comparison_rank,
+            relative,
+            reads,
         )
         PROPAGATION_RULES.declare(name, rule, function)
         return function
@@ -144,6 +170,7 @@ def advantage_estimator(
     divisor: str = UNKNOWN,
     tokens: str = UNKNOWN,
     min_rollouts: int = 1,
+    relative: bool = False,
 ) -> Callable[[F], F]:
     """Register a function from EstimatorInput to Estimate as `algorithm.adv_estimator: name`.
 
@@ -160,7 +187,7 @@ def advantage_estimator(
         )
 
     def register(function: F) -> F:
-        estimator = Estimator(function, grouped, whitened, critic, divisor, tokens, min_rollouts)
+        estimator = Estimator(function, grouped, whitened, critic, divisor, tokens, min_rollouts, relative)
         ADVANTAGE_ESTIMATORS.declare(name, estimator, function)
         return function
 
