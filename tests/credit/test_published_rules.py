@@ -5,14 +5,16 @@ import random
 import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, assign, explain
+from creditflow.credit import CreditOptions, assign, explain, shapley
 from creditflow.credit.presets import PRESETS
 from creditflow.data import Score
-from creditflow.errors import ConfigError
+from creditflow.errors import BatchError, ConfigError
 from tests.builders import batch_of, make_trajectory, step
 from tests.oracle import published
 
-RULES = ("gigpo", "mt_grpo")
+RULES = ("gagpo", "gigpo", "irc", "istar", "mt_grpo")
+NEUTRAL = {"gagpo": {"value_prior": 0.0}}
+"""Changes of a preset's options that give the published formula."""
 CHAIN = ("planner", "executor", "executor", "verifier")
 
 
@@ -98,7 +100,7 @@ def test_presets_of_options_equal_their_formulas(name, seed):
 @pytest.mark.parametrize("name", RULES)
 def test_rules_equal_their_formulas(name, seed, graph):
     trajectories = chains(seed, parents=GRAPHS[graph])
-    assigned = assign(batch_of(*trajectories), options(name))
+    assigned = assign(batch_of(*trajectories), options(name, **NEUTRAL.get(name, {})))
     near(assigned, getattr(published, name)(*rows(trajectories)))
     explained(assigned)
 
@@ -113,6 +115,62 @@ def test_mt_grpo_weighs_the_outcome():
     trajectories = chains()
     assigned = assign(batch_of(*trajectories), options("mt_grpo", episode_weight=0.5))
     near(assigned, published.mt_grpo(*rows(trajectories), weight=0.5))
+
+
+@pytest.mark.parametrize("prior", [0.5, 1.0, 3.0])
+def test_gagpo_shrinks_values_towards_agent_and_turn(prior):
+    trajectories = chains()
+    assigned = assign(batch_of(*trajectories), options("gagpo", value_prior=prior, lam=0.5))
+    near(assigned, published.gagpo(*rows(trajectories), lam=0.5, prior=prior))
+
+
+def test_gagpo_needs_a_prior_where_no_state_occurs_twice():
+    trajectories = [
+        make_trajectory(f"{n}", [step("solver", prompt=f"state {n} {k}") for k in range(2)], outcome=float(n % 2))
+        for n in range(4)
+    ]
+    assert not assign(batch_of(*trajectories), options("gagpo", value_prior=0.0, gamma=1.0)).advantage_S.any()
+    assert assign(batch_of(*trajectories), options("gagpo", gamma=1.0)).advantage_S.all()
+
+
+def test_irc_gives_no_weight_to_scores_without_correlation():
+    scores, outcome = [0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]
+    scored, unscored = (
+        [make_trajectory(f"{n}", [step("solver", score)], outcome=outcome[n]) for n, score in enumerate(given)]
+        for given in (scores, [None] * 4)
+    )
+    one, other = (assign(batch_of(*trajectories), options("irc")) for trajectories in (scored, unscored))
+    near(one, other.advantage_S)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.25])
+def test_sharp_equals_its_formula(alpha):
+    rng = random.Random(1)
+    agents = ("planner", "executor", "verifier")
+    trajectories, without = chains(agents=agents), []
+    for trajectory in trajectories:
+        without.append({agent: rng.randrange(9) / 8 for agent in agents})
+        left_A = np.array([trajectory.outcome.value - without[-1][agent] for agent in agents])
+        values = shapley.Values(left_A / 3, left_A, left_A, left_A, 7, agents)
+        trajectory.info[shapley.KEY] = values.to_json()
+    assigned = assign(batch_of(*trajectories), options("sharp", step_weight=alpha))
+    near(assigned, published.sharp(*rows(trajectories), without, alpha))
+    explained(assigned)
+
+
+def test_agent_with_an_unknown_contribution_is_not_trained():
+    trajectories = chains(agents=("planner", "executor"))
+    for n, trajectory in enumerate(trajectories):
+        left_A = np.array([np.nan if n == 0 else 0.25, 0.5])
+        values = shapley.Values(left_A, left_A, left_A, left_A, 25, ("planner", "executor"))
+        trajectory.info[shapley.KEY] = values.to_json()
+    assigned = assign(batch_of(*trajectories), options("sharp"))
+    assert np.flatnonzero(~assigned.trained_S).tolist() == [0]
+
+
+def test_leave_one_out_needs_measured_values():
+    with pytest.raises(BatchError, match=r"expected left-out values, found none; .*propagation: leave_one_out"):
+        assign(batch_of(*chains()), options("sharp"))
 
 
 def test_step_alone_at_its_state_has_the_part_of_its_episode():

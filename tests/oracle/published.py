@@ -104,3 +104,50 @@ def mt_grpo(steps, outcome, weight=1.0):
     turns = compared(steps, [one["reward"] for one in steps], "task", "agent", "turn")
     later = returns(steps, [0.0] * len(outcome), 1.0, turns)
     return weighted(later, episodes(steps, outcome), 1.0, weight)
+
+
+def gagpo(steps, outcome, gamma=0.99, lam=0.95, prior=0.0):
+    """GAGPO (arXiv 2605.13217): GAE with mean returns of equal states, normalised over the task's steps.
+
+    `prior`: the number of steps that the mean of the same agent and turn counts for in a value.
+    """
+    paid = returns(steps, outcome, 0.0)
+    at = {id(one): value for one, value in zip(steps, returns(steps, outcome, gamma), strict=True)}
+    values = []
+    for one in steps:
+        same = [at[id(s)] for s in of_group(steps, one, "task", "agent", "state")]
+        wider = statistics.fmean(at[id(s)] for s in of_group(steps, one, "task", "agent", "turn"))
+        values.append((sum(same) + prior * wider) / (len(same) + prior))
+    made = [0.0] * len(steps)
+    for s in reversed(range(len(steps))):
+        ahead = zip(steps[s]["children"], steps[s]["shares"], strict=True)
+        made[s] = paid[s] - values[s] + gamma * sum(share * (values[k] + lam * made[k]) for k, share in ahead)
+    return compared(steps, made, "task")
+
+
+def irc(steps, outcome, gamma=0.9, weight=0.3):
+    """IRC (arXiv 2604.02869): returns of scores weighted by their correlation with the outcome, by turn."""
+    rewards = []
+    for one in steps:
+        pairs = [(s["reward"], outcome[s["trajectory"]]) for s in of_group(steps, one, "agent")]
+        rewards.append(statistics.correlation(*zip(*pairs, strict=True)) * one["reward"])
+    turns = compared(steps, returns(steps, outcome, gamma, rewards), "task", "agent", "turn")
+    return weighted(turns, episodes(steps, outcome), 1.0, weight)
+
+
+def istar(steps, outcome, weight=1.0):
+    """iStar (arXiv 2509.19199): compared episodes, and the steps' summed log-ratios compared over the task."""
+    sums = [one["tokens"] * (one["reward"] - 0.5) for one in steps]
+    return weighted(episodes(steps, outcome), compared(steps, sums, "task"), 1.0, weight)
+
+
+def sharp(steps, outcome, without, alpha=1.0):
+    """SHARP (arXiv 2602.08335): process, outcome and marginal contribution, normalised per agent and task.
+
+    `without`: by trajectory and agent, the outcome without the agent.
+    """
+    mixed = []
+    for one in steps:
+        whole = outcome[one["trajectory"]]
+        mixed.append(one["reward"] + whole + alpha * (whole - without[one["trajectory"]][one["agent"]]))
+    return compared(steps, mixed, "task", "agent")

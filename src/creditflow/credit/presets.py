@@ -57,7 +57,10 @@ PRESETS: dict[str, Preset] = {
         norm_adv_by_std_in_grpo=True,
         group_by="task_agent",
     ),
+    "gagpo": _credit("2605.13217", propagation="gagpo", **_RELATIVE),
     "gigpo": _credit("2505.10978", propagation="gigpo", **_RELATIVE, gamma=0.95),
+    "irc": _credit("2604.02869", propagation="irc", **_RELATIVE, gamma=0.9, episode_weight=0.3),
+    "istar": _credit("2509.19199", propagation="implicit_step", **_RELATIVE, sub_reward_origin=0.5),
     "magrpo": _credit(
         "2508.04652",
         propagation="identical",
@@ -77,6 +80,14 @@ PRESETS: dict[str, Preset] = {
         baseline="group",
         group_by="task",
         gamma_token=1.0,
+    ),
+    "sharp": _credit(
+        "2602.08335",
+        propagation="leave_one_out",
+        adv_estimator="grpo",
+        baseline="group",
+        norm_adv_by_std_in_grpo=True,
+        group_by="task_agent",
     ),
 }
 
