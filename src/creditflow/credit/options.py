@@ -103,6 +103,13 @@ class CreditOptions:
     trajectories. `freeze`: none, and the steps upstream of the failure do not learn from this trajectory."""
     mask_truncated: bool = False
     """Leave truncated trajectories out of training."""
+    step_weight: float = 1.0
+    """Weight of the part of a step or an agent, in published rules that add one to the part of the whole trajectory."""
+    episode_weight: float = 1.0
+    """Weight of the part of the whole trajectory, in those rules."""
+    value_prior: float = 1.0
+    """`gagpo`: the number of steps that the mean of the same agent and turn counts for in the value of a state. 0: the
+    mean of equal states alone."""
 
     shadow: Any = None
     """Options of a second assignment that is reported but not trained on, such as `{propagation: threshold}`."""
@@ -213,6 +220,29 @@ class CreditOptions:
                 f"{self.propagation} gives every step its agent's part of the outcome: expected all, got "
                 f"{self.outcome_to}",
             ),
+            (
+                "adv_estimator",
+                rule.relative and not estimator.relative,
+                f"{self.propagation} compares trajectories itself: expected "
+                f"{' or '.join(_relative(ADVANTAGE_ESTIMATORS))}, got {self.adv_estimator}",
+            ),
+            (
+                "adv_estimator",
+                estimator.relative and not rule.relative,
+                f"{self.adv_estimator} has no baseline: expected a propagation rule that compares trajectories itself "
+                f"({', '.join(_relative(PROPAGATION_RULES))}), got {self.propagation}",
+            ),
+            (
+                "group_by",
+                rule.relative and self.group_by != "task",
+                f"{self.propagation} compares the steps of a task in its own groups: expected task, got "
+                f"{self.group_by}",
+            ),
+            (
+                "decomp_granularity",
+                rule.relative and self.decomp_granularity == "token_level",
+                f"{self.propagation} compares whole steps: expected step, agent or trajectory, got token_level",
+            ),
         ]
 
     def outcome_to_answer_alone(self) -> bool:
@@ -239,7 +269,7 @@ class CreditOptions:
             found["w_m"] = ("score_model",)
         if not self.decomposed:  # no score closes a gate or is paid
             found |= dict.fromkeys((*GATE_OPTIONS, *SCORE_OPTIONS), ("reward_decomp", "decomp_granularity"))
-        found |= dict.fromkeys(PROPAGATION_RULES[self.propagation].ignored, ("propagation", "threshold_share"))
+        found |= dict.fromkeys(PROPAGATION_RULES[self.propagation].without_effect, ("propagation", "threshold_share"))
         if self.outcome_to == "all":  # the behaviour of the sharing rules
             found.pop("outcome_to", None)
         if self.shadow is not None:  # a second rule starts from the same options
@@ -265,7 +295,7 @@ class CreditOptions:
             return "set score_model: noisy_and"
         if "propagation" not in causes:
             return "use sub-rewards"
-        readers = [rule for rule in PROPAGATION_RULES.names() if name not in PROPAGATION_RULES[rule].ignored]
+        readers = [rule for rule in PROPAGATION_RULES.names() if name not in PROPAGATION_RULES[rule].without_effect]
         return f"set propagation: {' or '.join(readers) or 'a rule that reads it'}"
 
     def refuse_ignored(self, given: Iterable[str]) -> None:
@@ -320,6 +350,9 @@ NUMBERS: dict[str, tuple[float, float, str]] = {
     "w_r": _WEIGHT,
     "w_o": _WEIGHT,
     "w_m": _WEIGHT,
+    "step_weight": _WEIGHT,
+    "episode_weight": _WEIGHT,
+    "value_prior": _WEIGHT,
 }
 _REGISTRIES: dict[str, Registry[Any]] = {"propagation": PROPAGATION_RULES, "adv_estimator": ADVANTAGE_ESTIMATORS}
 # Functions, because rules may be registered at any time.
@@ -340,6 +373,11 @@ CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "share": lambda: ("split", "copy", "once"),
     "on_closed_gate": lambda: ("cut", "neutral", "freeze"),
 }
+
+
+def _relative(registry: Registry[Any]) -> list[str]:
+    """The names of the rules or estimators for which credit is an advantage."""
+    return [name for name in registry.names() if registry[name].relative]
 
 
 def _is_number(value: object) -> bool:

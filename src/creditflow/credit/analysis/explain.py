@@ -16,9 +16,9 @@ import numpy as np
 
 from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import counting, outcomes
-from creditflow.credit.estimators.base import EPSILON
 from creditflow.credit.fitted import coefficients_of
 from creditflow.credit.gates import PASSING, RECEIVING
+from creditflow.credit.groups import EPSILON
 from creditflow.credit.outcome_baseline import prefix_features
 from creditflow.credit.records import (
     ADVANTAGE_ESTIMATORS,
@@ -469,7 +469,7 @@ class _OperationLog:
     def shared(self) -> int:
         a, options = self.assignment, self.assignment.options
         rule, record = options.propagation, self.rule
-        if record.needs_replays:
+        if record.needs_replays and record.decomposed:
             agent = a.batch.agent_names[a.batch.agent_of_step[self.s]]
             known = bool(outcomes(a.batch, options).known_S[self.s])
             n = int(a.batch.trajectory_of_step[self.s])
