@@ -7,6 +7,7 @@ from creditflow.cli import app
 from creditflow.config import load_recipe, recipe_of_dict
 from creditflow.config.schema import json_schema
 from creditflow.credit.presets import PRESETS, preset_text
+from creditflow.engines.base import expect_capabilities
 from creditflow.errors import ConfigError
 from tests.paths import TOY
 
@@ -83,6 +84,17 @@ def test_recipe_with_a_preset_loads_from_its_record(tmp_path):
     again = tmp_path / "again.yaml"
     again.write_text(made.to_yaml())
     assert load_recipe(again).config.algorithm == made.config.algorithm
+
+
+def test_engine_without_replays_refuses_sharp_by_name(tmp_path):
+    config = load_recipe(recipe(tmp_path, "{preset: sharp}")).config
+    with pytest.raises(ConfigError, match=r"algorithm.propagation: leave_one_out is for --engine local; verl does not"):
+        expect_capabilities(config, "verl", set())
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"sharp"}))
+def test_engines_run_presets_without_replays(tmp_path, name):
+    expect_capabilities(load_recipe(recipe(tmp_path, f"{{preset: {name}}}")).config, "verl", set())
 
 
 def test_schema_lists_the_presets():

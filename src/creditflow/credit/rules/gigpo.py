@@ -11,6 +11,8 @@ from creditflow.credit.rules.relative import IGNORED, by_steps, credit_of, episo
 def gigpo(inputs: PropagationInput) -> Credit:
     """`A_t = episode_weight * GN(R) + step_weight * GN(G_t)` (GiGPO, arXiv 2505.10978, eq. 8).
 
+    Equation numbers are those of its reference code.
+
     GN(R): over the rollouts of the task (eq. 3). `G_t = e_t + gamma * sum over children of share_k * G_k` is the return
     (eq. 5) along the dependency graph, with the outcome at the answer. GN(G_t): over all steps of the task with the
     same agent and prompt, the anchor state (eq. 6 and 7).

@@ -16,7 +16,7 @@ def implicit_step(inputs: PropagationInput) -> Credit:
     The implicit reward is a sum of log-ratios over the response's tokens, `sum_j beta * log(pi_phi / pi_ref)`. The
     reward function `implicit_process` gives the mean of these log-ratios, rescaled from [-limit, limit] to [0, 1].
     With `sub_reward_origin: 0.5` (in the preset) `own * L` for L sampled tokens is the sum, up to a factor that GN
-    removes. GN(r_t): over all steps of the task. There is no return: a step is paid for its own tokens alone.
+    removes. GN(r_t): over all steps of the task. A step is paid for its own tokens alone, without a return.
     """
     options = inputs.options
     length_S = np.maximum(inputs.columns.sampled_S, 1)

@@ -1,4 +1,4 @@
-"""`leave_one_out`: each agent gets the outcome, its own reward, and what the outcome loses without it."""
+"""`leave_one_out`: each agent gets its own reward, the outcome, and its measured contribution to the outcome."""
 
 from __future__ import annotations
 

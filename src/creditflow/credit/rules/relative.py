@@ -71,7 +71,7 @@ def flow(inputs: PropagationInput, own_S: Floats, *, outcome_to: str) -> tuple[F
 
 
 def misled(inputs: PropagationInput) -> Bools | None:
-    """[S] the steps upstream of an answer step whose agent's own outcome could not be scored; None if there are none.
+    """[S] the steps upstream of an answer step whose agent's own outcome could not be scored; None without such a step.
 
     Their return lacks that outcome, and a missing outcome is not an outcome of 0.
     """
