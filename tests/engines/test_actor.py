@@ -189,6 +189,89 @@ def test_clipping_stops_gradients_beyond_its_bounds() -> None:
     assert bounded.tolist() == [False, False, False, False, True]
 
 
+@pytest.mark.parametrize("mode", ["vanilla", "gspo", "cispo"])
+def test_policy_losses_equal_those_of_verl(mode: str) -> None:
+    algorithms = pytest.importorskip("verl.trainer.ppo.core_algos")
+    from verl.workers.config import ActorConfig as VerlConfig
+
+    rng = np.random.default_rng(0)
+    old, advantage = (torch.from_numpy(rng.normal(size=(6, 9))) for _ in range(2))
+    old = -old.abs()
+    ours, theirs = ((old + 0.4 * torch.from_numpy(rng.normal(size=(6, 9)))).requires_grad_() for _ in range(2))
+    with torch.no_grad():
+        theirs.copy_(ours)
+    mask = torch.from_numpy(rng.random((6, 9)) < 0.7)
+    mask[:, 0] = True
+    config = VerlConfig(
+        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=0.1, clip_ratio_high=0.3,
+        clip_ratio_c=2.0,
+    )  # fmt: skip
+    expected, measured = algorithms.get_policy_loss_fn(mode)(
+        old, theirs, advantage, mask.double(), "seq-mean-token-mean", config
+    )
+    rows = torch.arange(6)[:, None].expand(6, 9)[mask]
+    token_loss, clipped, _ = policy_loss(
+        ours[mask], old[mask], advantage[mask], Clip(0.1, 0.3, 2.0), mode, (rows, torch.ones(len(rows)))
+    )
+    weight = (1 / mask.sum(1).double() / 6)[rows]
+    loss = (token_loss * weight).sum()
+    loss.backward()
+    expected.backward()
+    # verl adds 1e-8 to the number of tokens that it divides by.
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-8)
+    assert torch.allclose(ours.grad, theirs.grad, rtol=1e-8, atol=1e-12)
+    assert clipped.double().mean().item() == pytest.approx(measured["actor/pg_clipfrac"])
+    assert 0.1 < measured["actor/pg_clipfrac"] < 0.9
+
+
+def test_gspo_loss_and_gradient_equal_the_published_sequence_loss() -> None:
+    rng = np.random.default_rng(1)
+    old = torch.from_numpy(rng.normal(size=12))
+    logprob = (old + 0.1 * torch.from_numpy(rng.normal(size=12))).requires_grad_()
+    row, sampled = torch.tensor([0] * 5 + [1] * 7), torch.ones(12, dtype=torch.float64)
+    sampled[[1, 8]] = 0.0  # tool tokens
+    advantage = torch.tensor([1.5, -0.5], dtype=torch.float64)
+    token_loss, _, _ = policy_loss(logprob, old, advantage[row], Clip(0.02, 0.03, None), "gspo", (row, sampled))
+    mean = [(token_loss * sampled)[row == i].sum() / sampled[row == i].sum() for i in (0, 1)]
+    (gradient,) = torch.autograd.grad(mean[0] + mean[1], logprob)
+    expected = []
+    for i in (0, 1):
+        of_row = (row == i) & (sampled > 0)
+        ratio = torch.exp((logprob - old)[of_row].mean())
+        expected.append(-torch.minimum(ratio * advantage[i], ratio.clamp(0.98, 1.03) * advantage[i]))
+    (wanted,) = torch.autograd.grad(expected[0] + expected[1], logprob)
+    assert [one.item() for one in mean] == pytest.approx([one.item() for one in expected], rel=1e-12)
+    assert torch.allclose(gradient, wanted, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("mode", ["gspo", "cispo"])
+def test_micro_batches_do_not_change_a_policy_loss(policy: Policy, mode: str, packed: bool) -> None:
+    policy.model.double()
+    policy.forward = Forward(policy.model, packed)
+    batch = sampled_batch(policy, 9)
+    rng = np.random.default_rng(2)
+    batch.logprobs[:] += rng.normal(scale=0.3, size=len(batch.logprobs))
+    batch.response_mask[rng.random(len(batch.response_mask)) < 0.2] = False
+    advantage, trained = rng.normal(size=len(batch.response_ids)), np.ones(batch.n_steps, dtype=np.bool_)
+    found = []
+    for budget in (20, 10_000):
+        config = ActorConfig(
+            optim=OptimConfig(lr=1e-12),
+            ppo_max_token_len_per_gpu=budget,
+            policy_loss={"loss_mode": mode},
+            grad_clip=1e9,
+        )
+        one = copy.copy(policy)
+        one.model = copy.deepcopy(policy.model)
+        one.forward = Forward(one.model, packed)
+        metrics = Actor(one, config).update(batch, advantage, trained, np.zeros(batch.n_steps, dtype=np.int64))
+        found.append((metrics["actor/pg_loss"], torch.cat([w.grad.flatten() for w in one.model.parameters()])))
+    (loss, gradient), (other_loss, other_gradient) = found
+    assert loss == pytest.approx(other_loss, rel=1e-6)
+    assert float((gradient - other_gradient).norm() / gradient.norm()) < 1e-6
+
+
 def test_kl_estimators_agree_with_their_definitions() -> None:
     logprob, reference = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
     ratio = torch.exp(reference - logprob)

@@ -14,6 +14,16 @@ KLLossType = Literal["k1", "k2", "k3", "abs", "kl", "mse", "low_var_kl"]
 KL_LOSS_TYPES: tuple[str, ...] = get_args(KLLossType)
 
 
+class PolicyLossConfig(Section):
+    """The policy loss, under verl's names."""
+
+    loss_mode: Literal["vanilla", "gspo", "cispo"] = "vanilla"
+    """`vanilla`: PPO's clipped surrogate of each token. `gspo`: the ratio of the whole response, the geometric mean of
+    its tokens' ratios, in place of each token's (Zheng et al. 2025, arXiv 2507.18071; the paper clips at 3e-4 below and
+    4e-4 above, with `seq-mean-token-mean`). `cispo`: the log-prob, weighted by the clipped ratio as a constant (MiniMax
+    2025, arXiv 2506.13585). Only `vanilla` has the dual clip."""
+
+
 class ActorConfig(Section):
     """How the policy is updated."""
 
@@ -33,6 +43,7 @@ class ActorConfig(Section):
     """The same, above 1; default: `clip_ratio`."""
     clip_ratio_c: Annotated[float, Field(gt=1), expected("more than 1")] = 3.0
     """Dual clip: upper limit of the ratio in the loss of tokens with negative advantage."""
+    policy_loss: PolicyLossConfig = PolicyLossConfig()
     entropy_coeff: NonNegativeFloat = 0.0
     """Coefficient of the entropy bonus."""
     loss_agg_mode: LossAggMode = "token-mean"

@@ -106,6 +106,7 @@ OTHER_VALUES = {
     f"{ACTOR}.clip_ratio_c": 5.5,
     f"{ACTOR}.entropy_coeff": 0.03125,
     f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum",
+    f"{ACTOR}.policy_loss.loss_mode": "gspo",
     f"{ACTOR}.loss_scale_factor": 55,
     f"{ACTOR}.use_kl_loss": True,
     f"{ACTOR}.kl_loss_coef": 0.75,

@@ -206,7 +206,11 @@ class Actor:
                     reference, _ = token_logprobs(self.reference.forward, packed, batch)
             logprobs, entropy = token_logprobs(policy.forward, packed, batch, entropy_grad=config.entropy_coeff != 0)
             weight, old, advantage = tensors_of((weight_T, old_T, advantage_T), packed.token_at, logprobs)
-            token_loss, clipped, bounded = policy_loss(logprobs, old, advantage, self.clip)
+            mode, sequence = config.policy_loss.loss_mode, None
+            if mode == "gspo":
+                (sampled,) = tensors_of((batch.response_mask.astype(np.float64),), packed.token_at, logprobs)
+                sequence = torch.from_numpy(packed.row_of_token).to(logprobs.device), sampled
+            token_loss, clipped, bounded = policy_loss(logprobs, old, advantage, self.clip, mode, sequence)
             loss = (token_loss * weight).sum()
             totals["pg_loss"] += float(loss.detach())
             if reference is not None:

@@ -34,15 +34,38 @@ class Clip:
 
 
 def policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: Clip
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    clip: Clip,
+    mode: str = "vanilla",
+    sequence: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """PPO's clipped surrogate (Schulman et al. 2017, arXiv 1707.06347, eq. 7) of each token.
+    """The policy loss of each token under `actor.policy_loss.loss_mode`.
+
+    `sequence`, for `gspo`: (the row of each token, from 0; 1 for tokens that were sampled, else 0). Returns the loss, a
+    mask of tokens whose ratio is clipped, and a mask of tokens that the dual clip bounds. All shapes are those of
+    `logprobs`.
+    """
+    match mode:
+        case "gspo":
+            assert sequence is not None, "the actor passes the rows"
+            log_ratio = _sequence_log_ratio(logprobs, old_logprobs, *sequence)
+            return _clipped_surrogate(
+                torch.exp(log_ratio.clamp(-_FAR, _FAR)), advantages, Clip(clip.low, clip.high, None)
+            )
+        case "cispo":
+            return _cispo(logprobs, old_logprobs, advantages, clip)
+        case _:
+            return _clipped_surrogate(torch.exp((logprobs - old_logprobs).clamp(-_FAR, _FAR)), advantages, clip)
+
+
+def _clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: Clip) -> tuple[Tensor, Tensor, Tensor]:
+    """PPO's clipped surrogate (Schulman et al. 2017, arXiv 1707.06347, eq. 7).
 
     With DAPO's separate upper bound (Yu et al. 2025, arXiv 2503.14476, eq. 8) and dual clip (Ye et al. 2020, arXiv
-    1912.09729, eq. 5). Returns the loss, a mask of tokens where the clipped term is larger, and a mask of tokens that
-    the dual clip bounds.
+    1912.09729, eq. 5).
     """
-    ratio = torch.exp((logprobs - old_logprobs).clamp(-_FAR, _FAR))
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip.low, 1 + clip.high)
     loss = torch.maximum(unclipped, clipped)
@@ -52,6 +75,30 @@ def policy_loss(
         bounded = (advantages < 0) & (loss > bound)
         loss = torch.where(bounded, bound, loss)
     return loss, clipped > unclipped, bounded
+
+
+def _sequence_log_ratio(logprobs: Tensor, old_logprobs: Tensor, row: Tensor, sampled: Tensor) -> Tensor:
+    """The mean log ratio of each token's response, with the gradient of the token's own log-prob.
+
+    GSPO (Zheng et al. 2025, arXiv 2507.18071), as a loss per token (GSPO-token): if all tokens of a response have the
+    same advantage, the mean over its tokens has the value and the gradient of the loss per sequence.
+    """
+    difference = (logprobs.detach() - old_logprobs) * sampled
+    n = int(row.max()) + 1 if row.numel() else 0
+    total = torch.zeros(n, dtype=difference.dtype, device=difference.device).index_add_(0, row, difference)
+    count = torch.zeros_like(total).index_add_(0, row, sampled.to(difference.dtype))
+    return logprobs - logprobs.detach() + (total / count.clamp(min=1))[row]
+
+
+def _cispo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: Clip) -> tuple[Tensor, Tensor, Tensor]:
+    """CISPO (MiniMax 2025, arXiv 2506.13585): the log-prob, weighted by the clipped ratio as a constant.
+
+    Unlike PPO's surrogate, a clipped token keeps its gradient.
+    """
+    ratio = torch.exp((logprobs.detach() - old_logprobs).clamp(-_FAR, _FAR))
+    weight = ratio.clamp(1 - clip.low, 1 + clip.high)
+    loss = -weight * advantages * logprobs
+    return loss, ratio != weight, torch.zeros_like(loss, dtype=torch.bool)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:

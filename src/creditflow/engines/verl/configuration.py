@@ -64,6 +64,7 @@ _SAME = _keys("""
     actor_rollout_ref.model: lora_alpha target_modules enable_gradient_checkpointing
     actor_rollout_ref.actor: ppo_mini_batch_size ppo_epochs ppo_max_token_len_per_gpu clip_ratio clip_ratio_c grad_clip
     actor_rollout_ref.actor: entropy_coeff loss_agg_mode loss_scale_factor use_kl_loss kl_loss_coef kl_loss_type
+    actor_rollout_ref.actor.policy_loss: loss_mode
     actor_rollout_ref.rollout: n temperature max_num_seqs
     actor_rollout_ref.rollout.val_kwargs: n temperature do_sample
     algorithm: norm_adv_by_std_in_grpo
@@ -150,6 +151,7 @@ def sources() -> dict[str, tuple[str, ...]]:
 
 _WIDER = _keys("""
     actor_rollout_ref.actor: loss_agg_mode kl_loss_type
+    actor_rollout_ref.actor.policy_loss: loss_mode
     critic: loss_agg_mode
 """)
 """Options with more values in verl than in the recipe."""
