@@ -20,7 +20,8 @@ CHAIN = ("planner", "executor", "executor", "verifier")
 
 def options(preset, **changes):
     """The credit options of a preset, with neutral origin and weights."""
-    chosen = {key.removeprefix("algorithm."): value for key, value in PRESETS[preset].options.items()}
+    of_credit = {key: value for key, value in PRESETS[preset].options.items() if key.startswith("algorithm.")}
+    chosen = {key.removeprefix("algorithm."): value for key, value in of_credit.items()}
     return CreditOptions(**({"sub_reward_origin": 0.0} | chosen | changes))
 
 
@@ -92,6 +93,19 @@ def test_presets_of_options_equal_their_formulas(name, seed):
     trajectories = chains(seed, agents=("planner", "executor", "verifier") if name == "dr_mas" else CHAIN)
     assigned = assign(batch_of(*trajectories), options(name))
     near(assigned, getattr(published, name)(*rows(trajectories)))
+    explained(assigned)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mappo_equals_gae_with_the_outcome_at_the_end(seed):
+    trajectories = chains(seed)
+    for trajectory in trajectories:
+        for one in trajectory.steps:
+            one.response_ids, one.response_mask, one.logprobs, one.ref_logprobs = (7,), (1,), (-1.0,), ()
+    drawn = np.random.default_rng(seed)
+    values = drawn.normal(size=(len(trajectories), len(CHAIN)))
+    assigned = assign(batch_of(*trajectories), options("mappo"), values_T=values.ravel())
+    near(assigned, published.mappo(values.tolist(), [one.outcome.value for one in trajectories], 0.99, 0.95))
     explained(assigned)
 
 

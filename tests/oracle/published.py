@@ -151,3 +151,20 @@ def sharp(steps, outcome, without, alpha=1.0):
         whole = outcome[one["trajectory"]]
         mixed.append(one["reward"] + whole + alpha * (whole - without[one["trajectory"]][one["agent"]]))
     return compared(steps, mixed, "task", "agent")
+
+
+def mappo(values, outcomes, gamma, lam):
+    """Whitened GAE on chains; `values`: those of each trajectory's steps, with one token each."""
+    flat = []
+    for of_steps, outcome in zip(values, outcomes, strict=True):
+        advantages, following = [], (0.0, 0.0)
+        for t in reversed(range(len(of_steps))):
+            value, advantage = following
+            reward = outcome if t == len(of_steps) - 1 else 0.0
+            advantage = reward + gamma * value - of_steps[t] + gamma * lam * advantage
+            advantages.append(advantage)
+            following = (of_steps[t], advantage)
+        flat += advantages[::-1]
+    mean = sum(flat) / len(flat)
+    variance = sum((a - mean) ** 2 for a in flat) / (len(flat) - 1)
+    return [(a - mean) / (variance + 1e-8) ** 0.5 for a in flat]

@@ -70,6 +70,16 @@ PRESETS: dict[str, Preset] = {
         norm_adv_by_std_in_grpo=False,
         group_by="task_agent_turn",
     ),
+    "mappo": Preset(
+        "2103.01955",
+        {
+            "algorithm.propagation": "discounted",
+            "algorithm.reward_decomp": False,
+            "algorithm.outcome_to": "answer",
+            "algorithm.adv_estimator": "gae",
+            "critic.context": "trajectory",
+        },
+    ),
     "mt_grpo": _credit("2505.11821", propagation="mt_grpo", **_RELATIVE, gamma=1.0),
     "prime": _credit(
         "2502.01456",
