@@ -15,11 +15,12 @@ from creditflow._utils.files import make_folder, write_json
 from creditflow._utils.progress import Reporter
 from creditflow.cli._options import JsonFile, PlotFile, Run, expect_parent_folders
 from creditflow.credit import Assignment
+from creditflow.credit.analysis.fidelity import Precision, Share
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.errors import ConfigError, InputError
 from creditflow.reports.tables import new_table, results_console, show
 from creditflow.runs import Ledger, Recorded
-from creditflow.studies.audit import Agreement, Measured, Precision, Share, agreement
+from creditflow.studies.audit import Agreement, Measured, agreement
 
 if TYPE_CHECKING:
     from creditflow.config import Recipe
