@@ -53,7 +53,7 @@ def select(config, key):
 # Recipe options reach verl
 
 OURS = (
-    *("algorithm", "reward", "team", "policies", "recipe", "compare", "verl", "guard", "ray_kwargs"),
+    *("algorithm", "reward", "team", "policies", "recipe", "compare", "verl", "guard", "audit", "ray_kwargs"),
     *("data.train_files", "data.val_files"),
     *(f"{ROLLOUT}.{name}" for name in ("max_failed_frac", "timeout_s", "timeout_outcome", "multi_turn")),
     *("trainer.default_local_dir", "trainer.device", "trainer.precision", "trainer.num_threads"),
