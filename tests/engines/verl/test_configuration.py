@@ -235,6 +235,7 @@ def test_each_policy_has_its_own_adapter_and_optimizer():
         "critic.loss_agg_mode=traj-mean-step-mean",
         "critic.context=trajectory",
         "algorithm.propagation=shapley",
+        "audit.every=1",
     ],
 )
 def test_options_of_the_local_engine_are_rejected_by_name(given):

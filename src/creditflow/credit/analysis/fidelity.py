@@ -131,7 +131,7 @@ class Fidelity:
     decisions: int
     """The number of decisions with a known value."""
     tasks: int
-    """The number of tasks with such a decision; with one, there is no interval."""
+    """The number of tasks with such a decision; a single task gives no interval."""
 
 
 def fidelity(credit_D: Floats, values: DecisionValues) -> Fidelity:
@@ -209,7 +209,7 @@ def task_weights(task_X: Ints) -> Floats:
 
 
 def _mean(value_DK: Floats) -> Floats:
-    """[D] means of the known entries; NaN if there are none."""
+    """[D] means of the known entries; NaN if all are unknown."""
     there_DK: Bools = np.isfinite(value_DK)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.where(there_DK, value_DK, 0.0).sum(axis=1) / there_DK.sum(axis=1))
