@@ -75,6 +75,27 @@ def test_recredit_reproduces_adaptive_thresholds(tmp_path: Path, kind: str) -> N
     assert set(last.threshold_S) != {0.5}  # the thresholds have changed
 
 
+FITTED = (
+    ("algorithm.outcome_baseline=prefix", "algorithm.score_weight=calibrated"),
+    ("algorithm.outcome_baseline=prefix", "algorithm.score_model=noisy_and"),
+)
+
+
+@pytest.mark.parametrize("settings", FITTED, ids=("weights", "model"))
+def test_recredit_reproduces_fitted_parts(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    ledger = a_run(tmp_path / "run", *settings, "trainer.total_training_steps=3")
+    for changed in ({}, credit_overrides(settings)):
+        for recorded, assignment in reassigned(ledger, changed):
+            assert assignment is not None
+            assert recorded.assignment is not None
+            assert assignment.history.to_json() == recorded.assignment.history.to_json()
+            assert assignment.fitted == recorded.assignment.fitted
+            np.testing.assert_array_equal(assignment.advantage_S, recorded.assignment.advantage_S)
+    last = ledger.read(3).assignment
+    assert last is not None
+    assert last.history.parts
+
+
 def test_recredit_applies_another_rule(ledger: Ledger, tmp_path: Path) -> None:
     result = creditflow(
         "recredit", ledger.path, "algorithm.propagation=identical", "group_by=task", "-o", tmp_path / "out"

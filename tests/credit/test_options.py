@@ -18,7 +18,7 @@ def test_defaults_are_valid():
 def test_defaults_have_their_declared_types():
     declared = {"str": str, "float": float, "bool": bool}
     for option in fields(CreditOptions):
-        if option.name in ("propagation_threshold", "shadow"):  # a number or a mapping; a mapping or None
+        if option.name in ("propagation_threshold", "shadow", "prefix_features"):  # of two types each
             continue
         assert type(getattr(CreditOptions(), option.name)) is declared[option.type]
 

@@ -26,6 +26,11 @@ KINDS = {
         "team.agents.editor.policy=two",
     ),
     "dynamic sampling": ("algorithm.filter_groups.enable=true",),
+    "fitted parts": (
+        "algorithm.outcome_baseline=prefix",
+        "algorithm.score_weight=calibrated",
+        "algorithm.shadow={score_model: noisy_and, score_weight: fixed}",
+    ),
     "a threshold that moves": (
         "algorithm.propagation_threshold={kind: quantile}",
         "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
@@ -97,7 +102,9 @@ def expect_the_same(one: Path, two: Path) -> None:
         assert file.read_bytes() == (two / file.relative_to(one)).read_bytes(), file.name
 
 
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, ("one policy", "a critic", "a threshold that moves")))
+@pytest.mark.parametrize(
+    "kind", mostly_slow(KINDS, ("one policy", "a critic", "fitted parts", "a threshold that moves"))
+)
 def test_resumed_run_equals_an_unstopped_run(recipe_file, monkeypatch, kind) -> None:
     settings = (*EVERY_STEP, *KINDS[kind])
     whole = run(recipe_file, "whole", *settings)

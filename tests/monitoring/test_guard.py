@@ -212,6 +212,8 @@ def test_fallback_shares_only_the_outcome() -> None:
     fired(watched, rows("reward/error_rate", 0.2))
     shared = CreditOptions(propagation="identical", shared_reward="outcome_plus_mean_sub_reward")
     assert watched.options(shared) == replace(shared, shared_reward="outcome")
+    relative = CreditOptions(propagation="gigpo", adv_estimator="relative", group_by="task")
+    assert watched.options(relative) == replace(relative, propagation="identical", adv_estimator="grpo")
     rules = of_recipe("algorithm.propagation=identical", "algorithm.shared_reward=outcome_plus_mean_sub_reward").rules
     assert {rule.action for rule in rules if rule.name == "error_rate"} == {"fallback_identical"}
 

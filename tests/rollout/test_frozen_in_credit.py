@@ -7,7 +7,7 @@ from creditflow.credit import CreditOptions, assign
 from creditflow.credit.analysis.linter import lint
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.credit.groups import LEVELS
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.data import TrajectoryBatch
 from creditflow.monitoring import rollout_metrics
 from tests.builders import batch_of, make_trajectory, step
@@ -40,13 +40,27 @@ WAYS = [
     for group_by in LEVELS
     for baseline in ("group", "shrunk")
     if not ADVANTAGE_ESTIMATORS[name].critic
+    and not ADVANTAGE_ESTIMATORS[name].relative
     and (baseline == "group" or (group_by != "task" and ADVANTAGE_ESTIMATORS[name].grouped))
 ]
 
 
 @pytest.mark.parametrize(("estimator", "group_by", "baseline"), WAYS)
 def test_frozen_credit_does_not_change_trained_baselines(estimator: str, group_by: str, baseline: str) -> None:
-    options = CreditOptions(adv_estimator=estimator, group_by=group_by, baseline=baseline, propagation="none")
+    expect_trained_baselines(
+        CreditOptions(adv_estimator=estimator, group_by=group_by, baseline=baseline, propagation="none")
+    )
+
+
+@pytest.mark.parametrize("rule", [name for name in PROPAGATION_RULES.names() if PROPAGATION_RULES[name].relative])
+def test_frozen_credit_does_not_change_trained_comparisons(rule: str) -> None:
+    # Frozen steps are nobody's children here, because a rule may pass their rewards on.
+    expect_trained_baselines(
+        CreditOptions(propagation=rule, adv_estimator="relative", group_by="task", gamma=0.0, outcome_to="all")
+    )
+
+
+def expect_trained_baselines(options: CreditOptions) -> None:
     one, other = (assign(team_of_two(scores), options) for scores in ([0.0, 0.1, 0.2, 0.3], [1.0, 0.0, 0.7, 0.2]))
     frozen_S = np.array(one.batch.policy_names)[one.batch.policy_of_step] == "far"
     assert not np.array_equal(one.credit_S[frozen_S], other.credit_S[frozen_S])

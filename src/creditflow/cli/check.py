@@ -15,6 +15,7 @@ from creditflow.cli._options import EngineName, Overrides, Recipe
 from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.linter import idle_gate, lint
 from creditflow.credit.analysis.metrics import reach
+from creditflow.credit.presets import preset_text
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.errors import TooManyFailedScores
 from creditflow.monitoring.notices import failure_text, truncations
@@ -51,6 +52,8 @@ def check(
         components = build_components(loaded)
         # Raises the errors of training.
         build_guard(loaded.config, loaded.folder, components.rewards.functions, chosen.name)
+    if loaded.config.algorithm.preset is not None:
+        reporter.say(preset_text(loaded.config.algorithm.preset))
     with reporter.bar("check", keep=False):
         result = sampling_engine(chosen).check(components, tasks)
     console, trajectories, report = results_console(), result.trajectories, result.report

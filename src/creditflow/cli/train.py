@@ -62,6 +62,10 @@ def train(
         print(chosen.configuration(loaded, options or (), reporter), end="")
         return
     expect_capabilities(loaded.config, chosen.name, chosen.capabilities)
+    if loaded.config.algorithm.preset is not None:
+        from creditflow.credit.presets import preset_text
+
+        reporter.say(preset_text(loaded.config.algorithm.preset))
     for notice in loaded.notices:
         reporter.say(f"notice: {notice}")
     folder = chosen.train(loaded, options or (), reporter)

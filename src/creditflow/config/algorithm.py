@@ -42,6 +42,9 @@ class AlgorithmConfig(CreditOptions):
 
     __pydantic_config__: ClassVar[ConfigDict] = OPTIONS
 
+    preset: str | None = None
+    """A published method by name. It sets options of credit, which the run prints; a key of the recipe that contradicts
+    one of them is an error. See docs/concepts/published_rules.md."""
     threshold_share: bool | None = None
     """True/false: the same as `propagation: threshold/discounted`; contradicting it is an error."""
     error_minimization: Annotated[

@@ -17,10 +17,15 @@ from creditflow.config.rule_files import load_named_files, with_loaded_files
 from creditflow.config.shipped import find_recipe, shipped_recipes
 from creditflow.config.validation import validate
 from creditflow.credit.options import CreditOptions
+from creditflow.credit.presets import KEY as PRESET
+from creditflow.credit.presets import find_preset
 from creditflow.errors import ConfigError, did_you_mean, first_line
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+_OTHER_KEYS = {"algorithm.decomp_granularity": ("reward.decomp_granularity",)}
+"""Other spellings of an option that a preset may set."""
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -34,9 +39,11 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
     path = find_recipe(path)
     layers = [*_layers(path), given := _dotlist(overrides)]
+    replaced = _spell_out_preset(layers)
     config = _merged(layers, path)
     validate(config)
-    notices = _without_effect(config.algorithm, [_credit_keys(OmegaConf.to_container(layer)) for layer in layers])
+    keys = [_credit_keys(OmegaConf.to_container(layer)) for layer in layers]
+    notices = (*replaced, *_without_effect(config.algorithm, keys))
     keys_given = frozenset(key for key, _ in leaves(OmegaConf.to_container(given)))
     return Recipe(config=config, name=path.stem, folder=path.resolve().parent, notices=notices, given=keys_given)
 
@@ -77,6 +84,38 @@ def _resolve_aliases(config: Config, given: Set[str]) -> None:
     config.algorithm = algorithm
 
 
+def _spell_out_preset(layers: Sequence[DictConfig]) -> tuple[str, ...]:
+    """Add the options of the preset in force to the layer that chose it.
+
+    Returns notices of options set by layers beneath, which the preset replaces. Raises ConfigError if the same layer or
+    a later one sets one of its options to another value.
+    """
+    from omegaconf import OmegaConf
+
+    given = [dict(leaves(OmegaConf.to_container(layer))) for layer in layers]
+    chosen = [i for i, keys in enumerate(given) if PRESET in keys]
+    if not chosen or (name := given[chosen[-1]][PRESET]) is None:
+        return ()
+    place, notices = chosen[-1], []
+    for key, value in find_preset(name).options.items():
+        for i, keys in enumerate(given):
+            for spelling in (key, *_OTHER_KEYS.get(key, ())):
+                own = keys.get(spelling)
+                if own is None or own == value:
+                    continue
+                if i >= place:
+                    raise ConfigError(
+                        f"{spelling}: got {own!r}, but {PRESET}: {name} sets {value!r}; leave one of them out"
+                    )
+                notices.append(
+                    f"{spelling}: {own!r} of an extended recipe is replaced: {PRESET}: {name} sets {value!r}"
+                )
+                if spelling != key:
+                    OmegaConf.update(layers[i], spelling, value)
+        OmegaConf.update(layers[place], key, value)
+    return tuple(notices)
+
+
 def _adapt_defaults(config: Config, given: Set[str]) -> None:
     """Replace defaults that contradict a key that was set. A contradiction between two set keys stays an error."""
     data, actor, trainer = config.data, config.actor_rollout_ref.actor, config.trainer
@@ -98,7 +137,9 @@ def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) 
     A comparison gives the same overrides to all its arms; an arm whose rule ignores one of them trains without it.
     """
     path = find_recipe(path)
-    merged = _merged([*_layers(path), _dotlist([*chosen, *others])], path)
+    layers = [*_layers(path), _dotlist([*chosen, *others])]
+    _spell_out_preset(layers)
+    merged = _merged(layers, path)
     merged.algorithm.validate()
     ignored = {f"algorithm.{name}" for name in merged.algorithm.ignored()}
     return [other for other in others if other.partition("=")[0] not in ignored]

@@ -11,6 +11,7 @@ from typing import Any
 from creditflow._utils.sections import schema_of
 from creditflow.config.recipe import Config
 from creditflow.credit.options import CHOICES, NUMBERS, CreditOptions
+from creditflow.credit.presets import PRESETS
 
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
 _OPEN = ("propagation", "adv_estimator")
@@ -39,6 +40,7 @@ def _describe_credit(properties: dict[str, Any]) -> None:
     for name, names in CHOICES.items():
         known = {"enum": list(names())}
         properties[name] |= {"anyOf": [known, {"type": "string"}]} if name in _OPEN else known
+    properties["preset"]["anyOf"] = [{"enum": list(PRESETS)}, {"type": "null"}]
     for name, (low, high, _) in NUMBERS.items():
         properties[name] |= {"minimum": low, "maximum": high}
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from creditflow.config.model import SUM_NORM
 from creditflow.config.recipe import Config, optim_of, policies_in_use, trained_policies
 from creditflow.config.team import DEFAULT_POLICY, AgentConfig, EndpointConfig, PolicyConfig
+from creditflow.credit.presets import find_preset
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
@@ -17,6 +18,8 @@ from creditflow.rollout.endpoint import address_of, check_body, check_headers, v
 
 def validate(config: Config) -> None:
     """Check a recipe beyond the types and bounds of its fields. Raises ConfigError."""
+    if config.algorithm.preset is not None:
+        find_preset(config.algorithm.preset)
     config.algorithm.validate()
     make_threshold(config.algorithm.propagation_threshold, config.team.agents)
     _validate_training(config)

@@ -5,6 +5,7 @@ This module calls the other modules of the package in order. It is pure: no file
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -23,8 +24,10 @@ from creditflow.credit.estimators.base import (
     token_moments,
     whitening,
 )
+from creditflow.credit.fitted import Fitted, fit, fits
 from creditflow.credit.gates import gate_factors, is_above
 from creditflow.credit.groups import BASELINES, LEVEL_NAMES, POLICY, BatchColumns, Groups, describe, no_groups
+from creditflow.credit.history import History
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, Estimator
 from creditflow.credit.rules.base import Credit, PropagationInput, answer_steps, parent_counts
@@ -64,6 +67,14 @@ class Assignment:
     """[S] the factor that it applies to credit received from children, in [0, 1]."""
     stand_in_S: Floats
     """[S] the substitute for the step's credit behind a closed gate; NaN: none."""
+    prefix_S: Floats
+    """[S] the prefix baseline, subtracted from the outcome; NaN without `outcome_baseline: prefix`."""
+    fold_S: Ints
+    """[S] the fold of cross-fitting, which fitted values of the step leave out; -1 without one."""
+    score_weight_S: Floats
+    """[S] the weight of the step's own reward: `w_r`, or a calibrated one."""
+    harmless_S: Floats
+    """[S] the probability that the step did no harm; NaN without `score_model`."""
     own_S: Floats
     """[S] e_t."""
     received_S: Floats
@@ -116,6 +127,14 @@ class Assignment:
     """[N] trajectories left out of training as a whole. `masked_S`: also the steps of single agents."""
     singletons: int
     """Number of groups of one trajectory, whose steps backed off."""
+    features: Mapping[str, Floats] = field(repr=False)
+    """[S] the features of the prefix baseline besides the built-in ones, by name."""
+    fitted: dict[str, Any] | None = field(repr=False)
+    """Coefficients and rates of fitted parts (`Fitted.facts`); None without such parts."""
+    history: History = field(repr=False)
+    """The statistics of earlier batches that fitted parts read."""
+    history_after: History | None = field(repr=False)
+    """The same with this batch, for the next one; None if read from a file."""
     options: CreditOptions = field(repr=False)
     """The options in force."""
     shadow: Assignment | None = field(repr=False)
@@ -202,12 +221,14 @@ def assign(
     *,
     values_T: Floats | None = None,
     threshold: Threshold | None = None,
+    history: History | None = None,
 ) -> Assignment:
     """Compute credit and advantage of every step of `batch`.
 
-    `values_T`: [T] the critic's value at each sampled response token, for estimators with a critic; other entries are
-    not read. `threshold`: the state kept between batches, which the caller updates; default: the initial state of
-    `options.propagation_threshold` for the agents of this batch.
+    `values_T`: [T] the critic's value at each sampled response token, for estimators with a critic and as a feature of
+    the prefix baseline; other entries are not read. `threshold`: the state kept between batches, which the caller
+    updates; default: the initial state of `options.propagation_threshold` for the agents of this batch. `history`:
+    statistics of earlier batches for fitted parts, the `history_after` of the batch before; default: none.
 
     Raises ConfigError for invalid options and BatchError for inconsistent columns. Cost: linear in steps, edges, scores
     and tokens; with `share: once`, steps times edges of each trajectory; with `on_closed_gate: neutral`, edges times
@@ -223,16 +244,20 @@ def assign(
         raise EmptyBatchError(f"batch of {batch.n_trajectories} trajectories: expected at least one step, got none")
     validate(batch)
     estimator = ADVANTAGE_ESTIMATORS[options.adv_estimator]
-    if estimator.critic:
+    if estimator.critic or (values_T is not None and options.outcome_baseline == "prefix"):
         values_T = check_values(batch, values_T, options.adv_estimator)
     if threshold is None:
         threshold = make_threshold(options.propagation_threshold)
-    made = _assign(batch, options, estimator, values_T, threshold)
+    history = History() if history is None else history
+    made = _assign(batch, options, estimator, values_T, threshold, history)
     if options.shadow is None:
         return made
     moved = "propagation_threshold" in (options.shadow or {})
-    shadow = assign(batch, options.shadowed(), values_T=values_T, threshold=None if moved else threshold)
-    return replace(made, shadow=shadow)
+    shadow = assign(
+        batch, options.shadowed(), values_T=values_T, threshold=None if moved else threshold, history=history.shadow
+    )
+    assert made.history_after is not None, "a new assignment has one"
+    return replace(made, shadow=shadow, history_after=replace(made.history_after, shadow=shadow.history_after))
 
 
 def _assign(
@@ -241,6 +266,7 @@ def _assign(
     estimator: Estimator,
     values_T: Floats | None,
     threshold: Threshold,
+    history: History,
 ) -> Assignment:
     rule = PROPAGATION_RULES[options.propagation]
 
@@ -255,8 +281,9 @@ def _assign(
     gate_S, open_S, forced_S = _gates(
         batch, options, rewards, judged_S, unjudged_S, kept_S, threshold_S, threshold.floor
     )
-    has_own_S = ~np.isnan(rewards.value_S)
-    paid_S = np.where(has_own_S, options.w_r * (rewards.value_S - options.sub_reward_origin), 0.0)
+    fitted = fit(columns, options, outcome, rewards, kept_S, history, values_T) if fits(options) else None
+    terms = _terms(batch, options, outcome, rewards, fitted)
+    has_own_S, paid_S = terms.has_own_S, terms.paid_S(options)
     # A stratum label, made from the prompt, separates groups by the quality of upstream steps. This gives scored steps
     # comparable peers. For an unscored step it would leave only the outcome's noise within each label.
     stratum_S = np.where(rewards.scored_S, batch.stratum_of_step, -1)
@@ -267,10 +294,10 @@ def _assign(
             options=options,
             own_S=paid_S,
             has_own_S=has_own_S,
-            outcome_S=outcome.value_S,
+            outcome_S=terms.outcome_S,
             gate_S=gate_S,
             open_S=open_S,
-            scored_S=judged_S,
+            scored_S=judged_S | ~np.isnan(terms.harmless_S),
             failed_S=unjudged_S,
             outcome_known_S=outcome.known_S,
             kept_S=kept_S,
@@ -352,6 +379,10 @@ def _assign(
         gate_out_S=nothing_S if credit.gate_out_S is None else credit.gate_out_S,
         gate_in_S=nothing_S if credit.gate_in_S is None else credit.gate_in_S,
         stand_in_S=np.full(batch.n_steps, np.nan) if credit.stand_in_S is None else credit.stand_in_S,
+        prefix_S=terms.prefix_S,
+        fold_S=terms.fold_S,
+        score_weight_S=terms.weight_S,
+        harmless_S=terms.harmless_S,
         own_S=credit.own_S,
         received_S=credit.received_S,
         shared_S=credit.shared_S,
@@ -377,10 +408,63 @@ def _assign(
         critic=estimate.critic,
         masked_N=outcome.masked_N,
         singletons=groups.singletons,
+        features={} if fitted is None or fitted.baseline is None else fitted.baseline.further,
+        fitted=None if fitted is None else fitted.facts(batch.agent_names),
+        history=history,
+        history_after=history if fitted is None else history.after(fitted.sums(), history.shadow),
         options=options,
         shadow=None,
         batch=batch,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """The values that own rewards and the outcome are made of, after fitting."""
+
+    sub_reward_S: Floats
+    weight_S: Floats
+    outcome_S: Floats
+    """[S] the outcome less its prefix baseline."""
+    prefix_S: Floats
+    fold_S: Ints
+    harmless_S: Floats
+
+    @property
+    def has_own_S(self) -> Bools:
+        """[S] whether the step has an own reward."""
+        return ~(np.isnan(self.sub_reward_S) & np.isnan(self.harmless_S))
+
+    def paid_S(self, options: CreditOptions) -> Floats:
+        """[S] the own rewards; 0 for steps without one."""
+        of_score_S = self.weight_S * (self.sub_reward_S - options.sub_reward_origin)
+        paid_S = np.where(np.isnan(self.sub_reward_S), 0.0, of_score_S)
+        if np.isnan(self.harmless_S).all():
+            return paid_S
+        return np.where(np.isnan(self.harmless_S), paid_S, paid_S + options.w_m * (self.harmless_S - 1.0))
+
+
+def _terms(
+    batch: TrajectoryBatch, options: CreditOptions, outcome: Outcomes, rewards: SubRewards, fitted: Fitted | None
+) -> _Terms:
+    """The terms under the fitted parts; without them, sub-rewards, `w_r` and outcomes as they are."""
+    nothing_S, no_fold_S = np.full(batch.n_steps, np.nan), np.full(batch.n_steps, -1)
+    weight_S, outcome_S = np.full(batch.n_steps, float(options.w_r)), outcome.value_S
+    made = _Terms(rewards.value_S, weight_S, outcome_S, nothing_S, no_fold_S, nothing_S)
+    if fitted is None:
+        return made
+    if (baseline := fitted.baseline) is not None:
+        made = replace(
+            made,
+            outcome_S=outcome_S - baseline.value_S,
+            prefix_S=baseline.value_S,
+            fold_S=baseline.fold_S,
+        )
+    if (weights := fitted.weights) is not None:
+        made = replace(made, weight_S=weights.value_S, fold_S=weights.fold_S)
+    if (model := fitted.model) is not None:
+        made = replace(made, harmless_S=model.harmless_S)
+    return made
 
 
 def _gates(

@@ -17,6 +17,9 @@ from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 TIE_TOLERANCE = 1e-9
 """Largest difference of credits in a tied group, relative to the group's mean if that is above 1."""
 
+EPSILON = 1e-6
+"""Added to the spread before dividing by it, as in verl."""
+
 
 def _prompts(batch: TrajectoryBatch) -> Ints:
     code_of: dict[str, int] = {}

@@ -11,7 +11,13 @@ import numpy as np
 
 from creditflow.credit.gates import GATES, GATES_OF_UNSCORED, PASSING
 from creditflow.credit.groups import BASELINES, LEVELS, PARENTS
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, GATE_OPTIONS, PROPAGATION_RULES
+from creditflow.credit.records import (
+    ADVANTAGE_ESTIMATORS,
+    GATE_OPTIONS,
+    PREFIX_FEATURES,
+    PROPAGATION_RULES,
+    SCORE_OPTIONS,
+)
 from creditflow.credit.registry import Registry
 from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
@@ -36,6 +42,18 @@ class CreditOptions:
     adv_estimator: str = "grpo"
     """The advantage estimator: `grpo`, `rloo`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `gae`, a
     registered estimator, or `file.py:function`."""
+    outcome_baseline: str = "group"
+    """The baseline of the outcome. `group`: that of the group alone. `prefix`: also the part that the step's past
+    predicts (the scores of its ancestors, its turn), by a regression fitted to other groups and earlier batches."""
+    prefix_features: str | None = None
+    """Further features of `outcome_baseline: prefix`: `file.py:function` or a registered name, a function from the
+    batch to arrays by name."""
+    score_weight: str = "fixed"
+    """The weight of a step's own reward. `fixed`: `w_r`. `calibrated`: per agent, how much the outcome rises with the
+    score, estimated from other groups and earlier batches; with few data, near `w_r`."""
+    score_model: str = "none"
+    """A model of scores and outcome that adds to a step's own reward. `noisy_and`: `w_m` times the probability that the
+    step did harm, given its score and the outcome, is charged; also for unscored steps. `none`: no model."""
     baseline: str = "group"
     """`group`: the mean of the group; `shrunk`: shrunk towards the means of the containing groups, by its count."""
     norm_adv_by_std_in_grpo: bool = True
@@ -62,6 +80,8 @@ class CreditOptions:
     """Weight of sub-rewards, at least 0."""
     w_o: float = 1.0
     """Weight of the outcome, at least 0."""
+    w_m: float = 0.3
+    """Weight of the probability of harm under `score_model`, at least 0."""
     shared_reward: str = "outcome"
     """The credit given by `identical` and `uniform`: `outcome`, or `outcome_plus_mean_sub_reward`, which contains the
     same information as the other rules' credit."""
@@ -83,6 +103,13 @@ class CreditOptions:
     trajectories. `freeze`: none, and the steps upstream of the failure do not learn from this trajectory."""
     mask_truncated: bool = False
     """Leave truncated trajectories out of training."""
+    step_weight: float = 1.0
+    """Weight of the part of a step or an agent, in published rules that add one to the part of the whole trajectory."""
+    episode_weight: float = 1.0
+    """Weight of the part of the whole trajectory, in those rules."""
+    value_prior: float = 1.0
+    """`gagpo`: the number of steps that the mean of the same agent and turn counts for in the value of a state. 0: the
+    mean of equal states alone."""
 
     shadow: Any = None
     """Options of a second assignment that is reported but not trained on, such as `{propagation: threshold}`."""
@@ -95,6 +122,8 @@ class CreditOptions:
             if not (isinstance(value, str) and value in (names if registry is None else registry)):
                 hint = did_you_mean(value, names) if registry is None else registry.hint(value)
                 _expect(False, key, " or ".join(names), value, hint)
+        if self.prefix_features is not None and self.prefix_features not in PREFIX_FEATURES:
+            PREFIX_FEATURES[self.prefix_features]  # raises, with the known names
         for key in _BOOLS:
             value = getattr(self, key)
             _expect(isinstance(value, bool), key, "true or false", value)
@@ -121,6 +150,8 @@ class CreditOptions:
         estimator, rule = ADVANTAGE_ESTIMATORS[self.adv_estimator], PROPAGATION_RULES[self.propagation]
         freezes, critic = self.on_closed_gate == "freeze", estimator.critic
         neutral, once = self.on_closed_gate == "neutral", self.share == "once"
+        prefix, calibrates = self.outcome_baseline == "prefix", self.score_weight == "calibrated"
+        models = self.score_model != "none"
         return [
             ("gate", freezes and self.gate != "hard", "on_closed_gate: freeze needs hard gates, got soft"),
             (
@@ -167,10 +198,50 @@ class CreditOptions:
                 "estimator",
             ),
             (
+                "outcome_baseline",
+                prefix and self.outcome_to == "answer" and "outcome_to" not in rule.ignores,
+                "prefix predicts the outcome of each step; an outcome that enters at the answer has one baseline for "
+                "all steps before it: expected outcome_to all, got answer",
+            ),
+            (
+                "outcome_baseline",
+                prefix and (critic or rule.needs_replays),
+                f"{self.adv_estimator if critic else self.propagation} values steps in its own way: expected group, "
+                "got prefix",
+            ),
+            (
+                "score_model" if models else "score_weight",
+                (models or calibrates) and self.decomp_granularity == "token_level",
+                "gives a step one value: expected decomp_granularity step or agent, got token_level",
+            ),
+            (
                 "outcome_to",
                 rule.needs_replays and self.outcome_to != "all",
                 f"{self.propagation} gives every step its agent's part of the outcome: expected all, got "
                 f"{self.outcome_to}",
+            ),
+            (
+                "adv_estimator",
+                rule.relative and not estimator.relative,
+                f"{self.propagation} compares trajectories itself: expected "
+                f"{' or '.join(_relative(ADVANTAGE_ESTIMATORS))}, got {self.adv_estimator}",
+            ),
+            (
+                "adv_estimator",
+                estimator.relative and not rule.relative,
+                f"{self.adv_estimator} has no baseline: expected a propagation rule that compares trajectories itself "
+                f"({', '.join(_relative(PROPAGATION_RULES))}), got {self.propagation}",
+            ),
+            (
+                "group_by",
+                rule.relative and self.group_by != "task",
+                f"{self.propagation} compares the steps of a task in its own groups: expected task, got "
+                f"{self.group_by}",
+            ),
+            (
+                "decomp_granularity",
+                rule.relative and self.decomp_granularity == "token_level",
+                f"{self.propagation} compares whole steps: expected step, agent or trajectory, got token_level",
             ),
         ]
 
@@ -192,9 +263,13 @@ class CreditOptions:
         found: dict[str, tuple[str, ...]] = {}
         if self.gate == "hard":
             found["tau"] = ("gate",)
-        if not self.decomposed:  # no score closes a gate
-            found |= dict.fromkeys(GATE_OPTIONS, ("reward_decomp", "decomp_granularity"))
-        found |= dict.fromkeys(PROPAGATION_RULES[self.propagation].ignores, ("propagation", "threshold_share"))
+        if self.outcome_baseline == "group":
+            found["prefix_features"] = ("outcome_baseline",)
+        if self.score_model == "none":
+            found["w_m"] = ("score_model",)
+        if not self.decomposed:  # no score closes a gate or is paid
+            found |= dict.fromkeys((*GATE_OPTIONS, *SCORE_OPTIONS), ("reward_decomp", "decomp_granularity"))
+        found |= dict.fromkeys(PROPAGATION_RULES[self.propagation].without_effect, ("propagation", "threshold_share"))
         if self.outcome_to == "all":  # the behaviour of the sharing rules
             found.pop("outcome_to", None)
         if self.shadow is not None:  # a second rule starts from the same options
@@ -214,9 +289,13 @@ class CreditOptions:
         """Advice on giving an ignored option an effect."""
         if "gate" in causes:
             return "set gate: soft"
+        if "outcome_baseline" in causes:
+            return "set outcome_baseline: prefix"
+        if "score_model" in causes:
+            return "set score_model: noisy_and"
         if "propagation" not in causes:
             return "use sub-rewards"
-        readers = [rule for rule in PROPAGATION_RULES.names() if name not in PROPAGATION_RULES[rule].ignores]
+        readers = [rule for rule in PROPAGATION_RULES.names() if name not in PROPAGATION_RULES[rule].without_effect]
         return f"set propagation: {' or '.join(readers) or 'a rule that reads it'}"
 
     def refuse_ignored(self, given: Iterable[str]) -> None:
@@ -270,6 +349,10 @@ NUMBERS: dict[str, tuple[float, float, str]] = {
     "sub_reward_origin": _UNIT,
     "w_r": _WEIGHT,
     "w_o": _WEIGHT,
+    "w_m": _WEIGHT,
+    "step_weight": _WEIGHT,
+    "episode_weight": _WEIGHT,
+    "value_prior": _WEIGHT,
 }
 _REGISTRIES: dict[str, Registry[Any]] = {"propagation": PROPAGATION_RULES, "adv_estimator": ADVANTAGE_ESTIMATORS}
 # Functions, because rules may be registered at any time.
@@ -281,12 +364,20 @@ CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "shared_reward": lambda: ("outcome", "outcome_plus_mean_sub_reward"),
     "gate": lambda: tuple(GATES),
     "gate_at": lambda: ("pass", "receive", "both"),
+    "outcome_baseline": lambda: ("group", "prefix"),
+    "score_weight": lambda: ("fixed", "calibrated"),
+    "score_model": lambda: ("none", "noisy_and"),
     "decomp_granularity": lambda: ("trajectory", "agent", "step", "token_level"),
     "baseline": lambda: tuple(BASELINES),
     "gate_unscored": lambda: tuple(GATES_OF_UNSCORED),
     "share": lambda: ("split", "copy", "once"),
     "on_closed_gate": lambda: ("cut", "neutral", "freeze"),
 }
+
+
+def _relative(registry: Registry[Any]) -> list[str]:
+    """The names of the rules or estimators for which credit is an advantage."""
+    return [name for name in registry.names() if registry[name].relative]
 
 
 def _is_number(value: object) -> bool:

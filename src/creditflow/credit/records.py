@@ -21,6 +21,10 @@ ENGINES = ("local", "verl")
 
 GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")
 """Options that set the gates and the effect of a closed one."""
+SCORE_OPTIONS = ("score_weight", "score_model", "w_m")
+"""Options that set what a step is paid for its own score."""
+RULE_OPTIONS = ("step_weight", "episode_weight", "value_prior")
+"""Options that only the rules that declare them in `reads` read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,11 @@ class PropagationRule:
     """Whether own and shared credit follow `outcome_to`, so that explanations list them term by term."""
     comparison_rank: int = 0
     """The place among the rules that are compared by default, from 1, the baseline; 0: not compared by default."""
+    relative: bool = False
+    """Whether credit is an advantage already: the rule compares trajectories itself, and the estimator must be one that
+    does not (`Estimator.relative`)."""
+    reads: tuple[str, ...] = ()
+    """The options of RULE_OPTIONS that the rule reads."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown value of a property."""
@@ -52,6 +61,12 @@ class PropagationRule:
         for engine in self.engines:
             if not isinstance(engine, str) or not engine:
                 raise ConfigError(f"engines: expected names of engines, got {engine!r}")
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Options of credit without effect: `ignores`, RULE_OPTIONS without `reads`, and those of unpaid scores."""
+        unread = tuple(name for name in RULE_OPTIONS if name not in self.reads)
+        return (*self.ignores, *unread, *(() if self.pays_own else SCORE_OPTIONS))
 
     @property
     def gated(self) -> bool:
@@ -77,6 +92,8 @@ class Estimator:
     """How the values of single tokens arise, for explanations: DISCOUNTED, BY_CRITIC or UNKNOWN."""
     min_rollouts: int = 1
     """The smallest number of rollouts of a task with which the estimator can learn."""
+    relative: bool = False
+    """Whether credit is taken as the advantage, without a baseline. Needs a rule that compares trajectories itself."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown value of a property."""
@@ -101,6 +118,11 @@ ADVANTAGE_ESTIMATORS: Registry[Estimator] = Registry(
 )
 
 
+PREFIX_FEATURES: Registry[Callable[..., Any]] = Registry(
+    "algorithm.prefix_features", group="creditflow.features", decorator="prefix_features"
+)
+
+
 def compared_rules() -> tuple[str, ...]:
     """The rules that are compared by default, the baseline first."""
     ranks = {name: PROPAGATION_RULES[name].comparison_rank for name in PROPAGATION_RULES.names()}
@@ -118,6 +140,8 @@ def propagation_rule(
     engines: tuple[str, ...] = ENGINES,
     decomposed: bool = False,
     comparison_rank: int = 0,
+    relative: bool = False,
+    reads: tuple[str, ...] = (),
 ) -> Callable[[F], F]:
     """Register a function from PropagationInput to Credit as `algorithm.propagation: name`.
 
@@ -127,7 +151,17 @@ def propagation_rule(
 
     def register(function: F) -> F:
         rule = PropagationRule(
-            function, pays_own, shares, ignores, flows, needs_replays, engines, decomposed, comparison_rank
+            function,
+            pays_own,
+            shares,
+            ignores,
+            flows,
+            needs_replays,
+            engines,
+            decomposed,
+            comparison_rank,
+            relative,
+            reads,
         )
         PROPAGATION_RULES.declare(name, rule, function)
         return function
@@ -144,6 +178,7 @@ def advantage_estimator(
     divisor: str = UNKNOWN,
     tokens: str = UNKNOWN,
     min_rollouts: int = 1,
+    relative: bool = False,
 ) -> Callable[[F], F]:
     """Register a function from EstimatorInput to Estimate as `algorithm.adv_estimator: name`.
 
@@ -160,8 +195,24 @@ def advantage_estimator(
         )
 
     def register(function: F) -> F:
-        estimator = Estimator(function, grouped, whitened, critic, divisor, tokens, min_rollouts)
+        estimator = Estimator(function, grouped, whitened, critic, divisor, tokens, min_rollouts, relative)
         ADVANTAGE_ESTIMATORS.declare(name, estimator, function)
+        return function
+
+    return register
+
+
+def prefix_features(name: str) -> Callable[[F], F]:
+    """Register a function as `algorithm.prefix_features: name`, further features of the prefix baseline.
+
+    The function takes a `TrajectoryBatch` and returns a mapping from names to arrays [S]. A value may depend on the
+    step's prompt and on earlier steps; if it depends on the step's response or on later steps, the gradient is biased.
+    In a file beside a recipe, `algorithm.prefix_features: file.py:function` selects it, and the name has no meaning.
+    Raises ConfigError if the name is taken.
+    """
+
+    def register(function: F) -> F:
+        PREFIX_FEATURES.declare(name, function, function)
         return function
 
     return register

@@ -13,12 +13,17 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PREFIX_FEATURES, PROPAGATION_RULES
 from creditflow.credit.registry import Registry, is_file_reference
 from creditflow.credit.thresholds.base import THRESHOLDS, Constant
 from creditflow.errors import ConfigError
 
-REGISTRIES: tuple[Registry[Any], ...] = (PROPAGATION_RULES, ADVANTAGE_ESTIMATORS, THRESHOLDS)
+REGISTRIES: tuple[Registry[Any], ...] = (PROPAGATION_RULES, ADVANTAGE_ESTIMATORS, PREFIX_FEATURES, THRESHOLDS)
+_BY_NAME: tuple[tuple[str, Registry[Any]], ...] = (
+    ("propagation", PROPAGATION_RULES),
+    ("adv_estimator", ADVANTAGE_ESTIMATORS),
+    ("prefix_features", PREFIX_FEATURES),
+)
 Change = Callable[[Registry[Any], str, str], str]
 """Takes the registry, the option's key and the reference; returns the new reference."""
 
@@ -26,7 +31,7 @@ Change = Callable[[Registry[Any], str, str], str]
 def change_references(options: Mapping[str, Any], change: Change, section: str = "algorithm") -> dict[str, Any]:
     """Options of credit by name, with `change` applied to each reference to a file, also those of the shadow."""
     changed = dict(options)
-    for name, registry in (("propagation", PROPAGATION_RULES), ("adv_estimator", ADVANTAGE_ESTIMATORS)):
+    for name, registry in _BY_NAME:
         if is_file_reference(reference := changed.get(name)):
             changed[name] = change(registry, f"{section}.{name}", reference)
     threshold, shadow = changed.get("propagation_threshold"), changed.get("shadow")
@@ -84,6 +89,8 @@ def _entry(registry: Registry[Any], reference: str, properties: Mapping[str, Any
     def unloaded(*_: object) -> Any:
         raise ConfigError(f"{registry.key}: {reference}: its file is not loaded")
 
+    if registry is PREFIX_FEATURES:
+        return unloaded
     if registry.record is None:
         return lambda team, **_: _UnloadedThreshold({}, 0.0, unloaded)
     function = fields(registry.record)[0].name

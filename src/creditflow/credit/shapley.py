@@ -187,26 +187,31 @@ def _mean_and_error(value_OA: Floats) -> tuple[Floats, Floats]:
     return mean_A, error_A
 
 
-def of_trajectory(batch: TrajectoryBatch, n: int) -> dict[str, float]:
-    """The Shapley values of trajectory `n` by agent. Raises BatchError if they were not measured.
+def of_trajectory(batch: TrajectoryBatch, n: int, *, left_out: bool = False) -> dict[str, float]:
+    """The Shapley or the left-out values of trajectory `n` by agent. Raises BatchError if they were not measured.
 
+    A left-out value is NaN if all replays without the agent failed; then the others may still be known.
     Agents without replays (frozen, or behind an endpoint) have no entry and add nothing.
     """
     try:
         found = Values.from_json(batch.trajectory_info[n][KEY])
     except (KeyError, TypeError, ValueError):  # missing, or an entry of another format
         found = None
-    if found is None or not found.known:
+    if found is None or not (left_out or found.known):
+        what, rule = ("left-out", "leave_one_out") if left_out else ("Shapley", "shapley")
         raise BatchError(
-            f"trajectory {batch.trajectory_ids[n]}: expected Shapley values, found none; they are measured in "
-            "training, on the embedded engine with algorithm.propagation: shapley"
+            f"trajectory {batch.trajectory_ids[n]}: expected {what} values, found none; they are measured in "
+            f"training, on the embedded engine with algorithm.propagation: {rule}"
         )
-    return dict(zip(found.agents, found.shapley_A.tolist(), strict=True))
+    value_A = found.left_out_A if left_out else found.shapley_A
+    return dict(zip(found.agents, value_A.tolist(), strict=True))
 
 
-def of_steps(batch: TrajectoryBatch, known_S: Bools) -> Floats:
-    """[S] the Shapley value of each step's agent in its trajectory; 0 if the agent's outcome is unknown."""
-    by_trajectory = {n: of_trajectory(batch, n) for n in np.unique(batch.trajectory_of_step[known_S]).tolist()}
+def of_steps(batch: TrajectoryBatch, known_S: Bools, *, left_out: bool = False) -> Floats:
+    """[S] the value of each step's agent in its trajectory, see `of_trajectory`; 0 if its outcome is unknown."""
+    by_trajectory = {
+        n: of_trajectory(batch, n, left_out=left_out) for n in np.unique(batch.trajectory_of_step[known_S]).tolist()
+    }
     steps = zip(batch.trajectory_of_step.tolist(), batch.agent_of_step.tolist(), known_S.tolist(), strict=True)
     return np.array(
         [by_trajectory[n].get(batch.agent_names[a], 0.0) if known else 0.0 for n, a, known in steps], dtype=np.float64

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit.estimators.base import EPSILON, AdvantageScale, CriticTerms
+from creditflow.credit.estimators.base import AdvantageScale, CriticTerms
 from creditflow.credit.groups import (
+    EPSILON,
     LEVEL_NAMES,
     TIE_TOLERANCE,
     BatchColumns,

@@ -15,7 +15,7 @@ from typing import Any
 
 from creditflow._utils.loading import is_reference, load_object
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.records import PROPAGATION_RULES
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.credit.registry import expect_keywords
 from creditflow.credit.thresholds.base import BatchStats, Threshold
 from creditflow.errors import ConfigError, CreditflowError, did_you_mean
@@ -269,7 +269,12 @@ class Guard:
 
     def options(self, options: CreditOptions) -> CreditOptions:
         """The credit options in force."""
-        return replace(options, propagation="identical", shared_reward="outcome") if self.fallback else options
+        if not self.fallback:
+            return options
+        # `identical` has a baseline, so an estimator without one makes way for GRPO.
+        relative = ADVANTAGE_ESTIMATORS[options.adv_estimator].relative
+        estimator = "grpo" if relative else options.adv_estimator
+        return replace(options, propagation="identical", shared_reward="outcome", adv_estimator=estimator)
 
     def threshold(self, threshold: Threshold) -> Threshold:
         """The threshold in force."""

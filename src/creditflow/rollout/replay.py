@@ -91,7 +91,7 @@ class _RecordedResponses:
         texts: dict[str, dict[str, deque[Step]]] = defaultdict(lambda: defaultdict(deque))
         kept = [step for step in steps if step.agent not in replaced]
         for step in kept:
-            for begin, end in step.info.get("turns", [[0, len(step.response_ids)]]):
+            for begin, end in recorded_turns(step):
                 self._tokens[step.agent, step.prompt_ids + step.response_ids[:begin]].append((step, begin, end))
             texts[step.agent][step.prompt].append(step)
         self._order = _RecordedOrder(step.index for step in kept)
@@ -109,7 +109,7 @@ class _RecordedResponses:
             step, begin, end = recorded.popleft()
             if begin == 0:  # after a tool's result, the step's turn continues
                 await self._order.wait_for(step)
-            reason = _finish_reason(step) if end == len(step.response_ids) else "stop"
+            reason = finish_reason(step) if end == len(step.response_ids) else "stop"
             return Generation(step.response_ids[begin:end], step.logprobs[begin:end], reason, step.policy_version)
         return await self._generator.generate(self._policy_of[policy], request)
 
@@ -131,9 +131,16 @@ class _Chat(ChatClient):
     ) -> ChatReply:
         if recorded := self._recorded.get(spelled(messages)):
             await self._order.wait_for(step := recorded.popleft())
-            return ChatReply(step.response, _finish_reason(step))
+            return ChatReply(step.response, finish_reason(step))
         return await self._client.chat(messages, max_tokens=max_tokens, temperature=temperature, seed=seed)
 
 
-def _finish_reason(step: Step) -> FinishReason:
+def recorded_turns(step: Step) -> list[list[int]]:
+    """The begin and end of each sampled turn in the step's response; tools' results stand between turns."""
+    turns: list[list[int]] = step.info.get("turns", [[0, len(step.response_ids)]])
+    return turns
+
+
+def finish_reason(step: Step) -> FinishReason:
+    """The reason for the end of the step's last turn."""
     return "length" if step.info.get("finish_reason") == "length" else "stop"

@@ -53,6 +53,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sub-rewards shared": {"shared_reward": "outcome_plus_mean_sub_reward", "w_o": 2.0, "gamma": 0.0},
 }
 
+_RELATIVE = {"adv_estimator": "relative", "group_by": "task", "baseline": "group"}
+"""Options that a rule needs that compares trajectories itself."""
 _TOLERANCE = 1e-9
 _AGENTS = ("planner", "executor", "verifier")
 _OTHER_NAMES = {"planner": "z", "executor": "y", "verifier": "x"}
@@ -83,6 +85,8 @@ def check_propagation_rule(
     if record.needs_replays:  # `outcome_to: answer` contradicts such a rule
         batches = {title: [_with_replays(one, place) for place, one in enumerate(of)] for title, of in batches.items()}
         options = {title: chosen for title, chosen in OPTIONS.items() if chosen.get("outcome_to") != "answer"}
+    if record.relative:  # refused with other estimators and groups
+        options = {title: chosen | _RELATIVE for title, chosen in options.items()}
     cases = [
         _RuleCase(f"{batch}, {title}", record, trajectories, CreditOptions(propagation=rule, **chosen))
         for batch, trajectories in batches.items()
@@ -126,7 +130,8 @@ class _RuleCase:
 
     def input_of(self, trajectories: Sequence[Trajectory]) -> PropagationInput:
         """The input that `assign` passes to the rule for these trajectories."""
-        with _registered("creditflow.testing capture", PropagationRule(_capture, pays_own=False)) as name:
+        capture = PropagationRule(_capture, pays_own=False, relative=self.rule.relative)
+        with _registered("creditflow.testing capture", capture) as name:
             try:
                 assign(TrajectoryBatch.from_trajectories(trajectories), replace(self.options, propagation=name))
             except _CapturedError as seen:

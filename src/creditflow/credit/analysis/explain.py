@@ -16,8 +16,10 @@ import numpy as np
 
 from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import counting, outcomes
-from creditflow.credit.estimators.base import EPSILON
+from creditflow.credit.fitted import coefficients_of
 from creditflow.credit.gates import PASSING, RECEIVING
+from creditflow.credit.groups import EPSILON
+from creditflow.credit.outcome_baseline import prefix_features
 from creditflow.credit.records import (
     ADVANTAGE_ESTIMATORS,
     BY_CRITIC,
@@ -355,6 +357,18 @@ class _OperationLog:
         return _Own(self.make("own", "+", paid, answer), paid, answer)
 
     def paid(self) -> int:
+        """The own reward without the outcome: what the score earns, less the probability of harm."""
+        a, s, options = self.assignment, self.s, self.assignment.options
+        of_score = self.paid_for_score()
+        if np.isnan(a.harmless_S[s]):
+            return of_score
+        note = f"{options.score_model}: given its score and the outcome"
+        harmless = self.given("probability of no harm", a.harmless_S[s], note)
+        less = self.make("less than certain", "-", harmless, self.constant("one", 1.0))
+        charge = self.make("charge for harm", "*", self.given("w_m", options.w_m), less)
+        return self.make("paid with the charge", "+", of_score, charge)
+
+    def paid_for_score(self) -> int:
         a, s, options = self.assignment, self.s, self.assignment.options
         if np.isnan(a.sub_reward_S[s]):
             if not options.decomposed:
@@ -362,9 +376,21 @@ class _OperationLog:
             failed = bool(a.failed_S[s])
             note = "its scoring failed, and nothing stands in" if failed else "no function scored the step"
             return self.given("paid", 0.0, note)
-        r = self.sub_reward()
-        centred = self.make("above origin", "-", r, self.given("origin", options.sub_reward_origin))
-        return self.make("paid", "*", self.given("w_r", options.w_r), centred)
+        centred = self.make("above origin", "-", self.sub_reward(), self.given("origin", options.sub_reward_origin))
+        weight = float(a.score_weight_S[s])
+        if options.score_weight != "calibrated" or np.isnan(weight):
+            return self.make("paid", "*", self.given("w_r", options.w_r), centred)
+        return self.make("paid", "*", self.given("calibrated weight", weight, self.slope_words()), centred)
+
+    def slope_words(self) -> str:
+        """The slope behind a calibrated weight, in words."""
+        a, s = self.assignment, self.s
+        agent, fold = a.batch.agent_names[a.batch.agent_of_step[s]], int(a.fold_S[s])
+        found = ((a.fitted or {}).get("weights") or {}).get(agent)
+        if found is None or found["slopes"][fold] is None:
+            return "no data: w_r"
+        slope, error = found["slopes"][fold], found["errors"][fold]
+        return f"the outcome rises by {slope:.3g} with the score, standard error {error:.2g}"
 
     def sub_reward(self) -> int:
         a, s, batch = self.assignment, self.s, self.assignment.batch
@@ -413,7 +439,25 @@ class _OperationLog:
         a, competitor = self.assignment, self.competitor()
         value = outcomes(a.batch, a.options).value_S[self.s]
         outcome = self.given("outcome", value, f"of {competitor}" if competitor else "")
+        if not np.isnan(a.prefix_S[self.s]):
+            outcome = self.make("beyond the past", "-", outcome, self.prefix_baseline())
         return self.make("weighted outcome", "*", self.given("w_o", a.options.w_o), outcome)
+
+    def prefix_baseline(self) -> int:
+        """The part of the outcome that the step's past predicts, feature by feature."""
+        a, s, batch = self.assignment, self.s, self.assignment.batch
+        agent = batch.agent_names[batch.agent_of_step[s]]
+        if not outcomes(batch, a.options).known_S[s] or a.masked_S[s]:
+            return self.given("prefix baseline", a.prefix_S[s], "the outcome is not known")
+        features, coefficients = coefficients_of(a.fitted or {}, agent, int(a.fold_S[s]))
+        values_F = prefix_features(batch, a.sub_reward_S, a.scored_S & a.options.decomposed)[s].tolist()
+        values_F += [float(values_S[s]) for values_S in a.features.values()]
+        total = self.given("intercept", coefficients[0], f"fitted to {agent} in other groups and earlier steps")
+        for feature, coefficient, value in zip(features, coefficients[1:], values_F, strict=True):
+            factors = self.given(f"coefficient of {feature}", coefficient), self.given(feature, value)
+            part = self.make(f"part of {feature}", "*", *factors)
+            total = self.make(f"prefix baseline up to {feature}", "+", total, part)
+        return total
 
     def competitor(self) -> str:
         """The step's agent, if it has its own outcome; else empty."""
@@ -425,7 +469,7 @@ class _OperationLog:
     def shared(self) -> int:
         a, options = self.assignment, self.assignment.options
         rule, record = options.propagation, self.rule
-        if record.needs_replays:
+        if record.needs_replays and record.decomposed:
             agent = a.batch.agent_names[a.batch.agent_of_step[self.s]]
             known = bool(outcomes(a.batch, options).known_S[self.s])
             n = int(a.batch.trajectory_of_step[self.s])

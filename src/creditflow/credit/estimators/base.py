@@ -22,9 +22,6 @@ from creditflow.credit.options import CreditOptions
 from creditflow.credit.rules.base import Credit
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 
-EPSILON = 1e-6
-"""Added to the spread before dividing, as in verl."""
-
 WHITENING_EPSILON = 1e-8
 """Added to the variance before whitening, as in verl."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from creditflow.credit.estimators.base import EPSILON, Estimate, EstimatorInput
+from creditflow.credit.estimators.base import Estimate, EstimatorInput
+from creditflow.credit.groups import EPSILON
 from creditflow.credit.records import SPREAD, advantage_estimator
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from creditflow.config import Config, default_rules, policies_in_use
 from creditflow.credit import Threshold
+from creditflow.credit.history import History
 from creditflow.monitoring import Guard, GuardEvent, GuardStop
 from creditflow.monitoring.catalog import Names, described
 from creditflow.monitoring.guard import RESTORE, cannot_go_back, engine_action, stop_report
@@ -98,12 +99,18 @@ def roll_back(
     return f"guard: goes on after step {good}; what came after is kept in {folder.path}/{aside}"
 
 
-def control_state(threshold: Threshold, guard: Guard) -> dict[str, Any]:
-    """The threshold's and the guard's part of a checkpoint's state."""
-    return {"threshold": threshold.state_dict(), "guard": guard.state_dict(), "good": guard.good}
+def control_state(threshold: Threshold, guard: Guard, history: History) -> dict[str, Any]:
+    """The part of a checkpoint's state that credit assignment and the guard need."""
+    return {
+        "threshold": threshold.state_dict(),
+        "guard": guard.state_dict(),
+        "good": guard.good,
+        "history": history.to_json(),
+    }
 
 
-def load_control_state(state: Mapping[str, Any], threshold: Threshold, guard: Guard) -> None:
-    """Restore a threshold and a guard from the result of `control_state`."""
+def load_control_state(state: Mapping[str, Any], threshold: Threshold, guard: Guard) -> History:
+    """Restore a threshold and a guard from the result of `control_state`; returns the history of fitted parts."""
     threshold.load_state_dict(state["threshold"])
     guard.load_state_dict(state["guard"])
+    return History.from_json(state["history"]) if "history" in state else History()  # older checkpoints have none

@@ -14,6 +14,7 @@ from typing import Any
 from creditflow._utils.progress import Reporter
 from creditflow.config import Config, Recipe
 from creditflow.credit import Threshold
+from creditflow.credit.history import History
 from creditflow.engines.common.checkpoints import saved_steps, step_of
 from creditflow.engines.common.components import Components
 from creditflow.engines.common.guard import control_state, load_control_state, roll_back
@@ -49,6 +50,8 @@ class RunState:
     threshold: Threshold
     guard: Guard
     reporter: Reporter
+    history: History = field(default_factory=History)
+    """The statistics of earlier steps that fitted parts of credit read."""
     done: int = 0
     """The number of finished training steps."""
     tasks_taken: int = 0
@@ -80,7 +83,7 @@ class RunState:
     def save(self, keep: int | None) -> None:
         """Save a checkpoint of step `done` and keep the newest `keep`."""
         state = {
-            **control_state(self.threshold, self.guard),
+            **control_state(self.threshold, self.guard, self.history),
             "rollbacks": self.rollbacks,
             "peak_before": self.peak_before,
             "tasks_taken": self.tasks_taken,
@@ -90,7 +93,7 @@ class RunState:
 
     def restore(self, step: int, state: Mapping[str, Any]) -> None:
         """Restore the state of the checkpoint of `step`. Its models are loaded separately."""
-        load_control_state(state, self.threshold, self.guard)
+        self.history = load_control_state(state, self.threshold, self.guard)
         self.done, self.tasks_taken, self.evaluated = step, state["tasks_taken"], state["evaluated"]
         self.peak_before = state["peak_before"]
 

@@ -200,8 +200,9 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
         values_T = policy_set.values(batch)
     with timing("propagation"):
         threshold = run.guard.threshold(run.threshold)
-        assignment = assign(batch, options, values_T=values_T, threshold=threshold)
+        assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=run.history)
         run.threshold.update(batch_stats(assignment))
+        run.history = assignment.history_after or run.history
     actor = config.actor_rollout_ref.actor
     terms = [name for name, on in (("KL", actor.use_kl_loss), ("entropy", actor.entropy_coeff)) if on]
     run.warn(tied_events(assignment, terms, step, run.folder.events()))

@@ -42,6 +42,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 from creditflow._utils.files import write_whole
 from creditflow.credit import Assignment, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
+from creditflow.credit.history import History
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.data.table import batch_of, table_of
@@ -298,6 +299,7 @@ class CreditflowTrainer(PolicyTrainer):
         self.options = run.config.algorithm
         self.limits = run.config
         self.threshold = make_threshold(self.options.propagation_threshold, run.config.team.agents)
+        self.history = History()
         self.guard = build_guard(run.config, run.recipe.folder, load_functions(run.recipe), NAME)
         self.critic_wanted = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
         self._submitted: list[TensorDict] = []
@@ -375,7 +377,7 @@ class CreditflowTrainer(PolicyTrainer):
         super()._save_checkpoint()  # last, because it marks the checkpoint as complete
 
     def _save_state(self, folder: Path) -> None:
-        state = {**control_state(self.threshold, self.guard), "policies": self.policies}
+        state = {**control_state(self.threshold, self.guard, self.history), "policies": self.policies}
         write_whole(folder / _STATE, lambda path: path.write_text(json.dumps(state) + "\n"))
 
     def _save_state_again(self) -> None:
@@ -393,7 +395,7 @@ class CreditflowTrainer(PolicyTrainer):
             raise CreditflowError(
                 f"{self._checkpoint()}: holds policies {there}, but the recipe trains {', '.join(here)}"
             )
-        load_control_state(state, self.threshold, self.guard)
+        self.history = load_control_state(state, self.threshold, self.guard)
         remove_later(self.folder.path, self.global_steps)
         self.folder.rewind(self.global_steps)
         self._rollbacks = len(rollbacks(self.folder.path))
@@ -416,7 +418,7 @@ class CreditflowTrainer(PolicyTrainer):
             # The selection of trained steps does not depend on the critic's values, which are computed later.
             values_T = np.zeros(int(batch.token_offsets[-1])) if self.critic_wanted else None
             options, threshold = self.guard.options(self.options), self.guard.threshold(self.threshold)
-            assignment = assign(batch, options, values_T=values_T, threshold=threshold)
+            assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=self.history)
         row_keys, steps = rollouts.row_keys(self.policies)
         columns = VerlRows.from_batch(row_keys, steps, batch)
         columns.expect_all(rows)
@@ -436,8 +438,9 @@ class CreditflowTrainer(PolicyTrainer):
             if values_T is not None:
                 for part in rows_of.values():
                     columns.values(part, values_T)
-                assignment = assign(batch, options, values_T=values_T, threshold=threshold)
+                assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=self.history)
             self.threshold.update(batch_stats(assignment))
+            self.history = assignment.history_after or self.history
             for trainer, part in rows_of.items():
                 rows_of[trainer] = trainer.correct_rollout(columns.put(part, assignment), metrics)
         with ThreadPoolExecutor(1, "ledger") as beside:  # the record is final, so it is written during the update

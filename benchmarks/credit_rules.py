@@ -1,0 +1,195 @@
+"""A leaderboard of credit rules: `python -m benchmarks.credit_rules [--minutes M] [--quick]`.
+
+`arithmetic_chain`, 16 training steps of 8 tasks and 8 rollouts for every rule, in seven cases (`CASES`: properties of
+the sub-rewards). Each rule has the best of three learning rates, chosen on two cases with a separate seed and separate
+tasks; then every rule trains on the same seeds in every case.
+
+Finished runs are found again in `runs/credit_rules/`; results are kept by seed in `docs/results/credit_rules/`, from
+which a fresh clone builds the table. Writes `docs/results/credit_rules.json` and `credit_rules.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmarks import study
+from benchmarks.record import RESULTS, exit_with
+from benchmarks.runs import Run, finish
+from benchmarks.sources import TRAINING, Work
+from creditflow._utils.files import write_whole
+
+MEASURES = (
+    *TRAINING,
+    "benchmarks/cases.py",
+    "src/creditflow/recipes/arithmetic_chain.py",
+    "src/creditflow/recipes/arithmetic_chain.yaml",
+)
+KEPT = RESULTS / "credit_rules"
+SEEDS, TUNING_SEED = 5, 100
+RATES = ("2.0e-4", "4.0e-4", "8.0e-4")
+STEPS, TASKS = 16, 512
+ALWAYS = (
+    *(one for one in study.ALWAYS if not one.startswith(("trainer.total", "data.val_max"))),
+    f"trainer.total_training_steps={STEPS}",
+    f"data.val_max_samples={TASKS}",
+)
+CASES: Mapping[str, tuple[str, ...]] = {
+    "exact": study.CASES["exact"],
+    "executor alone": study.CASES["executor alone"],
+    "outcome only": (study.rewards((0, 0, 0)),),
+    "noisy, 20 %": study.CASES["noisy, 20 %"],
+    "noisy, 35 %": study.CASES["noisy, 35 %"],
+    "inheriting": study.CASES["inheriting"],
+    "saboteur": study.CASES["saboteur"],
+}
+"""As in `benchmarks.study`, and one in which no step is scored."""
+REALISTIC = tuple(name for name in CASES if name != "exact")
+TUNING_CASES = ("executor alone", "noisy, 35 %")
+BASELINE, OWN = "identical", "own + outcome"
+
+
+def _options(*options: str) -> tuple[str, ...]:
+    return tuple(f"algorithm.{option}" for option in options)
+
+
+_OWN = _options("propagation=none")
+_BY_TASK = _options("group_by=task_agent")
+_CALIBRATED = (*_OWN, *_BY_TASK, *_options("score_weight=calibrated", "w_o=0.3"))
+
+RULES: Mapping[str, tuple[str, ...]] = {
+    BASELINE: _options("propagation=identical"),
+    OWN: _OWN,
+    "own + outcome, by task": (*_OWN, *_BY_TASK),
+    "own + outcome - prefix": (*_OWN, *_options("outcome_baseline=prefix")),
+    "threshold": _options("propagation=threshold"),
+    "calibrated": _CALIBRATED,
+    "calibrated - prefix": (*_CALIBRATED, *_options("outcome_baseline=prefix")),
+    "calibrated + harm": (*_CALIBRATED, *_options("score_model=noisy_and")),
+    "harm": (*_OWN, *_BY_TASK, *_options("score_model=noisy_and", "w_r=0", "w_m=1", "w_o=0.3")),
+}
+"""The rules, as options of credit."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """The runs of the leaderboard and their results."""
+
+    work: Work
+    kept: Path
+    rules: Sequence[str]
+    seeds: Sequence[int]
+    rates: Sequence[str] = RATES
+    short: tuple[str, ...] = ()
+
+    def run(self, rule: str, case: str, seed: int, rate: str, *more: str, under: str = "runs") -> Run:
+        """One training run."""
+        name = "/".join(study.plain_name(part) for part in (case, rule))
+        options = (*ALWAYS, *CASES[case], *RULES[rule], f"actor_rollout_ref.actor.optim.lr={rate}", *more, *self.short)
+        return Run(study.RECIPE, options, self.work.folder / under / rate / name / f"seed{seed}", seed)
+
+    def tuning(self, rule: str, case: str, rate: str) -> Run:
+        """A tuning run, on tasks that are never reported."""
+        return self.run(rule, case, TUNING_SEED, rate, "recipe.val_split=tune", under="tuning")
+
+    def tune(self, until: float | None) -> dict[str, dict[str, float]]:
+        """pass@1 in tuning by rule and rate, for the rules whose runs are complete."""
+        file = self.kept / "rates.json"
+        found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
+        new = [rule for rule in self.rules if rule not in found]
+        runs = {
+            (rule, rate): [self.tuning(rule, case, rate) for case in TUNING_CASES]
+            for rule in new
+            for rate in self.rates
+        }
+        finish([run for some in runs.values() for run in some], "rates", until)
+        for rule in new:
+            if all(run.finished for rate in self.rates for run in runs[rule, rate]):
+                found[rule] = {
+                    rate: fmean(run.result().after.metrics["pass_at_1"] for run in runs[rule, rate])
+                    for rate in self.rates
+                }
+        self.kept.mkdir(parents=True, exist_ok=True)
+        write_whole(file, lambda path: path.write_text(json.dumps(found, indent=1) + "\n"))
+        return found
+
+    def train(self, rates: Mapping[str, str], until: float | None) -> Iterator[int]:
+        """Train every rule in every case, seed by seed; yields each seed with its results written."""
+        for seed in self.seeds:
+            file = self.kept / f"seed{seed}.json"
+            found: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+            runs = {
+                (case, rule): self.run(rule, case, seed, rates[rule])
+                for case in CASES
+                for rule in rates
+                if rule not in found.get(case, {})
+            }
+            finish(list(runs.values()), f"seed {seed}", until)
+            for (case, rule), run in runs.items():
+                if run.finished:
+                    found.setdefault(case, {})[rule] = {"rate": rates[rule], **study.kept_numbers(run)}
+            write_whole(file, lambda path, found=found: path.write_text(json.dumps(found, indent=1) + "\n"))
+            yield seed
+
+
+def best(by_rate: Mapping[str, float]) -> str:
+    """The rate with the highest pass@1; of equal ones the smallest."""
+    return max(sorted(by_rate, key=float), key=lambda rate: by_rate[rate])
+
+
+def table(kept: Path, seeds: Sequence[int], rules: Sequence[str]) -> None:
+    """Print pass@1 by rule and case, and the mean difference to own + outcome over the realistic cases.
+
+    Means over the seeds that have a result; differences over pairs of one case and seed, with their standard error.
+    """
+    files = [json.loads(path.read_text()) for seed in seeds if (path := kept / f"seed{seed}.json").exists()]
+    heads = "".join(f"{case[:12]:>14}" for case in CASES)
+    print(f"{'pass@1 in %':26}{heads}{'realistic':>12}{'- own':>9}{'±':>7}{'pairs':>7}")
+    for rule in rules:
+        by_case = {case: [one[case] for one in files if rule in one.get(case, {})] for case in CASES}
+        means = {case: 100 * _mean([one[rule]["pass_at_1"] for one in of_case]) for case, of_case in by_case.items()}
+        pairs = [one for case in REALISTIC for one in by_case[case] if OWN in one]
+        differences = [100 * (one[rule]["pass_at_1"] - one[OWN]["pass_at_1"]) for one in pairs]
+        error = float(np.std(differences, ddof=1)) / len(pairs) ** 0.5 if len(pairs) > 1 else float("nan")
+        cells = "".join(f"{value:14.1f}" for value in means.values())
+        realistic = fmean(means[case] for case in REALISTIC)
+        print(f"{rule:26}{cells}{realistic:12.1f}{_mean(differences):9.2f}{error:7.2f}{len(pairs):7}")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else float("nan")
+
+
+def main() -> int:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
+    parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")
+    parser.add_argument("--rules", help="names of rules, separated by semicolons; default: all")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    given = parser.parse_args()
+    until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
+    rules = tuple(RULES) if given.rules is None else tuple(given.rules.split(";"))
+    work = Work.begin("credit_rules", MEASURES, quick=given.quick)
+    board = Board(work, KEPT, rules, range(given.seeds))
+    if given.quick:
+        short = ("trainer.total_training_steps=1", "data.val_max_samples=8")
+        board = Board(work, work.folder / "results", (BASELINE, OWN), range(1), RATES[:1], short)
+    tuned = board.tune(until)
+    rates = {rule: best(tuned[rule]) for rule in board.rules if rule in tuned}
+    print("rates:", {rule: {rate: round(100 * value, 1) for rate, value in tuned[rule].items()} for rule in rates})
+    for _ in board.train(rates, until):
+        table(board.kept, board.seeds, list(rates))
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)

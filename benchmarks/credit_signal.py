@@ -1,0 +1,264 @@
+"""Signal and noise of the policy gradient under rules of credit: `python -m benchmarks.credit_signal [--quick]`.
+
+`arithmetic_chain` with its initial model samples many batches of 8 tasks and 8 rollouts. Every case scores the same
+batches; every rule then assigns credit to them. No model is trained, so that a rule costs seconds.
+
+With g_b the gradient that a rule makes of batch b, and J the expected outcome,
+
+    efficiency = (mean of g_b . grad J)^2 / (mean of |g_b|^2 * |grad J|^2)
+
+is the share of the largest gain that one gradient step can make along grad J, if the step size is the best for the rule
+and the curvature is the same in all directions: for small values it is the signal-to-noise ratio |mean|^2 / variance of
+an unbiased rule. A bias counts as noise. grad J is estimated with `R - mean of the task's other rollouts` on other
+batches than g_b, so that products of two estimates are unbiased.
+
+The gradient of each step is sketched: per linear layer, inputs and output gradients are projected on random directions,
+which leaves inner products unchanged in expectation. Embeddings and norms are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.record import ROOT, Figure, exit_with, show, write
+from benchmarks.sources import TRAINING, hashes
+from benchmarks.study import ALWAYS, CASES, OTHER_TEAMS, RECIPE
+from creditflow._utils.progress import Reporter
+from creditflow.config import Recipe, load_recipe
+from creditflow.credit import CreditOptions, assign, make_threshold
+from creditflow.credit.analysis.metrics import batch_stats
+from creditflow.credit.history import History
+from creditflow.data import Floats, Trajectory, TrajectoryBatch
+from creditflow.engines.common.components import build_components
+from creditflow.engines.local.policy_set import PolicySet
+from creditflow.engines.local.rollouts import sample_trajectories
+from creditflow.runs.step_files import read_step_file, write_step_file
+
+MEASURES = (*TRAINING, "benchmarks/cases.py", "benchmarks/credit_rules.py", "src/creditflow/recipes/arithmetic_chain.py")
+FOLDER = ROOT / "runs" / "credit_signal"
+BATCHES, TASKS, ROLLOUTS = 96, 8, 8
+WIDTH = 12
+"""Random directions for the inputs and for the output gradients of a layer; a sketch has their product as its size."""
+_KEY = 7
+"""The first part of a rollout's random key."""
+_AT_ONCE = 256
+"""Steps of one backward pass."""
+
+
+# ---- recording -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The batches of one case, with the sketch of every step's gradient."""
+
+    batches: Sequence[TrajectoryBatch]
+    sketches: Sequence[Floats]
+    """By batch: [S, D] sketches of the gradient of each step's log-probability."""
+
+
+def recipe_of(case: str, *overrides: str) -> Recipe:
+    """The recipe of a case."""
+    return load_recipe(RECIPE, [*ALWAYS, *CASES[case], "data.seed=0", *overrides])
+
+
+def record(cases: Sequence[str], batches: int, folder: Path, reporter: Reporter) -> Mapping[str, Recording]:
+    """Sample the batches of every team, and score them for every case. Finished batches are kept in `folder`."""
+    made: dict[str, tuple[list[TrajectoryBatch], list[Floats]]] = {case: ([], []) for case in cases}
+    teams = {case: case if case in OTHER_TEAMS else "exact" for case in cases}
+    for team in dict.fromkeys(teams.values()):
+        of_team = [case for case in cases if teams[case] == team]
+        with reporter.bar(f"sampling for {', '.join(of_team)}", batches, "batches") as bar:
+            sampler: _Sampler | None = None
+            for b in range(batches):
+                sketch, files = folder / f"{team}-{b}.npy", {case: folder / f"{case}-{b}.parquet" for case in of_team}
+                if not all(file.exists() for file in (sketch, *files.values())):
+                    sampler = sampler or _Sampler(team, of_team)
+                    sampler.make(b, sketch, files)
+                for case, file in files.items():
+                    made[case][0].append(read_step_file(file).batch)
+                    made[case][1].append(np.load(sketch).astype(np.float64))
+                bar.advance()
+    return {case: Recording(*parts) for case, parts in made.items()}
+
+
+class _Sampler:
+    """Samples batches of one team and scores them for its cases."""
+
+    def __init__(self, team: str, cases: Sequence[str]) -> None:
+        recipe = recipe_of(team)
+        torch.manual_seed(0)
+        self.components = build_components(recipe)
+        self.policy_set = PolicySet.for_rollouts(recipe)
+        self.scorers = {case: build_components(recipe_of(case)) for case in cases}
+        self.sketcher = Sketcher(next(iter(self.policy_set.policies.values())).model)
+
+    def make(self, b: int, sketch: Path, files: Mapping[str, Path]) -> None:
+        trajectories = asyncio.run(self._sample(b))
+        for case, file in files.items():
+            asyncio.run(self._score(case, trajectories))
+            batch = TrajectoryBatch.from_trajectories(trajectories)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_step_file(file, b, batch, None)
+        np.save(sketch, self.sketcher(batch).astype(np.float32))
+
+    async def _sample(self, b: int) -> list[Trajectory]:
+        tasks = [self.components.train_tasks[(b * TASKS + t) % len(self.components.train_tasks)] for t in range(TASKS)]
+        async with self.components.rewards.open(self.policy_set.policies):
+            return await sample_trajectories(self.components, self.policy_set, tasks, ROLLOUTS, 1.0, (0, _KEY + b))
+
+    async def _score(self, case: str, trajectories: Sequence[Trajectory]) -> None:
+        for trajectory in trajectories:
+            trajectory.outcome, trajectory.outcomes = None, {}
+            for step in trajectory.steps:
+                step.scores = {}
+        scorer = self.scorers[case]
+        async with scorer.rewards.open(self.policy_set.policies):
+            await scorer.rewards.score(trajectories)
+        scorer.label(trajectories)
+
+
+class Sketcher:
+    """Sketches of the gradient of each step's log-probability, one backward pass for many steps.
+
+    The gradient of a linear layer's weight for one step is the sum over its tokens of the outer product of output
+    gradient and input. Projecting both sides keeps inner products in expectation.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.eval()
+        generator = torch.Generator().manual_seed(0)
+        self.layers = [one for one in model.modules() if isinstance(one, torch.nn.Linear)]
+        self.sides = [
+            tuple(torch.randn(size, WIDTH, generator=generator) / WIDTH**0.5 for size in (o.in_features, o.out_features))
+            for o in self.layers
+        ]
+
+    def __call__(self, batch: TrajectoryBatch) -> Floats:
+        """[S, D] the sketches of a batch's steps."""
+        found = np.zeros((batch.n_steps, len(self.layers) * WIDTH**2))
+        lengths_S = np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
+        for steps in np.array_split(np.argsort(lengths_S, kind="stable"), -(-batch.n_steps // _AT_ONCE)):
+            found[steps] = self._of_steps(batch, steps)
+        return found
+
+    def _of_steps(self, batch: TrajectoryBatch, steps: np.ndarray) -> Floats:
+        ids, mask, sampled = _padded(batch, steps)
+        inputs: dict[int, Tensor] = {}
+        parts: list[Tensor] = [torch.zeros(0)] * len(self.layers)
+        with torch.enable_grad():
+            hooks = [layer.register_forward_hook(_keep(inputs, at)) for at, layer in enumerate(self.layers)]
+            hooks += [
+                layer.register_full_backward_hook(_project(inputs, parts, at, *self.sides[at]))
+                for at, layer in enumerate(self.layers)
+            ]
+            try:
+                logits = self.model(input_ids=ids, attention_mask=mask).logits[:, :-1].double()
+                logprobs = torch.log_softmax(logits, -1).gather(2, ids[:, 1:, None]).squeeze(2)
+                (logprobs * sampled[:, 1:]).sum().backward()
+            finally:
+                for hook in hooks:
+                    hook.remove()
+                self.model.zero_grad(set_to_none=True)
+        return torch.cat([part.flatten(1) for part in parts], dim=1).double().numpy()
+
+
+def _keep(inputs: dict[int, Tensor], at: int) -> Any:
+    def hook(module: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
+        inputs[at] = args[0].detach()
+
+    return hook
+
+
+def _project(inputs: dict[int, Tensor], parts: list[Tensor], at: int, of_input: Tensor, of_output: Tensor) -> Any:
+    def hook(module: Any, grad_input: Any, grad_output: tuple[Tensor, ...]) -> None:
+        parts[at] = torch.einsum("blo,bli->boi", grad_output[0].float() @ of_output, inputs[at].float() @ of_input)
+
+    return hook
+
+
+def _padded(batch: TrajectoryBatch, steps: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, attention mask and the mask of sampled tokens, padded on the right."""
+    rows = []
+    for s in steps.tolist():
+        prompt = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
+        part = slice(batch.token_offsets[s], batch.token_offsets[s + 1])
+        rows.append((np.concatenate([prompt, batch.response_ids[part]]), len(prompt), batch.response_mask[part]))
+    longest = max(len(ids) for ids, _, _ in rows)
+    ids, mask, sampled = (torch.zeros(len(rows), longest, dtype=torch.long) for _ in range(3))
+    for row, (tokens, prompt, chosen) in enumerate(rows):
+        ids[row, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
+        mask[row, : len(tokens)] = 1
+        sampled[row, prompt : len(tokens)] = torch.from_numpy(np.asarray(chosen).astype(np.int64))
+    return ids, mask, sampled
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+def options_of(case: str, overrides: Sequence[str]) -> CreditOptions:
+    """The options of credit in a case under a rule's overrides."""
+    return recipe_of(case, *overrides).config.algorithm
+
+
+def gradients(recording: Recording, options: CreditOptions) -> Floats:
+    """[B, D] the sketched gradient of each batch, per trajectory. Thresholds and fitted parts adapt from batch to batch."""
+    threshold, history, made = make_threshold(options.propagation_threshold), History(), []
+    for batch, sketch_SD in zip(recording.batches, recording.sketches, strict=True):
+        assigned = assign(batch, options, threshold=threshold, history=history)
+        threshold.update(batch_stats(assigned))
+        history = assigned.history_after or history
+        made.append(assigned.advantage_S @ sketch_SD / batch.n_trajectories)
+    return np.array(made)
+
+
+TRUE = CreditOptions(propagation="identical", adv_estimator="rloo", group_by="task")
+"""The options of an unbiased estimate of grad J."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """The efficiency of a rule in a case, with its standard error."""
+
+    efficiency: float
+    error: float
+
+
+def efficiency(gradient_BD: Floats, true_BD: Floats) -> Signal:
+    """The efficiency of a rule's gradients, with a jackknife error over batches."""
+    along_BB, squares_B, true_BB = gradient_BD @ true_BD.T, (gradient_BD**2).sum(axis=1), true_BD @ true_BD.T
+    n = len(squares_B)
+
+    def over(kept: np.ndarray) -> float:
+        along, true = (_mean_of_pairs(matrix[np.ix_(kept, kept)]) for matrix in (along_BB, true_BB))
+        return float(np.sign(along) * along**2 / (squares_B[kept].mean() * true))
+
+    whole = over(np.arange(n))
+    left_out = np.array([over(np.delete(np.arange(n), b)) for b in range(n)])
+    return Signal(whole, float(np.sqrt((n - 1) / n * ((left_out - left_out.mean()) ** 2).sum())))
+
+
+def _mean_of_pairs(matrix_BB: Floats) -> float:
+    """The mean off the diagonal: products of estimates from different batches."""
+    n = len(matrix_BB)
+    return float((matrix_BB.sum() - np.trace(matrix_BB)) / (n * (n - 1)))
+
+
+def measure(
+    recordings: Mapping[str, Recording], rules: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, str, Signal]]:
+    """Yield (case, rule, signal) for every pair."""
+    for case, recording in recordings.items():
+        true_BD = gradients(recording, TRUE)
+        for name, overrides in rules.items():
+            yield case, name, efficiency(gradients(recording, options_of(case, overrides)), true_BD)

@@ -1,0 +1,14 @@
+"""Relative credit: the credit of a rule that compares trajectories itself is the advantage."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from creditflow.credit.estimators.base import Estimate, EstimatorInput
+from creditflow.credit.records import ONE, advantage_estimator
+
+
+@advantage_estimator("relative", divisor=ONE, min_rollouts=2, relative=True)
+def relative(given: EstimatorInput) -> Estimate:
+    """`c`: baseline 0 and divisor 1, for rules such as `gigpo`. A tied task still gets 0."""
+    return Estimate(np.where(given.groups.group_S >= 0, 0.0, np.nan))

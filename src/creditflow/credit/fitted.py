@@ -1,0 +1,159 @@
+"""The parts of credit that are fitted to data: prefix baseline, calibrated score weights, score model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from creditflow.credit import outcome_baseline, score_model, score_weights
+from creditflow.credit.decompose import Outcomes, SubRewards
+from creditflow.credit.groups import BatchColumns
+from creditflow.credit.history import History, Sums
+from creditflow.credit.options import CreditOptions
+from creditflow.credit.outcome_baseline import OutcomeBaseline
+from creditflow.credit.records import PREFIX_FEATURES, PROPAGATION_RULES
+from creditflow.credit.score_model import ScoreModel
+from creditflow.credit.score_weights import ScoreWeights
+from creditflow.credit.tokens import at_first_token
+from creditflow.data import Bools, Floats, TrajectoryBatch
+from creditflow.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fitted:
+    """The fitted parts of one batch; None for each that the options do not use."""
+
+    baseline: OutcomeBaseline | None
+    weights: ScoreWeights | None
+    model: ScoreModel | None
+
+    def sums(self) -> dict[str, Sums]:
+        """The batch's contribution to the history, by part."""
+        made: dict[str, Sums] = {}
+        if self.baseline is not None:
+            made[outcome_baseline.PART] = self.baseline.sums
+        if self.weights is not None:
+            made[score_weights.PART] = self.weights.sums
+        if self.model is not None:
+            made |= {score_model.PART: self.model.counts, score_model.SLIPS: self.model.slips}
+        return made
+
+    def facts(self, agents: tuple[str, ...]) -> dict[str, Any]:
+        """Coefficients, slopes and rates as plain numbers, for the record of a training step."""
+        made: dict[str, Any] = {}
+        if self.baseline is not None:
+            made["baseline"] = {
+                "features": list(self.baseline.names),
+                "coefficients": dict(zip(agents, self.baseline.coefficient_KAF.swapaxes(0, 1).tolist(), strict=True)),
+            }
+        if self.weights is not None:
+            slopes, errors = (_finite(values) for values in (self.weights.slope_KA, self.weights.error_KA))
+            made["weights"] = {
+                name: {"slopes": [row[a] for row in slopes], "errors": [row[a] for row in errors]}
+                for a, name in enumerate(agents)
+            }
+        if self.model is not None:
+            rates = self.model.rates
+            made["model"] = {
+                "slip": rates.slip,
+                "agents": {
+                    name: {"harm": float(rates.harm_A[a]), "scores": rates.score_AZB[a].tolist()}
+                    for a, name in enumerate(agents)
+                },
+            }
+        return made
+
+
+def _finite(values_KA: Any) -> list[list[float | None]]:
+    return [[float(value) if np.isfinite(value) else None for value in row] for row in values_KA]
+
+
+def fits(options: CreditOptions) -> bool:
+    """Whether the options use a fitted part."""
+    of_scores = options.score_weight == "calibrated" or options.score_model != "none"
+    return options.outcome_baseline == "prefix" or (of_scores and _pays_own(options))
+
+
+def _pays_own(options: CreditOptions) -> bool:
+    """Whether a step is paid for its own score."""
+    return options.decomposed and PROPAGATION_RULES[options.propagation].pays_own
+
+
+def fit(
+    columns: BatchColumns,
+    options: CreditOptions,
+    outcome: Outcomes,
+    rewards: SubRewards,
+    kept_S: Bools,
+    history: History,
+    values_T: Floats | None = None,
+) -> Fitted:
+    """Fit the parts that the options use, to the batch and the history.
+
+    `values_T`: a critic's values at each sampled token; the prefix baseline takes that of a step's first one as a
+    feature. Raises ConfigError if the user's features are not finite arrays [S].
+    """
+    known_S, judged_S = outcome.known_S & kept_S, rewards.scored_S & options.decomposed
+    baseline = weights = model = None
+    if options.outcome_baseline == "prefix":
+        baseline = outcome_baseline.outcome_baseline(
+            columns,
+            outcome.value_S,
+            known_S,
+            rewards.value_S,
+            judged_S,
+            history.sums(outcome_baseline.PART),
+            _further_features(columns.batch, options, values_T),
+        )
+    if options.score_weight == "calibrated" and _pays_own(options):
+        weights = score_weights.score_weights(
+            columns,
+            outcome.value_S,
+            known_S,
+            rewards.value_S,
+            judged_S,
+            options.w_r,
+            history.sums(score_weights.PART),
+        )
+    if options.score_model != "none" and _pays_own(options):
+        model = score_model.score_model(
+            columns.batch,
+            outcome.value_S,
+            known_S,
+            kept_S,
+            rewards.value_S,
+            judged_S,
+            history.sums(score_model.PART),
+            history.sums(score_model.SLIPS),
+        )
+    return Fitted(baseline, weights, model)
+
+
+def _further_features(batch: TrajectoryBatch, options: CreditOptions, values_T: Floats | None) -> dict[str, Floats]:
+    """[S] the features of the user's function and of a critic, by name."""
+    found: dict[str, Floats] = {}
+    if options.prefix_features is not None:
+        made = PREFIX_FEATURES[options.prefix_features](batch)
+        if not isinstance(made, Mapping):
+            kind = type(made).__name__
+            raise ConfigError(f"algorithm.prefix_features: expected a mapping from names to arrays [S], got {kind}")
+        for name, values in made.items():
+            values_S = np.asarray(values, dtype=np.float64)
+            if values_S.shape != (batch.n_steps,) or not np.isfinite(values_S).all():
+                raise ConfigError(
+                    f"algorithm.prefix_features: {name}: expected finite numbers of shape ({batch.n_steps},), got "
+                    f"shape {values_S.shape} with {int((~np.isfinite(values_S)).sum())} not finite"
+                )
+            found[str(name)] = values_S
+    if values_T is not None:
+        found["critic"] = at_first_token(batch, np.asarray(values_T, dtype=np.float64), 0.0)
+    return found
+
+
+def coefficients_of(facts: Mapping[str, Any], agent: str, fold: int) -> tuple[tuple[str, ...], list[float]]:
+    """(names of the features, intercept and coefficients) of an agent's prefix baseline, from `Fitted.facts`."""
+    baseline = facts["baseline"]
+    return tuple(baseline["features"]), [float(value) for value in baseline["coefficients"][agent][fold]]

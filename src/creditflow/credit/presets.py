@@ -1,0 +1,109 @@
+"""Presets: published methods of credit that are a choice of options, by name.
+
+`algorithm.preset: NAME` sets the options of one preset, as if the recipe had spelled them out. The equations, sources
+and deviations are in docs/concepts/published_rules.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from creditflow.errors import ConfigError, did_you_mean
+
+KEY = "algorithm.preset"
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """The options of a published method."""
+
+    source: str
+    """The paper, as arXiv number."""
+    options: Mapping[str, Any]
+    """Values by dotted key of the recipe."""
+
+
+def _credit(source: str, **options: Any) -> Preset:
+    """A preset of options of `algorithm.*`."""
+    return Preset(source, {f"algorithm.{name}": value for name, value in options.items()})
+
+
+_RELATIVE = {
+    "adv_estimator": "relative",
+    "baseline": "group",
+    "norm_adv_by_std_in_grpo": True,
+    "group_by": "task",
+}
+"""Options of rules that compare trajectories themselves."""
+
+PRESETS: dict[str, Preset] = {
+    "at_grpo": _credit(
+        "2510.11062",
+        propagation="none",
+        outcome_to="all",
+        adv_estimator="grpo",
+        baseline="group",
+        norm_adv_by_std_in_grpo=True,
+        group_by="task_agent_turn",
+    ),
+    "dr_mas": _credit(
+        "2602.08847",
+        propagation="identical",
+        shared_reward="outcome",
+        adv_estimator="grpo",
+        baseline="group",
+        norm_adv_by_std_in_grpo=True,
+        group_by="task_agent",
+    ),
+    "gagpo": _credit("2605.13217", propagation="gagpo", **_RELATIVE),
+    "gigpo": _credit("2505.10978", propagation="gigpo", **_RELATIVE, gamma=0.95),
+    "irc": _credit("2604.02869", propagation="irc", **_RELATIVE, gamma=0.9, episode_weight=0.3),
+    "istar": _credit("2509.19199", propagation="implicit_step", **_RELATIVE, sub_reward_origin=0.5),
+    "magrpo": _credit(
+        "2508.04652",
+        propagation="identical",
+        shared_reward="outcome",
+        adv_estimator="grpo",
+        baseline="group",
+        norm_adv_by_std_in_grpo=False,
+        group_by="task_agent_turn",
+    ),
+    "mt_grpo": _credit("2505.11821", propagation="mt_grpo", **_RELATIVE, gamma=1.0),
+    "prime": _credit(
+        "2502.01456",
+        propagation="none",
+        outcome_to="all",
+        decomp_granularity="token_level",
+        adv_estimator="rloo",
+        baseline="group",
+        group_by="task",
+        gamma_token=1.0,
+    ),
+    "sharp": _credit(
+        "2602.08335",
+        propagation="leave_one_out",
+        adv_estimator="grpo",
+        baseline="group",
+        norm_adv_by_std_in_grpo=True,
+        group_by="task_agent",
+    ),
+}
+
+
+def find_preset(name: object) -> Preset:
+    """The preset `name`. Raises ConfigError for an unknown one, with the known names."""
+    if isinstance(name, str) and name in PRESETS:
+        return PRESETS[name]
+    raise ConfigError(f"{KEY}: expected one of {', '.join(PRESETS)}, got {name!r}{did_you_mean(name, PRESETS)}")
+
+
+def preset_text(name: str) -> str:
+    """The options that a preset sets, in one line."""
+    preset = find_preset(name)
+    options = ", ".join(
+        f"{key.removeprefix('algorithm.')}: {str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in preset.options.items()
+    )
+    return f"preset {name} (arXiv {preset.source}) sets {options}"

@@ -1,0 +1,101 @@
+"""`algorithm.score_weight: calibrated`: a score weighs as much as it predicts the outcome.
+
+For each agent, the outcome is regressed on the agent's sub-rewards, both relative to the task's other rollouts:
+
+    R - mean of others = slope * (r_t - mean of others) + noise
+
+The weight is the mean of the slope given the data, under a normal prior with mean `w_r` and standard deviation
+`w_r / 2` (Bayesian linear regression with known noise, Gelman et al., Bayesian Data Analysis, section 2.5):
+
+    weight = (w_r / tau^2 + slope / se^2) / (1 / tau^2 + 1 / se^2),   at least 0
+
+An unreliable score thus loses its weight, and a score with few data keeps its prior weight. The slope of a group comes
+from other groups and earlier batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from creditflow.credit.groups import BatchColumns, leave_one_out_mean
+from creditflow.credit.history import Sums
+from creditflow.credit.outcome_baseline import FOLDS, fold_moments, mean_of_others, trajectory_weights
+from creditflow.data import Bools, Floats, Ints
+
+PART = "score_weight"
+"""The name of its sums in a `History`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreWeights:
+    """Calibrated weights of S steps."""
+
+    value_S: Floats
+    """[S] the weight of the step's own reward, in place of `w_r`."""
+    fold_S: Ints
+    """[S] the fold of the step's group, which its weight leaves out."""
+    slope_KA: Floats
+    """[K, A] slopes by fold and agent; NaN without data."""
+    error_KA: Floats
+    """[K, A] their standard errors; infinite without data."""
+    sums: Sums
+    """By agent: [3, 3] second moments of (1, score, outcome), relative to the task's other rollouts."""
+
+
+def score_weights(
+    columns: BatchColumns,
+    outcome_S: Floats,
+    known_S: Bools,
+    sub_reward_S: Floats,
+    scored_S: Bools,
+    w_r: float,
+    earlier: Sums,
+) -> ScoreWeights:
+    """Compute the weight of each agent's scores, by fold.
+
+    `known_S`: [S] steps with a known outcome that are not masked. `sub_reward_S`, `scored_S`: [S] sub-rewards, read
+    where scored. `w_r`: the prior weight. `earlier`: the sums of earlier batches.
+    """
+    batch = columns.batch
+    used_S = known_S & scored_S
+    at = np.flatnonzero(used_S)
+    others_S = np.full(batch.n_steps, np.nan)
+    code_S = columns.code_S("task_agent")
+    others_S[at] = leave_one_out_mean(sub_reward_S, used_S, code_S, batch.trajectory_of_step, at)
+    used_S = used_S & ~np.isnan(others_S)
+    score_S = np.where(used_S, sub_reward_S - others_S, 0.0)
+    left_S = np.where(used_S, outcome_S - mean_of_others(columns, outcome_S, known_S), 0.0)
+    fold_S = batch.group_of_trajectory[batch.trajectory_of_step] % FOLDS
+    row_S3 = np.column_stack([np.ones(batch.n_steps), score_S, left_S])
+    moments_KA33 = fold_moments(row_S3, trajectory_weights(batch, used_S), fold_S, batch)
+    slope_KA, error_KA = np.full(moments_KA33.shape[:2], np.nan), np.full(moments_KA33.shape[:2], np.inf)
+    for agent, name in enumerate(batch.agent_names):
+        for fold in range(FOLDS):
+            others_33 = moments_KA33[np.arange(FOLDS) != fold, agent].sum(axis=0)
+            others_33 = others_33 + earlier[name] if name in earlier else others_33
+            slope_KA[fold, agent], error_KA[fold, agent] = slope_and_error(others_33)
+    weight_KA = np.vectorize(posterior_weight, otypes=[np.float64])(slope_KA, error_KA, w_r)
+    present = np.unique(batch.agent_of_step[used_S])
+    sums = {batch.agent_names[agent]: moments_KA33[:, agent].sum(axis=0) for agent in present}
+    return ScoreWeights(weight_KA[fold_S, batch.agent_of_step], fold_S, slope_KA, error_KA, sums)
+
+
+def slope_and_error(moments_33: Floats) -> tuple[float, float]:
+    """Slope through the origin and its standard error from the moments of (1, x, y); (NaN, inf) without variance."""
+    n, square, product, total = moments_33[0, 0], moments_33[1, 1], moments_33[1, 2], moments_33[2, 2]
+    if n <= 2 or square <= 1e-12 * n:
+        return float("nan"), float("inf")
+    slope = product / square
+    noise = max(total - slope * product, 0.0) / (n - 1)
+    return float(slope), float(np.sqrt(noise / square))
+
+
+def posterior_weight(slope: float, error: float, w_r: float) -> float:
+    """The mean of the slope given its estimate, under the prior of this module; at least 0."""
+    if not np.isfinite(error) or w_r == 0.0:
+        return w_r
+    prior_variance = (w_r / 2.0) ** 2
+    share = prior_variance / (prior_variance + error**2)
+    return max(0.0, share * slope + (1.0 - share) * w_r)

@@ -1,0 +1,207 @@
+"""Branches of a recorded trajectory: replay its first steps token for token, then sample the others anew.
+
+The workflow runs again in a fresh environment. Every call that belongs to the kept steps gets its recorded response, in
+the recorded order; tools run again, and their results are compared with the record. Calls of later steps wait until all
+kept steps are replayed, so that nothing sampled can influence them. The first difference refuses the branch by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from creditflow.data import Message, Step, Trajectory
+from creditflow.errors import CreditflowError
+from creditflow.rollout.client import ChatClient, ChatReply, Generation, GenerationRequest, Generator, PolicyView
+from creditflow.rollout.recorder import AgentSpec, Sampling, spelled
+from creditflow.rollout.replay import finish_reason, recorded_turns
+from creditflow.rollout.runner import Rollout, Workflow, run_rollout
+
+REFUSED = "refused"
+"""The key of a refused branch in `Trajectory.info`: the id of the recorded step at which it differs."""
+
+
+async def run_branch(
+    recorded: Trajectory,
+    at: int,
+    rollout: Rollout,
+    workflow: Workflow,
+    agents: Mapping[str, AgentSpec],
+    generator: Generator,
+    sampling: Sampling,
+) -> Trajectory:
+    """Run `rollout` as a branch of `recorded` that keeps the steps with an index below `at`.
+
+    Later steps are sampled with the seed of `rollout`; the first of them has the replaced step's id as `branch_of`.
+    `at` equal to the number of steps replays everything. For the other arguments see `run_rollout`.
+
+    If the replay differs from the record, the trajectory has the status `failed`, the id of the step in
+    `info["refused"]`, and the difference in `info["error"]`. Raises ValueError if `at` is not between 0 and the number
+    of steps, and otherwise like `run_rollout`.
+    """
+    if not 0 <= at <= len(recorded.steps):
+        raise ValueError(f"{recorded.id}: expected to branch at 0 to {len(recorded.steps)}, got {at}")
+    policy_of = {name: spec.policy for name, spec in agents.items()}
+    # Each agent has a separate client of its name, so that recorded responses are found by agent.
+    named = {name: replace(spec, policy=name) for name, spec in agents.items()}
+    responses = _KeptResponses(generator, policy_of, recorded.steps, at, sampling.timeout_s)
+    trajectory = await run_rollout(rollout, workflow, named, responses, sampling)
+    for step in trajectory.steps:
+        step.policy = policy_of[step.agent]
+    if difference := responses.refusal or _difference(recorded.steps[:at], trajectory.steps):
+        step, what = difference
+        trajectory.status = "failed"
+        trajectory.info |= {REFUSED: step.id, "error": f"the branch differs from the record at step {step.id}: {what}"}
+    elif at < min(len(recorded.steps), len(trajectory.steps)):
+        trajectory.steps[at].branch_of = recorded.steps[at].id
+    return trajectory
+
+
+Difference = tuple[Step, str]
+"""The first recorded step that a branch does not repeat, and what differs."""
+
+_TURNS = 5
+"""Turns of the event loop after a response, in which the recorder records its step."""
+
+
+def _difference(kept: Sequence[Step], made: Sequence[Step]) -> Difference | None:
+    """The first difference between recorded steps and the first steps of a branch."""
+    for place, step in enumerate(kept):
+        if place == len(made):
+            return step, "the workflow ended before it"
+        other = made[place]
+        for name in ("agent", "prompt", "prompt_ids", "response", "response_ids", "response_mask", "parents"):
+            if getattr(step, name) != getattr(other, name):
+                return step, f"expected {name} {_short(getattr(step, name))}, got {_short(getattr(other, name))}"
+        if step.info.get("tool_calls") != other.info.get("tool_calls"):
+            return step, "its tools returned other results"
+    return None
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class _KeptResponses:
+    """The generator of one branch: recorded responses of the kept steps in order, then the agents' policies."""
+
+    def __init__(
+        self, generator: Generator, policy_of: Mapping[str, str], steps: Sequence[Step], at: int, timeout_s: float
+    ) -> None:
+        self._generator, self._policy_of, self._timeout_s = generator, policy_of, timeout_s
+        self._kept: dict[tuple[str, object], deque[tuple[Step, int, int]]] = defaultdict(deque)
+        self._later: set[tuple[str, object]] = set()
+        """Calls of later recorded steps, which may be made while kept steps are replayed."""
+        for step in steps:
+            turns = recorded_turns(step)
+            keys = [(step.agent, step.prompt_ids + step.response_ids[:begin]) for begin, _ in turns]
+            for key in (*keys, (step.agent, step.prompt)):
+                if step.index >= at:
+                    self._later.add(key)
+            if step.index < at:
+                for key, (begin, end) in zip(keys, turns, strict=True):
+                    self._kept[key].append((step, begin, end))
+                self._kept[step.agent, step.prompt].append((step, 0, len(step.response_ids)))
+        self._left = deque(step for step in steps if step.index < at)
+        """The kept steps whose last response is not given yet, in order."""
+        self._changed = asyncio.Condition()
+        self._giving = set[asyncio.Task[None]]()
+        self.refusal: Difference | None = None
+        self.clients: dict[str, PolicyView | ChatClient] = {}
+        for agent, policy in policy_of.items():
+            client = generator.clients[policy]
+            self.clients[agent] = _Chat(self, agent, client) if isinstance(client, ChatClient) else client
+
+    @property
+    def fault(self) -> Exception | None:
+        return self._generator.fault
+
+    async def generate(self, policy: str, request: GenerationRequest) -> Generation:
+        if (found := await self.kept(policy, request.prompt_ids)) is None:
+            return await self._generator.generate(self._policy_of[policy], request)
+        step, begin, end = found
+        reason = finish_reason(step) if end == len(step.response_ids) else "stop"
+        return Generation(step.response_ids[begin:end], step.logprobs[begin:end], reason, step.policy_version)
+
+    async def kept(self, agent: str, prompt: object) -> tuple[Step, int, int] | None:
+        """The recorded turn for a call, when it is its turn; None, after all kept steps, for a call to sample."""
+        if self.refusal is not None:
+            self._raise()
+        if waiting := self._kept.get((agent, prompt)):
+            found = waiting.popleft()
+            await self._wait_for_turn(found[0])
+            if found[2] == len(found[0].response_ids):
+                self._give()
+            return found
+        await asyncio.gather(*self._giving)
+        if self._left:
+            if (agent, prompt) not in self._later:
+                await self._refuse(self._left[0], f"{agent} was called with another prompt: {_short(prompt)}")
+            await self._wait_for_turn(None)
+        return None
+
+    async def _wait_for_turn(self, step: Step | None) -> None:
+        """Wait until `step` is the first of the kept steps that are left, or until none is left."""
+
+        def due() -> bool:
+            return self.refusal is not None or (self._left[0] is step if self._left else step is None)
+
+        async with self._changed:
+            try:
+                # A later call may wait in vain: the workflow may need it before it makes a kept call.
+                await asyncio.wait_for(self._changed.wait_for(due), self._timeout_s)
+            except TimeoutError:
+                first = self._left[0]
+                self.refusal = self.refusal or (first, f"{first.agent} was not called for {self._timeout_s:g} s")
+                self._changed.notify_all()
+        if self.refusal is not None:
+            self._raise()
+
+    def _give(self) -> None:
+        """Note that the last response of the first step is given, and let the recorder record it before the next."""
+
+        async def next_one() -> None:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            async with self._changed:
+                self._left.popleft()
+                self._changed.notify_all()
+
+        given = asyncio.create_task(next_one())
+        self._giving.add(given)
+        given.add_done_callback(self._giving.discard)
+
+    async def _refuse(self, step: Step, what: str) -> NoReturn:
+        async with self._changed:
+            self.refusal = step, what
+            self._changed.notify_all()
+        self._raise()
+
+    def _raise(self) -> NoReturn:
+        assert self.refusal is not None, "the caller has seen to it"
+        step, what = self.refusal
+        raise CreditflowError(f"the branch differs from the record at step {step.id}: {what}")
+
+    def expect(self, rollouts: int) -> None:
+        self._generator.expect(rollouts)
+
+    async def idle(self) -> None:
+        await self._generator.idle()
+
+
+class _Chat(ChatClient):
+    """A frozen model behind an endpoint that is called for later steps only."""
+
+    def __init__(self, responses: _KeptResponses, agent: str, client: ChatClient) -> None:
+        self._responses, self._agent, self._client = responses, agent, client
+
+    async def chat(
+        self, messages: Sequence[Message], *, max_tokens: int, temperature: float, seed: tuple[int, ...]
+    ) -> ChatReply:
+        if (found := await self._responses.kept(self._agent, spelled(messages))) is not None:
+            return ChatReply(found[0].response, finish_reason(found[0]))
+        return await self._client.chat(messages, max_tokens=max_tokens, temperature=temperature, seed=seed)

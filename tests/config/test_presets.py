@@ -1,0 +1,108 @@
+"""Presets of published methods in recipes: their options, contradictions, notices and records."""
+
+import pytest
+from typer.testing import CliRunner
+
+from creditflow.cli import app
+from creditflow.config import load_recipe, recipe_of_dict
+from creditflow.config.schema import json_schema
+from creditflow.credit.presets import PRESETS, preset_text
+from creditflow.engines.base import expect_capabilities
+from creditflow.errors import ConfigError
+from tests.paths import TOY
+
+
+def recipe(tmp_path, algorithm, name="mine"):
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(f"extends: {TOY}\nalgorithm: {algorithm}\n")
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_preset_sets_its_options(tmp_path, name):
+    config = load_recipe(recipe(tmp_path, f"{{preset: {name}}}")).to_dict()
+    for key, value in PRESETS[name].options.items():
+        section, option = key.split(".")
+        assert config[section][option] == value, key
+
+
+def test_preset_accepts_equal_options(tmp_path):
+    path = recipe(tmp_path, "{preset: dr_mas, group_by: task_agent, threshold_share: null}")
+    assert load_recipe(path).config.algorithm.group_by == "task_agent"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides"),
+    [
+        ("{preset: dr_mas, group_by: task}", []),
+        ("{preset: dr_mas}", ["algorithm.group_by=task"]),
+        ("{}", ["algorithm.preset=dr_mas", "algorithm.group_by=task"]),
+    ],
+)
+def test_preset_refuses_contradictions_by_name(tmp_path, algorithm, overrides):
+    with pytest.raises(ConfigError, match=r"algorithm.group_by: got 'task', but algorithm.preset: dr_mas sets"):
+        load_recipe(recipe(tmp_path, algorithm), overrides)
+
+
+def test_preset_refuses_a_contradicting_alias(tmp_path):
+    with pytest.raises(ConfigError, match=r"algorithm.threshold_share: true means propagation 'threshold'"):
+        load_recipe(recipe(tmp_path, "{preset: dr_mas, threshold_share: true}"))
+
+
+def test_preset_refuses_a_contradicting_granularity(tmp_path):
+    path = recipe(tmp_path, "{preset: prime}")
+    with pytest.raises(ConfigError, match=r"reward.decomp_granularity: got 'step', but algorithm.preset: prime"):
+        load_recipe(path, ["reward.decomp_granularity=step"])
+
+
+def test_preset_replaces_options_of_an_extended_recipe(tmp_path):
+    base = recipe(tmp_path, "{propagation: threshold, propagation_threshold: 0.3, group_by: agent}", "base")
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: {base}\nalgorithm: {{preset: dr_mas}}\n")
+    made = load_recipe(path)
+    assert made.config.algorithm.group_by == "task_agent"
+    assert any("algorithm.group_by: 'agent' of an extended recipe is replaced" in one for one in made.notices)
+    assert "algorithm.propagation_threshold: has no effect with propagation: identical" in made.notices
+
+
+def test_preset_null_leaves_options_alone(tmp_path):
+    path = recipe(tmp_path, "{preset: dr_mas}")
+    made = load_recipe(path, ["algorithm.preset=null", "algorithm.group_by=task"]).config.algorithm
+    assert (made.preset, made.group_by) == (None, "task")
+
+
+def test_unknown_preset_names_the_nearest(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"algorithm.preset: expected one of .*got 'magrp' \(did you mean 'magrpo'\?\)"
+    ):
+        load_recipe(recipe(tmp_path, "{preset: magrp}"))
+
+
+def test_recipe_with_a_preset_loads_from_its_record(tmp_path):
+    made = load_recipe(recipe(tmp_path, "{preset: magrpo}"))
+    assert recipe_of_dict(made.to_dict(), made.name, made.folder).config == made.config
+    again = tmp_path / "again.yaml"
+    again.write_text(made.to_yaml())
+    assert load_recipe(again).config.algorithm == made.config.algorithm
+
+
+def test_engine_without_replays_refuses_sharp_by_name(tmp_path):
+    config = load_recipe(recipe(tmp_path, "{preset: sharp}")).config
+    with pytest.raises(ConfigError, match=r"algorithm.propagation: leave_one_out is for --engine local; verl does not"):
+        expect_capabilities(config, "verl", set())
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"sharp"}))
+def test_engines_run_presets_without_replays(tmp_path, name):
+    expect_capabilities(load_recipe(recipe(tmp_path, f"{{preset: {name}}}")).config, "verl", set())
+
+
+def test_schema_lists_the_presets():
+    options = json_schema()["$defs"]["AlgorithmConfig"]["properties"]["preset"]["anyOf"]
+    assert {"enum": list(PRESETS)} in options
+
+
+def test_check_prints_the_options_of_the_preset():
+    result = CliRunner().invoke(app, ["check", str(TOY), "algorithm.preset=dr_mas", "--tasks", "1"])
+    assert result.exit_code == 0, result.output
+    assert preset_text("dr_mas") in " ".join(result.output.split())

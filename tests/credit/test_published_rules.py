@@ -1,0 +1,235 @@
+"""Published rules and presets against their formulas (`tests/oracle/published.py`), and their explanations."""
+
+import random
+
+import numpy as np
+import pytest
+
+from creditflow.credit import CreditOptions, assign, explain, shapley
+from creditflow.credit.presets import PRESETS
+from creditflow.data import Score
+from creditflow.errors import BatchError, ConfigError
+from tests.builders import batch_of, make_trajectory, step
+from tests.oracle import published
+
+RULES = ("gagpo", "gigpo", "irc", "istar", "mt_grpo")
+NEUTRAL = {"gagpo": {"value_prior": 0.0}}
+"""Changes of a preset's options that give the published formula."""
+CHAIN = ("planner", "executor", "executor", "verifier")
+
+
+def options(preset, **changes):
+    """The credit options of a preset, with neutral origin and weights."""
+    chosen = {key.removeprefix("algorithm."): value for key, value in PRESETS[preset].options.items()}
+    return CreditOptions(**({"sub_reward_origin": 0.0} | chosen | changes))
+
+
+GRAPHS = {"chain": None, "diamond": [(), (0,), (0,), (1, 2)]}
+"""Parents of the four steps of CHAIN; None: the step before."""
+
+
+def chains(seed=0, rollouts=4, tasks=2, agents=CHAIN, parents=None):
+    """Chains of steps with graded scores and outcomes; some states occur in several trajectories."""
+    rng = random.Random(seed)
+    return [
+        make_trajectory(
+            f"{task}.{n}",
+            [
+                step(
+                    agent,
+                    rng.randrange(9) / 8,
+                    parents and parents[i],
+                    prompt=f"{agent} {rng.randrange(2)}",
+                    tokens=i + 1,
+                )
+                for i, agent in enumerate(agents)
+            ],
+            outcome=rng.randrange(9) / 8,
+            task=f"q{task}",
+        )
+        for task in range(tasks)
+        for n in range(rollouts)
+    ]
+
+
+def rows(trajectories):
+    """The steps and outcomes of the oracle."""
+    steps, first = [], 0
+    for n, trajectory in enumerate(trajectories):
+        for one in trajectory.steps:
+            children = [k for k in trajectory.steps if one.index in k.parents]
+            steps.append(
+                {
+                    "trajectory": n,
+                    "task": trajectory.uid,
+                    "agent": one.agent,
+                    "turn": one.turn,
+                    "state": one.prompt,
+                    "reward": one.scores["f"].value,
+                    "children": [first + k.index for k in children],
+                    "shares": [1 / len(k.parents) for k in children],
+                    "tokens": sum(one.response_mask),
+                }
+            )
+        first += len(trajectory.steps)
+    return steps, [trajectory.outcome.value for trajectory in trajectories]
+
+
+def near(assigned, expected):
+    np.testing.assert_allclose(assigned.advantage_S, expected, rtol=0, atol=1e-12)
+
+
+def explained(assigned):
+    """Check that every explanation gives the advantage, bit for bit."""
+    for s in range(assigned.batch.n_steps):
+        assert explain(assigned, s).replay() == assigned.advantage_S[s]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["magrpo", "dr_mas", "at_grpo"])
+def test_presets_of_options_equal_their_formulas(name, seed):
+    # The formula of Dr. MAS gives each step the same weight, creditflow each trajectory: equal for one step per agent.
+    trajectories = chains(seed, agents=("planner", "executor", "verifier") if name == "dr_mas" else CHAIN)
+    assigned = assign(batch_of(*trajectories), options(name))
+    near(assigned, getattr(published, name)(*rows(trajectories)))
+    explained(assigned)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", RULES)
+def test_rules_equal_their_formulas(name, seed, graph):
+    trajectories = chains(seed, parents=GRAPHS[graph])
+    assigned = assign(batch_of(*trajectories), options(name, **NEUTRAL.get(name, {})))
+    near(assigned, getattr(published, name)(*rows(trajectories)))
+    explained(assigned)
+
+
+def test_gigpo_weighs_the_part_of_the_state():
+    trajectories = chains()
+    assigned = assign(batch_of(*trajectories), options("gigpo", step_weight=0.5))
+    near(assigned, published.gigpo(*rows(trajectories), weight=0.5))
+
+
+def test_mt_grpo_weighs_the_outcome():
+    trajectories = chains()
+    assigned = assign(batch_of(*trajectories), options("mt_grpo", episode_weight=0.5))
+    near(assigned, published.mt_grpo(*rows(trajectories), weight=0.5))
+
+
+@pytest.mark.parametrize("prior", [0.5, 1.0, 3.0])
+def test_gagpo_shrinks_values_towards_agent_and_turn(prior):
+    trajectories = chains()
+    assigned = assign(batch_of(*trajectories), options("gagpo", value_prior=prior, lam=0.5))
+    near(assigned, published.gagpo(*rows(trajectories), lam=0.5, prior=prior))
+
+
+def test_gagpo_needs_a_prior_where_no_state_occurs_twice():
+    trajectories = [
+        make_trajectory(f"{n}", [step("solver", prompt=f"state {n} {k}") for k in range(2)], outcome=float(n % 2))
+        for n in range(4)
+    ]
+    assert not assign(batch_of(*trajectories), options("gagpo", value_prior=0.0, gamma=1.0)).advantage_S.any()
+    assert assign(batch_of(*trajectories), options("gagpo", gamma=1.0)).advantage_S.all()
+
+
+def test_irc_gives_no_weight_to_scores_without_correlation():
+    scores, outcome = [0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]
+    scored, unscored = (
+        [make_trajectory(f"{n}", [step("solver", score)], outcome=outcome[n]) for n, score in enumerate(given)]
+        for given in (scores, [None] * 4)
+    )
+    one, other = (assign(batch_of(*trajectories), options("irc")) for trajectories in (scored, unscored))
+    near(one, other.advantage_S)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.25])
+def test_sharp_equals_its_formula(alpha):
+    rng = random.Random(1)
+    agents = ("planner", "executor", "verifier")
+    trajectories, without = chains(agents=agents), []
+    for trajectory in trajectories:
+        without.append({agent: rng.randrange(9) / 8 for agent in agents})
+        left_A = np.array([trajectory.outcome.value - without[-1][agent] for agent in agents])
+        values = shapley.Values(left_A / 3, left_A, left_A, left_A, 7, agents)
+        trajectory.info[shapley.KEY] = values.to_json()
+    assigned = assign(batch_of(*trajectories), options("sharp", step_weight=alpha))
+    near(assigned, published.sharp(*rows(trajectories), without, alpha))
+    explained(assigned)
+
+
+def test_agent_with_an_unknown_contribution_is_not_trained():
+    trajectories = chains(agents=("planner", "executor"))
+    for n, trajectory in enumerate(trajectories):
+        left_A = np.array([np.nan if n == 0 else 0.25, 0.5])
+        values = shapley.Values(left_A, left_A, left_A, left_A, 25, ("planner", "executor"))
+        trajectory.info[shapley.KEY] = values.to_json()
+    assigned = assign(batch_of(*trajectories), options("sharp"))
+    assert np.flatnonzero(~assigned.trained_S).tolist() == [0]
+
+
+def test_leave_one_out_needs_measured_values():
+    with pytest.raises(BatchError, match=r"expected left-out values, found none; .*propagation: leave_one_out"):
+        assign(batch_of(*chains()), options("sharp"))
+
+
+def test_step_alone_at_its_state_has_the_part_of_its_episode():
+    trajectories = [
+        make_trajectory(f"{n}", [step("solver", 0.5, prompt=f"state {n}")], outcome=float(n)) for n in range(3)
+    ]
+    advantage_S = assign(batch_of(*trajectories), options("gigpo")).advantage_S
+    np.testing.assert_allclose(advantage_S, [-1 / (1 + 1e-6), 0.0, 1 / (1 + 1e-6)], atol=1e-12)
+
+
+def test_relative_rules_and_estimators_need_each_other():
+    with pytest.raises(ConfigError, match=r"adv_estimator: gigpo compares trajectories itself: expected relative"):
+        CreditOptions(propagation="gigpo").validate()
+    with pytest.raises(ConfigError, match=r"adv_estimator: relative has no baseline"):
+        CreditOptions(adv_estimator="relative").validate()
+    with pytest.raises(ConfigError, match=r"group_by: gigpo compares the steps of a task in its own groups"):
+        CreditOptions(propagation="gigpo", adv_estimator="relative").validate()
+    with pytest.raises(ConfigError, match=r"decomp_granularity: gigpo compares whole steps"):
+        options("gigpo", decomp_granularity="token_level").validate()
+
+
+def test_step_weight_is_refused_where_no_rule_reads_it():
+    with pytest.raises(
+        ConfigError, match=r"step_weight: has no effect with propagation: none; leave it out, or set prop"
+    ):
+        CreditOptions(propagation="none").refuse_ignored(["step_weight"])
+
+
+def test_steps_upstream_of_a_lost_outcome_are_not_trained():
+    steps = [step("planner", 0.5), step("executor", 0.5)]
+    lost = {"executor": Score(0.0, status="failed")}
+    trajectories = [
+        make_trajectory("a", steps, outcome=1.0, outcomes=lost),
+        *(make_trajectory(str(n), steps, outcome=float(n)) for n in range(2)),
+    ]
+    assert assign(batch_of(*trajectories), options("gigpo")).trained_S.tolist() == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
+
+
+def test_at_grpo_weighs_the_team_reward_by_w_o():
+    trajectories = chains()
+    near(
+        assign(batch_of(*trajectories), options("at_grpo", w_o=0.5)), published.at_grpo(*rows(trajectories), alpha=0.5)
+    )
+
+
+def test_prime_equals_its_formula():
+    tokens = [(0.1, 0.9, 0.4), (0.8, 0.2), (0.5, 0.6, 0.7, 0.3)]
+    outcome = [1.0, 0.25, 0.0]
+    trajectories = [
+        make_trajectory(f"{n}", [step("solver", {"f": Score(values)}, tokens=len(values))], outcome=outcome[n])
+        for n, values in enumerate(tokens)
+    ]
+    assigned = assign(batch_of(*trajectories), options("prime"))
+    expected = [value for values in published.prime(tokens, outcome) for value in values]
+    np.testing.assert_allclose(assigned.token_advantages(), expected, rtol=0, atol=1e-12)
