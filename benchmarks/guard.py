@@ -83,7 +83,7 @@ def _settings(name: str) -> Iterable[tuple[str, Setting, float | None]]:
         for trajectories in (128, 512, 2048):
             yield (
                 f"{name}, {trajectories} trajectories a validation",
-                replace(SETTING, trajectories=trajectories),
+                replace(SETTING, n_val=trajectories),
                 FOUND,
             )
     elif name == "failing_rewards":

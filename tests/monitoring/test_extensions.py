@@ -97,7 +97,7 @@ def test_installed_tracker_gets_two_training_steps(tmp_path: Path) -> None:
     [
         (
             "guard.rules.mine={kind: party, metric: rollout/tokens}",
-            "guard.rules.mine.kind: expected one of drop, level, parity, or file.py:kind, got 'party' "
+            "guard.rules.mine.kind: expected one of drop, interval, level, parity, or file.py:kind, got 'party' "
             "(did you mean 'parity'?)",
         ),
         ("guard.rules.mine={kind: parity, metric: rollout/tokens, of: 0}", "guard.rules.mine.of: expected at least 1"),

@@ -231,6 +231,38 @@ def test_gate_metrics_are_skipped_during_a_fallback() -> None:
     ]
 
 
+def test_wide_interval_is_reported_once_and_acts_on_nothing() -> None:
+    rule = {"kind": "interval", "metric": "credit/fidelity", "over": "credit/fidelity_high", "below": 0.1, "window": 1}
+    watched = guard(low={**rule, "action": "fallback_identical"})
+    highs = [0.4, 0.4, 0.05, 0.5]
+    values = [-0.2, -0.2, -0.2, 0.3]
+    events = [
+        event
+        for step, (value, high) in enumerate(zip(values, highs, strict=True))
+        for event in watched.look(step, {"credit/fidelity": value, "credit/fidelity_high": high})
+    ]
+    assert [(e.step, e.what, e.action) for e in events] == [
+        (0, "undecided", "warn"),
+        (2, "fired", "fallback_identical"),
+        (3, "recovered", "fallback_identical"),
+    ]
+    assert "too few samples" in events[0].text
+    assert engine_action(events[:1]) is None
+
+
+def test_default_rule_on_a_missing_metric_is_left_out() -> None:
+    loaded = load_recipe(RECIPE)
+    rewards = [SimpleNamespace(name="outcome", level="outcome")]
+    names = {
+        engine: [rule.name for rule in build_guard(loaded.config, loaded.folder, rewards, engine).rules]
+        for engine in ("local", "verl")
+    }
+    assert set(names["local"]) - set(names["verl"]) == {"fidelity_low"}
+    changed = load_recipe(RECIPE, ["guard.rules.fidelity_low.below=0.2"])
+    with pytest.raises(ConfigError, match="unknown metric 'credit/fidelity'"):
+        build_guard(changed.config, changed.folder, rewards, "verl")
+
+
 def test_stop_precedes_restore_checkpoint() -> None:
     watched = guard(
         back={"metric": "a/b", "above": 0, "window": 1, "action": "restore_checkpoint"},
@@ -295,7 +327,7 @@ REFUSED = [
     (["guard.rules.entropy.below=null"], "guard.rules.entropy.above, below: expected one of them"),
     (["guard.rules.entropy.metric=timing/rolout_s"], "timing/rollout_s"),
     (["guard.rules.entropy.metric=rollout/lost_frac"], "unknown metric 'rollout/lost_frac'"),
-    (["guard.rules.accuracy.kind=dropp"], "kind: expected one of drop, level.*did you mean 'drop'"),
+    (["guard.rules.accuracy.kind=dropp"], "kind: expected one of drop, interval, level.*did you mean 'drop'"),
     (["guard.rules.entropy.widow=3"], "guard.rules.entropy: expected keys of kind level.*'window'"),
     (["guard.rules.entropy=3"], "guard.rules.entropy: expected metric"),
     (["guard.max_rollbacks=-1"], "guard.max_rollbacks"),

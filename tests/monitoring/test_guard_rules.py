@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from creditflow.errors import ConfigError
 from creditflow.monitoring.guard_rules.base import GUARD_RULES
 from creditflow.monitoring.guard_rules.drop import Drop
+from creditflow.monitoring.guard_rules.interval import Interval
 from creditflow.monitoring.guard_rules.level import Level
 
 
@@ -111,6 +112,41 @@ def test_level_recovers_after_recover_epochs_values():
     assert [f.well for f in found] == [False, False, False, True]
 
 
+def test_interval_needs_every_end_of_the_window() -> None:
+    rule = Interval(below=0.1, window=2)
+    ends = [0.05, 0.2, 0.05, 0.05]
+    found = [rule.look(-0.1, end) for end in ends]
+    assert [one.bad for one in found] == [False, False, False, True]
+    assert [one.undecided for one in found] == [False, True, False, False]
+    assert all(one.suspect for one in found)
+
+
+def test_interval_above_mirrors_interval_below() -> None:
+    below, above = Interval(below=-0.5, window=1), Interval(above=0.5, window=1)
+    for value, end in ((-0.6, -0.55), (-0.6, -0.4), (-0.4, -0.3)):
+        one, other = below.look(value, end), above.look(-value, -end)
+        assert (one.bad, one.well, one.undecided) == (other.bad, other.well, other.undecided)
+
+
+def test_interval_without_an_end_is_undecided() -> None:
+    found = Interval(below=0.1, window=1).look(0.0, None)
+    assert (found.bad, found.well, found.undecided) == (False, False, True)
+
+
+def test_interval_recovers_by_the_estimate() -> None:
+    rule = Interval(below=0.1, recover=0.2)
+    assert [rule.look(value, 0.5).well for value in (0.15, 0.2)] == [False, True]
+
+
+def test_interval_false_positives_respect_the_window() -> None:
+    rng, fired_ = np.random.default_rng(0), 0
+    for _ in range(20_000):
+        rule = Interval(below=0.1, window=1)
+        value = 0.1 + rng.normal(0, 0.2)
+        fired_ += rule.look(value, value + 1.96 * 0.2).bad
+    assert 0.02 < fired_ / 20_000 < 0.03
+
+
 def test_drop_tests_the_fall_of_the_least_squares_line():
     values, n = [0.7, 0.68, 0.69, 0.64, 0.62, 0.60], 1000
     rule = Drop(by=0.05, window=5)
@@ -150,7 +186,14 @@ def test_drop_false_positives_respect_the_p_value():
 
 @settings(max_examples=50)
 @given(
-    st.sampled_from([("level", {"above": 0.2}), ("level", {"below": 0.5, "times_first": True}), ("drop", {})]),
+    st.sampled_from(
+        [
+            ("level", {"above": 0.2}),
+            ("level", {"below": 0.5, "times_first": True}),
+            ("drop", {}),
+            ("interval", {"below": 0.4}),
+        ]
+    ),
     st.lists(st.floats(0, 1), min_size=1, max_size=20),
     st.integers(0, 20),
 )
@@ -172,6 +215,9 @@ def test_restored_rule_continues_identically(made, values, cut):
         (lambda: Drop(window=2), "window: expected at least 3"),
         (lambda: Level(above=0.1, recover=0.12), "recover: 0.12 lies where the rule fires"),
         (lambda: Level(below=0.8, recover=0.7), "recover: 0.7 lies where the rule fires"),
+        (Interval, "above, below: expected one of them"),
+        (lambda: Interval(below=0.1, recover=0.05), "recover: 0.05 lies where the rule fires"),
+        (lambda: Interval(below=0.1, window=0), "window"),
         (lambda: Level(above=math.nan), "above: expected a finite number"),
         (lambda: Level(above=0.1, window=0), "window"),
         (lambda: Level(above=0.1, p_value=2), "p_value"),

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
 from creditflow._utils.progress import Reporter
@@ -20,7 +19,7 @@ from creditflow.credit.shapley import KEY, Values
 from creditflow.engines.local.trainer import train
 from creditflow.errors import ConfigError, TooManyFailedScores
 from creditflow.runs import Ledger
-from creditflow.studies.audit import Measured, Precision, agreement, spearman
+from creditflow.studies.audit import Measured, agreement
 from tests.builders import batch_of, make_trajectory, step
 from tests.paths import TOY
 
@@ -37,19 +36,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def audit(*arguments: object):
     return CliRunner().invoke(app, ["audit", *map(str, arguments)])
-
-
-numbers = st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3), st.integers(0, 3)), min_size=2, max_size=20)
-
-
-@given(numbers)
-def test_spearman_matches_scipy_on_repeated_rows(rows):
-    a, b, times = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
-    repeated = [np.repeat(column, times.astype(int)) for column in (a, b)]
-    if any(len(np.unique(column)) < 2 for column in repeated):
-        assert math.isnan(spearman(a, b, times[None])[0])
-    else:
-        assert math.isclose(spearman(a, b, times[None])[0], spearmanr(*repeated).statistic, abs_tol=1e-9)
 
 
 def a_trajectory(id: str, task: str, good: float, outcome: float):
@@ -113,27 +99,6 @@ def test_audit_prints_a_row_per_rule_and_saves_its_values(run: Path, tmp_path: P
     again = audit(run, "--rollouts", 9, "--rule", "identical", "--json", tmp_path / "b.json")
     assert again.exit_code == 0
     assert json.loads((tmp_path / "b.json").read_text())["values"] == kept["values"]
-
-
-@pytest.mark.parametrize(("real", "noise"), [(0.0, True), (0.6, False)])
-def test_audit_distinguishes_noise_from_real_differences(real: float, noise: bool):
-    rng = np.random.default_rng(0)
-    told = []
-    for _ in range(200):
-        true_X, error = rng.normal(0, real, 60), 0.5
-        seen = Precision(float(np.var(true_X + rng.normal(0, error, 60))), error**2, 60)
-        told.append(seen.is_noise)
-    assert np.mean(told) > 0.9 if noise else np.mean(told) < 0.05
-
-
-def test_audit_sufficient_factor_makes_half_the_variance_real():
-    rng = np.random.default_rng(1)
-    true, error, n = 0.1, 0.3, 200_000
-    measured = rng.normal(0, true, n) + rng.normal(0, error, n)
-    factor = Precision(float(np.var(measured)), error**2, n).sufficient_factor
-    again = rng.normal(0, true, n) + rng.normal(0, error / math.sqrt(factor), n)
-    assert math.isclose(true**2 / float(np.var(again)), 0.5, abs_tol=0.02)
-    assert Precision(0.01, 0.09, 20).sufficient_factor == math.inf
 
 
 def test_audit_of_noise_advises_against_comparing_rules(run: Path):

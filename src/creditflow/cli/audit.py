@@ -1,4 +1,4 @@
-"""`creditflow audit`: compare credit with agents' contributions, measured by rollouts without them."""
+"""`creditflow audit`: compare credit with measured contributions: those of agents, or those of single decisions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import typer
 
 from creditflow._utils.files import make_folder, write_json
 from creditflow._utils.progress import Reporter
-from creditflow.cli._options import JsonFile, PlotFile, Run, expect_parent_folders
+from creditflow.cli._decisions import DecisionOptions, imported_audit, run_audit, trained_run_audit
+from creditflow.cli._options import JsonFile, Overrides, PlotFile, expect_parent_folders
 from creditflow.credit import Assignment
+from creditflow.credit.analysis.fidelity import Precision, Share
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.errors import ConfigError, InputError
 from creditflow.reports.tables import new_table, results_console, show
 from creditflow.runs import Ledger, Recorded
-from creditflow.studies.audit import Agreement, Measured, Precision, Share, agreement
+from creditflow.studies.audit import Agreement, Measured, agreement
 
 if TYPE_CHECKING:
     from creditflow.config import Recipe
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from creditflow.engines.local.policy import Policy
     from creditflow.engines.local.policy_set import PolicySet
 
+_CONTINUATIONS, _TOP = 8, 20
 IN_FORCE = "in force"
 """Display name of the credit recorded in the run."""
 
@@ -59,13 +62,50 @@ class _AuditPolicies:
     """Training step of the checkpoint in use; 0: the initial policies; None: the model of `--model`."""
     policy_set: PolicySet
     baselines: Mapping[str, Policy]
-    description: str
+    actor: str
     """The acting policies, for display."""
+    description: str
+    """The acting policies and the baselines, for display."""
 
 
 def audit(
-    run: Run,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run, or a Parquet file of imported trajectories.")
+    ],
+    overrides: Overrides = None,
     *,
+    decisions: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Measure up to this many single decisions instead of agents' contributions; default for imported "
+            "trajectories: all.",
+        ),
+    ] = None,
+    continuations: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Continuations with a decision, and as many with the decision sampled anew; default: 8."
+        ),
+    ] = None,
+    top: Annotated[int | None, typer.Option(min=0, help="Number of decisions to print; default: 20.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="RECIPE", help="The recipe with the workflow of imported trajectories.")
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="An OpenAI-compatible endpoint that acts for every agent of these."),
+    ] = None,
+    served_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model's name as the server of --endpoint knows it.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The environment variable with the key of --endpoint.")
+    ] = None,
+    outcome: Annotated[
+        str | None,
+        typer.Option(metavar="FN", help="The outcome function of --endpoint without --recipe."),
+    ] = None,
     training_step: Annotated[
         int | None,
         typer.Option(
@@ -92,18 +132,63 @@ def audit(
     plot: PlotFile = None,
     json: JsonFile = None,
 ) -> None:
-    """Measure how well credit agrees with agents' contributions.
+    """Measure how faithful credit is.
 
-    Rolls out the tasks of a training step again without each agent, and prints one row per rule.
+    Rolls out the tasks of a training step again without each agent, and prints one row per rule. With --decisions, or
+    for imported trajectories, continues trajectories with and without single steps, and prints those that mattered.
     """
-    from creditflow.config import load_recipe
-
     options = AuditOptions(training_step, rollouts, budget, model, baseline, tuple(rule or ()))
     expect_parent_folders(plot=plot, json=json)
+    of_decisions = DecisionOptions(
+        decisions,
+        _CONTINUATIONS if continuations is None else continuations,
+        recipe,
+        tuple(overrides or ()),
+        endpoint,
+        served_model,
+        api_key_env,
+        outcome,
+        _TOP if top is None else top,
+    )
+    imported = run.suffix == ".parquet" or (
+        (run / "run.json").is_file() and Ledger.open(run).run.get("engine") == "none"
+    )
+    if not imported:
+        _expect_none(
+            "is for imported trajectories (a Parquet file); a run has its own recipe",
+            {
+                "--recipe": recipe,
+                "--endpoint": endpoint,
+                "--served-model": served_model,
+                "--api-key-env": api_key_env,
+                "--outcome": outcome,
+                "KEY=VALUE": overrides or None,
+            },
+        )
+    if imported or decisions is not None:
+        _expect_none("is for agents' contributions, not for decisions", {"--baseline": baseline, "--plot": plot})
+    else:
+        _expect_none("is for decisions (--decisions)", {"--continuations": continuations, "--top": top})
+    if imported:
+        _audit_imported(run, options, of_decisions, json)
+    elif decisions is None:
+        _audit_agents(run, options, plot, json)
+    else:
+        _audit_decisions(run, options, of_decisions, json)
+
+
+def _expect_none(reason: str, options: Mapping[str, object]) -> None:
+    """Raise ConfigError with the reason for the first option that was given."""
+    if given := [name for name, value in options.items() if value is not None]:
+        raise ConfigError(f"{given[0]}: {reason}")
+
+
+def _audit_agents(run: Path, options: AuditOptions, plot: Path | None, json: Path | None) -> None:
+    from creditflow.config import load_recipe
+
     reporter = Reporter()
     ledger = Ledger.open(run)
-    if ledger.run.get("engine") == "none":
-        raise InputError(f"{run}: `creditflow convert` wrote this run; it has no workflow to roll out its tasks again")
+    rollouts, budget = options.rollouts, options.budget
     rules = _rules(options.rules)
     recipe = load_recipe(run / "config.yaml")
     with reporter.bar(f"loading {run}", announce=True, keep=False):
@@ -147,6 +232,54 @@ def audit(
         draw_audit(plot, agreements)
         reporter.say(f"figure: {plot}")
     results_console().print(f"written: {audit_file}", soft_wrap=True)
+
+
+def _audit_decisions(run: Path, options: AuditOptions, of_decisions: DecisionOptions, json: Path | None) -> None:
+    from creditflow.config import load_recipe
+
+    reporter, ledger, rules = Reporter(), Ledger.open(run), _rules(options.rules)
+    recipe = load_recipe(run / "config.yaml")
+    with reporter.bar(f"loading {run}", announce=True, keep=False):
+        from creditflow.engines.common.components import build_components
+
+        components = build_components(recipe, tasks=False)
+        policies = _load_policies(ledger, recipe, options)
+    make_folder(run / "audit", "RUN")  # fails before the rollouts if the folder is not writable
+    recorded = ledger.read(policies.step)
+    assignments = _assignments(recorded, rules)
+    audited = trained_run_audit(
+        recorded.batch,
+        assignments,
+        assignments[IN_FORCE],
+        components,
+        policies.policy_set,
+        policies.step,
+        f"{policies.actor} acts",
+    )
+    facts = {"training_step": policies.step, "checkpoint": policies.checkpoint}
+    facts |= run_audit(audited, of_decisions, reporter)
+    audit_file = run / "audit" / f"{policies.step:06d}_decisions.json"
+    for file in (audit_file, *([json] if json is not None else [])):
+        write_json(file, facts)
+    results_console().print(f"written: {audit_file}", soft_wrap=True)
+
+
+def _audit_imported(source: Path, options: AuditOptions, of_decisions: DecisionOptions, json: Path | None) -> None:
+    from creditflow.data import read_parquet
+
+    reporter, rules = Reporter(), _rules(options.rules)
+    if source.suffix == ".parquet":
+        batch = read_parquet(source)
+    else:
+        ledger = Ledger.open(source)
+        if not ledger.steps:
+            raise InputError(f"{source}: expected recorded trajectories, found none")
+        batch = ledger.read(options.step or ledger.steps[-1]).batch
+    facts = run_audit(
+        imported_audit(source, batch, of_decisions, rules, options.model, reporter), of_decisions, reporter
+    )
+    if json is not None:
+        write_json(json, facts)
 
 
 def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -199,9 +332,9 @@ def _load_policies(ledger: Ledger, recipe: Recipe, options: AuditOptions) -> _Au
         )
     elif saved:
         checkpoint.load(ledger.path, saved, policy_set)
-    actor = options.model or (f"checkpoint {saved}" if saved else "the initial model")
+    actor = str(options.model or (f"checkpoint {saved}" if saved else "the initial model"))
     description = f"{actor} acts, and {options.baseline or 'the initial model of its policy'} replaces an agent"
-    return _AuditPolicies(step, saved, policy_set, baselines, description)
+    return _AuditPolicies(step, saved, policy_set, baselines, actor, description)
 
 
 def _nearest(ledger: Ledger, step: int | None) -> tuple[int, int]:

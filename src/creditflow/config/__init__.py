@@ -29,13 +29,14 @@ from creditflow.config.recipe import (
 )
 from creditflow.config.rule_files import with_loaded_files
 from creditflow.config.team import EndpointConfig, PolicyConfig
-from creditflow.config.trainer import TrainerConfig
+from creditflow.config.trainer import AuditConfig, TrainerConfig
 
 __all__ = [
     "KL_LOSS_TYPES",
     "LOSS_AGG_MODES",
     "ActorConfig",
     "ActorModelConfig",
+    "AuditConfig",
     "Config",
     "CriticConfig",
     "DataConfig",

@@ -51,6 +51,13 @@ def default_rules() -> dict[str, Any]:
         "sub_reward_var": {"metric": "reward/sub_reward_var/*", "above": 0.2, "window": 10},
         "pass_rate": {"metric": "propagation/pass_rate", "below": 0.8, "window": 10},
         "shut_out": {"metric": "credit/reach/*", "below": 0.05, "window": 3},
+        "fidelity_low": {
+            "kind": "interval",
+            "metric": "credit/fidelity",
+            "over": "credit/fidelity_high",
+            "below": 0.1,
+            "window": 2,
+        },
         "propagation_s": {"metric": "timing/propagation_s", "above": 1.0, "window": 3},
     }
 
@@ -78,9 +85,9 @@ class GuardConfig(Section):
     rules: dict[str, Any] = Field(default_factory=default_rules)
     """Guard rules by name; null removes one. `metric` (from docs/reference/metrics.md; `*` for any agent or function),
     `kind` (a name from docs/reference/guard.md, or `file.py:kind`) with its options, `over` (the metric with the
-    denominator, where `metric` is a share), `action` (`warn`, `set_threshold` with `to`, `fallback_identical`,
-    `restore_checkpoint`, `stop`), `cool_down` (checks after a recovery during which the rule does not fire), `unless`
-    (`{metric, above}`: while that condition holds, the rule only warns)."""
+    denominator, where `metric` is a share, or with the end of its interval), `action` (`warn`, `set_threshold` with
+    `to`, `fallback_identical`, `restore_checkpoint`, `stop`), `cool_down` (checks after a recovery during which the
+    rule does not fire), `unless` (`{metric, above}`: while that condition holds, the rule only warns)."""
     max_rollbacks: NonNegativeInt = 2
     """Maximum number of checkpoints that the guard restores; at the next rollback, the run stops with a report."""
     fallback: FallbackConfig = FallbackConfig()

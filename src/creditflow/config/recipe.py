@@ -18,7 +18,7 @@ from creditflow.config.model import OptimConfig
 from creditflow.config.reward import RewardConfig
 from creditflow.config.rule_files import with_loaded_files
 from creditflow.config.team import DEFAULT_POLICY, PolicyConfig, TeamConfig
-from creditflow.config.trainer import RayConfig, TrainerConfig
+from creditflow.config.trainer import AuditConfig, RayConfig, TrainerConfig
 
 
 class Config(Section):
@@ -33,6 +33,7 @@ class Config(Section):
     """Default: one trained policy, `default`, with the model `actor_rollout_ref.model`."""
     team: TeamConfig = TeamConfig()
     trainer: TrainerConfig = TrainerConfig()
+    audit: AuditConfig = AuditConfig()
     guard: GuardConfig = GuardConfig()
     ray_kwargs: RayConfig = RayConfig()
     verl: dict[str, Any] = Field(default_factory=dict)

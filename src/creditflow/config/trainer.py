@@ -1,12 +1,12 @@
-"""The sections `trainer` and `ray_kwargs`."""
+"""The sections `trainer`, `audit` and `ray_kwargs`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from creditflow._utils.sections import Section, Text
+from creditflow._utils.sections import Section, Text, expected
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -50,6 +50,20 @@ class TrainerConfig(Section):
     """torch threads; 0: torch's own choice."""
     critic_warmup: NonNegativeInt = 0
     """Training steps at the beginning in which only the critic is trained."""
+
+
+class AuditConfig(Section):
+    """Measurements of how faithful credit is, by continuing recorded trajectories from single decisions."""
+
+    every: NonNegativeInt = 0
+    """Training steps between two measurements; 0: never. Embedded engine only."""
+    max_token_frac: Annotated[float, Field(gt=0, le=1), expected("a share above 0 and at most 1")] = 0.05
+    """Largest share of the run's generated tokens that measurements may use. Each one chooses as many decisions as the
+    unused part allows."""
+    continuations: Annotated[int, Field(ge=2), expected("a whole number of at least 2")] = 4
+    """Continuations with a decision kept, and as many with the decision sampled anew."""
+    max_decisions: PositiveInt = 256
+    """Largest number of decisions of one measurement."""
 
 
 class RayConfig(Section):

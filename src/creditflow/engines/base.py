@@ -40,7 +40,8 @@ class Capability(StrEnum):
     ROLLOUTS = "rollouts without training"
     """`check` and `evaluate` are implemented."""
     COUNTERFACTUAL = "counterfactual rollouts"
-    """It replays trajectories with other agents (`algorithm.propagation: shapley`, `creditflow audit`)."""
+    """It replays trajectories with other agents, or from single decisions (`algorithm.propagation: shapley`,
+    `audit.every`, `creditflow audit`)."""
     CRITIC_CONTEXT = "a critic that reads the whole trajectory"
     """`critic.context` other than the default."""
     FALLBACK_ADAPTERS = "adapters in the fallback"
@@ -233,6 +234,8 @@ def expect_capabilities(config: Config, name: str, capabilities: Collection[Capa
         for key, (value, capability) in CAPABILITY_OPTIONS.items()
         if capability not in capabilities and attrgetter(key)(config) == value
     ]
+    if config.audit.every and Capability.COUNTERFACTUAL not in capabilities:
+        unsupported.append("audit.every")
     if unsupported:
         value = attrgetter(unsupported[0])(config)
         by_rule = unsupported[0] == "algorithm.propagation" and not rule.needs_replays

@@ -62,7 +62,8 @@ class GuardEvent:
     rule: str
     metric: str
     what: str
-    """`fired` or `recovered`; `started` for failures; for adapters, which weights are trained from now on."""
+    """`fired`, `recovered` or `undecided`; `started` for failures; for adapters, which weights are trained from now on.
+    """
     action: str
     numbers: dict[str, float]
     note: str = ""
@@ -113,6 +114,7 @@ _EFFECTS = {
     ("fired", FALLBACK): "credit falls back to the shared global reward",
     ("fired", RESTORE): "back to the last good checkpoint",
     ("fired", STOP): "the run is stopped",
+    ("undecided", WARN): "too few samples: the interval contains the limit",
     ("recovered", SET_THRESHOLD): "well again; thresholds stay capped",
     ("recovered", FALLBACK): "well again; credit is decomposed again",
 }
@@ -158,13 +160,15 @@ class _Watch:
     """The rule is on, and `unless` keeps it from acting."""
     against: float | None = None
     """The newest value of `unless.metric`, which not every step reports."""
+    undecided: bool = False
+    """See `RuleResult`; reported at its first look only."""
 
     def flags(self) -> dict[str, Any]:
         """The state apart from that of the rule."""
         return {flag: getattr(self, flag) for flag in _FLAGS}
 
 
-_FLAGS = ("on", "quiet", "suspect", "held", "against")
+_FLAGS = ("on", "quiet", "suspect", "held", "against", "undecided")
 
 
 @dataclass(slots=True)
@@ -228,6 +232,7 @@ class Guard:
                 continue
             result = watch.rule.look(float(metrics[name]), over)
             watch.suspect = result.suspect
+            already_undecided, watch.undecided = watch.undecided, result.undecided
             if watch.quiet:
                 watch.quiet -= 1
             elif result.bad and (not watch.on or watch.held):
@@ -242,6 +247,8 @@ class Guard:
             elif watch.on and result.well:
                 held, watch.on, watch.held, watch.quiet = watch.held, False, False, rule.cool_down
                 yield self._event(step, rule, name, "recovered", result, held=held)
+            elif result.undecided and not (already_undecided or watch.on):
+                yield GuardEvent(step, rule.name, name, "undecided", WARN, dict(result.numbers))
 
     def _event(
         self, step: int, rule: RuleSpec, metric: str, what: str, result: RuleResult, *, held: bool

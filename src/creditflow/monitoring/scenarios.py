@@ -27,6 +27,8 @@ class Setting:
     """The training step at which the fault begins."""
     n_val: int | None = None
     """Trajectories per validation; default: drawn."""
+    audit_every: int = 5
+    """Training steps between measurements of fidelity."""
     judged: int | None = None
     """Trajectories with verdicts per training step; default: drawn."""
 
@@ -65,6 +67,8 @@ def _healthy(setting: Setting, rng: np.random.Generator) -> list[Row]:
     wrong = np.clip(rng.uniform(0.0, 0.05) * np.exp(rng.normal(0, 0.3, steps)), 0, 0.08)
     agrees, tosses = rng.uniform(0.5, 0.98), max(4, n_judged // 4)  # 0.5: uninformative verdicts
     rows: list[Row] = []
+    (own,) = rng.spawn(1)  # the numbers of the other metrics stay the same
+    faithful, width = own.uniform(0.2, 0.6), own.uniform(0.1, 0.4)
     for i in range(steps):
         row = {
             "step": float(i + 1),
@@ -85,8 +89,16 @@ def _healthy(setting: Setting, rng: np.random.Generator) -> list[Row]:
         if (i + 1) % setting.test_freq == 0:
             row["val/pass_at_1"] = float(rng.binomial(n_val, accuracy[i]) / n_val)
             row["val/trajectories"] = float(n_val)
+        if (i + 1) % setting.audit_every == 0:
+            row |= _measured_fidelity(faithful, width, own)
         rows.append(row)
     return rows
+
+
+def _measured_fidelity(true: float, width: float, rng: np.random.Generator) -> Row:
+    """A measured fidelity with its interval. `width`: half of the interval's width."""
+    value = true + rng.normal(0, width / 1.96)
+    return {"credit/fidelity": value, "credit/fidelity_low": value - width, "credit/fidelity_high": value + width}
 
 
 def _wandering(rng: np.random.Generator, steps: int, size: float) -> Floats:
@@ -119,6 +131,12 @@ def _failing(share: float) -> Value:
 def _disagreement(row: Row, k: int, rng: np.random.Generator) -> float:
     tosses = row["reward/agreement_over"]
     return float(rng.beta(0.15 * tosses, 0.85 * tosses))
+
+
+def _credit_misleads(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
+    for row in rows[setting.onset - 1 :]:
+        if "credit/fidelity" in row:
+            row.update(_measured_fidelity(-0.3, row["credit/fidelity_high"] - row["credit/fidelity"], rng))
 
 
 def _accuracy_falls(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
@@ -162,6 +180,7 @@ SCENARIOS: dict[str, Scenario] = {
         _changed({"reward/sub_reward_var/{agent}": lambda row, k, rng: float(rng.uniform(0.21, 0.25))}),
         "sub_reward_var",
     ),
+    "misleading_credit": Scenario("credit opposes the measured values of decisions", _credit_misleads, "fidelity_low"),
     "slow": Scenario(
         "credit takes longer than a second",
         _changed({"timing/propagation_s": lambda row, k, rng: float(rng.uniform(1.5, 3.0))}),

@@ -53,7 +53,7 @@ def select(config, key):
 # Recipe options reach verl
 
 OURS = (
-    *("algorithm", "reward", "team", "policies", "recipe", "compare", "verl", "guard", "ray_kwargs"),
+    *("algorithm", "reward", "team", "policies", "recipe", "compare", "verl", "guard", "audit", "ray_kwargs"),
     *("data.train_files", "data.val_files"),
     *(f"{ROLLOUT}.{name}" for name in ("max_failed_frac", "timeout_s", "timeout_outcome", "multi_turn")),
     *("trainer.default_local_dir", "trainer.device", "trainer.precision", "trainer.num_threads"),
@@ -236,6 +236,7 @@ def test_each_policy_has_its_own_adapter_and_optimizer():
         "critic.loss_agg_mode=traj-mean-step-mean",
         "critic.context=trajectory",
         "algorithm.propagation=shapley",
+        "audit.every=1",
     ],
 )
 def test_options_of_the_local_engine_are_rejected_by_name(given):

@@ -106,7 +106,7 @@ def build_components(recipe: Recipe, *, training: bool = True, tasks: bool = Tru
         workflow=workflow,
         agents=_agents(config, folder),
         chat_clients=_chat_clients(config),
-        rewards=_manager(functions, config),
+        rewards=reward_manager(functions, config),
         stratum=_stratum(config.algorithm.strata, recipe),
     )
 
@@ -138,13 +138,17 @@ def _agents(config: Config, folder: Path) -> dict[str, AgentSpec]:
 def _chat_clients(config: Config) -> dict[str, FrozenModel]:
     """The frozen models of the recipe. Opens no connection, but raises ConfigError for an unusable endpoint."""
     return {
-        name: _chat_client(f"policies.{name}.endpoint", policy, policy.endpoint)
+        name: chat_client(f"policies.{name}.endpoint", policy, policy.endpoint)
         for name, policy in config.policies.items()
         if policy.endpoint is not None
     }
 
 
-def _chat_client(key: str, policy: PolicyConfig, section: EndpointConfig) -> FrozenModel:
+def chat_client(key: str, policy: PolicyConfig, section: EndpointConfig) -> FrozenModel:
+    """The client of a model behind an endpoint. Opens no connection. Raises ConfigError if it cannot be used.
+
+    `key`: the option to name in the error.
+    """
     try:
         expect_packages()
         expect_set(section.api_key_env)
@@ -186,7 +190,8 @@ def _tasks(recipe: Recipe, training: bool) -> tuple[Sequence[Task], Sequence[Tas
     return train_tasks, val_tasks
 
 
-def _manager(functions: Sequence[RewardFunction], config: Config) -> RewardManager:
+def reward_manager(functions: Sequence[RewardFunction], config: Config) -> RewardManager:
+    """The manager of reward functions, with the options of the section `reward`."""
     section = config.reward
     options = BackendOptions(
         num_workers=section.num_workers,

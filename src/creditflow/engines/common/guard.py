@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from creditflow.config import Config, policies_in_use
+from creditflow.config import Config, default_rules, policies_in_use
 from creditflow.credit import Threshold
 from creditflow.credit.history import History
 from creditflow.monitoring import Guard, GuardEvent, GuardStop
-from creditflow.monitoring.catalog import Names
+from creditflow.monitoring.catalog import Names, described
 from creditflow.monitoring.guard import RESTORE, cannot_go_back, engine_action, stop_report
 from creditflow.rewards import RewardFunction
 from creditflow.runs import RunFolder
@@ -20,14 +20,20 @@ def build_guard(config: Config, folder: Path, functions: Sequence[RewardFunction
     """Build a recipe's guard, without rules if `guard.enable` is false.
 
     `folder`: the base of `file.py:kind`. `functions`: the recipe's reward functions. `engine`: its name; "" accepts
-    the metrics of every engine. Raises ConfigError for an invalid
-    rule or an unknown metric.
+    the metrics of every engine. A default rule on a metric that the engine lacks is left out. Raises ConfigError for
+    an invalid rule or an unknown metric.
     """
     if not config.guard.enable:
         return Guard(())
+    names, defaults = metric_names(config, [function.name for function in functions], engine), default_rules()
+    rules = {
+        name: rule
+        for name, rule in config.guard.rules.items()
+        if rule is None or rule != defaults.get(name) or described(rule["metric"], names) is not None
+    }
     return Guard.from_rules(
-        config.guard.rules,
-        metric_names(config, [function.name for function in functions], engine),
+        rules,
+        names,
         config.algorithm,
         has_outcome=any(function.level == "outcome" for function in functions),
         folder=folder,

@@ -7,32 +7,29 @@ outside the coalition replaced by the baseline of its policy. The values depend 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from creditflow._utils.progress import phase
 from creditflow.config import Config, trained_agents
 from creditflow.credit import CreditOptions
-from creditflow.credit.decompose import outcomes
 from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.credit.shapley import KEY, Plan, Values, least_rollouts, plan, values_of_agents
-from creditflow.data import Floats, Trajectory, TrajectoryBatch
+from creditflow.data import Floats, Trajectory
 from creditflow.data.batch import outcome_value
 from creditflow.engines.common.components import Components
+from creditflow.engines.local.outcomes import AT_ONCE, MeasuringRollouts
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.rollouts import complete, fill_references
 from creditflow.errors import ConfigError, TooManyFailedScores
-from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, replay_rollout, together
+from creditflow.rollout import Rollout, replay_rollout
 
 COUNTERFACTUAL, AUDIT = 3, 4
 """The first part of a counterfactual rollout's random key, in training and in an audit.
 
 Training rollouts use 0, validation 1, a check 2.
 """
-_AT_ONCE = 1024
-"""The largest number of concurrent rollouts: bounds their memory and sets the interval of progress updates."""
 Note = Callable[[int, int], None]
 """A progress callback: rollouts done, rollouts in total."""
 
@@ -126,15 +123,15 @@ async def measure(
     seats = [(game, p) for game in games for p in range(len(game.plan.coalition_P))]
     by_rollout: list[Floats] = []
     note(0, len(seats))
-    for first in range(0, len(seats), _AT_ONCE):
-        by_rollout += await replays.run(seats[first : first + _AT_ONCE])
+    for first in range(0, len(seats), AT_ONCE):
+        by_rollout += await replays.run(seats[first : first + AT_ONCE])
         note(len(by_rollout), len(seats))
     failed = sum(bool(np.isnan(outcome_A).any()) for outcome_A in by_rollout)
     most = components.recipe.config.actor_rollout_ref.rollout.max_failed_frac
     if failed > most * len(seats):
         raise TooManyFailedScores(
             f"{failed} of {len(seats)} counterfactual rollouts failed, more than "
-            f"actor_rollout_ref.rollout.max_failed_frac={most:g} allows; the first: {replays.first_failure}"
+            f"actor_rollout_ref.rollout.max_failed_frac={most:g} allows; the first: {replays.rollouts.first_failure}"
         )
     rows = iter(by_rollout)
     by_id = {game.trajectory.id: game.values([next(rows) for _ in game.plan.coalition_P]) for game in games}
@@ -206,40 +203,27 @@ class _Replays:
     def __init__(self, components: Components, policy_set: PolicySet, baselines: Mapping[str, Policy]) -> None:
         self.components = components
         self.stand_ins = {name: f"baseline of {name}" for name in baselines}
-        clients: dict[str, ModelClient | ChatClient] = {**policy_set.policies, **components.chat_clients}
-        clients |= {self.stand_ins[name]: policy for name, policy in baselines.items()}
-        self.scheduler = Scheduler(clients, components.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
-        self.max_tokens = policy_set.max_tokens
-        references = policy_set.references
-        self.references = references | {own: references[name] for name, own in self.stand_ins.items()}
-        self.first_failure = ""
+        self.rollouts = MeasuringRollouts(
+            components, policy_set, {name: (own, baselines[name]) for name, own in self.stand_ins.items()}
+        )
 
     async def run(self, seats: Sequence[tuple[_Game, int]]) -> list[Floats]:
         """Run rollouts; returns the outcomes [A] of the players in each, NaN where it or its scoring failed."""
-        components = self.components
         running = [
             replay_rollout(
                 game.trajectory,
                 game.rollout(p),
                 game.replaced(p),
                 self.stand_ins,
-                components.workflow,
-                components.agents,
-                self.scheduler,
-                components.sampling,
+                self.components.workflow,
+                self.components.agents,
+                self.rollouts.scheduler,
+                self.components.sampling,
             )
             for game, p in seats
         ]
-        trajectories = await complete(together(running, self.scheduler), components)
-        fill_references(self.references, trajectories, components, self.max_tokens)
-        report = await components.rewards.score(trajectories, outcome_only=True, max_failed_frac=1.0)
-        # A baseline may ramble and be truncated. Its outcome counts, whether or not truncated trajectories are trained.
-        options = replace(components.recipe.config.algorithm, mask_truncated=False)
-        known = outcomes(TrajectoryBatch.from_trajectories(trajectories), options)
-        errors = [*(one.info["error"] for one in trajectories if one.status == "failed"), *report.reasons]
-        self.first_failure = self.first_failure or next(iter(errors), "")
-        common_P = np.where(known.known_N, known.value_N, np.nan).tolist()
+        trajectories, common_P = await self.rollouts.run(running)
         return [
             game.outcomes(trajectory, common)
-            for (game, _), trajectory, common in zip(seats, trajectories, common_P, strict=True)
+            for (game, _), trajectory, common in zip(seats, trajectories, common_P.tolist(), strict=True)
         ]

@@ -61,6 +61,10 @@ class RunState:
     rollbacks: int = 0
     """The number of rollbacks by the guard."""
     trackers: Trackers = field(default_factory=lambda: Trackers(print))
+    generated_tokens: int = 0
+    """Response tokens that training has generated since the start of the run."""
+    audit_tokens: int = 0
+    """Response tokens that measurements of fidelity have generated."""
     peak_before: float | None = None
     """Peak memory in GiB of the step before the fallback to adapters; None after the comparison."""
 
@@ -87,6 +91,8 @@ class RunState:
             "rollbacks": self.rollbacks,
             "peak_before": self.peak_before,
             "tasks_taken": self.tasks_taken,
+            "generated_tokens": self.generated_tokens,
+            "audit_tokens": self.audit_tokens,
             "evaluated": self.evaluated,
         }
         checkpoint.save(self.folder.path, self.done, self.policy_set, state, keep)
@@ -95,6 +101,7 @@ class RunState:
         """Restore the state of the checkpoint of `step`. Its models are loaded separately."""
         self.history = load_control_state(state, self.threshold, self.guard)
         self.done, self.tasks_taken, self.evaluated = step, state["tasks_taken"], state["evaluated"]
+        self.generated_tokens, self.audit_tokens = state["generated_tokens"], state["audit_tokens"]
         self.peak_before = state["peak_before"]
 
     def narrow_or_widen(self, metrics: Mapping[str, float]) -> GuardEvent | None:

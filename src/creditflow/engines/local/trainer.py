@@ -11,9 +11,9 @@ import numpy as np
 
 from creditflow._utils.progress import Reporter, phase
 from creditflow.config import Recipe
-from creditflow.credit import assign, make_threshold
+from creditflow.credit import Assignment, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
-from creditflow.data import TrajectoryBatch
+from creditflow.data import Floats, TrajectoryBatch
 from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.common.guard import build_guard, run_guard
 from creditflow.engines.common.metrics import (
@@ -27,6 +27,7 @@ from creditflow.engines.common.metrics import (
 from creditflow.engines.common.rollouts import needs_reference, total_steps
 from creditflow.engines.common.run import FINISHED, run_path, sole_writer
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
+from creditflow.engines.local.fidelity import fidelity_metrics
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import Stopwatch, gather, sample_trajectories, score
 from creditflow.engines.local.run import NAME, RunState, apply_guard_action, begin, expect_resumable
@@ -194,6 +195,7 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
         raise
     run.folder.append_failures(step, ((one.id, one.info) for one in gathered.trajectories))
     run.tasks_taken = gathered.tasks_taken
+    run.generated_tokens += gathered.response_tokens
     batch = TrajectoryBatch.from_trajectories(gathered.trajectories)
     run.warn(rollout_events(batch, step, run.folder.events()))
     with timing("values"), phase("values of the critic"):
@@ -203,6 +205,10 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
         assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=run.history)
         run.threshold.update(batch_stats(assignment))
         run.history = assignment.history_after or run.history
+    if config.audit.every > 0 and step % config.audit.every == 0:
+        with timing("audit"):
+            audited = _audited(run, assignment, values_T)
+            gathered.metrics.update(await fidelity_metrics(run, step, audited, gathered.trajectories))
     actor = config.actor_rollout_ref.actor
     terms = [name for name, on in (("KL", actor.use_kl_loss), ("entropy", actor.entropy_coeff)) if on]
     run.warn(tied_events(assignment, terms, step, run.folder.events()))
@@ -231,6 +237,19 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
         "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],
         **_update_rate(metrics),
     }
+
+
+def _audited(run: RunState, assignment: Assignment, values_T: Floats | None) -> Assignment:
+    """The assignment to measure the fidelity of.
+
+    In a fallback it is that of the recipe's own rule, so that the guard can see it recover, unless it needs replays,
+    which a fallback does not make.
+    """
+    options = run.config.algorithm
+    if not run.guard.fallback or wants_values(options):
+        return assignment
+    threshold = assignment.standing_threshold()
+    return assign(assignment.batch, options, values_T=values_T, threshold=threshold, history=assignment.history)
 
 
 def _update_rate(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -30,6 +30,8 @@ class RuleResult:
     """The numbers behind the decision, for display and for the event."""
     suspect: bool = False
     """The newest value is on the wrong side, so a checkpoint saved now may be unfit for a rollback."""
+    undecided: bool = False
+    """The newest value is on the wrong side, but rests on too few samples to tell. The guard reports it once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,11 @@ class GuardRule(Protocol):
     """
 
     def look(self, value: float, over: float | None) -> RuleResult:
-        """Process the next value, which is finite. `over`: the observation count of a share, if known."""
+        """Process the next value, which is finite.
+
+        `over`: the value of the rule's second metric, if known: the observation count of a share, or the end of an
+        interval.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """The state for later results, without the options, as JSON types."""

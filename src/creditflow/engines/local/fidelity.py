@@ -1,0 +1,95 @@
+"""Measure the fidelity of credit during training, within a share of the run's tokens."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from creditflow._utils.progress import phase
+from creditflow.config import trained_agents
+from creditflow.credit import Assignment
+from creditflow.credit.analysis.fidelity import Fidelity, fidelity
+from creditflow.credit.decompose import outcomes
+from creditflow.data import Bools, Trajectory
+from creditflow.engines.local.decisions import (
+    FIDELITY,
+    MeasuredDecisions,
+    choose_decisions,
+    measure_decisions,
+    workflow_branch,
+)
+from creditflow.engines.local.outcomes import MeasuringRollouts
+from creditflow.engines.local.run import RunState
+
+
+def decision_candidates(assignment: Assignment, agents: list[str]) -> Bools:
+    """[S] steps whose value can be measured: trained, of one of `agents`, with a known outcome."""
+    batch = assignment.batch
+    agent_A = np.array([name in agents for name in batch.agent_names], dtype=np.bool_)
+    known_S = outcomes(batch, assignment.options).known_S
+    return np.asarray(assignment.trained_S & known_S & agent_A[batch.agent_of_step])
+
+
+async def fidelity_metrics(
+    run: RunState, step: int, assignment: Assignment, trajectories: list[Trajectory]
+) -> dict[str, float]:
+    """Measure the fidelity of a training step's advantages before its update; returns metrics.
+
+    The measurement uses at most `audit.max_token_frac` of the response tokens that the run has generated. It changes no
+    random number of the training. Undefined metrics are left out.
+    """
+    config, batch = run.config, assignment.batch
+    section = config.audit
+    chosen = choose_decisions(
+        batch,
+        decision_candidates(assignment, trained_agents(config)),
+        section.continuations,
+        section.max_decisions,
+        section.max_token_frac * run.generated_tokens - run.audit_tokens,
+        np.random.Generator(np.random.Philox(np.random.SeedSequence((config.data.seed, FIDELITY, step)))),
+    )
+    with phase("measuring fidelity", unit="continuations") as bar:
+        rollouts = MeasuringRollouts(run.components, run.policy_set, {})
+        measured = await measure_decisions(
+            run.components,
+            rollouts,
+            workflow_branch(run.components, rollouts),
+            batch,
+            trajectories,
+            chosen,
+            section.continuations,
+            (FIDELITY, step),
+            bar.reach,
+        )
+    run.audit_tokens += measured.tokens
+    found = fidelity(assignment.advantage_S[chosen.step_D], measured.values)
+    if note := _note(measured, found):
+        run.reporter.say(f"training step {step}: fidelity of credit: {note}")
+    return _metrics(found, measured, run)
+
+
+def _metrics(found: Fidelity, measured: MeasuredDecisions, run: RunState) -> dict[str, float]:
+    metrics = {
+        "credit/fidelity": found.correlation.value,
+        "credit/fidelity_low": found.correlation.low,
+        "credit/fidelity_high": found.correlation.high,
+        "credit/fidelity_ceiling": found.ceiling.value,
+        "audit/decisions": float(found.decisions),
+        "audit/refused_frac": measured.refused / max(measured.continuations, 1),
+        "audit/failed_frac": measured.failed / max(measured.continuations, 1),
+        "audit/tokens": float(measured.tokens),
+        "audit/tokens_frac": run.audit_tokens / max(run.generated_tokens, 1),
+    }
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _note(measured: MeasuredDecisions, found: Fidelity) -> str:
+    """The reason why a measurement is incomplete; empty if it is not."""
+    if not len(measured.chosen.step_D):
+        return "no decision fits into audit.max_token_frac yet, or none is trained"
+    if measured.refused:
+        return f"{measured.refused} of {measured.continuations} continuations refused: {measured.first_refusal}"
+    if measured.failed:
+        return f"{measured.failed} of {measured.continuations} continuations failed: {measured.first_failure}"
+    return "" if found.decisions else "no decision has a known value"
