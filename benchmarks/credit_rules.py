@@ -1,6 +1,6 @@
 """A leaderboard of credit rules: `python -m benchmarks.credit_rules [--minutes M] [--quick]`.
 
-`arithmetic_chain`, 16 training steps of 8 tasks and 8 rollouts for every rule, in seven cases (`CASES`: properties of
+`arithmetic_chain`, 48 training steps of 8 tasks and 8 rollouts for every rule, in seven cases (`CASES`: properties of
 the sub-rewards). Each rule has the best of three learning rates, chosen on two cases with a separate seed and separate
 tasks; then every rule trains on the same seeds in every case.
 
@@ -38,7 +38,7 @@ MEASURES = (
 KEPT = RESULTS / "credit_rules"
 SEEDS, TUNING_SEED = 5, 100
 RATES = ("1.0e-4", "2.0e-4", "4.0e-4")
-STEPS, TASKS = 16, 512
+STEPS, TASKS = 48, 512
 ALWAYS = (
     *(one for one in study.ALWAYS if not one.startswith(("trainer.total", "data.val_max"))),
     f"trainer.total_training_steps={STEPS}",

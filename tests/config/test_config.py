@@ -2,6 +2,7 @@ import functools
 import operator
 
 import pytest
+import yaml
 
 from creditflow.config import load_recipe, with_effect
 from creditflow.engines.common.components import build_components
@@ -352,6 +353,11 @@ def test_option_of_an_overridden_rule_is_a_notice(recipe):
     with pytest.raises(ConfigError, match="propagation_threshold: has no effect with propagation: identical"):
         load_recipe(path, ["algorithm.propagation=identical", "algorithm.propagation_threshold=0.6"])
     (record := path.with_name("config.yaml")).write_text(made.to_yaml())
+    assert load_recipe(record).config.algorithm == made.config.algorithm
+    older = yaml.safe_load(record.read_text())
+    for newer in ("score_weight", "score_model", "w_m", "outcome_baseline", "prefix_features"):
+        del older["algorithm"][newer]
+    record.write_text(yaml.safe_dump(older))
     assert load_recipe(record).config.algorithm == made.config.algorithm
     # A second rule that reads the option gives it an effect.
     assert load_recipe(path, ["algorithm.propagation=none", "algorithm.shadow={propagation: threshold}"]).notices == ()

@@ -68,6 +68,19 @@ def test_read_assignment_equals_the_written_one(corner: str, tmp_path: Path) -> 
     check()
 
 
+def test_file_older_than_fitted_parts_is_read_without_them(tmp_path: Path) -> None:
+    made = assign(a_batch(), CreditOptions())
+    path = written(tmp_path, made)
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns(["prefix", "fold", "score_weight", "harmless"]), path)
+    read = read_step_file(path).assignment
+    assert read is not None
+    assert np.isnan(read.prefix_S).all()
+    assert np.isnan(read.harmless_S).all()
+    for s in range(made.batch.n_steps):
+        assert explain(read, s) == explain(made, s)
+
+
 def test_file_without_credit_is_read_without_assignment(tmp_path: Path) -> None:
     write_step_file(tmp_path / "000003.parquet", 3, a_batch(), None)
     recorded = read_step_file(tmp_path / "000003.parquet")
