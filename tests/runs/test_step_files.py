@@ -68,6 +68,19 @@ def test_read_assignment_equals_the_written_one(corner: str, tmp_path: Path) -> 
     check()
 
 
+def test_file_keeps_the_history_of_a_fitted_shadow(tmp_path: Path) -> None:
+    chosen = CreditOptions(propagation="none", shadow={"score_weight": "calibrated"})
+    first = assign(a_batch(), chosen)
+    made = assign(a_batch(), chosen, history=first.history_after)
+    read = read_step_file(written(tmp_path, made)).assignment
+    assert read is not None
+    assert read.history.to_json() == made.history.to_json()
+    again = assign(read.batch, chosen, history=read.history).shadow
+    assert again is not None
+    assert made.shadow is not None
+    np.testing.assert_array_equal(again.advantage_S, made.shadow.advantage_S)
+
+
 def test_file_older_than_fitted_parts_is_read_without_them(tmp_path: Path) -> None:
     made = assign(a_batch(), CreditOptions())
     path = written(tmp_path, made)

@@ -48,8 +48,10 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
     if assignment is not None:
         options = {f.name: getattr(assignment.options, f.name) for f in fields(CreditOptions)}
         facts |= {"options": options, "singletons": assignment.singletons}
+        if assignment.history != History():
+            facts["history"] = assignment.history.to_json()
         if assignment.fitted is not None:
-            facts |= {"fitted": assignment.fitted, "history": assignment.history.to_json()}
+            facts["fitted"] = assignment.fitted
             columns["S"] |= {f"{_FEATURE}{name}": values_S for name, values_S in assignment.features.items()}
         if named := recorded_properties(assignment.options):
             facts["named_by_file"] = named
