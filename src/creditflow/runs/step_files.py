@@ -187,6 +187,7 @@ _UNFITTED = {
     "fold_S": -1,
     "score_weight_S": np.nan,
     "harmless_S": np.nan,
+    "share_S": 1.0,
 }
 """Fields without a column in files that are older than fitted parts, with the value of each step. A NaN weight means
 `w_r`."""
