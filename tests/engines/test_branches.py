@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.credit import assign, explain
 from creditflow.credit.trees import KEY
@@ -186,3 +188,27 @@ def test_replay_is_refused_on_verl(recipe_file) -> None:
     config = load_recipe(recipe_file, [REPLAY[0]]).config
     with pytest.raises(ConfigError, match=r"propagation: replay is for --engine local; verl does not support"):
         expect_capabilities(config, "verl", ())
+
+
+def test_commands_read_a_run_with_branches(whole: Path) -> None:
+    a = Ledger.open(whole).read(2).assignment
+    decision = next(s for s in range(a.batch.n_steps) if a.level_names[a.level_S[s]] == "decision")
+    why = CliRunner().invoke(app, ["why", str(whole), a.batch.step_ids[decision]])
+    assert why.exit_code == 0, why.output
+    assert "baseline = sum for baseline / count" in why.output
+    assert "return of " in why.output
+    recredit = CliRunner().invoke(app, ["recredit", str(whole), "algorithm.propagation=none"])
+    assert recredit.exit_code == 0, recredit.output
+    again = Ledger.open(next((whole / "recredited").iterdir())).read(2).assignment
+    roots = np.flatnonzero(["~" not in id for id in a.batch.step_ids])
+    assert again.trained_S.sum() == again.trained_S[roots].sum() > 0
+
+
+def test_frozen_agents_are_replayed_and_never_chosen(recipe_file) -> None:
+    policies = ("policies={one: {}, two: {trainable: false}}", "team.agents.writer.policy=two")
+    more = ("team.agents.editor.policy=one", "trainer.total_training_steps=1", "trainer.test_freq=-1")
+    path = run(recipe_file, "frozen", *REPLAY[:2], *policies, *more)
+    assert read_metrics(path)[-1]["rollout/branch_refused_frac"] == 0.0
+    recorded = Ledger.open(path).read(1)
+    roots = [info[KEY]["at"] for info in recorded.batch.trajectory_info if "at" in info.get(KEY, {})]
+    assert set(roots) == {1}
