@@ -141,6 +141,13 @@ def test_decisions_are_drawn_by_every_preference(recipe_file, at) -> None:
         assert len({one["weight"] for one in roots}) > 1
 
 
+def test_first_step_excludes_earlier_decisions(recipe_file) -> None:
+    section = "actor_rollout_ref.rollout.branching={budget: 0.3, first_step: 1, alternatives: 2}"
+    path = run(recipe_file, "late", REPLAY[0], section, "trainer.total_training_steps=1", "trainer.test_freq=-1")
+    roots = [info[KEY]["at"] for info in Ledger.open(path).read(1).batch.trajectory_info if "at" in info.get(KEY, {})]
+    assert set(roots) == {1}
+
+
 def test_disputed_without_scores_is_refused(recipe_file) -> None:
     section = "actor_rollout_ref.rollout.branching={at: disputed}"
     with pytest.raises(ConfigError, match=r"branching.at: disputed reads scores and outcomes, and credit ignores"):

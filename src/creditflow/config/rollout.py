@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from creditflow._utils.sections import Section, Share
 
@@ -42,6 +42,8 @@ class BranchingConfig(Section):
     """The draw of a trajectory's decision. `random`: any step. `agents`: any agent, then one of its steps. `uncertain`:
     half of the draw follows the mean surprisal of a step's tokens. `disputed`: half of it prefers steps for which the
     posterior of no harm (`algorithm.score_model`) is close to 1/2. Weights keep the gradient unbiased."""
+    first_step: NonNegativeInt = 0
+    """Index of the first step at which a trajectory may branch. Late decisions cost fewer tokens and decide more."""
     alternatives: Annotated[int, Field(ge=2)] = 4
     """Responses at a decision, the recorded one included."""
     continuations: PositiveInt = 1

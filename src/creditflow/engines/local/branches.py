@@ -113,7 +113,7 @@ def _points(run: RunState, step: int, batch: TrajectoryBatch, response_tokens: i
 
     return choose_branch_points(
         batch,
-        _candidates(batch, config.algorithm, trained_agents(config)),
+        _candidates(batch, config.algorithm, trained_agents(config), section.first_step),
         section.at,
         branch_cost(batch, section.alternatives, section.continuations),
         tokens_of,
@@ -122,14 +122,18 @@ def _points(run: RunState, step: int, batch: TrajectoryBatch, response_tokens: i
     )
 
 
-def _candidates(batch: TrajectoryBatch, options: CreditOptions, agents: Sequence[str]) -> Bools:
-    """[S] sampled steps of trained agents, in trajectories with a known outcome."""
+def _candidates(batch: TrajectoryBatch, options: CreditOptions, agents: Sequence[str], first_step: int) -> Bools:
+    """[S] sampled steps of trained agents from `first_step` on, in trajectories with a known outcome.
+
+    A condition on later events, such as the number of steps, would bias the gradient, and no weight could correct it.
+    """
     outcome = outcomes(batch, options)
     agent_A = np.array([name in agents for name in batch.agent_names], dtype=np.bool_)
     sampled_S = np.bincount(
         np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))[batch.response_mask], minlength=batch.n_steps
     )
-    return np.asarray(outcome.known_S & ~outcome.masked_S & agent_A[batch.agent_of_step] & (sampled_S > 0))
+    own_S = agent_A[batch.agent_of_step] & (sampled_S > 0) & (batch.index_of_step >= first_step)
+    return np.asarray(outcome.known_S & ~outcome.masked_S & own_S)
 
 
 def _posterior(run: RunState, batch: TrajectoryBatch) -> Floats:
