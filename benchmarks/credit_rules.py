@@ -1,6 +1,6 @@
 """A leaderboard of credit rules: `python -m benchmarks.credit_rules [--minutes M] [--quick]`.
 
-`arithmetic_chain`, 16 training steps of 8 tasks and 8 rollouts for every rule, in seven cases (`CASES`: properties of
+`arithmetic_chain`, 48 training steps of 8 tasks and 8 rollouts for every rule, in seven cases (`CASES`: properties of
 the sub-rewards). Each rule has the best of three learning rates, chosen on two cases with a separate seed and separate
 tasks; then every rule trains on the same seeds in every case.
 
@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import study
-from benchmarks.record import RESULTS, exit_with
+from benchmarks.ideas import register
+from benchmarks.record import MISSED, RESULTS, exit_with
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
@@ -30,13 +31,14 @@ from creditflow._utils.files import write_whole
 MEASURES = (
     *TRAINING,
     "benchmarks/cases.py",
+    "benchmarks/ideas.py",
     "src/creditflow/recipes/arithmetic_chain.py",
     "src/creditflow/recipes/arithmetic_chain.yaml",
 )
 KEPT = RESULTS / "credit_rules"
 SEEDS, TUNING_SEED = 5, 100
-RATES = ("2.0e-4", "4.0e-4", "8.0e-4")
-STEPS, TASKS = 16, 512
+RATES = ("1.0e-4", "2.0e-4", "4.0e-4")
+STEPS, TASKS = 48, 512
 ALWAYS = (
     *(one for one in study.ALWAYS if not one.startswith(("trainer.total", "data.val_max"))),
     f"trainer.total_training_steps={STEPS}",
@@ -71,10 +73,17 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "own + outcome, by task": (*_OWN, *_BY_TASK),
     "own + outcome - prefix": (*_OWN, *_options("outcome_baseline=prefix")),
     "threshold": _options("propagation=threshold"),
+    "threshold, freeze": _options("propagation=threshold", "on_closed_gate=freeze"),
+    "soft": _options("propagation=threshold", "gate=soft"),
+    "posterior": _options("propagation=posterior", "outcome_to=answer"),
     "calibrated": _CALIBRATED,
     "calibrated - prefix": (*_CALIBRATED, *_options("outcome_baseline=prefix")),
     "calibrated + harm": (*_CALIBRATED, *_options("score_model=noisy_and")),
     "harm": (*_OWN, *_BY_TASK, *_options("score_model=noisy_and", "w_r=0", "w_m=1", "w_o=0.3")),
+    **{
+        f"{name}": _options(f"preset={name}")
+        for name in ("magrpo", "at_grpo", "dr_mas", "gigpo", "gagpo", "irc", "mt_grpo")
+    },
 }
 """The rules, as options of credit."""
 
@@ -94,7 +103,8 @@ class Board:
         """One training run."""
         name = "/".join(study.plain_name(part) for part in (case, rule))
         options = (*ALWAYS, *CASES[case], *RULES[rule], f"actor_rollout_ref.actor.optim.lr={rate}", *more, *self.short)
-        return Run(study.RECIPE, options, self.work.folder / under / rate / name / f"seed{seed}", seed)
+        folder = self.work.folder / under / rate / name / f"seed{seed}"
+        return Run(study.RECIPE, options, folder, seed, register)
 
     def tuning(self, rule: str, case: str, rate: str) -> Run:
         """A tuning run, on tasks that are never reported."""
@@ -178,6 +188,7 @@ def main() -> int:
     given = parser.parse_args()
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     rules = tuple(RULES) if given.rules is None else tuple(given.rules.split(";"))
+    register()
     work = Work.begin("credit_rules", MEASURES, quick=given.quick)
     board = Board(work, KEPT, rules, range(given.seeds))
     if given.quick:
@@ -188,6 +199,7 @@ def main() -> int:
     print("rates:", {rule: {rate: round(100 * value, 1) for rate, value in tuned[rule].items()} for rule in rates})
     for _ in board.train(rates, until):
         table(board.kept, board.seeds, list(rates))
+    print(f"{MISSED}: 0 of 0")
     return 0
 
 

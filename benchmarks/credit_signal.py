@@ -20,19 +20,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.record import ROOT, Figure, exit_with, show, write
+from benchmarks.credit_rules import ALWAYS, CASES, OWN, REALISTIC, RULES
+from benchmarks.ideas import forget, register
+from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, write
 from benchmarks.sources import TRAINING, hashes
-from benchmarks.study import ALWAYS, CASES, OTHER_TEAMS, RECIPE
+from benchmarks.study import OTHER_TEAMS, RECIPE
+from creditflow._utils.files import alone_in
 from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, load_recipe
 from creditflow.credit import CreditOptions, assign, make_threshold
@@ -44,9 +49,16 @@ from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import sample_trajectories
 from creditflow.runs.step_files import read_step_file, write_step_file
 
-MEASURES = (*TRAINING, "benchmarks/cases.py", "benchmarks/credit_rules.py", "src/creditflow/recipes/arithmetic_chain.py")
+MEASURES = (
+    *TRAINING,
+    "benchmarks/cases.py",
+    "benchmarks/ideas.py",
+    "benchmarks/credit_rules.py",
+    "src/creditflow/recipes/arithmetic_chain.py",
+)
+PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.credit_signal"
 FOLDER = ROOT / "runs" / "credit_signal"
-BATCHES, TASKS, ROLLOUTS = 96, 8, 8
+BATCHES, TASKS, ROLLOUTS = 48, 8, 8
 WIDTH = 12
 """Random directions for the inputs and for the output gradients of a layer; a sketch has their product as its size."""
 _KEY = 7
@@ -140,7 +152,9 @@ class Sketcher:
         generator = torch.Generator().manual_seed(0)
         self.layers = [one for one in model.modules() if isinstance(one, torch.nn.Linear)]
         self.sides = [
-            tuple(torch.randn(size, WIDTH, generator=generator) / WIDTH**0.5 for size in (o.in_features, o.out_features))
+            tuple(
+                torch.randn(size, WIDTH, generator=generator) / WIDTH**0.5 for size in (o.in_features, o.out_features)
+            )
             for o in self.layers
         ]
 
@@ -212,7 +226,11 @@ def options_of(case: str, overrides: Sequence[str]) -> CreditOptions:
 
 
 def gradients(recording: Recording, options: CreditOptions) -> Floats:
-    """[B, D] the sketched gradient of each batch, per trajectory. Thresholds and fitted parts adapt from batch to batch."""
+    """[B, D] the sketched gradient of each batch, per trajectory.
+
+    Thresholds and fitted parts adapt from batch to batch, as in training.
+    """
+    forget()
     threshold, history, made = make_threshold(options.propagation_threshold), History(), []
     for batch, sketch_SD in zip(recording.batches, recording.sketches, strict=True):
         assigned = assign(batch, options, threshold=threshold, history=history)
@@ -262,3 +280,100 @@ def measure(
         true_BD = gradients(recording, TRUE)
         for name, overrides in rules.items():
             yield case, name, efficiency(gradients(recording, options_of(case, overrides)), true_BD)
+
+
+# ---- report ----------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Record what is missing, measure every rule in every case, print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="three batches: shows that it runs, proves nothing")
+    parser.add_argument("--table", action="store_true", help="write the page's table from the committed result file")
+    given = parser.parse_args()
+    if given.table:
+        fill_page(PAGE, COMMAND, table_lines(json.loads((RESULTS / "credit_signal.json").read_text())["results"]))
+        return 0
+    torch.set_num_threads(1)
+    register()
+    began = time.monotonic()
+    folder = FOLDER.with_name("credit_signal-quick") if given.quick else FOLDER
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder.parent, SystemExit(f"error: {folder}: another process records there")):
+        recordings = record(tuple(CASES), 3 if given.quick else BATCHES, folder, Reporter())
+    found: dict[str, dict[str, Signal]] = {rule: {} for rule in RULES}
+    for case, rule, signal in measure(recordings, RULES):
+        found[rule][case] = signal
+    print("efficiency in %, with its standard error; (x) relative to own + outcome, mean over the cases but exact")
+    print(" " * 26 + "".join(f"{case[:14]:>16}" for case in CASES) + f"{'(x)':>8}")
+    for rule, by_case in found.items():
+        cells = "".join(f"{100 * one.efficiency:9.2f} ±{100 * one.error:5.2f}" for one in by_case.values())
+        print(f"{rule:26}{cells}{gain(by_case, found[OWN]):8.2f}")
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes")
+    figures = [
+        Figure(
+            f"{rule}: efficiency relative to own + outcome, mean over the cases but exact", gain(by_case, found[OWN])
+        )
+        for rule, by_case in found.items()
+    ]
+    details = {
+        rule: {case: {"efficiency": one.efficiency, "error": one.error} for case, one in by_case.items()}
+        for rule, by_case in found.items()
+    }
+    if given.quick:
+        print(f"{MISSED}: 0 of 0")
+        return 0
+    draw(RESULTS / "credit_signal.png", found)
+    seconds = time.monotonic() - began
+    facts = {"batches": BATCHES, "seconds": seconds, "results": details}
+    write("credit_signal", figures, ("creditflow", "torch", "numpy"), hashes(MEASURES), facts)
+    fill_page(PAGE, COMMAND, table_lines(details))
+    print(f"{MISSED}: 0 of 0")
+    return 0
+
+
+def table_lines(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
+    """The table of the page, from the results of the result file."""
+    found = {
+        rule: {case: Signal(one["efficiency"], one["error"]) for case, one in by_case.items()}
+        for rule, by_case in results.items()
+    }
+    lines = [f"| rule | {' | '.join(CASES)} | relative |", f"|{' --- |' * (len(CASES) + 2)}"]
+    for rule, by_case in found.items():
+        cells = [f"{100 * by_case[case].efficiency:.1f} ± {100 * by_case[case].error:.1f}" for case in CASES]
+        lines.append(f"| {rule} | {' | '.join(cells)} | {gain(by_case, found[OWN]):.2f} |")
+    return lines
+
+
+def gain(by_case: Mapping[str, Signal], of_own: Mapping[str, Signal]) -> float:
+    """The mean over the realistic cases of a rule's efficiency relative to that of own + outcome."""
+    return fmean(by_case[case].efficiency / of_own[case].efficiency for case in REALISTIC)
+
+
+def draw(path: Path, found: Mapping[str, Mapping[str, Signal]]) -> None:
+    """The efficiency of every rule, a panel for each case."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rules = list(found)
+    figure, panels = plt.subplots(1, len(CASES), figsize=(2.0 * len(CASES) + 2.4, 0.3 * len(rules) + 1.2), sharey=True)
+    for panel, case in zip(panels, CASES, strict=True):
+        values = [100 * found[rule][case].efficiency for rule in rules]
+        errors = [100 * found[rule][case].error for rule in rules]
+        colors = ["0.6" if rule == OWN else "#1f77b4" for rule in rules]
+        panel.barh(range(len(rules)), values, xerr=errors, color=colors, error_kw={"linewidth": 0.8})
+        panel.set_title(case, fontsize=9)
+        panel.tick_params(labelsize=8)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_yticks(range(len(rules)), rules)
+    panels[0].invert_yaxis()
+    figure.supxlabel("efficiency in % of the gain that one gradient step can make (grey: own + outcome)", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -171,6 +171,11 @@ def conditional(inputs: PropagationInput) -> Credit:
     return replace(made, received_S=made.received_S - mean_C[cell_S])
 
 
+def forget() -> None:
+    """Forget the recent batches of `posterior`, before batches of another run."""
+    _lately.clear()
+
+
 def register() -> None:
     """Register both rules for recipes of this process."""
     for rule in (posterior, conditional):

@@ -72,7 +72,7 @@ VALIDATED = "trainer.test_freq=4"
 # ---- arms and cases -------------------------------------------------------------------------------------------------
 
 
-def _rewards(weights: Sequence[float] = (1, 1, 1), wrong: str = "null", executor: str = "") -> str:
+def rewards(weights: Sequence[float] = (1, 1, 1), wrong: str = "null", executor: str = "") -> str:
     """The recipe's reward functions from `benchmarks.cases`; `executor`: additional keys of the executor's entry."""
     args = f"args: {{wrong: {wrong}}}"
     entries = ["{fn: 'arithmetic_chain.py:answer_right'}"]
@@ -82,18 +82,18 @@ def _rewards(weights: Sequence[float] = (1, 1, 1), wrong: str = "null", executor
     return f"reward.functions=[{', '.join(entries)}]"
 
 
-_INHERITING = _rewards((0, 1, 0)).replace("digits_right', args: {wrong: null}", "digits_of_reference'")
+_INHERITING = rewards((0, 1, 0)).replace("digits_right', args: {wrong: null}", "digits_of_reference'")
 _AGENTS = "planner: {system: plan}, executor: {system: exec}, verifier: {system: check}"
 
 CASES: dict[str, tuple[str, ...]] = {
-    "exact": (_rewards(),),
-    "executor alone": (_rewards((0, 1, 0)),),
-    "every third": (_rewards((0, 1, 0), executor=", when: 'benchmarks/cases.py:one_in_three'"),),
-    "noisy, 20 %": (_rewards(wrong="noisy20"),),
-    "noisy, 35 %": (_rewards(wrong="noisy35"),),
+    "exact": (rewards(),),
+    "executor alone": (rewards((0, 1, 0)),),
+    "every third": (rewards((0, 1, 0), executor=", when: 'benchmarks/cases.py:one_in_three'"),),
+    "noisy, 20 %": (rewards(wrong="noisy20"),),
+    "noisy, 35 %": (rewards(wrong="noisy35"),),
     "inheriting": (_INHERITING,),
     "saboteur": (
-        _rewards((0, 1, 0)),
+        rewards((0, 1, 0)),
         "team.workflow='benchmarks/cases.py:solve_sabotaged'",
         f"team.agents={{{_AGENTS}, saboteur: {{system: exec, policy: frozen}}}}",
         "policies={default: {}, frozen: {trainable: false}}",
@@ -195,7 +195,7 @@ class Study:
             case = next(iter(CASES))  # it uses no sub-reward: runs differ by team alone
         if arm.outcome_to == "all" and arm.rule in AS_GATED:
             arm = GATED
-        name = f"{_plain(case)}/{_plain(str(arm))}/seed{seed}"
+        name = f"{plain_name(case)}/{plain_name(str(arm))}/seed{seed}"
         rates = (f"actor_rollout_ref.actor.optim.lr={rate}",)
         options = (*ALWAYS, *CASES[case], *arm.overrides, *rates, *more, *self.short)
         return Run(RECIPE, options, self.work.folder / under / name, seed, _register)
@@ -273,8 +273,8 @@ class Study:
             runs = [*map(self.before, CASES), *(self.final(arm, case, seed) for case, arm in every)]
             if not finish(list(dict.fromkeys(runs)), f"seed {seed}", until):
                 return False
-        began = {case: _score(self.before(case)) for case in CASES}
-        ended = {case: {str(arm): _score(self.final(arm, case, seed)) for arm in self.arms} for case in CASES}
+        began = {case: kept_numbers(self.before(case)) for case in CASES}
+        ended = {case: {str(arm): kept_numbers(self.final(arm, case, seed)) for arm in self.arms} for case in CASES}
         failed = [
             (arm, case) for case, arm in every if ended[case][str(arm)]["pass_at_1"] < began[case]["pass_at_1"] - FELL
         ]
@@ -282,7 +282,7 @@ class Study:
         if not finish(list(dict.fromkeys(guarded.values())), f"seed {seed}, what failed, with the guard", until):
             return False
         for (arm, case), run in guarded.items():
-            ended[case][str(arm)]["guarded"] = _score(run)["pass_at_1"]
+            ended[case][str(arm)]["guarded"] = kept_numbers(run)["pass_at_1"]
         where = {"processor": processor(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
         _keep(
             self.seed_file(seed),
@@ -291,7 +291,7 @@ class Study:
         return True
 
 
-def _score(run: Run) -> dict[str, Any]:
+def kept_numbers(run: Run) -> dict[str, Any]:
     """The kept result of a run: its rates, and its passed tasks, four to a hexadecimal digit."""
     after = run.result().after
     passed = "".join(str(int(value)) for value in after.sampled)
@@ -317,7 +317,8 @@ def _fell(run: Run) -> bool:
     return threshold.theta("planner") < 0.5
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """`name` without characters that are unusual in a folder's name."""
     return "".join(c if c.isalnum() or c == "." else "_" for c in name).replace("__", "_").strip("_")
 
 

@@ -2,6 +2,7 @@ import functools
 import operator
 
 import pytest
+import yaml
 
 from creditflow.config import load_recipe, with_effect
 from creditflow.engines.common.components import build_components
@@ -185,6 +186,7 @@ def test_unknown_section_names_the_nearest(recipe):
         ("actor_rollout_ref.actor.optim.lr=0", "actor_rollout_ref.actor.optim.lr: expected a number above 0"),
         ("actor_rollout_ref.actor.loss_agg_mode=mean", "loss_agg_mode: expected one of token-mean"),
         ("actor_rollout_ref.actor.kl_loss_type=k9", "kl_loss_type: expected one of k1"),
+        ("trainer.update_schedule=alternating", "alternating needs several trained policies, got default"),
         ("trainer.critic_warmup=3", "trainer.critic_warmup: 3, but algorithm.adv_estimator: grpo has no critic"),
         ("policies={default: {optim: {rl: 1}}}", "unknown key 'policies.default.optim.rl'"),
         ("policies={default: {optim: {lr: fast}}}", "policies.default.optim.lr: expected a number above 0, got 'fast'"),
@@ -351,6 +353,11 @@ def test_option_of_an_overridden_rule_is_a_notice(recipe):
     with pytest.raises(ConfigError, match="propagation_threshold: has no effect with propagation: identical"):
         load_recipe(path, ["algorithm.propagation=identical", "algorithm.propagation_threshold=0.6"])
     (record := path.with_name("config.yaml")).write_text(made.to_yaml())
+    assert load_recipe(record).config.algorithm == made.config.algorithm
+    older = yaml.safe_load(record.read_text())
+    for newer in ("score_weight", "score_model", "w_m", "outcome_baseline", "prefix_features"):
+        del older["algorithm"][newer]
+    record.write_text(yaml.safe_dump(older))
     assert load_recipe(record).config.algorithm == made.config.algorithm
     # A second rule that reads the option gives it an effect.
     assert load_recipe(path, ["algorithm.propagation=none", "algorithm.shadow={propagation: threshold}"]).notices == ()

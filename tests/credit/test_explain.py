@@ -34,7 +34,12 @@ ALL_CORNERS = {
     },
     "forced open": {"propagation": "threshold", "propagation_threshold": QUANTILE, "gate": "hard"},
     "discounted inside": {"adv_estimator": "reinforce_plus_plus", "gamma_token": 0.5},
-    "prefix": {"outcome_baseline": "prefix", "outcome_to": "all", "adv_estimator": "grpo"},
+    "prefix": {
+        "outcome_baseline": "prefix",
+        "outcome_to": "all",
+        "adv_estimator": "grpo",
+        "decomp_granularity": "step",
+    },
     "prefix and calibrated": {
         "outcome_baseline": "prefix",
         "score_weight": "calibrated",

@@ -113,6 +113,39 @@ def test_history_survives_json_bit_for_bit():
     assert (found == again).all()
 
 
+def test_history_of_other_features_is_not_read():
+    first, second = (batch_of(*chains(4, 8, seed=seed)) for seed in (3, 4))
+    for name in ("x", "y"):
+        prefix_features(name)(lambda batch, name=name: {name: np.arange(batch.n_steps) % 3.0})
+    try:
+        after = assign(first, replace(PREFIX, prefix_features="x")).history_after
+        alone, informed = (
+            assign(second, replace(PREFIX, prefix_features="y"), history=one).prefix_S for one in (None, after)
+        )
+    finally:
+        for name in ("x", "y"):
+            PREFIX_FEATURES.remove(name)
+    assert (alone == informed).all()
+
+
+def test_only_rollout_of_a_task_does_not_leak_into_other_groups():
+    def made(outcome: float) -> np.ndarray:
+        trajectories = chains(1, 8, seed=12)
+        trajectories[0].outcome = replace(trajectories[0].outcome, value=outcome)
+        singles = [make_trajectory(f"s{i}", [step("planner", 1.0)], float(i % 2), task=f"s{i}") for i in range(15)]
+        return assign(batch_of(*trajectories, *singles), PREFIX).prefix_S[:4]
+
+    assert (made(0.0) == made(1.0)).all()
+
+
+def test_sums_that_overflow_leave_the_history_as_it_was():
+    after = assign(batch_of(*chains(4, 8, seed=3)), PREFIX).history_after
+    before = after.sums(PART)["planner"]
+    later = after.after({PART: {"planner": np.full_like(before, np.inf)}}, None)
+    assert later.sums(PART)["planner"] == pytest.approx(DECAY * before)
+    assert not ridge(np.full((3, 3), np.inf)).any()
+
+
 def test_history_of_an_agent_that_left_fades():
     after = assign(batch_of(*chains(4, 8, seed=7)), PREFIX).history_after
     alone = batch_of(*(make_trajectory(f"t{i}", [step("solver", 1.0)], float(i % 2)) for i in range(4)))
@@ -176,7 +209,10 @@ def test_prefix_baseline_leaves_the_gradient_unbiased(n: int, verdicts: str):
 
 
 @settings(max_examples=50)
-@given(situations(outcome_baseline="prefix", outcome_to="all", adv_estimator="rloo"), st.randoms(use_true_random=False))
+@given(
+    situations(outcome_baseline="prefix", outcome_to="all", adv_estimator="rloo", decomp_granularity="step"),
+    st.randoms(use_true_random=False),
+)
 def test_prefix_baseline_ignores_the_step_and_what_follows(situation, drawn):
     trajectories, chosen, _ = situation
     before = assign(batch_of(*trajectories), chosen)
@@ -230,8 +266,10 @@ def test_critics_values_are_a_feature():
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        ({"a": np.zeros(3)}, "a: expected finite numbers of shape"),
-        ({"a": np.full(256, np.nan)}, "with 256 not finite"),
+        ({"a": np.zeros(3)}, "a: expected numbers up to 1e"),
+        ({"a": np.full(256, np.nan)}, "with 256 other values"),
+        ({"a": ["x"] * 256}, "a: expected numbers: could not convert"),
+        ({"turn": np.zeros(256)}, "expected a new name, got 'turn', a built-in feature"),
         ([1.0], "expected a mapping from names to arrays"),
     ],
 )
@@ -273,6 +311,8 @@ def test_explain_names_features_and_coefficients():
         ({"outcome_to": "answer"}, "expected outcome_to all, got answer"),
         ({"adv_estimator": "gae", "propagation": "identical"}, "gae values steps in its own way"),
         ({"propagation": "shapley"}, "shapley values steps in its own way"),
+        ({"decomp_granularity": "agent"}, "an agent's mean contains later ones"),
+        ({"propagation": "irc", "adv_estimator": "relative", "group_by": "task"}, "irc compares scores and outcomes"),
         ({"prefix_features": "unknown"}, "prefix_features: expected one of"),
         ({"outcome_baseline": "past"}, "expected group or prefix, got 'past'"),
     ],

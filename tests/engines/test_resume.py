@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from creditflow.config import load_recipe
+from creditflow.config import TrainerConfig, load_recipe
 from creditflow.engines.common.run import sole_writer
 from creditflow.engines.local import checkpoint, trainer
 from creditflow.errors import ConfigError, DataError, InputError
@@ -24,6 +24,13 @@ KINDS = {
         "policies={one: {}, two: {lora_rank: 2, optim: {lr: 0.02}}}",
         "team.agents.writer.policy=one",
         "team.agents.editor.policy=two",
+    ),
+    "two policies in turn": (
+        "policies={one: {}, two: {}}",
+        "team.agents.writer.policy=one",
+        "team.agents.editor.policy=two",
+        "trainer.update_schedule=alternating",
+        "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
     ),
     "dynamic sampling": ("algorithm.filter_groups.enable=true",),
     "fitted parts": (
@@ -103,7 +110,8 @@ def expect_the_same(one: Path, two: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", mostly_slow(KINDS, ("one policy", "a critic", "fitted parts", "a threshold that moves"))
+    "kind",
+    mostly_slow(KINDS, ("one policy", "a critic", "fitted parts", "two policies in turn", "a threshold that moves")),
 )
 def test_resumed_run_equals_an_unstopped_run(recipe_file, monkeypatch, kind) -> None:
     settings = (*EVERY_STEP, *KINDS[kind])
@@ -111,6 +119,24 @@ def test_resumed_run_equals_an_unstopped_run(recipe_file, monkeypatch, kind) -> 
     stopped(monkeypatch, recipe_file, "stopped", 2, *settings)
     assert read_metrics(recipe_file.parent / "stopped")[-1]["step"] == 2
     expect_the_same(whole, run(recipe_file, "stopped", *settings))
+
+
+def test_alternating_schedule_updates_one_policy_a_step(recipe_file) -> None:
+    path = run(recipe_file, "whole", *EVERY_STEP, *KINDS["two policies in turn"])
+    updated = [
+        {name.partition("/")[0] for name in row if name.endswith("/actor/grad_norm")}
+        for row in read_metrics(path)
+        if row["step"] > 0
+    ]
+    assert updated == [{"one"}, {"two"}, {"one"}, {"two"}]
+
+
+@pytest.mark.parametrize(
+    ("warmup", "expected"), [(0, [["a"], ["b"], ["c"], ["a"]]), (2, [[], [], ["a"], ["b"]])], ids=["at once", "later"]
+)
+def test_policies_take_turns_after_the_warm_up(warmup, expected) -> None:
+    schedule = TrainerConfig(update_schedule="alternating", critic_warmup=warmup)
+    assert [trainer.policies_due(step, schedule, ["a", "b", "c"]) for step in (1, 2, 3, 4)] == expected
 
 
 def test_run_without_a_checkpoint_starts_again(recipe_file, monkeypatch) -> None:

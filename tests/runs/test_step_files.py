@@ -68,6 +68,32 @@ def test_read_assignment_equals_the_written_one(corner: str, tmp_path: Path) -> 
     check()
 
 
+def test_file_keeps_the_history_of_a_fitted_shadow(tmp_path: Path) -> None:
+    chosen = CreditOptions(propagation="none", shadow={"score_weight": "calibrated"})
+    first = assign(a_batch(), chosen)
+    made = assign(a_batch(), chosen, history=first.history_after)
+    read = read_step_file(written(tmp_path, made)).assignment
+    assert read is not None
+    assert read.history.to_json() == made.history.to_json()
+    again = assign(read.batch, chosen, history=read.history).shadow
+    assert again is not None
+    assert made.shadow is not None
+    np.testing.assert_array_equal(again.advantage_S, made.shadow.advantage_S)
+
+
+def test_file_older_than_fitted_parts_is_read_without_them(tmp_path: Path) -> None:
+    made = assign(a_batch(), CreditOptions())
+    path = written(tmp_path, made)
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns(["prefix", "fold", "score_weight", "harmless"]), path)
+    read = read_step_file(path).assignment
+    assert read is not None
+    assert np.isnan(read.prefix_S).all()
+    assert np.isnan(read.harmless_S).all()
+    for s in range(made.batch.n_steps):
+        assert explain(read, s) == explain(made, s)
+
+
 def test_file_without_credit_is_read_without_assignment(tmp_path: Path) -> None:
     write_step_file(tmp_path / "000003.parquet", 3, a_batch(), None)
     recorded = read_step_file(tmp_path / "000003.parquet")

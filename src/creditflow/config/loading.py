@@ -156,10 +156,11 @@ def _without_effect(algorithm: AlgorithmConfig, layers: Sequence[Mapping[str, An
     """Notices of options that the rule in force ignores, set by a layer beneath the one that chose the rule.
 
     Raises ConfigError if the same layer sets both the option and the rule (a contradiction), or if a later layer sets
-    the option (it would change nothing). A layer that sets every option is the record of a run, not a choice by hand.
+    the option (it would change nothing). A layer that sets most of the options is the record of a run, not a choice by
+    hand; the record of an older version lacks the newer options.
     """
     every = {one.name for one in fields(CreditOptions)}
-    by_hand = [{} if every <= layer.keys() else layer for layer in layers]
+    by_hand = [{} if 2 * len(every & layer.keys()) > len(every) else layer for layer in layers]
 
     def last(layers: Sequence[Mapping[str, Any]], *names: str) -> int:
         having = [i for i, layer in enumerate(layers) if any(layer.get(name) is not None for name in names)]

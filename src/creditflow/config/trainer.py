@@ -50,6 +50,9 @@ class TrainerConfig(Section):
     """torch threads; 0: torch's own choice."""
     critic_warmup: NonNegativeInt = 0
     """Training steps at the beginning in which only the critic is trained."""
+    update_schedule: Literal["simultaneous", "alternating"] = "simultaneous"
+    """With several trained policies: `simultaneous` updates all of them in every training step; `alternating` updates
+    one in each step, in turn, so that the others do not change meanwhile. Critics are updated in every step."""
 
 
 class AuditConfig(Section):

@@ -58,6 +58,11 @@ def _validate_training(config: Config) -> None:
             f"trainer.critic_warmup: {trainer.critic_warmup}, but algorithm.adv_estimator: "
             f"{config.algorithm.adv_estimator} has no critic"
         )
+    if trainer.update_schedule != "simultaneous" and len(trained := trained_policies(config)) < 2:
+        raise ConfigError(
+            f"trainer.update_schedule: {trainer.update_schedule} needs several trained policies, got "
+            f"{', '.join(trained) or 'none'}"
+        )
     for section, averaged in (("actor_rollout_ref.actor", actor), ("critic", config.critic)):
         if averaged.loss_agg_mode == SUM_NORM and averaged.loss_scale_factor is None:
             raise ConfigError(

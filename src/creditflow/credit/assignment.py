@@ -236,7 +236,7 @@ def assign(
 
     Raises ConfigError for invalid options and BatchError for inconsistent columns. Cost: linear in steps, edges, scores
     and tokens; with `share: once`, steps times edges of each trajectory; with `on_closed_gate: neutral`, edges times
-    the longest path.
+    the longest path; with `outcome_baseline: prefix`, steps times their ancestors.
     """
     if not isinstance(options, CreditOptions):
         raise ConfigError(f"options: expected CreditOptions, got {type(options).__name__}; write CreditOptions(...)")

@@ -34,7 +34,7 @@ class Fitted:
         """The batch's contribution to the history, by part."""
         made: dict[str, Sums] = {}
         if self.baseline is not None:
-            made[outcome_baseline.PART] = self.baseline.sums
+            made[outcome_baseline.part_of(self.baseline.further)] = self.baseline.sums
         if self.weights is not None:
             made[score_weights.PART] = self.weights.sums
         if self.model is not None:
@@ -99,14 +99,15 @@ def fit(
     known_S, judged_S = outcome.known_S & kept_S, rewards.scored_S & options.decomposed
     baseline = weights = model = None
     if options.outcome_baseline == "prefix":
+        further = _further_features(columns.batch, options, values_T)
         baseline = outcome_baseline.outcome_baseline(
             columns,
             outcome.value_S,
             known_S,
             rewards.value_S,
             judged_S,
-            history.sums(outcome_baseline.PART),
-            _further_features(columns.batch, options, values_T),
+            history.sums(outcome_baseline.part_of(further)),
+            further,
         )
     if options.score_weight == "calibrated" and _pays_own(options):
         weights = score_weights.score_weights(
@@ -132,6 +133,10 @@ def fit(
     return Fitted(baseline, weights, model)
 
 
+_LARGEST = 1e9
+"""The largest absolute value of a feature; squares of larger ones lose their precision."""
+
+
 def _further_features(batch: TrajectoryBatch, options: CreditOptions, values_T: Floats | None) -> dict[str, Floats]:
     """[S] the features of the user's function and of a critic, by name."""
     found: dict[str, Floats] = {}
@@ -141,11 +146,17 @@ def _further_features(batch: TrajectoryBatch, options: CreditOptions, values_T: 
             kind = type(made).__name__
             raise ConfigError(f"algorithm.prefix_features: expected a mapping from names to arrays [S], got {kind}")
         for name, values in made.items():
-            values_S = np.asarray(values, dtype=np.float64)
-            if values_S.shape != (batch.n_steps,) or not np.isfinite(values_S).all():
+            if (taken := str(name)) in (*outcome_baseline.FEATURES, "critic"):
+                raise ConfigError(f"algorithm.prefix_features: expected a new name, got {taken!r}, a built-in feature")
+            try:
+                values_S = np.asarray(values, dtype=np.float64)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"algorithm.prefix_features: {name}: expected numbers: {error}") from error
+            small = np.abs(values_S) <= _LARGEST  # False for NaN
+            if values_S.shape != (batch.n_steps,) or not small.all():
                 raise ConfigError(
-                    f"algorithm.prefix_features: {name}: expected finite numbers of shape ({batch.n_steps},), got "
-                    f"shape {values_S.shape} with {int((~np.isfinite(values_S)).sum())} not finite"
+                    f"algorithm.prefix_features: {name}: expected numbers up to {_LARGEST:g} of shape "
+                    f"({batch.n_steps},), got shape {values_S.shape} with {int((~small).sum())} other values"
                 )
             found[str(name)] = values_S
     if values_T is not None:

@@ -17,7 +17,7 @@ from creditflow.data import Floats
 from creditflow.errors import DataError
 
 DECAY = 0.8
-"""The weight of a batch relative to the next one: the sums have the weight of five batches in the long run."""
+"""The weight of a batch relative to the next one: in the long run the sums weigh as much as five batches."""
 
 Sums = Mapping[str, Floats]
 """Sums over trajectories by agent."""
@@ -36,10 +36,14 @@ class History:
         return self.parts.get(part, {})
 
     def after(self, parts: Mapping[str, Sums], shadow: History | None) -> History:
-        """The history after a batch with the sums `parts`. An array of another shape replaces the earlier one."""
+        """The history after a batch with the sums `parts`.
+
+        An array of another shape replaces the earlier one. Sums that overflowed are left out.
+        """
         made = dict(self.parts)
-        for part, by_agent in parts.items():
+        for part, given in parts.items():
             before = self.sums(part)
+            by_agent = {agent: sums for agent, sums in given.items() if np.isfinite(sums).all()}  # inf never fades
             faded = {agent: DECAY * sums for agent, sums in before.items() if agent not in by_agent}
             made[part] = faded | {
                 agent: sums + DECAY * before[agent] if _same_shape(before.get(agent), sums) else sums

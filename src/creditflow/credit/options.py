@@ -210,6 +210,18 @@ class CreditOptions:
                 "got prefix",
             ),
             (
+                "outcome_baseline",
+                prefix and self.decomp_granularity == "agent",
+                "prefix reads the scores before a step, and an agent's mean contains later ones: expected "
+                "decomp_granularity step, got agent",
+            ),
+            (
+                "outcome_baseline" if prefix else "score_model",
+                (prefix or models) and rule.relative,
+                f"{self.propagation} compares scores and outcomes itself: expected outcome_baseline group and "
+                "score_model none",
+            ),
+            (
                 "score_model" if models else "score_weight",
                 (models or calibrates) and self.decomp_granularity == "token_level",
                 "gives a step one value: expected decomp_granularity step or agent, got token_level",

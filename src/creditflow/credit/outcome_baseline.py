@@ -26,7 +26,7 @@ from creditflow.credit.history import Sums
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 
 PART = "outcome_baseline"
-"""The name of its sums in a `History`."""
+"""The name of its sums in a `History`; `part_of` adds the names of further features."""
 FOLDS = 8
 """Folds of cross-fitting, by group. A batch of up to eight groups leaves out one group at a time."""
 FEATURES = ("wrong so far", "last wrong", "worst so far", "scored so far", "turn")
@@ -72,12 +72,15 @@ def outcome_baseline(
     batch = columns.batch
     mean_S = mean_of_others(columns, outcome_S, known_S)
     feature_SF = prefix_features(batch, sub_reward_S, scored_S)
-    names = (*FEATURES, *(further or {}))
+    further = dict(sorted((further or {}).items()))
+    names = (*FEATURES, *further)
     if further:
         feature_SF = np.column_stack([feature_SF, *further.values()])
     fold_S = batch.group_of_trajectory[batch.trajectory_of_step] % FOLDS
-    row_SZ = np.column_stack([np.ones(batch.n_steps), feature_SF, outcome_S - mean_S])
-    moments_KAZZ = fold_moments(row_SZ, trajectory_weights(batch, known_S), fold_S, batch)
+    # A task's only rollout has nothing to be compared with, so it is not fitted; it gets a prediction all the same.
+    fitted_S = known_S & ~np.isnan(mean_S)
+    row_SZ = np.column_stack([np.ones(batch.n_steps), feature_SF, np.where(fitted_S, outcome_S - mean_S, 0.0)])
+    moments_KAZZ = fold_moments(row_SZ, trajectory_weights(batch, fitted_S), fold_S, batch)
     coefficient_KAF = np.zeros((*moments_KAZZ.shape[:2], row_SZ.shape[1] - 1))
     for agent, agent_name in enumerate(batch.agent_names):
         before = earlier.get(agent_name)
@@ -90,21 +93,21 @@ def outcome_baseline(
     value_S = coefficient_SF[:, 0]
     for f in range(feature_SF.shape[1]):  # from left to right, so that an explanation gives the same bits
         value_S = value_S + coefficient_SF[:, 1 + f] * feature_SF[:, f]
-    present = np.unique(batch.agent_of_step[known_S])
+    present = np.unique(batch.agent_of_step[fitted_S])
     sums = {batch.agent_names[agent]: moments_KAZZ[:, agent].sum(axis=0) for agent in present}
     value_S = np.where(known_S, value_S, 0.0)
-    return OutcomeBaseline(value_S, names, further or {}, fold_S, coefficient_KAF, sums)
+    return OutcomeBaseline(value_S, names, further, fold_S, coefficient_KAF, sums)
+
+
+def part_of(further: Mapping[str, Floats]) -> str:
+    """The name of the sums in a `History`: sums of other features are of no use."""
+    return " ".join([PART, *sorted(further)])
 
 
 def mean_of_others(columns: BatchColumns, outcome_S: Floats, known_S: Bools) -> Floats:
-    """[S] the mean outcome of the task's other rollouts for the step's agent; else of the batch's; else 0."""
-    batch, every = columns.batch, np.arange(columns.batch.n_steps)
-    mean_S = np.full(batch.n_steps, np.nan)
-    for level in ("task_agent", "agent"):
-        code_S = columns.code_S(level)
-        others_S = leave_one_out_mean(outcome_S, known_S, code_S, batch.trajectory_of_step, every)
-        mean_S = np.where(np.isnan(mean_S), others_S, mean_S)
-    return np.asarray(np.nan_to_num(mean_S, nan=0.0), dtype=np.float64)
+    """[S] the mean outcome of the task's other rollouts for the step's agent; NaN without one."""
+    every = np.arange(columns.batch.n_steps)
+    return leave_one_out_mean(outcome_S, known_S, columns.code_S("task_agent"), columns.batch.trajectory_of_step, every)
 
 
 def prefix_features(batch: TrajectoryBatch, sub_reward_S: Floats, scored_S: Bools) -> Floats:
@@ -133,7 +136,8 @@ def fold_moments(row_SZ: Floats, weight_S: Floats, fold_S: Ints, batch: Trajecto
     ends = np.searchsorted(cell_S[order], np.arange(FOLDS * agents + 1))
     for cell in np.flatnonzero(np.diff(ends)):
         at = order[ends[cell] : ends[cell + 1]]
-        moments_KAZZ[cell // agents, cell % agents] = (row_SZ[at] * weight_S[at, None]).T @ row_SZ[at]
+        with np.errstate(over="ignore", invalid="ignore"):  # moments that overflow are not used, see `ridge`
+            moments_KAZZ[cell // agents, cell % agents] = (row_SZ[at] * weight_S[at, None]).T @ row_SZ[at]
     return moments_KAZZ
 
 
@@ -145,7 +149,7 @@ def ridge(moments_ZZ: Floats) -> Floats:
     """
     n = float(moments_ZZ[0, 0])
     coefficient_F = np.zeros(len(moments_ZZ) - 1)
-    if n <= 2:
+    if n <= 2 or not np.isfinite(moments_ZZ).all():
         return coefficient_F
     mean_Z = moments_ZZ[0] / n
     covariance = moments_ZZ / n - np.outer(mean_Z, mean_Z)

@@ -22,7 +22,7 @@ ENGINES = ("local", "verl")
 GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")
 """Options that set the gates and the effect of a closed one."""
 SCORE_OPTIONS = ("score_weight", "score_model", "w_m")
-"""Options that set what a step is paid for its own score."""
+"""Options that set the pay for a step's own score."""
 RULE_OPTIONS = ("step_weight", "episode_weight", "value_prior")
 """Options that only the rules that declare them in `reads` read."""
 

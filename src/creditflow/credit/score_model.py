@@ -147,13 +147,6 @@ def bins(score_S: Floats) -> Ints:
     return np.searchsorted((1e-9, 0.5, 1.0 - 1e-9), score_S, side="right")
 
 
-def _counts(index_S: Ints, harmless_S: Floats, agents: int) -> Floats:
-    """[A, 2, 1 + B] expected steps with and without harm; `index_S`: the position of each step's agent and bin."""
-    size = agents * (1 + BINS)
-    harm, harmless = np.bincount(index_S, 1.0 - harmless_S, size), np.bincount(index_S, harmless_S, size)
-    return np.stack([harm.reshape(agents, -1), harmless.reshape(agents, -1)], axis=1)
-
-
 def _rates(counts_AZB: Floats, slips_2: Floats) -> Rates:
     """The rates that maximize the expected likelihood of the counts times the prior."""
     steps_AZ = counts_AZB.sum(axis=2)

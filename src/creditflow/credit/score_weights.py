@@ -64,9 +64,10 @@ def score_weights(
     others_S = np.full(batch.n_steps, np.nan)
     code_S = columns.code_S("task_agent")
     others_S[at] = leave_one_out_mean(sub_reward_S, used_S, code_S, batch.trajectory_of_step, at)
-    used_S = used_S & ~np.isnan(others_S)
+    mean_S = mean_of_others(columns, outcome_S, known_S)
+    used_S = used_S & ~np.isnan(others_S) & ~np.isnan(mean_S)
     score_S = np.where(used_S, sub_reward_S - others_S, 0.0)
-    left_S = np.where(used_S, outcome_S - mean_of_others(columns, outcome_S, known_S), 0.0)
+    left_S = np.where(used_S, outcome_S - mean_S, 0.0)
     fold_S = batch.group_of_trajectory[batch.trajectory_of_step] % FOLDS
     row_S3 = np.column_stack([np.ones(batch.n_steps), score_S, left_S])
     moments_KA33 = fold_moments(row_S3, trajectory_weights(batch, used_S), fold_S, batch)
@@ -85,7 +86,7 @@ def score_weights(
 def slope_and_error(moments_33: Floats) -> tuple[float, float]:
     """Slope through the origin and its standard error from the moments of (1, x, y); (NaN, inf) without variance."""
     n, square, product, total = moments_33[0, 0], moments_33[1, 1], moments_33[1, 2], moments_33[2, 2]
-    if n <= 2 or square <= 1e-12 * n:
+    if n <= 2 or square <= 1e-12 * n or not np.isfinite(moments_33).all():
         return float("nan"), float("inf")
     slope = product / square
     noise = max(total - slope * product, 0.0) / (n - 1)
@@ -97,5 +98,7 @@ def posterior_weight(slope: float, error: float, w_r: float) -> float:
     if not np.isfinite(error) or w_r == 0.0:
         return w_r
     prior_variance = (w_r / 2.0) ** 2
+    if prior_variance == 0.0:  # a weight too small to square
+        return w_r
     share = prior_variance / (prior_variance + error**2)
     return max(0.0, share * slope + (1.0 - share) * w_r)

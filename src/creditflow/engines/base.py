@@ -46,6 +46,8 @@ class Capability(StrEnum):
     """`critic.context` other than the default."""
     FALLBACK_ADAPTERS = "adapters in the fallback"
     """`guard.fallback.trainable: lora`."""
+    UPDATE_SCHEDULE = "updates of one policy at a time"
+    """`trainer.update_schedule` other than the default."""
     OWN_OPTIONS = "options of its own"
     """It reads the arguments after `--`, and `configuration` is implemented."""
 
@@ -53,6 +55,7 @@ class Capability(StrEnum):
 CAPABILITY_OPTIONS = {
     "critic.context": ("trajectory", Capability.CRITIC_CONTEXT),
     "guard.fallback.trainable": ("lora", Capability.FALLBACK_ADAPTERS),
+    "trainer.update_schedule": ("alternating", Capability.UPDATE_SCHEDULE),
 }
 """Recipe options, and their value that needs a capability. Propagation rules declare their needs in their records."""
 

@@ -48,8 +48,10 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
     if assignment is not None:
         options = {f.name: getattr(assignment.options, f.name) for f in fields(CreditOptions)}
         facts |= {"options": options, "singletons": assignment.singletons}
+        if assignment.history != History():
+            facts["history"] = assignment.history.to_json()
         if assignment.fitted is not None:
-            facts |= {"fitted": assignment.fitted, "history": assignment.history.to_json()}
+            facts["fitted"] = assignment.fitted
             columns["S"] |= {f"{_FEATURE}{name}": values_S for name, values_S in assignment.features.items()}
         if named := recorded_properties(assignment.options):
             facts["named_by_file"] = named
@@ -181,13 +183,6 @@ def _fields(path: Path, columns: Mapping[str, NDArray[Any]], *, of_critic: bool)
 
 _ABSENT = {"advantage_T": None, "unscaled_T": None, "token_term_T": None, "token_reward_T": np.zeros(0)}
 """Fields whose column may be absent, with the value that this means."""
-_UNFITTED = {
-    "expected_S": np.nan,
-    "mean_outcome_S": np.nan,
-    "fold_S": -1,
-    "score_weight_S": np.nan,
-    "harmless_S": np.nan,
-    "share_S": 1.0,
-}
-"""Fields without a column in files that are older than fitted parts, with the value of each step. A NaN weight means
+_UNFITTED = {"prefix_S": np.nan, "fold_S": -1, "score_weight_S": np.nan, "harmless_S": np.nan, "share_S": 1.0}
+"""Fields without a column in files that are older than they are, with the value of each step. A NaN weight means
 `w_r`."""

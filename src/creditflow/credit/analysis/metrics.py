@@ -98,9 +98,9 @@ def _fitted_parts(assignment: Assignment) -> dict[str, float]:
     trained_S, options = assignment.trained_S, assignment.options
     if options.outcome_baseline == "prefix":
         outcome = outcomes(assignment.batch, options)
-        over_S = trained_S & outcome.known_S
         columns = BatchColumns(assignment.batch, assignment.stratum_S)
         before_S = outcome.value_S - mean_of_others(columns, outcome.value_S, outcome.known_S & ~assignment.masked_S)
+        over_S = trained_S & outcome.known_S & ~np.isnan(before_S)
         after_S = before_S - assignment.prefix_S
         (before_A, count_A), (after_A, _) = (_by_agent(assignment, part_S**2, over_S) for part_S in (before_S, after_S))
         varied_A = np.where(before_A > 0, before_A, 0.0)

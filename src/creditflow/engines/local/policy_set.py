@@ -6,7 +6,7 @@ Independent of rollouts and rewards.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -134,11 +134,15 @@ class PolicySet:
         mini_batches = math.ceil(config.data.train_batch_size / section.ppo_mini_batch_size)
         learning = steps - min(steps, config.trainer.critic_warmup)
         actors, critics = dict[str, Actor](), dict[str, Critic]()
-        for name in trained_policies(config):
+        trained = trained_policies(config)
+        for place, name in enumerate(trained):
+            own_steps = learning
+            if config.trainer.update_schedule == "alternating":
+                own_steps = len(range(place, learning, len(trained)))
             actors[name] = Actor(
                 policies[name],
                 section,
-                learning * mini_batches * section.ppo_epochs,
+                own_steps * mini_batches * section.ppo_epochs,
                 optim=optim_of(config, name),
                 keep_reference=keep_reference,
             )
@@ -273,11 +277,17 @@ class PolicySet:
         return values_T
 
     def update(
-        self, assignment: Assignment, values_T: Floats | None, mini_batch_of_step: Ints, *, critics_only: bool = False
+        self,
+        assignment: Assignment,
+        values_T: Floats | None,
+        mini_batch_of_step: Ints,
+        *,
+        only: Collection[str] | None = None,
     ) -> dict[str, float]:
         """Update each actor and critic from its policy's steps; returns metrics.
 
         With several trained policies, metric names start with the policy's name. `values_T`: the result of `values`.
+        `only`: the policies whose actors are updated; None: all.
         """
         memory.release()  # what sampling left
         batch, returns_T, advantage_T = assignment.batch, assignment.returns_T, assignment.token_advantages()
@@ -289,7 +299,7 @@ class PolicySet:
                 assert returns_T is not None
                 assert values_T is not None
                 own |= self.critics[name].update(batch, returns_T, values_T, own_S, mini_batch_of_step)
-            if not critics_only:
+            if only is None or name in only:
                 corrected, weighted_T = batch, advantage_T
                 if self.correction is not None:
                     corrected, weighted_T, measured = self.correction.apply(actor, batch, advantage_T, own_S)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from creditflow._utils.progress import Reporter, phase
-from creditflow.config import Recipe
+from creditflow.config import Recipe, TrainerConfig
 from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.trees import trees_of
@@ -220,8 +220,8 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     with timing("update"):
         nth_task = _recorded(batch) // config.actor_rollout_ref.rollout.n
         mini_batch_of_step = (nth_task // config.actor_rollout_ref.actor.ppo_mini_batch_size)[batch.trajectory_of_step]
-        critics_only = step <= config.trainer.critic_warmup
-        update = policy_set.update(assignment, values_T, mini_batch_of_step, critics_only=critics_only)
+        only = policies_due(step, config.trainer, list(policy_set.actors))
+        update = policy_set.update(assignment, values_T, mini_batch_of_step, only=only)
     with timing("ledger"):
         run.folder.write_steps(step, batch, assignment)
     table_freq = config.trainer.test_freq if config.trainer.test_freq > 0 else _TABLE_FREQ
@@ -279,6 +279,16 @@ def _audited(run: RunState, assignment: Assignment, values_T: Floats | None) -> 
         return assignment
     threshold = assignment.standing_threshold()
     return assign(assignment.batch, options, values_T=values_T, threshold=threshold, history=assignment.history)
+
+
+def policies_due(step: int, trainer: TrainerConfig, names: Sequence[str]) -> list[str]:
+    """The policies whose actors training step `step` (from 1) updates; a function of the step alone."""
+    after_warmup = step - trainer.critic_warmup
+    if after_warmup < 1:
+        return []
+    if trainer.update_schedule == "alternating":
+        return [names[(after_warmup - 1) % len(names)]]
+    return list(names)
 
 
 def _update_rate(metrics: Mapping[str, float]) -> dict[str, float]:
