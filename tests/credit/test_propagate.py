@@ -132,7 +132,10 @@ def test_custom_rule_is_registered_by_name():
 
 
 def test_unknown_rule_error_lists_the_known_ones():
-    first, rest = "discounted, gagpo, gigpo, identical, implicit_step, irc", "leave_one_out, mt_grpo, none, shapley"
+    first, rest = (
+        "discounted, gagpo, gigpo, identical, implicit_step, irc",
+        "leave_one_out, mt_grpo, none, replay, shapley",
+    )
     with pytest.raises(ConfigError, match=f"expected one of {first}, {rest}, threshold, uniform, got 'x'"):
         PROPAGATION_RULES["x"]
 

@@ -70,6 +70,35 @@ def test_training_over_http_equals_training_in_process(recipe_file: Path) -> Non
     } == {0}
 
 
+IN_A_THREAD = """
+from openai import OpenAI
+
+
+def solve_in_a_thread(task, team):
+    with OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0) as client:
+
+        def ask(agent, prompt):
+            said = [{"role": "user", "content": prompt}]
+            return client.chat.completions.create(model=agent, messages=said).choices[0].message.content
+
+        return ask("editor", f"{ask('writer', task.text)} i")
+"""
+
+
+@pytest.mark.parametrize("workflow", ["over_http.py:solve_over_http", "in_a_thread.py:solve_in_a_thread"])
+def test_branches_over_http_equal_branches_in_process(recipe_file: Path, workflow: str) -> None:
+    (recipe_file.parent / "in_a_thread.py").write_text(IN_A_THREAD)
+    settings = (
+        "trainer.save_freq=4",
+        "trainer.total_training_steps=4",
+        "trainer.test_freq=-1",
+        "algorithm.propagation=replay",
+        "actor_rollout_ref.rollout.branching={budget: 0.4, alternatives: 3, continuations: 2}",
+    )
+    here = run(recipe_file, "here", *settings)
+    expect_the_same(here, run(recipe_file, "there", *settings, f"team.workflow={workflow}"))
+
+
 @pytest.mark.slow
 def test_arithmetic_chain_over_http_equals_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "over_http.py").write_text(OVER_HTTP.replace("SOLVE", "arithmetic_chain"))

@@ -148,6 +148,7 @@ def test_prefix_equals_the_record_in_random_workflows(plan: Plan, drawn: random.
         assert len(after.steps) == at
     else:
         assert after.steps[at].branch_of == before.steps[at].id
+        assert (after.steps[at].agent, after.steps[at].prompt) == (before.steps[at].agent, before.steps[at].prompt)
         assert [step.branch_of for step in after.steps[:at]] == [None] * at
         again = branch(before, at, workflow)
         assert [compared(step) for step in again.steps] == [compared(step) for step in after.steps]
@@ -240,7 +241,8 @@ def test_changed_environment_is_refused_by_name(do: Callable[..., Any], message:
     after = branch(before, 2, in_world(world, do))
     assert (after.status, after.info[REFUSED]) == ("failed", "t/1")
     assert message in after.info["error"]
-    assert REFUSED not in branch(before, 1, in_world(world, do)).info  # the change comes after the kept step
+    assert branch(before, 1, in_world(world, do)).info[REFUSED] == "t/1"  # the context of the new step
+    assert REFUSED not in branch(before, 0, in_world(world, do)).info
 
 
 def test_changed_result_of_a_tool_is_refused():

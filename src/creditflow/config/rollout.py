@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from creditflow._utils.sections import Section, Share
 
@@ -33,6 +33,23 @@ class MultiTurnConfig(Section):
     """Format of tool calls: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 
+class BranchingConfig(Section):
+    """Branches of recorded rollouts, for `algorithm.propagation: replay`; other rules sample none."""
+
+    budget: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Expected share of the run's generated tokens that are in branches. If all trajectories branch, it may be less."""
+    at: Literal["random", "agents", "uncertain", "disputed"] = "random"
+    """The draw of a trajectory's decision. `random`: any step. `agents`: any agent, then one of its steps. `uncertain`:
+    half of the draw follows the mean surprisal of a step's tokens. `disputed`: half of it prefers steps for which the
+    posterior of no harm (`algorithm.score_model`) is close to 1/2. Weights keep the gradient unbiased."""
+    first_step: NonNegativeInt = 0
+    """Index of the first step at which a trajectory may branch. Late decisions cost fewer tokens and decide more."""
+    alternatives: Annotated[int, Field(ge=2)] = 4
+    """Responses at a decision, the recorded one included."""
+    continuations: PositiveInt = 1
+    """Rollouts that continue each response to its end, the recorded one included."""
+
+
 class RolloutConfig(Section):
     """How rollouts are sampled."""
 
@@ -57,3 +74,4 @@ class RolloutConfig(Section):
     """`mask`: the trajectory is `failed` and left out of training. `zero`: it gets the worst outcome, by default 0."""
     val_kwargs: ValKwargs = ValKwargs()
     multi_turn: MultiTurnConfig = MultiTurnConfig()
+    branching: BranchingConfig = BranchingConfig()

@@ -49,7 +49,9 @@ BACK_OFF = ("task_agent", "agent_turn", "agent")
 
 POLICY = "policy"
 """The level of estimators that compare all tokens of a policy."""
-LEVEL_NAMES = (*LEVELS, POLICY)
+DECISION = "decision"
+"""The level of the alternatives that were sampled at one decision (`creditflow.credit.trees`)."""
+LEVEL_NAMES = (*LEVELS, POLICY, DECISION)
 
 PARENTS = {
     "task_agent_state": ("agent",),  # the same prompt may come at different turns
@@ -159,6 +161,8 @@ def describe(batch: TrajectoryBatch, level: str, step: int, stratum: int) -> str
     }
     if level == POLICY:
         return f"policy={batch.policy_names[batch.policy_of_step[step]]}"
+    if level == DECISION:
+        return f"decision={words['agent']} at step {batch.index_of_step[step]}"
     components = [f"{part}={words[part]}" for part in LEVELS[level]]
     components += [f"policy={batch.policy_names[batch.policy_of_step[step]]}", f"version={batch.policy_version[step]}"]
     return " ".join(components + ([f"stratum={batch.stratum_names[stratum]}"] if stratum >= 0 else []))
@@ -197,7 +201,7 @@ def group_statistics(columns: BatchColumns, values_S: Floats, trained_S: Bools, 
             cells.size_G,
             cells.mean_G,
             spread_of(cells, code, values, cells.mean_G),
-            _tied(values, code, cells.mean_G),
+            tied_groups(values, code, cells.mean_G),
             n_groups,
             LEVEL_NAMES.index(level),
             groups.group_S,
@@ -254,7 +258,7 @@ def shrunk_statistics(columns: BatchColumns, values_S: Floats, trained_S: Bools,
         pull = _pull(cell.size_G[code] - 1, noise_to_deviation)
         others = np.where(pull > 0, pull * np.nan_to_num(_without_own(cell, code)), 0.0) + (1.0 - pull) * others
     spread_G = spread_of(whole, agent, values - mean, np.zeros(len(whole.size_G)))
-    tied_G = _tied(values - mean, agent, np.zeros_like(spread_G), np.maximum(1.0, np.abs(whole.mean_G)))
+    tied_G = tied_groups(values - mean, agent, np.zeros_like(spread_G), np.maximum(1.0, np.abs(whole.mean_G)))
     has = np.flatnonzero(whole.size_G[agent] > 1)
     at = members[has]
     groups.group_S[at] = codes[0][has]
@@ -321,7 +325,7 @@ def _without_own(cells: Cells, code: Ints) -> Floats:
     return np.where(n > 1, rest / np.maximum(n - 1, 1), np.nan)
 
 
-def _tied(values: Floats, code: Ints, mean_G: Floats, scale_G: Floats | None = None) -> Bools:
+def tied_groups(values: Floats, code: Ints, mean_G: Floats, scale_G: Floats | None = None) -> Bools:
     """[G] whether all values of a group are the same, up to rounding."""
     from creditflow.credit import kernels
 

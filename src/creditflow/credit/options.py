@@ -30,8 +30,8 @@ class CreditOptions:
     reward_decomp: bool = True
     """Whether sub-rewards enter credit. False: outcome only, and no gate closes."""
     propagation: str = "threshold"
-    """The propagation rule: `identical`, `uniform`, `none`, `discounted`, `threshold`, `shapley`, a registered rule, or
-    `file.py:function`."""
+    """The propagation rule: `identical`, `uniform`, `none`, `discounted`, `threshold`, `shapley`, `replay`, a
+    registered rule, or `file.py:function`."""
     propagation_threshold: Any = 0.5
     """theta: a gate is open if the sub-reward is above it. Below 0 all gates are open; from 1 on, those of scored steps
     are closed. A number, or `{kind: fixed | tuned | noise | quantile | file.py:Class, ...}`, see
@@ -193,7 +193,7 @@ class CreditOptions:
             ),
             (
                 "adv_estimator",
-                critic and rule.needs_replays,
+                critic and rule.measures,
                 f"{self.adv_estimator} has values of its own, and {self.propagation} measures them: expected another "
                 "estimator",
             ),
@@ -205,7 +205,7 @@ class CreditOptions:
             ),
             (
                 "outcome_baseline",
-                prefix and (critic or rule.needs_replays),
+                prefix and (critic or rule.measures),
                 f"{self.adv_estimator if critic else self.propagation} values steps in its own way: expected group, "
                 "got prefix",
             ),
@@ -228,9 +228,19 @@ class CreditOptions:
             ),
             (
                 "outcome_to",
-                rule.needs_replays and self.outcome_to != "all",
+                rule.measures and self.outcome_to != "all",
                 f"{self.propagation} gives every step its agent's part of the outcome: expected all, got "
                 f"{self.outcome_to}",
+            ),
+            (
+                "decomp_granularity",
+                rule.branches and self.decomp_granularity == "token_level",
+                f"{self.propagation} compares whole steps: expected step, agent or trajectory, got token_level",
+            ),
+            (
+                "baseline",
+                rule.branches and self.baseline != "group",
+                f"{self.propagation} compares the alternatives of a decision: expected group, got {self.baseline}",
             ),
             (
                 "adv_estimator",
@@ -267,7 +277,7 @@ class CreditOptions:
             known
             and ADVANTAGE_ESTIMATORS[self.adv_estimator].critic
             and PROPAGATION_RULES[self.propagation].pays_own
-            and not PROPAGATION_RULES[self.propagation].needs_replays
+            and not PROPAGATION_RULES[self.propagation].measures
         )
 
     def ignored(self) -> dict[str, tuple[str, ...]]:
@@ -335,7 +345,7 @@ class CreditOptions:
                 )
         own = {name: getattr(self, name) for name in known}
         made = CreditOptions(**{**own, **self.shadow})
-        if made.propagation != self.propagation and PROPAGATION_RULES[made.propagation].needs_replays:
+        if made.propagation != self.propagation and PROPAGATION_RULES[made.propagation].measures:
             raise ConfigError(
                 f"algorithm.shadow.propagation: {made.propagation} needs rollouts of its own: expected another rule"
             )

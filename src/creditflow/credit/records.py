@@ -54,6 +54,8 @@ class PropagationRule:
     does not (`Estimator.relative`)."""
     reads: tuple[str, ...] = ()
     """The options of RULE_OPTIONS that the rule reads."""
+    branches: bool = False
+    """Whether the rule trains on branches of recorded trajectories (`creditflow.credit.trees`)."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown value of a property."""
@@ -67,6 +69,11 @@ class PropagationRule:
         """Options of credit without effect: `ignores`, RULE_OPTIONS without `reads`, and those of unpaid scores."""
         unread = tuple(name for name in RULE_OPTIONS if name not in self.reads)
         return (*self.ignores, *unread, *(() if self.pays_own else SCORE_OPTIONS))
+
+    @property
+    def measures(self) -> bool:
+        """Whether the rule needs rollouts beside those of the tasks: replays without agents, or branches."""
+        return self.needs_replays or self.branches
 
     @property
     def gated(self) -> bool:
@@ -142,6 +149,7 @@ def propagation_rule(
     comparison_rank: int = 0,
     relative: bool = False,
     reads: tuple[str, ...] = (),
+    branches: bool = False,
 ) -> Callable[[F], F]:
     """Register a function from PropagationInput to Credit as `algorithm.propagation: name`.
 
@@ -162,6 +170,7 @@ def propagation_rule(
             comparison_rank,
             relative,
             reads,
+            branches,
         )
         PROPAGATION_RULES.declare(name, rule, function)
         return function

@@ -2,14 +2,15 @@
 
 The workflow runs again in a fresh environment. Every call that belongs to the kept steps gets its recorded response, in
 the recorded order; tools run again, and their results are compared with the record. Calls of later steps wait until all
-kept steps are replayed, so that nothing sampled can influence them. The first difference refuses the branch by name.
+kept steps are replayed, so that nothing sampled can influence them. The step at which the branch begins has its
+recorded prompt, and is recorded before the others. The first difference refuses the branch by name.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -47,11 +48,12 @@ async def run_branch(
     policy_of = {name: spec.policy for name, spec in agents.items()}
     # Each agent has a separate client of its name, so that recorded responses are found by agent.
     named = {name: replace(spec, policy=name) for name, spec in agents.items()}
-    responses = _KeptResponses(generator, policy_of, recorded.steps, at, sampling.timeout_s)
-    trajectory = await run_rollout(rollout, workflow, named, responses, sampling)
+    with_tools = {name for name, spec in agents.items() if spec.tools}
+    responses = _KeptResponses(generator, policy_of, with_tools, recorded.steps, at, sampling.timeout_s)
+    trajectory = await run_rollout(rollout, workflow, named, responses, sampling, responses.note)
     for step in trajectory.steps:
         step.policy = policy_of[step.agent]
-    if difference := responses.refusal or _difference(recorded.steps[:at], trajectory.steps):
+    if difference := responses.refusal or _difference(recorded.steps, at, trajectory):
         step, what = difference
         trajectory.status = "failed"
         trajectory.info |= {REFUSED: step.id, "error": f"the branch differs from the record at step {step.id}: {what}"}
@@ -67,16 +69,25 @@ _TURNS = 5
 """Turns of the event loop after a response, in which the recorder records its step."""
 
 
-def _difference(kept: Sequence[Step], made: Sequence[Step]) -> Difference | None:
-    """The first difference between recorded steps and the first steps of a branch."""
-    for place, step in enumerate(kept):
+_CONTEXT = ("agent", "prompt", "prompt_ids", "parents")
+_KEPT = (*_CONTEXT, "response", "response_ids", "response_mask")
+"""Fields of a step that equal the record: of the step at which a branch begins, and of the steps before it."""
+
+
+def _difference(recorded: Sequence[Step], at: int, branch: Trajectory) -> Difference | None:
+    """The first difference between the record and the first steps of a branch."""
+    made = branch.steps
+    for place, step in enumerate(recorded[: at + 1]):
         if place == len(made):
-            return step, "the workflow ended before it"
+            ended = place == at and branch.status == "failed"  # by an error, which is its own reason
+            return None if ended else (step, "the workflow ended before it")
         other = made[place]
-        for name in ("agent", "prompt", "prompt_ids", "response", "response_ids", "response_mask", "parents"):
+        for name in _KEPT if place < at else _CONTEXT:
+            if name == "response_mask" and not any(step.response_mask):  # cleared for a policy that is not trained
+                continue
             if getattr(step, name) != getattr(other, name):
                 return step, f"expected {name} {_short(getattr(step, name))}, got {_short(getattr(other, name))}"
-        if step.info.get("tool_calls") != other.info.get("tool_calls"):
+        if place < at and step.info.get("tool_calls") != other.info.get("tool_calls"):
             return step, "its tools returned other results"
     return None
 
@@ -90,7 +101,13 @@ class _KeptResponses:
     """The generator of one branch: recorded responses of the kept steps in order, then the agents' policies."""
 
     def __init__(
-        self, generator: Generator, policy_of: Mapping[str, str], steps: Sequence[Step], at: int, timeout_s: float
+        self,
+        generator: Generator,
+        policy_of: Mapping[str, str],
+        with_tools: Collection[str],
+        steps: Sequence[Step],
+        at: int,
+        timeout_s: float,
     ) -> None:
         self._generator, self._policy_of, self._timeout_s = generator, policy_of, timeout_s
         self._kept: dict[tuple[str, object], deque[tuple[Step, int, int]]] = defaultdict(deque)
@@ -108,6 +125,9 @@ class _KeptResponses:
                 self._kept[step.agent, step.prompt].append((step, 0, len(step.response_ids)))
         self._left = deque(step for step in steps if step.index < at)
         """The kept steps whose last response is not given yet, in order."""
+        self._decision = steps[at] if at < len(steps) else None
+        """The first step to sample, until it is recorded."""
+        self._with_tools, self._deciding = with_tools, False
         self._changed = asyncio.Condition()
         self._giving = set[asyncio.Task[None]]()
         self.refusal: Difference | None = None
@@ -122,7 +142,11 @@ class _KeptResponses:
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
         if (found := await self.kept(policy, request.prompt_ids)) is None:
-            return await self._generator.generate(self._policy_of[policy], request)
+            first = self._deciding and self._decision is not None and self._is_decision(policy, request.prompt_ids)
+            made = await self._generator.generate(self._policy_of[policy], request)
+            if first and policy not in self._with_tools:  # another call may be recorded together with it
+                self._give()
+            return made
         step, begin, end = found
         reason = finish_reason(step) if end == len(step.response_ids) else "stop"
         return Generation(step.response_ids[begin:end], step.logprobs[begin:end], reason, step.policy_version)
@@ -142,20 +166,51 @@ class _KeptResponses:
             if (agent, prompt) not in self._later:
                 await self._refuse(self._left[0], f"{agent} was called with another prompt: {_short(prompt)}")
             await self._wait_for_turn(None)
+        await self._wait_for_decision(agent, prompt)
         return None
+
+    def note(self, step: Step) -> None:
+        """Release other calls when the first sampled step is recorded."""
+        if self._decision is not None and step.index >= self._decision.index:
+            self._give()
+
+    def _is_decision(self, agent: str, prompt: object) -> bool:
+        """Whether a call belongs to the first step to sample: with its prompt, or after a tool's result."""
+        step = self._decision
+        if step is None or agent != step.agent:
+            return False
+        if not isinstance(prompt, tuple):
+            return prompt == step.prompt
+        return prompt == step.prompt_ids or (self._deciding and prompt[: len(step.prompt_ids)] == step.prompt_ids)
+
+    async def _wait_for_decision(self, agent: str, prompt: object) -> None:
+        """Let the call of the first step to sample pass, and make the others wait until it is recorded."""
+        if (step := self._decision) is None:
+            return
+        if self._is_decision(agent, prompt) and not (self._deciding and prompt in (step.prompt, step.prompt_ids)):
+            self._deciding = True
+            return
+        if (agent, prompt) not in self._later:
+            await self._refuse(step, f"{agent} was called with another prompt: {_short(prompt)}")
+        await self._wait(lambda: self._decision is None, step)
 
     async def _wait_for_turn(self, step: Step | None) -> None:
         """Wait until `step` is the first of the kept steps that are left, or until none is left."""
 
         def due() -> bool:
-            return self.refusal is not None or (self._left[0] is step if self._left else step is None)
+            return self._left[0] is step if self._left else step is None
 
+        await self._wait(due)
+
+    async def _wait(self, due: Callable[[], bool], first: Step | None = None) -> None:
+        """Wait for a condition or a refusal. `first`: the step to name if it never comes; default: the first left."""
         async with self._changed:
             try:
-                # A later call may wait in vain: the workflow may need it before it makes a kept call.
-                await asyncio.wait_for(self._changed.wait_for(due), self._timeout_s)
+                # A call may wait in vain: the workflow may need it before it makes an earlier call.
+                waiting = self._changed.wait_for(lambda: self.refusal is not None or due())
+                await asyncio.wait_for(waiting, self._timeout_s)
             except TimeoutError:
-                first = self._left[0]
+                first = first or self._left[0]
                 self.refusal = self.refusal or (first, f"{first.agent} was not called for {self._timeout_s:g} s")
                 self._changed.notify_all()
         if self.refusal is not None:
@@ -168,7 +223,10 @@ class _KeptResponses:
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
             async with self._changed:
-                self._left.popleft()
+                if self._left:
+                    self._left.popleft()
+                else:
+                    self._decision = None
                 self._changed.notify_all()
 
         given = asyncio.create_task(next_one())

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -144,8 +144,10 @@ class Recorder:
         sampling: Sampling,
         seed: tuple[int, ...],
         clock: RolloutClock | None = None,
+        note: Callable[[Step], None] = lambda _: None,
     ) -> None:
-        """`clock`: the rollout's time limit; None: unlimited."""
+        """`clock`: the rollout's time limit; None: unlimited. `note`: called with each recorded step."""
+        self._note = note
         self.clock = RolloutClock(math.inf) if clock is None else clock
         self.agents = agents
         self.trajectory = trajectory
@@ -291,6 +293,7 @@ class Recorder:
             self._examples[step.index] = sum(text.strip() == step.response.strip() for text in call.spoken)
             self._too_long.pop(step.agent, None)
             trajectory.steps.append(step)
+            self._note(step)
         self._latest = tuple(answer.step.index for answer in answers)
         return [Reply(answer.text, answer.step, answer.logprobs) for answer in answers]
 

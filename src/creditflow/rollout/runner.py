@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from creditflow._utils.tracebacks import at_users_line, keep_traceback, located, of_function, traceback_text
-from creditflow.data import Task, Trajectory
+from creditflow.data import Step, Task, Trajectory
 from creditflow.errors import AgentError, ConfigError, PromptTooLong, RolloutTimedOut
 from creditflow.rollout.client import Generator
 from creditflow.rollout.clock import RolloutClock
@@ -33,7 +33,12 @@ class Rollout:
 
 
 async def run_rollout(
-    rollout: Rollout, workflow: Workflow, agents: Mapping[str, AgentSpec], generator: Generator, sampling: Sampling
+    rollout: Rollout,
+    workflow: Workflow,
+    agents: Mapping[str, AgentSpec],
+    generator: Generator,
+    sampling: Sampling,
+    note: Callable[[Step], None] = lambda _: None,
 ) -> Trajectory:
     """Run one rollout and return its trajectory, even after an error.
 
@@ -45,10 +50,12 @@ async def run_rollout(
     Raises ConfigError for a mistake in the recipe (a call of an agent that the team does not have), and nothing else
     except cancellation. When this returns or raises, no part of the rollout is running any more, except a thread or a
     task that swallows its cancellation: their later calls raise.
+
+    `note`: called with each step when it is recorded.
     """
     trajectory = Trajectory(id=rollout.id, uid=rollout.uid, task=rollout.task)
     clock = RolloutClock(sampling.timeout_s)
-    recorder = Recorder(agents, trajectory, generator, sampling, rollout.seed, clock)
+    recorder = Recorder(agents, trajectory, generator, sampling, rollout.seed, clock, note)
     team = Team(recorder)
     running = asyncio.create_task(_run(workflow, team, recorder))
     error: Exception | None = None

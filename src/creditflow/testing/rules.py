@@ -82,8 +82,9 @@ def check_propagation_rule(
         with _registered(f"{name_of(rule)} (under test)", record) as name:
             return check_propagation_rule(name, independent=independent, skip=skip)
     record, batches, options = PROPAGATION_RULES[rule], _batches(), OPTIONS
-    if record.needs_replays:  # `outcome_to: answer` contradicts such a rule
+    if record.needs_replays:
         batches = {title: [_with_replays(one, place) for place, one in enumerate(of)] for title, of in batches.items()}
+    if record.measures:  # `outcome_to: answer` contradicts such a rule
         options = {title: chosen for title, chosen in OPTIONS.items() if chosen.get("outcome_to") != "answer"}
     if record.relative:  # refused with other estimators and groups
         options = {title: chosen | _RELATIVE for title, chosen in options.items()}

@@ -145,7 +145,7 @@ def explained_variance(target: Floats, values: Floats) -> float | None:
 def _alone(assignment: Assignment) -> Bools:
     """[S] whether the step's trajectory was alone in its group at `group_by`."""
     asked = LEVEL_NAMES.index(assignment.options.group_by)
-    backed_off_S: Bools = (assignment.level_S != asked) & (assignment.level_S != LEVEL_NAMES.index(POLICY))
+    backed_off_S: Bools = (assignment.level_S != asked) & (assignment.level_S < LEVEL_NAMES.index(POLICY))
     if assignment.options.baseline == "shrunk":
         backed_off_S = assignment.group_size_S < 2
     return backed_off_S

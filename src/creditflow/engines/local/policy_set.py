@@ -304,7 +304,7 @@ class PolicySet:
                 if self.correction is not None:
                     corrected, weighted_T, measured = self.correction.apply(actor, batch, advantage_T, own_S)
                     own |= measured
-                own |= actor.update(corrected, weighted_T, own_S, mini_batch_of_step)
+                own |= actor.update(corrected, weighted_T, own_S, mini_batch_of_step, assignment.share_S)
             metrics |= self._named(name, own)
         return metrics
 

@@ -63,6 +63,8 @@ class RunState:
     trackers: Trackers = field(default_factory=lambda: Trackers(print))
     generated_tokens: int = 0
     """Response tokens that training has generated since the start of the run."""
+    branch_tokens: int = 0
+    """Response tokens that branches have generated, which are part of `generated_tokens`."""
     audit_tokens: int = 0
     """Response tokens that measurements of fidelity have generated."""
     peak_before: float | None = None
@@ -92,6 +94,7 @@ class RunState:
             "peak_before": self.peak_before,
             "tasks_taken": self.tasks_taken,
             "generated_tokens": self.generated_tokens,
+            "branch_tokens": self.branch_tokens,
             "audit_tokens": self.audit_tokens,
             "evaluated": self.evaluated,
         }
@@ -102,7 +105,7 @@ class RunState:
         self.history = load_control_state(state, self.threshold, self.guard)
         self.done, self.tasks_taken, self.evaluated = step, state["tasks_taken"], state["evaluated"]
         self.generated_tokens, self.audit_tokens = state["generated_tokens"], state["audit_tokens"]
-        self.peak_before = state["peak_before"]
+        self.branch_tokens, self.peak_before = state.get("branch_tokens", 0), state["peak_before"]
 
     def narrow_or_widen(self, metrics: Mapping[str, float]) -> GuardEvent | None:
         """Train adapters while credit has fallen back, if `fallback.trainable` is `lora`, then all weights again.

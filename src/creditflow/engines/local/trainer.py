@@ -11,9 +11,10 @@ import numpy as np
 
 from creditflow._utils.progress import Reporter, phase
 from creditflow.config import Recipe, TrainerConfig
-from creditflow.credit import Assignment, assign, make_threshold
+from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
-from creditflow.data import Floats, TrajectoryBatch
+from creditflow.credit.trees import trees_of
+from creditflow.data import Floats, Ints, TrajectoryBatch
 from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.common.guard import build_guard, run_guard
 from creditflow.engines.common.metrics import (
@@ -26,10 +27,11 @@ from creditflow.engines.common.metrics import (
 )
 from creditflow.engines.common.rollouts import needs_reference, total_steps
 from creditflow.engines.common.run import FINISHED, run_path, sole_writer
+from creditflow.engines.local.branches import BranchedStep, add_branches, wants_branches
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.fidelity import fidelity_metrics
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.rollouts import Stopwatch, gather, sample_trajectories, score
+from creditflow.engines.local.rollouts import SampledBatch, Stopwatch, gather, sample_trajectories, score
 from creditflow.engines.local.run import NAME, RunState, apply_guard_action, begin, expect_resumable
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores
 from creditflow.monitoring import Evaluation, GuardEvent
@@ -190,13 +192,16 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
         if wants_values(options):
             with timing("counterfactual"):
                 gathered.metrics.update(await add_values(components, policy_set, gathered.trajectories, step))
+        branched = await _branched(run, step, options, gathered, timing)
     except TooManyFailedScores as error:
         run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
         raise
-    run.folder.append_failures(step, ((one.id, one.info) for one in gathered.trajectories))
+    trajectories = [*gathered.trajectories, *branched.trajectories]
+    run.folder.append_failures(step, ((one.id, one.info) for one in trajectories))
     run.tasks_taken = gathered.tasks_taken
-    run.generated_tokens += gathered.response_tokens
-    batch = TrajectoryBatch.from_trajectories(gathered.trajectories)
+    run.generated_tokens += gathered.response_tokens + branched.tokens
+    run.branch_tokens += branched.tokens
+    batch = TrajectoryBatch.from_trajectories(trajectories)
     run.warn(rollout_events(batch, step, run.folder.events()))
     with timing("values"), phase("values of the critic"):
         values_T = policy_set.values(batch)
@@ -208,12 +213,12 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     if config.audit.every > 0 and step % config.audit.every == 0:
         with timing("audit"):
             audited = _audited(run, assignment, values_T)
-            gathered.metrics.update(await fidelity_metrics(run, step, audited, gathered.trajectories))
+            gathered.metrics.update(await fidelity_metrics(run, step, audited, trajectories))
     actor = config.actor_rollout_ref.actor
     terms = [name for name, on in (("KL", actor.use_kl_loss), ("entropy", actor.entropy_coeff)) if on]
     run.warn(tied_events(assignment, terms, step, run.folder.events()))
     with timing("update"):
-        nth_task = np.arange(batch.n_trajectories) // config.actor_rollout_ref.rollout.n
+        nth_task = _recorded(batch) // config.actor_rollout_ref.rollout.n
         mini_batch_of_step = (nth_task // config.actor_rollout_ref.actor.ppo_mini_batch_size)[batch.trajectory_of_step]
         only = policies_due(step, config.trainer, list(policy_set.actors))
         update = policy_set.update(assignment, values_T, mini_batch_of_step, only=only)
@@ -225,18 +230,42 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     with timing("metrics"):
         metrics = {
             **gathered.metrics,
+            **branched.metrics,
             **components.endpoint_metrics(),
-            **step_metrics(batch, gathered.report, assignment, threshold),
+            **step_metrics(_without_branches(batch, gathered), gathered.report, assignment, threshold),
             **update,
             **policy_set.peaks(),
         }
     metrics |= timing.metrics()
     metrics["timing/processor_s"] = time.process_time() - processor_s
     return metrics | {
-        "throughput/tokens_per_s": gathered.tokens / metrics["timing/step_s"],
+        "throughput/tokens_per_s": (gathered.tokens + branched.tokens) / metrics["timing/step_s"],
         "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],
         **_update_rate(metrics),
     }
+
+
+async def _branched(
+    run: RunState, step: int, options: CreditOptions, gathered: SampledBatch, timing: Stopwatch
+) -> BranchedStep:
+    """The branches of a training step; none if the rule in force does not train on them."""
+    if not wants_branches(options):
+        return BranchedStep([], 0, {})
+    with timing("branches"):
+        return await add_branches(run, step, gathered.trajectories, gathered.response_tokens)
+
+
+def _recorded(batch: TrajectoryBatch) -> Ints:
+    """[N] the recorded trajectory that each trajectory is or continues."""
+    trees = trees_of(batch)
+    return np.arange(batch.n_trajectories) if trees is None else trees.root_N
+
+
+def _without_branches(batch: TrajectoryBatch, gathered: SampledBatch) -> TrajectoryBatch:
+    """The batch of the recorded trajectories alone, for metrics of tasks and steps."""
+    if batch.n_trajectories == len(gathered.trajectories):
+        return batch
+    return TrajectoryBatch.from_trajectories(gathered.trajectories)
 
 
 def _audited(run: RunState, assignment: Assignment, values_T: Floats | None) -> Assignment:
