@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -96,6 +96,7 @@ class Board:
     kept: Path
     rules: Sequence[str]
     seeds: Sequence[int]
+    cases: Sequence[str] = tuple(CASES)
     rates: Sequence[str] = RATES
     short: tuple[str, ...] = ()
 
@@ -131,23 +132,35 @@ class Board:
         write_whole(file, lambda path: path.write_text(json.dumps(found, indent=1) + "\n"))
         return found
 
-    def train(self, rates: Mapping[str, str], until: float | None) -> Iterator[int]:
-        """Train every rule in every case, seed by seed; yields each seed with its results written."""
-        for seed in self.seeds:
-            file = self.kept / f"seed{seed}.json"
-            found: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
-            runs = {
-                (case, rule): self.run(rule, case, seed, rates[rule])
-                for case in CASES
-                for rule in rates
-                if rule not in found.get(case, {})
-            }
-            finish(list(runs.values()), f"seed {seed}", until)
-            for (case, rule), run in runs.items():
-                if run.finished:
-                    found.setdefault(case, {})[rule] = {"rate": rates[rule], **study.kept_numbers(run)}
-            write_whole(file, lambda path, found=found: path.write_text(json.dumps(found, indent=1) + "\n"))
-            yield seed
+    def train(self, rates: Mapping[str, str], until: float | None) -> None:
+        """Train every rule in every case, seed by seed, and keep each result as soon as it exists."""
+        runs = {
+            self.run(rule, case, seed, rates[rule]): (seed, case, rule)
+            for seed in self.seeds
+            for case in self.cases
+            for rule in rates
+            if rule not in self.results(seed).get(case, {})
+        }
+
+        def keep(run: Run) -> None:
+            seed, case, rule = runs[run]
+            found = self.results(seed)
+            found.setdefault(case, {})[rule] = {"rate": rates[rule], **study.kept_numbers(run)}
+            write_whole(self._file(seed), lambda path: path.write_text(json.dumps(found, indent=1) + "\n"))
+
+        for run in runs:
+            if run.finished:
+                keep(run)
+        finish(list(runs), "training", until, keep)
+
+    def results(self, seed: int) -> dict[str, dict[str, Any]]:
+        """The results of a seed, by case and rule."""
+        file = self._file(seed)
+        found: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+        return found
+
+    def _file(self, seed: int) -> Path:
+        return self.kept / f"seed{seed}.json"
 
 
 def best(by_rate: Mapping[str, float]) -> str:
@@ -155,12 +168,12 @@ def best(by_rate: Mapping[str, float]) -> str:
     return max(sorted(by_rate, key=float), key=lambda rate: by_rate[rate])
 
 
-def table(kept: Path, seeds: Sequence[int], rules: Sequence[str]) -> None:
+def table(board: Board, rules: Sequence[str]) -> None:
     """Print pass@1 by rule and case, and the mean difference to own + outcome over the realistic cases.
 
     Means over the seeds that have a result; differences over pairs of one case and seed, with their standard error.
     """
-    files = [json.loads(path.read_text()) for seed in seeds if (path := kept / f"seed{seed}.json").exists()]
+    files = [board.results(seed) for seed in board.seeds]
     heads = "".join(f"{case[:12]:>14}" for case in CASES)
     print(f"{'pass@1 in %':26}{heads}{'realistic':>12}{'- own':>9}{'±':>7}{'pairs':>7}")
     for rule in rules:
@@ -184,21 +197,24 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")
     parser.add_argument("--rules", help="names of rules, separated by semicolons; default: all")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--cases", help="names of cases, separated by semicolons; default: all")
+    parser.add_argument("--seeds", default=f"0-{SEEDS - 1}", help="first and last seed; default: %(default)s")
     given = parser.parse_args()
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     rules = tuple(RULES) if given.rules is None else tuple(given.rules.split(";"))
+    cases = tuple(CASES) if given.cases is None else tuple(given.cases.split(";"))
+    first, last = map(int, given.seeds.split("-"))
     register()
     work = Work.begin("credit_rules", MEASURES, quick=given.quick)
-    board = Board(work, KEPT, rules, range(given.seeds))
+    board = Board(work, KEPT, rules, range(first, last + 1), cases)
     if given.quick:
         short = ("trainer.total_training_steps=1", "data.val_max_samples=8")
-        board = Board(work, work.folder / "results", (BASELINE, OWN), range(1), RATES[:1], short)
+        board = Board(work, work.folder / "results", (BASELINE, OWN), range(1), cases, RATES[:1], short)
     tuned = board.tune(until)
     rates = {rule: best(tuned[rule]) for rule in board.rules if rule in tuned}
     print("rates:", {rule: {rate: round(100 * value, 1) for rate, value in tuned[rule].items()} for rule in rates})
-    for _ in board.train(rates, until):
-        table(board.kept, board.seeds, list(rates))
+    board.train(rates, until)
+    table(board, list(rates))
     print(f"{MISSED}: 0 of 0")
     return 0
 

@@ -83,11 +83,15 @@ def sources() -> str:
     return hashlib.sha256(json.dumps(hashes(_SOURCES)).encode()).hexdigest()[:12]
 
 
-def finish(runs: Sequence[Run], title: str, until: float | None = None) -> bool:
+def finish(
+    runs: Sequence[Run], title: str, until: float | None = None, done_with: Callable[[Run], None] = lambda _: None
+) -> bool:
     """Do the unfinished runs in order; False if the time `until` passed before the last one began.
 
-    `until`: in `time.monotonic()`. Raises RuntimeError, with the end of the log, if a run fails, or if another process
-    is doing runs below the same folder.
+    `until`: in `time.monotonic()`. `done_with`: called with each run as it ends.
+
+    Raises RuntimeError, with the end of the log, if a run fails, or if another process is doing runs below the same
+    folder.
     """
     waiting = [run for run in dict.fromkeys(runs) if not run.finished]
     print(f"{title}: {len(waiting)} of {len(set(runs))} runs are to be done", flush=True)
@@ -119,6 +123,7 @@ def finish(runs: Sequence[Run], title: str, until: float | None = None) -> bool:
                     done += 1
                     if process.exitcode != 0 or not run.finished:
                         raise RuntimeError(_failure(run, process.exitcode))
+                    done_with(run)
                 if time.monotonic() - said > _SAY_SECONDS:
                     said = time.monotonic()
                     left = (said - began) / max(done, 1) * len(waiting) / 60
