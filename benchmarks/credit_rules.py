@@ -27,6 +27,7 @@ from benchmarks.record import MISSED, RESULTS, exit_with
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
+from creditflow.runs.run_folder import read_metrics
 
 MEASURES = (
     *TRAINING,
@@ -54,6 +55,10 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "saboteur": study.CASES["saboteur"],
 }
 """As in `benchmarks.study`, and one in which no step is scored."""
+REPAIRED: Mapping[str, tuple[str, ...]] = {
+    "outcome only, repairs": (study.rewards((0, 0, 0)), "team.workflow='benchmarks/cases.py:solve_repaired'"),
+}
+"""Cases of `benchmarks.replay_training`."""
 REALISTIC = tuple(name for name in CASES if name != "exact")
 TUNING_CASES = ("executor alone", "noisy, 35 %")
 BASELINE, OWN = "identical", "own + outcome"
@@ -86,6 +91,14 @@ RULES: Mapping[str, tuple[str, ...]] = {
     },
 }
 """The rules, as options of credit."""
+BRANCHING: Mapping[str, tuple[str, ...]] = {
+    "replay, second half": (
+        *_options("propagation=replay"),
+        "actor_rollout_ref.rollout.n=5",
+        "actor_rollout_ref.rollout.branching={budget: 0.5, first_step: 6, alternatives: 4}",
+    ),
+}
+"""Rules that sample branches: five rollouts in place of eight, with three branches each in the second half."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +110,21 @@ class Board:
     rules: Sequence[str]
     seeds: Sequence[int]
     cases: Sequence[str] = tuple(CASES)
+    tuning_cases: Sequence[str] = TUNING_CASES
     rates: Sequence[str] = RATES
     short: tuple[str, ...] = ()
 
     def run(self, rule: str, case: str, seed: int, rate: str, *more: str, under: str = "runs") -> Run:
         """One training run."""
         name = "/".join(study.plain_name(part) for part in (case, rule))
-        options = (*ALWAYS, *CASES[case], *RULES[rule], f"actor_rollout_ref.actor.optim.lr={rate}", *more, *self.short)
+        options = (
+            *ALWAYS,
+            *{**CASES, **REPAIRED}[case],
+            *{**RULES, **BRANCHING}[rule],
+            f"actor_rollout_ref.actor.optim.lr={rate}",
+            *more,
+            *self.short,
+        )
         folder = self.work.folder / under / rate / name / f"seed{seed}"
         return Run(study.RECIPE, options, folder, seed, register)
 
@@ -117,7 +138,7 @@ class Board:
         found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
         new = [rule for rule in self.rules if rule not in found]
         runs = {
-            (rule, rate): [self.tuning(rule, case, rate) for case in TUNING_CASES]
+            (rule, rate): [self.tuning(rule, case, rate) for case in self.tuning_cases]
             for rule in new
             for rate in self.rates
         }
@@ -145,7 +166,7 @@ class Board:
         def keep(run: Run) -> None:
             seed, case, rule = runs[run]
             found = self.results(seed)
-            found.setdefault(case, {})[rule] = {"rate": rates[rule], **study.kept_numbers(run)}
+            found.setdefault(case, {})[rule] = {"rate": rates[rule], **study.kept_numbers(run), **course(run)}
             write_whole(self._file(seed), lambda path: path.write_text(json.dumps(found, indent=1) + "\n"))
 
         for run in runs:
@@ -161,6 +182,13 @@ class Board:
 
     def _file(self, seed: int) -> Path:
         return self.kept / f"seed{seed}.json"
+
+
+def course(run: Run) -> dict[str, float]:
+    """The mean pass@1 over the training steps, and the response tokens that the run generated."""
+    rows = read_metrics(run.folder)
+    tokens = sum(row["rollout/response_tokens"] + row.get("rollout/branch_tokens", 0.0) for row in rows)
+    return {"train_pass_at_1": round(fmean(row["train/pass_at_1"] for row in rows), 6), "tokens": int(tokens)}
 
 
 def best(by_rate: Mapping[str, float]) -> str:
@@ -209,7 +237,7 @@ def main() -> int:
     board = Board(work, KEPT, rules, range(first, last + 1), cases)
     if given.quick:
         short = ("trainer.total_training_steps=1", "data.val_max_samples=8")
-        board = Board(work, work.folder / "results", (BASELINE, OWN), range(1), cases, RATES[:1], short)
+        board = Board(work, work.folder / "results", (BASELINE, OWN), range(1), cases, rates=RATES[:1], short=short)
     tuned = board.tune(until)
     rates = {rule: best(tuned[rule]) for rule in board.rules if rule in tuned}
     print("rates:", {rule: {rate: round(100 * value, 1) for rate, value in tuned[rule].items()} for rule in rates})
