@@ -14,20 +14,19 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from benchmarks import study
 from benchmarks.ideas import register
-from benchmarks.record import MISSED, RESULTS, exit_with
+from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
 from creditflow.runs.run_folder import read_metrics
+from creditflow.studies.comparison.bootstrap import Difference
 
 MEASURES = (
     *TRAINING,
@@ -38,6 +37,9 @@ MEASURES = (
 )
 KEPT = RESULTS / "credit_rules"
 SEEDS, TUNING_SEED = 5, 100
+CONFIRMATION = range(5, 15)
+"""Seeds on which the best rule of the first ones is compared with own + outcome again."""
+PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.credit_rules"
 RATES = ("1.0e-4", "2.0e-4", "4.0e-4")
 STEPS, TASKS = 48, 512
 ALWAYS = (
@@ -196,27 +198,123 @@ def best(by_rate: Mapping[str, float]) -> str:
     return max(sorted(by_rate, key=float), key=lambda rate: by_rate[rate])
 
 
-def table(board: Board, rules: Sequence[str]) -> None:
-    """Print pass@1 by rule and case, and the mean difference to own + outcome over the realistic cases.
+@dataclass(frozen=True)
+class Row:
+    """The results of one rule over the seeds that have all cases."""
 
-    Means over the seeds that have a result; differences over pairs of one case and seed, with their standard error.
+    rule: str
+    rate: str
+    seeds: int
+    by_case: Mapping[str, float]
+    """Mean pass@1."""
+    above: Mapping[str, Difference]
+    """pass@1 minus that of own + outcome, by case; under `REALISTIC_MEAN` for the mean of the realistic cases."""
+    train: float
+    """Mean pass@1 of the training rollouts, over all training steps: the area under the curve."""
+    tokens: float
+    """Response tokens of a run."""
+
+    @property
+    def realistic(self) -> float:
+        """pass@1 as the mean of the realistic cases."""
+        return fmean(self.by_case[case] for case in REALISTIC)
+
+
+REALISTIC_MEAN = "mean of six"
+
+
+def rows(board: Board) -> list[Row]:
+    """The rules by their mean over the realistic cases, best first; rules and seeds without all of these are left out.
+
+    Every rule is compared with own + outcome in the same seeds.
     """
-    files = [board.results(seed) for seed in board.seeds]
-    heads = "".join(f"{case[:12]:>14}" for case in CASES)
-    print(f"{'pass@1 in %':26}{heads}{'realistic':>12}{'- own':>9}{'±':>7}{'pairs':>7}")
-    for rule in rules:
-        by_case = {case: [one[case] for one in files if rule in one.get(case, {})] for case in CASES}
-        means = {case: 100 * _mean([one[rule]["pass_at_1"] for one in of_case]) for case, of_case in by_case.items()}
-        pairs = [one for case in REALISTIC for one in by_case[case] if OWN in one]
-        differences = [100 * (one[rule]["pass_at_1"] - one[OWN]["pass_at_1"]) for one in pairs]
-        error = float(np.std(differences, ddof=1)) / len(pairs) ** 0.5 if len(pairs) > 1 else float("nan")
-        cells = "".join(f"{value:14.1f}" for value in means.values())
-        realistic = fmean(means[case] for case in REALISTIC)
-        print(f"{rule:26}{cells}{realistic:12.1f}{_mean(differences):9.2f}{error:7.2f}{len(pairs):7}")
+    made, files = [], [board.results(seed) for seed in board.seeds]
+    for rule in board.rules:
+        of = [one for one in files if all({rule, OWN} <= set(one.get(case, ())) for case in REALISTIC)]
+        if not of:
+            continue
+        cases = [case for case in CASES if all({rule, OWN} <= set(one.get(case, ())) for one in of)]
+        above = {
+            case: study.difference([one[case][rule] for one in of], [one[case][OWN] for one in of]) for case in cases
+        }
+        ours, own = ([one[case][name] for case in REALISTIC for one in of] for name in (rule, OWN))
+        above[REALISTIC_MEAN] = study.difference(ours, own, len(REALISTIC))
+        made.append(
+            Row(
+                rule,
+                of[0][REALISTIC[0]][rule]["rate"],
+                len(of),
+                {case: fmean(one[case][rule]["pass_at_1"] for one in of) for case in cases},
+                above,
+                fmean(one["train_pass_at_1"] for one in ours),
+                fmean(one["tokens"] for one in ours),
+            )
+        )
+    return sorted(made, key=lambda row: -row.realistic)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else float("nan")
+def lines(table: Sequence[Row]) -> list[str]:
+    """The table of the page, in percent and points."""
+    heads = ("rule", "rate", "seeds", *CASES, REALISTIC_MEAN, "- own + outcome", "in training", "tokens")
+    made = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
+    for row in table:
+        cells = [f"{100 * row.by_case[case]:.1f}" if case in row.by_case else "" for case in CASES]
+        one = row.above[REALISTIC_MEAN]
+        difference = "" if row.rule == OWN else f"{100 * one.mean:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
+        more = [f"{100 * row.realistic:.1f}", difference, f"{100 * row.train:.1f}", f"{row.tokens / 1000:.0f} k"]
+        made.append(f"| {' | '.join([row.rule, row.rate, str(row.seeds), *cells, *more])} |")
+    return made
+
+
+def draw(path: Path, table: Sequence[Row]) -> None:
+    """pass@1 above own + outcome, rule by rule, a panel for the mean of the realistic cases and for each case."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = [row for row in table if row.rule != OWN]
+    names = (REALISTIC_MEAN, *CASES)
+    figure, panels = plt.subplots(1, len(names), figsize=(2.0 * len(names) + 2, 0.3 * len(shown) + 1.4), sharey=True)
+    for panel, name in zip(panels, names, strict=True):
+        panel.axvline(0.0, color="0.6", linewidth=0.8)
+        for place, row in enumerate(shown):
+            if (one := row.above.get(name)) is not None:
+                panel.plot([100 * one.low, 100 * one.high], [place, place], color="#1f77b4", linewidth=1.2)
+                panel.plot([100 * one.mean], [place], "o", color="#1f77b4", markersize=3.5)
+        panel.set_title(name, fontsize=9, fontweight="bold" if name == REALISTIC_MEAN else "normal")
+        panel.tick_params(labelsize=8)
+        panel.grid(axis="x", color="0.92")
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_yticks(range(len(shown)), [row.rule for row in shown])
+    panels[0].invert_yaxis()
+    figure.supxlabel("points of pass@1 above own + outcome, 95 % intervals over seeds and tasks", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def report(
+    chosen: Sequence[Row], confirmed: Sequence[Row], measured: Mapping[str, str], tuned: Mapping[str, Any]
+) -> bool:
+    """Print both tables, and write result file, picture and page; True if a figure falls short."""
+    figures = []
+    for title, table in (("selection", chosen), ("confirmation", confirmed)):
+        print("\n".join(lines(table)), flush=True)
+        for row in table:
+            if row.rule == OWN:
+                continue
+            one = row.above[REALISTIC_MEAN]
+            spread = (100 * one.low, 100 * one.high)
+            what = f"{title}, {row.seeds} seeds: pass@1, {row.rule} - own + outcome"
+            figures.append(Figure(what, 100 * one.mean, unit="points", spread=spread))
+    short = show(figures)
+    facts = [{**asdict(row), "realistic": row.realistic} for row in (*chosen, *confirmed)]
+    write("credit_rules", figures, ("creditflow", "torch", "transformers"), measured, {"rates": tuned, "rows": facts})
+    fill_page(PAGE, COMMAND, lines(chosen))
+    fill_page(PAGE, f"{COMMAND}, confirmation", lines(confirmed))
+    draw(RESULTS / "credit_rules.png", chosen)
+    return short
 
 
 def main() -> int:
@@ -242,9 +340,11 @@ def main() -> int:
     rates = {rule: best(tuned[rule]) for rule in board.rules if rule in tuned}
     print("rates:", {rule: {rate: round(100 * value, 1) for rate, value in tuned[rule].items()} for rule in rates})
     board.train(rates, until)
-    table(board, list(rates))
-    print(f"{MISSED}: 0 of 0")
-    return 0
+    if given.quick:
+        return int(show([Figure(row.rule, row.realistic) for row in rows(board)]))
+    every = replace(board, rules=tuple(RULES))
+    chosen, confirmed = (rows(replace(every, seeds=seeds)) for seeds in (range(SEEDS), CONFIRMATION))
+    return int(report(chosen, confirmed, work.measured, tuned))
 
 
 if __name__ == "__main__":
