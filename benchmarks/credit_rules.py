@@ -1,8 +1,8 @@
 """A leaderboard of credit rules: `python -m benchmarks.credit_rules [--minutes M] [--quick]`.
 
 `arithmetic_chain`, 48 training steps of 8 tasks and 8 rollouts for every rule, in seven cases (`CASES`: properties of
-the sub-rewards). Each rule has the best of three learning rates, chosen on two cases with a separate seed and separate
-tasks; then every rule trains on the same seeds in every case.
+the sub-rewards). Each rule has the best of three learning rates by the mean of the six cases that count, with a
+separate seed and separate tasks; then every rule trains on the same seeds in every case.
 
 Finished runs are found again in `runs/credit_rules/`; results are kept by seed in `docs/results/credit_rules/`, from
 which a fresh clone builds the table. Writes `docs/results/credit_rules.json` and `credit_rules.png`.
@@ -62,7 +62,6 @@ REPAIRED: Mapping[str, tuple[str, ...]] = {
 }
 """Cases of `benchmarks.replay_training`."""
 REALISTIC = tuple(name for name in CASES if name != "exact")
-TUNING_CASES = ("executor alone", "noisy, 35 %")
 BASELINE, OWN = "identical", "own + outcome"
 
 
@@ -112,7 +111,7 @@ class Board:
     rules: Sequence[str]
     seeds: Sequence[int]
     cases: Sequence[str] = tuple(CASES)
-    tuning_cases: Sequence[str] = TUNING_CASES
+    tuning_cases: Sequence[str] = REALISTIC
     rates: Sequence[str] = RATES
     short: tuple[str, ...] = ()
 
