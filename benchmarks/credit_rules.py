@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -134,25 +134,41 @@ class Board:
         return self.run(rule, case, TUNING_SEED, rate, "recipe.val_split=tune", under="tuning")
 
     def tune(self, until: float | None) -> dict[str, dict[str, float]]:
-        """pass@1 in tuning by rule and rate, for the rules whose runs are complete."""
-        file = self.kept / "rates.json"
-        found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
-        new = [rule for rule in self.rules if rule not in found]
+        """Mean pass@1 in tuning by rule and rate, for the rules whose runs are complete. Each result is kept."""
         runs = {
-            (rule, rate): [self.tuning(rule, case, rate) for case in self.tuning_cases]
-            for rule in new
+            self.tuning(rule, case, rate): (rule, rate, case)
+            for rule in self.rules
             for rate in self.rates
+            for case in self.tuning_cases
+            if case not in self.tuned().get(rule, {}).get(rate, {})
         }
-        finish([run for some in runs.values() for run in some], "rates", until)
-        for rule in new:
-            if all(run.finished for rate in self.rates for run in runs[rule, rate]):
-                found[rule] = {
-                    rate: fmean(run.result().after.metrics["pass_at_1"] for run in runs[rule, rate])
-                    for rate in self.rates
-                }
-        self.kept.mkdir(parents=True, exist_ok=True)
-        write_whole(file, lambda path: path.write_text(json.dumps(found, indent=1) + "\n"))
+
+        def keep(run: Run) -> None:
+            rule, rate, case = runs[run]
+            found = self.tuned()
+            found.setdefault(rule, {}).setdefault(rate, {})[case] = run.result().after.metrics["pass_at_1"]
+            _write(self.kept / "rates.json", found)
+
+        self._keep_finished(runs, "rates", until, keep)
+        return {
+            rule: {rate: fmean(by_rate[rate][case] for case in self.tuning_cases) for rate in self.rates}
+            for rule, by_rate in self.tuned().items()
+            if all(set(self.tuning_cases) <= set(by_rate.get(rate, {})) for rate in self.rates)
+        }
+
+    def tuned(self) -> dict[str, dict[str, dict[str, float]]]:
+        """pass@1 in tuning by rule, rate and case."""
+        found: dict[str, dict[str, dict[str, float]]] = _read(self.kept / "rates.json")
         return found
+
+    def _keep_finished(
+        self, runs: Mapping[Run, object], title: str, until: float | None, keep: Callable[[Run], None]
+    ) -> None:
+        """Do the runs, and keep the result of each one, also of those that an earlier call finished."""
+        for run in runs:
+            if run.finished:
+                keep(run)
+        finish(list(runs), title, until, keep)
 
     def train(self, rates: Mapping[str, str], until: float | None) -> None:
         """Train every rule in every case, seed by seed, and keep each result as soon as it exists."""
@@ -168,21 +184,27 @@ class Board:
             seed, case, rule = runs[run]
             found = self.results(seed)
             found.setdefault(case, {})[rule] = {"rate": rates[rule], **study.kept_numbers(run), **course(run)}
-            write_whole(self._file(seed), lambda path: path.write_text(json.dumps(found, indent=1) + "\n"))
+            _write(self._file(seed), found)
 
-        for run in runs:
-            if run.finished:
-                keep(run)
-        finish(list(runs), "training", until, keep)
+        self._keep_finished(runs, "training", until, keep)
 
     def results(self, seed: int) -> dict[str, dict[str, Any]]:
         """The results of a seed, by case and rule."""
-        file = self._file(seed)
-        found: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+        found: dict[str, dict[str, Any]] = _read(self._file(seed))
         return found
 
     def _file(self, seed: int) -> Path:
         return self.kept / f"seed{seed}.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def _write(path: Path, found: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda part: part.write_text(json.dumps(found, indent=1) + "\n"))
 
 
 def course(run: Run) -> dict[str, float]:
