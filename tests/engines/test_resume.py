@@ -17,6 +17,7 @@ from tests.builders import mostly_slow
 from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
 
 EVERY_STEP = ("trainer.save_freq=1", "trainer.test_freq=2", "trainer.total_training_steps=4")
+TWO_POLICIES = ("policies={one: {}, two: {}}", "team.agents.writer.policy=one", "team.agents.editor.policy=two")
 KINDS = {
     "one policy": (),
     "a critic": ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer", "trainer.critic_warmup=1"),
@@ -26,12 +27,11 @@ KINDS = {
         "team.agents.editor.policy=two",
     ),
     "two policies in turn": (
-        "policies={one: {}, two: {}}",
-        "team.agents.writer.policy=one",
-        "team.agents.editor.policy=two",
+        *TWO_POLICIES,
         "trainer.update_schedule=alternating",
         "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
     ),
+    "one policy after another": (*TWO_POLICIES, "trainer.update_schedule=sequential"),
     "dynamic sampling": ("algorithm.filter_groups.enable=true",),
     "fitted parts": (
         "algorithm.outcome_baseline=prefix",
@@ -111,7 +111,13 @@ def expect_the_same(one: Path, two: Path) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    mostly_slow(KINDS, ("one policy", "a critic", "fitted parts", "two policies in turn", "a threshold that moves")),
+    mostly_slow(
+        KINDS,
+        (
+            *("one policy", "a critic", "fitted parts", "a threshold that moves"),
+            *("two policies in turn", "one policy after another"),
+        ),
+    ),
 )
 def test_resumed_run_equals_an_unstopped_run(recipe_file, monkeypatch, kind) -> None:
     settings = (*EVERY_STEP, *KINDS[kind])
@@ -136,7 +142,7 @@ def test_alternating_schedule_updates_one_policy_a_step(recipe_file) -> None:
 )
 def test_policies_take_turns_after_the_warm_up(warmup, expected) -> None:
     schedule = TrainerConfig(update_schedule="alternating", critic_warmup=warmup)
-    assert [trainer.policies_due(step, schedule, ["a", "b", "c"]) for step in (1, 2, 3, 4)] == expected
+    assert [trainer.policies_due(step, schedule, ["a", "b", "c"], 0) for step in (1, 2, 3, 4)] == expected
 
 
 def test_run_without_a_checkpoint_starts_again(recipe_file, monkeypatch) -> None:

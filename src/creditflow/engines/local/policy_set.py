@@ -6,7 +6,7 @@ Independent of rollouts and rewards.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from creditflow.engines.local.planning import MemoryPlan
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.products import cast_bytes
 from creditflow.engines.local.samplers.vllm import attach_samplers
+from creditflow.engines.local.sequential import JointRatio
 from creditflow.engines.models.folders import critic_folder, model_folder
 from creditflow.errors import ConfigError
 from creditflow.monitoring.memory import forget_peak, peak_gib
@@ -282,31 +283,41 @@ class PolicySet:
         values_T: Floats | None,
         mini_batch_of_step: Ints,
         *,
-        only: Collection[str] | None = None,
+        only: Sequence[str] | None = None,
+        joint: JointRatio | None = None,
     ) -> dict[str, float]:
         """Update each actor and critic from its policy's steps; returns metrics.
 
         With several trained policies, metric names start with the policy's name. `values_T`: the result of `values`.
-        `only`: the policies whose actors are updated; None: all.
+        `only`: the policies whose actors are updated, in this order; None: all. `joint`: the factor of sequential
+        updates.
         """
         memory.release()  # what sampling left
         batch, returns_T, advantage_T = assignment.batch, assignment.returns_T, assignment.token_advantages()
-        metrics: dict[str, float] = {}
-        for name, actor in self.actors.items():
+        metrics: dict[str, dict[str, float]] = {name: {} for name in self.actors}
+        for name, critic in self.critics.items():
+            assert returns_T is not None
+            assert values_T is not None
             own_S = assignment.trained_S & policy_steps(batch, name)
-            own: dict[str, float] = {}
-            if name in self.critics:
-                assert returns_T is not None
-                assert values_T is not None
-                own |= self.critics[name].update(batch, returns_T, values_T, own_S, mini_batch_of_step)
-            if only is None or name in only:
-                corrected, weighted_T = batch, advantage_T
-                if self.correction is not None:
-                    corrected, weighted_T, measured = self.correction.apply(actor, batch, advantage_T, own_S)
-                    own |= measured
-                own |= actor.update(corrected, weighted_T, own_S, mini_batch_of_step, assignment.share_S)
-            metrics |= self._named(name, own)
-        return metrics
+            metrics[name] |= critic.update(batch, returns_T, values_T, own_S, mini_batch_of_step)
+        due = list(self.actors) if only is None else only
+        for name in due:
+            actor, steps_S = self.actors[name], policy_steps(batch, name)
+            own_S = assignment.trained_S & steps_S
+            corrected, weighted_T = batch, advantage_T
+            if joint is not None:
+                weighted_T, measured = joint.apply(weighted_T, own_S)
+                metrics[name] |= measured
+            if self.correction is not None:
+                corrected, weighted_T, measured = self.correction.apply(actor, batch, weighted_T, own_S)
+                metrics[name] |= measured
+            later = joint if name != due[-1] else None  # no policy reads the factor of the last one
+            if later is not None:
+                later.begin(actor, steps_S)
+            metrics[name] |= actor.update(corrected, weighted_T, own_S, mini_batch_of_step, assignment.share_S)
+            if later is not None:
+                later.end(actor, steps_S)
+        return {key: value for name, own in metrics.items() for key, value in self._named(name, own).items()}
 
     @property
     def narrowed(self) -> bool:
