@@ -1,6 +1,7 @@
 """Compare resumed runs with uninterrupted runs."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -30,6 +31,13 @@ KINDS = {
         *TWO_POLICIES,
         "trainer.update_schedule=alternating",
         "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
+    ),
+    "a central critic": (
+        *TWO_POLICIES,
+        "algorithm.adv_estimator=gae",
+        "algorithm.outcome_to=answer",
+        "critic={central: true, optim: {lr: 0.01}}",
+        "trainer.critic_warmup=1",
     ),
     "one policy after another": (*TWO_POLICIES, "trainer.update_schedule=sequential"),
     "dynamic sampling": ("algorithm.filter_groups.enable=true",),
@@ -135,6 +143,17 @@ def test_alternating_schedule_updates_one_policy_a_step(recipe_file) -> None:
         if row["step"] > 0
     ]
     assert updated == [{"one"}, {"two"}, {"one"}, {"two"}]
+
+
+def test_alternating_schedule_trains_critics_in_every_step(recipe_file) -> None:
+    critic = ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer")
+    rows = read_metrics(run(recipe_file, "run", *EVERY_STEP, *KINDS["two policies in turn"], *critic))[1:]
+    assert all(row[f"{name}/critic/grad_norm"] > 0 for row in rows for name in ("one", "two"))
+    # Two updates a step, so each policy has four updates: half a cosine of four.
+    expected = [0.01 * (1 + math.cos(math.pi * k / 4)) / 2 for k in range(4)]
+    for name, first in (("one", 0), ("two", 1)):
+        rates = [rows[first + 2 * k][f"{name}/actor/lr"] for k in range(2)]
+        assert rates == pytest.approx([(expected[0] + expected[1]) / 2, (expected[2] + expected[3]) / 2])
 
 
 @pytest.mark.parametrize(
@@ -289,6 +308,32 @@ def test_policies_learn_only_from_their_own_steps(recipe_file) -> None:
         assert row["one/actor/grad_norm"] > 0
         assert row["two/actor/grad_norm"] > 0
         assert row["two/actor/lr"] == 2 * row["one/actor/lr"] == 0.02
+
+
+def test_central_critic_is_one_for_all_policies(recipe_file) -> None:
+    path = run(recipe_file, "run", *EVERY_STEP, *KINDS["a central critic"])
+    assert sorted(file.name for file in (path / "checkpoints/global_step_4/state").glob("critic*")) == [
+        "critic-central",
+        "critic-central.safetensors",
+    ]
+    rows = read_metrics(path)[1:]
+    assert all(row["critic/grad_norm"] > 0 for row in rows)
+    assert not any(re.search(r"(one|two)/critic/", key) for row in rows for key in row)
+    assert [{f"{name}/actor/pg_loss" in row for name in ("one", "two")} for row in rows] == [{False}, *[{True}] * 3]
+
+
+def test_central_critic_refuses_other_tokenizers(recipe_file) -> None:
+    mixed = ("policies={one: {}, two: {model: {path: tiny}}}", "data={max_prompt_length: 32, max_response_length: 4}")
+    with pytest.raises(ConfigError, match=r"^critic.central: expected policies with one vocabulary, got one and two"):
+        run(recipe_file, "run", *KINDS["a central critic"], *mixed)
+    assert not (recipe_file.parent / "run").exists()
+
+
+def test_central_critic_needs_a_critic_of_all_policies(recipe_file) -> None:
+    with pytest.raises(ConfigError, match=r"^critic.central: true, but algorithm.adv_estimator: grpo has no critic"):
+        load_recipe(recipe_file, ["critic.central=true"])
+    with pytest.raises(ConfigError, match=r"^critic.context: trajectory is for a critic of one policy"):
+        load_recipe(recipe_file, [*KINDS["a central critic"], "critic.context=trajectory"])
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,15 @@ def _validate_training(config: Config) -> None:
             f"trainer.critic_warmup: {trainer.critic_warmup}, but algorithm.adv_estimator: "
             f"{config.algorithm.adv_estimator} has no critic"
         )
+    if config.critic.central and not estimator.critic:
+        raise ConfigError(
+            f"critic.central: true, but algorithm.adv_estimator: {config.algorithm.adv_estimator} has no critic"
+        )
+    if config.critic.central and config.critic.context != "step":
+        raise ConfigError(
+            f"critic.context: {config.critic.context} is for a critic of one policy; leave it step with "
+            "critic.central: true"
+        )
     if trainer.update_schedule != "simultaneous" and len(trained := trained_policies(config)) < 2:
         raise ConfigError(
             f"trainer.update_schedule: {trainer.update_schedule} needs several trained policies, got "

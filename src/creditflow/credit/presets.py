@@ -77,7 +77,7 @@ PRESETS: dict[str, Preset] = {
             "algorithm.reward_decomp": False,
             "algorithm.outcome_to": "answer",
             "algorithm.adv_estimator": "gae",
-            "critic.context": "trajectory",
+            "critic.central": True,
         },
     ),
     "mt_grpo": _credit("2505.11821", propagation="mt_grpo", **_RELATIVE, gamma=1.0),

@@ -43,7 +43,7 @@ class Capability(StrEnum):
     """It replays trajectories with other agents, or from single decisions (`algorithm.propagation: shapley`,
     `audit.every`, `creditflow audit`)."""
     CRITIC_CONTEXT = "a critic that reads the whole trajectory"
-    """`critic.context` other than the default."""
+    """`critic.context` or `critic.central` other than the default."""
     FALLBACK_ADAPTERS = "adapters in the fallback"
     """`guard.fallback.trainable: lora`."""
     UPDATE_SCHEDULE = "updates of policies in turn"
@@ -54,6 +54,7 @@ class Capability(StrEnum):
 
 CAPABILITY_OPTIONS = {
     "critic.context": (("trajectory",), Capability.CRITIC_CONTEXT),
+    "critic.central": ((True,), Capability.CRITIC_CONTEXT),
     "guard.fallback.trainable": (("lora",), Capability.FALLBACK_ADAPTERS),
     "trainer.update_schedule": (("alternating", "sequential"), Capability.UPDATE_SCHEDULE),
 }

@@ -246,6 +246,12 @@ def test_options_of_the_local_engine_are_rejected_by_name(given):
     assert refused(given).startswith(f"{key}: {value} is for --engine local")
 
 
+def test_central_critic_is_rejected_by_name():
+    words = refused("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer", "critic.central=true")
+
+    assert words.startswith("critic.central: True is for --engine local")
+
+
 @pytest.mark.parametrize("kind", ["alternating", "sequential"])
 def test_update_schedules_are_rejected_by_name(kind):
     words = refused(*SEVERAL, f"trainer.update_schedule={kind}")
