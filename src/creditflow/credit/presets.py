@@ -48,6 +48,15 @@ PRESETS: dict[str, Preset] = {
         norm_adv_by_std_in_grpo=True,
         group_by="task_agent_turn",
     ),
+    "c3": _credit(
+        "2603.06859",
+        propagation="replay",
+        reward_decomp=False,
+        outcome_to="all",
+        adv_estimator="rloo",
+        baseline="group",
+        group_by="task_agent_turn",
+    ),
     "dr_mas": _credit(
         "2602.08847",
         propagation="identical",
