@@ -14,7 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,6 +25,7 @@ from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, show,
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
+from creditflow.config.shipped import find_recipe
 from creditflow.runs.run_folder import read_metrics
 from creditflow.studies.comparison.bootstrap import Difference
 
@@ -32,15 +33,15 @@ MEASURES = (
     *TRAINING,
     "benchmarks/cases.py",
     "benchmarks/ideas.py",
-    "src/creditflow/recipes/arithmetic_chain.py",
-    "src/creditflow/recipes/arithmetic_chain.yaml",
+    *(f"src/creditflow/recipes/{name}" for name in ("arithmetic_chain.py", "arithmetic_chain.yaml")),
+    *(f"src/creditflow/recipes/{name}" for name in ("tool_chain.py", "tool_chain.yaml")),
+    *(f"src/creditflow/recipes/{name}" for name in ("tic_tac_toe.py", "tic_tac_toe.yaml")),
 )
 KEPT = RESULTS / "credit_rules"
 SEEDS, TUNING_SEED = 5, 100
 CONFIRMATION = range(5, 15)
 """Seeds on which the best rule of the first ones is compared with own + outcome again."""
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.credit_rules"
-RATES = ("1.0e-4", "2.0e-4", "4.0e-4")
 STEPS, TASKS = 48, 512
 ALWAYS = (
     *(one for one in study.ALWAYS if not one.startswith(("trainer.total", "data.val_max"))),
@@ -57,12 +58,46 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "saboteur": study.CASES["saboteur"],
 }
 """As in `benchmarks.study`, and one in which no step is scored."""
-REPAIRED: Mapping[str, tuple[str, ...]] = {
-    "outcome only, repairs": (study.rewards((0, 0, 0)), "team.workflow='benchmarks/cases.py:solve_repaired'"),
-}
-"""Cases of `benchmarks.replay_training`."""
 REALISTIC = tuple(name for name in CASES if name != "exact")
 BASELINE, OWN = "identical", "own + outcome"
+
+
+@dataclass(frozen=True)
+class Team:
+    """A team of the leaderboard. A rule has one learning rate for all its cases."""
+
+    kept: Path
+    recipe: Path = study.RECIPE
+    options: tuple[str, ...] = ALWAYS
+    """Of every run."""
+    cases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CASES)
+    rates: Sequence[str] = ("1.0e-4", "2.0e-4", "4.0e-4")
+    tuning_cases: Sequence[str] = REALISTIC
+    tuning_options: tuple[str, ...] = ("recipe.val_split=tune",)
+    """Evaluate other tasks than those that are reported."""
+
+
+_QUIET = ("trainer.test_freq=-1", "reward.backend=inline", "reward.cache_size=0", "guard.enable=false")
+TEAMS: Mapping[str, Team] = {
+    "arithmetic_chain": Team(KEPT),
+    "tool_chain": Team(
+        KEPT / "tool_chain",
+        find_recipe("tool_chain"),
+        _QUIET,
+        {"tool_chain": ()},
+        ("3.0e-4", "6.0e-4", "1.2e-3"),
+        ("tool_chain",),
+    ),
+    "tic_tac_toe": Team(
+        KEPT / "tic_tac_toe",
+        find_recipe("tic_tac_toe"),
+        _QUIET,
+        {"tic_tac_toe": ()},
+        ("7.5e-4", "1.5e-3", "3.0e-3"),
+        ("tic_tac_toe",),
+        (),
+    ),
+}
 
 
 def _options(*options: str) -> tuple[str, ...]:
@@ -107,39 +142,36 @@ class Board:
     """The runs of the leaderboard and their results."""
 
     work: Work
-    kept: Path
+    team: Team
     rules: Sequence[str]
     seeds: Sequence[int]
-    cases: Sequence[str] = tuple(CASES)
-    tuning_cases: Sequence[str] = REALISTIC
-    rates: Sequence[str] = RATES
     short: tuple[str, ...] = ()
 
     def run(self, rule: str, case: str, seed: int, rate: str, *more: str, under: str = "runs") -> Run:
         """One training run."""
         name = "/".join(study.plain_name(part) for part in (case, rule))
         options = (
-            *ALWAYS,
-            *{**CASES, **REPAIRED}[case],
+            *self.team.options,
+            *self.team.cases[case],
             *{**RULES, **BRANCHING}[rule],
             f"actor_rollout_ref.actor.optim.lr={rate}",
             *more,
             *self.short,
         )
         folder = self.work.folder / under / rate / name / f"seed{seed}"
-        return Run(study.RECIPE, options, folder, seed, register)
+        return Run(self.team.recipe, options, folder, seed, register)
 
     def tuning(self, rule: str, case: str, rate: str) -> Run:
         """A tuning run, on tasks that are never reported."""
-        return self.run(rule, case, TUNING_SEED, rate, "recipe.val_split=tune", under="tuning")
+        return self.run(rule, case, TUNING_SEED, rate, *self.team.tuning_options, under="tuning")
 
     def tune(self, until: float | None) -> dict[str, dict[str, float]]:
         """Mean pass@1 in tuning by rule and rate, for the rules whose runs are complete. Each result is kept."""
         runs = {
             self.tuning(rule, case, rate): (rule, rate, case)
             for rule in self.rules
-            for rate in self.rates
-            for case in self.tuning_cases
+            for rate in self.team.rates
+            for case in self.team.tuning_cases
             if case not in self.tuned().get(rule, {}).get(rate, {})
         }
 
@@ -147,18 +179,18 @@ class Board:
             rule, rate, case = runs[run]
             found = self.tuned()
             found.setdefault(rule, {}).setdefault(rate, {})[case] = run.result().after.metrics["pass_at_1"]
-            _write(self.kept / "rates.json", found)
+            _write(self.team.kept / "rates.json", found)
 
         self._keep_finished(runs, "rates", until, keep)
         return {
-            rule: {rate: fmean(by_rate[rate][case] for case in self.tuning_cases) for rate in self.rates}
+            rule: {rate: fmean(by_rate[rate][case] for case in self.team.tuning_cases) for rate in self.team.rates}
             for rule, by_rate in self.tuned().items()
-            if all(set(self.tuning_cases) <= set(by_rate.get(rate, {})) for rate in self.rates)
+            if all(set(self.team.tuning_cases) <= set(by_rate.get(rate, {})) for rate in self.team.rates)
         }
 
     def tuned(self) -> dict[str, dict[str, dict[str, float]]]:
         """pass@1 in tuning by rule, rate and case."""
-        found: dict[str, dict[str, dict[str, float]]] = _read(self.kept / "rates.json")
+        found: dict[str, dict[str, dict[str, float]]] = _read(self.team.kept / "rates.json")
         return found
 
     def _keep_finished(
@@ -170,12 +202,12 @@ class Board:
                 keep(run)
         finish(list(runs), title, until, keep)
 
-    def train(self, rates: Mapping[str, str], until: float | None) -> None:
-        """Train every rule in every case, seed by seed, and keep each result as soon as it exists."""
+    def train(self, rates: Mapping[str, str], until: float | None, cases: Sequence[str]) -> None:
+        """Train every rule in the given cases, seed by seed, and keep each result as soon as it exists."""
         runs = {
             self.run(rule, case, seed, rates[rule]): (seed, case, rule)
             for seed in self.seeds
-            for case in self.cases
+            for case in cases
             for rule in rates
             if rule not in self.results(seed).get(case, {})
         }
@@ -194,7 +226,7 @@ class Board:
         return found
 
     def _file(self, seed: int) -> Path:
-        return self.kept / f"seed{seed}.json"
+        return self.team.kept / f"seed{seed}.json"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -221,7 +253,7 @@ def best(by_rate: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """The results of one rule over the seeds that have all cases."""
+    """The results of one rule over the seeds that have all cases that count."""
 
     rule: str
     rate: str
@@ -229,61 +261,72 @@ class Row:
     by_case: Mapping[str, float]
     """Mean pass@1."""
     above: Mapping[str, Difference]
-    """pass@1 minus that of own + outcome, by case; under `REALISTIC_MEAN` for the mean of the realistic cases."""
+    """pass@1 minus that of own + outcome."""
+    mean: float
+    """pass@1 as the mean of the cases that count."""
+    mean_above: Difference
     train: float
     """Mean pass@1 of the training rollouts, over all training steps: the area under the curve."""
     tokens: float
     """Response tokens of a run."""
 
-    @property
-    def realistic(self) -> float:
-        """pass@1 as the mean of the realistic cases."""
-        return fmean(self.by_case[case] for case in REALISTIC)
+
+def rows(board: Board) -> list[Row]:
+    """The rules by their mean over the cases that count, best first. Rules and seeds without all of these are left out.
+
+    Every rule is compared with own + outcome in the same seeds.
+    """
+    made, counted = [], board.team.tuning_cases
+    for rule in board.rules:
+        every = (board.results(seed) for seed in board.seeds)
+        of = [one for one in every if all({rule, OWN} <= set(one.get(case, ())) for case in counted)]
+        if not of:
+            continue
+        cases = [case for case in board.team.cases if all({rule, OWN} <= set(one.get(case, ())) for one in of)]
+        ours, own = ([one[case][name] for case in counted for one in of] for name in (rule, OWN))
+        made.append(
+            Row(
+                rule,
+                ours[0]["rate"],
+                len(of),
+                {case: fmean(one[case][rule]["pass_at_1"] for one in of) for case in cases},
+                {
+                    case: study.difference([one[case][rule] for one in of], [one[case][OWN] for one in of])
+                    for case in cases
+                },
+                fmean(one["pass_at_1"] for one in ours),
+                study.difference(ours, own, len(counted)),
+                fmean(one["train_pass_at_1"] for one in ours),
+                fmean(one["tokens"] for one in ours),
+            )
+        )
+    return sorted(made, key=lambda row: -row.mean)
 
 
 REALISTIC_MEAN = "mean of six"
 
 
-def rows(board: Board) -> list[Row]:
-    """The rules by their mean over the realistic cases, best first; rules and seeds without all of these are left out.
-
-    Every rule is compared with own + outcome in the same seeds.
-    """
-    made, files = [], [board.results(seed) for seed in board.seeds]
-    for rule in board.rules:
-        of = [one for one in files if all({rule, OWN} <= set(one.get(case, ())) for case in REALISTIC)]
-        if not of:
-            continue
-        cases = [case for case in CASES if all({rule, OWN} <= set(one.get(case, ())) for one in of)]
-        above = {
-            case: study.difference([one[case][rule] for one in of], [one[case][OWN] for one in of]) for case in cases
-        }
-        ours, own = ([one[case][name] for case in REALISTIC for one in of] for name in (rule, OWN))
-        above[REALISTIC_MEAN] = study.difference(ours, own, len(REALISTIC))
-        made.append(
-            Row(
-                rule,
-                of[0][REALISTIC[0]][rule]["rate"],
-                len(of),
-                {case: fmean(one[case][rule]["pass_at_1"] for one in of) for case in cases},
-                above,
-                fmean(one["train_pass_at_1"] for one in ours),
-                fmean(one["tokens"] for one in ours),
-            )
-        )
-    return sorted(made, key=lambda row: -row.realistic)
-
-
-def lines(table: Sequence[Row]) -> list[str]:
+def lines(table: Sequence[Row], team: Team) -> list[str]:
     """The table of the page, in percent and points."""
-    heads = ("rule", "rate", "seeds", *CASES, REALISTIC_MEAN, "- own + outcome", "in training", "tokens")
+    several = len(team.cases) > 1
+    heads = [
+        "rule",
+        "rate",
+        "seeds",
+        *team.cases,
+        *[REALISTIC_MEAN] * several,
+        "- own + outcome",
+        "in training",
+        "tokens",
+    ]
     made = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
     for row in table:
-        cells = [f"{100 * row.by_case[case]:.1f}" if case in row.by_case else "" for case in CASES]
-        one = row.above[REALISTIC_MEAN]
-        difference = "" if row.rule == OWN else f"{100 * one.mean:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
-        more = [f"{100 * row.realistic:.1f}", difference, f"{100 * row.train:.1f}", f"{row.tokens / 1000:.0f} k"]
-        made.append(f"| {' | '.join([row.rule, row.rate, str(row.seeds), *cells, *more])} |")
+        cells = [f"{100 * row.by_case[case]:.1f}" if case in row.by_case else "" for case in team.cases]
+        cells += [f"{100 * row.mean:.1f}"] * several
+        one = row.mean_above
+        cells.append("" if row.rule == OWN else f"{100 * one.mean:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]")
+        cells += [f"{100 * row.train:.1f}", f"{row.tokens / 1000:.0f} k"]
+        made.append(f"| {' | '.join([row.rule, row.rate, str(row.seeds), *cells])} |")
     return made
 
 
@@ -300,7 +343,8 @@ def draw(path: Path, table: Sequence[Row]) -> None:
     for panel, name in zip(panels, names, strict=True):
         panel.axvline(0.0, color="0.6", linewidth=0.8)
         for place, row in enumerate(shown):
-            if (one := row.above.get(name)) is not None:
+            one = row.mean_above if name == REALISTIC_MEAN else row.above.get(name)
+            if one is not None:
                 panel.plot([100 * one.low, 100 * one.high], [place, place], color="#1f77b4", linewidth=1.2)
                 panel.plot([100 * one.mean], [place], "o", color="#1f77b4", markersize=3.5)
         panel.set_title(name, fontsize=9, fontweight="bold" if name == REALISTIC_MEAN else "normal")
@@ -315,26 +359,23 @@ def draw(path: Path, table: Sequence[Row]) -> None:
     plt.close(figure)
 
 
-def report(
-    chosen: Sequence[Row], confirmed: Sequence[Row], measured: Mapping[str, str], tuned: Mapping[str, Any]
-) -> bool:
-    """Print both tables, and write result file, picture and page; True if a figure falls short."""
-    figures = []
-    for title, table in (("selection", chosen), ("confirmation", confirmed)):
-        print("\n".join(lines(table)), flush=True)
+def report(boards: Mapping[str, Board], measured: Mapping[str, str]) -> bool:
+    """Print the tables of all results, and write result file, picture and page; True if a figure falls short."""
+    figures, facts = [], {}
+    for title, board in boards.items():
+        table = rows(board)
+        shown = lines(table, board.team)
+        print(title, *shown, sep="\n", flush=True)
+        fill_page(PAGE, f"{COMMAND}, {title}", shown)
         for row in table:
-            if row.rule == OWN:
-                continue
-            one = row.above[REALISTIC_MEAN]
-            spread = (100 * one.low, 100 * one.high)
-            what = f"{title}, {row.seeds} seeds: pass@1, {row.rule} - own + outcome"
-            figures.append(Figure(what, 100 * one.mean, unit="points", spread=spread))
+            if row.rule != OWN:
+                spread = (100 * row.mean_above.low, 100 * row.mean_above.high)
+                what = f"{title}, {row.seeds} seeds: pass@1, {row.rule} - own + outcome"
+                figures.append(Figure(what, 100 * row.mean_above.mean, unit="points", spread=spread))
+        facts[title] = {"rates": board.tuned(), "rows": [asdict(row) for row in table]}
     short = show(figures)
-    facts = [{**asdict(row), "realistic": row.realistic} for row in (*chosen, *confirmed)]
-    write("credit_rules", figures, ("creditflow", "torch", "transformers"), measured, {"rates": tuned, "rows": facts})
-    fill_page(PAGE, COMMAND, lines(chosen))
-    fill_page(PAGE, f"{COMMAND}, confirmation", lines(confirmed))
-    draw(RESULTS / "credit_rules.png", chosen)
+    write("credit_rules", figures, ("creditflow", "torch", "transformers"), measured, {"tables": facts})
+    draw(RESULTS / "credit_rules.png", rows(boards["selection"]))
     return short
 
 
@@ -344,28 +385,33 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")
     parser.add_argument("--rules", help="names of rules, separated by semicolons; default: all")
-    parser.add_argument("--cases", help="names of cases, separated by semicolons; default: all")
+    parser.add_argument("--team", choices=TEAMS, default="arithmetic_chain", help="default: %(default)s")
+    parser.add_argument("--cases", help="names of cases, separated by semicolons; default: all of the team")
     parser.add_argument("--seeds", default=f"0-{SEEDS - 1}", help="first and last seed; default: %(default)s")
     given = parser.parse_args()
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     rules = tuple(RULES) if given.rules is None else tuple(given.rules.split(";"))
-    cases = tuple(CASES) if given.cases is None else tuple(given.cases.split(";"))
     first, last = map(int, given.seeds.split("-"))
     register()
     work = Work.begin("credit_rules", MEASURES, quick=given.quick)
-    board = Board(work, KEPT, rules, range(first, last + 1), cases)
+    team, short = TEAMS[given.team], ()
     if given.quick:
+        rules, first, last = (BASELINE, OWN), 0, 0
+        team = replace(team, kept=work.folder / "results", rates=team.rates[:1])
         short = ("trainer.total_training_steps=1", "data.val_max_samples=8")
-        board = Board(work, work.folder / "results", (BASELINE, OWN), range(1), cases, rates=RATES[:1], short=short)
+    board = Board(work, team, rules, range(first, last + 1), short)
     tuned = board.tune(until)
     rates = {rule: best(tuned[rule]) for rule in board.rules if rule in tuned}
     print("rates:", {rule: {rate: round(100 * value, 1) for rate, value in tuned[rule].items()} for rule in rates})
-    board.train(rates, until)
+    board.train(rates, until, tuple(team.cases) if given.cases is None else given.cases.split(";"))
     if given.quick:
-        return int(show([Figure(row.rule, row.realistic) for row in rows(board)]))
-    every = replace(board, rules=tuple(RULES))
-    chosen, confirmed = (rows(replace(every, seeds=seeds)) for seeds in (range(SEEDS), CONFIRMATION))
-    return int(report(chosen, confirmed, work.measured, tuned))
+        return int(show([Figure(row.rule, row.mean) for row in rows(board)]))
+    every = {
+        "selection": Board(work, TEAMS["arithmetic_chain"], tuple(RULES), range(SEEDS)),
+        "confirmation": Board(work, TEAMS["arithmetic_chain"], tuple(RULES), CONFIRMATION),
+        **{name: Board(work, TEAMS[name], tuple(RULES), range(SEEDS)) for name in list(TEAMS)[1:]},
+    }
+    return int(report(every, work.measured))
 
 
 if __name__ == "__main__":

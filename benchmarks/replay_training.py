@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 
-from benchmarks.credit_rules import BASELINE, BRANCHING, MEASURES, REPAIRED, SEEDS, Board, best
+from benchmarks.credit_rules import BASELINE, BRANCHING, CASES, MEASURES, SEEDS, Board, Team, best
 from benchmarks.ideas import register
 from benchmarks.record import RESULTS, Figure, exit_with, show, write
 from benchmarks.sources import Work
+from benchmarks.study import rewards
 
 REPLAY = next(iter(BRANCHING))
-TEAMS = ("outcome only", *REPAIRED)
-KEPT = RESULTS / "replay_training"
+TEAMS = {
+    "no repairs": CASES["outcome only"],
+    "repairs": (rewards((0, 0, 0)), "team.workflow='benchmarks/cases.py:solve_repaired'"),
+}
+TEAM = Team(RESULTS / "replay_training", cases=TEAMS, tuning_cases=tuple(TEAMS))
 
 
 def figures(board: Board) -> list[Figure]:
@@ -64,16 +69,17 @@ def main() -> int:
     register()
     work = Work.begin("replay_training", MEASURES, quick=given.quick)
     rules = (BASELINE, REPLAY)
-    board = Board(work, KEPT, rules, range(SEEDS), TEAMS, TEAMS)
+    board = Board(work, TEAM, rules, range(SEEDS))
     if given.quick:
         short = ("trainer.total_training_steps=1", "data.val_max_samples=8")
-        board = Board(work, work.folder / "results", rules, range(1), TEAMS, TEAMS, ("1.0e-4",), short)
+        team = replace(TEAM, kept=work.folder / "results", rates=TEAM.rates[:1])
+        board = Board(work, team, rules, range(1), short)
     tuned = board.tune(until)
-    board.train({rule: best(tuned[rule]) for rule in rules if rule in tuned}, until)
+    board.train({rule: best(tuned[rule]) for rule in rules if rule in tuned}, until, tuple(TEAMS))
     found = figures(board)
     short_of = show(found)
     if not given.quick and len(found) == 4 * len(TEAMS):
-        write("replay_training", found, ("torch",), work.measured, {"rates": tuned})
+        write("replay_training", found, ("creditflow", "torch"), work.measured, {"rates": tuned})
     return int(short_of)
 
 
