@@ -69,7 +69,7 @@ class Team:
     kept: Path
     recipe: Path = study.RECIPE
     options: tuple[str, ...] = ALWAYS
-    """Of every run."""
+    """The options of every run."""
     cases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CASES)
     rates: Sequence[str] = ("1.0e-4", "2.0e-4", "4.0e-4")
     tuning_cases: Sequence[str] = REALISTIC
@@ -380,7 +380,7 @@ def report(boards: Mapping[str, Board], measured: Mapping[str, str]) -> bool:
 
 
 def main() -> int:
-    """Run what is missing, and print the table."""
+    """Do the missing runs and report all results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")

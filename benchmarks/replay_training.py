@@ -60,7 +60,7 @@ def figures(board: Board) -> list[Figure]:
 
 
 def main() -> int:
-    """Run what is missing, and print the figures."""
+    """Do the missing runs, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")
