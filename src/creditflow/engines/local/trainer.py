@@ -334,8 +334,8 @@ async def evaluation_batch(
     components.label(trajectories)
     batch = TrajectoryBatch.from_trajectories(trajectories)
     if run is None:
-        for _, text in failed_rollouts(batch).values():
-            reporter.say(f"warning: {text}")
+        for one in failed_rollouts(batch):
+            reporter.say(f"warning: {one.text()}")
     else:
         run.folder.append_failures(run.done, ((one.id, one.info) for one in trajectories))
         run.warn(rollout_events(batch, run.done, run.folder.events(), validation=True))
