@@ -53,6 +53,7 @@ def select(config, key):
 # Recipe options reach verl
 
 OURS = (
+    f"{ROLLOUT}.branching",
     *("algorithm", "reward", "team", "policies", "recipe", "compare", "verl", "guard", "audit", "ray_kwargs"),
     *("data.train_files", "data.val_files"),
     *(f"{ROLLOUT}.{name}" for name in ("max_failed_frac", "timeout_s", "timeout_outcome", "multi_turn")),
