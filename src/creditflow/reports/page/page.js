@@ -264,7 +264,8 @@
       return { one, own, at: (own[0] + own.at(-1)) / 2 };
     });
     const middle = (places[0].at + places.at(-1).at) / 2, root = decision.of;
-    const picture = svg("svg", { class: "trajectory tree", width: 900, height: Math.max(y, 90), role: "group", "aria-label": `Tree of ${decision.alternatives.length} alternatives at step ${decision.at}` });
+    const longest = Math.max(...decision.alternatives.flatMap((one) => one.leaves.map((leaf) => Math.min(leaf.trajectory_id.length, 40))));
+    const picture = svg("svg", { class: "trajectory tree", width: x2 + 270 + 8 * longest, height: Math.max(y, 90), role: "group", "aria-label": `Tree of ${decision.alternatives.length} alternatives at step ${decision.at}` });
     const line = (xa, ya, xb, yb, on) => picture.append(svg("path", { d: `M${xa},${ya} C${(xa + xb) / 2},${ya} ${(xa + xb) / 2},${yb} ${xb},${yb}`, fill: "none", stroke: css(on ? "--ink" : "--soft"), "stroke-width": on ? 2.4 : 1.2, "stroke-opacity": on ? 0.9 : 0.6 }));
     const label = (x, yy, text, attributes = {}) => svg("text", { x, y: yy, ...attributes }, text);
     const active = (node, said, act) => {
@@ -289,10 +290,10 @@
       picture.append(label(x1, at - 19, one.mean === null ? "" : number(one.mean), { "text-anchor": "middle", class: "value" }), label(x1 - 14, at + 28, short(one.response, 26), { class: "lane" }));
       one.leaves.forEach((leaf, i) => {
         const known = leaf.return !== null, current = leaf.trajectory_id === graph.trajectory_id;
-        const text = known ? `return ${number(leaf.return, 2)}` : short(leaf.reason, 60);
+        const text = known ? `return ${number(leaf.return, 2)}` : "return unknown";
         const made = svg("g", { "data-leaf": leaf.trajectory_id, transform: `translate(${x2},${own[i]})` }, svg("circle", { r: 9, fill: known ? hue(2 * leaf.return - 1, 1) : css("--panel"), stroke: css("--ink"), "stroke-width": current ? 3.5 : 1.2, "stroke-dasharray": known ? "none" : "2 2" }), svg("text", { x: 18, y: 4 }, `${text} · ${short(leaf.trajectory_id, 40)}${leaf.trajectory_id === root ? ", recorded" : ""}${current ? ", shown above" : ""}`));
         if (current) made.setAttribute("aria-current", "true");
-        active(made, `trajectory ${leaf.trajectory_id}: ${text}`, () => open(leaf.trajectory_id, graph.training_step));
+        active(made, `trajectory ${leaf.trajectory_id}: ${text}${leaf.reason ? `\n${leaf.reason}` : ""}`, () => open(leaf.trajectory_id, graph.training_step));
       });
     }
     return picture;
