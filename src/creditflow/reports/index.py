@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from creditflow._utils.files import json_ready
 from creditflow.errors import DataError, InputError, did_you_mean, first_line
 from creditflow.runs import Ledger
-from creditflow.runs.sql import TRAINING_STEP, database, source_of
+from creditflow.runs.sql import BRANCH_OF, TRAINING_STEP, database, source_of
 from creditflow.runs.step_files import expect_readable, options_of
 
 if TYPE_CHECKING:
@@ -157,6 +157,7 @@ class Index:
                 .format(
                     training_step=TRAINING_STEP,
                     source=source,
+                    branch_of=BRANCH_OF,
                     sub_reward="CASE WHEN scored THEN sub_reward END" if has_credit else "NULL",
                     credit_columns=", ".join(_CREDIT if has_credit else (f"NULL AS {name}" for name in _CREDIT)),
                 )

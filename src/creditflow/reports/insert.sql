@@ -10,7 +10,7 @@ SELECT {training_step}, file_row_number AS place, trajectory_id, uid, status,
        END AS ended_right,
        CASE WHEN coalesce("index", 0) = 0 THEN left(task ->> '$.prompt[-1].content', 200) END AS prompt,
        CASE WHEN coalesce("index", 0) = 0 THEN hash(task) END AS task_key,
-       CASE WHEN coalesce("index", 0) = 0 THEN trajectory_info ->> '$.branching.of' END AS branch_of
+       CASE WHEN coalesce("index", 0) = 0 THEN {branch_of} END AS branch_of
 FROM {source};
 
 INSERT INTO all_trajectories
