@@ -19,6 +19,8 @@ FAILS = 15
 """Percentage of verdicts in `failing` that raise."""
 SABOTAGED = 10
 """Percentage of operations whose result the saboteur replaces."""
+REPAIRED = 30
+"""Percentage of operations whose result is replaced by the right one."""
 
 
 def _of(name: str) -> Callable[..., Any]:
@@ -159,4 +161,18 @@ async def solve_sabotaged(task: Task, team: Team) -> str:
             value = await team.saboteur(other, info={"sum": f"{before} {operation} ="})
             if not _of("is_number")(value):
                 raise AgentError(f"not a number: {value[:40]!r}")
+    return str(value)
+
+
+# A team whose errors are repaired
+
+
+async def solve_repaired(task: Task, team: Team) -> str:
+    """The recipe's workflow; some results become those of the story, the same ones in all rollouts of a task."""
+    value, operations = await _of("read_plan")(task, team)
+    reference = _reference(task)
+    for place, operation in enumerate(operations):
+        value = await _of("compute_and_check")(value, operation, team)
+        if place < len(reference) and zlib.crc32(f"repair {place} {task.text}".encode()) % 100 < REPAIRED:
+            value = reference[place]
     return str(value)

@@ -1,8 +1,8 @@
 """A leaderboard of credit rules: `python -m benchmarks.credit_rules [--minutes M] [--quick]`.
 
 `arithmetic_chain`, 48 training steps of 8 tasks and 8 rollouts for every rule, in seven cases (`CASES`: properties of
-the sub-rewards). Each rule has the best of three learning rates, chosen on two cases with a separate seed and separate
-tasks; then every rule trains on the same seeds in every case.
+the sub-rewards). Each rule has the best of three learning rates by the mean of the six cases that count, with a
+separate seed and separate tasks; then every rule trains on the same seeds in every case.
 
 Finished runs are found again in `runs/credit_rules/`; results are kept by seed in `docs/results/credit_rules/`, from
 which a fresh clone builds the table. Writes `docs/results/credit_rules.json` and `credit_rules.png`.
@@ -13,31 +13,35 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from benchmarks import study
 from benchmarks.ideas import register
-from benchmarks.record import MISSED, RESULTS, exit_with
+from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
+from creditflow.config.shipped import find_recipe
+from creditflow.runs.run_folder import read_metrics
+from creditflow.studies.comparison.bootstrap import Difference
 
 MEASURES = (
     *TRAINING,
     "benchmarks/cases.py",
     "benchmarks/ideas.py",
-    "src/creditflow/recipes/arithmetic_chain.py",
-    "src/creditflow/recipes/arithmetic_chain.yaml",
+    *(f"src/creditflow/recipes/{name}" for name in ("arithmetic_chain.py", "arithmetic_chain.yaml")),
+    *(f"src/creditflow/recipes/{name}" for name in ("tool_chain.py", "tool_chain.yaml")),
+    *(f"src/creditflow/recipes/{name}" for name in ("tic_tac_toe.py", "tic_tac_toe.yaml")),
 )
 KEPT = RESULTS / "credit_rules"
 SEEDS, TUNING_SEED = 5, 100
-RATES = ("1.0e-4", "2.0e-4", "4.0e-4")
+CONFIRMATION = range(5, 15)
+"""Seeds on which the best rule of the first ones is compared with own + outcome again."""
+PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.credit_rules"
 STEPS, TASKS = 48, 512
 ALWAYS = (
     *(one for one in study.ALWAYS if not one.startswith(("trainer.total", "data.val_max"))),
@@ -55,8 +59,45 @@ CASES: Mapping[str, tuple[str, ...]] = {
 }
 """As in `benchmarks.study`, and one in which no step is scored."""
 REALISTIC = tuple(name for name in CASES if name != "exact")
-TUNING_CASES = ("executor alone", "noisy, 35 %")
 BASELINE, OWN = "identical", "own + outcome"
+
+
+@dataclass(frozen=True)
+class Team:
+    """A team of the leaderboard. A rule has one learning rate for all its cases."""
+
+    kept: Path
+    recipe: Path = study.RECIPE
+    options: tuple[str, ...] = ALWAYS
+    """Of every run."""
+    cases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CASES)
+    rates: Sequence[str] = ("1.0e-4", "2.0e-4", "4.0e-4")
+    tuning_cases: Sequence[str] = REALISTIC
+    tuning_options: tuple[str, ...] = ("recipe.val_split=tune",)
+    """Evaluate other tasks than those that are reported."""
+
+
+_QUIET = ("trainer.test_freq=-1", "reward.backend=inline", "reward.cache_size=0", "guard.enable=false")
+TEAMS: Mapping[str, Team] = {
+    "arithmetic_chain": Team(KEPT),
+    "tool_chain": Team(
+        KEPT / "tool_chain",
+        find_recipe("tool_chain"),
+        _QUIET,
+        {"tool_chain": ()},
+        ("3.0e-4", "6.0e-4", "1.2e-3"),
+        ("tool_chain",),
+    ),
+    "tic_tac_toe": Team(
+        KEPT / "tic_tac_toe",
+        find_recipe("tic_tac_toe"),
+        _QUIET,
+        {"tic_tac_toe": ()},
+        ("7.5e-4", "1.5e-3", "3.0e-3"),
+        ("tic_tac_toe",),
+        (),
+    ),
+}
 
 
 def _options(*options: str) -> tuple[str, ...]:
@@ -86,6 +127,14 @@ RULES: Mapping[str, tuple[str, ...]] = {
     },
 }
 """The rules, as options of credit."""
+BRANCHING: Mapping[str, tuple[str, ...]] = {
+    "replay, second half": (
+        *_options("propagation=replay"),
+        "actor_rollout_ref.rollout.n=5",
+        "actor_rollout_ref.rollout.branching={budget: 0.5, first_step: 6, alternatives: 4}",
+    ),
+}
+"""Rules that sample branches: five rollouts in place of eight, with three branches each in the second half."""
 
 
 @dataclass(frozen=True)
@@ -93,51 +142,72 @@ class Board:
     """The runs of the leaderboard and their results."""
 
     work: Work
-    kept: Path
+    team: Team
     rules: Sequence[str]
     seeds: Sequence[int]
-    cases: Sequence[str] = tuple(CASES)
-    rates: Sequence[str] = RATES
     short: tuple[str, ...] = ()
 
     def run(self, rule: str, case: str, seed: int, rate: str, *more: str, under: str = "runs") -> Run:
         """One training run."""
         name = "/".join(study.plain_name(part) for part in (case, rule))
-        options = (*ALWAYS, *CASES[case], *RULES[rule], f"actor_rollout_ref.actor.optim.lr={rate}", *more, *self.short)
+        options = (
+            *self.team.options,
+            *self.team.cases[case],
+            *{**RULES, **BRANCHING}[rule],
+            f"actor_rollout_ref.actor.optim.lr={rate}",
+            *more,
+            *self.short,
+        )
         folder = self.work.folder / under / rate / name / f"seed{seed}"
-        return Run(study.RECIPE, options, folder, seed, register)
+        return Run(self.team.recipe, options, folder, seed, register)
 
     def tuning(self, rule: str, case: str, rate: str) -> Run:
         """A tuning run, on tasks that are never reported."""
-        return self.run(rule, case, TUNING_SEED, rate, "recipe.val_split=tune", under="tuning")
+        return self.run(rule, case, TUNING_SEED, rate, *self.team.tuning_options, under="tuning")
 
     def tune(self, until: float | None) -> dict[str, dict[str, float]]:
-        """pass@1 in tuning by rule and rate, for the rules whose runs are complete."""
-        file = self.kept / "rates.json"
-        found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
-        new = [rule for rule in self.rules if rule not in found]
+        """Mean pass@1 in tuning by rule and rate, for the rules whose runs are complete. Each result is kept."""
         runs = {
-            (rule, rate): [self.tuning(rule, case, rate) for case in TUNING_CASES]
-            for rule in new
-            for rate in self.rates
+            self.tuning(rule, case, rate): (rule, rate, case)
+            for rule in self.rules
+            for rate in self.team.rates
+            for case in self.team.tuning_cases
+            if case not in self.tuned().get(rule, {}).get(rate, {})
         }
-        finish([run for some in runs.values() for run in some], "rates", until)
-        for rule in new:
-            if all(run.finished for rate in self.rates for run in runs[rule, rate]):
-                found[rule] = {
-                    rate: fmean(run.result().after.metrics["pass_at_1"] for run in runs[rule, rate])
-                    for rate in self.rates
-                }
-        self.kept.mkdir(parents=True, exist_ok=True)
-        write_whole(file, lambda path: path.write_text(json.dumps(found, indent=1) + "\n"))
+
+        def keep(run: Run) -> None:
+            rule, rate, case = runs[run]
+            found = self.tuned()
+            found.setdefault(rule, {}).setdefault(rate, {})[case] = run.result().after.metrics["pass_at_1"]
+            _write(self.team.kept / "rates.json", found)
+
+        self._keep_finished(runs, "rates", until, keep)
+        return {
+            rule: {rate: fmean(by_rate[rate][case] for case in self.team.tuning_cases) for rate in self.team.rates}
+            for rule, by_rate in self.tuned().items()
+            if all(set(self.team.tuning_cases) <= set(by_rate.get(rate, {})) for rate in self.team.rates)
+        }
+
+    def tuned(self) -> dict[str, dict[str, dict[str, float]]]:
+        """pass@1 in tuning by rule, rate and case."""
+        found: dict[str, dict[str, dict[str, float]]] = _read(self.team.kept / "rates.json")
         return found
 
-    def train(self, rates: Mapping[str, str], until: float | None) -> None:
-        """Train every rule in every case, seed by seed, and keep each result as soon as it exists."""
+    def _keep_finished(
+        self, runs: Mapping[Run, object], title: str, until: float | None, keep: Callable[[Run], None]
+    ) -> None:
+        """Do the runs, and keep the result of each one, also of those that an earlier call finished."""
+        for run in runs:
+            if run.finished:
+                keep(run)
+        finish(list(runs), title, until, keep)
+
+    def train(self, rates: Mapping[str, str], until: float | None, cases: Sequence[str]) -> None:
+        """Train every rule in the given cases, seed by seed, and keep each result as soon as it exists."""
         runs = {
             self.run(rule, case, seed, rates[rule]): (seed, case, rule)
             for seed in self.seeds
-            for case in self.cases
+            for case in cases
             for rule in rates
             if rule not in self.results(seed).get(case, {})
         }
@@ -145,22 +215,35 @@ class Board:
         def keep(run: Run) -> None:
             seed, case, rule = runs[run]
             found = self.results(seed)
-            found.setdefault(case, {})[rule] = {"rate": rates[rule], **study.kept_numbers(run)}
-            write_whole(self._file(seed), lambda path: path.write_text(json.dumps(found, indent=1) + "\n"))
+            found.setdefault(case, {})[rule] = {"rate": rates[rule], **study.kept_numbers(run), **course(run)}
+            _write(self._file(seed), found)
 
-        for run in runs:
-            if run.finished:
-                keep(run)
-        finish(list(runs), "training", until, keep)
+        self._keep_finished(runs, "training", until, keep)
 
     def results(self, seed: int) -> dict[str, dict[str, Any]]:
         """The results of a seed, by case and rule."""
-        file = self._file(seed)
-        found: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+        found: dict[str, dict[str, Any]] = _read(self._file(seed))
         return found
 
     def _file(self, seed: int) -> Path:
-        return self.kept / f"seed{seed}.json"
+        return self.team.kept / f"seed{seed}.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def _write(path: Path, found: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda part: part.write_text(json.dumps(found, indent=1) + "\n"))
+
+
+def course(run: Run) -> dict[str, float]:
+    """The mean pass@1 over the training steps, and the response tokens that the run generated."""
+    rows = read_metrics(run.folder)
+    tokens = sum(row["rollout/response_tokens"] + row.get("rollout/branch_tokens", 0.0) for row in rows)
+    return {"train_pass_at_1": round(fmean(row["train/pass_at_1"] for row in rows), 6), "tokens": int(tokens)}
 
 
 def best(by_rate: Mapping[str, float]) -> str:
@@ -168,27 +251,132 @@ def best(by_rate: Mapping[str, float]) -> str:
     return max(sorted(by_rate, key=float), key=lambda rate: by_rate[rate])
 
 
-def table(board: Board, rules: Sequence[str]) -> None:
-    """Print pass@1 by rule and case, and the mean difference to own + outcome over the realistic cases.
+@dataclass(frozen=True)
+class Row:
+    """The results of one rule over the seeds that have all cases that count."""
 
-    Means over the seeds that have a result; differences over pairs of one case and seed, with their standard error.
+    rule: str
+    rate: str
+    seeds: int
+    by_case: Mapping[str, float]
+    """Mean pass@1."""
+    above: Mapping[str, Difference]
+    """pass@1 minus that of own + outcome."""
+    mean: float
+    """pass@1 as the mean of the cases that count."""
+    mean_above: Difference
+    train: float
+    """Mean pass@1 of the training rollouts, over all training steps: the area under the curve."""
+    tokens: float
+    """Response tokens of a run."""
+
+
+def rows(board: Board) -> list[Row]:
+    """The rules by their mean over the cases that count, best first. Rules and seeds without all of these are left out.
+
+    Every rule is compared with own + outcome in the same seeds.
     """
-    files = [board.results(seed) for seed in board.seeds]
-    heads = "".join(f"{case[:12]:>14}" for case in CASES)
-    print(f"{'pass@1 in %':26}{heads}{'realistic':>12}{'- own':>9}{'±':>7}{'pairs':>7}")
-    for rule in rules:
-        by_case = {case: [one[case] for one in files if rule in one.get(case, {})] for case in CASES}
-        means = {case: 100 * _mean([one[rule]["pass_at_1"] for one in of_case]) for case, of_case in by_case.items()}
-        pairs = [one for case in REALISTIC for one in by_case[case] if OWN in one]
-        differences = [100 * (one[rule]["pass_at_1"] - one[OWN]["pass_at_1"]) for one in pairs]
-        error = float(np.std(differences, ddof=1)) / len(pairs) ** 0.5 if len(pairs) > 1 else float("nan")
-        cells = "".join(f"{value:14.1f}" for value in means.values())
-        realistic = fmean(means[case] for case in REALISTIC)
-        print(f"{rule:26}{cells}{realistic:12.1f}{_mean(differences):9.2f}{error:7.2f}{len(pairs):7}")
+    made, counted = [], board.team.tuning_cases
+    for rule in board.rules:
+        every = (board.results(seed) for seed in board.seeds)
+        of = [one for one in every if all({rule, OWN} <= set(one.get(case, ())) for case in counted)]
+        if not of:
+            continue
+        cases = [case for case in board.team.cases if all({rule, OWN} <= set(one.get(case, ())) for one in of)]
+        ours, own = ([one[case][name] for case in counted for one in of] for name in (rule, OWN))
+        made.append(
+            Row(
+                rule,
+                ours[0]["rate"],
+                len(of),
+                {case: fmean(one[case][rule]["pass_at_1"] for one in of) for case in cases},
+                {
+                    case: study.difference([one[case][rule] for one in of], [one[case][OWN] for one in of])
+                    for case in cases
+                },
+                fmean(one["pass_at_1"] for one in ours),
+                study.difference(ours, own, len(counted)),
+                fmean(one["train_pass_at_1"] for one in ours),
+                fmean(one["tokens"] for one in ours),
+            )
+        )
+    return sorted(made, key=lambda row: -row.mean)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else float("nan")
+REALISTIC_MEAN = "mean of six"
+
+
+def lines(table: Sequence[Row], team: Team) -> list[str]:
+    """The table of the page, in percent and points."""
+    several = len(team.cases) > 1
+    heads = [
+        "rule",
+        "rate",
+        "seeds",
+        *team.cases,
+        *[REALISTIC_MEAN] * several,
+        "- own + outcome",
+        "in training",
+        "tokens",
+    ]
+    made = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
+    for row in table:
+        cells = [f"{100 * row.by_case[case]:.1f}" if case in row.by_case else "" for case in team.cases]
+        cells += [f"{100 * row.mean:.1f}"] * several
+        one = row.mean_above
+        cells.append("" if row.rule == OWN else f"{100 * one.mean:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]")
+        cells += [f"{100 * row.train:.1f}", f"{row.tokens / 1000:.0f} k"]
+        made.append(f"| {' | '.join([row.rule, row.rate, str(row.seeds), *cells])} |")
+    return made
+
+
+def draw(path: Path, table: Sequence[Row]) -> None:
+    """pass@1 above own + outcome, rule by rule, a panel for the mean of the realistic cases and for each case."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = [row for row in table if row.rule != OWN]
+    names = (REALISTIC_MEAN, *CASES)
+    figure, panels = plt.subplots(1, len(names), figsize=(2.0 * len(names) + 2, 0.3 * len(shown) + 1.4), sharey=True)
+    for panel, name in zip(panels, names, strict=True):
+        panel.axvline(0.0, color="0.6", linewidth=0.8)
+        for place, row in enumerate(shown):
+            one = row.mean_above if name == REALISTIC_MEAN else row.above.get(name)
+            if one is not None:
+                panel.plot([100 * one.low, 100 * one.high], [place, place], color="#1f77b4", linewidth=1.2)
+                panel.plot([100 * one.mean], [place], "o", color="#1f77b4", markersize=3.5)
+        panel.set_title(name, fontsize=9, fontweight="bold" if name == REALISTIC_MEAN else "normal")
+        panel.tick_params(labelsize=8)
+        panel.grid(axis="x", color="0.92")
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_yticks(range(len(shown)), [row.rule for row in shown])
+    panels[0].invert_yaxis()
+    figure.supxlabel("points of pass@1 above own + outcome, 95 % intervals over seeds and tasks", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def report(boards: Mapping[str, Board], measured: Mapping[str, str]) -> bool:
+    """Print the tables of all results, and write result file, picture and page; True if a figure falls short."""
+    figures, facts = [], {}
+    for title, board in boards.items():
+        table = rows(board)
+        shown = lines(table, board.team)
+        print(title, *shown, sep="\n", flush=True)
+        fill_page(PAGE, f"{COMMAND}, {title}", shown)
+        for row in table:
+            if row.rule != OWN:
+                spread = (100 * row.mean_above.low, 100 * row.mean_above.high)
+                what = f"{title}, {row.seeds} seeds: pass@1, {row.rule} - own + outcome"
+                figures.append(Figure(what, 100 * row.mean_above.mean, unit="points", spread=spread))
+        facts[title] = {"rates": board.tuned(), "rows": [asdict(row) for row in table]}
+    short = show(figures)
+    write("credit_rules", figures, ("creditflow", "torch", "transformers"), measured, {"tables": facts})
+    draw(RESULTS / "credit_rules.png", rows(boards["selection"]))
+    return short
 
 
 def main() -> int:
@@ -197,26 +385,33 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")
     parser.add_argument("--rules", help="names of rules, separated by semicolons; default: all")
-    parser.add_argument("--cases", help="names of cases, separated by semicolons; default: all")
+    parser.add_argument("--team", choices=TEAMS, default="arithmetic_chain", help="default: %(default)s")
+    parser.add_argument("--cases", help="names of cases, separated by semicolons; default: all of the team")
     parser.add_argument("--seeds", default=f"0-{SEEDS - 1}", help="first and last seed; default: %(default)s")
     given = parser.parse_args()
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     rules = tuple(RULES) if given.rules is None else tuple(given.rules.split(";"))
-    cases = tuple(CASES) if given.cases is None else tuple(given.cases.split(";"))
     first, last = map(int, given.seeds.split("-"))
     register()
     work = Work.begin("credit_rules", MEASURES, quick=given.quick)
-    board = Board(work, KEPT, rules, range(first, last + 1), cases)
+    team, short = TEAMS[given.team], ()
     if given.quick:
+        rules, first, last = (BASELINE, OWN), 0, 0
+        team = replace(team, kept=work.folder / "results", rates=team.rates[:1])
         short = ("trainer.total_training_steps=1", "data.val_max_samples=8")
-        board = Board(work, work.folder / "results", (BASELINE, OWN), range(1), cases, RATES[:1], short)
+    board = Board(work, team, rules, range(first, last + 1), short)
     tuned = board.tune(until)
     rates = {rule: best(tuned[rule]) for rule in board.rules if rule in tuned}
     print("rates:", {rule: {rate: round(100 * value, 1) for rate, value in tuned[rule].items()} for rule in rates})
-    board.train(rates, until)
-    table(board, list(rates))
-    print(f"{MISSED}: 0 of 0")
-    return 0
+    board.train(rates, until, tuple(team.cases) if given.cases is None else given.cases.split(";"))
+    if given.quick:
+        return int(show([Figure(row.rule, row.mean) for row in rows(board)]))
+    every = {
+        "selection": Board(work, TEAMS["arithmetic_chain"], tuple(RULES), range(SEEDS)),
+        "confirmation": Board(work, TEAMS["arithmetic_chain"], tuple(RULES), CONFIRMATION),
+        **{name: Board(work, TEAMS[name], tuple(RULES), range(SEEDS)) for name in list(TEAMS)[1:]},
+    }
+    return int(report(every, work.measured))
 
 
 if __name__ == "__main__":

@@ -381,7 +381,7 @@ def report(study: Study, *, write_it: bool) -> None:
         )
     against = {
         name: {
-            case: {arm: _difference(by_arm[arm][case], by_arm[base][case]) for arm in study.arms if arm != base}
+            case: {arm: difference(by_arm[arm][case], by_arm[base][case]) for arm in study.arms if arm != base}
             for case in CASES
         }
         for name, base in (("identical", IDENTICAL), ("own + outcome", OWN))
@@ -390,7 +390,7 @@ def report(study: Study, *, write_it: bool) -> None:
     details = {
         "realistic": {
             str(arm): {
-                f"pass_at_1 - {name}": _shown(_difference(over_realistic[arm], over_realistic[base], len(REALISTIC)))
+                f"pass_at_1 - {name}": _shown(difference(over_realistic[arm], over_realistic[base], len(REALISTIC)))
                 for name, base in (("identical", IDENTICAL), ("own + outcome", OWN))
                 if arm != base
             }
@@ -439,7 +439,7 @@ def _numbers(seeds: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     return {"mean": mean(values), "sd": spread(values) if len(values) > 1 else None, "seeds": values}
 
 
-def _difference(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], cases: int = 1) -> Difference:
+def difference(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], cases: int = 1) -> Difference:
     """`a` - `b`, seed by seed; for several cases in sequence, the difference of their means."""
     parts = [np.array([_passed(one) for one in runs]) for runs in (a, b)]
     parts = [part_RV.reshape(cases, -1, part_RV.shape[1]).sum(axis=0) for part_RV in parts]

@@ -69,6 +69,12 @@ def test_expected_cost_equals_the_budget():
     assert made.probability_S @ branch_cost(of, 2, 1) == pytest.approx(0.3 * len(of.response_ids))
 
 
+def test_draws_of_one_batch_are_spread_over_all_steps():
+    of = batch([5] * 40)
+    drawn = points(of, budget=lambda tokens: 9.0 * tokens).step_N
+    assert np.bincount(of.index_of_step[drawn]) == pytest.approx([8] * 5, abs=1)
+
+
 def test_exhausted_budget_draws_nothing():
     of = batch([5] * 4)
     assert (points(of, budget=lambda tokens: -7.0).step_N == -1).all()

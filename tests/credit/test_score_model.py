@@ -110,10 +110,10 @@ def test_steps_of_a_successful_trajectory_cost_nothing():
     assigned = assign(batch_of(*simulated(8, {"planner": 0.2, "executor": 0.1}, 0.3, seed=2)), MODEL)
     passed_S = assigned.batch.outcome[assigned.batch.trajectory_of_step] == 1.0
     assert (assigned.own_S[passed_S] == 0.0).all()
-    assert (assigned.own_S[~passed_S] < 0.0).all()
+    assert (assigned.own_S[~passed_S & assigned.scored_S] < 0.0).all()
 
 
-def test_unscored_agent_is_charged_for_failures_without_an_explanation():
+def test_unscored_agent_explains_failures_and_is_not_charged():
     rows = [("right", 1.0, 1.0), ("right", 1.0, 0.0), ("wrong", 0.0, 0.0)] * 40
     made = [
         make_trajectory(f"{i}", [step("planner"), step("executor", score)], outcome, task=f"q{i % 10}")
@@ -121,8 +121,10 @@ def test_unscored_agent_is_charged_for_failures_without_an_explanation():
     ]
     assigned = assign(batch_of(*made), MODEL)
     planner_S = assigned.batch.agent_of_step == assigned.batch.agent_names.index("planner")
-    unexplained, explained = (assigned.own_S[planner_S][at::3].mean() for at in (1, 2))
+    unexplained, explained = (assigned.harmless_S[planner_S][at::3].mean() for at in (1, 2))
     assert unexplained < explained - 0.3
+    assert (assigned.own_S[planner_S] == 0.0).all()
+    assert (assigned.own_S[~planner_S][2::3] < 0.0).all()
 
 
 def test_model_remembers_earlier_batches():
@@ -142,13 +144,14 @@ def test_bins_hold_0_halves_and_1():
 def test_charge_for_harm_adds_to_the_score():
     batch = batch_of(*simulated(8, {"planner": 0.3, "executor": 0.1}, 0.2, seed=6))
     assigned = assign(batch, replace(MODEL, w_r=1.0, w_m=0.3))
-    score_S = np.where(assigned.scored_S, assigned.sub_reward_S - 1.0, 0.0)
-    assert assigned.own_S == pytest.approx(score_S + 0.3 * (assigned.harmless_S - 1.0))
+    expected_S = assigned.sub_reward_S - 1.0 + 0.3 * (assigned.harmless_S - 1.0)
+    assert assigned.own_S == pytest.approx(np.where(assigned.scored_S, expected_S, 0.0))
 
 
 def test_explain_shows_the_probability():
     assigned = assign(batch_of(*simulated(4, {"planner": 0.3, "executor": 0.1}, 0.2, seed=5)), MODEL)
-    assert "probability of no harm" in str(explain(assigned, 0))
+    lines = [str(explain(assigned, step)) for step in (0, 1)]
+    assert ["probability of no harm" in text for text in lines] == [False, True]
 
 
 @pytest.mark.parametrize(

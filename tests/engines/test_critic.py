@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 
 from creditflow._utils.huggingface import load_folder
 from creditflow.config import CriticConfig, OptimConfig
+from creditflow.data import TrajectoryBatch
 from creditflow.engines.local.critic import Critic, explained
 from creditflow.engines.local.loss import value_loss
 from creditflow.engines.local.packing import TokenSequences
@@ -136,6 +138,101 @@ def test_critic_gradient_matches_single_rows(word_model_folder, batch, mode, bud
     assert 0.1 < metrics["critic/vf_clipfrac"] < 0.9
     ours, theirs = (torch.cat([w.grad.flatten() for w in m.parameters()]) for m in (model, slow))
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-8
+
+
+def two_policies(batch: TrajectoryBatch) -> TrajectoryBatch:
+    """The batch with the steps of a trajectory by policies in turn, the second of which has no tokens once."""
+    trajectories = batch.to_trajectories()
+    for trajectory in trajectories:
+        for place, step in enumerate(trajectory.steps):
+            step.policy = ("one", "two")[place % 2]
+    without = trajectories[3].steps[1]
+    without.prompt_ids = without.response_ids = without.response_mask = without.logprobs = ()
+    return TrajectoryBatch.from_trajectories(trajectories)
+
+
+def scattered(folder: Path, config: CriticConfig) -> Critic:
+    """A critic in float64 with values far from 0."""
+    torch.manual_seed(0)
+    model, _ = load_folder(folder, "token_classification", "key", new_head=True)
+    for weight in model.double().parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    return Critic(model, config)
+
+
+def value_by_hand(model, batch, s: int, limit: int) -> torch.Tensor:
+    """The values of a step's response, from one row: the newest tokens of the joint history and the step's own."""
+    before = [*text_before(batch, s, "trajectory"), *prompt_of(batch, s)]
+    row = [*before, *response_of(batch, s)][-limit:]
+    return model(torch.tensor([row])).logits[0, len(row) - len(response_of(batch, s)) - 1 : -1, 0]
+
+
+@pytest.mark.parametrize("limit", [64, 21])
+@pytest.mark.parametrize("budget", [40, 10_000])
+def test_central_critic_reads_the_joint_history(word_model_folder, batch, limit, budget) -> None:
+    """With 21 positions, histories of some steps are cut from the left, and others are whole."""
+    batch = two_policies(batch)
+    critic = scattered(word_model_folder, CriticConfig(central=True, ppo_max_token_len_per_gpu=budget))
+    critic.limit = dataclasses.replace(critic.limit, tokens=limit)
+    wanted = (batch.turn_of_step != 1) & (np.diff(batch.token_offsets) > 0)
+    values = critic.values(batch, wanted)
+
+    rows = [len(text_before(batch, s, "trajectory")) for s in range(batch.n_steps)]
+    lengths = np.array(rows) + np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
+    assert (lengths[wanted] > limit).any() == (limit == 21)
+    assert ((lengths <= limit) & (np.array(rows) > 0))[wanted].any()
+    for s in range(batch.n_steps):
+        own = values[batch.token_offsets[s] : batch.token_offsets[s + 1]]
+        if not wanted[s]:
+            assert np.isnan(own).all()
+            continue
+        expected = value_by_hand(critic.model, batch, s, limit).detach()
+        np.testing.assert_allclose(own, expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("limit", [64, 21])
+def test_central_critic_learns_from_all_policies(word_model_folder, batch, limit) -> None:
+    """One update over the steps of both policies has the gradient of single rows."""
+    batch = two_policies(batch)
+    critic = scattered(
+        word_model_folder,
+        CriticConfig(
+            central=True, optim=OptimConfig(lr=1e-12), cliprange_value=100.0, grad_clip=1e9,
+            ppo_max_token_len_per_gpu=50, loss_agg_mode="token-mean",
+        ),
+    )  # fmt: skip
+    critic.limit = dataclasses.replace(critic.limit, tokens=limit)
+    slow, rng = copy.deepcopy(critic.model), np.random.default_rng(0)
+    returns, trained = rng.normal(size=len(batch.response_ids)), np.ones(batch.n_steps, dtype=np.bool_)
+    trained[5] = False
+    losses = []
+    for s in np.flatnonzero(trained & (np.diff(batch.token_offsets) > 0)):
+        target = torch.from_numpy(returns[batch.token_offsets[s] : batch.token_offsets[s + 1]])
+        losses.append((value_by_hand(slow, batch, s, limit) - target).square() / 2)
+    expected = torch.cat(losses).mean()
+    expected.backward()
+
+    metrics = critic.update(
+        batch, returns, critic.values(batch, trained), trained, np.zeros(batch.n_steps, dtype=np.int64)
+    )
+
+    assert metrics["critic/vf_loss"] == pytest.approx(expected.item(), rel=1e-8)
+    ours, theirs = (torch.cat([w.grad.flatten() for w in m.parameters()]) for m in (critic.model, slow))
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-8
+
+
+def test_joint_histories_contain_each_wanted_token_once(batch) -> None:
+    batch = two_policies(batch)
+    wanted = np.arange(batch.n_steps) % 3 != 1
+    for limit in (64, 21):
+        made = TokenSequences.from_joint_histories(batch, wanted, limit)
+        rows = np.diff(made.prompt_offsets) + np.diff(made.token_offsets)
+        step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
+        at = made.token_at[made.token_at >= 0]
+        assert rows.max() <= limit
+        assert set(np.flatnonzero(wanted[step_of_token])) <= set(at.tolist())
+        assert len(at) == len(set(at.tolist()))
+        np.testing.assert_array_equal(made.response_ids[made.token_at >= 0], batch.response_ids[at])
 
 
 def test_value_loss_stops_gradients_beyond_the_clip_range() -> None:

@@ -1,6 +1,7 @@
 """Compare resumed runs with uninterrupted runs."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.builders import mostly_slow
 from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
 
 EVERY_STEP = ("trainer.save_freq=1", "trainer.test_freq=2", "trainer.total_training_steps=4")
+TWO_POLICIES = ("policies={one: {}, two: {}}", "team.agents.writer.policy=one", "team.agents.editor.policy=two")
 KINDS = {
     "one policy": (),
     "a critic": ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer", "trainer.critic_warmup=1"),
@@ -26,12 +28,18 @@ KINDS = {
         "team.agents.editor.policy=two",
     ),
     "two policies in turn": (
-        "policies={one: {}, two: {}}",
-        "team.agents.writer.policy=one",
-        "team.agents.editor.policy=two",
+        *TWO_POLICIES,
         "trainer.update_schedule=alternating",
         "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
     ),
+    "a central critic": (
+        *TWO_POLICIES,
+        "algorithm.adv_estimator=gae",
+        "algorithm.outcome_to=answer",
+        "critic={central: true, optim: {lr: 0.01}}",
+        "trainer.critic_warmup=1",
+    ),
+    "one policy after another": (*TWO_POLICIES, "trainer.update_schedule=sequential"),
     "dynamic sampling": ("algorithm.filter_groups.enable=true",),
     "fitted parts": (
         "algorithm.outcome_baseline=prefix",
@@ -111,7 +119,13 @@ def expect_the_same(one: Path, two: Path) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    mostly_slow(KINDS, ("one policy", "a critic", "fitted parts", "two policies in turn", "a threshold that moves")),
+    mostly_slow(
+        KINDS,
+        (
+            *("one policy", "a critic", "fitted parts", "a threshold that moves"),
+            *("two policies in turn", "one policy after another"),
+        ),
+    ),
 )
 def test_resumed_run_equals_an_unstopped_run(recipe_file, monkeypatch, kind) -> None:
     settings = (*EVERY_STEP, *KINDS[kind])
@@ -131,12 +145,23 @@ def test_alternating_schedule_updates_one_policy_a_step(recipe_file) -> None:
     assert updated == [{"one"}, {"two"}, {"one"}, {"two"}]
 
 
+def test_alternating_schedule_trains_critics_in_every_step(recipe_file) -> None:
+    critic = ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer")
+    rows = read_metrics(run(recipe_file, "run", *EVERY_STEP, *KINDS["two policies in turn"], *critic))[1:]
+    assert all(row[f"{name}/critic/grad_norm"] > 0 for row in rows for name in ("one", "two"))
+    # Two updates a step, so each policy has four updates: half a cosine of four.
+    expected = [0.01 * (1 + math.cos(math.pi * k / 4)) / 2 for k in range(4)]
+    for name, first in (("one", 0), ("two", 1)):
+        rates = [rows[first + 2 * k][f"{name}/actor/lr"] for k in range(2)]
+        assert rates == pytest.approx([(expected[0] + expected[1]) / 2, (expected[2] + expected[3]) / 2])
+
+
 @pytest.mark.parametrize(
     ("warmup", "expected"), [(0, [["a"], ["b"], ["c"], ["a"]]), (2, [[], [], ["a"], ["b"]])], ids=["at once", "later"]
 )
 def test_policies_take_turns_after_the_warm_up(warmup, expected) -> None:
     schedule = TrainerConfig(update_schedule="alternating", critic_warmup=warmup)
-    assert [trainer.policies_due(step, schedule, ["a", "b", "c"]) for step in (1, 2, 3, 4)] == expected
+    assert [trainer.policies_due(step, schedule, ["a", "b", "c"], 0) for step in (1, 2, 3, 4)] == expected
 
 
 def test_run_without_a_checkpoint_starts_again(recipe_file, monkeypatch) -> None:
@@ -283,6 +308,32 @@ def test_policies_learn_only_from_their_own_steps(recipe_file) -> None:
         assert row["one/actor/grad_norm"] > 0
         assert row["two/actor/grad_norm"] > 0
         assert row["two/actor/lr"] == 2 * row["one/actor/lr"] == 0.02
+
+
+def test_central_critic_is_one_for_all_policies(recipe_file) -> None:
+    path = run(recipe_file, "run", *EVERY_STEP, *KINDS["a central critic"])
+    assert sorted(file.name for file in (path / "checkpoints/global_step_4/state").glob("critic*")) == [
+        "critic-central",
+        "critic-central.safetensors",
+    ]
+    rows = read_metrics(path)[1:]
+    assert all(row["critic/grad_norm"] > 0 for row in rows)
+    assert not any(re.search(r"(one|two)/critic/", key) for row in rows for key in row)
+    assert [{f"{name}/actor/pg_loss" in row for name in ("one", "two")} for row in rows] == [{False}, *[{True}] * 3]
+
+
+def test_central_critic_refuses_other_tokenizers(recipe_file) -> None:
+    mixed = ("policies={one: {}, two: {model: {path: tiny}}}", "data={max_prompt_length: 32, max_response_length: 4}")
+    with pytest.raises(ConfigError, match=r"^critic.central: expected policies with one vocabulary, got one and two"):
+        run(recipe_file, "run", *KINDS["a central critic"], *mixed)
+    assert not (recipe_file.parent / "run").exists()
+
+
+def test_central_critic_needs_a_critic_of_all_policies(recipe_file) -> None:
+    with pytest.raises(ConfigError, match=r"^critic.central: true, but algorithm.adv_estimator: grpo has no critic"):
+        load_recipe(recipe_file, ["critic.central=true"])
+    with pytest.raises(ConfigError, match=r"^critic.context: trajectory is for a critic of one policy"):
+        load_recipe(recipe_file, [*KINDS["a central critic"], "critic.context=trajectory"])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from creditflow.config.model import SUM_NORM
 from creditflow.config.recipe import Config, optim_of, policies_in_use, trained_policies
 from creditflow.config.team import DEFAULT_POLICY, AgentConfig, EndpointConfig, PolicyConfig
 from creditflow.credit.presets import find_preset
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
 from creditflow.monitoring.guard import specs
@@ -58,10 +58,24 @@ def _validate_training(config: Config) -> None:
             f"trainer.critic_warmup: {trainer.critic_warmup}, but algorithm.adv_estimator: "
             f"{config.algorithm.adv_estimator} has no critic"
         )
+    if config.critic.central and not estimator.critic:
+        raise ConfigError(
+            f"critic.central: true, but algorithm.adv_estimator: {config.algorithm.adv_estimator} has no critic"
+        )
+    if config.critic.central and config.critic.context != "step":
+        raise ConfigError(
+            f"critic.context: {config.critic.context} is for a critic of one policy; leave it step with "
+            "critic.central: true"
+        )
     if trainer.update_schedule != "simultaneous" and len(trained := trained_policies(config)) < 2:
         raise ConfigError(
             f"trainer.update_schedule: {trainer.update_schedule} needs several trained policies, got "
             f"{', '.join(trained) or 'none'}"
+        )
+    if trainer.update_schedule == "sequential" and PROPAGATION_RULES[config.algorithm.propagation].branches:
+        raise ConfigError(
+            f"trainer.update_schedule: expected simultaneous or alternating with algorithm.propagation: "
+            f"{config.algorithm.propagation}, whose values are means over branches of different ratios, got sequential"
         )
     for section, averaged in (("actor_rollout_ref.actor", actor), ("critic", config.critic)):
         if averaged.loss_agg_mode == SUM_NORM and averaged.loss_scale_factor is None:

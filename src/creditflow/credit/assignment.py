@@ -301,7 +301,7 @@ def _assign(
             outcome_S=terms.outcome_S,
             gate_S=gate_S,
             open_S=open_S,
-            scored_S=judged_S | ~np.isnan(terms.harmless_S),
+            scored_S=judged_S,
             failed_S=unjudged_S,
             outcome_known_S=outcome.known_S,
             kept_S=kept_S,
@@ -509,15 +509,13 @@ class _Terms:
     @property
     def has_own_S(self) -> Bools:
         """[S] whether the step has an own reward."""
-        return ~(np.isnan(self.sub_reward_S) & np.isnan(self.harmless_S))
+        return ~np.isnan(self.sub_reward_S)
 
     def paid_S(self, options: CreditOptions) -> Floats:
         """[S] the own rewards; 0 for steps without one."""
         of_score_S = self.weight_S * (self.sub_reward_S - options.sub_reward_origin)
-        paid_S = np.where(np.isnan(self.sub_reward_S), 0.0, of_score_S)
-        if np.isnan(self.harmless_S).all():
-            return paid_S
-        return np.where(np.isnan(self.harmless_S), paid_S, paid_S + options.w_m * (self.harmless_S - 1.0))
+        charged_S = np.where(np.isnan(self.harmless_S), of_score_S, of_score_S + options.w_m * (self.harmless_S - 1.0))
+        return np.where(self.has_own_S, charged_S, 0.0)
 
 
 def _terms(

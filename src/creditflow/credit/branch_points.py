@@ -116,9 +116,9 @@ def choose_branch_points(
     `branch_cost`. `tokens_of`: the tokens that branches may take, by the response tokens of the batch. `posterior_S`:
     [S] the probability that the step was right, for `disputed`.
 
-    A trajectory branches with the probability that is affordable for all others, which is nearly the same for each. The
-    draw is systematic (Madow 1949), so the number of decisions is known up to 1. Raises ConfigError for `disputed`
-    without a posterior.
+    A trajectory branches with the probability that is affordable for all others, which is nearly the same for each.
+    Which ones branch is a systematic draw (Madow 1949), so the number of decisions is known up to 1; their steps are
+    spread evenly. Raises ConfigError for `disputed` without a posterior.
     """
     place_S = _within_trajectory(batch, PREFERENCES[at](batch, candidate_S, posterior_S))
     n = batch.trajectory_of_step
@@ -166,9 +166,18 @@ def _mean_of_others(batch: TrajectoryBatch, candidate_S: Bools, value_S: Floats)
 def _draw(batch: TrajectoryBatch, probability_S: Floats, rng: np.random.Generator) -> Ints:
     """[N] one step at most of each trajectory, each with its probability, which sum to 1 at most."""
     n = batch.n_trajectories
-    steps = np.argsort(rng.permutation(n)[batch.trajectory_of_step], kind="stable")  # trajectories in random order
-    passed = np.floor(np.cumsum(probability_S[steps]) + rng.random())
-    drawn = steps[np.diff(passed, prepend=0.0) > 0]
+    rate_N = np.bincount(batch.trajectory_of_step, probability_S, n)
+    order = rng.permutation(n)
+    passed = np.floor(np.cumsum(rate_N[order]) + rng.random())
+    branches = order[np.diff(passed, prepend=0.0) > 0]
+    # A quantile of its own for each trajectory, spread evenly: with one for all, every trajectory would branch at the
+    # same step, and the tokens of a training step would vary by a factor of five.
+    quantile_N = (rng.permutation(n) + rng.random(n)) / n
     step_N = np.full(n, -1)
-    step_N[batch.trajectory_of_step[drawn[::-1]]] = drawn[::-1]  # the first one, if rounding gives two
+    for trajectory in branches.tolist():
+        steps = np.flatnonzero((batch.trajectory_of_step == trajectory) & (probability_S > 0))
+        below = np.cumsum(probability_S[steps]) / rate_N[trajectory]
+        step_N[trajectory] = steps[
+            min(int(np.searchsorted(below, quantile_N[trajectory], side="right")), len(steps) - 1)
+        ]
     return step_N

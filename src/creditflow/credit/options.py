@@ -53,7 +53,7 @@ class CreditOptions:
     score, estimated from other groups and earlier batches; with few data, near `w_r`."""
     score_model: str = "none"
     """A model of scores and outcome that adds to a step's own reward. `noisy_and`: `w_m` times the probability that the
-    step did harm, given its score and the outcome, is charged; also for unscored steps. `none`: no model."""
+    step did harm, given all scores and the outcome, is charged to each scored step. `none`: no model."""
     baseline: str = "group"
     """`group`: the mean of the group; `shrunk`: shrunk towards the means of the containing groups, by its count."""
     norm_adv_by_std_in_grpo: bool = True

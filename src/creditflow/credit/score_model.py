@@ -8,11 +8,11 @@ another if it does not. A trajectory succeeds only if no step does harm, and the
     failed:     p_t = pi_t * (1 - (1 - slip) * product over other steps k of pi_k)
                       / (1 - (1 - slip) * product over all steps k of pi_k)
 
-The own reward of the step gains `w_m * (p_t - 1)`. This is a noisy-AND network (Pearl 1988, section 4.3.2) with its
-exact posterior. The steps that were likely wrong explain a failure: a wrong verdict on a trajectory that succeeded
-costs nothing, and unscored steps are charged for failures that no score explains. The rates are learned by expectation
-maximization (Dempster, Laird, Rubin 1977) over this batch and faded expected counts of earlier ones, regularized by a
-prior.
+The own reward of a scored step gains `w_m * (p_t - 1)`. This is a noisy-AND network (Pearl 1988, section 4.3.2) with
+its exact posterior. The steps that were likely wrong explain a failure: a wrong verdict on a trajectory that succeeded
+costs nothing. Unscored steps take part in the model and are not charged: the outcome itself tells as much about them,
+without the model's errors. The rates are learned by expectation maximization (Dempster, Laird, Rubin 1977) over this
+batch and faded expected counts of earlier ones, regularized by a prior.
 """
 
 from __future__ import annotations

@@ -45,21 +45,22 @@ class Capability(StrEnum):
     BRANCHES = "branches of recorded rollouts"
     """It samples the branches that a propagation rule trains on (`algorithm.propagation: replay`)."""
     CRITIC_CONTEXT = "a critic that reads the whole trajectory"
-    """`critic.context` other than the default."""
+    """`critic.context` or `critic.central` other than the default."""
     FALLBACK_ADAPTERS = "adapters in the fallback"
     """`guard.fallback.trainable: lora`."""
-    UPDATE_SCHEDULE = "updates of one policy at a time"
+    UPDATE_SCHEDULE = "updates of policies in turn"
     """`trainer.update_schedule` other than the default."""
     OWN_OPTIONS = "options of its own"
     """It reads the arguments after `--`, and `configuration` is implemented."""
 
 
 CAPABILITY_OPTIONS = {
-    "critic.context": ("trajectory", Capability.CRITIC_CONTEXT),
-    "guard.fallback.trainable": ("lora", Capability.FALLBACK_ADAPTERS),
-    "trainer.update_schedule": ("alternating", Capability.UPDATE_SCHEDULE),
+    "critic.context": (("trajectory",), Capability.CRITIC_CONTEXT),
+    "critic.central": ((True,), Capability.CRITIC_CONTEXT),
+    "guard.fallback.trainable": (("lora",), Capability.FALLBACK_ADAPTERS),
+    "trainer.update_schedule": (("alternating", "sequential"), Capability.UPDATE_SCHEDULE),
 }
-"""Recipe options, and their value that needs a capability. Propagation rules declare their needs in their records."""
+"""Recipe options, and their values that need a capability. Propagation rules declare their needs in their records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +239,8 @@ def expect_capabilities(config: Config, name: str, capabilities: Collection[Capa
     unsupported = [] if runs else ["algorithm.propagation"]
     unsupported += [
         key
-        for key, (value, capability) in CAPABILITY_OPTIONS.items()
-        if capability not in capabilities and attrgetter(key)(config) == value
+        for key, (values, capability) in CAPABILITY_OPTIONS.items()
+        if capability not in capabilities and attrgetter(key)(config) in values
     ]
     if config.audit.every and Capability.COUNTERFACTUAL not in capabilities:
         unsupported.append("audit.every")

@@ -368,7 +368,7 @@ class _OperationLog:
         """The own reward without the outcome: what the score earns, less the probability of harm."""
         a, s, options = self.assignment, self.s, self.assignment.options
         of_score = self.paid_for_score()
-        if np.isnan(a.harmless_S[s]):
+        if np.isnan(a.harmless_S[s]) or np.isnan(a.sub_reward_S[s]):
             return of_score
         note = f"{options.score_model}: given its score and the outcome"
         harmless = self.given("probability of no harm", a.harmless_S[s], note)

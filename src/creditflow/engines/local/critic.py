@@ -69,20 +69,29 @@ class Critic:
     def _parts(self, batch: TrajectoryBatch, steps: Ints) -> Iterator[tuple[PackedSteps, Ints, Ints]]:
         """Yield micro-batches, the indices of response tokens among their R tokens, and the batch columns of those.
 
-        The micro-batches contain `steps`; if the critic sees whole trajectories, all steps of the same policy in them.
+        The micro-batches contain `steps`; if the critic sees whole trajectories, all steps of the same policy in them,
+        or of all policies if it is central.
         """
         most = self.max_tokens
-        if self.config.context == "step" or len(steps) == 0:
+        if (self.config.context == "step" and not self.config.central) or len(steps) == 0:
             for packed in self.forward.micro_batches(batch, steps, most):
                 yield self._readable(packed), np.arange(len(packed.token_at)), packed.token_at
             return
-        mates = np.isin(batch.trajectory_of_step, batch.trajectory_of_step[steps])
-        mates &= (batch.policy_of_step == batch.policy_of_step[steps[0]]) & (np.diff(batch.token_offsets) > 0)
-        sequences = TokenSequences.from_trajectories(batch, np.flatnonzero(mates), self.limit.tokens)
+        sequences = self._trajectories(batch, steps)
         for packed in self.forward.micro_batches(sequences, np.arange(len(sequences.token_offsets) - 1), most):
             at = sequences.token_at[packed.token_at]
             token_rows = np.flatnonzero(at >= 0)
             yield self._readable(packed), token_rows, at[token_rows]
+
+    def _trajectories(self, batch: TrajectoryBatch, steps: Ints) -> TokenSequences:
+        """The trajectories of `steps`, as far as the critic reads them."""
+        if self.config.central:
+            return TokenSequences.from_joint_histories(
+                batch, np.isin(np.arange(batch.n_steps), steps), self.limit.tokens
+            )
+        mates = np.isin(batch.trajectory_of_step, batch.trajectory_of_step[steps])
+        mates &= (batch.policy_of_step == batch.policy_of_step[steps[0]]) & (np.diff(batch.token_offsets) > 0)
+        return TokenSequences.from_trajectories(batch, np.flatnonzero(mates), self.limit.tokens)
 
     def _readable(self, packed: PackedSteps) -> PackedSteps:
         """Replace tokens beyond the critic's vocabulary (a policy's may be padded) by its last token."""

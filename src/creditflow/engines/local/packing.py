@@ -107,6 +107,55 @@ class TokenSequences:
             np.concatenate([at for place in places for at in place]),
         )
 
+    @classmethod
+    def from_joint_histories(cls, batch: TrajectoryBatch, wanted_S: Bools, longest: int) -> TokenSequences:
+        """The steps `wanted_S` [S], each after the prompts and responses of all earlier steps of its trajectory.
+
+        `longest`: the limit of a sequence, in tokens. Steps whose history fits share one sequence per trajectory, which
+        also contains the unwanted steps before them. Any other step has a separate sequence, without the beginning of
+        its history.
+        """
+        prompts, responses = list[TokenIds](), list[TokenIds]()
+        places = list[Ints]()
+
+        def add(ids: TokenIds, at: Ints, head: int) -> None:
+            prompts.append(ids[:head])
+            responses.append(ids[head:])
+            places.append(at[head:])
+
+        wanted_S = wanted_S & (np.diff(batch.token_offsets) > 0)
+        for n in np.unique(batch.trajectory_of_step[wanted_S]).tolist():
+            steps = range(*np.searchsorted(batch.trajectory_of_step, (n, n + 1)).tolist())
+            ids, at, ends = _joined(batch, steps)
+            fits = [s for s, end in zip(steps, ends, strict=True) if wanted_S[s] and end <= longest]
+            if fits:
+                whole = ends[steps.index(fits[-1])]
+                add(ids[:whole], at[:whole], int(np.flatnonzero(at >= 0)[0]))
+            for s, end in zip(steps, ends, strict=True):
+                if wanted_S[s] and end > longest:
+                    response = int(batch.token_offsets[s + 1] - batch.token_offsets[s])
+                    add(ids[end - longest : end], at[end - longest : end], longest - response)
+        return cls(
+            np.concatenate(prompts),
+            np.cumsum([0, *map(len, prompts)]),
+            np.concatenate(responses),
+            np.cumsum([0, *map(len, responses)]),
+            np.concatenate(places),
+        )
+
+
+def _joined(batch: TrajectoryBatch, steps: Sequence[int]) -> tuple[TokenIds, Ints, list[int]]:
+    """The tokens of steps in order, their indices in the [T] columns (-1 in prompts), and the end of each step."""
+    parts, places, ends, size = list[TokenIds](), list[Ints](), list[int](), 0
+    for s in steps:
+        prompt = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
+        own = np.arange(batch.token_offsets[s], batch.token_offsets[s + 1])
+        parts += [prompt, batch.response_ids[own]]
+        places += [np.full(len(prompt), -1), own]
+        size += len(prompt) + len(own)
+        ends.append(size)
+    return np.concatenate(parts), np.concatenate(places), ends
+
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:

@@ -6,7 +6,7 @@ Independent of rollouts and rewards.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from creditflow.config import (
 )
 from creditflow.credit import Assignment
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
-from creditflow.data import Floats, Ints, Trajectory, TrajectoryBatch
+from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.base import MemoryEstimate
 from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.local import memory, planning
@@ -39,11 +39,14 @@ from creditflow.engines.local.planning import MemoryPlan
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.products import cast_bytes
 from creditflow.engines.local.samplers.vllm import attach_samplers
+from creditflow.engines.local.sequential import JointRatio
 from creditflow.engines.models.folders import critic_folder, model_folder
 from creditflow.errors import ConfigError
 from creditflow.monitoring.memory import forget_peak, peak_gib
 
 FALLBACK_KEY = "guard.fallback"
+CENTRAL = "central"
+"""The name of the critic of all trained policies, in `PolicySet.critics` and checkpoints."""
 ACTOR_SIZE, CRITIC_SIZE = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"
 
 
@@ -69,6 +72,18 @@ def _expect_critic(data: DataConfig, critic: Critic, policy: Policy, key: str) -
             f"{key}: expected a model that reads steps of {longest} tokens (data.max_prompt_length + "
             f"data.max_response_length), got at most {critic.limit.tokens}: {critic.limit.reason}"
         )
+
+
+def _expect_one_vocabulary(policies: Mapping[str, Policy]) -> None:
+    """Raise ConfigError if two policies have different vocabularies, which a central critic cannot read."""
+    (first, policy), *others = policies.items()
+    vocabulary = policy.tokenizer.get_vocab()
+    for name, other in others:
+        if other.tokenizer.get_vocab() != vocabulary:
+            raise ConfigError(
+                f"critic.central: expected policies with one vocabulary, got {first} and {name} with different "
+                "tokenizers; leave it false for a critic of each policy"
+            )
 
 
 def load_policies(recipe: Recipe) -> dict[str, Policy]:
@@ -109,9 +124,29 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
     return policies
 
 
+def _load_critics(recipe: Recipe, policies: Mapping[str, Policy], updates: int) -> dict[str, Critic]:
+    """The critic of each trained policy, or the central critic of all. `updates`: of each critic in the run."""
+    config, trained = recipe.config, trained_policies(recipe.config)
+    readers: dict[str, tuple[str, ...]] = {name: (name,) for name in trained}
+    if config.critic.central:
+        _expect_one_vocabulary(policies)
+        readers = {CENTRAL: trained}
+    critics = dict[str, Critic]()
+    for name, read in readers.items():
+        folder, key = critic_folder(recipe, read[0])
+        critics[name] = Critic.load(folder, key, policies[read[0]].device, config.critic, updates)
+        critics[name].forward.set_precision(config.trainer.precision)
+        for policy in read:
+            _expect_critic(config.data, critics[name], policies[policy], key)
+    return critics
+
+
 @dataclass(frozen=True)
 class PolicySet:
-    """The policies by name; each trained one has an actor and, if the estimator needs it, a critic."""
+    """The policies by name; each trained one has an actor and, if the estimator needs it, a critic.
+
+    A central critic is one for all of them, under the name CENTRAL.
+    """
 
     policies: dict[str, Policy]
     actors: dict[str, Actor]
@@ -133,7 +168,7 @@ class PolicySet:
         section = config.actor_rollout_ref.actor
         mini_batches = math.ceil(config.data.train_batch_size / section.ppo_mini_batch_size)
         learning = steps - min(steps, config.trainer.critic_warmup)
-        actors, critics = dict[str, Actor](), dict[str, Critic]()
+        actors = dict[str, Actor]()
         trained = trained_policies(config)
         for place, name in enumerate(trained):
             own_steps = learning
@@ -146,12 +181,9 @@ class PolicySet:
                 optim=optim_of(config, name),
                 keep_reference=keep_reference,
             )
-            if ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator].critic:
-                folder, key = critic_folder(recipe, name)
-                updates = steps * mini_batches * config.critic.ppo_epochs
-                critics[name] = Critic.load(folder, key, policies[name].device, config.critic, updates)
-                critics[name].forward.set_precision(config.trainer.precision)
-                _expect_critic(config.data, critics[name], policies[name], key)
+        critics = dict[str, Critic]()
+        if ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator].critic:
+            critics = _load_critics(recipe, policies, steps * mini_batches * config.critic.ppo_epochs)
         if config.actor_rollout_ref.model.enable_gradient_checkpointing:
             for actor in actors.values():
                 actor.policy.recompute()
@@ -267,12 +299,12 @@ class PolicySet:
                 step.response_mask = (0,) * len(step.response_ids)
 
     def values(self, batch: TrajectoryBatch) -> Floats | None:
-        """The values [T] that each critic assigns to its policy's tokens; None without critics."""
+        """The values [T] that each critic assigns to the tokens of its steps; None without critics."""
         if not self.critics:
             return None
         values_T = np.full(len(batch.response_ids), np.nan)
         for name, critic in self.critics.items():
-            own_T = critic.values(batch, policy_steps(batch, name))
+            own_T = critic.values(batch, self._critic_steps(batch, name))
             values_T = np.where(np.isnan(own_T), values_T, own_T)
         return values_T
 
@@ -282,31 +314,49 @@ class PolicySet:
         values_T: Floats | None,
         mini_batch_of_step: Ints,
         *,
-        only: Collection[str] | None = None,
+        only: Sequence[str] | None = None,
+        joint: JointRatio | None = None,
     ) -> dict[str, float]:
         """Update each actor and critic from its policy's steps; returns metrics.
 
-        With several trained policies, metric names start with the policy's name. `values_T`: the result of `values`.
-        `only`: the policies whose actors are updated; None: all.
+        With several trained policies, metric names start with the policy's name, except those of a central critic.
+        `values_T`: the result of `values`.
+        `only`: the policies whose actors are updated, in this order; None: all. `joint`: the factor of sequential
+        updates.
         """
         memory.release()  # what sampling left
         batch, returns_T, advantage_T = assignment.batch, assignment.returns_T, assignment.token_advantages()
-        metrics: dict[str, float] = {}
-        for name, actor in self.actors.items():
-            own_S = assignment.trained_S & policy_steps(batch, name)
-            own: dict[str, float] = {}
-            if name in self.critics:
-                assert returns_T is not None
-                assert values_T is not None
-                own |= self.critics[name].update(batch, returns_T, values_T, own_S, mini_batch_of_step)
-            if only is None or name in only:
-                corrected, weighted_T = batch, advantage_T
-                if self.correction is not None:
-                    corrected, weighted_T, measured = self.correction.apply(actor, batch, advantage_T, own_S)
-                    own |= measured
-                own |= actor.update(corrected, weighted_T, own_S, mini_batch_of_step, assignment.share_S)
-            metrics |= self._named(name, own)
-        return metrics
+        metrics: dict[str, dict[str, float]] = {name: {} for name in self.actors}
+        common: dict[str, float] = {}
+        for name, critic in self.critics.items():
+            assert returns_T is not None
+            assert values_T is not None
+            own_S = assignment.trained_S & self._critic_steps(batch, name)
+            measured = critic.update(batch, returns_T, values_T, own_S, mini_batch_of_step)
+            (common if critic.config.central else metrics[name]).update(measured)
+        due = list(self.actors) if only is None else only
+        for name in due:
+            actor, steps_S = self.actors[name], policy_steps(batch, name)
+            own_S = assignment.trained_S & steps_S
+            corrected, weighted_T = batch, advantage_T
+            if joint is not None:
+                weighted_T, measured = joint.apply(weighted_T, own_S)
+                metrics[name] |= measured
+            if self.correction is not None:
+                corrected, weighted_T, measured = self.correction.apply(actor, batch, weighted_T, own_S)
+                metrics[name] |= measured
+            later = joint if name != due[-1] else None  # no policy reads the factor of the last one
+            if later is not None:
+                later.begin(actor, steps_S)
+            metrics[name] |= actor.update(corrected, weighted_T, own_S, mini_batch_of_step, assignment.share_S)
+            if later is not None:
+                later.end(actor, steps_S)
+        return common | {key: value for name, own in metrics.items() for key, value in self._named(name, own).items()}
+
+    def _critic_steps(self, batch: TrajectoryBatch, name: str) -> Bools:
+        """A mask [S] of the steps that a critic values."""
+        readers = tuple(self.actors) if self.critics[name].config.central else (name,)
+        return np.asarray(np.any([policy_steps(batch, policy) for policy in readers], axis=0))
 
     @property
     def narrowed(self) -> bool:

@@ -34,6 +34,7 @@ from creditflow.engines.local.fidelity import fidelity_metrics
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import SampledBatch, Stopwatch, gather, sample_trajectories, score
 from creditflow.engines.local.run import NAME, RunState, apply_guard_action, begin, expect_resumable
+from creditflow.engines.local.sequential import JointRatio
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores
 from creditflow.monitoring import Evaluation, GuardEvent
 from creditflow.monitoring.guard import STOP
@@ -219,10 +220,7 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     terms = [name for name, on in (("KL", actor.use_kl_loss), ("entropy", actor.entropy_coeff)) if on]
     run.warn(tied_events(assignment, terms, step, run.folder.events()))
     with timing("update"):
-        nth_task = _recorded(batch) // config.actor_rollout_ref.rollout.n
-        mini_batch_of_step = (nth_task // config.actor_rollout_ref.actor.ppo_mini_batch_size)[batch.trajectory_of_step]
-        only = policies_due(step, config.trainer, list(policy_set.actors))
-        update = policy_set.update(assignment, values_T, mini_batch_of_step, only=only)
+        update = _update(run, step, assignment, values_T)
     with timing("ledger"):
         run.folder.write_steps(step, batch, assignment)
     table_freq = config.trainer.test_freq if config.trainer.test_freq > 0 else _TABLE_FREQ
@@ -282,13 +280,30 @@ def _audited(run: RunState, assignment: Assignment, values_T: Floats | None) -> 
     return assign(assignment.batch, options, values_T=values_T, threshold=threshold, history=assignment.history)
 
 
-def policies_due(step: int, trainer: TrainerConfig, names: Sequence[str]) -> list[str]:
-    """The policies whose actors training step `step` (from 1) updates; a function of the step alone."""
+def _update(run: RunState, step: int, assignment: Assignment, values_T: Floats | None) -> dict[str, float]:
+    """Update the policies that are due in a training step, and all critics; returns metrics."""
+    config, policy_set, batch = run.config, run.policy_set, assignment.batch
+    nth_task = _recorded(batch) // config.actor_rollout_ref.rollout.n
+    mini_batch_of_step = (nth_task // config.actor_rollout_ref.actor.ppo_mini_batch_size)[batch.trajectory_of_step]
+    due, joint = policies_due(step, config.trainer, list(policy_set.actors), config.data.seed), None
+    if config.trainer.update_schedule == "sequential":
+        joint = JointRatio(batch, config.trainer.sequential_ratio_max)
+    return policy_set.update(assignment, values_T, mini_batch_of_step, only=due, joint=joint)
+
+
+def policies_due(step: int, trainer: TrainerConfig, names: Sequence[str], seed: int) -> list[str]:
+    """The policies whose actors training step `step` (from 1) updates, in the order of their updates.
+
+    A function of step and seed alone, so that a resumed run continues it. `sequential`: a random order of each step
+    (Kuba et al. 2022, arXiv 2109.11251, algorithm 4).
+    """
     after_warmup = step - trainer.critic_warmup
     if after_warmup < 1:
         return []
     if trainer.update_schedule == "alternating":
         return [names[(after_warmup - 1) % len(names)]]
+    if trainer.update_schedule == "sequential":
+        return [names[place] for place in np.random.default_rng((seed, step)).permutation(len(names)).tolist()]
     return list(names)
 
 
