@@ -1,6 +1,7 @@
-"""Take the screenshots of the docs: `python docs/pictures/shoot.py RUN TRAJECTORY`.
+"""Take the screenshots of the docs: `python docs/pictures/shoot.py [--tree] RUN TRAJECTORY`.
 
-RUN was trained on `arithmetic_chain_sparse`; TRAJECTORY is one of its last training step with a closed gate.
+RUN was trained on `arithmetic_chain_sparse`; TRAJECTORY is one of its last training step with a closed gate. With
+`--tree`, RUN was trained on `arithmetic_chain algorithm.propagation=replay`, and TRAJECTORY has branches.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import time
 from pathlib import Path
 
 import httpx
-from playwright.sync_api import FloatRect, sync_playwright
+from playwright.sync_api import FloatRect, Page, sync_playwright
 
 HERE = Path(__file__).parent
 WIDTH = 1180
 
 
-def main(run: Path, trajectory: str) -> None:
-    """Serve the run and take both screenshots."""
+def main(run: Path, trajectory: str, *, tree: bool) -> None:
+    """Serve the run and take its screenshots."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -28,7 +29,7 @@ def main(run: Path, trajectory: str) -> None:
     view = subprocess.Popen([sys.executable, "-m", "creditflow", "view", str(run), "--port", str(port)])
     try:
         _wait_for(url)
-        _shoot(url, trajectory)
+        (_shoot_tree if tree else _shoot)(url, trajectory)
     finally:
         view.terminate()
 
@@ -51,13 +52,7 @@ def _shoot(url: str, trajectory: str) -> None:
         page.wait_for_selector("body[data-ready=true]")
         page.wait_for_timeout(3000)  # charts are drawn with an animation
         page.screenshot(path=HERE / "report_top.png")
-        page.fill("#filter [name=training_step]", trajectory.split("-")[1])
-        page.click("#filter button")
-        button = page.locator(f'[data-trajectory="{trajectory}"]')
-        while button.count() == 0:
-            page.click("#later")
-            page.wait_for_timeout(500)
-        button.click()
+        _open(page, trajectory)
         page.click(f'[data-step="{trajectory}/4"]')
         page.wait_for_selector('[data-part="why"]')
         page.evaluate("document.activeElement.blur()")
@@ -67,5 +62,35 @@ def _shoot(url: str, trajectory: str) -> None:
         browser.close()
 
 
+def _shoot_tree(url: str, trajectory: str) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": WIDTH, "height": 760})
+        page.goto(url)
+        page.wait_for_selector("body[data-ready=true]")
+        _open(page, trajectory)
+        page.wait_for_selector("svg.tree")
+        page.evaluate("document.querySelector('header').style.position = 'static'")  # it would cover a part
+        boxes = [page.locator(f"#trajectory {part}").last.bounding_box() for part in ("h3", "table")]
+        assert boxes[0] is not None
+        assert boxes[1] is not None
+        top = boxes[0]["y"] + page.evaluate("window.scrollY")
+        height = boxes[1]["y"] + boxes[1]["height"] - boxes[0]["y"]
+        clip: FloatRect = {"x": 0, "y": top - 8, "width": WIDTH, "height": height + 16}
+        page.screenshot(path=HERE / "report_tree.png", full_page=True, clip=clip)
+        browser.close()
+
+
+def _open(page: Page, trajectory: str) -> None:
+    """Open a trajectory from the list."""
+    page.fill("#filter [name=training_step]", trajectory.split("-")[1])
+    page.click("#filter button")
+    button = page.locator(f'[data-trajectory="{trajectory}"]')
+    while button.count() == 0:
+        page.click("#later")
+        page.wait_for_timeout(500)
+    button.click()
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[-2]), sys.argv[-1], tree="--tree" in sys.argv)

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from creditflow.credit import CreditOptions, assign, explain
-from creditflow.credit.analysis.metrics import credit_metrics
-from creditflow.credit.trees import KEY
+from creditflow.credit.analysis.metrics import batch_stats, credit_metrics
+from creditflow.credit.trees import KEY, rollouts_of
 from creditflow.data import read_parquet, write_parquet
 from creditflow.errors import BatchError, ConfigError
 from tests.builders import batch_of, make_trajectory, step
 from tests.credit.forests import forest
 from tests.credit.test_explain import assert_explained
 from tests.oracle import trees as oracle
+from tests.trees import tree_of_branches
 
 WEIGHTS = {"weight 1": (1.0,), "other weights": (0.5, 1.0, 1.75)}
 ESTIMATORS = {
@@ -171,6 +172,30 @@ def test_replay_refuses_contradicting_options(key):
 
 
 def test_alternatives_do_not_count_as_alone():
+    assert credit_metrics(one_decision())["groups/alone/b"] == 0.0
+
+
+def test_copies_count_as_neither_masked_nor_frozen_steps():
     metrics = credit_metrics(one_decision())
-    assert metrics["groups/alone/b"] == 0.0
-    assert metrics["groups/masked_steps"] == 5.0
+    assert metrics["groups/masked_steps"] == metrics["groups/frozen_steps"] == 0.0
+    assert not any(name.startswith("groups/frozen/") and share for name, share in metrics.items())
+
+
+@pytest.mark.parametrize("rule", ["none", "identical", "threshold"])
+def test_metrics_of_other_rules_count_no_branches(rule):
+    whole, alone = (
+        assign(batch_of(*some), CreditOptions(propagation=rule, outcome_to="answer"))
+        for some in (tree_of_branches(), tree_of_branches()[:2])
+    )
+    assert credit_metrics(whole) == credit_metrics(alone)
+    for agent, values in batch_stats(alone).sub_rewards.items():
+        assert batch_stats(whole).sub_rewards[agent].tolist() == values.tolist()
+
+
+def test_foreign_entries_under_the_key_are_no_branches():
+    batch = batch_of(make_trajectory("a", [step("a", tokens=1)], 1.0), make_trajectory("b", [step("a", tokens=1)], 0.0))
+    for info, entry in zip(
+        batch.trajectory_info, ("main", {"of": 3, "alternative": 1, "continuation": 0}), strict=True
+    ):
+        info[KEY] = entry
+    assert rollouts_of(batch).all()

@@ -10,6 +10,7 @@ from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.credit import assign, explain
 from creditflow.credit.trees import KEY
+from creditflow.engines.base import Capability, expect_capabilities
 from creditflow.engines.local import branches
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.monitoring.catalog import Names, described
@@ -189,12 +190,11 @@ def test_too_many_failed_branches_end_the_run(recipe_file, monkeypatch) -> None:
         run(recipe_file, "failing", *REPLAY[:2], "trainer.val_before_train=false")
 
 
-def test_replay_is_refused_on_verl(recipe_file) -> None:
-    from creditflow.engines.base import expect_capabilities
-
+def test_replay_is_refused_on_an_engine_without_branches(recipe_file) -> None:
     config = load_recipe(recipe_file, [REPLAY[0]]).config
-    with pytest.raises(ConfigError, match=r"propagation: replay is for --engine local; verl does not support"):
-        expect_capabilities(config, "verl", ())
+    with pytest.raises(ConfigError, match=r"propagation: replay is for .*; other does not support it"):
+        expect_capabilities(config, "other", {Capability.COUNTERFACTUAL})
+    expect_capabilities(config, "other", {Capability.BRANCHES})
 
 
 def test_commands_read_a_run_with_branches(whole: Path) -> None:

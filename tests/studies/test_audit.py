@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from creditflow._utils.progress import Reporter
 from creditflow.cli import app
+from creditflow.cli.audit import _spread_over_tasks
 from creditflow.config import load_recipe
 from creditflow.credit import CreditOptions, assign, explain
 from creditflow.credit.shapley import KEY, Values
@@ -22,6 +23,7 @@ from creditflow.runs import Ledger
 from creditflow.studies.audit import Measured, agreement
 from tests.builders import batch_of, make_trajectory, step
 from tests.paths import TOY
+from tests.trees import tree_of_branches
 
 
 def a_run(folder: Path, *overrides: str) -> Ledger:
@@ -75,6 +77,11 @@ def test_agreement_needs_known_errors_and_several_tasks(error: list[float]):
     assert seen.precision is None
     found = agreement("own", assign(batch, CreditOptions(propagation="none")), seen).credit
     assert (found.value, math.isnan(found.low), math.isnan(found.high)) == (-1.0, True, True)
+
+
+def test_audit_chooses_no_branches():
+    chosen = _spread_over_tasks(batch_of(*tree_of_branches()), 10)
+    assert [one.id for one in chosen] == ["t", "other"]
 
 
 def test_audit_prints_a_row_per_rule_and_saves_its_values(run: Path, tmp_path: Path):

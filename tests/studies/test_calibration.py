@@ -17,6 +17,7 @@ from creditflow.data import Score, TrajectoryBatch
 from creditflow.runs import RunFolder
 from creditflow.studies.calibration import ALL, Observations, calibrate, observe
 from tests.builders import batch_of, make_trajectory, step
+from tests.trees import tree_of_branches
 
 
 def observations(rows: list[tuple[float, bool, int]]) -> Observations:
@@ -121,3 +122,12 @@ def test_calibrate_refuses_a_run_without_scores(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["calibrate", str(tmp_path / "run")])
     assert result.exit_code == 2
     assert "expected a scored step in a trajectory with a scored outcome, found none" in result.stderr
+
+
+def test_branches_do_not_count_as_observations() -> None:
+    trajectories = tree_of_branches()
+    whole, alone = (observe([batch_of(*some)]) for some in (trajectories, trajectories[:2]))
+    assert [one.agent for one in whole] == ["planner", "executor", "verifier"]
+    for one, other in zip(whole, alone, strict=True):
+        assert one.score_X.tolist() == other.score_X.tolist()
+        assert one.right_X.tolist() == other.right_X.tolist() == [True, False]

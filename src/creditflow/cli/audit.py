@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from creditflow._utils.files import make_folder, write_json
@@ -17,6 +18,7 @@ from creditflow.cli._decisions import DecisionOptions, imported_audit, run_audit
 from creditflow.cli._options import JsonFile, Overrides, PlotFile, expect_parent_folders
 from creditflow.credit import Assignment
 from creditflow.credit.analysis.fidelity import Precision, Share
+from creditflow.credit.trees import rollouts_of
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.errors import ConfigError, InputError
 from creditflow.reports.tables import new_table, results_console, show
@@ -358,12 +360,14 @@ def _nearest(ledger: Ledger, step: int | None) -> tuple[int, int]:
 
 
 def _spread_over_tasks(batch: TrajectoryBatch, count: int) -> list[Trajectory]:
-    """At most `count` trajectories, from as many tasks as possible."""
+    """At most `count` rollouts, from as many tasks as possible; no branches."""
     if count < 1:
         raise InputError("--budget: expected at least --rollouts, the rollouts of one trajectory")
     rank: dict[str, int] = {}
     ranked = []
-    for index, trajectory in enumerate(batch.to_trajectories()):
+    rollouts = np.flatnonzero(rollouts_of(batch)).tolist()
+    trajectories = batch.to_trajectories()
+    for index, trajectory in ((n, trajectories[n]) for n in rollouts):
         rank[trajectory.uid] = rank.get(trajectory.uid, -1) + 1
         ranked.append((rank[trajectory.uid], index, trajectory))
     chosen = sorted(ranked, key=lambda item: item[:2])[:count]

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from creditflow._utils.progress import Reporter
 from creditflow.credit.analysis.difference import CreditChange, added, moved
+from creditflow.credit.trees import rollouts_of
 from creditflow.data import Floats
 from creditflow.reports.tables import MOVED_MEANING, moved_table, new_table, results_console, show
 from creditflow.reports.text import number, steps_words
@@ -88,7 +89,9 @@ class _Comparison:
     unassigned: list[int] = field(default_factory=list)
     """Training steps in which at least one run has no assignment."""
     sums: dict[str, Floats] = field(default_factory=dict)
-    """Per agent, [2, 5]: for each run the sums of steps, credit, |advantage|, scored steps and open scored steps."""
+    """Per agent, [2, 5]: for each run the sums of steps, credit, |advantage|, scored steps and open scored steps.
+
+    Steps of branches do not count."""
 
     def add(self, one: Recorded, two: Recorded) -> None:
         """Add a training step that both runs have."""
@@ -103,9 +106,10 @@ class _Comparison:
         for side, assignment in enumerate((a, b)):
             open_S = assignment.scored_S & assignment.gate_open_S
             ones_S = np.ones(assignment.batch.n_steps)
+            rollout_S = rollouts_of(assignment.batch)[assignment.batch.trajectory_of_step]
             columns = (ones_S, assignment.credit_S, np.abs(assignment.advantage_S), assignment.scored_S, open_S)
             for agent, name in enumerate(assignment.batch.agent_names):
-                at = assignment.batch.agent_of_step == agent
+                at = rollout_S & (assignment.batch.agent_of_step == agent)
                 self.sums.setdefault(name, np.zeros((2, 5)))[side] += [float(column[at].sum()) for column in columns]
 
     def table(self) -> Table:

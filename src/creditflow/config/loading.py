@@ -13,12 +13,14 @@ from creditflow.config.algorithm import AlgorithmConfig
 from creditflow.config.guard import adapt_rules
 from creditflow.config.model import SUM_NORM
 from creditflow.config.recipe import Config, Recipe
+from creditflow.config.rollout import BranchingConfig
 from creditflow.config.rule_files import load_named_files, with_loaded_files
 from creditflow.config.shipped import find_recipe, shipped_recipes
 from creditflow.config.validation import validate
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.presets import KEY as PRESET
 from creditflow.credit.presets import find_preset
+from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.errors import ConfigError, did_you_mean, first_line
 
 if TYPE_CHECKING:
@@ -42,8 +44,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     replaced = _spell_out_preset(layers)
     config = _merged(layers, path)
     validate(config)
-    keys = [_credit_keys(OmegaConf.to_container(layer)) for layer in layers]
-    notices = (*replaced, *_without_effect(config.algorithm, keys))
+    sections = [OmegaConf.to_container(layer) for layer in layers]
+    keys = [_credit_keys(layer) for layer in sections]
+    unused = _unused_branching(config.algorithm, keys, [_sets_branching(layer) for layer in sections])
+    notices = (*replaced, *_without_effect(config.algorithm, keys), *unused)
     keys_given = frozenset(key for key, _ in leaves(OmegaConf.to_container(given)))
     return Recipe(config=config, name=path.stem, folder=path.resolve().parent, notices=notices, given=keys_given)
 
@@ -132,7 +136,7 @@ def _adapt_defaults(config: Config, given: Set[str]) -> None:
 
 
 def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Remove the credit options from `others` that have no effect beside the overrides `chosen`.
+    """Remove the credit options and `rollout.branching` from `others` if they have no effect beside `chosen`.
 
     A comparison gives the same overrides to all its arms; an arm whose rule ignores one of them trains without it.
     """
@@ -142,6 +146,8 @@ def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) 
     merged = _merged(layers, path)
     merged.algorithm.validate()
     ignored = {f"algorithm.{name}" for name in merged.algorithm.ignored()}
+    if not PROPAGATION_RULES[merged.algorithm.propagation].branches:
+        ignored |= {_BRANCHING, *(f"{_BRANCHING}.{name}" for name in BranchingConfig.model_fields)}
     return [other for other in others if other.partition("=")[0] not in ignored]
 
 
@@ -159,22 +165,54 @@ def _without_effect(algorithm: AlgorithmConfig, layers: Sequence[Mapping[str, An
     the option (it would change nothing). A layer that sets most of the options is the record of a run, not a choice by
     hand; the record of an older version lacks the newer options.
     """
-    every = {one.name for one in fields(CreditOptions)}
-    by_hand = [{} if 2 * len(every & layer.keys()) > len(every) else layer for layer in layers]
-
-    def last(layers: Sequence[Mapping[str, Any]], *names: str) -> int:
-        having = [i for i, layer in enumerate(layers) if any(layer.get(name) is not None for name in names)]
-        return having[-1] if having else -1
-
+    by_hand = [{} if _is_record(layer) else layer for layer in layers]
     notices = []
     for name, causes in algorithm.ignored().items():
-        if (set_in := last(by_hand, name)) < 0:
+        if (set_in := _last(by_hand, name)) < 0:
             continue
         why = algorithm.why_ignored(name, causes)
-        if set_in >= last(layers, *causes):
+        if set_in >= _last(layers, *causes):
             raise ConfigError(f"{why}; leave it out, or {algorithm.reader_of(name, causes)}")
         notices.append(why)
     return tuple(notices)
+
+
+def _is_record(layer: Mapping[str, Any]) -> bool:
+    """Whether a layer sets most credit options: it is the configuration that a run has recorded."""
+    every = {one.name for one in fields(CreditOptions)}
+    return 2 * len(every & layer.keys()) > len(every)
+
+
+def _last(layers: Sequence[Mapping[str, Any]], *names: str) -> int:
+    """The last layer that sets one of the options; -1 if none does."""
+    having = [i for i, layer in enumerate(layers) if any(layer.get(name) is not None for name in names)]
+    return having[-1] if having else -1
+
+
+_BRANCHING = "actor_rollout_ref.rollout.branching"
+
+
+def _sets_branching(keys: Any) -> bool:
+    for name in _BRANCHING.split("."):
+        keys = keys.get(name) if isinstance(keys, dict) else None
+    return bool(keys)
+
+
+def _unused_branching(
+    algorithm: AlgorithmConfig, layers: Sequence[Mapping[str, Any]], sets_branching: Sequence[bool]
+) -> tuple[str, ...]:
+    """A notice of a branching section that the rule in force does not read, as in `_without_effect`.
+
+    Raises ConfigError if it is set beside the rule or later. `sets_branching`: whether each layer sets the section.
+    """
+    set_in = [i for i, layer in enumerate(layers) if sets_branching[i] and not _is_record(layer)]
+    if not set_in or PROPAGATION_RULES[algorithm.propagation].branches:
+        return ()
+    why = f"{_BRANCHING}: has no effect with algorithm.propagation: {algorithm.propagation}"
+    if set_in[-1] >= _last(layers, "propagation"):
+        readers = [rule for rule in PROPAGATION_RULES.names() if PROPAGATION_RULES[rule].branches]
+        raise ConfigError(f"{why}; leave it out, or set algorithm.propagation: {' or '.join(readers)}")
+    return (why,)
 
 
 def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class MultiTurnConfig(Section):
 
 
 class BranchingConfig(Section):
-    """Branches of recorded rollouts, for `algorithm.propagation: replay`; other rules sample none."""
+    """Branches of recorded rollouts, for `algorithm.propagation: replay`; refused beside a rule without branches."""
 
     budget: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Expected share of the run's generated tokens that are in branches. If all trajectories branch, it may be less."""

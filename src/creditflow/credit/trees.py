@@ -14,8 +14,9 @@ Shape suffixes: N trajectories, S steps, D decisions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -73,6 +74,35 @@ class Trees:
         return np.asarray(branch_N[batch.trajectory_of_step])
 
 
+def branch_entries(batch: TrajectoryBatch) -> tuple[Mapping[str, Any] | None, ...]:
+    """[N] `info[KEY]` of each branch, a refused one included; None for the other trajectories."""
+    return batch.derived("branch_entries", lambda: tuple(map(_branch_entry, batch.trajectory_info)))
+
+
+def _branch_entry(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    # Trajectories of other systems may use the key for something else.
+    said = info.get(KEY)
+    numbers = ("alternative", "continuation")
+    if not isinstance(said, Mapping) or not isinstance(said.get("of"), str):
+        return None
+    return said if all(isinstance(said.get(name), int) for name in numbers) else None
+
+
+def rollouts_of(batch: TrajectoryBatch) -> Bools:
+    """[N] the rollouts of tasks. The others are branches, which count in no statistic of tasks or rollouts."""
+    return np.array([entry is None for entry in branch_entries(batch)], dtype=np.bool_)
+
+
+def counted_steps(batch: TrajectoryBatch, *, branches: bool) -> Bools:
+    """[S] the steps that statistics of steps count: no copy, and of branches the new steps if `branches`, else none.
+
+    A refused branch has no step that counts.
+    """
+    rollout_S = rollouts_of(batch)[batch.trajectory_of_step]
+    trees = trees_of(batch) if branches else None
+    return rollout_S if trees is None else rollout_S | (trees.branch_S(batch) & ~trees.copied_S(batch))
+
+
 def trees_of(batch: TrajectoryBatch) -> Trees | None:
     """The branches of a batch; None without any. Raises BatchError for a branch without its recorded trajectory."""
     # Most batches have no branch, and then no info is decoded.
@@ -85,8 +115,7 @@ def _trees(batch: TrajectoryBatch) -> Trees | None:
     found: dict[int, dict[tuple[int, int], int]] = {}
     for s in np.flatnonzero([parent is not None for parent in batch.branch_of]).tolist():
         n = int(batch.trajectory_of_step[s])
-        said = batch.trajectory_info[n].get(KEY)
-        if said is None:  # a branch of another system
+        if (said := branch_entries(batch)[n]) is None:  # a branch of another system
             continue
         if (root := index_of.get(said["of"])) is None:
             raise BatchError(

@@ -42,6 +42,8 @@ class Capability(StrEnum):
     COUNTERFACTUAL = "counterfactual rollouts"
     """It replays trajectories with other agents, or from single decisions (`algorithm.propagation: shapley`,
     `audit.every`, `creditflow audit`)."""
+    BRANCHES = "branches of recorded rollouts"
+    """It samples the branches that a propagation rule trains on (`algorithm.propagation: replay`)."""
     CRITIC_CONTEXT = "a critic that reads the whole trajectory"
     """`critic.context` or `critic.central` other than the default."""
     FALLBACK_ADAPTERS = "adapters in the fallback"
@@ -232,6 +234,8 @@ def expect_capabilities(config: Config, name: str, capabilities: Collection[Capa
     runs = name in rule.engines or rule.engines == ENGINES  # a rule without a restriction runs on every engine
     if rule.needs_replays:
         runs = Capability.COUNTERFACTUAL in capabilities
+    elif rule.branches:
+        runs = runs and Capability.BRANCHES in capabilities
     unsupported = [] if runs else ["algorithm.propagation"]
     unsupported += [
         key

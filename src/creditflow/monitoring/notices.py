@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from creditflow.credit.trees import rollouts_of
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
 from creditflow.monitoring.guard import FAILED_ROLLOUTS, FAILED_SCORES, TIED_GROUPS, WARN, GuardEvent
+from creditflow.rollout.branching import REFUSED
 
 if TYPE_CHECKING:
     from creditflow.credit import Assignment
@@ -57,38 +59,65 @@ def rollout_events(
 ) -> list[GuardEvent]:
     """Return events for the first batch with failed rollouts, and the first with rollouts counted as 0.
 
-    The latter exceeded their time limit under `timeout_outcome: zero`. `past`: the lines of the run's `events.jsonl`.
-    Validations have separate events.
+    The latter exceeded their time limit under `timeout_outcome: zero`. Branches have separate events, as have
+    validations. `past`: the lines of the run's `events.jsonl`.
     """
     prefix, when = ("val/", "in the validation at") if validation else ("", "at")
     failures = (
         (
-            prefix + metric,
-            {"failed": float(failed), "rollouts": float(batch.n_trajectories)},
-            f"{when} training step {step}, {text}",
+            prefix + one.metric,
+            {"failed": float(one.failed), one.kind: float(one.count)},
+            f"{when} training step {step}, {one.text()}",
         )
-        for metric, (failed, text) in failed_rollouts(batch).items()
+        for one in failed_rollouts(batch)
     )
     return _first_events(FAILED_ROLLOUTS, step, failures, past)
 
 
-def failed_rollouts(batch: TrajectoryBatch) -> dict[str, tuple[int, str]]:
-    """Return the number of failed rollouts and a text with the first reason, by metric; likewise for late rollouts."""
+@dataclass(frozen=True, slots=True)
+class FailedRollouts:
+    """Rollouts or branches that failed in the same way."""
+
+    metric: str
+    kind: str
+    """`rollouts` or `branches`."""
+    failed: int
+    count: int
+    """All of this kind."""
+    effect: str
+    first: str
+    """The first reason."""
+
+    def text(self) -> str:
+        """Their number, the effect and the first reason."""
+        return f"{self.failed} of {self.count} {self.kind} {self.effect}; the first: {self.first}"
+
+
+def failed_rollouts(batch: TrajectoryBatch) -> list[FailedRollouts]:
+    """Return failed and late rollouts, refused and failed branches; only those that exist."""
+    rollout_N, infos = rollouts_of(batch), batch.trajectory_info
     failed_N = batch.status_of_trajectory == TRAJECTORY_STATUSES.index("failed")
-    late_N = np.array(["timed_out" in info for info in batch.trajectory_info], dtype=np.bool_) & ~failed_N
+    late_N = np.array(["timed_out" in info for info in infos], dtype=np.bool_) & ~failed_N
+    refused_N = np.array([REFUSED in info for info in infos], dtype=np.bool_)
+    late = "exceeded their time limit and count as outcome 0"
     kinds = (
-        ("rollout/failed_frac", failed_N, "failed and are masked", "error"),
-        ("rollout/timeout_frac", late_N, "exceeded their time limit and count as outcome 0", "agent_error"),
+        ("rollout/failed_frac", "rollouts", rollout_N, failed_N, "failed and are masked", "error"),
+        ("rollout/timeout_frac", "rollouts", rollout_N, late_N, late, "agent_error"),
+        ("rollout/branch_refused_frac", "branches", ~rollout_N, refused_N, "were refused and are masked", "error"),
+        ("rollout/branch_failed_frac", "branches", ~rollout_N, failed_N & ~refused_N, "failed and are masked", "error"),
     )
-    return {
-        metric: (
+    return [
+        FailedRollouts(
+            metric,
+            kind,
             int(at_N.sum()),
-            f"{at_N.sum()} of {at_N.size} rollouts {what}; the first: "
-            f"{batch.trajectory_info[int(np.argmax(at_N))].get(key, '')}",
+            int(of_N.sum()),
+            effect,
+            str(infos[int(np.argmax(at_N))].get(key, "")),
         )
-        for metric, at_N, what, key in kinds
-        if at_N.any()
-    }
+        for metric, kind, of_N, failing_N, effect, key in kinds
+        if (at_N := of_N & failing_N).any()
+    ]
 
 
 def tied_events(
@@ -137,13 +166,14 @@ class Truncations:
 
 
 def truncations(batch: TrajectoryBatch) -> list[Truncations]:
-    """Return the agents with truncated responses, in the order of the batch."""
+    """Return the agents with truncated responses in rollouts, in the order of the batch."""
+    rollout_S = rollouts_of(batch)[batch.trajectory_of_step]
     cut_S = np.array([info.get("finish_reason") == "length" for info in batch.step_info], dtype=np.bool_)
     lengths_S = np.diff(batch.token_offsets)
     return [
         Truncations(name, int(cut_S[of_agent_S].sum()), int(of_agent_S.sum()), int(lengths_S[of_agent_S & cut_S].max()))
         for a, name in enumerate(batch.agent_names)
-        if (cut_S & (of_agent_S := batch.agent_of_step == a)).any()
+        if (cut_S & (of_agent_S := rollout_S & (batch.agent_of_step == a))).any()
     ]
 
 

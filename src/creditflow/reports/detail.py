@@ -15,13 +15,13 @@ from creditflow.credit import Assignment, explain
 from creditflow.credit.records import FORMULA, NOTHING, PROPAGATION_RULES, UNKNOWN
 from creditflow.credit.rules.base import SHARES, parent_counts
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
+from creditflow.reports.text import cut
+from creditflow.reports.trees import branch_of, copied_steps, decision_of
 from creditflow.reports.why import first_error, terms, tree
 from creditflow.runs import Ledger, Recorded
 
 Pieces = Callable[[Sequence[int]], list[str]]
 """Maps token ids to the text of each token; joined, the texts are the response."""
-SHOWN = 20_000
-"""Maximum characters of a text; longer ones are cut and marked."""
 _TOKENS = 4_000
 
 
@@ -32,13 +32,16 @@ class UnknownIdError(LookupError):
 def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
     """The graph of a trajectory: nodes are steps, edges lead from parents; `flow` is the credit received along an edge.
 
+    A rollout with branches has its `decision`; a branch has its place in the tree (`branch`), and the ids of the
+    recorded steps that its first steps repeat (`copy_of`).
+
     Raises UnknownIdError if the training step has no such trajectory.
     """
     batch, a = recorded.batch, recorded.assignment
     n = _place(batch.trajectory_ids, trajectory_id, "trajectory", recorded.step)
     at = np.flatnonzero(batch.trajectory_of_step == n)
     wrong = first_error(a, batch, at.tolist())
-    score = batch.outcome_scores[n]
+    score, copies = batch.outcome_scores[n], copied_steps(batch, n)
     return {
         "training_step": recorded.step,
         "trajectory_id": trajectory_id,
@@ -53,7 +56,12 @@ def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
             for agent, own in (batch.outcomes_of_agents[n] if batch.outcomes_of_agents else {}).items()
         },
         "status": TRAJECTORY_STATUSES[batch.status_of_trajectory[n]],
-        "steps": [_node(batch, a, s, first_error=s == wrong) for s in at.tolist()],
+        "branch": branch_of(batch, n),
+        "decision": decision_of(batch, a, n),
+        "steps": [
+            {**_node(batch, a, s, first_error=s == wrong), "copy_of": copies.get(int(batch.index_of_step[s]))}
+            for s in at.tolist()
+        ],
         "edges": _edges(batch, a, int(at[0]), int(at[-1]) + 1) if at.size else [],
     }
 
@@ -175,11 +183,6 @@ def _tokens(batch: TrajectoryBatch, a: Assignment | None, s: int, pieces: Pieces
         }
         for text, sampled, advantage, logprob in zip(texts, mask, advantage_T.tolist(), logprobs, strict=True)
     ]
-
-
-def cut(text: str, limit: int = SHOWN) -> str:
-    """At most `limit` characters; a cut text ends with its full length."""
-    return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
 
 
 class Spelling:

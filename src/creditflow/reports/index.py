@@ -1,6 +1,7 @@
 """A run's trajectories and steps as two small in-memory tables, for fast filters and sums over a million steps.
 
-Only the columns for filters and sums are read from the step files; texts are not.
+Only the columns for filters and sums are read from the step files; texts are not. The views `trajectories` and `steps`
+leave out branches; the tables `all_trajectories` and `all_steps` contain them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from creditflow._utils.files import json_ready
 from creditflow.errors import DataError, InputError, did_you_mean, first_line
 from creditflow.runs import Ledger
-from creditflow.runs.sql import TRAINING_STEP, database, source_of
+from creditflow.runs.sql import BRANCH_OF, TRAINING_STEP, database, source_of
 from creditflow.runs.step_files import expect_readable, options_of
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Filter:
     outcome: str | None = None
     """`right`, `wrong` or `unscored`."""
     training_step: int | None = None
+    branches: str | None = None
+    """`with` or `without`."""
 
     def clauses(self) -> tuple[str, list[Any]]:
         """An SQL condition on `trajectories`, and its values."""
@@ -58,6 +61,8 @@ class Filter:
         values = [value for value in (*on_trajectory.values(), *on_step.values()) if value is not None]
         if self.outcome is not None:
             conditions.append(_chosen("outcome", self.outcome, _OUTCOMES))
+        if self.branches is not None:
+            conditions.append(_chosen("branches", self.branches, _BRANCHES))
         if self.gate is not None:
             step_conditions.append(_chosen("gate", self.gate, _GATES))
         if step_conditions:
@@ -67,6 +72,7 @@ class Filter:
 
 
 _OUTCOMES = {"right": "ended_right", "wrong": "NOT ended_right", "unscored": "ended_right IS NULL"}
+_BRANCHES = {"with": "n_branches > 0", "without": "n_branches = 0"}
 _GATES = {"open": "gate_open", "closed": "NOT gate_open"}
 
 
@@ -101,7 +107,7 @@ class Index:
         with self._lock:
             self.ledger = ledger
             if any(there.get(step) != signature for step, signature in self.taken.items()):
-                self._connection.execute("DELETE FROM trajectories; DELETE FROM steps")
+                self._connection.execute("DELETE FROM all_trajectories; DELETE FROM all_steps")
                 self.taken.clear()
             self.damaged = {step: signature for step, signature in self.damaged.items() if there.get(step) == signature}
             for kept in (self.reasons, self.rules):
@@ -151,6 +157,7 @@ class Index:
                 .format(
                     training_step=TRAINING_STEP,
                     source=source,
+                    branch_of=BRANCH_OF,
                     sub_reward="CASE WHEN scored THEN sub_reward END" if has_credit else "NULL",
                     credit_columns=", ".join(_CREDIT if has_credit else (f"NULL AS {name}" for name in _CREDIT)),
                 )
@@ -176,7 +183,7 @@ class Index:
             return [json_ready(dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
 
     def page(self, wanted: Filter, offset: int, limit: int) -> dict[str, Any]:
-        """`{total, trajectories: [...]}`, the newest training step first, in the order of its file."""
+        """`{total, trajectories: [...]}` of rollouts, the newest training step first, in the order of its file."""
         clause, values = wanted.clauses()
         total = self.ask(f"SELECT count(*) AS n FROM trajectories WHERE {clause}", values)[0]["n"]
         trajectories = self.ask(

@@ -1,13 +1,15 @@
-"""Sample trajectories of a report: right ones and others alternate, those with the most credit first."""
+"""Sample trajectories of a report: right ones and others alternate, those with branches and the most credit first."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from creditflow.credit.trees import branch_entries
 from creditflow.errors import DataError, first_line
 from creditflow.reports.detail import Spelling, step_detail, trajectory_graph
 from creditflow.reports.index import Index
-from creditflow.runs import Ledger
+from creditflow.runs import Ledger, Recorded
 
 _STEPS = 2000
 """Maximum steps of all samples, since browsers cannot open a report of many thousands of steps."""
@@ -18,7 +20,8 @@ _TEXT = 2_000_000
 def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
     """Return `{trajectories, graphs, steps, left_out}` of sample trajectories.
 
-    They are rows of the list, their graphs and steps, and sentences on missing parts. Samples come from the newest
+    They are rows of the list, their graphs and steps, and sentences on missing parts. Branches of a sample have graphs
+    and steps too, except for steps that repeat recorded ones. Samples come from the newest
     readable training step, and from earlier ones if it has too few. If the texts are too long, the last trajectories
     are left out. `left_out` covers only parts that the overview does not state.
     """
@@ -37,13 +40,15 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
             continue
         rows = _of_step(index, step, count - len(trajectories))
         for done, row in enumerate(rows):
-            graph = trajectory_graph(recorded, row["trajectory_id"])
+            tree = [trajectory_graph(recorded, id) for id in (row["trajectory_id"], *_branch_ids(recorded, row))]
             # Only our engines put the training step into ids; elsewhere two training steps may share an id.
             details = {
                 f"{recorded.step} {step['id']}": step_detail(recorded, step["id"], None, spelling)
+                for graph in tree
                 for step in graph["steps"]
+                if step["copy_of"] is None
             }
-            size = sum(len(str(detail)) for detail in details.values())
+            size = sum(len(str(part)) for part in (*details.values(), *tree[1:]))
             is_full = bool(trajectories) and (written + size > _TEXT or len(steps) + len(details) > _STEPS)
             if is_full:
                 n_left = len(rows) - done
@@ -54,7 +59,7 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
                 break
             written += size
             trajectories.append(row)
-            graphs[f"{recorded.step} {row['trajectory_id']}"] = graph
+            graphs |= {f"{recorded.step} {graph['trajectory_id']}": graph for graph in tree}
             steps |= details
     policies = dict.fromkeys(step["policy"] for step in steps.values() if step["tokens"] and not step["spelled"])
     missing += [
@@ -64,6 +69,14 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
     return {"trajectories": trajectories, "graphs": graphs, "steps": steps, "left_out": missing}
 
 
+def _branch_ids(recorded: Recorded, row: Mapping[str, Any]) -> list[str]:
+    """The branches of a sample, in the order of the step file."""
+    if not row["n_branches"]:
+        return []
+    entries = zip(recorded.batch.trajectory_ids, branch_entries(recorded.batch), strict=True)
+    return [id for id, entry in entries if entry is not None and entry["of"] == row["trajectory_id"]]
+
+
 def _of_step(index: Index, step: int, count: int) -> list[dict[str, Any]]:
     return index.ask(
         """
@@ -71,7 +84,8 @@ def _of_step(index: Index, step: int, count: int) -> list[dict[str, Any]]:
             SELECT trajectory_id, sum(abs(credit)) AS flowed FROM steps WHERE training_step = $1 GROUP BY trajectory_id
         ), ranked AS (
             SELECT p.* EXCLUDE (place, task_key), row_number() OVER (
-                PARTITION BY coalesce(ended_right, false) ORDER BY flowed DESC NULLS LAST, place
+                PARTITION BY coalesce(ended_right, false)
+                ORDER BY n_branches > 0 DESC, flowed DESC NULLS LAST, place
             ) AS rank
             FROM trajectories p LEFT JOIN flowed USING (trajectory_id) WHERE training_step = $1
         )

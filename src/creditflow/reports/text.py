@@ -1,9 +1,17 @@
-"""Format numbers and texts for a terminal."""
+"""Format numbers and texts for a terminal, and cut texts for the page."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+
+SHOWN = 20_000
+"""Maximum characters of a text in the page; longer ones are cut and marked."""
+
+
+def cut(text: str, limit: int = SHOWN) -> str:
+    """At most `limit` characters; a cut text ends with its full length."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
 
 
 def number(value: float, digits: int = 3, *, signed: bool = False) -> str:

@@ -149,10 +149,11 @@ def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
         gate: str | None = None,
         outcome: str | None = None,
         training_step: Small | None = None,
+        branches: str | None = None,
         offset: Small = 0,
         limit: int = Query(25, ge=1, le=_MOST),
     ) -> dict[str, Any]:
-        wanted = Filter(agent, least_score, most_score, gate, outcome, training_step)
+        wanted = Filter(agent, least_score, most_score, gate, outcome, training_step, branches)
         watched.index.has_read.wait(_FIRST_SECONDS)
         return watched.index.page(wanted, offset, limit)
 

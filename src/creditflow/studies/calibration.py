@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from creditflow.credit.decompose import counting
+from creditflow.credit.trees import rollouts_of
 from creditflow.data import OK, RIGHT, Bools, Floats, Ints, TrajectoryBatch
 from creditflow.monitoring.metrics import outcomes_of_steps
 
@@ -73,12 +74,14 @@ class Calibration:
 def observe(batches: Iterable[TrajectoryBatch]) -> list[Observations]:
     """Collect scores by agent and function, and by agent for the whole sub-reward if several functions make it up.
 
-    Excludes failed scores and steps of trajectories without a scored outcome; includes functions of weight 0.
+    Excludes failed scores, steps of trajectories without a scored outcome, and branches, which repeat the steps of
+    their rollout; includes functions of weight 0.
     """
     columns_of: dict[tuple[str, str], list[tuple[Floats, Bools, Ints]]] = {}
     tasks: dict[str, int] = {}
     for batch in batches:
-        right_S = outcomes_of_steps(batch)
+        rollout_S = rollouts_of(batch)[batch.trajectory_of_step]
+        right_S = np.where(rollout_S, outcomes_of_steps(batch), np.nan)
         task_N = np.array([tasks.setdefault(name, len(tasks)) for name in batch.group_names], dtype=np.int64)
         task_S = task_N[batch.group_of_trajectory][batch.trajectory_of_step]
         for name, score_S in _scores(batch):

@@ -55,7 +55,7 @@ def select(config, key):
 OURS = (
     *("algorithm", "reward", "team", "policies", "recipe", "compare", "verl", "guard", "audit", "ray_kwargs"),
     *("data.train_files", "data.val_files"),
-    *(f"{ROLLOUT}.{name}" for name in ("max_failed_frac", "timeout_s", "timeout_outcome", "multi_turn")),
+    *(f"{ROLLOUT}.{name}" for name in ("branching", "max_failed_frac", "timeout_s", "timeout_outcome", "multi_turn")),
     *("trainer.default_local_dir", "trainer.device", "trainer.precision", "trainer.num_threads"),
     *("trainer.logger", "trainer.project_name", "trainer.experiment_name"),
 )

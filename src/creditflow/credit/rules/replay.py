@@ -12,7 +12,6 @@ from creditflow.credit.rules.base import Credit, PropagationInput, sources
     "replay",
     ignores=(*GATE_OPTIONS, "share", "shared_reward"),
     flows=NOTHING,
-    engines=("local",),
     decomposed=True,
     branches=True,
 )

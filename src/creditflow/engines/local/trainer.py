@@ -15,6 +15,7 @@ from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.trees import trees_of
 from creditflow.data import Floats, Ints, TrajectoryBatch
+from creditflow.engines.common.branches import wants_branches
 from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.common.guard import build_guard, run_guard
 from creditflow.engines.common.metrics import (
@@ -27,7 +28,7 @@ from creditflow.engines.common.metrics import (
 )
 from creditflow.engines.common.rollouts import needs_reference, total_steps
 from creditflow.engines.common.run import FINISHED, run_path, sole_writer
-from creditflow.engines.local.branches import BranchedStep, add_branches, wants_branches
+from creditflow.engines.local.branches import BranchedStep, add_branches
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.fidelity import fidelity_metrics
 from creditflow.engines.local.policy_set import PolicySet
@@ -349,8 +350,8 @@ async def evaluation_batch(
     components.label(trajectories)
     batch = TrajectoryBatch.from_trajectories(trajectories)
     if run is None:
-        for _, text in failed_rollouts(batch).values():
-            reporter.say(f"warning: {text}")
+        for one in failed_rollouts(batch):
+            reporter.say(f"warning: {one.text()}")
     else:
         run.folder.append_failures(run.done, ((one.id, one.info) for one in trajectories))
         run.warn(rollout_events(batch, run.done, run.folder.events(), validation=True))

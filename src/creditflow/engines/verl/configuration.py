@@ -34,7 +34,7 @@ from creditflow.config import (
     trained_policies,
     with_options,
 )
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.engines.base import expect_capabilities
 from creditflow.engines.verl.policies import optim_values, policy_configs
 from creditflow.engines.verl.recipe import CAPABILITIES, KEY, NAME, read_run_handle, recipe_section
@@ -648,6 +648,8 @@ def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -
                 f"got {'nothing' if path is None else repr(path)}"
             )
     actor, data = config.actor_rollout_ref.actor, config.data
+    if PROPAGATION_RULES[recipe.algorithm.propagation].branches:
+        _expect_weighable(actor, recipe.algorithm.propagation)
     longest = data.max_prompt_length + data.max_response_length
     # The option's old key, and the one that verl's engines read.
     ulysses = "ulysses_sequence_parallel_size"
@@ -668,6 +670,23 @@ def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -
                 f"actor_rollout_ref.rollout.tensor_model_parallel_size: rollout servers of {server} devices, which the "
                 f"{devices}{owner} (trainer.n_gpus_per_node * trainer.nnodes) cannot be divided into"
             )
+
+
+_LINEAR_LOSSES = ("vanilla", "gspo", "cispo")
+"""verl's policy losses in which an advantage times a share is the loss times the share."""
+
+
+def _expect_weighable(actor: DictConfig, rule: str) -> None:
+    """Raise ConfigError for loss terms to which the shares of branches cannot be applied.
+
+    verl weighs all rows alike, and an advantage is the one factor that a row brings along.
+    """
+    why = f"with algorithm.propagation: {rule}, rows have shares, which verl does not apply to it"
+    for key, on in (("use_kl_loss", actor.use_kl_loss), ("entropy_coeff", actor.entropy_coeff != 0.0)):
+        if on:
+            raise ConfigError(f"{_ACTOR}.{key}: {actor[key]}, but {why}; leave it out, or train with --engine local")
+    if (mode := actor.policy_loss.loss_mode) not in _LINEAR_LOSSES:
+        raise ConfigError(f"{_ACTOR}.policy_loss.loss_mode: {mode}, but {why}; use {' or '.join(_LINEAR_LOSSES)}")
 
 
 _REFUSALS = (AssertionError, ValueError, TypeError, NotImplementedError)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import transfer_queue as tq
 
+from creditflow.credit.trees import counted_steps
 from creditflow.data import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBatch
 from creditflow.data.table import batch_of, pack, unpack
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
@@ -87,6 +88,13 @@ class RolloutRecord:
         failed = Trajectory(rollout.id, rollout.uid, rollout.task, status="failed", info=reason)
         return cls.from_trajectory(failed, ScoringReport((), 0.0), place)
 
+    def made(self) -> Trajectory:
+        """The trajectory. Raises ConfigError for a mistake in the recipe."""
+        if self.status == "mistake":
+            raise ConfigError(self.message)
+        (trajectory,) = batch_of(unpack([memoryview(self.trajectory)])).to_trajectories()
+        return trajectory
+
     async def put(self, key: str, where: str) -> None:
         """Write the record to partition `where`."""
         payload = torch.frombuffer(bytearray(self.trajectory or b"\0"), dtype=torch.uint8)
@@ -106,6 +114,8 @@ class RolloutRecords:
     """The number of started sessions."""
     counted: Mapping[str, float] = field(default_factory=dict)
     """The workers' endpoint metrics: counts summed, latencies averaged over records."""
+    places: tuple[tuple[int, int], ...] = ()
+    """[N] the index of each trajectory's task in the data, and of its session in the group."""
 
     @property
     def lost(self) -> int:
@@ -140,13 +150,14 @@ class RolloutRecords:
     def row_keys(self, policies: Sequence[str]) -> tuple[list[str], Ints]:
         """The keys of the workers' rows for the trained `policies`, and the step [R] of each row.
 
-        Mirrors `runner.sampled_steps` and verl's numbering of rows.
+        Copies in branches have no rows, nor have refused branches. Mirrors `runner.sampled_steps` and verl's numbering
+        of rows.
         """
         batch = self.batch
         trained = np.isin(batch.policy_of_step, [i for i, name in enumerate(batch.policy_names) if name in policies])
         counted_T = np.concatenate([[0], np.cumsum(batch.response_mask)])
         sampled = counted_T[batch.token_offsets[1:]] > counted_T[batch.token_offsets[:-1]]
-        steps = np.flatnonzero(trained & sampled)
+        steps = np.flatnonzero(trained & sampled & counted_steps(batch, branches=True))
         trajectories = batch.trajectory_of_step[steps]
         first = np.searchsorted(trajectories, trajectories)
         numbers = (np.arange(len(steps)) - first).tolist()
@@ -171,13 +182,15 @@ def take(where: str, expected: int, uids: Iterable[str] | None = None) -> Rollou
     return RolloutRecords(
         batch=batch_of(table),
         keys=tuple(keys),
+        places=tuple((tags[key]["place"][0], tags[key]["place"][1]) for key in keys),
         report=ScoringReport.merge([ScoringReport.from_json(report) for report in reports]),
         expected=expected,
-        counted=_sum_metrics([tags[key]["counted"] for key in keys]),
+        counted=sum_metrics([tags[key]["counted"] for key in keys]),
     )
 
 
-def _sum_metrics(counted: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def sum_metrics(counted: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Endpoint metrics of several workers or records: counts summed, latencies averaged."""
     values: dict[str, list[float]] = defaultdict(list)
     for one in counted:
         for key, value in one.items():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import transfer_queue as tq
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
@@ -48,12 +48,26 @@ class VerlRows:
             raise BatchError(f"{len(missing)} rows of the trajectories did not come, among them {min(missing)}")
 
     def put(self, rows: KVBatchMeta, assignment: Assignment) -> KVBatchMeta:
-        """Write advantages and returns (a critic's targets) to `rows`, which may include padding rows."""
+        """Write advantages and returns (a critic's targets) to `rows`, which may include padding rows.
+
+        With branches, advantages are multiplied by `row_counts`. So is `loss_mask`, which verl reads for the
+        denominator of `token-mean` alone; `sequences` gives the denominator of the other averages.
+        """
         advantages_T = assignment.token_advantages(dtype=np.float32)
-        returns_T = assignment.returns_T
-        columns = {"advantages": self.nested(rows, advantages_T)}
+        returns_T, columns = assignment.returns_T, {}
+        if (count_S := row_counts(assignment)) is not None:
+            count_T = np.repeat(count_S, np.diff(self.token_offsets))
+            advantages_T = (advantages_T * count_T).astype(np.float32)
+            columns["loss_mask"] = self.nested(rows, count_T * assignment.batch.response_mask, np.int64)
+        columns["advantages"] = self.nested(rows, advantages_T)
         columns["returns"] = columns["advantages"] if returns_T is None else self.nested(rows, returns_T)
         return write(rows, columns)
+
+    def sequences(self, rows: KVBatchMeta, assignment: Assignment) -> float:
+        """The number of sequences in the averages of the loss: the sum of the counts of `rows`, padding rows apart."""
+        steps, count_S = self._steps(rows), row_counts(assignment)
+        steps = steps[steps != _PADDING]
+        return float(len(steps) if count_S is None else count_S[steps].sum())
 
     def values(self, rows: KVBatchMeta, values_T: Floats) -> None:
         """Copy the critic's values at the response tokens of `rows` into `values_T` [T]."""
@@ -61,10 +75,10 @@ class VerlRows:
         at_R, real_R, _ = self._token_places(rows)
         values_T[at_R[real_R]] = torch.cat([row.flatten() for row in column.unbind()]).numpy()[real_R]
 
-    def nested(self, rows: KVBatchMeta, column_T: NDArray[Any]) -> torch.Tensor:
+    def nested(self, rows: KVBatchMeta, column_T: NDArray[Any], dtype: DTypeLike = np.float32) -> torch.Tensor:
         """Convert a [T] column of the batch to a jagged tensor of the rows, with 0 in padding rows."""
         at_R, real_R, offsets = self._token_places(rows)
-        values = np.zeros(len(at_R), dtype=np.float32)
+        values = np.zeros(len(at_R), dtype=dtype)
         values[real_R] = column_T[at_R[real_R]]
         return torch.nested.nested_tensor_from_jagged(torch.from_numpy(values), offsets=torch.from_numpy(offsets))
 
@@ -78,6 +92,19 @@ class VerlRows:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         at = np.repeat(self.token_offsets[steps] - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
         return at, np.repeat(steps != _PADDING, lengths), offsets
+
+
+def row_counts(assignment: Assignment) -> Ints | None:
+    """How often each step [S] counts in the averages of the loss: its share, as whole numbers; None if all are equal.
+
+    Shares are 1, 1 / m and 1 / (m k), and verl's masks are whole numbers. All shares are multiplied by their least
+    common denominator. It divides out, because advantages and denominators have it alike.
+    """
+    if (assignment.share_S == 1.0).all():
+        return None
+    denominator_S = np.rint(1.0 / assignment.share_S).astype(np.int64)
+    common: Ints = np.lcm.reduce(denominator_S) // denominator_S
+    return common
 
 
 def select(rows: KVBatchMeta, places: Sequence[int]) -> KVBatchMeta:

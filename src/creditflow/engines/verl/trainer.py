@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,22 @@ from creditflow.credit.history import History
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.data.table import batch_of, table_of
+from creditflow.engines.common.branches import (
+    GeneratedTokens,
+    expect_few_failed_branches,
+    plan_branches,
+    wants_branches,
+)
 from creditflow.engines.common.checkpoints import folder_of, remove_later, saved_steps
 from creditflow.engines.common.components import load_functions
 from creditflow.engines.common.guard import build_guard, control_state, load_control_state, roll_back, run_guard
 from creditflow.engines.common.metrics import step_metrics, update_threshold, val_metrics
 from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.common.run import FINISHED
+from creditflow.engines.verl.branches import BranchRun
 from creditflow.engines.verl.policies import policy_configs
 from creditflow.engines.verl.recipe import NAME, read_run_handle
-from creditflow.engines.verl.rollouts import RolloutRecords, partition, take
+from creditflow.engines.verl.rollouts import RolloutRecords, partition, sum_metrics, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, write
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.monitoring import Evaluation, GuardEvent
@@ -87,6 +95,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.policy = policy
         self.run = read_run_handle(config)
         self._n_rows = self._n_ranks = self._n_updates = 0
+        self._n_sequences = 0.0
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -118,8 +127,11 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
             columns.values(self._compute_values(rows, metrics={}), values_T)
             delete_rows(rows, keep=columns.step_of_key)  # verl's padding rows
 
-    def update(self, rows: KVBatchMeta, metrics: dict[str, Any], timing: dict[str, float], step: int) -> None:
-        """Update critic and actor on rows with advantages."""
+    def update(
+        self, rows: KVBatchMeta, metrics: dict[str, Any], timing: dict[str, float], step: int, sequences: float
+    ) -> None:
+        """Update critic and actor on rows with advantages. `sequences`: see `VerlRows.sequences`."""
+        self._n_sequences = sequences
         if self.use_critic:
             with marked_timer("update_critic", timing, color="pink"):
                 self._update_critic(rows, metrics=metrics)
@@ -173,8 +185,8 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
                 "calculate_entropy": bool(section.get("calculate_entropy", False) or coefficient != 0.0),
                 "distillation_use_topk": False,
                 "distillation_only": False,
-                # The denominator of `seq-mean-*`: trained steps, without padding.
-                "global_batch_size": self._n_rows / self._n_updates,
+                # The denominator of `seq-mean-*`: trained steps, without padding, each with its share.
+                "global_batch_size": self._n_sequences / self._n_updates,
                 "num_mini_batch": self._n_updates,
                 "epochs": section.ppo_epochs,
                 "seed": seed,
@@ -300,7 +312,9 @@ class CreditflowTrainer(PolicyTrainer):
         self.limits = run.config
         self.threshold = make_threshold(self.options.propagation_threshold, run.config.team.agents)
         self.history = History()
-        self.guard = build_guard(run.config, run.recipe.folder, load_functions(run.recipe), NAME)
+        self.functions = load_functions(run.recipe)
+        self.guard = build_guard(run.config, run.recipe.folder, self.functions, NAME)
+        self.generated = GeneratedTokens(0, 0)
         self.critic_wanted = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
         self._submitted: list[TensorDict] = []
         self._own_metrics: dict[str, float] = {}
@@ -377,7 +391,12 @@ class CreditflowTrainer(PolicyTrainer):
         super()._save_checkpoint()  # last, because it marks the checkpoint as complete
 
     def _save_state(self, folder: Path) -> None:
-        state = {**control_state(self.threshold, self.guard, self.history), "policies": self.policies}
+        state = {
+            **control_state(self.threshold, self.guard, self.history),
+            "policies": self.policies,
+            "generated_tokens": self.generated.total,
+            "branch_tokens": self.generated.branches,
+        }
         write_whole(folder / _STATE, lambda path: path.write_text(json.dumps(state) + "\n"))
 
     def _save_state_again(self) -> None:
@@ -396,6 +415,7 @@ class CreditflowTrainer(PolicyTrainer):
                 f"{self._checkpoint()}: holds policies {there}, but the recipe trains {', '.join(here)}"
             )
         self.history = load_control_state(state, self.threshold, self.guard)
+        self.generated = GeneratedTokens(state.get("generated_tokens", 0), state.get("branch_tokens", 0))
         remove_later(self.folder.path, self.global_steps)
         self.folder.rewind(self.global_steps)
         self._rollbacks = len(rollbacks(self.folder.path))
@@ -412,14 +432,16 @@ class CreditflowTrainer(PolicyTrainer):
         with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_begin()
             rows, rollouts = self._collect(metrics, sample_batch_size)
+        rows, rollouts, sampled = self._with_branches(rows, rollouts, metrics, timing_raw)
+        with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_end()
-        batch = rollouts.batch
+        batch = sampled.batch
         with marked_timer("propagation", timing_raw):
             # The selection of trained steps does not depend on the critic's values, which are computed later.
             values_T = np.zeros(int(batch.token_offsets[-1])) if self.critic_wanted else None
             options, threshold = self.guard.options(self.options), self.guard.threshold(self.threshold)
             assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=self.history)
-        row_keys, steps = rollouts.row_keys(self.policies)
+        row_keys, steps = sampled.row_keys(self.policies)
         columns = VerlRows.from_batch(row_keys, steps, batch)
         columns.expect_all(rows)
         rows_of = {t: columns.choose(rows, trained_by(t.policy, assignment)) for t in self.trainers}
@@ -447,7 +469,8 @@ class CreditflowTrainer(PolicyTrainer):
             recording = beside.submit(self._record, rollouts, assignment)
             for trainer, part in rows_of.items():
                 own = {}
-                trainer.update(part, own, timing_raw, self.global_steps)
+                sequences = columns.sequences(part, assignment)
+                trainer.update(part, own, timing_raw, self.global_steps, sequences)
                 metrics.update(self._named(trainer, own))
             with marked_timer("ledger", timing_raw):
                 recording.result()
@@ -489,6 +512,55 @@ class CreditflowTrainer(PolicyTrainer):
             raise
         return rows, rollouts
 
+    def _with_branches(
+        self, rows: KVBatchMeta, rollouts: RolloutRecords, metrics: dict[str, Any], timing_raw: dict[str, float]
+    ) -> tuple[KVBatchMeta, RolloutRecords, RolloutRecords]:
+        """Add branches, if the rule in force trains on them. The servers must hold the weights of the rollouts.
+
+        Returns the rows, those of branches included; the rollouts alone; and the rollouts with their branches.
+        """
+        before, response_tokens = self.generated, len(rollouts.batch.response_ids)
+        self.generated = GeneratedTokens(before.total + response_tokens, before.branches)
+        if not wants_branches(self.guard.options(self.options)):
+            return rows, rollouts, rollouts
+        with marked_timer("branches", timing_raw):
+            trajectories = rollouts.batch.to_trajectories()
+            plan = plan_branches(
+                self.limits, self.functions, self.global_steps, trajectories, response_tokens, before, self.history
+            )
+            running = BranchRun(self.agent_loop_manager.run_branches, rollouts, self.global_steps)
+            further = plan.further(running.run(plan.first))
+            running.run(further)
+            self._expect_few_failed_branches(running)
+            sampled = running.with_branches(trajectories)
+            there = (tq.kv_list(partition_id=rows.partition_id) or {}).get(rows.partition_id, {})
+            new = {key: tag for key, tag in there.items() if key.rsplit("_", 1)[0] in running.keys}
+            if new:
+                own = KVBatchMeta(keys=list(new), tags=list(new.values()), partition_id=rows.partition_id)
+                rows = concatenate_rows([rows, own])
+            metrics.update(plan.metrics(running.trajectories, running.tokens))
+            total, branches = self.generated.total + running.tokens, before.branches + running.tokens
+            self.generated = GeneratedTokens(total, branches)
+        return rows, replace(rollouts, counted=sum_metrics([rollouts.counted, running.counted])), sampled
+
+    def _expect_few_failed_branches(self, running: BranchRun) -> None:
+        """Raise CreditflowError if too many branches, or TooManyFailedScores if too many of their scores failed."""
+        branches, past = running.trajectories, self.folder.events()
+        infos = [(one.id, one.info) for one in branches]
+        self.folder.append_failures(self.global_steps, infos)
+        batch = TrajectoryBatch.from_trajectories(branches)
+        events = rollout_events(batch, self.global_steps, past)
+        events += failure_events(running.report, self.global_steps, past)
+        self.folder.append_events(event.to_dict() for event in events)
+        try:
+            expect_few_failed_branches(branches, self.limits.actor_rollout_ref.rollout.max_failed_frac)
+            expect_few_failures(running.report, self.limits.reward.max_failed_frac)
+        except CreditflowError as error:
+            log_failures(error, self.folder, self.global_steps, infos)
+            if isinstance(error, TooManyFailedScores):
+                self.folder.write_steps(self.global_steps, batch)  # the evidence
+            raise
+
     def _expect_few_failures(self, rollouts: RolloutRecords, *, validation: bool) -> None:
         """Raise CreditflowError if too many rollouts or scores failed.
 
@@ -524,8 +596,8 @@ class CreditflowTrainer(PolicyTrainer):
     # Records.
 
     def _record(self, rollouts: RolloutRecords, assignment: Assignment) -> None:
-        """Write the step file and keep the step's metrics for `_compute_metrics`."""
-        self.folder.write_steps(self.global_steps, rollouts.batch, assignment)
+        """Write the step file and keep the step's metrics for `_compute_metrics`. `rollouts`: without branches."""
+        self.folder.write_steps(self.global_steps, assignment.batch, assignment)
         self._own_metrics = rollouts.metrics() | step_metrics(
             rollouts.batch, rollouts.report, assignment, self.guard.threshold(self.threshold)
         )
