@@ -154,7 +154,8 @@ def test_page_draws_the_tree_and_leads_to_branches_and_back(ledger: Ledger, tmp_
                 assert "return of t~1.1" in page.inner_text('[data-part="why"]')
                 page.select_option("#filter [name=branches]", "without")
                 page.click("#filter button")
-                page.wait_for_selector('#list [data-trajectory="other"]')
+                page.wait_for_selector('#list [data-trajectory="t"]', state="detached")
+                assert page.locator('#list [data-trajectory="other"]').count() == 1
                 assert page.locator("#list tbody tr").count() == 1
                 assert page.title() == title
                 assert page.locator("img, script[src]").count() == 0
