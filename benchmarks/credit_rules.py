@@ -1,7 +1,7 @@
 """A leaderboard of credit rules: `python -m benchmarks.credit_rules [--minutes M] [--quick]`.
 
 `arithmetic_chain`, 48 training steps of 8 tasks and 8 rollouts for every rule, in seven cases (`CASES`: properties of
-the sub-rewards). Each rule has the best of three learning rates by the mean of the six cases that count, with a
+the sub-rewards). Each rule has the best of four learning rates by the mean of the six cases that count, with a
 separate seed and separate tasks; then every rule trains on the same seeds in every case.
 
 Finished runs are found again in `runs/credit_rules/`; results are kept by seed in `docs/results/credit_rules/`, from
@@ -71,7 +71,7 @@ class Team:
     options: tuple[str, ...] = ALWAYS
     """The options of every run."""
     cases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CASES)
-    rates: Sequence[str] = ("1.0e-4", "2.0e-4", "4.0e-4")
+    rates: Sequence[str] = ("1.0e-4", "2.0e-4", "2.8e-4", "4.0e-4")
     tuning_cases: Sequence[str] = REALISTIC
     tuning_options: tuple[str, ...] = ("recipe.val_split=tune",)
     """Evaluate other tasks than those that are reported."""
