@@ -1,8 +1,8 @@
 """SmolLM2-135M under rules of credit: `python -m benchmarks.real_model [--quick] [--hours H] [--only TEXT] [--table]`.
 
-`sums_team` under four arms, each at the best of three learning rates, three seeds; `logic_team` under two arms; two
-ablations of `sums_team` (a fifth of the sub-rewards wrong; one agent unscored) under two arms, two seeds each; and
-one agent alone on the tasks of `sums_team`, with five times as many steps, for about as many tokens. About five hours
+`sums_team` under five arms, each at the best of three learning rates, three seeds; `logic_team` under two arms; two
+ablations of `sums_team` (a fifth of the sub-rewards wrong; one agent unscored) under three arms, two seeds each; and
+one agent alone on the tasks of `sums_team`, with five times as many steps, for about as many tokens. About six hours
 on two cores.
 
 Rates are chosen on one tuning seed at half length, on tasks that no other run is evaluated on. Rates of the other cases
@@ -46,7 +46,7 @@ from creditflow.reports.tables import show as show_table
 from creditflow.reports.text import counted, number
 from creditflow.runs.run_folder import read_metrics
 from creditflow.studies.comparison.jobs import Job, run_jobs
-from creditflow.studies.comparison.results import METRICS, ArmResult, RunResult, differences, summary
+from creditflow.studies.comparison.results import METRICS, ArmDifference, ArmResult, RunResult, differences, summary
 
 MEASURES = (
     *TRAINING,
@@ -82,14 +82,17 @@ ARMS = {
     "mean": ("algorithm.propagation=identical", "algorithm.shared_reward=outcome_plus_mean_sub_reward"),
     "none": ("algorithm.propagation=none", "algorithm.outcome_to=all"),
     "threshold": ("algorithm.propagation=threshold", "algorithm.outcome_to=answer"),
+    "calibrated": ("algorithm.preset=calibrated",),
 }
 """`identical`: the outcome to every step. `mean`: outcome + mean sub-reward of the trajectory to every step. `none`:
-own sub-reward + outcome. `threshold`: own sub-reward, and the outcome from the answer upstream through open gates."""
+own sub-reward + outcome. `threshold`: own sub-reward, and the outcome from the answer upstream through open gates.
+`calibrated`: own sub-reward with a calibrated weight, a charge for probable harm, and 0.3 x outcome."""
 WORDS = {
     "identical": "`identical`: the shared reward",
     "mean": "`identical`, outcome + mean sub-reward",
     "none": "`none`: own score + outcome",
     "threshold": "`threshold`: own score + gated outcome",
+    "calibrated": "`calibrated`: calibrated score + charge for harm + outcome",
 }
 """The arms in the README."""
 
@@ -117,12 +120,13 @@ class Case:
         return Run(case, arm, rate, seed)
 
 
+_ABLATED = ("identical", "none", "calibrated")
 CASES = (
     Case("sums", "sums_team", arms=tuple(ARMS)),
     Case("single", "sums_single", arms=("identical",), steps=5 * STEPS),
     Case("logic", "logic_team", samples=4),  # it has 56 held-out problems
-    Case("flipped", "sums_team", ("recipe.flip=0.2",), seeds=2, identical_of="sums", exact=False),
-    Case("unscored", "sums_team", ("recipe.planner_weight=0",), seeds=2, identical_of="sums"),
+    Case("flipped", "sums_team", ("recipe.flip=0.2",), _ABLATED, seeds=2, identical_of="sums", exact=False),
+    Case("unscored", "sums_team", ("recipe.planner_weight=0",), _ABLATED, seeds=2, identical_of="sums"),
 )
 CASE = {case.name: case for case in CASES}
 
@@ -333,7 +337,7 @@ class CaseResult:
                     unit="%",
                     spread=(min(values), max(values)),
                 )
-        for pair in differences(self.arms):
+        for pair in self.differences:
             for metric, words in (("pass_at_1", "sampled"), ("pass_at_1_greedy", "greedy")):
                 found = pair.by_metric[metric]
                 yield Figure(
@@ -345,7 +349,7 @@ class CaseResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Per-arm means for `real_model.json`."""
-        found = summary("arm", self.arms, differences(self.arms))
+        found = summary("arm", self.arms, self.differences)
         for arm, runs in self.kept.items():
             found["values"][arm] |= {
                 "rate": runs[0].run.rate,
@@ -363,7 +367,7 @@ class CaseResult:
         title = comparison_title(f"{self.case.name} ({self.case.recipe})", {self.case.steps})
         title = f"{title}, on {self.problems} tasks, {counted(seeds, 'seed')}; train seconds are of a processor"
         show_table(title, comparison_table(self.arms))
-        if pairs := differences(self.arms):
+        if pairs := self.differences:
             show_table(difference_title(seeds), difference_table(pairs))
         if not self.case.exact:
             print(f"{self.case.name}: its step errors are those of wrong sub-rewards, and cannot be compared")
@@ -389,7 +393,7 @@ class CaseResult:
             tokens, minutes = (fmean(run.content[key] for run in kept) for key in ("tokens", "processor_s"))
             cells += [f"{tokens:,.0f}", f"{minutes / 60:.0f}"]
             yield f"| `{arm.name}` | {kept[0].run.rate} | {' | '.join(cells)} |"
-        pairs = differences(self.arms)
+        pairs = self.differences
         if not pairs:
             return
         yield ""
@@ -406,7 +410,7 @@ class CaseResult:
     def summary_lines(self) -> Iterator[str]:
         """A short table in Markdown, for the README: each arm beside `identical`, and how it was measured."""
         metrics = ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
-        pairs = [pair for pair in differences(self.arms) if pair.against == self.arms[0].name]
+        pairs = [pair for pair in self.differences if pair.against == self.arms[0].name]
         above = {pair.name: pair.by_metric["pass_at_1"] for pair in pairs}
         yield "| credit | pass@1 | above `identical`, points | greedy pass@1 | step errors |"
         yield "| --- | --- | --- | --- | --- |"
@@ -423,6 +427,11 @@ class CaseResult:
         yield f"Means over {seeds} on {TASKS} problems that are not in the training set,"
         yield f"with 95 % intervals; {self.case.steps} training steps take {minutes:.0f} minutes of one core"
         yield "([results](docs/results/real_model.json))."
+
+    @cached_property
+    def differences(self) -> list[ArmDifference]:
+        """Of every arm to `identical`, and of `threshold` and `calibrated` to `none`."""
+        return differences(self.arms, [("calibrated", "none")])
 
     @property
     def problems(self) -> int:

@@ -120,3 +120,5 @@ def test_check_prints_the_options_of_the_preset():
     result = CliRunner().invoke(app, ["check", str(TOY), "algorithm.preset=dr_mas", "--tasks", "1"])
     assert result.exit_code == 0, result.output
     assert preset_text("dr_mas") in " ".join(result.output.split())
+    assert preset_text("dr_mas").startswith("preset dr_mas (arXiv 2602.08847) sets ")
+    assert preset_text("calibrated").startswith("preset calibrated sets propagation: none, ")

@@ -1,4 +1,4 @@
-"""Presets: published methods of credit that are a choice of options, by name.
+"""Presets: methods of credit that are a choice of options, by name. All but `calibrated` are published ones.
 
 `algorithm.preset: NAME` sets the options of one preset, as if the recipe had spelled them out. The equations, sources
 and deviations are in docs/concepts/published_rules.md.
@@ -17,10 +17,10 @@ KEY = "algorithm.preset"
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """The options of a published method."""
+    """The options of a method."""
 
     source: str
-    """The paper, as arXiv number."""
+    """The paper, as arXiv number; empty for creditflow's own method."""
     options: Mapping[str, Any]
     """Values by dotted key of the recipe."""
 
@@ -56,6 +56,19 @@ PRESETS: dict[str, Preset] = {
         adv_estimator="rloo",
         baseline="group",
         group_by="task_agent_turn",
+    ),
+    "calibrated": _credit(
+        "",
+        propagation="none",
+        outcome_to="all",
+        score_weight="calibrated",
+        score_model="noisy_and",
+        w_o=0.3,
+        w_m=0.3,
+        adv_estimator="grpo",
+        baseline="group",
+        norm_adv_by_std_in_grpo=True,
+        group_by="task_agent",
     ),
     "dr_mas": _credit(
         "2602.08847",
@@ -125,4 +138,5 @@ def preset_text(name: str) -> str:
         f"{key.removeprefix('algorithm.')}: {str(value).lower() if isinstance(value, bool) else value}"
         for key, value in preset.options.items()
     )
-    return f"preset {name} (arXiv {preset.source}) sets {options}"
+    source = f" (arXiv {preset.source})" if preset.source else ""
+    return f"preset {name}{source} sets {options}"

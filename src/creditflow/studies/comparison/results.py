@@ -78,16 +78,16 @@ class ArmDifference:
     by_metric: dict[str, Difference]
 
 
-def differences(arms: Sequence[ArmResult]) -> list[ArmDifference]:
-    """Differences of every arm to the baseline, then of the last compared rule to the others.
+def differences(arms: Sequence[ArmResult], more: Sequence[tuple[str, str]] = ()) -> list[ArmDifference]:
+    """Differences of every arm to the baseline, then of the last compared rule to the others, then of further pairs.
 
-    Without an arm of the baseline rule, the first arm is the baseline.
+    Without an arm of the baseline rule, the first arm is the baseline. Pairs whose arms are missing are left out.
     """
     by_name = {arm.name: arm for arm in arms}
     first, *others, last = compared_rules()
     baseline = first if first in by_name else arms[0].name
     pairs = [(name, baseline) for name in by_name if name != baseline]
-    further = [(last, other) for other in others]
+    further = [*((last, other) for other in others), *more]
     pairs += [pair for pair in further if set(pair) <= set(by_name) and pair not in pairs]
     return [
         ArmDifference(
