@@ -1,5 +1,6 @@
 """Replay credit in complete runs: branches within a budget, trained once, reproducible and resumable."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ from creditflow.config import load_recipe
 from creditflow.credit import assign, explain
 from creditflow.credit.trees import KEY
 from creditflow.engines.base import Capability, expect_capabilities
+from creditflow.engines.common.branches import plan_branches
 from creditflow.engines.local import branches
+from creditflow.engines.local.decoding import SharedRows
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.monitoring.catalog import Names, described
 from creditflow.rollout.branching import REFUSED
@@ -158,6 +161,35 @@ def test_disputed_without_scores_is_refused(recipe_file) -> None:
 def test_replay_without_an_outcome_is_refused(recipe_file) -> None:
     with pytest.raises(ConfigError, match="expected an outcome function, the return of branches, found none"):
         run(recipe_file, "no outcome", REPLAY[0], "reward.functions=[{fn: 'team.py:says_a'}]", "trainer.test_freq=-1")
+
+
+def test_alternatives_share_the_keys_and_values_of_their_prompt(recipe_file, monkeypatch) -> None:
+    read, in_order, prompts_read, running = SharedRows._read, branches.in_order, list[tuple[int, ...]](), [False]
+
+    def reads(self, prompts, device):
+        prompts_read.extend(prompts if running[0] else ())
+        return read(self, prompts, device)
+
+    def plans(*args):
+        running[0] = True
+        return plan_branches(*args)
+
+    def ends(pairs):
+        running[0] = False
+        return in_order(pairs)
+
+    monkeypatch.setattr(SharedRows, "_read", reads)
+    monkeypatch.setattr(branches, "plan_branches", plans)
+    monkeypatch.setattr(branches, "in_order", ends)
+    section = "actor_rollout_ref.rollout.branching={budget: 0.5, alternatives: 4}"
+    path = run(recipe_file, "shared", REPLAY[0], section, "trainer.total_training_steps=1", "trainer.test_freq=-1")
+    batch = Ledger.open(path).read(1).batch
+    prompts = [tuple(batch.prompt_ids[slice(*batch.prompt_offsets[s : s + 2])].tolist()) for s in range(batch.n_steps)]
+    of_decisions = Counter(prompts[s] for s in range(batch.n_steps) if batch.branch_of[s] is not None)
+    after = {prompts[s] for s in range(1, batch.n_steps) if batch.branch_of[s - 1] is not None}
+    decisions = [prompt for prompt, count in of_decisions.items() if count == 3 and prompt not in after]
+    assert len(decisions) > 4
+    assert all(prompts_read.count(prompt) == 1 for prompt in decisions)
 
 
 def test_refused_branches_are_counted_and_not_trained(recipe_file) -> None:
