@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from creditflow.credit import CreditOptions, assign
 from creditflow.credit.branch_points import PREFERENCES, branch_cost, choose_branch_points, mean_surprisal
 from creditflow.errors import ConfigError
 from tests.builders import batch_of, make_trajectory, step
@@ -116,6 +117,23 @@ def test_disputed_prefers_posteriors_near_one_half():
     share = points(of, "disputed", posterior_S=posterior_S).probability_S
     assert share[:3] / share[:3].sum() == pytest.approx([0.5 + 1 / 6, 1 / 6, 1 / 6])
     assert share[3] > share[4] == pytest.approx(share[5])
+
+
+@pytest.mark.parametrize("other", ["missing", "unreliable"])
+def test_disputed_spares_steps_with_reliable_scores(other):
+    rng, rows = np.random.default_rng(3), []
+    for n in range(400):
+        right = rng.uniform(size=2) < 0.8
+        noisy = float(right[1] != (rng.uniform() < 0.35))  # a third is inverted
+        scores = {"planner": float(right[0]), "checker": None if other == "missing" else noisy}
+        steps = [step(agent, score, tokens=2) for agent, score in scores.items()]
+        rows.append(make_trajectory(str(n), steps, float(right.all())))
+    of = batch_of(*rows)
+    posterior_S = assign(of, CreditOptions(propagation="none", score_model="noisy_and")).harmless_S
+    failed_S = of.outcome[of.trajectory_of_step] == 0
+    place_S = points(of, "disputed", posterior_S=posterior_S).probability_S
+    reliable, disputed = (place_S[failed_S & (of.agent_of_step == a)].mean() for a in range(2))
+    assert disputed > 1.5 * reliable
 
 
 def test_disputed_without_a_posterior_is_refused():
