@@ -127,6 +127,18 @@ RULES: Mapping[str, tuple[str, ...]] = {
     },
 }
 """The rules, as options of credit."""
+TRAINED = (
+    BASELINE,
+    OWN,
+    "own + outcome, by task",
+    "threshold",
+    "posterior",
+    "calibrated",
+    "calibrated - prefix",
+    "calibrated + harm",
+    "harm",
+)
+"""The two baselines, the threshold, and the six rules with the most signal (`benchmarks.credit_signal`)."""
 BRANCHING: Mapping[str, tuple[str, ...]] = {
     "replay, second half": (
         *_options("propagation=replay"),
@@ -384,14 +396,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")
-    parser.add_argument("--rules", help="names of rules, separated by semicolons; default: all")
+    parser.add_argument("--rules", help=f"names of rules, separated by semicolons; default: {'; '.join(TRAINED)}")
     parser.add_argument("--team", choices=TEAMS, default="arithmetic_chain", help="default: %(default)s")
     parser.add_argument("--cases", help="names of cases, separated by semicolons; default: all of the team")
     parser.add_argument("--seeds", default=f"0-{SEEDS - 1}", help="first and last seed; default: %(default)s")
     given = parser.parse_args()
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
-    rules = tuple(RULES) if given.rules is None else tuple(given.rules.split(";"))
+    rules = TRAINED if given.rules is None else tuple(given.rules.split(";"))
     first, last = map(int, given.seeds.split("-"))
+    cases = tuple(TEAMS[given.team].cases) if given.cases is None else tuple(given.cases.split(";"))
+    for option, names, known in (("rules", rules, RULES), ("cases", cases, TEAMS[given.team].cases)):
+        if unknown := sorted(set(names) - set(known)):
+            parser.error(f"--{option}: expected some of {'; '.join(known)}, got {'; '.join(unknown)}")
     register()
     work = Work.begin("credit_rules", MEASURES, quick=given.quick)
     team, short = TEAMS[given.team], ()
@@ -403,7 +419,7 @@ def main() -> int:
     tuned = board.tune(until)
     rates = {rule: best(tuned[rule]) for rule in board.rules if rule in tuned}
     print("rates:", {rule: {rate: round(100 * value, 1) for rate, value in tuned[rule].items()} for rule in rates})
-    board.train(rates, until, tuple(team.cases) if given.cases is None else given.cases.split(";"))
+    board.train(rates, until, cases)
     if given.quick:
         return int(show([Figure(row.rule, row.mean) for row in rows(board)]))
     every = {
