@@ -245,6 +245,27 @@ def test_changed_environment_is_refused_by_name(do: Callable[..., Any], message:
     assert REFUSED not in branch(before, 0, in_world(world, do)).info
 
 
+def test_refusal_ends_a_workflow_that_retries_without_limit():
+    world = SimpleNamespace(fact="old", attempts=0)
+
+    async def retries(team: Team, world: SimpleNamespace) -> str:
+        await team.a("start")
+        for _ in range(100_000):
+            world.attempts += 1
+            try:
+                return await team.b(str(world.fact))
+            except Exception:  # as a careless workflow
+                continue
+        return "nothing"
+
+    before = recorded(in_world(world, retries))
+    world.fact, world.attempts = "new", 0
+    after = branch(before, 2, in_world(world, retries))
+    assert after.info[REFUSED] == "t/1"
+    assert "b was called with another prompt" in after.info["error"]
+    assert world.attempts < 1000
+
+
 def test_changed_result_of_a_tool_is_refused():
     world = SimpleNamespace(fact="1")
 

@@ -69,6 +69,9 @@ _TURNS = 5
 """Turns of the event loop after a response, in which the recorder records its step."""
 
 
+_CALLS_AFTER_REFUSAL = 100
+"""Calls that get the refusal as an error. A workflow that goes on is cancelled: it would block the event loop."""
+
 _CONTEXT = ("agent", "prompt", "prompt_ids", "parents")
 _KEPT = (*_CONTEXT, "response", "response_ids", "response_mask")
 """Fields of a step that equal the record: of the step at which a branch begins, and of the steps before it."""
@@ -131,6 +134,8 @@ class _KeptResponses:
         self._changed = asyncio.Condition()
         self._giving = set[asyncio.Task[None]]()
         self.refusal: Difference | None = None
+        self._refused = 0
+        """The number of calls since the refusal."""
         self.clients: dict[str, PolicyView | ChatClient] = {}
         for agent, policy in policy_of.items():
             client = generator.clients[policy]
@@ -154,6 +159,9 @@ class _KeptResponses:
     async def kept(self, agent: str, prompt: object) -> tuple[Step, int, int] | None:
         """The recorded turn for a call, when it is its turn; None, after all kept steps, for a call to sample."""
         if self.refusal is not None:
+            self._refused += 1
+            if self._refused > _CALLS_AFTER_REFUSAL:
+                raise asyncio.CancelledError
             self._raise()
         if waiting := self._kept.get((agent, prompt)):
             found = waiting.popleft()
