@@ -177,6 +177,15 @@ def test_score_model_reads_copies_and_learns_from_rollouts():
     assert by_id(whole, whole.harmless_S)["t~0.1.2"] == pytest.approx(expected[2], abs=1e-12)
 
 
+def test_stratum_weights_count_shares_of_branches():
+    trajectories = tree_of_branches()
+    for one in trajectories:
+        for own in one.steps:
+            own.stratum = f"{own.agent} of {'other' if one.id == 'other' else 't'}"
+    a = assign(batch_of(*trajectories), options())
+    assert a.weight_S[a.trained_S] == pytest.approx(1.0)  # two trajectories, one in each stratum
+
+
 REFUSED = {
     "adv_estimator": "gae",
     "outcome_to": "answer",
