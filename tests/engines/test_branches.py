@@ -11,12 +11,14 @@ from creditflow.config import load_recipe
 from creditflow.credit import assign, explain
 from creditflow.credit.trees import KEY
 from creditflow.engines.base import Capability, expect_capabilities
+from creditflow.engines.common.branches import new_tokens
 from creditflow.engines.local import branches
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.monitoring.catalog import Names, described
 from creditflow.rollout.branching import REFUSED
 from creditflow.runs import Ledger
 from creditflow.runs.run_folder import read_metrics
+from tests.builders import batch_of, make_trajectory, step
 from tests.engines.test_resume import Stopped, expect_the_same
 from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
 
@@ -140,6 +142,14 @@ def test_decisions_are_drawn_by_every_preference(recipe_file, at) -> None:
         assert {one["weight"] for one in roots} == {1.0}
     else:
         assert len({one["weight"] for one in roots}) > 1
+
+
+def test_budget_counts_no_tokens_of_endpoints() -> None:
+    steps = [step("a", tokens=2), step("judge", info={"completion_tokens": 50}), step("a", tokens=3)]
+    branch = make_trajectory("t~1.0", steps)
+    recorded = batch_of(branch)
+    assert new_tokens(branch, 0) == len(recorded.response_ids) == 5  # the count of rollouts
+    assert new_tokens(branch, 1) == 3
 
 
 def test_first_step_excludes_earlier_decisions(recipe_file) -> None:

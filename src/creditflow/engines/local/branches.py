@@ -12,8 +12,8 @@ from creditflow.engines.common.branches import (
     PlannedBranch,
     expect_few_failed_branches,
     in_order,
+    new_tokens,
     plan_branches,
-    sampled_tokens,
 )
 from creditflow.engines.local.outcomes import AT_ONCE
 from creditflow.engines.local.rollouts import complete, fill_references, score
@@ -29,7 +29,7 @@ class BranchedStep:
 
     trajectories: list[Trajectory]
     tokens: int
-    """Response tokens that were sampled."""
+    """Response tokens that were sampled, without those of endpoints."""
     metrics: dict[str, float]
 
 
@@ -78,7 +78,7 @@ class _RunningBranches:
             made += await complete(together([self._run(one) for one in some], self.scheduler), self.components)
             note(len(made), len(branches))
         for one, trajectory in zip(branches, made, strict=True):
-            self.tokens += sum(sampled_tokens(trajectory, one.at))
+            self.tokens += new_tokens(trajectory, one.at)
             one.mark(trajectory)
         self.policy_set.freeze(made)
         return made
