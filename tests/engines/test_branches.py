@@ -159,6 +159,14 @@ def test_first_step_excludes_earlier_decisions(recipe_file) -> None:
     assert set(roots) == {1}
 
 
+def test_run_without_branches_warns(recipe_file, capsys) -> None:
+    section = "actor_rollout_ref.rollout.branching={first_step: 99}"
+    path = run(recipe_file, "none", REPLAY[0], section, "trainer.total_training_steps=1", "trainer.test_freq=-1")
+    assert "no trajectory branched in the first step" in (printed := capsys.readouterr().err)
+    assert "first_step 99, budget 0.5" in printed
+    assert read_metrics(path)[-1]["rollout/branches"] == 0
+
+
 def test_disputed_without_scores_is_refused(recipe_file) -> None:
     section = "actor_rollout_ref.rollout.branching={at: disputed}"
     with pytest.raises(ConfigError, match=r"branching.at: disputed reads scores and outcomes, and credit ignores"):
