@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from creditflow.credit import CreditOptions, assign, explain
+from creditflow.credit.analysis.difference import moved
 from creditflow.credit.analysis.metrics import batch_stats, credit_metrics
 from creditflow.credit.trees import KEY, rollouts_of
 from creditflow.data import Score, read_parquet, write_parquet
@@ -221,6 +222,16 @@ def test_metrics_of_other_rules_count_no_branches(rule):
     assert credit_metrics(whole) == credit_metrics(alone)
     for agent, values in batch_stats(alone).sub_rewards.items():
         assert batch_stats(whole).sub_rewards[agent].tolist() == values.tolist()
+
+
+def test_changes_of_credit_count_no_branches():
+    whole, alone = (
+        [assign(batch_of(*some), options(propagation=rule)) for rule in ("replay", "none")]
+        for some in (tree_of_branches(), tree_of_branches()[:2])
+    )
+    found, expected = moved(*whole), moved(*alone)
+    assert {name: one.steps for name, one in found.items()} == {name: one.steps for name, one in expected.items()}
+    assert not any(one.masked or one.unmasked for one in found.values())
 
 
 def test_foreign_entries_under_the_key_are_no_branches():
