@@ -13,7 +13,7 @@ from creditflow.credit.trees import KEY
 from creditflow.engines.base import Capability, expect_capabilities
 from creditflow.engines.common.branches import new_tokens
 from creditflow.engines.local import branches
-from creditflow.errors import ConfigError, CreditflowError
+from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores
 from creditflow.monitoring.catalog import Names, described
 from creditflow.rollout.branching import REFUSED
 from creditflow.runs import Ledger
@@ -32,6 +32,13 @@ REPLAY = (
 
 CHANGING = """
 calls = 0
+
+
+@outcome
+def fails_on_branches(trajectory):
+    if "~" in trajectory.id:
+        raise RuntimeError("no score for a branch")
+    return ends_with_a(trajectory)
 
 
 async def changes(task, team):
@@ -206,6 +213,17 @@ def test_too_many_failed_branches_end_the_run(recipe_file, monkeypatch) -> None:
     monkeypatch.setattr(branches, "run_branch", fails)
     with pytest.raises(CreditflowError, match=r"of \d+ branches failed, more than .*the first: the tool is gone"):
         run(recipe_file, "failing", *REPLAY[:2], "trainer.val_before_train=false")
+
+
+def test_failed_scores_of_branches_leave_readable_evidence(recipe_file) -> None:
+    functions = "reward.functions=[{fn: 'team.py:fails_on_branches'}, {fn: 'team.py:says_a'}]"
+    with pytest.raises(TooManyFailedScores, match="no score for a branch"):
+        run(recipe_file, "evidence", *REPLAY[:2], functions, "trainer.val_before_train=false")
+    batch = Ledger.open(recipe_file.parent / "evidence").read(1).batch
+    branch = next(id for id in batch.trajectory_ids if "~" in id)
+    shown = CliRunner().invoke(app, ["why", str(recipe_file.parent / "evidence"), "--trajectory", branch])
+    assert shown.exit_code == 0, shown.output
+    assert f"branch {branch}" in shown.output
 
 
 def test_replay_is_refused_on_an_engine_without_branches(recipe_file) -> None:
