@@ -192,6 +192,37 @@ def test_later_parallel_call_waits_for_the_kept_steps():
     assert after.steps[1].response != before.steps[1].response
 
 
+def test_equal_parallel_calls_keep_their_places():
+    """The first call of three ends last, and is therefore the last step."""
+
+    class FirstIsSlow(ChatClient):
+        calls = 0
+
+        async def chat(self, messages, *, max_tokens, temperature, seed):
+            self.calls += 1
+            for _ in range(50 if self.calls == 1 else 5):
+                await asyncio.sleep(0)
+            return ChatReply(f"reply {seed}", "stop")
+
+    agents = {"a": AgentSpec("a", policy="slow"), "b": AgentSpec("b", policy="slow")}
+
+    async def solve(task: Task, team: Team) -> str:
+        replies = await asyncio.gather(team.a("same"), team.a("same"), team.a("same"))
+        return " | ".join([*replies, await team.b("last")])
+
+    def scheduler() -> Scheduler:
+        return Scheduler({"default": Sampled(), "slow": FirstIsSlow()})
+
+    before = asyncio.run(run_rollout(Rollout(TASK, "u", "t", (1,)), solve, agents, scheduler(), Sampling()))
+    assert [step.info.get("call_number") for step in before.steps] == [2, 3, 1, None]
+    for at in range(5):
+        rollout = Rollout(TASK, "u", f"t~{at}", (2,))
+        after = asyncio.run(run_branch(before, at, rollout, solve, agents, scheduler(), Sampling()))
+        assert REFUSED not in after.info
+        same = [one == other for one, other in zip(before.answer.split(" | "), after.answer.split(" | "), strict=True)]
+        assert same == [at > 2, at > 0, at > 1, at > 3]
+
+
 def test_branch_outside_the_record_is_an_error():
     before = recorded(chain)
     with pytest.raises(ValueError, match="expected to branch at 0 to 4, got 5"):

@@ -95,6 +95,28 @@ def _difference(recorded: Sequence[Step], at: int, branch: Trajectory) -> Differ
     return None
 
 
+def in_order_of_calls(steps: Sequence[Step]) -> list[Step]:
+    """Recorded steps with the calls of each agent in the order in which they began.
+
+    Steps without a number began and ended before all later ones of their agent.
+    """
+    ordered, places = list(steps), defaultdict[str, list[int]](list)
+
+    def sort(agent: str) -> None:
+        numbered = sorted((steps[place] for place in places[agent]), key=lambda step: step.info["call_number"])
+        for place, step in zip(places.pop(agent), numbered, strict=True):
+            ordered[place] = step
+
+    for place, step in enumerate(steps):
+        if "call_number" in step.info:
+            places[step.agent].append(place)
+        elif step.agent in places:
+            sort(step.agent)
+    for agent in tuple(places):
+        sort(agent)
+    return ordered
+
+
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -113,19 +135,20 @@ class _KeptResponses:
         timeout_s: float,
     ) -> None:
         self._generator, self._policy_of, self._timeout_s = generator, policy_of, timeout_s
+        self._at = at
         self._kept: dict[tuple[str, object], deque[tuple[Step, int, int]]] = defaultdict(deque)
+        """The recorded turns for a prompt, in the order of their calls; those of later steps are sampled anew."""
         self._later: set[tuple[str, object]] = set()
         """Calls of later recorded steps, which may be made while kept steps are replayed."""
-        for step in steps:
+        for step in in_order_of_calls(steps):
             turns = recorded_turns(step)
             keys = [(step.agent, step.prompt_ids + step.response_ids[:begin]) for begin, _ in turns]
             for key in (*keys, (step.agent, step.prompt)):
                 if step.index >= at:
                     self._later.add(key)
-            if step.index < at:
-                for key, (begin, end) in zip(keys, turns, strict=True):
-                    self._kept[key].append((step, begin, end))
-                self._kept[step.agent, step.prompt].append((step, 0, len(step.response_ids)))
+            for key, (begin, end) in zip(keys if step.index < at else keys[:1], turns, strict=False):
+                self._kept[key].append((step, begin, end))
+            self._kept[step.agent, step.prompt].append((step, 0, len(step.response_ids)))
         self._left = deque(step for step in steps if step.index < at)
         """The kept steps whose last response is not given yet, in order."""
         self._decision = steps[at] if at < len(steps) else None
@@ -163,18 +186,20 @@ class _KeptResponses:
             if self._refused > _CALLS_AFTER_REFUSAL:
                 raise asyncio.CancelledError
             self._raise()
+        slot = None
         if waiting := self._kept.get((agent, prompt)):
-            found = waiting.popleft()
-            await self._wait_for_turn(found[0])
-            if found[2] == len(found[0].response_ids):
-                self._give()
-            return found
+            slot = (found := waiting.popleft())[0]
+            if slot.index < self._at:
+                await self._wait_for_turn(slot)
+                if found[2] == len(slot.response_ids):
+                    self._give()
+                return found
         await asyncio.gather(*self._giving)
         if self._left:
             if (agent, prompt) not in self._later:
                 await self._refuse(self._left[0], f"{agent} was called with another prompt: {_short(prompt)}")
             await self._wait_for_turn(None)
-        await self._wait_for_decision(agent, prompt)
+        await self._wait_for_decision(agent, prompt, slot)
         return None
 
     def note(self, step: Step) -> None:
@@ -191,11 +216,15 @@ class _KeptResponses:
             return prompt == step.prompt
         return prompt == step.prompt_ids or (self._deciding and prompt[: len(step.prompt_ids)] == step.prompt_ids)
 
-    async def _wait_for_decision(self, agent: str, prompt: object) -> None:
-        """Let the call of the first step to sample pass, and make the others wait until it is recorded."""
+    async def _wait_for_decision(self, agent: str, prompt: object, slot: Step | None) -> None:
+        """Let the call of the first step to sample pass, and make the others wait until it is recorded.
+
+        `slot`: the recorded step of the call, among those with its prompt.
+        """
         if (step := self._decision) is None:
             return
-        if self._is_decision(agent, prompt) and not (self._deciding and prompt in (step.prompt, step.prompt_ids)):
+        again = self._deciding and prompt in (step.prompt, step.prompt_ids)
+        if self._is_decision(agent, prompt) and not again and (slot is None or slot is step):
             self._deciding = True
             return
         if (agent, prompt) not in self._later:
