@@ -25,7 +25,7 @@ from creditflow.rollout import Rollout
 from creditflow.rollout.branching import REFUSED
 
 BRANCH = 5
-"""The first part of a branch's random key; 0 to 4, 6 and 7 belong to other rollouts."""
+"""Follows the seed in the random key of a branch; other rollouts have 0 to 4, 6 and 7 there."""
 
 
 def wants_branches(options: CreditOptions) -> bool:
