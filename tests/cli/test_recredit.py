@@ -157,6 +157,7 @@ def test_diff_compares_runs_with_different_trajectories(ledger: Ledger, tmp_path
         ("data.seed=1", "expected an option of credit"),
         ("gate=ajar", "algorithm.gate: expected hard or soft, got 'ajar'"),
         ("adv_estimator=gae", "algorithm.outcome_to"),
+        ("propagation=replay", "algorithm.propagation: replay reads branches, and none are recorded"),
         ("algorithm.shadow={propagation: none}", "recredit already computes a second assignment"),
     ],
 )

@@ -261,6 +261,31 @@ def test_drawn_branch_points_are_unbiased(at):
     assert expected_gradient(drawn_by(at), 2, 1) == exactly(TRUE)
 
 
+def fitted_to_the_batch(group: Sequence[Path]) -> list[list[tuple[float, float]]]:
+    """As `drawn_by("disputed")`, with the posterior of a model that is fitted to the group itself, as in a run."""
+    rows = [
+        make_trajectory(
+            str(i),
+            [step("solver", REWARD[choice], tokens=k + 1) for k, choice in enumerate(path)],
+            outcome(path),
+        )
+        for i, path in enumerate(group)
+    ]
+    batch = batch_of(*rows)
+    model = CreditOptions(propagation="none", score_model="noisy_and", adv_estimator="rloo")
+    points = choose_branch_points(
+        batch,
+        np.ones(batch.n_steps, dtype=np.bool_),
+        "disputed",
+        branch_cost(batch, 2, 1),
+        lambda tokens: 0.6 * tokens,
+        np.random.default_rng(0),
+        assign(batch, model).harmless_S,
+    )
+    pairs = list(zip(points.probability_S.tolist(), points.weight_S.tolist(), strict=True))
+    return [pairs[: len(group[0])], pairs[len(group[0]) :]]
+
+
 # ---- biased ----------------------------------------------------------------------------------------------------------
 
 
@@ -277,3 +302,9 @@ BIASED = {uniform: (0.9998, 1.0595), by_outcome: (0.9997, 1.0669), only_bad: (0.
 def test_replay_without_weights_has_the_recorded_bias(place):
     found = expected_gradient(unweighted(place, 0.75), 2, 1)
     assert (cosine(found, TRUE), length(found, TRUE)) == pytest.approx(BIASED[place], abs=5e-4)
+
+
+def test_disputed_draws_of_a_fitted_model_have_a_small_bias():
+    found = expected_gradient(fitted_to_the_batch, 2, 1)
+    assert np.abs(found - TRUE).max() / np.abs(TRUE).max() == pytest.approx(0.0078, abs=2e-4)
+    assert (cosine(found, TRUE), length(found, TRUE)) == pytest.approx((0.99998, 1.0007), abs=1e-4)

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 
 from creditflow.credit import CreditOptions, assign, explain
+from creditflow.credit.analysis.difference import moved
 from creditflow.credit.analysis.metrics import batch_stats, credit_metrics
 from creditflow.credit.trees import KEY, rollouts_of
-from creditflow.data import read_parquet, write_parquet
+from creditflow.data import Score, read_parquet, write_parquet
 from creditflow.errors import BatchError, ConfigError
 from tests.builders import batch_of, make_trajectory, step
 from tests.credit.forests import forest
 from tests.credit.test_explain import assert_explained
 from tests.oracle import trees as oracle
+from tests.oracle.fitted import harmless
 from tests.trees import tree_of_branches
 
 WEIGHTS = {"weight 1": (1.0,), "other weights": (0.5, 1.0, 1.75)}
@@ -155,6 +157,36 @@ def test_trees_survive_a_round_trip_through_parquet(tmp_path):
     assert np.array_equal(one.share_S, two.share_S)
 
 
+def test_score_model_reads_copies_and_learns_from_rollouts():
+    trajectories = tree_of_branches()
+    for one in trajectories:  # the planner of `t` was wrong, and its branches repeat that
+        for own in one.steps:
+            right = own.agent != "planner" or one.id == "other"
+            own.scores = {"f": Score(float(right))}
+    chosen = {"propagation": "replay", "score_model": "noisy_and"}
+    whole = assign(batch_of(*trajectories), options(**chosen))
+    alone = assign(batch_of(*trajectories[:2]), options(**chosen))
+    n = alone.batch.n_steps
+    assert whole.fitted == alone.fitted
+    assert np.array_equal(whole.harmless_S[:n], alone.harmless_S)
+    model = whole.fitted["model"]
+    agents = [model["agents"][one.agent] for one in trajectories[2].steps]
+    wrong, right = 0, 3  # bins of the scores
+    bins = (wrong, right, right)
+    likelihoods = [(of["scores"][0][b], of["scores"][1][b]) for of, b in zip(agents, bins, strict=True)]
+    expected = harmless([one["harm"] for one in agents], likelihoods, model["slip"], False)
+    assert by_id(whole, whole.harmless_S)["t~0.1.2"] == pytest.approx(expected[2], abs=1e-12)
+
+
+def test_stratum_weights_count_shares_of_branches():
+    trajectories = tree_of_branches()
+    for one in trajectories:
+        for own in one.steps:
+            own.stratum = f"{own.agent} of {'other' if one.id == 'other' else 't'}"
+    a = assign(batch_of(*trajectories), options())
+    assert a.weight_S[a.trained_S] == pytest.approx(1.0)  # two trajectories, one in each stratum
+
+
 REFUSED = {
     "adv_estimator": "gae",
     "outcome_to": "answer",
@@ -190,6 +222,16 @@ def test_metrics_of_other_rules_count_no_branches(rule):
     assert credit_metrics(whole) == credit_metrics(alone)
     for agent, values in batch_stats(alone).sub_rewards.items():
         assert batch_stats(whole).sub_rewards[agent].tolist() == values.tolist()
+
+
+def test_changes_of_credit_count_no_branches():
+    whole, alone = (
+        [assign(batch_of(*some), options(propagation=rule)) for rule in ("replay", "none")]
+        for some in (tree_of_branches(), tree_of_branches()[:2])
+    )
+    found, expected = moved(*whole), moved(*alone)
+    assert {name: one.steps for name, one in found.items()} == {name: one.steps for name, one in expected.items()}
+    assert not any(one.masked or one.unmasked for one in found.values())
 
 
 def test_foreign_entries_under_the_key_are_no_branches():

@@ -12,14 +12,15 @@ from creditflow.config import load_recipe
 from creditflow.credit import assign, explain
 from creditflow.credit.trees import KEY
 from creditflow.engines.base import Capability, expect_capabilities
-from creditflow.engines.common.branches import plan_branches
+from creditflow.engines.common.branches import new_tokens, plan_branches
 from creditflow.engines.local import branches
 from creditflow.engines.local.decoding import SharedRows
-from creditflow.errors import ConfigError, CreditflowError
+from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores
 from creditflow.monitoring.catalog import Names, described
 from creditflow.rollout.branching import REFUSED
 from creditflow.runs import Ledger
 from creditflow.runs.run_folder import read_metrics
+from tests.builders import batch_of, make_trajectory, step
 from tests.engines.test_resume import Stopped, expect_the_same
 from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
 
@@ -33,6 +34,13 @@ REPLAY = (
 
 CHANGING = """
 calls = 0
+
+
+@outcome
+def fails_on_branches(trajectory):
+    if "~" in trajectory.id:
+        raise RuntimeError("no score for a branch")
+    return ends_with_a(trajectory)
 
 
 async def changes(task, team):
@@ -145,11 +153,27 @@ def test_decisions_are_drawn_by_every_preference(recipe_file, at) -> None:
         assert len({one["weight"] for one in roots}) > 1
 
 
+def test_budget_counts_no_tokens_of_endpoints() -> None:
+    steps = [step("a", tokens=2), step("judge", info={"completion_tokens": 50}), step("a", tokens=3)]
+    branch = make_trajectory("t~1.0", steps)
+    recorded = batch_of(branch)
+    assert new_tokens(branch, 0) == len(recorded.response_ids) == 5  # the count of rollouts
+    assert new_tokens(branch, 1) == 3
+
+
 def test_first_step_excludes_earlier_decisions(recipe_file) -> None:
     section = "actor_rollout_ref.rollout.branching={budget: 0.3, first_step: 1, alternatives: 2}"
     path = run(recipe_file, "late", REPLAY[0], section, "trainer.total_training_steps=1", "trainer.test_freq=-1")
     roots = [info[KEY]["at"] for info in Ledger.open(path).read(1).batch.trajectory_info if "at" in info.get(KEY, {})]
     assert set(roots) == {1}
+
+
+def test_run_without_branches_warns(recipe_file, capsys) -> None:
+    section = "actor_rollout_ref.rollout.branching={first_step: 99}"
+    path = run(recipe_file, "none", REPLAY[0], section, "trainer.total_training_steps=1", "trainer.test_freq=-1")
+    assert "no trajectory branched in the first step" in (printed := capsys.readouterr().err)
+    assert "first_step 99, budget 0.5" in printed
+    assert read_metrics(path)[-1]["rollout/branches"] == 0
 
 
 def test_disputed_without_scores_is_refused(recipe_file) -> None:
@@ -220,6 +244,17 @@ def test_too_many_failed_branches_end_the_run(recipe_file, monkeypatch) -> None:
     monkeypatch.setattr(branches, "run_branch", fails)
     with pytest.raises(CreditflowError, match=r"of \d+ branches failed, more than .*the first: the tool is gone"):
         run(recipe_file, "failing", *REPLAY[:2], "trainer.val_before_train=false")
+
+
+def test_failed_scores_of_branches_leave_readable_evidence(recipe_file) -> None:
+    functions = "reward.functions=[{fn: 'team.py:fails_on_branches'}, {fn: 'team.py:says_a'}]"
+    with pytest.raises(TooManyFailedScores, match="no score for a branch"):
+        run(recipe_file, "evidence", *REPLAY[:2], functions, "trainer.val_before_train=false")
+    batch = Ledger.open(recipe_file.parent / "evidence").read(1).batch
+    branch = next(id for id in batch.trajectory_ids if "~" in id)
+    shown = CliRunner().invoke(app, ["why", str(recipe_file.parent / "evidence"), "--trajectory", branch])
+    assert shown.exit_code == 0, shown.output
+    assert f"branch {branch}" in shown.output
 
 
 def test_replay_is_refused_on_an_engine_without_branches(recipe_file) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
+from creditflow.credit import CreditOptions, assign
 from creditflow.credit.analysis.fidelity import fidelity
 from creditflow.data import Message, Trajectory, TrajectoryBatch
 from creditflow.engines.common.components import Components, build_components
@@ -23,6 +24,7 @@ from creditflow.engines.local.decisions import (
     measure_decisions,
     workflow_branch,
 )
+from creditflow.engines.local.fidelity import decision_candidates
 from creditflow.engines.local.outcomes import MeasuringRollouts
 from creditflow.engines.local.trainer import train
 from creditflow.errors import ConfigError, TooManyFailedScores
@@ -30,6 +32,7 @@ from creditflow.rollout import ChatClient, ChatReply, Rollout, run_rollouts
 from creditflow.runs import Ledger
 from tests.builders import batch_of, make_trajectory, step
 from tests.paths import TOY
+from tests.trees import tree_of_branches
 
 GOOD_DRAFT, RIGHT = 0.5, {"good": 0.9, "bad": 0.2}
 """The writer's probability of a good draft, and the critic's of a right answer for each draft."""
@@ -186,6 +189,13 @@ def test_choice_draws_candidates_with_the_stated_probability() -> None:
         drawn_S[chosen.step_D] += 1
     assert chosen.probability == pytest.approx(4 / 9)
     assert np.abs(drawn_S / times - 4 / 9).max() < 4 * math.sqrt(4 / 9 * 5 / 9 / times)
+
+
+def test_candidates_of_an_audit_are_steps_of_rollouts() -> None:
+    a = assign(batch_of(*tree_of_branches()), CreditOptions(propagation="replay"))
+    candidates = np.flatnonzero(decision_candidates(a, ["planner", "executor", "verifier"]))
+    assert [a.batch.step_ids[s] for s in candidates] == ["t.0", "t.1", "t.2", "other.0", "other.1", "other.2"]
+    assert a.trained_S.sum() > len(candidates)
 
 
 def test_choice_without_candidates_is_empty() -> None:

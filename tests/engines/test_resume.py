@@ -332,7 +332,9 @@ def test_central_critic_refuses_other_tokenizers(recipe_file) -> None:
 def test_central_critic_needs_a_critic_of_all_policies(recipe_file) -> None:
     with pytest.raises(ConfigError, match=r"^critic.central: true, but algorithm.adv_estimator: grpo has no critic"):
         load_recipe(recipe_file, ["critic.central=true"])
-    with pytest.raises(ConfigError, match=r"^critic.context: trajectory is for a critic of one policy"):
+    with pytest.raises(
+        ConfigError, match=r"^critic.context: trajectory, but critic.central: true reads the steps of all"
+    ):
         load_recipe(recipe_file, [*KINDS["a central critic"], "critic.context=trajectory"])
 
 

@@ -63,7 +63,7 @@ def test_sequential_updates_begin_after_the_warm_up() -> None:
 def test_sequential_schedule_refuses_replay(recipe_file: Path) -> None:  # noqa: F811
     overrides = [*TWO_POLICIES, "trainer.update_schedule=sequential", "algorithm.propagation=replay"]
     with pytest.raises(
-        ConfigError, match=r"^trainer.update_schedule: expected simultaneous or alternating with .*replay"
+        ConfigError, match=r"^trainer.update_schedule: sequential, but .*replay are means over branches"
     ):
         load_recipe(recipe_file, overrides)
     load_recipe(recipe_file, [*overrides, "trainer.update_schedule=alternating"])

@@ -192,6 +192,37 @@ def test_later_parallel_call_waits_for_the_kept_steps():
     assert after.steps[1].response != before.steps[1].response
 
 
+def test_equal_parallel_calls_keep_their_places():
+    """The first call of three ends last, and is therefore the last step."""
+
+    class FirstIsSlow(ChatClient):
+        calls = 0
+
+        async def chat(self, messages, *, max_tokens, temperature, seed):
+            self.calls += 1
+            for _ in range(50 if self.calls == 1 else 5):
+                await asyncio.sleep(0)
+            return ChatReply(f"reply {seed}", "stop")
+
+    agents = {"a": AgentSpec("a", policy="slow"), "b": AgentSpec("b", policy="slow")}
+
+    async def solve(task: Task, team: Team) -> str:
+        replies = await asyncio.gather(team.a("same"), team.a("same"), team.a("same"))
+        return " | ".join([*replies, await team.b("last")])
+
+    def scheduler() -> Scheduler:
+        return Scheduler({"default": Sampled(), "slow": FirstIsSlow()})
+
+    before = asyncio.run(run_rollout(Rollout(TASK, "u", "t", (1,)), solve, agents, scheduler(), Sampling()))
+    assert [step.info.get("call_number") for step in before.steps] == [2, 3, 1, None]
+    for at in range(5):
+        rollout = Rollout(TASK, "u", f"t~{at}", (2,))
+        after = asyncio.run(run_branch(before, at, rollout, solve, agents, scheduler(), Sampling()))
+        assert REFUSED not in after.info
+        same = [one == other for one, other in zip(before.answer.split(" | "), after.answer.split(" | "), strict=True)]
+        assert same == [at > 2, at > 0, at > 1, at > 3]
+
+
 def test_branch_outside_the_record_is_an_error():
     before = recorded(chain)
     with pytest.raises(ValueError, match="expected to branch at 0 to 4, got 5"):
@@ -243,6 +274,27 @@ def test_changed_environment_is_refused_by_name(do: Callable[..., Any], message:
     assert message in after.info["error"]
     assert branch(before, 1, in_world(world, do)).info[REFUSED] == "t/1"  # the context of the new step
     assert REFUSED not in branch(before, 0, in_world(world, do)).info
+
+
+def test_refusal_ends_a_workflow_that_retries_without_limit():
+    world = SimpleNamespace(fact="old", attempts=0)
+
+    async def retries(team: Team, world: SimpleNamespace) -> str:
+        await team.a("start")
+        for _ in range(100_000):
+            world.attempts += 1
+            try:
+                return await team.b(str(world.fact))
+            except Exception:  # as a careless workflow
+                continue
+        return "nothing"
+
+    before = recorded(in_world(world, retries))
+    world.fact, world.attempts = "new", 0
+    after = branch(before, 2, in_world(world, retries))
+    assert after.info[REFUSED] == "t/1"
+    assert "b was called with another prompt" in after.info["error"]
+    assert world.attempts < 1000
 
 
 def test_changed_result_of_a_tool_is_refused():

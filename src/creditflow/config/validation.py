@@ -64,8 +64,8 @@ def _validate_training(config: Config) -> None:
         )
     if config.critic.central and config.critic.context != "step":
         raise ConfigError(
-            f"critic.context: {config.critic.context} is for a critic of one policy; leave it step with "
-            "critic.central: true"
+            f"critic.context: {config.critic.context}, but critic.central: true reads the steps of all policies; "
+            "leave critic.context out"
         )
     if trainer.update_schedule != "simultaneous" and len(trained := trained_policies(config)) < 2:
         raise ConfigError(
@@ -74,8 +74,9 @@ def _validate_training(config: Config) -> None:
         )
     if trainer.update_schedule == "sequential" and PROPAGATION_RULES[config.algorithm.propagation].branches:
         raise ConfigError(
-            f"trainer.update_schedule: expected simultaneous or alternating with algorithm.propagation: "
-            f"{config.algorithm.propagation}, whose values are means over branches of different ratios, got sequential"
+            f"trainer.update_schedule: sequential, but the values of algorithm.propagation: "
+            f"{config.algorithm.propagation} are means over branches, which have different probability ratios; use "
+            "simultaneous or alternating"
         )
     for section, averaged in (("actor_rollout_ref.actor", actor), ("critic", config.critic)):
         if averaged.loss_agg_mode == SUM_NORM and averaged.loss_scale_factor is None:

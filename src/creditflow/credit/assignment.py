@@ -471,7 +471,8 @@ def _compare(
             token_reward_T=token_reward_T,
         )
     )
-    weight_S = stratum_weights(batch, columns.stratum_S, trained_S)
+    share_S = None if branches is None else branches.share_S
+    weight_S = stratum_weights(batch, columns.stratum_S, trained_S, share_S)
     groups, baseline_S, shift_S, divisor_S = _scale(
         columns, estimator, estimate, credit_S, trained_S, groups, options.adv_estimator, branches
     )

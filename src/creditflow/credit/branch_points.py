@@ -57,7 +57,7 @@ def _disputed(batch: TrajectoryBatch, candidate_S: Bools, posterior_S: Floats | 
             "actor_rollout_ref.rollout.branching.at: disputed needs the posterior of each step being right, and none "
             "is given; use random, agents or uncertain"
         )
-    # A step without a posterior is as open as one can be.
+    # A step without a posterior counts as undecided.
     return _with_uniform(batch, candidate_S, 1.0 - np.abs(2.0 * np.nan_to_num(posterior_S, nan=0.5) - 1.0))
 
 

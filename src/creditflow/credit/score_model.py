@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from creditflow.credit.history import Sums
+from creditflow.credit.trees import rollouts_of, trees_of
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 
 PART, SLIPS = "score_model", "score_model_slips"
@@ -81,8 +82,10 @@ def score_model(
     `outcome_S`, `known_S`: [S] the outcome of the step's agent and whether it is known. `kept_S`: [S] steps that are
     not masked. `sub_reward_S`, `scored_S`: [S] sub-rewards, read where scored. `counts`, `slips`: the sums of earlier
     batches.
+
+    The rates come from rollouts alone: branches repeat steps. The posterior of a branch also reads the copied steps.
     """
-    at = np.flatnonzero(kept_S)
+    at = np.flatnonzero(_with_copies(batch, kept_S))
     bin_S = np.where(scored_S, bins(np.where(scored_S, sub_reward_S, 0.0)), -1)[at]
     agent_S, known_S, passed_S = batch.agent_of_step[at], known_S[at], outcome_S[at] > SUCCESS
     # Agents with outcomes of their own compete: each judges the trajectory by its own outcome, among its own steps.
@@ -90,7 +93,7 @@ def score_model(
     cell_S = batch.trajectory_of_step[at].astype(np.int64)
     if competing:
         cell_S = cell_S * len(batch.agent_names) + agent_S
-    cell_S = np.unique(cell_S, return_inverse=True)[1].reshape(-1)
+    cell_S = _numbered(cell_S)
     agents = len(batch.agent_names)
     before_AZB = np.zeros((agents, 2, 1 + BINS))
     for agent, name in enumerate(batch.agent_names):
@@ -99,23 +102,42 @@ def score_model(
     before_2 = slips.get("", np.zeros(2))
     rates, found_AZB, found_2 = _rates(before_AZB, before_2), np.zeros_like(before_AZB), np.zeros(2)
     harmless_S = alone_S = np.ones(len(at))
-    for _ in range(_ROUNDS if len(at) else 0):
-        harmless_S, alone_S, found_2 = posterior(rates, cell_S, agent_S, bin_S, passed_S, known_S)
-        index_S = agent_S * (1 + BINS) + 1 + bin_S
+    # L: the steps of rollouts.
+    learned = np.flatnonzero(rollouts_of(batch)[batch.trajectory_of_step[at]])
+    cell_L, agent_L, bin_L = _numbered(cell_S[learned]), agent_S[learned], bin_S[learned]
+    passed_L, known_L = passed_S[learned], known_S[learned]
+    index_L = agent_L * (1 + BINS) + 1 + bin_L
+    for _ in range(_ROUNDS if len(learned) else 0):
+        harmless_L, _, found_2 = posterior(rates, cell_L, agent_L, bin_L, passed_L, known_L)
         size = agents * (1 + BINS)
         found = [
-            np.bincount(index_S, weight_S, size).reshape(agents, -1) for weight_S in (1.0 - harmless_S, harmless_S)
+            np.bincount(index_L, weight_L, size).reshape(agents, -1) for weight_L in (1.0 - harmless_L, harmless_L)
         ]
         found_AZB = np.stack(found, axis=1)
         rates, last = _rates(before_AZB + found_AZB, before_2 + found_2), rates
         if np.abs(rates.harm_A - last.harm_A).max() < _CONVERGED:
             break
+    if len(learned):
+        _, _, found_2 = posterior(rates, cell_L, agent_L, bin_L, passed_L, known_L)
     if len(at):
-        harmless_S, alone_S, found_2 = posterior(rates, cell_S, agent_S, bin_S, passed_S, known_S)
+        harmless_S, alone_S, _ = posterior(rates, cell_S, agent_S, bin_S, passed_S, known_S)
     whole = np.full((2, batch.n_steps), np.nan)
     whole[:, at] = harmless_S, alone_S
-    present = np.unique(agent_S)
+    present = np.unique(agent_L)
     return ScoreModel(whole[0], whole[1], rates, {batch.agent_names[a]: found_AZB[a] for a in present}, {"": found_2})
+
+
+def _numbered(code_S: Ints) -> Ints:
+    """[S] the codes, numbered from 0 without gaps."""
+    return np.unique(code_S, return_inverse=True)[1].reshape(-1)
+
+
+def _with_copies(batch: TrajectoryBatch, kept_S: Bools) -> Bools:
+    """[S] kept steps, and the copies before those of branches."""
+    if (trees := trees_of(batch)) is None:
+        return kept_S
+    kept_N = np.bincount(batch.trajectory_of_step[kept_S], minlength=batch.n_trajectories) > 0
+    return np.asarray(kept_S | (trees.copied_S(batch) & kept_N[batch.trajectory_of_step]))
 
 
 def posterior(

@@ -81,11 +81,11 @@ def branch_entries(batch: TrajectoryBatch) -> tuple[Mapping[str, Any] | None, ..
 
 def _branch_entry(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
     # Trajectories of other systems may use the key for something else.
-    said = info.get(KEY)
+    entry = info.get(KEY)
     numbers = ("alternative", "continuation")
-    if not isinstance(said, Mapping) or not isinstance(said.get("of"), str):
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("of"), str):
         return None
-    return said if all(isinstance(said.get(name), int) for name in numbers) else None
+    return entry if all(isinstance(entry.get(name), int) for name in numbers) else None
 
 
 def rollouts_of(batch: TrajectoryBatch) -> Bools:
@@ -115,26 +115,26 @@ def _trees(batch: TrajectoryBatch) -> Trees | None:
     found: dict[int, dict[tuple[int, int], int]] = {}
     for s in np.flatnonzero([parent is not None for parent in batch.branch_of]).tolist():
         n = int(batch.trajectory_of_step[s])
-        if (said := branch_entries(batch)[n]) is None:  # a branch of another system
+        if (entry := branch_entries(batch)[n]) is None:  # a branch of another system
             continue
-        if (root := index_of.get(said["of"])) is None:
+        if (root := index_of.get(entry["of"])) is None:
             raise BatchError(
-                f"trajectory {batch.trajectory_ids[n]}: expected the trajectory {said['of']}, of which it is a branch, "
-                "in the same batch"
+                f"trajectory {batch.trajectory_ids[n]}: expected the trajectory {entry['of']}, of which it is a "
+                "branch, in the same batch"
             )
         root_N[n], new_N[n] = root, batch.index_of_step[s]
-        found.setdefault(root, {})[said["alternative"], said["continuation"]] = n
+        found.setdefault(root, {})[entry["alternative"], entry["continuation"]] = n
     if not found:
         return None
     return Trees(root_N, new_N, tuple(_decision(batch, root, leaves) for root, leaves in sorted(found.items())))
 
 
 def _decision(batch: TrajectoryBatch, root: int, leaves: dict[tuple[int, int], int]) -> Decision:
-    said = batch.trajectory_info[root][KEY]
+    entry = batch.trajectory_info[root][KEY]
     by_alternative: dict[int, list[int]] = {0: [root]}
     for alternative, continuation in sorted(leaves):
         by_alternative.setdefault(alternative, []).append(leaves[alternative, continuation])
-    return Decision(root, said["at"], said["weight"], tuple(map(tuple, by_alternative.values())))
+    return Decision(root, entry["at"], entry["weight"], tuple(map(tuple, by_alternative.values())))
 
 
 def mean(values: Sequence[float]) -> float:

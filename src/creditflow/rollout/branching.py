@@ -69,6 +69,9 @@ _TURNS = 5
 """Turns of the event loop after a response, in which the recorder records its step."""
 
 
+_CALLS_AFTER_REFUSAL = 100
+"""Calls that get the refusal as an error. A workflow that goes on is cancelled: it would block the event loop."""
+
 _CONTEXT = ("agent", "prompt", "prompt_ids", "parents")
 _KEPT = (*_CONTEXT, "response", "response_ids", "response_mask")
 """Fields of a step that equal the record: of the step at which a branch begins, and of the steps before it."""
@@ -92,6 +95,28 @@ def _difference(recorded: Sequence[Step], at: int, branch: Trajectory) -> Differ
     return None
 
 
+def in_order_of_calls(steps: Sequence[Step]) -> list[Step]:
+    """Recorded steps with the calls of each agent in the order in which they began.
+
+    Steps without a number began and ended before all later ones of their agent.
+    """
+    ordered, places = list(steps), defaultdict[str, list[int]](list)
+
+    def sort(agent: str) -> None:
+        numbered = sorted((steps[place] for place in places[agent]), key=lambda step: step.info["call_number"])
+        for place, step in zip(places.pop(agent), numbered, strict=True):
+            ordered[place] = step
+
+    for place, step in enumerate(steps):
+        if "call_number" in step.info:
+            places[step.agent].append(place)
+        elif step.agent in places:
+            sort(step.agent)
+    for agent in tuple(places):
+        sort(agent)
+    return ordered
+
+
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -110,19 +135,20 @@ class _KeptResponses:
         timeout_s: float,
     ) -> None:
         self._generator, self._policy_of, self._timeout_s = generator, policy_of, timeout_s
+        self._at = at
         self._kept: dict[tuple[str, object], deque[tuple[Step, int, int]]] = defaultdict(deque)
+        """The recorded turns for a prompt, in the order of their calls; those of later steps are sampled anew."""
         self._later: set[tuple[str, object]] = set()
         """Calls of later recorded steps, which may be made while kept steps are replayed."""
-        for step in steps:
+        for step in in_order_of_calls(steps):
             turns = recorded_turns(step)
             keys = [(step.agent, step.prompt_ids + step.response_ids[:begin]) for begin, _ in turns]
             for key in (*keys, (step.agent, step.prompt)):
                 if step.index >= at:
                     self._later.add(key)
-            if step.index < at:
-                for key, (begin, end) in zip(keys, turns, strict=True):
-                    self._kept[key].append((step, begin, end))
-                self._kept[step.agent, step.prompt].append((step, 0, len(step.response_ids)))
+            for key, (begin, end) in zip(keys if step.index < at else keys[:1], turns, strict=False):
+                self._kept[key].append((step, begin, end))
+            self._kept[step.agent, step.prompt].append((step, 0, len(step.response_ids)))
         self._left = deque(step for step in steps if step.index < at)
         """The kept steps whose last response is not given yet, in order."""
         self._decision = steps[at] if at < len(steps) else None
@@ -131,6 +157,8 @@ class _KeptResponses:
         self._changed = asyncio.Condition()
         self._giving = set[asyncio.Task[None]]()
         self.refusal: Difference | None = None
+        self._refused = 0
+        """The number of calls since the refusal."""
         self.clients: dict[str, PolicyView | ChatClient] = {}
         for agent, policy in policy_of.items():
             client = generator.clients[policy]
@@ -154,19 +182,24 @@ class _KeptResponses:
     async def kept(self, agent: str, prompt: object) -> tuple[Step, int, int] | None:
         """The recorded turn for a call, when it is its turn; None, after all kept steps, for a call to sample."""
         if self.refusal is not None:
+            self._refused += 1
+            if self._refused > _CALLS_AFTER_REFUSAL:
+                raise asyncio.CancelledError
             self._raise()
+        slot = None
         if waiting := self._kept.get((agent, prompt)):
-            found = waiting.popleft()
-            await self._wait_for_turn(found[0])
-            if found[2] == len(found[0].response_ids):
-                self._give()
-            return found
+            slot = (found := waiting.popleft())[0]
+            if slot.index < self._at:
+                await self._wait_for_turn(slot)
+                if found[2] == len(slot.response_ids):
+                    self._give()
+                return found
         await asyncio.gather(*self._giving)
         if self._left:
             if (agent, prompt) not in self._later:
                 await self._refuse(self._left[0], f"{agent} was called with another prompt: {_short(prompt)}")
             await self._wait_for_turn(None)
-        await self._wait_for_decision(agent, prompt)
+        await self._wait_for_decision(agent, prompt, slot)
         return None
 
     def note(self, step: Step) -> None:
@@ -183,11 +216,15 @@ class _KeptResponses:
             return prompt == step.prompt
         return prompt == step.prompt_ids or (self._deciding and prompt[: len(step.prompt_ids)] == step.prompt_ids)
 
-    async def _wait_for_decision(self, agent: str, prompt: object) -> None:
-        """Let the call of the first step to sample pass, and make the others wait until it is recorded."""
+    async def _wait_for_decision(self, agent: str, prompt: object, slot: Step | None) -> None:
+        """Let the call of the first step to sample pass, and make the others wait until it is recorded.
+
+        `slot`: the recorded step of the call, among those with its prompt.
+        """
         if (step := self._decision) is None:
             return
-        if self._is_decision(agent, prompt) and not (self._deciding and prompt in (step.prompt, step.prompt_ids)):
+        again = self._deciding and prompt in (step.prompt, step.prompt_ids)
+        if self._is_decision(agent, prompt) and not again and (slot is None or slot is step):
             self._deciding = True
             return
         if (agent, prompt) not in self._later:

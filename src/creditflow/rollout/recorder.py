@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,8 +26,11 @@ from creditflow.rollout.unawaited import unawaited
 
 _LOOKED_BACK = 64
 """Number of preceding steps whose responses are searched for in a prompt."""
-_OWN = frozenset(("finish_reason", "tool_calls", "turns", "prompt_tokens", "completion_tokens", "ignored"))
-"""Keys of a step's `info` that the recorder sets, for metrics and replay."""
+_OWN = frozenset(
+    ("finish_reason", "tool_calls", "turns", "prompt_tokens", "completion_tokens", "ignored", "call_number")
+)
+"""Keys of a step's `info` that the recorder sets, for metrics and replay. `call_number`: the number of the step's call
+among all calls of the rollout, if calls of its agent ended in another order than they began."""
 _SEEDED = 1 << 31
 """Precedes a caller's seed in the rollout's key, so that it differs from the number of any call."""
 _LONG = 1 << 16
@@ -162,6 +165,11 @@ class Recorder:
         self._examples: dict[int, int] = {}
         """For each step, how often its prompt already contained its response as an agent's message, perhaps as an
         example."""
+        self._begun = 0
+        self._open: dict[str, set[int]] = defaultdict(set)
+        """The numbers of the unfinished calls of each agent."""
+        self._newest: dict[str, int] = {}
+        """The largest number of a recorded call of each agent."""
         self._callers: set[asyncio.Task[Any]] = set()
         self.ended: str | None = None
         """The reason for the rollout's end; empty if it ended by itself, None while it runs."""
@@ -232,6 +240,7 @@ class Recorder:
             self.expect_awaited(f"{agent}'s prompt", call.prompt)
         answer = self._unanswered(call, self._parents(call) or before if call.parents is None else call.parents)
         client = self.generator.clients[answer.step.policy]
+        self._open[agent].add(answer.number)
         try:
             if isinstance(client, ChatClient):
                 await self._chat(client, answer)
@@ -243,6 +252,8 @@ class Recorder:
             self._too_long.pop(agent, None)
             self._too_long[agent] = PromptTooLong(f"trajectory {trajectory.id}: {agent}'s prompt {error}")
             raise self._too_long[agent] from error
+        finally:
+            self._open[agent].discard(answer.number)
         return answer
 
     def _unanswered(self, call: AgentCall, parents: tuple[int, ...]) -> _Answer:
@@ -274,7 +285,8 @@ class Recorder:
             temperature=temperature,
             policy=self.agents[agent].policy,
         )
-        return _Answer(call, step, limit, seed)
+        self._begun += 1
+        return _Answer(call, step, limit, seed, self._begun)
 
     def _record(self, answers: Sequence[_Answer]) -> list[Reply]:
         """Record the steps of one request together; after an error in one of its calls, none is recorded."""
@@ -286,6 +298,10 @@ class Recorder:
             step.id = f"{trajectory.id}/{step.index}"
             step.turn = sum(earlier.agent == step.agent for earlier in trajectory.steps)
             step.info |= {**(call.info or {}), **({"ignored": list(call.ignored)} if call.ignored else {})}
+            newest = self._newest.get(step.agent, 0)
+            if answer.number < newest or any(number < answer.number for number in self._open[step.agent]):
+                step.info["call_number"] = answer.number
+            self._newest[step.agent] = max(newest, answer.number)
             if answer.cut_off:
                 step.info["finish_reason"] = "length"
                 trajectory.status = "truncated"
@@ -457,6 +473,8 @@ class _Answer:
     """Its place in the trajectory (`id`, `index`, `turn`) is set when it is recorded."""
     max_tokens: int
     seed: tuple[int, ...]
+    number: int
+    """The number of the call in the rollout."""
     text: str = ""
     """The text of the reply: for a response with tool calls, the part after the last results."""
     logprobs: tuple[float, ...] = ()

@@ -25,7 +25,7 @@ from creditflow.rollout import Rollout
 from creditflow.rollout.branching import REFUSED
 
 BRANCH = 5
-"""The first part of a branch's random key; 0 to 4, 6 and 7 belong to other rollouts."""
+"""Follows the seed in the random key of a branch; other rollouts have 0 to 4, 6 and 7 there."""
 
 
 def wants_branches(options: CreditOptions) -> bool:
@@ -162,13 +162,9 @@ def expect_few_failed_branches(branches: Sequence[Trajectory], max_failed_frac: 
         raise error
 
 
-def sampled_tokens(trajectory: Trajectory, at: int) -> list[int]:
-    """The response tokens of each step from index `at` on, as the server counts them where tokens are unknown."""
-    return [
-        len(step.response_ids) or int(step.info.get("completion_tokens") or 0)
-        for step in trajectory.steps
-        if step.index >= at
-    ]
+def new_tokens(branch: Trajectory, at: int) -> int:
+    """The response tokens from index `at` on. Tokens of endpoints do not count, as in rollouts and the budget."""
+    return sum(len(step.response_ids) for step in branch.steps[at:])
 
 
 def _points(

@@ -12,8 +12,8 @@ from creditflow.engines.common.branches import (
     PlannedBranch,
     expect_few_failed_branches,
     in_order,
+    new_tokens,
     plan_branches,
-    sampled_tokens,
 )
 from creditflow.engines.local.outcomes import AT_ONCE
 from creditflow.engines.local.rollouts import complete, fill_references, score
@@ -29,7 +29,7 @@ class BranchedStep:
 
     trajectories: list[Trajectory]
     tokens: int
-    """Response tokens that were sampled."""
+    """Response tokens that were sampled, without those of endpoints."""
     metrics: dict[str, float]
 
 
@@ -56,7 +56,7 @@ async def add_branches(
         further = plan.further(made)
         made += await running.run(further, bar.reach)
     branches = in_order(zip((*plan.first, *further), made, strict=True))
-    await _score(run, branches)
+    await _score(run, trajectories, branches)
     return BranchedStep(branches, running.tokens, plan.metrics(branches, running.tokens))
 
 
@@ -78,7 +78,7 @@ class _RunningBranches:
             made += await complete(together([self._run(one) for one in some], self.scheduler), self.components)
             note(len(made), len(branches))
         for one, trajectory in zip(branches, made, strict=True):
-            self.tokens += sum(sampled_tokens(trajectory, one.at))
+            self.tokens += new_tokens(trajectory, one.at)
             one.mark(trajectory)
         self.policy_set.freeze(made)
         return made
@@ -96,7 +96,7 @@ class _RunningBranches:
         )
 
 
-async def _score(run: RunState, branches: list[Trajectory]) -> None:
+async def _score(run: RunState, rollouts: Sequence[Trajectory], branches: list[Trajectory]) -> None:
     """Score finished branches. Raises CreditflowError if too many of them, or of their scores, failed."""
     components, policy_set = run.components, run.policy_set
     expect_few_failed_branches(branches, run.config.actor_rollout_ref.rollout.max_failed_frac)
@@ -107,5 +107,5 @@ async def _score(run: RunState, branches: list[Trajectory]) -> None:
     try:
         await score(components, branches)
     except TooManyFailedScores as error:
-        error.trajectories = branches
+        error.trajectories = [*rollouts, *branches]  # a step file has the rollout of each branch
         raise

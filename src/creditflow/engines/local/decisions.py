@@ -16,7 +16,6 @@ import numpy as np
 from creditflow.credit.analysis.fidelity import DecisionValues
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.data.batch import outcome_value
-from creditflow.engines.common.branches import sampled_tokens
 from creditflow.engines.common.components import Components
 from creditflow.engines.local.outcomes import AT_ONCE, MeasuringRollouts
 from creditflow.errors import ConfigError, TooManyFailedScores
@@ -201,3 +200,12 @@ def _plan(
             times = 1 if at == len(trajectory.steps) else continuations
             planned += [_Continuation(d, side, k, trajectory, at, own_key) for k in range(times)]
     return planned
+
+
+def sampled_tokens(trajectory: Trajectory, at: int) -> list[int]:
+    """The response tokens of each step from index `at` on, as the server counts them where tokens are unknown."""
+    return [
+        len(step.response_ids) or int(step.info.get("completion_tokens") or 0)
+        for step in trajectory.steps
+        if step.index >= at
+    ]

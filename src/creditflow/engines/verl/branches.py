@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.data.table import batch_of, pack, unpack
-from creditflow.engines.common.branches import PlannedBranch, in_order, sampled_tokens
+from creditflow.engines.common.branches import PlannedBranch, in_order, new_tokens
 from creditflow.engines.verl.rollouts import RolloutRecord, RolloutRecords, sum_metrics
 from creditflow.rewards import ScoringReport
 
@@ -68,7 +68,7 @@ class BranchRun:
         self._key_of: dict[str, str] = {}
         self._records: list[RolloutRecord] = []
         self.tokens = 0
-        """Response tokens that were sampled."""
+        """Response tokens that were sampled, without those of endpoints."""
 
     def run(self, planned: Sequence[PlannedBranch]) -> list[Trajectory]:
         """Run branches; returns them in the order of `planned`. Raises ConfigError for a mistake in the recipe."""
@@ -77,7 +77,7 @@ class BranchRun:
         made = [record.made() for record in records]
         for one, request, trajectory in zip(planned, requests, made, strict=True):
             one.mark(trajectory)
-            self.tokens += sum(sampled_tokens(trajectory, one.at))
+            self.tokens += new_tokens(trajectory, one.at)
             self._key_of[trajectory.id] = request.record_key
         self._made += zip(planned, made, strict=True)
         self._records += records

@@ -98,7 +98,7 @@ def row_counts(assignment: Assignment) -> Ints | None:
     """How often each step [S] counts in the averages of the loss: its share, as whole numbers; None if all are equal.
 
     Shares are 1, 1 / m and 1 / (m k), and verl's masks are whole numbers. All shares are multiplied by their least
-    common denominator. It divides out, because advantages and denominators have it alike.
+    common denominator. It cancels, because advantages and denominators are multiplied by it.
     """
     if (assignment.share_S == 1.0).all():
         return None

@@ -531,8 +531,8 @@ class CreditflowTrainer(PolicyTrainer):
             running = BranchRun(self.agent_loop_manager.run_branches, rollouts, self.global_steps)
             further = plan.further(running.run(plan.first))
             running.run(further)
-            self._expect_few_failed_branches(running)
             sampled = running.with_branches(trajectories)
+            self._expect_few_failed_branches(running, sampled.batch)
             there = (tq.kv_list(partition_id=rows.partition_id) or {}).get(rows.partition_id, {})
             new = {key: tag for key, tag in there.items() if key.rsplit("_", 1)[0] in running.keys}
             if new:
@@ -543,8 +543,11 @@ class CreditflowTrainer(PolicyTrainer):
             self.generated = GeneratedTokens(total, branches)
         return rows, replace(rollouts, counted=sum_metrics([rollouts.counted, running.counted])), sampled
 
-    def _expect_few_failed_branches(self, running: BranchRun) -> None:
-        """Raise CreditflowError if too many branches, or TooManyFailedScores if too many of their scores failed."""
+    def _expect_few_failed_branches(self, running: BranchRun, sampled: TrajectoryBatch) -> None:
+        """Raise CreditflowError if too many branches, or TooManyFailedScores if too many of their scores failed.
+
+        `sampled`: the rollouts and their branches.
+        """
         branches, past = running.trajectories, self.folder.events()
         infos = [(one.id, one.info) for one in branches]
         self.folder.append_failures(self.global_steps, infos)
@@ -558,7 +561,7 @@ class CreditflowTrainer(PolicyTrainer):
         except CreditflowError as error:
             log_failures(error, self.folder, self.global_steps, infos)
             if isinstance(error, TooManyFailedScores):
-                self.folder.write_steps(self.global_steps, batch)  # the evidence
+                self.folder.write_steps(self.global_steps, sampled)  # the evidence
             raise
 
     def _expect_few_failures(self, rollouts: RolloutRecords, *, validation: bool) -> None:
