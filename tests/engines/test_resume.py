@@ -11,6 +11,7 @@ import torch
 
 from creditflow.config import TrainerConfig, load_recipe
 from creditflow.engines.common.run import sole_writer
+from creditflow.engines.common.update_schedule import policies_due
 from creditflow.engines.local import checkpoint, trainer
 from creditflow.errors import ConfigError, DataError, InputError
 from creditflow.runs.run_folder import read_metrics
@@ -161,7 +162,7 @@ def test_alternating_schedule_trains_critics_in_every_step(recipe_file) -> None:
 )
 def test_policies_take_turns_after_the_warm_up(warmup, expected) -> None:
     schedule = TrainerConfig(update_schedule="alternating", critic_warmup=warmup)
-    assert [trainer.policies_due(step, schedule, ["a", "b", "c"], 0) for step in (1, 2, 3, 4)] == expected
+    assert [policies_due(step, schedule, ["a", "b", "c"], 0) for step in (1, 2, 3, 4)] == expected
 
 
 def test_run_without_a_checkpoint_starts_again(recipe_file, monkeypatch) -> None:

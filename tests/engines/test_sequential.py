@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from creditflow.config import ActorConfig, OptimConfig, TrainerConfig, load_recipe
 from creditflow.credit import CreditOptions, assign
 from creditflow.data import TrajectoryBatch
+from creditflow.engines.common.update_schedule import policies_due
 from creditflow.engines.local import sequential
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.sequential import JointRatio
-from creditflow.engines.local.trainer import policies_due
 from creditflow.errors import ConfigError
 from creditflow.runs.run_folder import read_metrics
 from tests.builders import batch_of, make_trajectory, step

@@ -78,12 +78,30 @@ def _validate_training(config: Config) -> None:
             f"{config.algorithm.propagation} are means over branches, which have different probability ratios; use "
             "simultaneous or alternating"
         )
+    _validate_branching(config)
     for section, averaged in (("actor_rollout_ref.actor", actor), ("critic", config.critic)):
         if averaged.loss_agg_mode == SUM_NORM and averaged.loss_scale_factor is None:
             raise ConfigError(
                 f"{section}.loss_scale_factor: {SUM_NORM} divides by it; expected a number, such as "
                 "data.max_response_length"
             )
+
+
+def _validate_branching(config: Config) -> None:
+    """Check that branches can be drawn and count, for a rule that trains on them."""
+    options, branching = config.algorithm, config.actor_rollout_ref.rollout.branching
+    if not PROPAGATION_RULES[options.propagation].branches:
+        return
+    if options.w_o == 0:
+        raise ConfigError(
+            f"algorithm.w_o: 0, but algorithm.propagation: {options.propagation} compares outcomes of branches; use a "
+            "weight above 0, or propagation: none"
+        )
+    if branching.at == "disputed" and not options.decomposed:
+        raise ConfigError(
+            "actor_rollout_ref.rollout.branching.at: disputed reads scores and outcomes, and credit ignores scores "
+            "(algorithm.reward_decomp, reward.decomp_granularity); use random, agents or uncertain"
+        )
 
 
 def _validate_agents(agents: Mapping[str, AgentConfig]) -> None:

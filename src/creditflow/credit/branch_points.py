@@ -117,8 +117,8 @@ def choose_branch_points(
     [S] the probability that the step was right, for `disputed`.
 
     A trajectory branches with the probability that is affordable for all others, which is nearly the same for each.
-    Which ones branch is a systematic draw (Madow 1949), so the number of decisions is known up to 1; their steps are
-    spread evenly. Raises ConfigError for `disputed` without a posterior.
+    Which ones branch is a systematic draw (Madow 1949), so the number of decisions varies by at most 1; their steps
+    are spread evenly. Raises ConfigError for `disputed` without a posterior.
     """
     place_S = _within_trajectory(batch, PREFERENCES[at](batch, candidate_S, posterior_S))
     n = batch.trajectory_of_step

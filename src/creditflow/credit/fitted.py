@@ -18,6 +18,7 @@ from creditflow.credit.records import PREFIX_FEATURES, PROPAGATION_RULES
 from creditflow.credit.score_model import ScoreModel
 from creditflow.credit.score_weights import ScoreWeights
 from creditflow.credit.tokens import at_first_token
+from creditflow.credit.trees import rollouts_of
 from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.errors import ConfigError
 
@@ -113,7 +114,7 @@ def fit(
         weights = score_weights.score_weights(
             columns,
             outcome.value_S,
-            known_S,
+            known_S & rollouts_of(columns.batch)[columns.batch.trajectory_of_step],  # a branch repeats its first steps
             rewards.value_S,
             judged_S,
             options.w_r,

@@ -164,7 +164,10 @@ class MeasuredDecision:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branches:
-    """The values of S steps in trees, and their part in training. Steps outside of trees have neutral entries."""
+    """The values of S steps in trees, and their part in training.
+
+    Steps outside of trees have their outcome as value, share 1 and factor 1.
+    """
 
     trees: Trees
     decisions: tuple[MeasuredDecision, ...]
@@ -329,7 +332,7 @@ def _join(
 def compare_alternatives(branches: Branches, recorded_S: Floats, compared_S: Floats, groups: Groups) -> None:
     """Make the alternatives of each decision a group in `groups`, with the mean of the others as each one's baseline.
 
-    The baseline of a recorded step whose decision has not the weight 1 also contains that of its recorded credit.
+    The baseline of a recorded step whose decision has another weight than 1 also contains that of its recorded credit.
     """
     first = int(groups.group_S.max(initial=-1)) + 1
     for d, one in enumerate(branches.decisions):

@@ -68,13 +68,13 @@ Difference = tuple[Step, str]
 _TURNS = 5
 """Turns of the event loop after a response, in which the recorder records its step."""
 
-
 _CALLS_AFTER_REFUSAL = 100
 """Calls that get the refusal as an error. A workflow that goes on is cancelled: it would block the event loop."""
 
 _CONTEXT = ("agent", "prompt", "prompt_ids", "parents")
+"""Fields of the step at which a branch begins that equal the record."""
 _KEPT = (*_CONTEXT, "response", "response_ids", "response_mask")
-"""Fields of a step that equal the record: of the step at which a branch begins, and of the steps before it."""
+"""Fields of the steps before it that equal the record."""
 
 
 def _difference(recorded: Sequence[Step], at: int, branch: Trajectory) -> Difference | None:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("verl_cpu")
 
-from creditflow.config import load_recipe
+from creditflow.config import load_recipe, trained_agents
 from creditflow.credit import assign
 from creditflow.credit.history import History
 from creditflow.credit.trees import KEY, branch_entries, rollouts_of, trees_of
@@ -104,7 +104,8 @@ def test_verl_draws_the_decisions_of_the_embedded_engine(replay: Run) -> None:
     rollouts = [one for one, kept in zip(batch.to_trajectories(), rollouts_of(batch), strict=True) if kept]
     expected = {one.id: one.info.pop(KEY) for one in rollouts if KEY in one.info}
     tokens = sum(len(step.response_ids) for one in rollouts for step in one.steps)
-    plan_branches(recipe.config, load_functions(recipe), 1, rollouts, tokens, GeneratedTokens(0, 0), History())
+    agents, before = trained_agents(recipe.config), GeneratedTokens(0, 0)
+    plan_branches(recipe.config, load_functions(recipe), 1, agents, rollouts, tokens, before, History())
     assert {one.id: one.info[KEY] for one in rollouts if KEY in one.info} == expected
 
 

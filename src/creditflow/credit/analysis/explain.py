@@ -370,7 +370,7 @@ class _OperationLog:
         of_score = self.paid_for_score()
         if np.isnan(a.harmless_S[s]) or np.isnan(a.sub_reward_S[s]):
             return of_score
-        note = f"{options.score_model}: given its score and the outcome"
+        note = f"{options.score_model}: given all scores and the outcome"
         harmless = self.given("probability of no harm", a.harmless_S[s], note)
         less = self.make("less than certain", "-", harmless, self.constant("one", 1.0))
         charge = self.make("charge for harm", "*", self.given("w_m", options.w_m), less)

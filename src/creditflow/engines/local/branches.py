@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from creditflow._utils.progress import phase
+from creditflow.config import policies_in_use, trained_policies
 from creditflow.data import Trajectory
 from creditflow.engines.common.branches import (
     GeneratedTokens,
@@ -15,6 +16,7 @@ from creditflow.engines.common.branches import (
     new_tokens,
     plan_branches,
 )
+from creditflow.engines.common.update_schedule import policies_due
 from creditflow.engines.local.outcomes import AT_ONCE
 from creditflow.engines.local.rollouts import complete, fill_references, score
 from creditflow.engines.local.run import RunState
@@ -45,6 +47,7 @@ async def add_branches(
         run.config,
         run.components.rewards.functions,
         step,
+        _agents_due(run, step),
         trajectories,
         response_tokens,
         GeneratedTokens(run.generated_tokens, run.branch_tokens),
@@ -58,6 +61,13 @@ async def add_branches(
     branches = in_order(zip((*plan.first, *further), made, strict=True))
     await _score(run, trajectories, branches)
     return BranchedStep(branches, running.tokens, plan.metrics(branches, running.tokens))
+
+
+def _agents_due(run: RunState, step: int) -> list[str]:
+    """The agents whose policies this training step updates. A decision of another agent would hardly be trained."""
+    config = run.config
+    due = policies_due(step, config.trainer, trained_policies(config), config.data.seed)
+    return [agent for policy in due for agent in policies_in_use(config)[policy]]
 
 
 class _RunningBranches:

@@ -17,9 +17,7 @@ from creditflow.config import Config
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.engines.local.actor import Actor, token_logprobs
 from creditflow.engines.local.learner import sampled_tokens
-
-_FAR = 20.0
-"""The bound of log weights, as in verl."""
+from creditflow.engines.local.loss import LOG_BOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ def importance_weights(
     log_T = np.where(inside_T, log_ratio_T, 0.0)
     if level == "sequence":
         log_T = np.where(inside_T, np.bincount(step_of_token, log_T)[step_of_token], 0.0)
-    weight_T: Floats = np.exp(np.clip(log_T, -_FAR, _FAR))
+    weight_T: Floats = np.exp(np.clip(log_T, -LOG_BOUND, LOG_BOUND))
     return weight_T
 
 
@@ -92,7 +90,7 @@ def mismatch_metrics(old: Floats, sampled: Floats) -> dict[str, float]:
         "training/rollout_probs_diff_max": float(difference.max()),
         "training/rollout_probs_diff_std": float(difference.std()),
         "rollout_corr/kl": float(-log_ratio.mean()),
-        "rollout_corr/k3_kl": float((np.exp(np.clip(log_ratio, -_FAR, _FAR)) - log_ratio - 1).mean()),
+        "rollout_corr/k3_kl": float((np.exp(np.clip(log_ratio, -LOG_BOUND, LOG_BOUND)) - log_ratio - 1).mean()),
         "rollout_corr/logprob_diff_max": float(np.abs(log_ratio).max()),
     }
 

@@ -17,7 +17,7 @@ from creditflow.config import LOSS_AGG_MODES
 from creditflow.data import Floats, Ints
 from creditflow.errors import ConfigError, did_you_mean
 
-_FAR = 20.0
+LOG_BOUND = 20.0
 """The bound of log ratios: ratios are clamped to exp(±20), as in verl, so that an outlier cannot overflow."""
 
 
@@ -52,12 +52,16 @@ def policy_loss(
             assert sequence is not None, "the actor passes the rows"
             log_ratio = _sequence_log_ratio(logprobs, old_logprobs, *sequence)
             return _clipped_surrogate(
-                torch.exp(log_ratio.clamp(-_FAR, _FAR)), advantages, Clip(clip.low, clip.high, None)
+                torch.exp(log_ratio.clamp(-LOG_BOUND, LOG_BOUND)),
+                advantages,
+                Clip(clip.low, clip.high, None),
             )
         case "cispo":
             return _cispo(logprobs, old_logprobs, advantages, clip)
         case _:
-            return _clipped_surrogate(torch.exp((logprobs - old_logprobs).clamp(-_FAR, _FAR)), advantages, clip)
+            return _clipped_surrogate(
+                torch.exp((logprobs - old_logprobs).clamp(-LOG_BOUND, LOG_BOUND)), advantages, clip
+            )
 
 
 def _clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: Clip) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +99,7 @@ def _cispo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: Cli
 
     Unlike PPO's surrogate, a clipped token keeps its gradient.
     """
-    ratio = torch.exp((logprobs.detach() - old_logprobs).clamp(-_FAR, _FAR))
+    ratio = torch.exp((logprobs.detach() - old_logprobs).clamp(-LOG_BOUND, LOG_BOUND))
     weight = ratio.clamp(1 - clip.low, 1 + clip.high)
     loss = -weight * advantages * logprobs
     return loss, ratio != weight, torch.zeros_like(loss, dtype=torch.bool)
@@ -114,7 +118,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, cliprange: f
 
 def _k3(difference: Tensor) -> Tensor:
     # Schulman's k3 with r = ref / policy: r - 1 - log r; clamped as in verl, so that an outlier cannot explode.
-    difference = difference.clamp(-_FAR, _FAR)
+    difference = difference.clamp(-LOG_BOUND, LOG_BOUND)
     return (torch.expm1(-difference) + difference).clamp(-10, 10)
 
 

@@ -8,9 +8,7 @@ from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.correction import actor_logprobs
 from creditflow.engines.local.learner import sampled_tokens
-
-_FAR = 20.0
-"""The bound of log factors, as for other importance weights."""
+from creditflow.engines.local.loss import LOG_BOUND
 
 
 class JointRatio:
@@ -33,7 +31,8 @@ class JointRatio:
     def begin(self, actor: Actor, own_S: Bools) -> None:
         """Compute a policy's log-probs before its update. `own_S` [S]: the policy's steps.
 
-        The recorded ones are not used: the sampler rounds otherwise, and a product over a trajectory adds that up.
+        The recorded ones are not used: the sampler rounds differently, and these differences would add up over a
+        trajectory.
         """
         self._before_T = self._logprobs(actor, own_S)
 
@@ -59,7 +58,7 @@ class JointRatio:
         if not self._begun or not len(of_steps):
             return advantage_T, {}
         step_of_token, _ = sampled_tokens(self.batch)
-        raw_N = np.exp(np.clip(self._log_N, -_FAR, _FAR))
+        raw_N = np.exp(np.clip(self._log_N, -LOG_BOUND, LOG_BOUND))
         factor_N = raw_N if self.ratio_max is None else np.minimum(raw_N, self.ratio_max)
         factor_S, raw_S = (of_all[self.batch.trajectory_of_step[of_steps]] for of_all in (factor_N, raw_N))
         metrics = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from creditflow._utils.progress import Reporter, phase
-from creditflow.config import Recipe, TrainerConfig
+from creditflow.config import Recipe
 from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.trees import trees_of
@@ -28,6 +28,7 @@ from creditflow.engines.common.metrics import (
 )
 from creditflow.engines.common.rollouts import needs_reference, total_steps
 from creditflow.engines.common.run import FINISHED, run_path, sole_writer
+from creditflow.engines.common.update_schedule import policies_due
 from creditflow.engines.local.branches import BranchedStep, add_branches
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.fidelity import fidelity_metrics
@@ -289,22 +290,6 @@ def _update(run: RunState, step: int, assignment: Assignment, values_T: Floats |
     if config.trainer.update_schedule == "sequential":
         joint = JointRatio(batch, config.trainer.sequential_ratio_max)
     return policy_set.update(assignment, values_T, mini_batch_of_step, only=due, joint=joint)
-
-
-def policies_due(step: int, trainer: TrainerConfig, names: Sequence[str], seed: int) -> list[str]:
-    """The policies whose actors training step `step` (from 1) updates, in the order of their updates.
-
-    A function of step and seed alone, so that a resumed run continues it. `sequential`: a random order of each step
-    (Kuba et al. 2022, arXiv 2109.11251, algorithm 4).
-    """
-    after_warmup = step - trainer.critic_warmup
-    if after_warmup < 1:
-        return []
-    if trainer.update_schedule == "alternating":
-        return [names[(after_warmup - 1) % len(names)]]
-    if trainer.update_schedule == "sequential":
-        return [names[place] for place in np.random.default_rng((seed, step)).permutation(len(names)).tolist()]
-    return list(names)
 
 
 def _update_rate(metrics: Mapping[str, float]) -> dict[str, float]:

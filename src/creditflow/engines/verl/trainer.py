@@ -41,6 +41,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from creditflow._utils.files import write_whole
+from creditflow.config import trained_agents
 from creditflow.credit import Assignment, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
@@ -526,7 +527,14 @@ class CreditflowTrainer(PolicyTrainer):
         with marked_timer("branches", timing_raw):
             trajectories = rollouts.batch.to_trajectories()
             plan = plan_branches(
-                self.limits, self.functions, self.global_steps, trajectories, response_tokens, before, self.history
+                self.limits,
+                self.functions,
+                self.global_steps,
+                trained_agents(self.limits),
+                trajectories,
+                response_tokens,
+                before,
+                self.history,
             )
             running = BranchRun(self.agent_loop_manager.run_branches, rollouts, self.global_steps)
             further = plan.further(running.run(plan.first))

@@ -231,7 +231,7 @@
   function place(graph) {
     const branch = graph.branch;
     if (!branch) return [];
-    const copies = branch.first ? `steps 0 to ${branch.first - 1} are copies of recorded ones, drawn pale; step ${branch.first} is the first new one` : branch.first === 0 ? "all steps are new" : "no step of it counts";
+    const copies = branch.first ? `steps 0 to ${branch.first - 1} are copies of recorded ones, drawn pale; step ${branch.first} is the first new one` : branch.first === 0 ? "all steps are new" : "none of its steps is trained";
     const back = el("button", { class: "link", type: "button", "data-trajectory": branch.of, onclick: () => open(branch.of, graph.training_step) }, `Back to the recorded trajectory ${branch.of}`);
     return [el("p", {}, back), el("p", { class: "hint" }, `A branch for training, no rollout of the task: alternative ${branch.alternative}, continuation ${branch.continuation}; ${copies}.`), ...(branch.refused === null ? [] : [el("p", { class: "note" }, el("b", {}, "Refused: "), branch.refused)])];
   }
