@@ -2,7 +2,7 @@
 
 `arithmetic_chain` without scores, 48 training steps of 8 tasks, on the team of the recipe and on one that repairs 30 %
 of its errors. `identical` has 8 rollouts of a task, replay 5 rollouts with 3 branches each: about equal tokens. Each
-rule has the best of three learning rates, chosen on both teams with a separate seed and separate tasks.
+rule has the best of four learning rates, chosen on both teams with a separate seed and separate tasks.
 
 Finished runs are found again in `runs/replay_training/`; results are kept by seed in `docs/results/replay_training/`.
 Writes `docs/results/replay_training.json`.
@@ -15,18 +15,16 @@ import time
 from dataclasses import replace
 from statistics import fmean
 
-import numpy as np
-
+from benchmarks import study
 from benchmarks.credit_rules import BASELINE, BRANCHING, CASES, MEASURES, SEEDS, Board, Team, best
 from benchmarks.ideas import register
 from benchmarks.record import RESULTS, Figure, exit_with, show, write
 from benchmarks.sources import Work
-from benchmarks.study import rewards
 
 REPLAY = next(iter(BRANCHING))
 TEAMS = {
     "no repairs": CASES["outcome only"],
-    "repairs": (rewards((0, 0, 0)), "team.workflow='benchmarks/cases.py:solve_repaired'"),
+    "repairs": (study.rewards((0, 0, 0)), "team.workflow='benchmarks/cases.py:solve_repaired'"),
 }
 TEAM = Team(RESULTS / "replay_training", cases=TEAMS, tuning_cases=tuple(TEAMS))
 
@@ -40,21 +38,13 @@ def figures(board: Board) -> list[Figure]:
         ]
         if len(pairs) < len(board.seeds):
             continue
-        difference = np.array([100 * (replay["pass_at_1"] - plain["pass_at_1"]) for plain, replay in pairs])
-        error = float(difference.std(ddof=1)) / len(pairs) ** 0.5 if len(pairs) > 1 else float("nan")
-        mean = float(difference.mean())
-        for rule in (BASELINE, REPLAY):
-            rate = fmean(100 * board.results(seed)[team][rule]["pass_at_1"] for seed in board.seeds)
-            made.append(Figure(f"{team}: pass@1, {rule}", rate, unit="%"))
-        made.append(
-            Figure(
-                f"{team}: replay - identical (95 %)",
-                mean,
-                unit="points",
-                spread=(mean - 1.96 * error, mean + 1.96 * error),
-            )
-        )
-        ratio = fmean(replay["tokens"] / plain["tokens"] for plain, replay in pairs)
+        plain, replay = zip(*pairs, strict=True)
+        above = study.difference(replay, plain)
+        for rule, runs in ((BASELINE, plain), (REPLAY, replay)):
+            made.append(Figure(f"{team}: pass@1, {rule}", 100 * fmean(one["pass_at_1"] for one in runs), unit="%"))
+        spread = (100 * above.low, 100 * above.high)
+        made.append(Figure(f"{team}: replay - identical (95 %)", 100 * above.mean, unit="points", spread=spread))
+        ratio = fmean(after["tokens"] / before["tokens"] for before, after in pairs)
         made.append(Figure(f"{team}: tokens, replay / identical", ratio, unit="x"))
     return made
 
