@@ -178,11 +178,30 @@ class Board:
         return self.run(rule, case, TUNING_SEED, rate, *self.team.tuning_options, under="tuning")
 
     def tune(self, until: float | None) -> dict[str, dict[str, float]]:
-        """Mean pass@1 in tuning by rule and rate, for the rules whose runs are complete. Each result is kept."""
+        """Mean pass@1 in tuning by rule and rate, for the rules whose best rate is known. Each result is kept.
+
+        The lowest rate is tried only for rules whose best other rate is the second lowest.
+        """
+        lowest, *others = self.team.rates
+        self._tune(self.rules, others or [lowest], until)
+        if others:
+            means = self._means()
+            low = [
+                rule for rule in self.rules if set(others) <= set(of := means[rule]) and best(of) in (lowest, others[0])
+            ]
+            self._tune(low, [lowest], until)
+        means = self._means()
+        return {
+            rule: of
+            for rule, of in means.items()
+            if of and set(others) <= set(of) and (not others or lowest in of or best(of) != others[0])
+        }
+
+    def _tune(self, rules: Sequence[str], rates: Sequence[str], until: float | None) -> None:
         runs = {
             self.tuning(rule, case, rate): (rule, rate, case)
-            for rule in self.rules
-            for rate in self.team.rates
+            for rule in rules
+            for rate in rates
             for case in self.team.tuning_cases
             if case not in self.tuned().get(rule, {}).get(rate, {})
         }
@@ -194,10 +213,16 @@ class Board:
             _write(self.team.kept / "rates.json", found)
 
         self._keep_finished(runs, "rates", until, keep)
+
+    def _means(self) -> dict[str, dict[str, float]]:
+        """The mean over the tuning cases of each rule and rate that has all of them."""
         return {
-            rule: {rate: fmean(by_rate[rate][case] for case in self.team.tuning_cases) for rate in self.team.rates}
-            for rule, by_rate in self.tuned().items()
-            if all(set(self.team.tuning_cases) <= set(by_rate.get(rate, {})) for rate in self.team.rates)
+            rule: {
+                rate: fmean(by_case[case] for case in self.team.tuning_cases)
+                for rate, by_case in self.tuned().get(rule, {}).items()
+                if set(self.team.tuning_cases) <= set(by_case)
+            }
+            for rule in self.rules
         }
 
     def tuned(self) -> dict[str, dict[str, dict[str, float]]]:
@@ -320,6 +345,8 @@ REALISTIC_MEAN = "mean of six"
 
 def lines(table: Sequence[Row], team: Team) -> list[str]:
     """The table of the page, in percent and points."""
+    if not table:
+        return ["No runs so far."]
     several = len(team.cases) > 1
     heads = [
         "rule",
@@ -373,7 +400,7 @@ def draw(path: Path, table: Sequence[Row]) -> None:
 
 def report(boards: Mapping[str, Board], measured: Mapping[str, str]) -> bool:
     """Print the tables of all results, and write result file, picture and page; True if a figure falls short."""
-    figures, facts = [], {}
+    figures, facts = list[Figure](), dict[str, Any](inverted={"noisy, 20 %": 0.20, "noisy, 35 %": 0.35})
     for title, board in boards.items():
         table = rows(board)
         shown = lines(table, board.team)
