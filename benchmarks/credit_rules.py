@@ -377,7 +377,7 @@ def draw(path: Path, table: Sequence[Row]) -> None:
     from matplotlib import pyplot as plt
 
     shown = [row for row in table if row.rule != OWN]
-    names = (REALISTIC_MEAN, *CASES)
+    names = (REALISTIC_MEAN, *[case for case in CASES if any(case in row.above for row in shown)])
     figure, panels = plt.subplots(1, len(names), figsize=(2.0 * len(names) + 2, 0.3 * len(shown) + 1.4), sharey=True)
     for panel, name in zip(panels, names, strict=True):
         panel.axvline(0.0, color="0.6", linewidth=0.8)
