@@ -106,7 +106,7 @@ def _options(*options: str) -> tuple[str, ...]:
 
 _OWN = _options("propagation=none")
 _BY_TASK = _options("group_by=task_agent")
-_CALIBRATED = (*_OWN, *_BY_TASK, *_options("score_weight=calibrated", "w_o=0.3"))
+_CALIBRATED = (*_OWN, *_BY_TASK, *_options("score_weight=calibrated"))
 
 RULES: Mapping[str, tuple[str, ...]] = {
     BASELINE: _options("propagation=identical"),
@@ -119,7 +119,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "posterior": _options("propagation=posterior", "outcome_to=answer"),
     "calibrated": _CALIBRATED,
     "calibrated - prefix": (*_CALIBRATED, *_options("outcome_baseline=prefix")),
-    "calibrated + harm": (*_CALIBRATED, *_options("score_model=noisy_and")),
+    "calibrated + harm": (*_CALIBRATED, *_options("score_model=noisy_and", "w_m=1")),
     "harm": (*_OWN, *_BY_TASK, *_options("score_model=noisy_and", "w_r=0", "w_m=1", "w_o=0.3")),
     **{
         f"{name}": _options(f"preset={name}")

@@ -1,6 +1,7 @@
-"""Calibrated score weights: slope, standard error, prior."""
+"""Calibrated score weights: slope, standard error, reliability, prior."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from creditflow.credit import CreditOptions, assign, explain
 from creditflow.credit.outcome_baseline import FOLDS
 from creditflow.credit.score_weights import posterior_weight
+from creditflow.data import Score
 from tests.builders import batch_of, make_trajectory, step
 from tests.oracle import fitted as oracle
 
@@ -39,13 +41,35 @@ def test_slope_and_error_equal_weighted_least_squares():
                 outcomes.append(one.outcome.value - np.mean([o.outcome.value for o in others]))
         slope, error = oracle.slope_and_error(scores, outcomes, [1.0] * len(scores))
         assert (found["slopes"][fold], found["errors"][fold]) == pytest.approx((slope, error), rel=1e-9)
+        left = [one for one in trajectories if tasks.index(one.task.prompt[0]["content"]) % FOLDS != fold]
+        score = np.mean([one.steps[0].scores["f"].value for one in left])
+        outcome = np.mean([one.outcome.value for one in left])
+        assert found["full"][fold] == pytest.approx(outcome + slope * (1 - score), rel=1e-9)
 
 
 def test_weight_follows_the_reliability_of_scores():
     exact, noisy, random_ = (assign(batch_of(*judged(64, flip)), CALIBRATED) for flip in (0.0, 0.2, 0.5))
     assert exact.score_weight_S == pytest.approx(1.0)
-    assert noisy.score_weight_S.mean() == pytest.approx(0.6, abs=0.1)
+    assert noisy.score_weight_S.mean() == pytest.approx(0.75, abs=0.1)  # slope .6, outcome .8 at a full score
     assert random_.score_weight_S.mean() == pytest.approx(0.0, abs=0.1)
+
+
+def test_weight_of_exact_scores_ignores_how_rare_success_is():
+    drawn, made = random.Random(0), []
+    for task in range(96):
+        for i in range(8):
+            right, luck = drawn.random() < 0.5, drawn.random() < 0.15
+            steps = [step("solver", float(right)), step("other")]
+            made.append(make_trajectory(f"{task}-{i}", steps, float(right and luck), task=f"q{task}"))
+    weight_S = assign(batch_of(*made), CALIBRATED).score_weight_S
+    assert np.nanmean(weight_S) == pytest.approx(1.0, abs=0.1)
+
+
+def test_weight_does_not_depend_on_the_range_of_the_outcome():
+    plain = judged(32, 0.2)
+    games = [replace(one, outcome=Score(2.0 * one.outcome.value - 1.0, range=(-1.0, 1.0))) for one in plain]
+    weights = [assign(batch_of(*of), CALIBRATED).score_weight_S for of in (plain, games)]
+    assert weights[1] == pytest.approx(weights[0], abs=1e-12)
 
 
 def test_weight_with_few_data_stays_near_its_prior():
@@ -60,13 +84,18 @@ def test_scores_that_contradict_the_outcome_get_weight_0():
 def test_weight_multiplies_the_own_reward():
     assigned = assign(batch_of(*judged(16, 0.2)), CALIBRATED)
     assert (assigned.own_S == assigned.score_weight_S * (assigned.sub_reward_S - 1.0)).all()
-    assert "the outcome rises by" in str(explain(assigned, 0))
+    assert "the outcome rises by" in (text := str(explain(assigned, 0)))
+    assert "at 1; standard error" in text
 
 
-@pytest.mark.parametrize(("error", "weight"), [(1e-9, 0.4), (0.5, 0.7), (1e9, 1.0), (np.inf, 1.0)])
-def test_posterior_weight_moves_from_prior_to_slope(error: float, weight: float):
-    assert posterior_weight(0.4, error, 1.0) == pytest.approx(weight)
+@pytest.mark.parametrize(("error", "weight"), [(1e-9, 0.8), (0.25, 1.4), (1e9, 2.0), (np.inf, 2.0)])
+def test_posterior_weight_moves_from_prior_to_reliability(error: float, weight: float):
+    assert posterior_weight(0.2, error, 0.5, 2.0) == pytest.approx(weight)
 
 
 def test_posterior_weight_is_never_negative():
-    assert posterior_weight(-3.0, 0.01, 1.0) == 0.0
+    assert posterior_weight(-3.0, 0.01, 0.5, 1.0) == 0.0
+
+
+def test_posterior_weight_without_any_success_is_the_prior():
+    assert posterior_weight(0.0, 0.0, 0.0, 1.0) == 1.0

@@ -51,10 +51,11 @@ class Fitted:
                 "coefficients": dict(zip(agents, self.baseline.coefficient_KAF.swapaxes(0, 1).tolist(), strict=True)),
             }
         if self.weights is not None:
-            slopes, errors = (_finite(values) for values in (self.weights.slope_KA, self.weights.error_KA))
+            found = self.weights
+            columns = {"slopes": found.slope_KA, "errors": found.error_KA, "full": found.full_KA}
+            lists = {key: _finite(values_KA) for key, values_KA in columns.items()}
             made["weights"] = {
-                name: {"slopes": [row[a] for row in slopes], "errors": [row[a] for row in errors]}
-                for a, name in enumerate(agents)
+                name: {key: [row[a] for row in rows] for key, rows in lists.items()} for a, name in enumerate(agents)
             }
         if self.model is not None:
             rates = self.model.rates

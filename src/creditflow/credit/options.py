@@ -49,8 +49,8 @@ class CreditOptions:
     """Further features of `outcome_baseline: prefix`: `file.py:function` or a registered name, a function from the
     batch to arrays by name."""
     score_weight: str = "fixed"
-    """The weight of a step's own reward. `fixed`: `w_r`. `calibrated`: per agent, how much the outcome rises with the
-    score, estimated from other groups and earlier batches; with few data, near `w_r`."""
+    """The weight of a step's own reward. `fixed`: `w_r`. `calibrated`: `w_r` times the share of the outcome that
+    is lost with the score, per agent, estimated from other groups and earlier batches; with few data, near `w_r`."""
     score_model: str = "none"
     """A model of scores and outcome that adds to a step's own reward. `noisy_and`: `w_m` times the probability that the
     step did harm, given all scores and the outcome, is charged to each scored step. `none`: no model."""

@@ -4,10 +4,16 @@ For each agent, the outcome is regressed on the agent's sub-rewards, both relati
 
     R - mean of others = slope * (r_t - mean of others) + noise
 
-The weight is the mean of the slope given the data, under a normal prior with mean `w_r` and standard deviation
-`w_r / 2` (Bayesian linear regression with known noise, Gelman et al., Bayesian Data Analysis, section 2.5):
+Its reliability is the share of the outcome that is lost with the score: the slope over the predicted outcome of a
+full score, `full = mean R + slope * (1 - mean r)`, above the lowest outcome. It is 1 if a score of 0 rules out success,
+however rare success is, and 0 if the score tells nothing. (The slope alone is small wherever other errors make success
+rare; as a weight it would hold back agents that others still ruin.)
 
-    weight = (w_r / tau^2 + slope / se^2) / (1 / tau^2 + 1 / se^2),   at least 0
+The weight is the mean of `w_r * reliability` given the data, under a normal prior with mean `w_r` and standard
+deviation `tau = w_r / 2` (Bayesian linear regression with known noise, Gelman et al., Bayesian Data Analysis, section
+2.5). With se the standard error of the slope over `full`:
+
+    weight = w_r * (1 / tau^2 + reliability / se^2) / (1 / tau^2 + 1 / se^2),   at least 0
 
 An unreliable score thus loses its weight, and a score with few data keeps its prior weight. The slope of a group comes
 from other groups and earlier batches.
@@ -40,8 +46,11 @@ class ScoreWeights:
     """[K, A] slopes by fold and agent; NaN without data."""
     error_KA: Floats
     """[K, A] their standard errors; infinite without data."""
+    full_KA: Floats
+    """[K, A] the predicted outcome of a full score, above the lowest outcome; NaN without data."""
     sums: Sums
-    """By agent: [3, 3] second moments of (1, score, outcome), relative to the task's other rollouts."""
+    """By agent: [5, 5] second moments of (1, score, outcome), relative to the task's other rollouts, and (score,
+    outcome)."""
 
 
 def score_weights(
@@ -69,36 +78,53 @@ def score_weights(
     score_S = np.where(used_S, sub_reward_S - others_S, 0.0)
     left_S = np.where(used_S, outcome_S - mean_S, 0.0)
     fold_S = batch.group_of_trajectory[batch.trajectory_of_step] % FOLDS
-    row_S3 = np.column_stack([np.ones(batch.n_steps), score_S, left_S])
-    moments_KA33 = fold_moments(row_S3, trajectory_weights(batch, used_S), fold_S, batch)
-    slope_KA, error_KA = np.full(moments_KA33.shape[:2], np.nan), np.full(moments_KA33.shape[:2], np.inf)
+    known = [np.where(used_S, value_S, 0.0) for value_S in (sub_reward_S, outcome_S)]
+    row_S5 = np.column_stack([np.ones(batch.n_steps), score_S, left_S, *known])
+    moments_KA55 = fold_moments(row_S5, trajectory_weights(batch, used_S), fold_S, batch)
+    lowest = float(outcome_S[used_S].min(initial=0.0))
+    slope_KA, error_KA, full_KA, weight_KA = np.empty((4, *moments_KA55.shape[:2]))
     for agent, name in enumerate(batch.agent_names):
         for fold in range(FOLDS):
-            others_33 = moments_KA33[np.arange(FOLDS) != fold, agent].sum(axis=0)
-            others_33 = others_33 + earlier[name] if name in earlier else others_33
-            slope_KA[fold, agent], error_KA[fold, agent] = slope_and_error(others_33)
-    weight_KA = np.vectorize(posterior_weight, otypes=[np.float64])(slope_KA, error_KA, w_r)
+            others_55 = moments_KA55[np.arange(FOLDS) != fold, agent].sum(axis=0)
+            if name in earlier and earlier[name].shape == others_55.shape:
+                others_55 = others_55 + earlier[name]
+            slope, error = slope_and_error(others_55)
+            full = full_outcome(others_55, slope) - lowest
+            weight_KA[fold, agent] = posterior_weight(slope, error, full, w_r)
+            slope_KA[fold, agent], error_KA[fold, agent], full_KA[fold, agent] = slope, error, full
     present = np.unique(batch.agent_of_step[used_S])
-    sums = {batch.agent_names[agent]: moments_KA33[:, agent].sum(axis=0) for agent in present}
-    return ScoreWeights(weight_KA[fold_S, batch.agent_of_step], fold_S, slope_KA, error_KA, sums)
+    sums = {batch.agent_names[agent]: moments_KA55[:, agent].sum(axis=0) for agent in present}
+    return ScoreWeights(weight_KA[fold_S, batch.agent_of_step], fold_S, slope_KA, error_KA, full_KA, sums)
 
 
-def slope_and_error(moments_33: Floats) -> tuple[float, float]:
-    """Slope through the origin and its standard error from the moments of (1, x, y); (NaN, inf) without variance."""
-    n, square, product, total = moments_33[0, 0], moments_33[1, 1], moments_33[1, 2], moments_33[2, 2]
-    if n <= 2 or square <= 1e-12 * n or not np.isfinite(moments_33).all():
+def slope_and_error(moments_55: Floats) -> tuple[float, float]:
+    """Slope through the origin and its standard error from moments of (1, x, y, ...); (NaN, inf) without variance."""
+    n, square, product, total = moments_55[0, 0], moments_55[1, 1], moments_55[1, 2], moments_55[2, 2]
+    if n <= 2 or square <= 1e-12 * n or not np.isfinite(moments_55).all():
         return float("nan"), float("inf")
     slope = product / square
     noise = max(total - slope * product, 0.0) / (n - 1)
     return float(slope), float(np.sqrt(noise / square))
 
 
-def posterior_weight(slope: float, error: float, w_r: float) -> float:
-    """The mean of the slope given its estimate, under the prior of this module; at least 0."""
-    if not np.isfinite(error) or w_r == 0.0:
+def full_outcome(moments_55: Floats, slope: float) -> float:
+    """The predicted outcome of a full score; with a negative slope the mean outcome; NaN without a slope."""
+    if np.isnan(slope):
+        return float("nan")
+    score, outcome = moments_55[0, 3:] / moments_55[0, 0]
+    return float(outcome + max(slope, 0.0) * (1.0 - score))
+
+
+def posterior_weight(slope: float, error: float, full: float, w_r: float) -> float:
+    """The mean of `w_r * reliability` given a slope and its standard error, under the prior of this module.
+
+    `full`: the predicted outcome of a full score, above the lowest outcome. At least 0; `w_r` without data.
+    """
+    whole = max(full, slope)
+    if not np.isfinite(error) or w_r == 0.0 or not whole > 0.0:
         return w_r
     prior_variance = (w_r / 2.0) ** 2
     if prior_variance == 0.0:  # a weight too small to square
         return w_r
-    share = prior_variance / (prior_variance + error**2)
-    return max(0.0, share * slope + (1.0 - share) * w_r)
+    share = prior_variance / (prior_variance + (w_r * error / whole) ** 2)
+    return max(0.0, w_r * (share * slope / whole + 1.0 - share))

@@ -391,14 +391,14 @@ class _OperationLog:
         return self.make("paid", "*", self.given("calibrated weight", weight, self.slope_words()), centred)
 
     def slope_words(self) -> str:
-        """The slope behind a calibrated weight, in words."""
+        """The slope behind a calibrated weight, and the outcome that it is compared with, in words."""
         a, s = self.assignment, self.s
         agent, fold = a.batch.agent_names[a.batch.agent_of_step[s]], int(a.fold_S[s])
         found = ((a.fitted or {}).get("weights") or {}).get(agent)
         if found is None or found["slopes"][fold] is None:
             return "no data: w_r"
-        slope, error = found["slopes"][fold], found["errors"][fold]
-        return f"the outcome rises by {slope:.3g} with the score, standard error {error:.2g}"
+        slope, error, full = (found[key][fold] for key in ("slopes", "errors", "full"))
+        return f"the outcome rises by {slope:.3g} with the score, to {full:.3g} at 1; standard error {error:.2g}"
 
     def sub_reward(self) -> int:
         a, s, batch = self.assignment, self.s, self.assignment.batch
