@@ -430,7 +430,7 @@ class CaseResult:
 
     @cached_property
     def differences(self) -> list[ArmDifference]:
-        """Of every arm to `identical`, and of `threshold` and `calibrated` to `none`."""
+        """Every arm against `identical`, and `threshold` and `calibrated` against `none`."""
         return differences(self.arms, [("calibrated", "none")])
 
     @property

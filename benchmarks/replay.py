@@ -7,7 +7,7 @@ step, and its gradient is computed from the package's own credit, for many batch
 The signal of a rule is the squared part of its mean gradient along the true one, divided by the mean squared norm of
 the rest, per generated token; a bias counts as noise. The figure is its ratio to the signal of the outcome alone
 (`identical`). Replay and Shapley values, like `identical`, read no scores; `none` and `threshold` read exact ones. The
-mean gradients of replay and `identical` must agree: replay is unbiased. About six minutes on two cores.
+mean gradients of replay and `identical` must agree: replay is unbiased. It takes a few minutes of one core.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from creditflow.data import Step, Task, Trajectory
 from creditflow.rollout import AgentSpec, ChatClient, ChatReply, Rollout, Scheduler, Team, Workflow, run_rollout
-from creditflow.rollout.branching import REFUSED, run_branch
+from creditflow.rollout.branching import REFUSED, in_order_of_calls, run_branch
 from creditflow.rollout.client import Generation
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.tools import Tool
-from tests.builders import Scripted
+from tests.builders import Scripted, make_trajectory, step
 
 TASK = Task("test", ({"role": "user", "content": "7"},), None)
 COMPARED = ("agent", "turn", "parents", "prompt", "prompt_ids", "response", "response_ids", "response_mask", "logprobs")
@@ -164,7 +164,7 @@ async def chain(task: Task, team: Team) -> str:
     return text
 
 
-def test_branches_of_other_seeds_differ_from_the_branching_step_on():
+def test_branches_of_other_seeds_differ_from_the_decision_on():
     before = recorded(chain)
     one, two = (branch(before, 2, chain, seed) for seed in (2, 3))
     assert [s.response for s in one.steps[:2]] == [s.response for s in two.steps[:2]]
@@ -276,6 +276,11 @@ def test_changed_environment_is_refused_by_name(do: Callable[..., Any], message:
     assert REFUSED not in branch(before, 0, in_world(world, do)).info
 
 
+def test_call_numbers_of_another_system_change_no_order():
+    steps = make_trajectory("t", [step("a", info={"call_number": value}) for value in ("2", None, {})]).steps
+    assert in_order_of_calls(steps) == list(steps)
+
+
 def test_refusal_ends_a_workflow_that_retries_without_limit():
     world = SimpleNamespace(fact="old", attempts=0)
 
@@ -323,7 +328,7 @@ def test_changed_result_of_a_tool_is_refused():
     assert after.info[REFUSED] == "t/0"
 
 
-def test_workflow_that_waits_for_a_later_step_is_refused_after_the_limit():
+def test_wait_for_a_later_step_is_refused_after_the_limit():
     world = SimpleNamespace(fact="old")
 
     async def do(team: Team, world: SimpleNamespace) -> str:

@@ -43,8 +43,7 @@ class BranchingConfig(Section):
     half of the draw follows the mean surprisal of a step's tokens. `disputed`: half of it prefers steps for which the
     posterior of no harm (`algorithm.score_model`) is close to 1/2. Weights keep the gradient unbiased."""
     first_step: NonNegativeInt = 0
-    """Index of the first step at which a trajectory may branch. Late decisions cost fewer tokens, and affect the
-    outcome more."""
+    """Index of the first step at which a trajectory may branch. Late decisions cost fewer tokens."""
     alternatives: Annotated[int, Field(ge=2)] = 4
     """Responses at a decision, the recorded one included."""
     continuations: PositiveInt = 1

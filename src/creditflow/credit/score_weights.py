@@ -6,8 +6,8 @@ For each agent, the outcome is regressed on the agent's sub-rewards, both relati
 
 Its reliability is the share of the outcome that is lost with the score: the slope over the predicted outcome of a
 full score, `full = mean R + slope * (1 - mean r)`, above the lowest outcome. It is 1 if a score of 0 rules out success,
-however rare success is, and 0 if the score tells nothing. (The slope alone is small wherever other errors make success
-rare; as a weight it would hold back agents that others still ruin.)
+however rare success is, and 0 if the score tells nothing. The slope alone is small wherever errors of other agents make
+success rare.
 
 The weight is the mean of `w_r * reliability` given the data, under a normal prior with mean `w_r` and standard
 deviation `tau = w_r / 2` (Bayesian linear regression with known noise, Gelman et al., Bayesian Data Analysis, section
@@ -49,8 +49,8 @@ class ScoreWeights:
     full_KA: Floats
     """[K, A] the predicted outcome of a full score, above the lowest outcome; NaN without data."""
     sums: Sums
-    """By agent: [5, 5] second moments of (1, score, outcome), relative to the task's other rollouts, and (score,
-    outcome)."""
+    """[5, 5] second moments of each agent: 1, score and outcome relative to the task's other rollouts, score, outcome.
+    """
 
 
 def score_weights(

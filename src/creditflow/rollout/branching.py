@@ -108,7 +108,7 @@ def in_order_of_calls(steps: Sequence[Step]) -> list[Step]:
             ordered[place] = step
 
     for place, step in enumerate(steps):
-        if "call_number" in step.info:
+        if isinstance(step.info.get("call_number"), int):  # it may be another value in an imported trajectory
             places[step.agent].append(place)
         elif step.agent in places:
             sort(step.agent)

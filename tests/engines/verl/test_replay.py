@@ -84,7 +84,7 @@ def test_branches_on_verl_are_scored_and_counted_apart(replay: Run) -> None:
         assert a.trained_S[branch_S].any()
 
 
-def test_policy_loss_on_verl_has_the_weights_of_the_embedded_engine(replay: Run) -> None:
+def test_verl_policy_loss_weighs_like_the_embedded_engine(replay: Run) -> None:
     differences = []
     for loss, recorded in zip(replay.series("actor/pg_loss"), Ledger.open(replay.folder), strict=True):
         a, batch = recorded.assignment, recorded.batch

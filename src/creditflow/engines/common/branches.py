@@ -153,13 +153,9 @@ def plan_branches(
 
 
 def expect_few_failed_branches(branches: Sequence[Trajectory], max_failed_frac: float) -> None:
-    """Raise CreditflowError if more branches failed than `rollout.max_failed_frac`. Refused ones do not count.
-
-    One may always fail, unless the share is 0: there may be few branches.
-    """
+    """Raise CreditflowError if more branches failed than `rollout.max_failed_frac`. Refused ones do not count."""
     failed = [one for one in branches if one.status == "failed" and REFUSED not in one.info]
-    allowed = max_failed_frac * len(branches)
-    if len(failed) > (max(allowed, 1.0) if max_failed_frac else 0.0):
+    if len(failed) > max_failed_frac * len(branches):
         error = CreditflowError(
             f"{len(failed)} of {len(branches)} branches failed, more than actor_rollout_ref.rollout.max_failed_frac="
             f"{max_failed_frac:g} allows; the first: {failed[0].info['error']}"
