@@ -414,7 +414,8 @@ def report(boards: Mapping[str, Board], measured: Mapping[str, str]) -> bool:
         facts[title] = {"rates": board.tuned(), "rows": [asdict(row) for row in table]}
     short = show(figures)
     write("credit_rules", figures, ("creditflow", "torch", "transformers"), measured, {"tables": facts})
-    draw(RESULTS / "credit_rules.png", rows(boards["selection"]))
+    if len(table := rows(boards["selection"])) > 1:
+        draw(RESULTS / "credit_rules.png", table)
     return short
 
 

@@ -241,15 +241,21 @@ def tuning_runs() -> list[Run]:
 
 
 def best_rates() -> dict[str, str]:
-    """The rate of each arm with the highest pass@1 after its tuning run. Raises LookupError if one is missing."""
+    """The rate with the highest pass@1 after tuning, for each arm whose tuning runs are finished.
+
+    Raises LookupError without any.
+    """
     rates = {}
     for arm in ARMS:
         kept = [read(run) for run in tuning_runs() if run.arm == arm]
         if any(one is None for one in kept):
-            raise LookupError(f"the tuning runs of {arm} are not finished")
+            print(f"{arm} is left out: its tuning runs are not finished")
+            continue
         best = max((one for one in kept if one), key=lambda one: one.evaluation.metrics["pass_at_1"])
         assert best.run.rate is not None
         rates[arm] = best.run.rate
+    if not rates:
+        raise LookupError("no arm has finished its tuning runs")
     return rates
 
 
@@ -257,7 +263,9 @@ def main_runs(rates: dict[str, str]) -> list[Run]:
     """All other runs, seeds in the outer loop, so that an interrupted study is balanced."""
     runs = [Run(case, None, None, 0) for case in CASES if not case.settings]
     for seed in range(max(case.seeds for case in CASES)):
-        runs += [case.run(arm, rates[arm], seed) for case in CASES if seed < case.seeds for arm in case.arms]
+        runs += [
+            case.run(arm, rates[arm], seed) for case in CASES if seed < case.seeds for arm in case.arms if arm in rates
+        ]
     return list(dict.fromkeys(runs))
 
 
@@ -309,9 +317,13 @@ class CaseResult:
 
     @classmethod
     def collect(cls, case: Case, rates: dict[str, str]) -> CaseResult | None:
-        """Read the committed runs of the seeds that every arm has; None without any."""
+        """Read the committed runs of the seeds that every arm has, apart from arms without runs; None without any."""
         before = read(Run(next(one for one in CASES if one.recipe == case.recipe), None, None, 0))
-        by_arm = {arm: [read(case.run(arm, rates[arm], seed)) for seed in range(case.seeds)] for arm in case.arms}
+        by_arm = {
+            arm: runs
+            for arm in case.arms
+            if arm in rates and any(runs := [read(case.run(arm, rates[arm], seed)) for seed in range(case.seeds)])
+        }
         complete = [s for s in range(case.seeds) if all(runs[s] is not None for runs in by_arm.values())]
         if before is None or not complete:
             return None
