@@ -117,6 +117,16 @@ def test_recredit_applies_another_rule(ledger: Ledger, tmp_path: Path) -> None:
     assert [row["step"] for row in read_metrics(tmp_path / "out")] == [1, 2]
 
 
+def test_recredit_spells_out_a_preset(ledger: Ledger, tmp_path: Path) -> None:
+    result = creditflow("recredit", ledger.path, "w_o=0.5", "preset=calibrated", "w_m=0.25", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assignment = Ledger.open(tmp_path / "out").read(1).assignment
+    assert assignment is not None
+    options = assignment.options
+    assert (options.score_weight, options.score_model, options.w_o, options.w_m) == ("calibrated", "noisy_and", 1, 0.25)
+    assert "did you mean 'magrpo'" in refused("recredit", ledger.path, "preset=magrp")
+
+
 def test_recredited_run_is_read_by_why_and_diff(ledger: Ledger) -> None:
     assert creditflow("recredit", ledger.path, "algorithm.w_o=0.5").exit_code == 0
     folder = ledger.path / "recredited" / "algorithm.w_o=0.5"

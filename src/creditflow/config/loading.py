@@ -218,8 +218,9 @@ def _unused_branching(
 def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """Credit options by name, from `key=value` with or without their section (`algorithm.`, `reward.`).
 
-    A file that they name is looked up in the working directory, and loaded. Raises ConfigError for an unknown key,
-    naming the nearest, and for a value that is not valid YAML or cannot be loaded.
+    `preset=NAME` stands for the options of credit that the preset sets; later overrides replace them. A
+    file that they name is looked up in the working directory, and loaded. Raises ConfigError for an unknown key or
+    preset, naming the nearest, and for a value that is not valid YAML or cannot be loaded.
     """
     from omegaconf import OmegaConf
 
@@ -228,6 +229,10 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         key, equals, value = override.partition("=")
         key = "decomp_granularity" if key == "reward.decomp_granularity" else key.removeprefix("algorithm.")
+        if key == "preset" and equals:
+            named = {option.removeprefix("algorithm."): one for option, one in find_preset(value).options.items()}
+            found |= {name: one for name, one in named.items() if name in known}
+            continue
         if not equals or key not in known:
             raise ConfigError(f"{override}: expected an option of credit, key=value{did_you_mean(key, known)}")
         found |= OmegaConf.to_container(_dotlist([f"{key}={value}"]))  # type: ignore[arg-type]
