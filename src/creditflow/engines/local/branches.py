@@ -32,6 +32,8 @@ class BranchedStep:
     trajectories: list[Trajectory]
     tokens: int
     """Response tokens that were sampled, without those of endpoints."""
+    prompt_tokens: int
+    """Prompt tokens of the sampled steps."""
     metrics: dict[str, float]
 
 
@@ -60,7 +62,7 @@ async def add_branches(
         made += await running.run(further, bar.reach)
     branches = in_order(zip((*plan.first, *further), made, strict=True))
     await _score(run, trajectories, branches)
-    return BranchedStep(branches, running.tokens, plan.metrics(branches, running.tokens))
+    return BranchedStep(branches, running.tokens, running.prompt_tokens, plan.metrics(branches, running.tokens))
 
 
 def _agents_due(run: RunState, step: int) -> list[str]:
@@ -78,7 +80,7 @@ class _RunningBranches:
         clients: dict[str, ModelClient | ChatClient] = {**self.policy_set.policies, **components.chat_clients}
         self.components = components
         self.scheduler = Scheduler(clients, run.config.actor_rollout_ref.rollout.max_num_seqs)
-        self.tokens = 0
+        self.tokens = self.prompt_tokens = 0
 
     async def run(self, branches: Sequence[PlannedBranch], note: Callable[[int, int], None]) -> list[Trajectory]:
         """Run branches, and note in each the recorded trajectory that it continues."""
@@ -89,6 +91,7 @@ class _RunningBranches:
             note(len(made), len(branches))
         for one, trajectory in zip(branches, made, strict=True):
             self.tokens += new_tokens(trajectory, one.at)
+            self.prompt_tokens += sum(len(step.prompt_ids) for step in trajectory.steps[one.at :])
             one.mark(trajectory)
         self.policy_set.freeze(made)
         return made

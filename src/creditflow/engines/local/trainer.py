@@ -238,8 +238,9 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
         }
     metrics |= timing.metrics()
     metrics["timing/processor_s"] = time.process_time() - processor_s
+    tokens = gathered.tokens + branched.prompt_tokens + branched.tokens
     return metrics | {
-        "throughput/tokens_per_s": (gathered.tokens + branched.tokens) / metrics["timing/step_s"],
+        "throughput/tokens_per_s": tokens / metrics["timing/step_s"],
         "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],
         **_update_rate(metrics),
     }
@@ -250,7 +251,7 @@ async def _branched(
 ) -> BranchedStep:
     """The branches of a training step; none if the rule in force does not train on them."""
     if not wants_branches(options):
-        return BranchedStep([], 0, {})
+        return BranchedStep([], 0, 0, {})
     with timing("branches"):
         return await add_branches(run, step, gathered.trajectories, gathered.response_tokens)
 
