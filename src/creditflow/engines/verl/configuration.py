@@ -614,8 +614,8 @@ def _expect_meaning(wanted: Mapping[str, Any], in_force: Mapping[str, Any]) -> N
             raise ConfigError(f"{key}: {why}")
 
 
-_FOUND_BY_RANK = ("vllm", "sglang", "trtllm")
-"""verl rollout back ends whose training workers find their servers by rank, regardless of the policy."""
+_ONE_POLICY = ("trtllm",)
+"""verl rollout back ends that `policy_servers` does not extend to several trained policies."""
 
 
 def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -> None:
@@ -626,7 +626,7 @@ def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -
                 raise ConfigError(f"{key}: nobody reads it while {switch} is true: micro-batches are cut by tokens")
     trained = trained_policies(recipe)
     backend = config.actor_rollout_ref.rollout.name
-    if len(trained) > 1 and backend in _FOUND_BY_RANK:
+    if len(trained) > 1 and backend in _ONE_POLICY:
         raise ConfigError(
             f"policies: expected one trained policy with actor_rollout_ref.rollout.name={backend}, got {len(trained)} "
             f"({', '.join(trained)}). verl's workers find {backend} servers by rank alone, so the weights of all "

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import ResourcePoolManager
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -38,7 +38,6 @@ from verl.utils.debug import marked_timer
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
-from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from creditflow._utils.files import write_whole
 from creditflow.config import trained_agents
@@ -62,6 +61,7 @@ from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.common.run import FINISHED
 from creditflow.engines.verl.branches import BranchRun
 from creditflow.engines.verl.policies import policy_configs
+from creditflow.engines.verl.policy_servers import PolicyWorker, assign_servers, servers_of_policy
 from creditflow.engines.verl.recipe import NAME, read_run_handle
 from creditflow.engines.verl.rollouts import RolloutRecords, partition, sum_metrics, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, write
@@ -87,19 +87,27 @@ _ROLLOUTS_PER_SECOND = 2000.0
 
 
 class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
-    """The verl workers, servers, reference and critic of one trained policy."""
+    """The verl workers, servers, reference and critic of one trained policy, number `place` of them."""
 
-    def __init__(self, config: Any, policy: str) -> None:
+    def __init__(self, config: Any, policy: str, place: int) -> None:
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # verl compares the mode's name in several places
+            assign_servers(config.actor_rollout_ref.rollout, policy, place)
         super().__init__(config)
         self.policy = policy
         self.run = read_run_handle(config)
         self._n_rows = self._n_ranks = self._n_updates = 0
         self._n_sequences = 0.0
 
+    def _setup(self) -> None:
+        with servers_of_policy(self.config.actor_rollout_ref.rollout.name):
+            super()._setup()
+
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
+        for role in (Role.ActorRollout, Role.ActorRolloutRef):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(PolicyWorker)
         # Ray identifies placement groups by name, and verl uses the same names for every policy and run.
         own = f"{self.policy}_{self.run.token}"
         pools = {f"{own}_{pool}": spec for pool, spec in self.resource_pool_manager.resource_pool_spec.items()}
@@ -218,13 +226,9 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
 class PartnerPolicy(PolicyTrainer):
     """Another trained policy of a run: verl's workers and servers, without a data set or training loop."""
 
-    def __init__(self, config: Any, policy: str, total_steps: int) -> None:
+    def __init__(self, config: Any, policy: str, place: int, total_steps: int) -> None:
         self._total_steps = total_steps
-        super().__init__(config, policy)
-
-    def _setup(self) -> None:
-        with servers_named(self.config.actor_rollout_ref.rollout.name, self.policy):
-            super()._setup()
+        super().__init__(config, policy, place)
 
     def _build_replay_buffer(self) -> None:
         return None
@@ -307,7 +311,7 @@ class CreditflowTrainer(PolicyTrainer):
         expect_cores(config)
         self._partner_configs = {name: section for name, section in configs.items() if name != lead}
         self.partners: list[PartnerPolicy] = []
-        super().__init__(configs[lead], lead)
+        super().__init__(configs[lead], lead, place=0)
         self.folder = RunFolder(run.run_folder)
         self.options = run.config.algorithm
         self.limits = run.config
@@ -348,8 +352,8 @@ class CreditflowTrainer(PolicyTrainer):
 
     def _setup(self) -> None:
         super()._setup()
-        for name, config in self._partner_configs.items():
-            partner = PartnerPolicy(config, name, self.total_training_steps)
+        for place, (name, config) in enumerate(self._partner_configs.items(), start=1):
+            partner = PartnerPolicy(config, name, place, self.total_training_steps)
             partner._setup()
             if self.global_steps > 0:
                 partner.load(self._checkpoint() / "policies" / name)
@@ -744,18 +748,6 @@ def expect_cores(config: Any) -> None:
             f"ray_kwargs.ray_init.num_cpus: Ray counts {available:g} cores; verl asks for {wanted} with {devices} "
             f"devices ({_CORES_A_DEVICE} for each, {_CORES_BESIDE} beside)"
         )
-
-
-@contextmanager
-def servers_named(backend: str, policy: str) -> Iterator[None]:
-    """Add the policy to the names of rollout servers created inside, because Ray identifies servers by name."""
-    plain = RolloutReplicaRegistry.get(backend)
-    named = type(plain.__name__, (plain,), {"__init__": partialmethod(plain.__init__, name_suffix=policy)})
-    RolloutReplicaRegistry.register(backend, lambda: named)
-    try:
-        yield
-    finally:
-        RolloutReplicaRegistry.register(backend, lambda: plain)
 
 
 @contextmanager

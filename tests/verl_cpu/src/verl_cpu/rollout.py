@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from typing import Any
-from uuid import uuid4
 
 import ray
 import torch
@@ -19,13 +18,10 @@ from verl_cpu.server import Server, ServerOptions
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
-_server: Any = None
-"""The server of this training process, set by its replica."""
 
-
-def _accept_server(worker: Any, server: Any) -> None:
-    global _server  # noqa: PLW0603
-    _server = server
+def _server_name(replica_rank: int) -> str:
+    """The name of a replica's server, which holds as little as with verl's own back ends."""
+    return f"transformers_server_{replica_rank}"
 
 
 def _place(worker: Any) -> tuple[str, list[str]]:
@@ -46,7 +42,7 @@ class TransformersReplica(RolloutReplica):
             )
         worker = self.workers[0]
         node_id, gpus = await worker.__ray_call__.remote(_place)
-        name = f"transformers_server_{self.replica_rank}{self.name_suffix}_{uuid4().hex}"
+        name = _server_name(self.replica_rank)
         server = (
             ray.remote(Server)
             .options(
@@ -61,7 +57,6 @@ class TransformersReplica(RolloutReplica):
             .remote(self._server_options())
         )
         await server.pid.remote()
-        await worker.__ray_call__.remote(_accept_server, server)
         self.servers = [server]
         self._server_handle = server
         self._server_address = name  # verl's load balancer needs a name; the server has no HTTP address
@@ -94,7 +89,14 @@ class TransformersRollout(BaseRollout):
         super().__init__(config, model_config, device_mesh)
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
         self.is_leader_rank = True
+        self._server: Any = None
         self.syncs = (self.config.custom or {}).get("weight_sync", True)
+
+    @property
+    def server(self) -> Any:
+        """The server, found by its name when it is needed: it starts after its training process."""
+        self._server = self._server or ray.get_actor(_server_name(self.replica_rank))
+        return self._server
 
     async def resume(self, tags: list[str]) -> None:
         """Do nothing: the server never releases its weights or cache."""
@@ -119,10 +121,10 @@ class TransformersRollout(BaseRollout):
             size = 0
             for name, tensor in weights:
                 if bucket and size + tensor.nbytes > limit:
-                    await _server.update_weights.remote(bucket)
+                    await self.server.update_weights.remote(bucket)
                     bucket, size = {}, 0
                 bucket[name] = tensor.detach().cpu()
                 size += tensor.nbytes
-            await _server.update_weights.remote(bucket)
+            await self.server.update_weights.remote(bucket)
         if global_steps is not None:
-            await _server.set_global_steps.remote(global_steps)
+            await self.server.set_global_steps.remote(global_steps)

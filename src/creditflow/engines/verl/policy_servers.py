@@ -1,0 +1,157 @@
+"""Rollout servers that belong to one trained policy.
+
+verl's training workers find their servers by back end and replica rank alone: the name of the Ray actor and the path of
+the socket for weights hold nothing else. So every policy gets ranks of its own. In addition, a worker names its policy
+with the weights, and a server refuses those of another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.rollout.replica import RolloutMode, RolloutReplicaRegistry
+
+from creditflow.errors import CreditflowError
+
+_SECTION = "creditflow"
+"""The key in `rollout.engine_kwargs`, whose other keys are names of back ends."""
+_RANKS_A_POLICY = 1024
+"""A power of two: SGLang takes the rank modulo the number of devices."""
+_POLICY = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyServers:
+    """The servers of one trained policy."""
+
+    policy: str
+    first_rank: int
+    """The replica rank of the first server."""
+
+    @classmethod
+    def read(cls, rollout: Any) -> PolicyServers:
+        """Read the options that `assign_servers` wrote into verl's section of rollouts."""
+        section: Mapping[str, Any] = rollout.engine_kwargs[_SECTION]
+        return cls(section[_POLICY], int(section["first_rank"]))
+
+    def expect(self, policy: str | None) -> None:
+        """Raise CreditflowError if weights are of another policy. None: the sender did not name its policy."""
+        if policy != self.policy:
+            sender = "a worker that does not name its policy" if policy is None else f"policy {policy}"
+            raise CreditflowError(f"a rollout server of policy {self.policy} refuses weights of {sender}")
+
+
+def assign_servers(rollout: Any, policy: str, place: int) -> None:
+    """Set in verl's section of rollouts that its servers belong to `policy`, the trained policy number `place`."""
+    rollout.engine_kwargs[_SECTION] = {_POLICY: policy, "first_rank": place * _RANKS_A_POLICY}
+
+
+# On the side of the trainer: replicas, which start servers
+
+
+class _PolicyReplica:
+    """A mix-in of verl's replicas: the ranks are the policy's own, and the servers know the policy."""
+
+    def __init__(self, replica_rank: int, config: Any, *args: Any, **kwargs: Any) -> None:
+        self.place = replica_rank
+        super().__init__(PolicyServers.read(config).first_rank + replica_rank, config, *args, **kwargs)  # type: ignore[call-arg]
+        if (plain := getattr(self, "server_class", None)) is not None:
+            plain = plain.__ray_metadata__.modified_class
+            self.server_class = ray.remote(type(plain.__name__, (_PolicyServer, plain), {}))
+
+    async def init_hybrid(self: Any, worker_group: Any) -> None:
+        """Start the servers beside their training workers, which verl would look up by the replica rank."""
+        self.rollout_mode = RolloutMode.HYBRID
+        self.workers = worker_group.workers[self.world_size * self.place : self.world_size * (self.place + 1)]
+        await self.launch_servers()
+
+
+class _PolicyServer:
+    """A mix-in of verl's servers, which refuses the weights of another policy."""
+
+    async def expect_policy(self: Any, policy: str) -> None:
+        """Raise CreditflowError if the server belongs to another policy."""
+        PolicyServers.read(self.config).expect(policy)
+
+    async def collective_rpc(
+        self: Any,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a method of the server's processes. Raises CreditflowError for weights of another policy."""
+        own = dict(kwargs or {})
+        if _sets_weights(method):
+            PolicyServers.read(self.config).expect(own.pop(_POLICY, None))
+        return await super().collective_rpc(method, timeout=timeout, args=args, kwargs=own)  # type: ignore[misc]
+
+
+def _sets_weights(method: Any) -> bool:
+    return isinstance(method, str) and "weight" in method
+
+
+@contextmanager
+def servers_of_policy(backend: str) -> Iterator[None]:
+    """Create replicas inside as those of the policy that the configuration names (`assign_servers`)."""
+    plain = RolloutReplicaRegistry.get(backend)
+    RolloutReplicaRegistry.register(backend, lambda: type(plain.__name__, (_PolicyReplica, plain), {}))
+    try:
+        yield
+    finally:
+        RolloutReplicaRegistry.register(backend, lambda: plain)
+
+
+# On the side of the training workers: adapters, which send weights to the servers
+
+
+class PolicyWorker(ActorRolloutRefWorker):  # type: ignore[misc]
+    """verl's training worker, which sends its weights to the servers of its own policy."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def init_model(self) -> None:
+        """Load the models, and make the adapter of the policy's servers."""
+        super().init_model()
+        if (plain := getattr(self, "rollout", None)) is not None:
+            self.rollout = policy_adapter(plain)
+
+
+def policy_adapter(plain: Any) -> Any:
+    """The adapter of the same training worker and the servers of its own policy, from verl's."""
+    own = PolicyServers.read(plain.config)
+    mixin = _ADAPTERS.get(plain.config.name)
+    adapter = type(plain) if mixin is None else type(type(plain).__name__, (mixin, type(plain)), {})
+    return adapter(
+        config=plain.config,
+        model_config=plain.model_config,
+        device_mesh=plain.device_mesh,
+        replica_rank=own.first_rank + plain.replica_rank,
+    )
+
+
+class _VllmAdapter:
+    """A mix-in of verl's adapter for vLLM, which names the policy in every call that sends weights."""
+
+    async def _execute_method(self: Any, method: str, *args: Any, **given: Any) -> Any:
+        if _sets_weights(method):
+            given["kwargs"] = {**(given.get("kwargs") or {}), _POLICY: PolicyServers.read(self.config).policy}
+        return await super()._execute_method(method, *args, **given)  # type: ignore[misc]
+
+
+class _SglangAdapter:
+    """A mix-in of verl's adapter for SGLang, which asks the server for its policy before it sends anything."""
+
+    async def _init_server_adapter(self: Any) -> None:
+        new = getattr(self, "_engine", None) is None
+        await super()._init_server_adapter()  # type: ignore[misc]
+        if new and self._engine is not None:
+            await self.server_actor.expect_policy.remote(PolicyServers.read(self.config).policy)
+
+
+_ADAPTERS: Mapping[str, type] = {"vllm": _VllmAdapter, "sglang": _SglangAdapter}
