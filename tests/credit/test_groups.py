@@ -67,6 +67,19 @@ def test_policy_version_and_stratum_separate_groups(group_by, differs):
     assert groups(*trajectories, group_by=group_by, **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]
 
 
+def test_versions_within_the_lag_share_groups():
+    rewards = {5: 0.0, 4: 0.5, 3: 1.0}
+    steps = [make_trajectory(f"t{v}", [own(r, policy_version=v)]) for v, r in rewards.items()]
+    other = make_trajectory("other", [own(0.75, policy="other", policy_version=3)])
+    for lag, means in ((0, [0.0, 0.5, 1.0]), (1, [0.25, 0.25, 1.0]), (2, [0.5, 0.5, 0.5])):
+        made = groups(*steps, other, group_by="agent", max_version_lag=lag, **PLAIN)
+        alone = made.level_S < 0
+        assert [mean for mean, none in zip(made.baseline_S, alone, strict=True) if not none] == [
+            mean for mean in means if means.count(mean) > 1
+        ]
+    assert made.group_name(0) == "agent=a policy=default version=3..5"
+
+
 def test_trajectories_weigh_equally_in_the_baseline():
     many, one = make_trajectory("t0", [own(1.0) for _ in range(9)]), make_trajectory("t1", [own(0.0)])
     a = groups(many, one, group_by="agent", **PLAIN)

@@ -16,7 +16,7 @@ def test_defaults_are_valid():
 
 
 def test_defaults_have_their_declared_types():
-    declared = {"str": str, "float": float, "bool": bool}
+    declared = {"str": str, "int": int, "float": float, "bool": bool}
     for option in fields(CreditOptions):
         if option.name in ("propagation_threshold", "shadow", "prefix_features"):  # of two types each
             continue

@@ -191,7 +191,11 @@ class Assignment:
     def group_name(self, step: int) -> str | None:
         """The key of the group behind `step`'s baseline, in words; None for a step without one."""
         level = int(self.level_S[step])
-        return None if level < 0 else describe(self.batch, LEVEL_NAMES[level], step, int(self.stratum_S[step]))
+        return (
+            None
+            if level < 0
+            else describe(self.batch, LEVEL_NAMES[level], step, int(self.stratum_S[step]), self.options.max_version_lag)
+        )
 
     def token_advantages(self, *, dtype: DTypeLike = np.float64, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """[T] the advantage of each sampled response token, 0 at the others.
@@ -276,7 +280,7 @@ def _assign(
 
     outcome = outcomes(batch, options)
     kept_S, branches = _without_copies(batch, outcome, branches=rule.branches)
-    columns = BatchColumns(batch, np.full(batch.n_steps, -1))
+    columns = BatchColumns(batch, np.full(batch.n_steps, -1), options.max_version_lag)
     rewards = sub_rewards(columns, options, kept_S)
     judged_S = rewards.scored_S & options.decomposed
     unjudged_S = rewards.failed_S & options.decomposed

@@ -111,27 +111,42 @@ def _sorted_codes(column: Ints) -> tuple[Ints, int]:
     return code.reshape(-1).astype(np.int64), len(values)
 
 
-def codes_of_level(batch: TrajectoryBatch, level: str, stratum_S: Ints) -> Ints:
-    """[S] group codes at `level`, from its parts, policy, policy version and stratum.
+def shared_versions(batch: TrajectoryBatch, max_version_lag: int) -> Ints:
+    """[S] the policy version in a step's group key.
+
+    That of the policy's newest step, if the step's own is at most `max_version_lag` older; else its own.
+    """
+    if max_version_lag == 0 or not batch.n_steps:
+        return batch.policy_version
+    newest = np.full(len(batch.policy_names), np.iinfo(np.int64).min)
+    np.maximum.at(newest, batch.policy_of_step, batch.policy_version)
+    newest_S = newest[batch.policy_of_step]
+    return np.where(newest_S - batch.policy_version <= max_version_lag, newest_S, batch.policy_version)
+
+
+def codes_of_level(batch: TrajectoryBatch, level: str, stratum_S: Ints, max_version_lag: int = 0) -> Ints:
+    """[S] group codes at `level`, from its parts, policy, policy version (`shared_versions`) and stratum.
 
     `stratum_S`: [S] the strata in force, -1 for none. `batch.stratum_of_step` also has labels of steps that must ignore
     theirs.
     """
     components = [_PARTS[part](batch) for part in LEVELS[level]]
-    return compact(*components, batch.policy_of_step, batch.policy_version, stratum_S)[0]
+    return compact(*components, batch.policy_of_step, shared_versions(batch, max_version_lag), stratum_S)[0]
 
 
 class BatchColumns:
     """Columns of one batch that several stages of credit assignment read, each computed once, at its first use."""
 
-    def __init__(self, batch: TrajectoryBatch, stratum_S: Ints) -> None:
-        """`stratum_S`: [S] the strata in force, see `codes_of_level`."""
-        self.batch, self.stratum_S = batch, stratum_S
+    def __init__(self, batch: TrajectoryBatch, stratum_S: Ints, max_version_lag: int = 0) -> None:
+        """`stratum_S`: [S] the strata in force, see `codes_of_level`; `max_version_lag`: see `shared_versions`."""
+        self.batch, self.stratum_S, self.max_version_lag = batch, stratum_S, max_version_lag
         self._code_S: dict[str, Ints] = {}
 
     def with_strata(self, stratum_S: Ints) -> BatchColumns:
         """The columns of the same batch under the strata `stratum_S`; these columns if both are the same."""
-        return self if np.array_equal(self.stratum_S, stratum_S) else BatchColumns(self.batch, stratum_S)
+        if np.array_equal(self.stratum_S, stratum_S):
+            return self
+        return BatchColumns(self.batch, stratum_S, self.max_version_lag)
 
     @cached_property
     def sampled_S(self) -> Ints:
@@ -146,12 +161,12 @@ class BatchColumns:
             self._code_S[level] = (
                 compact(self.batch.policy_of_step)[0]
                 if level == POLICY
-                else codes_of_level(self.batch, level, self.stratum_S)
+                else codes_of_level(self.batch, level, self.stratum_S, self.max_version_lag)
             )
         return self._code_S[level]
 
 
-def describe(batch: TrajectoryBatch, level: str, step: int, stratum: int) -> str:
+def describe(batch: TrajectoryBatch, level: str, step: int, stratum: int, max_version_lag: int = 0) -> str:
     """The key of `step`'s group at `level`, in words."""
     words = {
         "task": batch.group_names[batch.group_of_trajectory[batch.trajectory_of_step[step]]],
@@ -164,7 +179,9 @@ def describe(batch: TrajectoryBatch, level: str, step: int, stratum: int) -> str
     if level == DECISION:
         return f"decision={words['agent']} at step {batch.index_of_step[step]}"
     components = [f"{part}={words[part]}" for part in LEVELS[level]]
-    components += [f"policy={batch.policy_names[batch.policy_of_step[step]]}", f"version={batch.policy_version[step]}"]
+    newest = int(shared_versions(batch, max_version_lag)[step])
+    version = str(newest) if max_version_lag == 0 else f"{newest - max_version_lag}..{newest}"
+    components += [f"policy={batch.policy_names[batch.policy_of_step[step]]}", f"version={version}"]
     return " ".join(components + ([f"stratum={batch.stratum_names[stratum]}"] if stratum >= 0 else []))
 
 

@@ -61,6 +61,9 @@ class CreditOptions:
     group_by: str = "agent_turn"
     """The key of steps with a common baseline: `task`, `task_agent`, `task_agent_turn`, `task_agent_state` (the same
     prompt), or, across the batch, `agent`, `agent_turn`."""
+    max_version_lag: int = 0
+    """Groups may mix steps that were sampled at most so many policy versions before the policy's newest step in the
+    batch, as in asynchronous training. Older steps form groups of their own version."""
     gamma: float = 0.99
     """Discount per step of propagation, from 0 to 1."""
     lam: float = 0.95
@@ -130,6 +133,9 @@ class CreditOptions:
         for key, (low, high, words) in NUMBERS.items():
             value = getattr(self, key)
             _expect(_is_number(value) and low <= value <= high, key, words, value)
+        lag = self.max_version_lag
+        whole = isinstance(lag, int) and not isinstance(lag, bool) and lag >= 0
+        _expect(whole, "max_version_lag", "a whole number of at least 0", lag)
         make_threshold(self.propagation_threshold)
         for key, wrong, why in self._contradictions():
             if wrong:

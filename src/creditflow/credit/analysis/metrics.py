@@ -112,7 +112,7 @@ def _fitted_parts(assignment: Assignment) -> dict[str, float]:
     trained_S, options = assignment.trained_S, assignment.options
     if options.outcome_baseline == "prefix":
         outcome = outcomes(assignment.batch, options)
-        columns = BatchColumns(assignment.batch, assignment.stratum_S)
+        columns = BatchColumns(assignment.batch, assignment.stratum_S, assignment.options.max_version_lag)
         before_S = outcome.value_S - mean_of_others(columns, outcome.value_S, outcome.known_S & ~assignment.masked_S)
         over_S = trained_S & outcome.known_S & ~np.isnan(before_S)
         after_S = before_S - assignment.prefix_S
@@ -220,7 +220,7 @@ def batch_stats(assignment: Assignment, accuracy: float | None = None) -> BatchS
     at = np.flatnonzero(over_S)
     if not at.size:
         return BatchStats({}, {}, accuracy)
-    code = codes_of_level(batch, level, assignment.stratum_S)[at]
+    code = codes_of_level(batch, level, assignment.stratum_S, assignment.options.max_version_lag)[at]
     cells = cells_of(values_S[at], code, batch.trajectory_of_step[at])
     squares_G = spread_of(cells, code, values_S[at], cells.mean_G) ** 2 * np.maximum(cells.size_G - 1, 0)
     agent_G = np.zeros(len(squares_G), dtype=np.int64)
