@@ -7,7 +7,7 @@ import re
 import threading
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow._utils.huggingface import load_tokenizer
-from creditflow.data import Task, Trajectory
+from creditflow.data import Task, Trajectory, TrajectoryBatch
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
@@ -633,6 +633,21 @@ def test_calls_and_results_form_one_step_with_a_masked_result():
     assert second.prompt_ids == first.prompt_ids + step.response_ids[: len(asked) + len(told)]
     assert second.seed != first.seed
     assert made.status == "ok"
+
+
+def test_step_records_the_versions_of_its_tokens():
+    class Updated(Scripted):
+        """Is updated in the middle of its first turn, and again before its second one."""
+
+        def generate(self, requests):
+            versions = {2: (3, ((0, 3), (5, 4))), 1: (5, ())}[len(self.lines)]
+            return [replace(one, version=versions[0], version_spans=versions[1]) for one in super().generate(requests)]
+
+    asked, answer = call("calculator", expression="6 * 7"), "It is 42."
+    (step,) = run_workflow(Updated(asked, answer), "calculator").steps
+    assert step.policy_version == 3
+    assert step.version_spans == ((0, 3), (5, 4), (len(asked) + len("[42]"), 5))
+    TrajectoryBatch.from_trajectories([run_workflow(Updated(asked, answer), "calculator")])  # checks the spans
 
 
 def test_prompt_describes_the_agents_tools():

@@ -39,6 +39,8 @@ class Generation:
     finish_reason: FinishReason
     version: int | None = None
     """Number of updates of the policy that answered, if only its server has it; None: the client's version."""
+    version_spans: tuple[tuple[int, int], ...] = ()
+    """As `Step.version_spans`, if the policy was updated during the response; `version` is then that of the first."""
 
 
 @dataclass(frozen=True, slots=True)

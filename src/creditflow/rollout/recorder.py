@@ -18,7 +18,7 @@ from creditflow.data import Message, Step, Trajectory
 from creditflow.data.messages import without_nulls
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
 from creditflow.rollout.chat import Prompt, PromptIds, ToolCall, message_text, opens_thought, parse_tool_calls
-from creditflow.rollout.client import ChatClient, GenerationRequest, Generator, PolicyView
+from creditflow.rollout.client import ChatClient, Generation, GenerationRequest, Generator, PolicyView
 from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.threads import end
 from creditflow.rollout.tools import Tool, ToolResult, call_tool, shortened
@@ -334,7 +334,8 @@ class Recorder:
 
     async def _generate(self, client: PolicyView, answer: _Answer) -> None:
         """Sample from a policy of the run, call the requested tools and continue, until the response has no calls."""
-        call, step, sampling, version = answer.call, answer.step, self.sampling, client.version
+        call, step, sampling = answer.call, answer.step, self.sampling
+        spans: list[tuple[int, int]] = []
         tools = {tool.name: tool for tool in self.agents[call.agent].tools} if call.tools is None else {}
         schemas = [tool.schema for tool in tools.values()] if call.tools is None else list(call.tools)
         room = min(sampling.max_prompt_tokens, client.max_positions - 1)
@@ -352,8 +353,8 @@ class Recorder:
                 request = GenerationRequest(ids, max_tokens - begin, step.temperature, seed)
                 with self.clock.stopped():
                     generation = await self.generator.generate(step.policy, request)
-                version = version if generation.version is None else generation.version
                 answer.text, n_tokens, stopped = _up_to(call.stop, client, generation.response_ids)
+                _note_versions(spans, generation, begin, n_tokens, client.version)
                 _append(step, generation.response_ids[:n_tokens], generation.logprobs[:n_tokens])
                 turns.append([begin, len(step.response_ids)])
                 cut_off = generation.finish_reason == "length" and not stopped
@@ -372,7 +373,8 @@ class Recorder:
                     break
                 _append(step, following)
         step.response = client.decode(step.response_ids) if tool_calls else answer.text
-        step.policy_version = version
+        step.policy_version = spans[0][1]
+        step.version_spans = tuple(spans) if len(spans) > 1 else ()
         if tool_calls:
             step.info = {"tool_calls": tool_calls, "turns": turns}
         answer.cut_off = f"{len(step.response_ids)} tokens" if cut_off else ""
@@ -491,6 +493,19 @@ class _Answer:
             return self.seed
         digest = hashlib.sha256(json.dumps([self.call.agent, prompt]).encode()).digest()
         return (*self.seed, int.from_bytes(digest[:8]))
+
+
+def _note_versions(
+    spans: list[tuple[int, int]], generation: Generation, begin: int, n_tokens: int, current: int
+) -> None:
+    """Add the versions of a generation's first `n_tokens` tokens, from token `begin` of the response, to `spans`.
+
+    `current`: the version of a generation that has none.
+    """
+    version = current if generation.version is None else generation.version
+    for start, of_span in generation.version_spans or ((0, version),):
+        if (start < n_tokens or not spans) and (not spans or spans[-1][1] != of_span):
+            spans.append((begin + start, of_span))
 
 
 def _append(step: Step, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
