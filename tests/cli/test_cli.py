@@ -296,7 +296,7 @@ def test_dry_run_prints_only_verls_configuration(dry_runs, name):
     assert (done.returncode, done.stderr) == (0, "")
     config = yaml.safe_load(done.stdout)
     assert config["trainer"]["n_gpus_per_node"] == 16
-    assert config["trainer"]["v1"]["trainer_mode"] == "creditflow"
+    assert config["trainer"]["v1"]["trainer_mode"] == "sync"
     assert config["creditflow"]["name"] == name
     assert list(folder.iterdir()) == []
 

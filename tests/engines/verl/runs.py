@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import verl_cpu
@@ -18,11 +18,14 @@ from creditflow.runs.run_folder import read_metrics
 from tests.paths import RECIPES
 
 CHAIN = RECIPES / "arithmetic_chain.yaml"
+Servers = Literal["transformers", "vllm"]
+"""The back ends of rollout servers."""
 
 
-def options(n_ranks: int = 1) -> list[str]:
+def options(n_ranks: int = 1, servers: Servers = "transformers") -> list[str]:
     """`verl_cpu.options` without the quick sampler, because creditflow's trainer polls often enough."""
-    return [option for option in verl_cpu.options(n_ranks) if not option.startswith("trainer.v1.sampler")]
+    given = verl_cpu.options(n_ranks, rollout_name=servers)
+    return [option for option in given if not option.startswith("trainer.v1.sampler")]
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,15 @@ class Run:
         return read_parquet(self.folder / f"steps/{step:06d}.parquet")
 
 
-def run(recipe: Path, folder: Path, *overrides: str, n_ranks: int = 1, verl: tuple[str, ...] = ()) -> Run:
+def run(
+    recipe: Path,
+    folder: Path,
+    *overrides: str,
+    n_ranks: int = 1,
+    verl: tuple[str, ...] = (),
+    servers: Servers = "transformers",
+) -> Run:
     """Train `recipe` on verl in `folder`."""
     chosen = load_recipe(recipe, [f"trainer.default_local_dir={folder}", "trainer.device=auto", *overrides])
-    launch(chosen, [*options(n_ranks), *verl], Reporter())
+    launch(chosen, [*options(n_ranks, servers), *verl], Reporter())
     return Run(folder)

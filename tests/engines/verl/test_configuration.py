@@ -303,6 +303,38 @@ def test_verl_trains_the_model_of_the_only_policy(tmp_path):
     assert composed(policies, *agents).actor_rollout_ref.model.path == "/its/own"
 
 
+SEPARATE = ("trainer.v1.trainer_mode=separate_async", f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1")
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "says"),
+    [
+        (SEPARATE[:1], (), f"{ROLLOUT}.nnodes: trainer.v1.trainer_mode=separate_async needs devices"),
+        (SEPARATE, ("algorithm.max_version_lag=0",), "algorithm.max_version_lag: 0, but"),
+        (SEPARATE, ("algorithm.propagation=replay",), "algorithm.propagation: replay, but"),
+        ((*SEPARATE, "trainer.v1.separate_async.num_warmup_batches=3"), (), "algorithm.max_version_lag: 2, but"),
+    ],
+)
+def test_asynchronous_mode_rejects_what_it_cannot_do(mode, given, says):
+    assert refused("algorithm.max_version_lag=2", *given, "--", *mode).startswith(says)
+
+
+def test_asynchronous_mode_bounds_and_corrects_staleness():
+    config = composed("algorithm.max_version_lag=2", "--", *SEPARATE)
+
+    sampler = config.trainer.v1.sampler
+    assert (sampler.max_off_policy_threshold, sampler.max_off_policy_strategy) == (3, "wait")
+    assert config.trainer.v1.separate_async.parameter_sync_step == 1
+    assert config.actor_rollout_ref.rollout.checkpoint_engine.backend == "nccl"
+    assert config.algorithm.rollout_correction.rollout_is == "token"
+    own = composed("algorithm.max_version_lag=2", "--", *SEPARATE, "algorithm.rollout_correction.rollout_is=sequence")
+    assert own.algorithm.rollout_correction.rollout_is == "sequence"
+    recipe = load_recipe(TOY, ["trainer.device=auto", "algorithm.max_version_lag=2", *SEVERAL])
+    shared = compose(recipe, (*SEPARATE[:2], f"{ROLLOUT}.n_gpus_per_node=4"), RUN)
+    for of_policy in policy_configs(shared, recipe.config).values():
+        assert of_policy.actor_rollout_ref.rollout.n_gpus_per_node == 2
+
+
 # Required options
 
 
@@ -310,7 +342,7 @@ def test_required_engine_options_are_set():
     config = composed("trainer.num_threads=0")
 
     assert config.trainer.use_v1 is True
-    assert config.trainer.v1.trainer_mode == "creditflow"
+    assert config.trainer.v1.trainer_mode == "sync"
     assert config.trainer.default_local_dir == "/runs/one/checkpoints"
     assert list(config.trainer.logger) == []
     assert config.trainer.experiment_name == "one"  # the folder's name
@@ -552,7 +584,8 @@ def test_unknown_verl_config_files_are_rejected():
     "given",
     [
         "trainer.use_v1=false",
-        "trainer.v1.trainer_mode=sync",
+        "trainer.v1.trainer_mode=creditflow",
+        "trainer.v1.sampler.max_off_policy_threshold=7",
         "trainer.v1.separate_async.parameter_sync_step=2",
         "trainer.default_local_dir=elsewhere",
         "trainer.balance_batch=false",
@@ -599,7 +632,7 @@ def test_option_without_effect_is_rejected_by_name(given):
     "given",
     [
         "trainer.use_v1=true",
-        "trainer.v1.trainer_mode=creditflow",
+        "trainer.v1.trainer_mode=sync",
         "algorithm.adv_estimator=grpo",
         "algorithm.use_kl_in_reward=false",
         "algorithm.filter_groups.metric=acc",

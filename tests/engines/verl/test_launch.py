@@ -125,7 +125,7 @@ def test_run_folder_records_facts_and_configuration(cluster, tmp_path):
     assert (facts["engine"], facts["recipe"], facts["seed"]) == ("verl", "toy", 0)
     assert facts["versions"].keys() >= {"verl", "ray", "torch", "creditflow"}
     assert load_recipe(tmp_path / "run" / "config.yaml").config.data.train_batch_size == 2
-    assert "trainer_mode: creditflow" in (tmp_path / "run" / "verl.yaml").read_text()
+    assert "trainer_mode: sync" in (tmp_path / "run" / "verl.yaml").read_text()
 
 
 def test_progress_keeps_standard_output_empty(cluster, tmp_path, capsys):

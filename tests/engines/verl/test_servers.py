@@ -37,10 +37,10 @@ def output(*ids, version=3, stop="completed", logprobs=...):
     )
 
 
-def ask(fleet, temperature=1.0, max_tokens=4):
+def ask(fleet, temperature=1.0, max_tokens=4, versions=range(3, 4)):
     policy = ServedPolicy(fleet, chat=None, eos_ids=frozenset([EOS]), max_positions=64)
     params = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "logprobs": True}
-    trajectory = Servers({"default": policy}, params, version=3, request_id="trajectory")
+    trajectory = Servers({"default": policy}, params, versions=versions, request_id="trajectory")
     request = GenerationRequest((1, 2), max_tokens, temperature, seed=(0,))
     return asyncio.run(trajectory.generate("default", request))
 
@@ -51,6 +51,22 @@ def test_response_has_logprobs_and_version():
     assert generation.response_ids == (5, 6, EOS)
     assert generation.logprobs == (-1.0, -1.0, -1.0)
     assert (generation.finish_reason, generation.version) == ("stop", 3)
+
+
+def test_response_of_several_versions_has_their_spans():
+    spanned = output(5, 6, EOS, version=4)
+    spanned.extra_fields["version_spans"] = [(0, 3), (2, 4)]
+    generation = ask(Fleet(spanned), versions=range(3, 9))
+    assert (generation.version, generation.version_spans) == (3, ((0, 3), (2, 4)))
+    with pytest.raises(LostServer, match="weights of version 3, expected at least 4"):
+        ask(Fleet(spanned), versions=range(4, 9))
+
+
+def test_spans_of_an_interrupted_response_leave_out_empty_parts():
+    from creditflow.engines.verl.versions import version_spans
+
+    assert version_spans([(0, 1), (3, 2), (2, 2), (0, 3), (1, 4)]) == [(0, 2), (5, 4)]
+    assert version_spans([(0, 1), (0, 2)]) == [(0, 2)]
 
 
 def test_call_uses_verls_sampling_and_its_own_length():

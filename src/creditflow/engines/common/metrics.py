@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from creditflow._utils.progress import Reporter
 from creditflow.config import trained_agents
 from creditflow.credit import Assignment, BatchStats, Threshold
@@ -32,6 +34,26 @@ def step_metrics(
         **error_metrics(batch),
         **threshold.metrics(),
         **credit_metrics(assignment),
+    }
+
+
+def staleness_metrics(batch: TrajectoryBatch, newest: int) -> dict[str, float]:
+    """How many versions older than `newest` the policies were that sampled the tokens: mean and largest number."""
+    sampled_S = np.add.reduceat(np.r_[batch.response_mask, False].astype(np.int64), batch.token_offsets[:-1])
+    sampled_S[np.diff(batch.token_offsets) == 0] = 0
+    total = (newest - batch.policy_version) * sampled_S
+    largest = newest - batch.policy_version[sampled_S > 0].min(initial=newest)
+    for s, spans in enumerate(batch.version_spans):
+        if spans:
+            begin = int(batch.token_offsets[s])
+            ends = [first for first, _ in spans[1:]] + [int(batch.token_offsets[s + 1]) - begin]
+            total[s] = sum(
+                (newest - version) * int(batch.response_mask[begin + first : begin + end].sum())
+                for (first, version), end in zip(spans, ends, strict=True)
+            )
+    return {
+        "rollout/staleness": float(total.sum() / max(sampled_S.sum(), 1)),
+        "rollout/staleness_max": float(largest),
     }
 
 

@@ -33,6 +33,9 @@ from creditflow.rollout import Rollout
 from creditflow.rollout.chat import ChatTokenizer
 from creditflow.rollout.client import ChatClient, PolicyView
 
+_NEVER = 1 << 62
+"""A version that no run reaches."""
+
 
 class StepOutput(AgentLoopOutput):  # type: ignore[misc]
     """One step as a verl agent-loop output, with its own reward: verl would use the last step's reward for all."""
@@ -57,7 +60,7 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
     def __init__(self, config: Any, llm_client: dict[str, tuple[Any, Any]], *args: Any) -> None:
         super().__init__(config, llm_client, *args)
         run = read_run_handle(config)
-        self.own = run.config
+        self.own, self.synchronous = run.config, config.trainer.v1.trainer_mode == "sync"
         self.runner = build_runner(run.recipe, config.actor_rollout_ref.rollout.agent.num_workers)
         self.trained = {
             name: _served(client, model, self.rollout_config) for name, (client, model) in llm_client.items()
@@ -79,9 +82,11 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         uid = "" if validate or not self.config.data.get("gen_batch_size") else row["uid"]
         group, name = rollout_ids(validate, step, *place, greedy, uid)
         rollout = Rollout(task_from_row(row), group, name, random_key(self.own.data.seed, validate, step, *place))
-        # In a training step, servers hold the weights of the step before. A validation runs after its step's update.
-        version = step if validate else step - 1
-        servers = Servers(self.clients, sampling_params, version, request_id=f"{name}-{row['uid'][:8]}")
+        # In a training step, servers hold the weights of the step before; in asynchronous modes they may be updated
+        # during the rollout. A validation runs after its step's update.
+        first = step if validate else step - 1
+        versions = range(first, first + 1 if validate or self.synchronous else _NEVER)
+        servers = Servers(self.clients, sampling_params, versions, request_id=f"{name}-{row['uid'][:8]}")
         started = time.perf_counter()
         try:
             components, temperature = self.runner.components, 0.0 if greedy else float(sampling_params["temperature"])
@@ -109,9 +114,8 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
             "repetition_penalty": 1.0,
             "logprobs": section.calculate_log_probs,
         }
-        servers = Servers(
-            self.clients, sampling_params, training_step - 1, request_id=f"{request.id}-{request.uid[:8]}"
-        )
+        versions = range(training_step - 1, training_step)
+        servers = Servers(self.clients, sampling_params, versions, request_id=f"{request.id}-{request.uid[:8]}")
         started = time.perf_counter()
         try:
             sampling = replace(components.sampling, temperature=float(section.temperature))
@@ -220,7 +224,7 @@ def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutpu
         token_rewards=token_rewards(step),
         extra_fields={
             "min_global_steps": step.policy_version,
-            "max_global_steps": step.policy_version,
+            "max_global_steps": step.version_spans[-1][1] if step.version_spans else step.policy_version,
             "agent": step.agent,
             "turn": step.turn,
             "reward_extra_info": {

@@ -212,12 +212,60 @@ def _fixed(run_folder: Path, recipe: Recipe) -> dict[str, Any]:
         "algorithm.filter_groups.metric": "acc",
         "reward.num_workers": 1,  # verl's reward workers, which are idle here
         "trainer.use_v1": True,
-        "trainer.v1.trainer_mode": "creditflow",
         "trainer.project_name": trainer.project_name,
         "trainer.experiment_name": trainer.experiment_name or run_folder.name,
         "trainer.logger": verl_trackers(trainer.logger),
         "trainer.default_local_dir": str(checkpoints(run_folder)),
     }
+
+
+MODES = ("sync", "colocate_async", "separate_async")
+"""verl's trainer modes: rollouts and updates in turn; both on the same devices, with rollouts that go on after an
+update; or each on its own devices at the same time."""
+
+
+def _of_mode(config: DictConfig, wanted: Mapping[str, Any], known: Mapping[str, Any], recipe: Config) -> dict[str, Any]:
+    """verl options that the trainer mode requires, or sets by default. Raises ConfigError for options that contradict.
+
+    `wanted`: the user's verl options, by dotted key. `known`: verl's own values.
+    """
+    section, rollout, lag = config.trainer.v1, config.actor_rollout_ref.rollout, recipe.algorithm.max_version_lag
+    mode = section.trainer_mode
+    if mode not in MODES:
+        raise ConfigError(f"trainer.v1.trainer_mode: expected one of {', '.join(MODES)}, got {mode!r}")
+    for key, value in wanted.items():
+        if mode != "separate_async" and value != known.get(key) and key.startswith(_SEPARATE_KEYS):
+            raise ConfigError(f"{key}: {_SEPARATE}")
+    if mode == "sync":
+        return {}
+    if section[mode].num_warmup_batches > lag:
+        raise ConfigError(
+            f"algorithm.max_version_lag: {lag}, but trainer.v1.trainer_mode={mode} samples "
+            f"{section[mode].num_warmup_batches} batches ahead (trainer.v1.{mode}.num_warmup_batches); expected at "
+            "least as many versions"
+        )
+    if PROPAGATION_RULES[recipe.algorithm.propagation].branches:
+        raise ConfigError(
+            f"algorithm.propagation: {recipe.algorithm.propagation}, but trainer.v1.trainer_mode={mode} updates the "
+            "policies before the alternatives of a decision could be sampled from the same ones; expected sync"
+        )
+    values: dict[str, Any] = {
+        "trainer.v1.sampler.max_off_policy_threshold": lag + 1,
+        "trainer.v1.sampler.max_off_policy_strategy": "wait",
+    }
+    if mode == "separate_async":
+        values["trainer.v1.separate_async.parameter_sync_step"] = 1
+        if rollout.nnodes < 1 or rollout.n_gpus_per_node < 1:
+            raise ConfigError(
+                "actor_rollout_ref.rollout.nnodes: trainer.v1.trainer_mode=separate_async needs devices for rollouts; "
+                "set it and actor_rollout_ref.rollout.n_gpus_per_node, beside trainer.nnodes and "
+                "trainer.n_gpus_per_node for training"
+            )
+        if rollout.checkpoint_engine.backend == "naive":
+            values["actor_rollout_ref.rollout.checkpoint_engine.backend"] = "nccl"
+    if "algorithm.rollout_correction.rollout_is" not in wanted:
+        values["algorithm.rollout_correction.rollout_is"] = "token"
+    return values
 
 
 def checkpoints(run_folder: Path) -> Path:
@@ -232,7 +280,8 @@ _REWARDS = "rewards are the recipe's reward.functions; verl's own reward functio
 _DATA = "tasks are the recipe's, and its workflow writes the prompts"
 _STEP_FILES = "every trajectory is in the run folder's steps/*.parquet and evaluation.json"
 _WORKFLOW = "turns and tools are the workflow's (team.workflow)"
-_SYNCHRONOUS = "creditflow's trainer is synchronous, with rollout and training on the same devices"
+_SEPARATE = "it is for trainer.v1.trainer_mode=separate_async, with devices of its own for rollouts"
+_STALENESS = "credit and samples have one limit; set algorithm.max_version_lag of the recipe"
 _UNREAD = "verl 0.9's trainer does not read it"
 
 _REASONS = {
@@ -248,12 +297,7 @@ _REASONS = {
         actor_rollout_ref.rollout.agent: agent_loop_manager_class agent_loop_config_path default_agent_loop
         data: tool_config_path function_tool_path
     """),
-    _SYNCHRONOUS: _keys("""
-        actor_rollout_ref: hybrid_engine
-        actor_rollout_ref.rollout: nnodes
-        trainer.v1: sync colocate_async separate_async
-        trainer.v1.sampler: max_off_policy_threshold max_off_policy_strategy
-    """),
+    _STALENESS: _keys("trainer.v1.sampler: max_off_policy_threshold max_off_policy_strategy"),
     _UNREAD: _keys("""
         actor_rollout_ref: nccl_timeout
         actor_rollout_ref.actor: freeze_vision_tower
@@ -270,7 +314,9 @@ _REASONS = {
 _REFUSED: dict[str, str] = {
     **{key: reason for reason, keys in _REASONS.items() for key in keys},
     "trainer.use_v1": "creditflow's trainer is built on verl's V1; leave it true",
-    "trainer.v1.trainer_mode": "creditflow brings a trainer of its own; leave it out",
+    "trainer.v1.separate_async.parameter_sync_step": "every update goes to the servers; use "
+    "actor_rollout_ref.actor.ppo_mini_batch_size for several updates in a training step",
+    "trainer.v1.separate_async.hybrid_rollout": "training devices are not lent to rollouts",
     "trainer.default_local_dir": "verl's checkpoints lie in the run's folder; "
     + _IN_RECIPE.format("trainer.default_local_dir"),
     "trainer.balance_batch": f"{_UNREAD}: batches are always balanced",
@@ -291,8 +337,6 @@ _REFUSED: dict[str, str] = {
     "skip": "recorded rollouts hold no trajectories, from which credit is computed",
     f"{_ACTOR}.checkpoint.async_save": "a checkpoint must be whole before the run goes on",
     f"{_ACTOR}.use_prefix_grouper": "the rows of a group are steps with prompts of their own",
-    f"{_ROLLOUT}.n_gpus_per_node": f"{_SYNCHRONOUS}; use trainer.n_gpus_per_node",
-    f"{_ROLLOUT}.checkpoint_engine.backend": f"{_SYNCHRONOUS}, where verl always takes naive",
     f"{_ROLLOUT}.calculate_log_probs": "credit and metrics need them; leave it true",
     f"{_ROLLOUT}.do_sample": f"{_UNREAD}; use {_ROLLOUT}.temperature",
     f"{_ROLLOUT}.prompt_length": "it is the recipe's data.max_prompt_length",
@@ -304,6 +348,13 @@ _REFUSED: dict[str, str] = {
     "actor_rollout_ref.model.custom_chat_template",
 }
 """verl keys and sections that cannot be changed, with the reason."""
+
+_SEPARATE_KEYS = _keys("""
+    actor_rollout_ref: hybrid_engine
+    actor_rollout_ref.rollout: nnodes n_gpus_per_node checkpoint_engine.backend
+    trainer.v1: separate_async
+""")
+"""verl keys and sections that only the mode `separate_async` reads."""
 
 _MICRO_BATCHES = {
     f"{_ACTOR}.use_dynamic_bsz": f"{_ACTOR}.ppo_micro_batch_size",
@@ -361,6 +412,8 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
     _expect_meaning(wanted.values, known | values)
     own = _nested(values) | {KEY: recipe_section(recipe, run_folder)}
     config = _compose(wanted.config_name, wanted.overrides, [own, _nested(wanted.section)])
+    for key, value in _of_mode(config, wanted.values, known, recipe.config).items():
+        OmegaConf.update(config, key, value)
     _expect_fit(config, wanted.values, recipe.config)
     return config
 

@@ -25,12 +25,20 @@ def policy_configs(verl_config: Any, config: Config) -> dict[str, Any]:
             f"trainer.n_gpus_per_node: {per_node}, which {len(trained)} trained policies ({', '.join(trained)}) cannot "
             "share evenly"
         )
+    rollout = verl_config.actor_rollout_ref.rollout
+    separate = verl_config.trainer.v1.trainer_mode == "separate_async"
+    of_rollouts = rollout.n_gpus_per_node if separate else per_node
+    if of_rollouts % len(trained):
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.n_gpus_per_node: {of_rollouts}, which {len(trained)} trained policies "
+            f"({', '.join(trained)}) cannot share evenly"
+        )
     configs = {}
     for place, name in enumerate(trained):
         own = OmegaConf.create(OmegaConf.to_container(verl_config, resolve=True))
         with open_dict(own):
             own.trainer.n_gpus_per_node = per_node // len(trained)
-            own.actor_rollout_ref.rollout.n_gpus_per_node = per_node // len(trained)
+            own.actor_rollout_ref.rollout.n_gpus_per_node = of_rollouts // len(trained)
             if place > 0:
                 own.reward.num_workers = 0  # verl's reward workers are idle here, and their Ray names would collide
             own.actor_rollout_ref.model.path = model_of(config, name)[0]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.replica import RolloutMode, RolloutReplicaRegistry
@@ -24,6 +25,8 @@ _SECTION = "creditflow"
 _RANKS_A_POLICY = 1024
 """A power of two: SGLang takes the rank modulo the number of devices."""
 _POLICY = "policy"
+_ANSWER_S = 600.0
+"""The longest time in which a server must take a part of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,14 @@ class PolicyServers:
     policy: str
     first_rank: int
     """The replica rank of the first server."""
+    token: str
+    """See `RunHandle.token`."""
 
     @classmethod
     def read(cls, rollout: Any) -> PolicyServers:
         """Read the options that `assign_servers` wrote into verl's section of rollouts."""
         section: Mapping[str, Any] = rollout.engine_kwargs[_SECTION]
-        return cls(section[_POLICY], int(section["first_rank"]))
+        return cls(section[_POLICY], int(section["first_rank"]), section["token"])
 
     def expect(self, policy: str | None) -> None:
         """Raise CreditflowError if weights are of another policy. None: the sender did not name its policy."""
@@ -47,9 +52,9 @@ class PolicyServers:
             raise CreditflowError(f"a rollout server of policy {self.policy} refuses weights of {sender}")
 
 
-def assign_servers(rollout: Any, policy: str, place: int) -> None:
+def assign_servers(rollout: Any, policy: str, place: int, token: str) -> None:
     """Set in verl's section of rollouts that its servers belong to `policy`, the trained policy number `place`."""
-    rollout.engine_kwargs[_SECTION] = {_POLICY: policy, "first_rank": place * _RANKS_A_POLICY}
+    rollout.engine_kwargs[_SECTION] = {_POLICY: policy, "first_rank": place * _RANKS_A_POLICY, "token": token}
 
 
 # On the side of the trainer: replicas, which start servers
@@ -59,8 +64,9 @@ class _PolicyReplica:
     """A mix-in of verl's replicas: the ranks are the policy's own, and the servers know the policy."""
 
     def __init__(self, replica_rank: int, config: Any, *args: Any, **kwargs: Any) -> None:
-        self.place = replica_rank
-        super().__init__(PolicyServers.read(config).first_rank + replica_rank, config, *args, **kwargs)  # type: ignore[call-arg]
+        self.place, own = replica_rank, PolicyServers.read(config)
+        super().__init__(own.first_rank + replica_rank, config, *args, **kwargs)  # type: ignore[call-arg]
+        self.name_suffix = f"_{own.token}"
         if (plain := getattr(self, "server_class", None)) is not None:
             plain = plain.__ray_metadata__.modified_class
             self.server_class = ray.remote(type(plain.__name__, (_PolicyServer, plain), {}))
@@ -70,6 +76,11 @@ class _PolicyReplica:
         self.rollout_mode = RolloutMode.HYBRID
         self.workers = worker_group.workers[self.world_size * self.place : self.world_size * (self.place + 1)]
         await self.launch_servers()
+
+    async def launch_servers(self: Any) -> None:
+        """Start the servers. Only placement groups have the suffix: the adapters would not find servers with one."""
+        self.name_suffix = ""
+        await super().launch_servers()  # type: ignore[misc]
 
 
 class _PolicyServer:
@@ -122,6 +133,10 @@ class PolicyWorker(ActorRolloutRefWorker):  # type: ignore[misc]
             self.rollout = policy_adapter(plain)
 
 
+class SeparatePolicyWorker(PolicyWorker, DetachActorWorker):  # type: ignore[misc]
+    """The same for training on devices of its own."""
+
+
 def policy_adapter(plain: Any) -> Any:
     """The adapter of the same training worker and the servers of its own policy, from verl's."""
     own = PolicyServers.read(plain.config)
@@ -136,7 +151,27 @@ def policy_adapter(plain: Any) -> Any:
 
 
 class _VllmAdapter:
-    """A mix-in of verl's adapter for vLLM, which names the policy in every call that sends weights."""
+    """A mix-in of verl's adapter for vLLM, which names the policy in every call that sends weights.
+
+    verl waits without limit for a server that takes the weights, in a call that blocks its process. A dead server would
+    stop the run there.
+    """
+
+    async def update_weights(self: Any, *args: Any, **given: Any) -> None:
+        """Send weights. Raises RayActorError if the server is dead, and CreditflowError if it dies meanwhile."""
+        import zmq
+
+        policy = PolicyServers.read(self.config).policy
+        if self._ensure_server_handle():
+            await self.server_handle.expect_policy.remote(policy)
+        zmq.Context.instance().setsockopt(zmq.RCVTIMEO, int(1000 * _ANSWER_S))
+        try:
+            await super().update_weights(*args, **given)  # type: ignore[misc]
+        except zmq.Again as error:
+            raise CreditflowError(
+                f"the rollout server of policy {policy} did not take its weights within {_ANSWER_S:g} s; run the same "
+                "command again to go on from the last checkpoint"
+            ) from error
 
     async def _execute_method(self: Any, method: str, *args: Any, **given: Any) -> Any:
         if _sets_weights(method):

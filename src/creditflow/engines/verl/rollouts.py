@@ -164,8 +164,10 @@ class RolloutRecords:
         return [f"{self.keys[n]}_{i}" for n, i in zip(trajectories.tolist(), numbers, strict=True)], steps
 
 
-def take(where: str, expected: int, uids: Iterable[str] | None = None) -> RolloutRecords:
-    """Remove all records from partition `where` and return those of the groups `uids`.
+def take(
+    where: str, expected: int, uids: Iterable[str] | None = None, unfinished: Iterable[str] = ()
+) -> RolloutRecords:
+    """Take the records of the groups `uids` from partition `where`, and remove all but those of `unfinished` groups.
 
     Raises ConfigError with the first mistake in the recipe that a record reports.
     """
@@ -177,8 +179,9 @@ def take(where: str, expected: int, uids: Iterable[str] | None = None) -> Rollou
     keys = sorted(kept, key=lambda key: (tags[key]["place"][0], key.split("_")[0], tags[key]["place"][1]))
     table = unpack(_payloads(keys, where))
     reports = [report for key in keys if (report := tags[key]["report"])]
-    if tags:
-        tq.kv_clear(keys=list(tags), partition_id=where)
+    left = set(unfinished)
+    if gone := [key for key in tags if key.split("_")[0] not in left]:
+        tq.kv_clear(keys=gone, partition_id=where)
     return RolloutRecords(
         batch=batch_of(table),
         keys=tuple(keys),

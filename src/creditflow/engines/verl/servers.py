@@ -14,8 +14,10 @@ from creditflow.data import Message
 from creditflow.errors import ConfigError, CreditflowError, first_line
 from creditflow.rollout import Generation, GenerationRequest
 from creditflow.rollout.chat import ChatTokenizer, Prompt
-from creditflow.rollout.client import ChatClient, PolicyView
+from creditflow.rollout.client import ChatClient, FinishReason, PolicyView
 
+SPANS = "version_spans"
+"""The key in `extra_fields` of a response with `Step.version_spans` (see `versions`)."""
 ATTEMPTS = 3
 """The number of attempts of a call if its server dies. All go to the same server, which Ray may restart."""
 _PAUSE_S = 0.5
@@ -74,8 +76,8 @@ class Servers:
     clients: Mapping[str, PolicyView | ChatClient]
     sampling_params: Mapping[str, Any]
     """verl's sampling parameters of the whole batch; temperature and length come from the request."""
-    version: int
-    """The expected version of the servers' weights."""
+    versions: range
+    """The versions of weights from which the rollout may sample."""
     request_id: str
     fault: Exception | None = None
     """Always None: an error fails only its own rollout."""
@@ -93,10 +95,12 @@ class Servers:
         output = await self._ask(served, request)
         if output.stop_reason in ("aborted", "abort"):  # vLLM's and SGLang's values
             raise LostServer(f"policy {policy}: the server aborted the call")
-        version = output.extra_fields.get("global_steps")
-        if version != self.version:
+        spans = output.extra_fields.get(SPANS) or [(0, output.extra_fields.get("global_steps"))]
+        if wrong := [version for _, version in spans if version is None or version not in self.versions]:
+            first, last = self.versions[0], self.versions[-1]
+            expected = f"{first}" if first == last else f"at least {first}"
             raise LostServer(
-                f"policy {policy}: the server holds weights of version {version}, expected {self.version}: it was "
+                f"policy {policy}: the server holds weights of version {wrong[0]}, expected {expected}: it was "
                 "restarted, and gets the right ones with the next update"
             )
         ids = tuple(output.token_ids)
@@ -104,7 +108,8 @@ class Servers:
             got = "none" if output.log_probs is None else str(len(output.log_probs))
             raise CreditflowError(f"policy {policy}: expected {len(ids)} log-probabilities, one a token, got {got}")
         cut_off = len(ids) >= request.max_tokens and not (ids and ids[-1] in served.eos_ids)
-        return Generation(ids, tuple(output.log_probs), "length" if cut_off else "stop", version)
+        reason: FinishReason = "length" if cut_off else "stop"
+        return Generation(ids, tuple(output.log_probs), reason, spans[0][1], tuple(spans) if len(spans) > 1 else ())
 
     async def _ask(self, served: ServedPolicy, request: GenerationRequest) -> Any:
         from ray.exceptions import RayActorError

@@ -31,7 +31,9 @@ from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
@@ -56,15 +58,21 @@ from creditflow.engines.common.branches import (
 from creditflow.engines.common.checkpoints import folder_of, remove_later, saved_steps
 from creditflow.engines.common.components import load_functions
 from creditflow.engines.common.guard import build_guard, control_state, load_control_state, roll_back, run_guard
-from creditflow.engines.common.metrics import step_metrics, update_threshold, val_metrics
+from creditflow.engines.common.metrics import staleness_metrics, step_metrics, update_threshold, val_metrics
 from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.common.run import FINISHED
 from creditflow.engines.verl.branches import BranchRun
 from creditflow.engines.verl.policies import policy_configs
-from creditflow.engines.verl.policy_servers import PolicyWorker, assign_servers, servers_of_policy
+from creditflow.engines.verl.policy_servers import (
+    PolicyWorker,
+    SeparatePolicyWorker,
+    assign_servers,
+    servers_of_policy,
+)
 from creditflow.engines.verl.recipe import NAME, read_run_handle
 from creditflow.engines.verl.rollouts import RolloutRecords, partition, sum_metrics, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, write
+from creditflow.engines.verl.versions import VersionedClient
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.monitoring import Evaluation, GuardEvent
 from creditflow.monitoring.guard import RolledBack
@@ -86,13 +94,22 @@ _ROLLOUTS_PER_SECOND = 2000.0
 """Rollouts per second of polling interval, so that polling does not keep TransferQueue busy."""
 
 
-class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
-    """The verl workers, servers, reference and critic of one trained policy, number `place` of them."""
+TRAINER = "creditflow_"
+"""The prefix of the trainers' names in verl's registry, before that of the mode."""
+
+
+class PolicyTrainer(PPOTrainer):  # type: ignore[misc]
+    """The verl workers, servers, reference and critic of one trained policy, number `place` of them.
+
+    A mix-in of verl's trainers, of one of which (`MODES`) each concrete class inherits.
+    """
 
     def __init__(self, config: Any, policy: str, place: int) -> None:
+        self.mini_batch_size = config.actor_rollout_ref.actor.ppo_mini_batch_size
         with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"  # verl compares the mode's name in several places
-            assign_servers(config.actor_rollout_ref.rollout, policy, place)
+            assign_servers(config.actor_rollout_ref.rollout, policy, place, read_run_handle(config).token)
+            if config.trainer.v1.trainer_mode == "separate_async":  # verl would have one update per mini-batch
+                config.actor_rollout_ref.actor.ppo_mini_batch_size = config.data.train_batch_size
         super().__init__(config)
         self.policy = policy
         self.run = read_run_handle(config)
@@ -105,14 +122,23 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
-        for role in (Role.ActorRollout, Role.ActorRolloutRef):
+        own_worker = SeparatePolicyWorker if self.trainer_mode == "separate_async" else PolicyWorker
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
             if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(PolicyWorker)
+                self.role_worker_mapping[role] = ray.remote(own_worker)
         # Ray identifies placement groups by name, and verl uses the same names for every policy and run.
         own = f"{self.policy}_{self.run.token}"
         pools = {f"{own}_{pool}": spec for pool, spec in self.resource_pool_manager.resource_pool_spec.items()}
         self.mapping: dict[Any, str] = {role: f"{own}_{pool}" for role, pool in self.mapping.items()}
         self.resource_pool_manager: ResourcePoolManager = ResourcePoolManager(pools, self.mapping)
+
+    def get_llm_client(self) -> Any:
+        """The client of the policy's servers; in asynchronous modes, of one that notes versions."""
+        if self.trainer_mode == "sync":
+            return super().get_llm_client()
+        separate = self.trainer_mode == "separate_async"
+        servers = self.standalone_server_manager if separate else self.llm_server_manager
+        return servers.get_client(client_cls=VersionedClient)
 
     def prepare(self, rows: KVBatchMeta, metrics: dict[str, Any], timing: dict[str, float]) -> KVBatchMeta:
         """Balance `rows` over the ranks and pad them; add old and reference log-probs and a critic's values."""
@@ -150,8 +176,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         # Mini-batch sizes count tasks, as in the local engine. verl counts rows, and a task has many rows.
-        data, actor = self.config.data, self.config.actor_rollout_ref.actor
-        wanted = math.ceil(data.train_batch_size / actor.ppo_mini_batch_size)
+        wanted = math.ceil(self.config.data.train_batch_size / self.mini_batch_size)
         self._n_ranks, self._n_updates = dp_size, max(1, min(wanted, self._n_rows // dp_size))
         return dp_size * self._n_updates
 
@@ -224,7 +249,10 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
 
 
 class PartnerPolicy(PolicyTrainer):
-    """Another trained policy of a run: verl's workers and servers, without a data set or training loop."""
+    """Another trained policy of a run: verl's workers and servers, without a data set or training loop.
+
+    A mix-in, as `PolicyTrainer`.
+    """
 
     def __init__(self, config: Any, policy: str, place: int, total_steps: int) -> None:
         self._total_steps = total_steps
@@ -240,6 +268,12 @@ class PartnerPolicy(PolicyTrainer):
 
     def _load_checkpoint(self) -> None:
         self.global_steps = 0  # the run prints its starting step
+
+    def follow(self, leader: PolicyTrainer) -> None:
+        """Take over the training step and what belongs to it, as far as the run has come to it."""
+        for name in ("global_steps", "timing_raw", "curr_step_profile", "prev_step_profile"):
+            if hasattr(leader, name):
+                setattr(self, name, getattr(leader, name))
 
     def save(self, folder: Path, step: int) -> None:
         """Write model, optimizer and critic into `folder`."""
@@ -264,8 +298,8 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
 
     @classmethod
     def from_replay_buffer(cls, buffer: ReplayBuffer, expect_workers: Callable[[], None]) -> RolloutBuffer:
-        """Take over the state of `buffer`, which verl has set up."""
-        replay_buffer = cls.__new__(cls)
+        """Take over the state of `buffer`, which verl has set up, and its policy of sampling."""
+        replay_buffer: RolloutBuffer = object.__new__(type(cls.__name__, (cls, type(buffer)), {}))
         replay_buffer.__dict__.update(buffer.__dict__, selected=set(), expect_workers=expect_workers)
         return replay_buffer
 
@@ -295,17 +329,27 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
         self.failure_keys[partition_id] |= without
         return super()._dapo_filtered_keys(partition_id)
 
+    @property
+    def unfinished(self) -> set[str]:
+        """The uids of groups that are not selected yet."""
+        statuses = (self.pending_keys, self.running_keys, self.finished_keys, self.failure_keys)
+        return {uid for of in statuses for uid in of["train"]} - self.selected
+
     def _wait_for_next_poll(self, *args: Any) -> Any:
         self.expect_workers()
         return super()._wait_for_next_poll(*args)
 
 
-@register_trainer("creditflow")
 class CreditflowTrainer(PolicyTrainer):
-    """The run: rollouts, credit, updates of every trained policy, validation, checkpoints, records."""
+    """The run: rollouts, credit, updates of every trained policy, validation, checkpoints, records.
+
+    A mix-in, as `PolicyTrainer`.
+    """
 
     def __init__(self, config: Any) -> None:
         run = read_run_handle(config)
+        with open_dict(config):  # verl compares the mode's name in several places
+            config.trainer.v1.trainer_mode = config.trainer.v1.trainer_mode.removeprefix(TRAINER)
         configs = policy_configs(config, run.config)
         lead = next(iter(configs))
         expect_cores(config)
@@ -353,7 +397,7 @@ class CreditflowTrainer(PolicyTrainer):
     def _setup(self) -> None:
         super()._setup()
         for place, (name, config) in enumerate(self._partner_configs.items(), start=1):
-            partner = PartnerPolicy(config, name, place, self.total_training_steps)
+            partner = PARTNERS[self.trainer_mode](config, name, place, self.total_training_steps)
             partner._setup()
             if self.global_steps > 0:
                 partner.load(self._checkpoint() / "policies" / name)
@@ -364,20 +408,37 @@ class CreditflowTrainer(PolicyTrainer):
         return {t.policy: (t.get_llm_client(), t.config.actor_rollout_ref.model) for t in self.trainers}
 
     def on_init_end(self) -> None:
-        self._sync_weights(self.global_steps)
+        self._of_all("on_init_end")
 
     def on_train_begin(self) -> None:
+        super().on_train_begin()
         self._training = True
 
+    def on_step_begin(self) -> None:
+        self._of_all("on_step_begin")
+
     def on_step_end(self) -> None:
-        with marked_timer("update_weights", self.timing_raw, color="red"):
-            self._sync_weights(self.global_steps)
+        self._of_all("on_step_end")
+
+    def on_sample_begin(self) -> None:
+        self._of_all("on_sample_begin")
 
     def on_sample_end(self) -> None:
+        self._of_all("on_sample_end")
+
+    def on_validate_begin(self) -> None:
+        self._of_all("on_validate_begin")
+
+    def on_validate_end(self) -> None:
+        self._of_all("on_validate_end")
+
+    def _of_all(self, hook: str) -> None:
+        """Call verl's hook for every trained policy: what the mode does to servers at this time."""
         with servers_there():
-            super().on_sample_end()
+            getattr(super(), hook)()
             for partner in self.partners:
-                partner.checkpoint_manager.sleep_replicas()
+                partner.follow(self)
+                getattr(partner, hook)()
 
     def _sync_weights(self, version: int) -> None:
         with servers_there():
@@ -502,8 +563,13 @@ class CreditflowTrainer(PolicyTrainer):
         for attempt in (1, 2):
             rows, sampling_metrics = self.replay_buffer.sample(self.global_steps, "train", n_tasks)
             metrics.update(sampling_metrics)
-            rollouts = take(partition(validate=False), n_tasks * limits.n, self.replay_buffer.selected)
-            again = attempt == 1 and rollouts.lost_to_servers > limits.max_failed_frac * rollouts.expected
+            buffer = self.replay_buffer
+            rollouts = take(partition(validate=False), n_tasks * limits.n, buffer.selected, buffer.unfinished)
+            again = (
+                attempt == 1
+                and self.trainer_mode == "sync"
+                and rollouts.lost_to_servers > limits.max_failed_frac * rollouts.expected
+            )
             if not again:
                 break
             metrics["rollout/repeated_rollouts"] = float(rollouts.expected)
@@ -616,6 +682,8 @@ class CreditflowTrainer(PolicyTrainer):
         self._own_metrics = rollouts.metrics() | step_metrics(
             rollouts.batch, rollouts.report, assignment, self.guard.threshold(self.threshold)
         )
+        if self.trainer_mode != "sync":
+            self._own_metrics |= staleness_metrics(rollouts.batch, self.global_steps - 1)
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
@@ -729,6 +797,16 @@ class CreditflowTrainer(PolicyTrainer):
             parts.append(rollouts.batch)
         return batch_of(pa.concat_tables([table_of(part) for part in parts]).unify_dictionaries())
 
+
+MODES = {
+    "sync": PPOTrainerSync,
+    "colocate_async": PPOTrainerColocateAsync,
+    "separate_async": PPOTrainerSeparateAsync,
+}
+"""verl's trainer of each mode."""
+PARTNERS = {mode: type(PartnerPolicy.__name__, (PartnerPolicy, base), {}) for mode, base in MODES.items()}
+for _mode, _base in MODES.items():
+    register_trainer(TRAINER + _mode)(type(CreditflowTrainer.__name__, (CreditflowTrainer, _base), {}))
 
 _TIMING = {"gen": "rollout", "adv": "advantage"}
 """The local engine's names for verl's timers of the same measurement."""

@@ -1,4 +1,4 @@
-"""Patches of three places in verl 0.9 that do not support a CPU."""
+"""Patches of three places in verl 0.9 that do not support a CPU, and of one in vLLM."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ def apply() -> None:
     after_import("verl.utils.distributed", _name_gloo_once)
     after_import("verl.utils.fsdp_utils", _pin_no_memory)
     after_import("verl.utils.model", _ask_for_no_flash_attention)
+    after_import("vllm._custom_ops", _keep_linear_weights)
+    after_import("verl.workers.rollout.vllm_rollout.vllm_rollout", _allow_to_skip_weights)
 
 
 def _name_gloo_once(distributed: ModuleType) -> None:
@@ -29,6 +31,31 @@ def _pin_no_memory(fsdp_utils: ModuleType) -> None:
     """Disable pinned memory, which verl uses to offload the reference policy and which needs an accelerator."""
     original = fsdp_utils.CPUOffloadPolicy
     fsdp_utils.CPUOffloadPolicy = lambda pin_memory=True: original(pin_memory=False)
+
+
+def _keep_linear_weights(custom_ops: ModuleType) -> None:
+    """Switch off oneDNN in vLLM, which packs the weights of linear layers and drops the tensors that verl loads into.
+
+    vLLM's own `reload_weights` copes with packed weights; verl calls `load_weights`. Generation is slower without.
+    """
+    custom_ops._supports_onednn = False
+
+
+def _allow_to_skip_weights(vllm_rollout: ModuleType) -> None:
+    """Send no weights to vLLM with `rollout.custom.weight_sync=false`, only their version: a control for tests."""
+    adapter = vllm_rollout.ServerAdapter
+    original = adapter.update_weights
+
+    async def update_weights(self: Any, weights: Any, global_steps: int | None = None, **given: Any) -> None:
+        if (self.config.custom or {}).get("weight_sync", True):
+            await original(self, weights, global_steps=global_steps, **given)
+        else:
+            for _ in weights:  # gathering a weight needs all ranks
+                pass
+            self._ensure_server_handle()
+            await self.server_handle.set_global_steps.remote(global_steps)
+
+    adapter.update_weights = update_weights
 
 
 def _ask_for_no_flash_attention(model: ModuleType) -> None:

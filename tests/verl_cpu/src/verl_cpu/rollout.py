@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
 import ray
@@ -13,6 +13,7 @@ from verl.plugin.platform import get_platform
 from verl.utils.fs import copy_to_local
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
+from verl.workers.rollout.utils import ensure_async_iterator
 
 from verl_cpu.server import Server, ServerOptions
 
@@ -106,7 +107,7 @@ class TransformersRollout(BaseRollout):
 
     async def update_weights(
         self,
-        weights: Generator[tuple[str, torch.Tensor], None, None],
+        weights: Iterable[tuple[str, torch.Tensor]] | AsyncIterable[tuple[str, torch.Tensor]],
         global_steps: int | None = None,
         wire_format: str = "named_tensors",
         peft_config: Any = None,
@@ -119,7 +120,7 @@ class TransformersRollout(BaseRollout):
             limit = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
             bucket: dict[str, torch.Tensor] = {}
             size = 0
-            for name, tensor in weights:
+            async for name, tensor in ensure_async_iterator(weights):
                 if bucket and size + tensor.nbytes > limit:
                     await self.server.update_weights.remote(bucket)
                     bucket, size = {}, 0

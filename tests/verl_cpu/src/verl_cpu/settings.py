@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 Device = Literal["cpu", "cuda"]
+Rollout = Literal["transformers", "vllm"]
 
 
-def options(n_ranks: int = 1, device: Device = "cpu") -> list[str]:
+def options(n_ranks: int = 1, device: Device = "cpu", rollout_name: Rollout = "transformers") -> list[str]:
     """Hydra overrides for verl's `ppo_trainer`: `n_ranks` training processes, each with one rollout server.
 
-    Batch sizes, model and data are not set here.
+    `rollout_name`: the back end of the servers, our own or verl's vLLM. Batch sizes, model and data are not set here.
     """
     actor, ref, critic = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
     model, rollout = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -30,7 +31,8 @@ def options(n_ranks: int = 1, device: Device = "cpu") -> list[str]:
             for engine in engines
             for part in ("param", "reduce", "buffer")
         ),
-        f"{rollout}.name=transformers",
+        f"{rollout}.name={rollout_name}",
+        *(_VLLM if rollout_name == "vllm" else ()),
         f"{rollout}.dtype=float32",
         f"{rollout}.tensor_model_parallel_size=1",
         f"{rollout}.load_format=auto",
@@ -38,15 +40,28 @@ def options(n_ranks: int = 1, device: Device = "cpu") -> list[str]:
         f"{rollout}.agent.num_workers=1",
         "reward.num_workers=1",
         "data.dataloader_num_workers=0",
+        f"++{rollout}.checkpoint_engine.custom_backend_module=verl_cpu.transfer",
         "trainer.v1.sampler.custom_sampler.path=pkg://verl_cpu.sampler",
         "trainer.v1.sampler.custom_sampler.name=QuickReplayBuffer",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     ]
 
 
+_VLLM = (
+    "actor_rollout_ref.rollout.enforce_eager=true",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.2",
+    "actor_rollout_ref.rollout.max_num_seqs=128",
+    "++actor_rollout_ref.rollout.enable_sleep_mode=false",  # it needs CUDA's memory pool
+)
+
+
 def environment(device: Device = "cpu") -> dict[str, str]:
     """Environment variables to set before Ray starts, so that all its processes inherit them."""
     common = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",

