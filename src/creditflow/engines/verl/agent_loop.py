@@ -24,9 +24,9 @@ from creditflow.data import Step, Trajectory
 from creditflow.engines.verl.branches import BranchRequest
 from creditflow.engines.verl.dataset import task_from_row
 from creditflow.engines.verl.recipe import read_run_handle
-from creditflow.engines.verl.rollouts import RolloutRecord, partition, random_key, rollout_ids
+from creditflow.engines.verl.rollouts import SERVERS_IDLE_S, RolloutRecord, partition, random_key, rollout_ids
 from creditflow.engines.verl.runner import build_runner, first_new_step, sampled_steps
-from creditflow.engines.verl.servers import ServedPolicy, Servers
+from creditflow.engines.verl.servers import IdleClock, ServedPolicy, Servers
 from creditflow.errors import CreditflowError, first_line
 from creditflow.monitoring.metrics import passes
 from creditflow.rollout import Rollout
@@ -67,6 +67,7 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         }
         self.clients: dict[str, PolicyView | ChatClient] = {**self.trained, **self.runner.components.chat_clients}
         self.runner.components.rewards.connect(self.trained)
+        self.idle_clock = IdleClock()
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **row: Any
@@ -86,13 +87,14 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         # during the rollout. A validation runs after its step's update.
         first = step if validate else step - 1
         versions = range(first, first + 1 if validate or self.synchronous else _NEVER)
-        servers = Servers(self.clients, sampling_params, versions, request_id=f"{name}-{row['uid'][:8]}")
+        request_id = f"{name}-{row['uid'][:8]}"
+        servers = Servers(self.clients, sampling_params, versions, request_id, self.idle_clock)
         started = time.perf_counter()
         try:
             components, temperature = self.runner.components, 0.0 if greedy else float(sampling_params["temperature"])
             sampling = replace(components.sampling, temperature=temperature)
             recorded, report = await self.runner.run(rollout, servers, sampling)
-            record = RolloutRecord.from_trajectory(recorded, report, place, components.endpoint_metrics())
+            record = RolloutRecord.from_trajectory(recorded, report, place, self._counted())
             if not validate:
                 await self._put_rows(recorded, time.perf_counter() - started, row, session_id)
         except Exception as error:  # a recipe's functions may raise anything; the trainer counts and reports it
@@ -115,16 +117,15 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
             "logprobs": section.calculate_log_probs,
         }
         versions = range(training_step - 1, training_step)
-        servers = Servers(self.clients, sampling_params, versions, request_id=f"{request.id}-{request.uid[:8]}")
+        request_id = f"{request.id}-{request.uid[:8]}"
+        servers = Servers(self.clients, sampling_params, versions, request_id, self.idle_clock)
         started = time.perf_counter()
         try:
             sampling = replace(components.sampling, temperature=float(section.temperature))
             made, report = await self.runner.run_branch(recorded, request.at, rollout, servers, sampling)
             row = {"uid": request.uid, "global_steps": training_step, "index": request.index}
             await self._put_rows(made, time.perf_counter() - started, row, request.session, first_new_step(made))
-            return RolloutRecord.from_trajectory(
-                made, report, (request.index, request.session), components.endpoint_metrics()
-            )
+            return RolloutRecord.from_trajectory(made, report, (request.index, request.session), self._counted())
         except Exception as error:  # a recipe's functions may raise anything; the trainer counts and reports it
             return RolloutRecord.from_error(error, rollout, (request.index, request.session))
 
@@ -136,6 +137,10 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
             outputs = [step_output(trajectory, step, seconds) for step in steps]
             fields = {name: row[name] for name in ("uid", "global_steps", "index")}
             await self._agent_loop_postprocess(outputs, False, **fields, session_id=session_id)
+
+    def _counted(self) -> dict[str, float]:
+        """What a record tells about the worker since its last one."""
+        return {**self.runner.components.endpoint_metrics(), SERVERS_IDLE_S: self.idle_clock.take()}
 
     async def alive(self) -> None:
         """Return, unless the worker has died."""

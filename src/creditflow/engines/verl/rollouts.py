@@ -26,6 +26,8 @@ from creditflow.rewards import ScoringReport
 from creditflow.rollout import Rollout
 
 _TRAIN, _VAL = 0, 1
+SERVERS_IDLE_S = "servers_idle_s"
+"""In `RolloutRecord.counted`: the seconds in which no call of the worker was in flight."""
 
 Status = Literal["taken", "mistake"]
 _LOST_SERVER = f"{LostServer.__name__}: "
@@ -144,7 +146,7 @@ class RolloutRecords:
         return {
             "train/pass_at_1": evaluation_metrics(self.batch, n=1)["pass_at_1"],
             "rollout/lost_frac": self.lost / self.expected,
-            **self.counted,
+            **{name: value for name, value in self.counted.items() if name != SERVERS_IDLE_S},
         }
 
     def row_keys(self, policies: Sequence[str]) -> tuple[list[str], Ints]:

@@ -6,8 +6,9 @@ Independent of workflows and trajectories.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from creditflow.data import Message
@@ -35,6 +36,31 @@ class ServerClient(Protocol):
     ) -> Any:  # TokenOutput
         """Generate one response."""
         ...
+
+
+class IdleClock:
+    """Measures the seconds in which no call was in flight."""
+
+    def __init__(self) -> None:
+        self._calls, self._idle_s, self._since = 0, 0.0, time.monotonic()
+
+    def __enter__(self) -> None:
+        if self._calls == 0:
+            self._idle_s += time.monotonic() - self._since
+        self._calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._calls -= 1
+        self._since = time.monotonic()
+
+    def take(self) -> float:
+        """The idle seconds since the last reading."""
+        now = time.monotonic()
+        if self._calls == 0:
+            self._idle_s += now - self._since
+            self._since = now
+        taken, self._idle_s = self._idle_s, 0.0
+        return taken
 
 
 @dataclass(slots=True)
@@ -79,6 +105,8 @@ class Servers:
     versions: range
     """The versions of weights from which the rollout may sample."""
     request_id: str
+    idle_clock: IdleClock = field(default_factory=IdleClock)
+    """Shared by the rollouts of a worker."""
     fault: Exception | None = None
     """Always None: an error fails only its own rollout."""
 
@@ -128,9 +156,10 @@ class Servers:
             )
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return await client.generate(
-                    self.request_id, prompt_ids=list(request.prompt_ids), sampling_params=dict(params)
-                )
+                with self.idle_clock:
+                    return await client.generate(
+                        self.request_id, prompt_ids=list(request.prompt_ids), sampling_params=dict(params)
+                    )
             except RayActorError as error:
                 if attempt == ATTEMPTS:
                     raise LostServer(f"the server died, {ATTEMPTS} times: {first_line(error)}") from error

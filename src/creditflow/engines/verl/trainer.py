@@ -70,7 +70,7 @@ from creditflow.engines.verl.policy_servers import (
     servers_of_policy,
 )
 from creditflow.engines.verl.recipe import NAME, read_run_handle
-from creditflow.engines.verl.rollouts import RolloutRecords, partition, sum_metrics, take
+from creditflow.engines.verl.rollouts import SERVERS_IDLE_S, RolloutRecords, partition, sum_metrics, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, write
 from creditflow.engines.verl.versions import VersionedClient
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
@@ -367,6 +367,7 @@ class CreditflowTrainer(PolicyTrainer):
         self.critic_wanted = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
         self._submitted: list[TensorDict] = []
         self._own_metrics: dict[str, float] = {}
+        self._servers_idle_s = 0.0
         self._rollbacks = 0
         self._training = False
 
@@ -682,6 +683,7 @@ class CreditflowTrainer(PolicyTrainer):
         self._own_metrics = rollouts.metrics() | step_metrics(
             rollouts.batch, rollouts.report, assignment, self.guard.threshold(self.threshold)
         )
+        self._servers_idle_s = rollouts.counted.get(SERVERS_IDLE_S, 0.0)
         if self.trainer_mode != "sync":
             self._own_metrics |= staleness_metrics(rollouts.batch, self.global_steps - 1)
 
@@ -693,6 +695,9 @@ class CreditflowTrainer(PolicyTrainer):
         update_s = sum(timing_raw.get(name, 0.0) for name in ("update_critic", "update_actor"))
         timing_raw = {"update": update_s, **timing_raw}
         metrics.update({f"timing/{_TIMING.get(name, name)}_s": seconds for name, seconds in timing_raw.items()})
+        workers = self.config.actor_rollout_ref.rollout.agent.num_workers
+        metrics["throughput/trainer_idle_frac"] = timing_raw.get("gen", 0.0) / timing_raw["step"]
+        metrics["throughput/servers_idle_frac"] = min(1.0, self._servers_idle_s / workers / timing_raw["step"])
         for name in ("actor", "critic") if self.critic_wanted else ("actor",):
             norms = [value for key, value in metrics.items() if key.endswith(f"{name}/grad_norm")]
             skipped = sum(not math.isfinite(norm) for norm in norms)  # by verl's optimizer
