@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from creditflow._utils.sections import Section, Share
+from creditflow._utils.sections import Section, Share, expected
 
 
 class ValKwargs(Section):
@@ -72,6 +72,9 @@ class RolloutConfig(Section):
     """Seconds for one rollout; time in the run's own sampler does not count. A longer rollout is cancelled."""
     timeout_outcome: Literal["mask", "zero"] = "mask"
     """`mask`: the trajectory is `failed` and left out of training. `zero`: it gets the worst outcome, by default 0."""
+    min_complete_frac: Annotated[float, Field(gt=0, le=1), expected("a share above 0 and at most 1")] = 1.0
+    """Train as soon as this share of a batch's groups is complete. The others join the next batch, with the versions
+    that sampled them, so batches differ in size. Below 1 needs `--engine verl` with an asynchronous trainer mode."""
     val_kwargs: ValKwargs = ValKwargs()
     multi_turn: MultiTurnConfig = MultiTurnConfig()
     branching: BranchingConfig = BranchingConfig()

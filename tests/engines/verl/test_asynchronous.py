@@ -1,11 +1,13 @@
 """verl's asynchronous modes: rollouts that go on while policies are updated."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from creditflow.credit import assign
+from creditflow.data import TrajectoryBatch
 from creditflow.runs import Ledger
 from tests.paths import TOY
 
@@ -19,7 +21,7 @@ STEPS = 5
 LAG = "algorithm.max_version_lag=2"
 
 
-def train(folder: Path, mode: str, *overrides: str, steps: int = STEPS, **more) -> Run:
+def train(folder: Path, mode: str, *overrides: str, steps: int = STEPS, recipe: Path = TOY, **more) -> Run:
     separate = (
         "actor_rollout_ref.rollout.nnodes=1",
         f"actor_rollout_ref.rollout.n_gpus_per_node={more.get('n_ranks', 1)}",
@@ -27,7 +29,7 @@ def train(folder: Path, mode: str, *overrides: str, steps: int = STEPS, **more) 
     )
     verl = (f"trainer.v1.trainer_mode={mode}", *(separate if mode == "separate_async" else ()))
     return run(
-        TOY, folder, LAG, f"trainer.total_training_steps={steps}", "trainer.val_before_train=false", *overrides,
+        recipe, folder, LAG, f"trainer.total_training_steps={steps}", "trainer.val_before_train=false", *overrides,
         verl=verl, **more,
     )  # fmt: skip
 
@@ -90,3 +92,42 @@ def test_two_policies_train_asynchronously(tmp_path: Path, mode: str, n_ranks: i
         batch = made.batch(step)
         assert batch.policy_names == ("first", "second")
         assert set((step - 1 - batch.policy_version).tolist()) <= {0, 1, 2}
+
+
+LATE = """
+
+async def solve_late(task, team):
+    import asyncio, pathlib
+    draft = await team.writer(task.text)
+    late, metrics = draft.step.policy_version == 0 and task.ground_truth % 4 == 0, pathlib.Path({metrics!r})
+    while late and not metrics.exists():  # as if it waited for a tool
+        await asyncio.sleep(0.05)
+    return await team.critic(f"{{task.text}} {{draft}}")
+"""
+
+
+def test_late_groups_join_the_next_batch(tmp_path: Path):
+    """Rollouts of every fourth task wait until the first training step is recorded, so it must not wait for them."""
+    shutil.copy(TOY, tmp_path)
+    text = TOY.with_suffix(".py").read_text() + LATE.format(metrics=str(tmp_path / "run" / "metrics.jsonl"))
+    (tmp_path / "toy.py").write_text(text)
+    made = train(
+        tmp_path / "run", "colocate_async", "actor_rollout_ref.rollout.min_complete_frac=0.5",
+        "team.workflow=toy.py:solve_late", "data.shuffle=false", steps=4, recipe=tmp_path / "toy.yaml",
+    )  # fmt: skip
+    batches = [made.batch(step) for step in range(1, 5)]
+    late = [
+        [task.ground_truth % 4 == 0 and version == 0 for task, version in zip(b.tasks, first_versions(b), strict=True)]
+        for b in batches
+    ]
+    assert not any(late[0])
+    assert any(late[1])
+    ids = [name for batch in batches for name in batch.trajectory_ids]
+    assert len(ids) == len(set(ids))
+    assert all(batch.n_trajectories % 4 == 0 for batch in batches)  # whole groups
+
+
+def first_versions(batch: TrajectoryBatch) -> list[int]:
+    """The version of each trajectory's first step."""
+    first = np.searchsorted(batch.trajectory_of_step, np.arange(batch.n_trajectories))
+    return batch.policy_version[first].tolist()

@@ -22,6 +22,7 @@ from creditflow.engines.local.rollouts import Stopwatch, sample_trajectories, sc
 from creditflow.engines.local.run import NAME
 from creditflow.engines.local.trainer import train, validate
 from creditflow.engines.models.folders import model_folder
+from creditflow.errors import ConfigError
 from creditflow.monitoring import Evaluation
 from creditflow.monitoring.tracking import expect_installed
 from creditflow.rewards import ScoringReport
@@ -38,6 +39,7 @@ class LocalEngine(Engine):
     capabilities = frozenset(set(Capability) - {Capability.OWN_OPTIONS})
 
     def train(self, recipe: Recipe, options: Sequence[str], reporter: Reporter) -> RunFolder:
+        _expect_whole_batches(recipe)
         return train(recipe, reporter)
 
     def prepare(self, recipe: Recipe, prepared: set[Path]) -> None:
@@ -54,6 +56,7 @@ class LocalEngine(Engine):
     def expect_trainable(self, recipe: Recipe, reporter: Reporter) -> None:
         super().expect_trainable(recipe, reporter)
         expect_installed(recipe.config.trainer.logger)
+        _expect_whole_batches(recipe)
         if wants_values(recipe.config.algorithm):
             expect_enough_rollouts(recipe.config)
 
@@ -78,6 +81,15 @@ class LocalEngine(Engine):
         with phase("loading models"):
             policy_set = PolicySet.for_rollouts(components.recipe)
         return asyncio.run(_evaluate(components, policy_set, reporter))
+
+
+def _expect_whole_batches(recipe: Recipe) -> None:
+    """Raise ConfigError if batches are to close before they are complete."""
+    if (complete := recipe.config.actor_rollout_ref.rollout.min_complete_frac) < 1:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.min_complete_frac: {complete:g}, which --engine local does not support; "
+            "expected 1, or --engine verl with trainer.v1.trainer_mode colocate_async or separate_async"
+        )
 
 
 async def _roll_out(

@@ -236,7 +236,13 @@ def _of_mode(config: DictConfig, wanted: Mapping[str, Any], known: Mapping[str, 
     for key, value in wanted.items():
         if mode != "separate_async" and value != known.get(key) and key.startswith(_SEPARATE_KEYS):
             raise ConfigError(f"{key}: {_SEPARATE}")
+    complete = recipe.actor_rollout_ref.rollout.min_complete_frac
     if mode == "sync":
+        if complete < 1:
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.min_complete_frac: {complete:g}, but trainer.v1.trainer_mode=sync stops "
+                "the servers when it trains; expected 1, or colocate_async or separate_async"
+            )
         return {}
     if section[mode].num_warmup_batches > lag:
         raise ConfigError(

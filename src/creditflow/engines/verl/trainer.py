@@ -105,14 +105,13 @@ class PolicyTrainer(PPOTrainer):  # type: ignore[misc]
     """
 
     def __init__(self, config: Any, policy: str, place: int) -> None:
+        self.policy, self.run = policy, read_run_handle(config)
         self.mini_batch_size = config.actor_rollout_ref.actor.ppo_mini_batch_size
         with open_dict(config):
-            assign_servers(config.actor_rollout_ref.rollout, policy, place, read_run_handle(config).token)
+            assign_servers(config.actor_rollout_ref.rollout, policy, place, self.run.token)
             if config.trainer.v1.trainer_mode == "separate_async":  # verl would have one update per mini-batch
                 config.actor_rollout_ref.actor.ppo_mini_batch_size = config.data.train_batch_size
         super().__init__(config)
-        self.policy = policy
-        self.run = read_run_handle(config)
         self._n_rows = self._n_ranks = self._n_updates = 0
         self._n_sequences = 0.0
 
@@ -295,12 +294,21 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
     selected: set[str]
     """The uids of the last sampled groups; a group may have no rows."""
     expect_workers: Callable[[], None]
+    min_complete_frac: float
+    """`rollout.min_complete_frac`: below 1, a training batch is all complete groups, once there are enough of them."""
 
     @classmethod
-    def from_replay_buffer(cls, buffer: ReplayBuffer, expect_workers: Callable[[], None]) -> RolloutBuffer:
+    def from_replay_buffer(
+        cls, buffer: ReplayBuffer, expect_workers: Callable[[], None], min_complete_frac: float
+    ) -> RolloutBuffer:
         """Take over the state of `buffer`, which verl has set up, and its policy of sampling."""
         replay_buffer: RolloutBuffer = object.__new__(type(cls.__name__, (cls, type(buffer)), {}))
-        replay_buffer.__dict__.update(buffer.__dict__, selected=set(), expect_workers=expect_workers)
+        replay_buffer.__dict__.update(
+            buffer.__dict__,
+            selected=set(),
+            expect_workers=expect_workers,
+            min_complete_frac=min_complete_frac,
+        )
         return replay_buffer
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -308,16 +316,18 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
 
         The rollouts' records explain the absence.
         """
+        enough = math.ceil(self.min_complete_frac * batch_size) if partition_id == "train" else batch_size
         try:
-            rows, metrics = super().sample(global_steps, partition_id, batch_size)
+            rows, metrics = super().sample(global_steps, partition_id, enough)
             return rows, metrics
         except RuntimeError:
             if any(key.split("_")[0] in self.selected for key in self.partitions[partition_id]):
                 raise
             return self._materialize_batch(partition_id, list(self.selected), {}), {}
 
-    def _select_prompt_uids(self, *args: Any) -> Any:
-        selection = super()._select_prompt_uids(*args)
+    def _select_prompt_uids(self, partition_id: str, sampleable: set[str], batch_size: int) -> Any:
+        partial = partition_id == "train" and self.min_complete_frac < 1
+        selection = super()._select_prompt_uids(partition_id, sampleable, len(sampleable) if partial else batch_size)
         self.selected = set(selection[0])
         return selection
 
@@ -384,7 +394,8 @@ class CreditflowTrainer(PolicyTrainer):
     # Overrides of verl's hooks: setup, weights, checkpoints.
 
     def _build_replay_buffer(self) -> Any:
-        buffer = RolloutBuffer.from_replay_buffer(super()._build_replay_buffer(), self._expect_workers)
+        complete = self.run.config.actor_rollout_ref.rollout.min_complete_frac
+        buffer = RolloutBuffer.from_replay_buffer(super()._build_replay_buffer(), self._expect_workers, complete)
         rollouts = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         buffer.poll_interval = min(_MOST_POLL_S, max(0.05, rollouts / _ROLLOUTS_PER_SECOND))
         return buffer
@@ -565,7 +576,8 @@ class CreditflowTrainer(PolicyTrainer):
             rows, sampling_metrics = self.replay_buffer.sample(self.global_steps, "train", n_tasks)
             metrics.update(sampling_metrics)
             buffer = self.replay_buffer
-            rollouts = take(partition(validate=False), n_tasks * limits.n, buffer.selected, buffer.unfinished)
+            expected = len(buffer.selected) * limits.n
+            rollouts = take(partition(validate=False), expected, buffer.selected, buffer.unfinished)
             again = (
                 attempt == 1
                 and self.trainer_mode == "sync"
