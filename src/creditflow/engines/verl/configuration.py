@@ -36,12 +36,14 @@ from creditflow.config import (
 )
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.engines.base import expect_capabilities
+from creditflow.engines.verl import overridden
 from creditflow.engines.verl.policies import optim_values, policy_configs
 from creditflow.engines.verl.recipe import CAPABILITIES, KEY, NAME, read_run_handle, recipe_section
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.monitoring.tracking import verl_trackers
 
-FITS = ">=0.9.1,<0.10"
+_MOST_NAMED = 5
+"""Changed methods of verl that an error names."""
 _INSTALL = "pip install 'creditflow[verl]'"
 
 _PACKAGE, _CONFIG_NAME, _OWN_NAME = "verl.trainer.config", "ppo_trainer", "creditflow_recipe"
@@ -372,15 +374,19 @@ _MICRO_BATCHES = {
 
 
 def expect_verl() -> None:
-    """Raise ConfigError if verl is not installed, or its version does not fit."""
+    """Raise ConfigError if verl is not installed, or its version does not fit (`overridden`)."""
     try:
-        installed = importlib.metadata.version("verl")
+        version, root = overridden.installed()
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(f"--engine verl: verl is not installed; {_INSTALL}") from None
-    from packaging.specifiers import SpecifierSet
-
-    if not SpecifierSet(FITS).contains(installed, prereleases=True):
-        raise ConfigError(f"--engine verl: verl {installed} is installed, and verl{FITS} fits; {_INSTALL}")
+    if differ := overridden.changed(version, root):
+        supported = ", ".join(overridden.known())
+        methods = ", ".join(name.split(": ")[1] for name in differ[:_MOST_NAMED])
+        more = f" and {len(differ) - _MOST_NAMED} more" if len(differ) > _MOST_NAMED else ""
+        raise ConfigError(
+            f"--engine verl: verl {version} is installed, {supported} is supported, and {len(differ)} of the methods "
+            f"that creditflow overrides differ: {methods}{more}; {_INSTALL}"
+        )
     try:
         with quiet():
             import transfer_queue  # noqa: F401

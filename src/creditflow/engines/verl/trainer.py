@@ -404,7 +404,8 @@ class CreditflowTrainer(PolicyTrainer):
         self.agent_loop_manager.expect_alive()
 
     def _get_n_gpus_for_throughput(self) -> int:
-        return sum(trainer.resource_pool_manager.get_n_gpus() for trainer in self.trainers)
+        others = sum(int(partner._get_n_gpus_for_throughput()) for partner in self.partners)
+        return int(super()._get_n_gpus_for_throughput()) + others
 
     def _setup(self) -> None:
         super()._setup()

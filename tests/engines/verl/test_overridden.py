@@ -1,0 +1,94 @@
+"""The table of verl's methods that the engine overrides, and versions of verl that are not in it."""
+
+import importlib.metadata
+import inspect
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+
+import verl
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+from creditflow.engines.verl import agent_loop, overridden, policy_servers, task_runner, trainer, versions
+from creditflow.engines.verl.configuration import expect_verl
+from creditflow.errors import ConfigError
+
+ROOT = Path(verl.__file__).parent
+STEP = "PPOTrainer._step_once"
+
+
+def overrides() -> Iterator[tuple[str, str]]:
+    """The file and qualified name of each method of verl that a class of the engine overrides."""
+    classes = [cls for name, cls in TRAINER_REGISTRY.items() if name.startswith(trainer.TRAINER)]
+    classes += trainer.PARTNERS.values()
+    classes += [type("Buffer", (trainer.RolloutBuffer, base), {}) for base in (ReplayBuffer, ReplayBufferAsync)]
+    classes += [agent_loop.StepOutput, agent_loop.RolloutWorker, agent_loop.CreditflowAgentLoopManager]
+    classes += [policy_servers.SeparatePolicyWorker, task_runner.CreditflowTaskRunner, versions.VersionedClient]
+    for cls in classes:
+        for place, own in enumerate(cls.__mro__):
+            for base in cls.__mro__[place + 1 :] if own.__module__.startswith("creditflow") else ():
+                if not base.__module__.startswith("verl"):
+                    continue
+                for name in vars(own).keys() & vars(base).keys():
+                    method = inspect.unwrap(getattr(vars(base)[name], "__func__", vars(base)[name]))
+                    if inspect.isfunction(method):
+                        yield str(Path(inspect.getfile(method)).relative_to(ROOT)), method.__qualname__
+
+
+def test_table_has_every_overridden_method():
+    assert set(overrides()) <= set(overridden.names())
+    assert len(set(overrides())) > 50
+
+
+def test_hashes_are_those_of_the_installed_version():
+    version, root = overridden.installed()
+    assert root == ROOT
+    assert overridden.hashes(root) == overridden.known()[version]
+    expect_verl()
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the files with overridden methods, installed as a version that is not in the table."""
+    for file in overridden.OVERRIDDEN:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    monkeypatch.setattr(overridden, "installed", lambda: ("0.10.0.dev0", tmp_path))
+    return tmp_path
+
+
+def test_changed_methods_of_another_version_are_named(copy: Path):
+    base, sync = copy / "trainer/ppo/v1/trainer_base.py", copy / "trainer/ppo/v1/trainer_sync.py"
+    base.write_text(base.read_text().replace("# 1. sample batch from replay buffer", "# 1. sample a batch"))
+    sync.write_text(sync.read_text().replace("def on_sample_end", "def on_batch_end"))
+    with pytest.raises(ConfigError) as caught:
+        expect_verl()
+    assert str(caught.value) == (
+        "--engine verl: verl 0.10.0.dev0 is installed, 0.9.1 is supported, and 2 of the methods that creditflow "
+        f"overrides differ: {STEP}, PPOTrainerSync.on_sample_end; pip install 'creditflow[verl]'"
+    )
+
+
+def test_another_version_with_the_same_methods_is_accepted(copy: Path):
+    base = copy / "trainer/ppo/v1/trainer_base.py"
+    base.write_text(base.read_text().replace("\n", " \n") + "\n\ndef new():\n    pass\n")
+    expect_verl()
+
+
+def test_absent_files_count_as_changed(copy: Path):
+    shutil.rmtree(copy / "workers")
+    with pytest.raises(ConfigError, match=r"ActorRolloutRefWorker\.init_model.* and \d+ more;"):
+        expect_verl()
+
+
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(overridden, "find_spec", lambda name: None)
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        overridden.installed()
+    with pytest.raises(ConfigError, match=r"verl is not installed; pip install 'creditflow\[verl\]'"):
+        expect_verl()
