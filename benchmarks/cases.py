@@ -6,6 +6,7 @@ Evaluations use the recipe's correct verdicts.
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,8 @@ FAILS = 15
 """Percentage of verdicts in `failing` that raise."""
 SABOTAGED = 10
 """Percentage of operations whose result the saboteur replaces."""
+SLOW, SLOW_SECONDS = 10, 15.0
+"""Percentage of rollouts whose tool is slow, and the seconds that it takes."""
 REPAIRED = 30
 """Percentage of operations whose result is replaced by the right one."""
 
@@ -162,6 +165,21 @@ async def solve_sabotaged(task: Task, team: Team) -> str:
             if not _of("is_number")(value):
                 raise AgentError(f"not a number: {value[:40]!r}")
     return str(value)
+
+
+# A team with a slow tool
+
+
+async def solve_slowly(task: Task, team: Team) -> str:
+    """The recipe's workflow after a tool of the planner has answered, which takes five times as long for a tenth.
+
+    The sampler takes about a second for a rollout on an idle core, so that the slowest tenth of rollouts takes about
+    five times the median.
+    """
+    plan = await team.planner(task.text)
+    slow = zlib.crc32(f"slow {plan} {plan.logprobs[:1]}".encode()) % 100 < SLOW
+    await asyncio.sleep(SLOW_SECONDS if slow else SLOW_SECONDS / 5)
+    return await _of("solve")(task, team)
 
 
 # A team whose errors are repaired

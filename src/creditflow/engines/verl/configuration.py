@@ -324,6 +324,7 @@ _REFUSED: dict[str, str] = {
     "trainer.use_v1": "creditflow's trainer is built on verl's V1; leave it true",
     "trainer.v1.separate_async.parameter_sync_step": "every update goes to the servers; use "
     "actor_rollout_ref.actor.ppo_mini_batch_size for several updates in a training step",
+    "actor_rollout_ref.hybrid_engine": "verl 0.9.1 fails at the start without it (PPOTrainerSeparateAsync._setup)",
     "trainer.v1.separate_async.hybrid_rollout": "training devices are not lent to rollouts",
     "trainer.default_local_dir": "verl's checkpoints lie in the run's folder; "
     + _IN_RECIPE.format("trainer.default_local_dir"),
@@ -358,7 +359,6 @@ _REFUSED: dict[str, str] = {
 """verl keys and sections that cannot be changed, with the reason."""
 
 _SEPARATE_KEYS = _keys("""
-    actor_rollout_ref: hybrid_engine
     actor_rollout_ref.rollout: nnodes n_gpus_per_node checkpoint_engine.backend
     trainer.v1: separate_async
 """)
