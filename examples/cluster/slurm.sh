@@ -1,0 +1,28 @@
+#!/bin/bash
+# A run on Slurm: sbatch --nodes=2 examples/cluster/slurm.sh gsm8k_team_2x8xA100 trainer.default_local_dir=/shared/runs/first
+#
+# Recipe, data, model and run folder lie on a file system that all nodes share. The first node is Ray's head and runs
+# the command; the run ends with the job. A requeued job goes on from the last checkpoint (trainer.save_freq).
+#SBATCH --job-name=creditflow
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --exclusive
+#SBATCH --requeue
+set -euo pipefail
+
+port=6379
+nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
+head=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname --ip-address | cut -d' ' -f1)
+
+srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --overlap \
+    ray start --head --node-ip-address="$head" --port=$port --block &
+sleep 20
+for node in "${nodes[@]:1}"; do
+    srun --nodes=1 --ntasks=1 --nodelist="$node" --overlap ray start --address="$head:$port" --block &
+done
+
+# Ray waits for devices, so the command may begin before all nodes have joined.
+srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --overlap \
+    creditflow train "$@" --engine verl -- "ray_kwargs.ray_init.address=$head:$port" \
+    "trainer.nnodes=$SLURM_JOB_NUM_NODES"
