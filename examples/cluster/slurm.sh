@@ -24,5 +24,5 @@ done
 
 # Ray waits for devices, so the command may begin before all nodes have joined.
 srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --overlap \
-    creditflow train "$@" --engine verl -- "ray_kwargs.ray_init.address=$head:$port" \
-    "trainer.nnodes=$SLURM_JOB_NUM_NODES"
+    creditflow train "$@" "ray_kwargs.ray_init.address=$head:$port" \
+    --engine verl -- "trainer.nnodes=$SLURM_JOB_NUM_NODES"
