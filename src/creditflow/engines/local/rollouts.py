@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -26,6 +26,7 @@ from creditflow.monitoring import evaluation_metrics
 from creditflow.rewards import ScoringReport
 from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, run_rollouts
 
+Sampler = Callable[[tuple[int, ...], Sequence[Task]], Awaitable[list[Trajectory]]]
 TRAIN = 0
 """The first part of a training rollout's random key; other uses have other numbers."""
 
@@ -86,12 +87,15 @@ async def gather(
     policy_set: PolicySet,
     tasks_taken: int,
     timing: Stopwatch,
+    ahead: Sampler | None = None,
 ) -> SampledBatch:
     """Sample and score the trajectories of a training step.
 
     With `algorithm.filter_groups`, groups with equal outcomes are dropped and further tasks sampled (dynamic sampling;
     DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2), until the batch is full or `max_num_gen_batches` is reached.
     The result is then the kept groups, or the last sampled groups if none was kept.
+
+    `ahead`: samples the rollouts in place of `sample_trajectories`, from the step's key and tasks.
 
     Raises CreditflowError if too many rollouts failed, TooManyFailedScores if too many scores did.
     """
@@ -104,7 +108,10 @@ async def gather(
         tasks = [components.train_tasks[i] for i in tasks_at(tasks_taken, size, len(components.train_tasks), config)]
         tasks_taken += size
         with timing("rollout"):
-            some = await sample_trajectories(components, policy_set, tasks, n, components.sampling.temperature, key)
+            if ahead is not None:
+                some = await ahead(key, tasks)
+            else:
+                some = await sample_trajectories(components, policy_set, tasks, n, components.sampling.temperature, key)
         with timing("reward"):
             components.label(some)
             try:
@@ -153,15 +160,7 @@ async def sample_trajectories(
 
     Fills in reference log-probs if a reward function needs them. `title`: the phase in the progress.
     """
-    config = components.recipe.config
-    clients: dict[str, ModelClient | ChatClient] = {**policy_set.policies, **components.chat_clients}
-    scheduler = Scheduler(clients, config.actor_rollout_ref.rollout.max_num_seqs)
-    prefix = "-".join(map(str, key))
-    rollouts = [
-        Rollout(task, f"{prefix}-{t}", f"{prefix}-{t}-{k}", (config.data.seed, *key, t, k))
-        for t, task in enumerate(tasks)
-        for k in range(n)
-    ]
+    scheduler, rollouts = scheduler_of(components, policy_set), rollouts_of(components, tasks, n, key)
     sampling = replace(components.sampling, temperature=temperature)
     with phase(title, len(rollouts), "trajectories") as bar:
 
@@ -170,13 +169,34 @@ async def sample_trajectories(
 
         running = run_rollouts(rollouts, components.workflow, components.agents, scheduler, sampling, finish)
         trajectories = await complete(running, components)
+    return checked(components, policy_set, trajectories)
+
+
+def scheduler_of(components: Components, policy_set: PolicySet) -> Scheduler:
+    """A scheduler of calls of the run's policies and endpoints."""
+    clients: dict[str, ModelClient | ChatClient] = {**policy_set.policies, **components.chat_clients}
+    return Scheduler(clients, components.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
+
+
+def rollouts_of(components: Components, tasks: Sequence[Task], n: int, key: tuple[int, ...]) -> list[Rollout]:
+    """`n` rollouts of each task. `key`: the beginning of their random keys, and of their ids."""
+    prefix, seed = "-".join(map(str, key)), components.recipe.config.data.seed
+    return [
+        Rollout(task, f"{prefix}-{t}", f"{prefix}-{t}-{k}", (seed, *key, t, k))
+        for t, task in enumerate(tasks)
+        for k in range(n)
+    ]
+
+
+def checked(components: Components, policy_set: PolicySet, trajectories: list[Trajectory]) -> list[Trajectory]:
+    """Raise CreditflowError if too many rollouts failed; else mask frozen steps and fill in reference log-probs."""
     try:
         expect_few_failed_rollouts(
             [trajectory.info["error"] for trajectory in trajectories if trajectory.status == "failed"],
             len(trajectories),
             sum(len(trajectory.steps) for trajectory in trajectories),
             trajectories[0].info,
-            config.actor_rollout_ref.rollout.max_failed_frac,
+            components.recipe.config.actor_rollout_ref.rollout.max_failed_frac,
         )
     except CreditflowError as error:
         error.trajectories = trajectories

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,13 @@ from creditflow.config import Recipe
 from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.trees import trees_of
-from creditflow.data import Floats, Ints, TrajectoryBatch
+from creditflow.data import Floats, Ints, Task, Trajectory, TrajectoryBatch
 from creditflow.engines.common.branches import wants_branches
 from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.common.guard import build_guard, run_guard
 from creditflow.engines.common.metrics import (
     evaluation_line,
+    staleness_metrics,
     status_line,
     step_metrics,
     update_threshold,
@@ -29,11 +30,21 @@ from creditflow.engines.common.metrics import (
 from creditflow.engines.common.rollouts import needs_reference, total_steps
 from creditflow.engines.common.run import FINISHED, run_path, sole_writer
 from creditflow.engines.common.update_schedule import policies_due
+from creditflow.engines.local.ahead import RolloutsAhead, expect_overlap_possible
 from creditflow.engines.local.branches import BranchedStep, add_branches
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.fidelity import fidelity_metrics
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.rollouts import SampledBatch, Stopwatch, gather, sample_trajectories, score
+from creditflow.engines.local.rollouts import (
+    TRAIN,
+    SampledBatch,
+    Sampler,
+    Stopwatch,
+    gather,
+    sample_trajectories,
+    score,
+    tasks_at,
+)
 from creditflow.engines.local.run import NAME, RunState, apply_guard_action, begin, expect_resumable
 from creditflow.engines.local.sequential import JointRatio
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores
@@ -62,6 +73,7 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     expect_resumable(recipe, path, steps)
     guard = build_guard(recipe.config, recipe.folder, components.rewards.functions, NAME)
     expect_installed(recipe.config.trainer.logger)
+    expect_overlap_possible(recipe.config)
     measures = wants_values(recipe.config.algorithm)
     if measures:
         expect_enough_rollouts(recipe.config)
@@ -96,8 +108,15 @@ def _track_and_train(run: RunState, path: Path, steps: int) -> RunFolder:
 
 
 async def _with_rewards(run: RunState, steps: int) -> None:
+    run.steps = steps
+    if run.config.actor_rollout_ref.rollout.overlap:
+        run.ahead = RolloutsAhead(run.components, run.policy_set)
     async with run.components.rewards.open(run.policy_set.policies):
-        await _train(run, steps)
+        try:
+            await _train(run, steps)
+        finally:
+            if run.ahead is not None:
+                await run.ahead.close()
 
 
 async def _train(run: RunState, steps: int) -> None:
@@ -134,6 +153,8 @@ async def _train(run: RunState, steps: int) -> None:
                     run.save(trainer.max_actor_ckpt_to_keep)
             if action is not None:
                 apply_guard_action(action, run)
+                if run.ahead is not None:  # it began from the policies that were discarded
+                    await run.ahead.forget()
                 bar.skip(run.done - step)
                 await rerun_interrupted_evaluation(run, steps)
     if evaluation is not None:
@@ -191,7 +212,7 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     policy_set.forget_peaks()
     options = run.guard.options(config.algorithm)
     try:
-        gathered = await gather(step, components, policy_set, run.tasks_taken, timing)
+        gathered = await gather(step, components, policy_set, run.tasks_taken, timing, _ahead(run, step))
         if wants_values(options):
             with timing("counterfactual"):
                 gathered.metrics.update(await add_values(components, policy_set, gathered.trajectories, step))
@@ -236,6 +257,8 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
             **update,
             **policy_set.peaks(),
         }
+    if run.ahead is not None:
+        metrics |= staleness_metrics(batch, step - 1)
     metrics |= timing.metrics()
     metrics["timing/processor_s"] = time.process_time() - processor_s
     tokens = gathered.tokens + branched.prompt_tokens + branched.tokens
@@ -244,6 +267,20 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
         "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],
         **_update_rate(metrics),
     }
+
+
+def _ahead(run: RunState, step: int) -> Sampler | None:
+    """The sampler of a training step that begins the next one's rollouts; None without `rollout.overlap`."""
+    ahead, config, every = run.ahead, run.config, run.components.train_tasks
+    if ahead is None:
+        return None
+    size = config.data.train_batch_size
+    following = tasks_at(run.tasks_taken + size, size, len(every), config) if step < run.steps else []
+
+    async def sample(key: tuple[int, ...], tasks: Sequence[Task]) -> list[Trajectory]:
+        return await ahead.sample(key, tasks, (TRAIN, step + 1), [every[i] for i in following])
+
+    return sample
 
 
 async def _branched(

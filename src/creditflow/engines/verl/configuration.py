@@ -170,6 +170,7 @@ _BACK = tuple(key for key in _SAME if key not in _WIDER) + _keys("""
 _LOCAL = (
     "actor_rollout_ref.model.layers_to_transform",
     "algorithm.filter_groups.max_num_gen_batches",
+    "actor_rollout_ref.rollout.overlap",
     "trainer.sequential_ratio_max",
 )
 """Options without an equivalent in verl."""
