@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -49,6 +49,9 @@ from creditflow.rewards.builtin.judge import Judge
 from creditflow.rewards.registry import leaves
 from creditflow.runs import RunFolder
 
+_NODES_POLL_S = 5.0
+"""The interval at which the cluster's machines are counted."""
+_AGAIN = "run the same command again to go on from the last checkpoint"
 _POLL_S = 0.5
 """The interval at which the run's folder is read."""
 _MODEL = "actor_rollout_ref.model.path"
@@ -225,7 +228,7 @@ def _open_folder(config: DictConfig, recipe: Recipe, path: Path, begun: int | No
 def _run(config: DictConfig, reporter: Reporter) -> None:
     """Start verl's `run_ppo` with creditflow's task runner, and always clean up on Ray afterwards."""
     import ray
-    from ray.exceptions import RayActorError, RayError, RayTaskError
+    from ray.exceptions import RayActorError, RayTaskError
     from verl.trainer.main_ppo import run_ppo
 
     from creditflow.engines.verl.task_runner import task_runner_class
@@ -235,23 +238,14 @@ def _run(config: DictConfig, reporter: Reporter) -> None:
     # Standard output is for results. Output of verl and, with log_to_driver, of Ray's workers is redirected.
     talks = config.ray_kwargs.ray_init.get("log_to_driver")
     try:
-        with contextlib.redirect_stdout(sys.stderr if talks else io.StringIO()):
+        with contextlib.redirect_stdout(sys.stderr if talks else io.StringIO()), _watching_nodes(runner) as lost:
             run_ppo(config, task_runner_class=runner)
-    except RayTaskError as error:
-        cause = _cause(error)
-        if isinstance(cause, CreditflowError) or says_disk_full(cause):
-            raise cause from None
-        if isinstance(cause, RayError) and not isinstance(cause, RayTaskError):  # a process or a node is gone
+    except (RayTaskError, RayActorError) as error:
+        if lost:
             raise CreditflowError(
-                f"a process of the run died: {first_line(cause)}; {runner.logs}; run the same command again to go on "
-                "from the last checkpoint"
+                f"a machine of the cluster was lost: {', '.join(lost)}; {runner.logs}; {_AGAIN}"
             ) from error
-        raise
-    except RayActorError as error:
-        raise CreditflowError(
-            f"the run's driver process ended: {first_line(error)}; {runner.logs}; run the same command again to go on "
-            "from the last checkpoint"
-        ) from error
+        _raise_reason(error, runner)
     except ConnectionError as error:
         raise ConfigError(f"ray_kwargs.ray_init.address: Ray cannot be joined: {first_line(error)}") from error
     finally:
@@ -260,6 +254,50 @@ def _run(config: DictConfig, reporter: Reporter) -> None:
         else:
             runner.kill()
             _give_back_devices(read_run_handle(config).token)
+
+
+def _raise_reason(error: Exception, runner: _TaskRunnerActor) -> NoReturn:
+    """Raise the reason for which the run's driver ended with `error`."""
+    from ray.exceptions import RayError, RayTaskError
+
+    if isinstance(error, RayTaskError):
+        cause = _cause(error)
+        if isinstance(cause, CreditflowError) or says_disk_full(cause):
+            raise cause from None
+        if not isinstance(cause, RayError) or isinstance(cause, RayTaskError):
+            raise error
+        raise CreditflowError(f"a process of the run died: {first_line(cause)}; {runner.logs}; {_AGAIN}") from error
+    raise CreditflowError(f"the run's driver process ended: {first_line(error)}; {runner.logs}; {_AGAIN}") from error
+
+
+@contextlib.contextmanager
+def _watching_nodes(runner: _TaskRunnerActor) -> Iterator[list[str]]:
+    """Kill the driver if a machine is lost that was there when it started; yields the addresses of lost machines.
+
+    The driver may wait without limit for a process that was there: TransferQueue and gloo notice nothing.
+    """
+    import ray
+
+    lost, over, there = list[str](), threading.Event(), dict[str, str]()
+
+    def watch() -> None:
+        while not over.wait(_NODES_POLL_S):
+            if runner.handle is None:
+                continue
+            alive = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+            if gone := there.keys() - alive.keys():
+                lost.extend(sorted(there[node] for node in gone))
+                runner.kill()
+                return
+            there.update(alive)
+
+    thread = threading.Thread(target=watch, name="creditflow-nodes", daemon=True)
+    thread.start()
+    try:
+        yield lost
+    finally:
+        over.set()
+        thread.join()
 
 
 def _give_back_devices(token: str) -> None:
