@@ -191,7 +191,7 @@ def test_cluster_examples_start_valid_commands():
     groups = [pods["headGroupSpec"], *pods["workerGroupSpecs"]]
     nodes = 1 + sum(group["replicas"] for group in pods["workerGroupSpecs"])
     assert f"trainer.nnodes={nodes}" in entrypoint
-    assert all(group["template"]["spec"]["containers"][0]["image"] == "creditflow" for group in groups)
+    assert all(group["template"]["spec"]["containers"][0]["image"].endswith("/creditflow:0.1.0") for group in groups)
     assert subprocess.run(["bash", "-n", CLUSTER / "slurm.sh"], check=False).returncode == 0
     lines = (CLUSTER / "Dockerfile").read_text().splitlines()
     copied = [name for line in lines if line.startswith("COPY") for name in line.split()[1:-1]]

@@ -10,19 +10,27 @@
 #SBATCH --exclusive
 #SBATCH --requeue
 set -euo pipefail
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 port=6379
 nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
 head=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname --ip-address | cut -d' ' -f1)
 
 srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --overlap \
-    ray start --head --node-ip-address="$head" --port=$port --block &
-sleep 20
+    ray start --head --node-ip-address="$head" --port=$port --num-cpus="$SLURM_CPUS_PER_TASK" --block &
+until srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --overlap \
+        ray status --address="$head:$port"; do
+    sleep 5
+done
 for node in "${nodes[@]:1}"; do
-    srun --nodes=1 --ntasks=1 --nodelist="$node" --overlap ray start --address="$head:$port" --block &
+    srun --nodes=1 --ntasks=1 --nodelist="$node" --overlap \
+        ray start --address="$head:$port" --num-cpus="$SLURM_CPUS_PER_TASK" --block &
 done
 
-# Ray waits for devices, so the command may begin before all nodes have joined.
+joined="import ray; ray.init('$head:$port', logging_level='error'); print(sum(node['Alive'] for node in ray.nodes()))"
+until [ "$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --overlap python -c "$joined")" = "$SLURM_JOB_NUM_NODES" ]; do
+    sleep 5
+done
 srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --overlap \
     creditflow train "$@" "ray_kwargs.ray_init.address=$head:$port" \
     --engine verl -- "trainer.nnodes=$SLURM_JOB_NUM_NODES"

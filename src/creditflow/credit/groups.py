@@ -114,7 +114,7 @@ def _sorted_codes(column: Ints) -> tuple[Ints, int]:
 def shared_versions(batch: TrajectoryBatch, max_version_lag: int) -> Ints:
     """[S] the policy version in a step's group key.
 
-    That of the policy's newest step, if the step's own is at most `max_version_lag` older; else its own.
+    The policy's newest version in the batch, for steps at most `max_version_lag` older; otherwise the step's own.
     """
     if max_version_lag == 0 or not batch.n_steps:
         return batch.policy_version

@@ -62,7 +62,7 @@ class CreditOptions:
     """The key of steps with a common baseline: `task`, `task_agent`, `task_agent_turn`, `task_agent_state` (the same
     prompt), or, across the batch, `agent`, `agent_turn`."""
     max_version_lag: int = 0
-    """Groups may mix steps that were sampled at most so many policy versions before the policy's newest step in the
+    """Groups may mix steps that were sampled at most this many versions before the policy's newest step in the
     batch, as in asynchronous training. Older steps form groups of their own version."""
     gamma: float = 0.99
     """Discount per step of propagation, from 0 to 1."""

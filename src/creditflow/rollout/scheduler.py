@@ -71,7 +71,7 @@ class Scheduler:
         self._held = True
 
     def release(self) -> None:
-        """Go on with the calls that wait."""
+        """Resume generation."""
         self._held = False
         self._start()
 
@@ -136,7 +136,7 @@ class Scheduler:
             return
         for future, generation in zip(batch, generations, strict=True):
             if not future.done():  # its rollout may have been cancelled meanwhile
-                # The policy may be updated before the rollout looks at the response.
+                # The policy may be updated before the rollout reads the response.
                 future.set_result(
                     generation if generation.version is not None else replace(generation, version=version)
                 )

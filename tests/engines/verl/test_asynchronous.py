@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from creditflow.credit import assign
-from creditflow.data import TrajectoryBatch
+from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
+from creditflow.engines.common.metrics import staleness_metrics
+from creditflow.errors import ConfigError, CreditflowError
 from creditflow.runs import Ledger
 from tests.paths import TOY
 
@@ -52,7 +54,7 @@ def test_versions_stay_within_the_lag(made: Run):
         assert lag_S.max() <= 2
     assert 0 < made.series("rollout/staleness").max() <= made.series("rollout/staleness_max").max() <= 2
     assert made.series("rollout_corr/rollout_is_max").max() <= 2.0
-    assert (made.series("rollout_corr/rollout_is_mean")[1:] != 1.0).all()
+    assert (made.series("rollout_corr/rollout_is_mean") != 1.0).any()
     for side in ("trainer", "servers"):
         assert (made.series(f"throughput/{side}_idle_frac") >= 0).all()
         assert (made.series(f"throughput/{side}_idle_frac") <= 1).all()
@@ -131,3 +133,51 @@ def first_versions(batch: TrajectoryBatch) -> list[int]:
     """The version of each trajectory's first step."""
     first = np.searchsorted(batch.trajectory_of_step, np.arange(batch.n_trajectories))
     return batch.policy_version[first].tolist()
+
+
+FAILS = """
+
+async def never_solve(task, team):
+    raise RuntimeError("no rollout goes well")
+
+async def call_a_stranger(task, team):
+    return await team.stranger(task.text)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workflow", "error", "says"),
+    [
+        ("never_solve", CreditflowError, "8 of 8 rollouts failed.*RuntimeError: no rollout goes well"),
+        ("call_a_stranger", ConfigError, "agent 'stranger'"),
+    ],
+)
+def test_failing_rollouts_end_an_asynchronous_run(tmp_path: Path, workflow: str, error: type[Exception], says: str):
+    shutil.copy(TOY, tmp_path)
+    (tmp_path / "toy.py").write_text(TOY.with_suffix(".py").read_text() + FAILS)
+    with pytest.raises(error, match=says):
+        train(tmp_path / "run", "colocate_async", f"team.workflow=toy.py:{workflow}", recipe=tmp_path / "toy.yaml")
+
+
+@pytest.mark.slow
+def test_asynchronous_run_resumes_in_its_own_mode(tmp_path: Path):
+    train(tmp_path / "run", "colocate_async", "trainer.save_freq=2", steps=2)
+    with pytest.raises(CreditflowError, match="trainer_mode: expected colocate_async, as the run began"):
+        train(tmp_path / "run", "sync", steps=3)
+
+
+def test_staleness_counts_sampled_tokens_by_version():
+    steps = [
+        Step("t/0", "t", 0, "a", 0, (), "p", "r", (1,), (5, 6, 7, 8), (1, 1, 0, 1), (-1.0,) * 4, policy_version=3,
+             version_spans=((0, 3), (1, 5))),
+        Step("t/1", "t", 1, "b", 0, (0,), "p", "r", (1,), (5, 6), (1, 1), (-1.0,) * 2, policy="other",
+             policy_version=9),
+    ]  # fmt: skip
+    batch = TrajectoryBatch.from_trajectories([Trajectory("t", "u", Task("d", (), ""), steps)])
+    # Tokens of versions 3, 5 and 5 for a policy that is trained at 6; the masked token does not count.
+    assert staleness_metrics(batch, {"default": 6}) == {
+        "rollout/staleness": pytest.approx((3 + 1 + 1) / 3),
+        "rollout/staleness_max": 3.0,
+    }
+    assert staleness_metrics(batch, {"other": 9})["rollout/staleness"] == 0

@@ -306,7 +306,12 @@ def test_verl_trains_the_model_of_the_only_policy(tmp_path):
     assert composed(policies, *agents).actor_rollout_ref.model.path == "/its/own"
 
 
-SEPARATE = ("trainer.v1.trainer_mode=separate_async", f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1")
+SEPARATE = (
+    "trainer.v1.trainer_mode=separate_async",
+    f"{ROLLOUT}.nnodes=1",
+    f"{ROLLOUT}.n_gpus_per_node=1",
+    f"{ROLLOUT}.tensor_model_parallel_size=1",
+)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +321,10 @@ SEPARATE = ("trainer.v1.trainer_mode=separate_async", f"{ROLLOUT}.nnodes=1", f"{
         (SEPARATE, ("algorithm.max_version_lag=0",), "algorithm.max_version_lag: 0, but"),
         (SEPARATE, ("algorithm.propagation=replay",), "algorithm.propagation: replay, but"),
         ((*SEPARATE, "trainer.v1.separate_async.num_warmup_batches=3"), (), "algorithm.max_version_lag: 2, but"),
+        ((*SEPARATE, "trainer.v1.colocate_async.num_warmup_batches=2"), (), "trainer.v1.colocate_async.num_warmup"),
+        (("+trainer.v1.sync.parameter_sync_step=2",), (), "trainer.v1.sync.parameter_sync_step: every update"),
+        ((*SEPARATE, f"{ROLLOUT}.tensor_model_parallel_size=2"), (), f"{ROLLOUT}.tensor_model_parallel_size: rollout"),
+        ((f"{ROLLOUT}.nnodes=1",), (), f"{ROLLOUT}.nnodes: only trainer.v1.trainer_mode=separate_async reads it"),
     ],
 )
 def test_asynchronous_mode_rejects_what_it_cannot_do(mode, given, says):

@@ -24,7 +24,7 @@ STEP = "PPOTrainer._step_once"
 
 def overrides() -> Iterator[tuple[str, str]]:
     """The file and qualified name of each method of verl that a class of the engine overrides."""
-    classes = [cls for name, cls in TRAINER_REGISTRY.items() if name.startswith(trainer.TRAINER)]
+    classes = [cls for name, cls in TRAINER_REGISTRY.items() if name.startswith(trainer.TRAINER_PREFIX)]
     classes += trainer.PARTNERS.values()
     classes += [type("Buffer", (trainer.RolloutBuffer, base), {}) for base in (ReplayBuffer, ReplayBufferAsync)]
     classes += [agent_loop.StepOutput, agent_loop.RolloutWorker, agent_loop.CreditflowAgentLoopManager]

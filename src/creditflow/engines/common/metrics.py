@@ -37,18 +37,24 @@ def step_metrics(
     }
 
 
-def staleness_metrics(batch: TrajectoryBatch, newest: int) -> dict[str, float]:
-    """How many versions older than `newest` the policies were that sampled the tokens: mean and largest number."""
+def staleness_metrics(batch: TrajectoryBatch, trained: Mapping[str, int]) -> dict[str, float]:
+    """The trained version of a policy minus the one that sampled a token: mean over sampled tokens, and maximum.
+
+    `trained`: the version that each policy has before its update; steps of others are left out.
+    """
+    known = np.array([name in trained for name in batch.policy_names])
+    newest_S = np.array([trained.get(name, 0) for name in batch.policy_names])[batch.policy_of_step]
     sampled_S = np.add.reduceat(np.r_[batch.response_mask, False].astype(np.int64), batch.token_offsets[:-1])
-    sampled_S[np.diff(batch.token_offsets) == 0] = 0
-    total = (newest - batch.policy_version) * sampled_S
-    largest = newest - batch.policy_version[sampled_S > 0].min(initial=newest)
+    sampled_S[(np.diff(batch.token_offsets) == 0) | ~known[batch.policy_of_step]] = 0
+    age_S = newest_S - batch.policy_version
+    total = age_S * sampled_S
+    largest = age_S[sampled_S > 0].max(initial=0)
     for s, spans in enumerate(batch.version_spans):
-        if spans:
+        if spans and sampled_S[s]:
             begin = int(batch.token_offsets[s])
             ends = [first for first, _ in spans[1:]] + [int(batch.token_offsets[s + 1]) - begin]
             total[s] = sum(
-                (newest - version) * int(batch.response_mask[begin + first : begin + end].sum())
+                (newest_S[s] - version) * int(batch.response_mask[begin + first : begin + end].sum())
                 for (first, version), end in zip(spans, ends, strict=True)
             )
     return {

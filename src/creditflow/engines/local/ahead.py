@@ -17,11 +17,11 @@ from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.data import Task, Trajectory
 from creditflow.engines.common.components import Components
 from creditflow.engines.local.policy_set import PolicySet
-from creditflow.engines.local.rollouts import checked, rollouts_of, scheduler_of
+from creditflow.engines.local.rollouts import build_rollouts, build_scheduler, check_and_complete, close_clients
 from creditflow.errors import ConfigError
 from creditflow.rollout import run_rollouts
 
-_BEGIN = 0.5
+_START_SHARE = 0.5
 """The share of a step's rollouts that must be finished before those of the next step begin."""
 
 
@@ -46,7 +46,7 @@ class RolloutsAhead:
 
     def __init__(self, components: Components, policy_set: PolicySet) -> None:
         self.components, self.policy_set = components, policy_set
-        self.scheduler = scheduler_of(components, policy_set)
+        self.scheduler = build_scheduler(components, policy_set)
         self._next: dict[tuple[int, ...], _Batch] = {}
 
     async def sample(
@@ -62,9 +62,9 @@ class RolloutsAhead:
 
             def note(trajectory: Trajectory) -> None:
                 bar.advance(tokens=sum(len(step.response_ids) for step in trajectory.steps))
-                if next_tasks and not self._next and len(batch.finished) >= _BEGIN * batch.size:
+                if next_tasks and not self._next and len(batch.finished) >= _START_SHARE * batch.size:
                     self._next[next_key] = self._begin(next_key, next_tasks)
-                if len(batch.finished) == batch.size:  # the last one: the generator must come to rest
+                if len(batch.finished) == batch.size:  # the last one: no generation may run during the update
                     self.scheduler.hold()
 
             for trajectory in batch.finished:
@@ -73,11 +73,11 @@ class RolloutsAhead:
             assert batch.running is not None
             trajectories = await batch.running
         await self.scheduler.idle()
-        return checked(self.components, self.policy_set, trajectories)
+        return check_and_complete(self.components, self.policy_set, trajectories)
 
     def _begin(self, key: tuple[int, ...], tasks: Sequence[Task]) -> _Batch:
         components = self.components
-        rollouts = rollouts_of(components, tasks, components.recipe.config.actor_rollout_ref.rollout.n, key)
+        rollouts = build_rollouts(components, tasks, components.recipe.config.actor_rollout_ref.rollout.n, key)
         batch = _Batch(len(rollouts))
         batch.running = asyncio.create_task(
             run_rollouts(
@@ -91,7 +91,7 @@ class RolloutsAhead:
         )
         return batch
 
-    async def forget(self) -> None:
+    async def cancel_next(self) -> None:
         """Cancel the rollouts of the next step, for example after a rollback."""
         running = [batch.running for batch in self._next.values() if batch.running is not None]
         self._next.clear()
@@ -100,10 +100,9 @@ class RolloutsAhead:
         await asyncio.gather(*running, return_exceptions=True)
 
     async def close(self) -> None:
-        """Cancel what runs, and close the connections to endpoints."""
-        await self.forget()
-        for client in self.components.chat_clients.values():
-            await client.aclose()
+        """Cancel running rollouts, and close the connections to endpoints."""
+        await self.cancel_next()
+        await close_clients(self.components)
 
 
 def expect_overlap_possible(config: Config) -> None:
@@ -122,6 +121,11 @@ def expect_overlap_possible(config: Config) -> None:
     if config.audit.every:
         raise ConfigError(
             f"audit.every: {config.audit.every}, but {why}, and an audit continues recorded rollouts; expected 0"
+        )
+    if config.guard.fallback.trainable == "lora":
+        raise ConfigError(
+            "guard.fallback.trainable: lora, but with actor_rollout_ref.rollout.overlap rollouts go on while the guard "
+            "would replace their policy; expected all, or overlap: false"
         )
     if config.algorithm.filter_groups.enable:
         raise ConfigError(

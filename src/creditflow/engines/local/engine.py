@@ -86,7 +86,7 @@ class LocalEngine(Engine):
 
 
 def _expect_whole_batches(recipe: Recipe) -> None:
-    """Raise ConfigError if batches are to close before they are complete."""
+    """Raise ConfigError if `min_complete_frac` is below 1."""
     if (complete := recipe.config.actor_rollout_ref.rollout.min_complete_frac) < 1:
         raise ConfigError(
             f"actor_rollout_ref.rollout.min_complete_frac: {complete:g}, which --engine local does not support; "

@@ -160,7 +160,7 @@ async def sample_trajectories(
 
     Fills in reference log-probs if a reward function needs them. `title`: the phase in the progress.
     """
-    scheduler, rollouts = scheduler_of(components, policy_set), rollouts_of(components, tasks, n, key)
+    scheduler, rollouts = build_scheduler(components, policy_set), build_rollouts(components, tasks, n, key)
     sampling = replace(components.sampling, temperature=temperature)
     with phase(title, len(rollouts), "trajectories") as bar:
 
@@ -169,17 +169,17 @@ async def sample_trajectories(
 
         running = run_rollouts(rollouts, components.workflow, components.agents, scheduler, sampling, finish)
         trajectories = await complete(running, components)
-    return checked(components, policy_set, trajectories)
+    return check_and_complete(components, policy_set, trajectories)
 
 
-def scheduler_of(components: Components, policy_set: PolicySet) -> Scheduler:
-    """A scheduler of calls of the run's policies and endpoints."""
+def build_scheduler(components: Components, policy_set: PolicySet) -> Scheduler:
+    """Build a scheduler of calls of the run's policies and endpoints."""
     clients: dict[str, ModelClient | ChatClient] = {**policy_set.policies, **components.chat_clients}
     return Scheduler(clients, components.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
 
 
-def rollouts_of(components: Components, tasks: Sequence[Task], n: int, key: tuple[int, ...]) -> list[Rollout]:
-    """`n` rollouts of each task. `key`: the beginning of their random keys, and of their ids."""
+def build_rollouts(components: Components, tasks: Sequence[Task], n: int, key: tuple[int, ...]) -> list[Rollout]:
+    """Build `n` rollouts of each task. `key`: the beginning of their random keys, and of their ids."""
     prefix, seed = "-".join(map(str, key)), components.recipe.config.data.seed
     return [
         Rollout(task, f"{prefix}-{t}", f"{prefix}-{t}-{k}", (seed, *key, t, k))
@@ -188,7 +188,9 @@ def rollouts_of(components: Components, tasks: Sequence[Task], n: int, key: tupl
     ]
 
 
-def checked(components: Components, policy_set: PolicySet, trajectories: list[Trajectory]) -> list[Trajectory]:
+def check_and_complete(
+    components: Components, policy_set: PolicySet, trajectories: list[Trajectory]
+) -> list[Trajectory]:
     """Raise CreditflowError if too many rollouts failed; else mask frozen steps and fill in reference log-probs."""
     try:
         expect_few_failed_rollouts(
@@ -215,12 +217,18 @@ async def score(
 
 
 async def complete(running: Awaitable[list[Trajectory]], components: Components) -> list[Trajectory]:
-    """Wait for rollouts, then close the connections to endpoints."""
+    """Wait for rollouts, then close the connections to endpoints, unless other rollouts go on (`rollout.overlap`)."""
     try:
         return await running
     finally:
-        for client in components.chat_clients.values():
-            await client.aclose()
+        if not components.recipe.config.actor_rollout_ref.rollout.overlap:
+            await close_clients(components)
+
+
+async def close_clients(components: Components) -> None:
+    """Close the connections to endpoints."""
+    for client in components.chat_clients.values():
+        await client.aclose()
 
 
 def fill_references(

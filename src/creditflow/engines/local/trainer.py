@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -56,6 +57,7 @@ from creditflow.monitoring.tracking import Trackers, expect_installed, sample_ro
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import log_failures
 
+T = TypeVar("T")
 _VAL = 1
 """The first part of a validation trajectory's random key; training uses 0."""
 
@@ -154,7 +156,7 @@ async def _train(run: RunState, steps: int) -> None:
             if action is not None:
                 apply_guard_action(action, run)
                 if run.ahead is not None:  # it began from the policies that were discarded
-                    await run.ahead.forget()
+                    await run.ahead.cancel_next()
                 bar.skip(run.done - step)
                 await rerun_interrupted_evaluation(run, steps)
     if evaluation is not None:
@@ -227,19 +229,55 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     run.branch_tokens += branched.tokens
     batch = TrajectoryBatch.from_trajectories(trajectories)
     run.warn(rollout_events(batch, step, run.folder.events()))
+    assignment, values_T = await _beside(run, lambda: _credited(run, batch, options, timing))
+    if config.audit.every > 0 and step % config.audit.every == 0:
+        with timing("audit"):
+            audited = _audited(run, assignment, values_T)
+            gathered.metrics.update(await fidelity_metrics(run, step, audited, trajectories))
+    metrics = await _beside(run, lambda: _trained(run, step, gathered, branched, assignment, values_T, timing))
+    metrics["timing/processor_s"] = time.process_time() - processor_s
+    tokens = gathered.tokens + branched.prompt_tokens + branched.tokens
+    return metrics | {
+        "throughput/tokens_per_s": tokens / metrics["timing/step_s"],
+        "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],
+        **_update_rate(metrics),
+    }
+
+
+async def _beside(run: RunState, work: Callable[[], T]) -> T:
+    """Do `work`; in a thread if rollouts go on meanwhile, so that their tools and time limits find the event loop."""
+    return work() if run.ahead is None else await asyncio.to_thread(work)
+
+
+def _credited(
+    run: RunState, batch: TrajectoryBatch, options: CreditOptions, timing: Stopwatch
+) -> tuple[Assignment, Floats | None]:
+    """The credit of a training step, and the values [T] of the critics."""
     with timing("values"), phase("values of the critic"):
-        values_T = policy_set.values(batch)
+        values_T = run.policy_set.values(batch)
     with timing("propagation"):
         threshold = run.guard.threshold(run.threshold)
         assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=run.history)
         run.threshold.update(batch_stats(assignment))
         run.history = assignment.history_after or run.history
-    if config.audit.every > 0 and step % config.audit.every == 0:
-        with timing("audit"):
-            audited = _audited(run, assignment, values_T)
-            gathered.metrics.update(await fidelity_metrics(run, step, audited, trajectories))
-    actor = config.actor_rollout_ref.actor
-    terms = [name for name, on in (("KL", actor.use_kl_loss), ("entropy", actor.entropy_coeff)) if on]
+    return assignment, values_T
+
+
+def _trained(
+    run: RunState,
+    step: int,
+    gathered: SampledBatch,
+    branched: BranchedStep,
+    assignment: Assignment,
+    values_T: Floats | None,
+    timing: Stopwatch,
+) -> dict[str, float]:
+    """Update the policies and record the step; returns its metrics."""
+    config, policy_set, batch = run.config, run.policy_set, assignment.batch
+    section = config.actor_rollout_ref.actor
+    threshold = run.guard.threshold(run.threshold)
+    versions = {name: actor.policy.version for name, actor in policy_set.actors.items()}
+    terms = [name for name, on in (("KL", section.use_kl_loss), ("entropy", section.entropy_coeff)) if on]
     run.warn(tied_events(assignment, terms, step, run.folder.events()))
     with timing("update"):
         update = _update(run, step, assignment, values_T)
@@ -252,21 +290,14 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
         metrics = {
             **gathered.metrics,
             **branched.metrics,
-            **components.endpoint_metrics(),
+            **run.components.endpoint_metrics(),
             **step_metrics(_without_branches(batch, gathered), gathered.report, assignment, threshold),
             **update,
             **policy_set.peaks(),
         }
-    if run.ahead is not None:
-        metrics |= staleness_metrics(batch, step - 1)
-    metrics |= timing.metrics()
-    metrics["timing/processor_s"] = time.process_time() - processor_s
-    tokens = gathered.tokens + branched.prompt_tokens + branched.tokens
-    return metrics | {
-        "throughput/tokens_per_s": tokens / metrics["timing/step_s"],
-        "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],
-        **_update_rate(metrics),
-    }
+        if run.ahead is not None:
+            metrics |= staleness_metrics(batch, versions)
+    return metrics | timing.metrics()
 
 
 def _ahead(run: RunState, step: int) -> Sampler | None:

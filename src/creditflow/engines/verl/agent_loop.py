@@ -33,7 +33,7 @@ from creditflow.rollout import Rollout
 from creditflow.rollout.chat import ChatTokenizer
 from creditflow.rollout.client import ChatClient, PolicyView
 
-_NEVER = 1 << 62
+_UNBOUNDED = 1 << 62
 """A version that no run reaches."""
 
 
@@ -86,7 +86,7 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         # In a training step, servers hold the weights of the step before; in asynchronous modes they may be updated
         # during the rollout. A validation runs after its step's update.
         first = step if validate else step - 1
-        versions = range(first, first + 1 if validate or self.synchronous else _NEVER)
+        versions = range(first, first + 1 if validate or self.synchronous else _UNBOUNDED)
         request_id = f"{name}-{row['uid'][:8]}"
         servers = Servers(self.clients, sampling_params, versions, request_id, self.idle_clock)
         started = time.perf_counter()
@@ -94,7 +94,7 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
             components, temperature = self.runner.components, 0.0 if greedy else float(sampling_params["temperature"])
             sampling = replace(components.sampling, temperature=temperature)
             recorded, report = await self.runner.run(rollout, servers, sampling)
-            record = RolloutRecord.from_trajectory(recorded, report, place, self._counted())
+            record = RolloutRecord.from_trajectory(recorded, report, place, self._take_counts(validate=validate))
             if not validate:
                 await self._put_rows(recorded, time.perf_counter() - started, row, session_id)
         except Exception as error:  # a recipe's functions may raise anything; the trainer counts and reports it
@@ -125,7 +125,7 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
             made, report = await self.runner.run_branch(recorded, request.at, rollout, servers, sampling)
             row = {"uid": request.uid, "global_steps": training_step, "index": request.index}
             await self._put_rows(made, time.perf_counter() - started, row, request.session, first_new_step(made))
-            return RolloutRecord.from_trajectory(made, report, (request.index, request.session), self._counted())
+            return RolloutRecord.from_trajectory(made, report, (request.index, request.session), self._take_counts())
         except Exception as error:  # a recipe's functions may raise anything; the trainer counts and reports it
             return RolloutRecord.from_error(error, rollout, (request.index, request.session))
 
@@ -138,9 +138,10 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
             fields = {name: row[name] for name in ("uid", "global_steps", "index")}
             await self._agent_loop_postprocess(outputs, False, **fields, session_id=session_id)
 
-    def _counted(self) -> dict[str, float]:
-        """What a record tells about the worker since its last one."""
-        return {**self.runner.components.endpoint_metrics(), SERVERS_IDLE_S: self.idle_clock.take()}
+    def _take_counts(self, *, validate: bool = False) -> dict[str, float]:
+        """Endpoint metrics and idle seconds since the last record of training."""
+        counts = self.runner.components.endpoint_metrics()
+        return counts if validate else {**counts, SERVERS_IDLE_S: self.idle_clock.take()}
 
     async def alive(self) -> None:
         """Return, unless the worker has died."""

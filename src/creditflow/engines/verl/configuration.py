@@ -37,7 +37,7 @@ from creditflow.config import (
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.engines.base import expect_capabilities
 from creditflow.engines.verl import overridden
-from creditflow.engines.verl.policies import optim_values, policy_configs
+from creditflow.engines.verl.policies import optim_values, policy_configs, rollout_devices
 from creditflow.engines.verl.recipe import CAPABILITIES, KEY, NAME, read_run_handle, recipe_section
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.monitoring.tracking import verl_trackers
@@ -227,7 +227,9 @@ MODES = ("sync", "colocate_async", "separate_async")
 update; or each on its own devices at the same time."""
 
 
-def _of_mode(config: DictConfig, wanted: Mapping[str, Any], known: Mapping[str, Any], recipe: Config) -> dict[str, Any]:
+def _mode_options(
+    config: DictConfig, wanted: Mapping[str, Any], known: Mapping[str, Any], recipe: Config
+) -> dict[str, Any]:
     """verl options that the trainer mode requires, or sets by default. Raises ConfigError for options that contradict.
 
     `wanted`: the user's verl options, by dotted key. `known`: verl's own values.
@@ -236,9 +238,7 @@ def _of_mode(config: DictConfig, wanted: Mapping[str, Any], known: Mapping[str, 
     mode = section.trainer_mode
     if mode not in MODES:
         raise ConfigError(f"trainer.v1.trainer_mode: expected one of {', '.join(MODES)}, got {mode!r}")
-    for key, value in wanted.items():
-        if mode != "separate_async" and value != known.get(key) and key.startswith(_SEPARATE_KEYS):
-            raise ConfigError(f"{key}: {_SEPARATE}")
+    _expect_read_in(mode, wanted, known)
     complete = recipe.actor_rollout_ref.rollout.min_complete_frac
     if mode == "sync":
         if complete < 1:
@@ -255,8 +255,8 @@ def _of_mode(config: DictConfig, wanted: Mapping[str, Any], known: Mapping[str, 
         )
     if PROPAGATION_RULES[recipe.algorithm.propagation].branches:
         raise ConfigError(
-            f"algorithm.propagation: {recipe.algorithm.propagation}, but trainer.v1.trainer_mode={mode} updates the "
-            "policies before the alternatives of a decision could be sampled from the same ones; expected sync"
+            f"algorithm.propagation: {recipe.algorithm.propagation}, but trainer.v1.trainer_mode={mode} may update "
+            "the policies before branches are sampled; expected sync"
         )
     values: dict[str, Any] = {
         "trainer.v1.sampler.max_off_policy_threshold": lag + 1,
@@ -277,6 +277,18 @@ def _of_mode(config: DictConfig, wanted: Mapping[str, Any], known: Mapping[str, 
     return values
 
 
+def _expect_read_in(mode: str, wanted: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a changed option that verl reads in another trainer mode."""
+    for key, value in wanted.items():
+        other = next((one for one in MODES if one != mode and key.startswith(f"trainer.v1.{one}.")), None)
+        if other is not None and value != known.get(key):
+            raise ConfigError(f"{key}: only trainer.v1.trainer_mode={other} reads it; leave it out, or set that mode")
+        if key.endswith(".parameter_sync_step") and key not in _REFUSED:
+            raise ConfigError(f"{key}: {_REFUSED['trainer.v1.separate_async.parameter_sync_step']}")
+        if mode != "separate_async" and value != known.get(key) and key.startswith(_SEPARATE_KEYS):
+            raise ConfigError(f"{key}: {_SEPARATE}")
+
+
 def checkpoints(run_folder: Path) -> Path:
     """The folder of a run's verl checkpoints."""
     return run_folder.absolute() / "checkpoints"
@@ -289,7 +301,7 @@ _REWARDS = "rewards are the recipe's reward.functions; verl's own reward functio
 _DATA = "tasks are the recipe's, and its workflow writes the prompts"
 _STEP_FILES = "every trajectory is in the run folder's steps/*.parquet and evaluation.json"
 _WORKFLOW = "turns and tools are the workflow's (team.workflow)"
-_SEPARATE = "it is for trainer.v1.trainer_mode=separate_async, with devices of its own for rollouts"
+_SEPARATE = "only trainer.v1.trainer_mode=separate_async reads it; leave it out, or set that mode"
 _STALENESS = "credit and samples have one limit; set algorithm.max_version_lag of the recipe"
 _UNREAD = "verl 0.9's trainer does not read it"
 
@@ -325,8 +337,9 @@ _REFUSED: dict[str, str] = {
     "trainer.use_v1": "creditflow's trainer is built on verl's V1; leave it true",
     "trainer.v1.separate_async.parameter_sync_step": "every update goes to the servers; use "
     "actor_rollout_ref.actor.ppo_mini_batch_size for several updates in a training step",
-    "actor_rollout_ref.hybrid_engine": "verl 0.9.1 fails at the start without it (PPOTrainerSeparateAsync._setup)",
-    "trainer.v1.separate_async.hybrid_rollout": "training devices are not lent to rollouts",
+    "actor_rollout_ref.hybrid_engine": "verl 0.9.1 fails at the start without it "
+    "(PPOTrainerSeparateAsync._setup); leave it at its default",
+    "trainer.v1.separate_async.hybrid_rollout": "training devices are not lent to rollouts; leave it at its default",
     "trainer.default_local_dir": "verl's checkpoints lie in the run's folder; "
     + _IN_RECIPE.format("trainer.default_local_dir"),
     "trainer.balance_batch": f"{_UNREAD}: batches are always balanced",
@@ -361,7 +374,6 @@ _REFUSED: dict[str, str] = {
 
 _SEPARATE_KEYS = _keys("""
     actor_rollout_ref.rollout: nnodes n_gpus_per_node checkpoint_engine.backend
-    trainer.v1: separate_async
 """)
 """verl keys and sections that only the mode `separate_async` reads."""
 
@@ -425,7 +437,7 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
     _expect_meaning(wanted.values, known | values)
     own = _nested(values) | {KEY: recipe_section(recipe, run_folder)}
     config = _compose(wanted.config_name, wanted.overrides, [own, _nested(wanted.section)])
-    for key, value in _of_mode(config, wanted.values, known, recipe.config).items():
+    for key, value in _mode_options(config, wanted.values, known, recipe.config).items():
         OmegaConf.update(config, key, value)
     _expect_fit(config, wanted.values, recipe.config)
     return config
@@ -726,15 +738,25 @@ def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -
             f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu: {actor.ppo_max_token_len_per_gpu}, which a row of "
             f"data.max_prompt_length + data.max_response_length = {longest} tokens does not fit into"
         )
+    _expect_divisible(config, recipe)
+
+
+def _expect_divisible(config: DictConfig, recipe: Config) -> None:
+    """Raise ConfigError if the devices of a policy cannot be divided into rollout servers."""
     rollout = config.actor_rollout_ref.rollout
     for name, own in policy_configs(config, recipe).items():
         devices = own.trainer.n_gpus_per_node * own.trainer.nnodes
         server = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
         if devices % server:
-            owner = f" of policy {name}" if len(trained) > 1 else ""
+            owner = f" of policy {name}" if len(trained_policies(recipe)) > 1 else ""
             raise ConfigError(
                 f"actor_rollout_ref.rollout.tensor_model_parallel_size: rollout servers of {server} devices, which the "
                 f"{devices}{owner} (trainer.n_gpus_per_node * trainer.nnodes) cannot be divided into"
+            )
+        if rollout_devices(own) % server:
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.tensor_model_parallel_size: rollout servers of {server} devices, which "
+                f"{rollout_devices(own)} (actor_rollout_ref.rollout.n_gpus_per_node * nnodes) cannot be divided into"
             )
 
 

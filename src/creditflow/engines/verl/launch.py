@@ -41,6 +41,7 @@ from creditflow.engines.common.run import (
 )
 from creditflow.engines.models.folders import critic_folder, is_hub_name, model_folder
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
+from creditflow.engines.verl.policies import rollout_devices
 from creditflow.engines.verl.recipe import KEY, NAME, read_run_handle, recipe_section
 from creditflow.errors import ConfigError, CreditflowError, first_line, says_disk_full
 from creditflow.monitoring import GuardEvent
@@ -142,12 +143,13 @@ def _expect_machine(config: DictConfig) -> None:
     init = config.ray_kwargs.ray_init
     if ray.is_initialized() or init.get("address") or os.environ.get("RAY_ADDRESS") or get_device_name() != "cuda":
         return  # a cluster's resources are checked on the cluster
-    wanted = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    wanted = config.trainer.n_gpus_per_node * config.trainer.nnodes + rollout_devices(config)
     available = torch.cuda.device_count() if init.get("num_gpus") is None else init.num_gpus
     if wanted > available:
         raise ConfigError(
-            f"trainer.n_gpus_per_node: {wanted} wanted (times trainer.nnodes), and this machine has {available} "
-            "devices; set trainer.n_gpus_per_node after --, or join a cluster: ray_kwargs.ray_init.address=auto"
+            f"trainer.n_gpus_per_node: {wanted} wanted (times trainer.nnodes, with those of rollouts), and this "
+            f"machine has {available} devices; set trainer.n_gpus_per_node after --, or join a cluster: "
+            "ray_kwargs.ray_init.address=auto"
         )
     server = config.actor_rollout_ref.rollout.name
     if server in ("vllm", "sglang") and importlib.util.find_spec(server) is None:
@@ -272,32 +274,41 @@ def _raise_reason(error: Exception, runner: _TaskRunnerActor) -> NoReturn:
 
 @contextlib.contextmanager
 def _watching_nodes(runner: _TaskRunnerActor) -> Iterator[list[str]]:
-    """Kill the driver if a machine is lost that was there when it started; yields the addresses of lost machines.
+    """Kill the driver if a machine with devices of the run is lost; yields the addresses of lost machines.
 
-    The driver may wait without limit for a process that was there: TransferQueue and gloo notice nothing.
+    The driver may wait without limit for a process of such a machine: neither TransferQueue nor gloo detects it.
     """
     import ray
 
-    lost, over, there = list[str](), threading.Event(), dict[str, str]()
+    lost, stopped, seen = list[str](), threading.Event(), dict[str, str]()
+    token = read_run_handle(runner.config).token
 
     def watch() -> None:
-        while not over.wait(_NODES_POLL_S):
+        while not stopped.wait(_NODES_POLL_S):
             if runner.handle is None:
                 continue
             alive = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-            if gone := there.keys() - alive.keys():
-                lost.extend(sorted(there[node] for node in gone))
+            if missing := seen.keys() - alive.keys():
+                lost.extend(sorted(seen[node] for node in missing))
                 runner.kill()
                 return
-            there.update(alive)
+            seen.update({node: alive[node] for node in _nodes_with_devices(token) if node in alive})
 
     thread = threading.Thread(target=watch, name="creditflow-nodes", daemon=True)
     thread.start()
     try:
         yield lost
     finally:
-        over.set()
+        stopped.set()
         thread.join()
+
+
+def _nodes_with_devices(token: str) -> set[str]:
+    """The ids of machines with placement groups of the run."""
+    import ray
+
+    groups = [group for group in ray.util.placement_group_table().values() if token in group["name"]]
+    return {node for group in groups for node in group["bundles_to_node_id"].values() if node}
 
 
 def _give_back_devices(token: str) -> None:

@@ -25,7 +25,8 @@ OVERRIDDEN: Mapping[str, str] = {
     f"{_V1}/agent_loop_tq.py": "AgentLoopManagerTQ.__init__ AgentLoopWorkerTQ.__init__",
     f"{_V1}/replay_buffer.py": """
         ReplayBuffer.sample ReplayBuffer._select_prompt_uids ReplayBuffer._dapo_filtered_keys
-        ReplayBuffer._wait_for_next_poll ReplayBufferAsync.sample
+        ReplayBuffer._wait_for_next_poll ReplayBuffer._terminal_eviction_reasons
+        ReplayBufferAsync._terminal_eviction_reasons ReplayBufferAsync.sample
     """,
     f"{_V1}/trainer_base.py": """
         PPOTrainer.__init__ PPOTrainer._setup PPOTrainer._init_resource_pool_mgr PPOTrainer._init_dataloader
@@ -52,7 +53,11 @@ OVERRIDDEN: Mapping[str, str] = {
     """,
     "workers/engine_workers.py": "ActorRolloutRefWorker.init_model",
     f"{_ROLLOUT}/llm_server.py": "LLMServerClient.generate FullyAsyncLLMServerClient.generate",
-    f"{_ROLLOUT}/replica.py": "RolloutReplica.__init__ RolloutReplica.init_hybrid RolloutReplica.init_standalone",
+    f"{_ROLLOUT}/replica.py": """
+        RolloutReplica.__init__ RolloutReplica.init_hybrid RolloutReplica.init_standalone
+        RolloutReplica.get_ray_class_with_init_args
+    """,
+    "checkpoint_engine/base.py": "CheckpointEngineWorker.__init__",
     f"{_ROLLOUT}/vllm_rollout/vllm_async_server.py": """
         vLLMHttpServer.collective_rpc vLLMReplica.__init__ vLLMReplica.launch_servers
     """,

@@ -9,6 +9,13 @@ from creditflow.config import Config, OptimConfig, lora_rank_of, model_of, optim
 from creditflow.errors import ConfigError
 
 
+def rollout_devices(verl_config: Any) -> int:
+    """The devices for rollouts alone, which only `separate_async` has."""
+    rollout = verl_config.actor_rollout_ref.rollout
+    separate = verl_config.trainer.v1.trainer_mode == "separate_async"
+    return int(rollout.nnodes * rollout.n_gpus_per_node) if separate else 0
+
+
 def policy_configs(verl_config: Any, config: Config) -> dict[str, Any]:
     """verl's configuration for each trained policy, with the leading policy first.
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.replica import RolloutMode, RolloutReplicaRegistry
 
@@ -22,10 +24,10 @@ from creditflow.errors import CreditflowError
 
 _SECTION = "creditflow"
 """The key in `rollout.engine_kwargs`, whose other keys are names of back ends."""
-_RANKS_A_POLICY = 1024
-"""A power of two: SGLang takes the rank modulo the number of devices."""
+_RANKS_A_POLICY = 3360
+"""SGLang takes the rank modulo the number of devices, which divides this number on machines of 1 to 8, 16 or 32."""
 _POLICY = "policy"
-_ANSWER_S = 600.0
+_TRANSFER_TIMEOUT_S = 600.0
 """The longest time in which a server must take a part of the weights."""
 
 
@@ -61,7 +63,7 @@ def assign_servers(rollout: Any, policy: str, place: int, token: str) -> None:
 
 
 class _PolicyReplica:
-    """A mix-in of verl's replicas: the ranks are the policy's own, and the servers know the policy."""
+    """A mix-in of verl's replicas: the ranks are the policy's own, and the servers check the sender's policy."""
 
     def __init__(self, replica_rank: int, config: Any, *args: Any, **kwargs: Any) -> None:
         self.place, own = replica_rank, PolicyServers.read(config)
@@ -76,6 +78,15 @@ class _PolicyReplica:
         self.rollout_mode = RolloutMode.HYBRID
         self.workers = worker_group.workers[self.world_size * self.place : self.world_size * (self.place + 1)]
         await self.launch_servers()
+
+    def get_ray_class_with_init_args(self: Any) -> RayClassWithInitArgs:
+        """The worker beside a server on devices of its own, which receives weights and passes them on."""
+        return RayClassWithInitArgs(
+            cls=ray.remote(PolicyCheckpointWorker),
+            rollout_config=self.config,
+            model_config=self.model_config,
+            replica_rank=self.replica_rank,
+        )
 
     async def launch_servers(self: Any) -> None:
         """Start the servers. Only placement groups have the suffix: the adapters would not find servers with one."""
@@ -130,23 +141,34 @@ class PolicyWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         """Load the models, and make the adapter of the policy's servers."""
         super().init_model()
         if (plain := getattr(self, "rollout", None)) is not None:
-            self.rollout = policy_adapter(plain)
+            first_rank = PolicyServers.read(plain.config).first_rank
+            self.rollout = policy_adapter(plain, first_rank + plain.replica_rank)
 
 
 class SeparatePolicyWorker(PolicyWorker, DetachActorWorker):  # type: ignore[misc]
-    """The same for training on devices of its own."""
+    """`PolicyWorker` for training on devices without servers."""
 
 
-def policy_adapter(plain: Any) -> Any:
-    """The adapter of the same training worker and the servers of its own policy, from verl's."""
-    own = PolicyServers.read(plain.config)
+class PolicyCheckpointWorker(CheckpointEngineWorker):  # type: ignore[misc]
+    """verl's worker beside a server without training, which sends the weights to the server of its own policy."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        plain: Any = self.server_adapter
+        self.server_adapter: Any = policy_adapter(plain, plain.replica_rank)
+
+
+def policy_adapter(plain: Any, replica_rank: int) -> Any:
+    """The adapter of the server with `replica_rank`, which names the policy, from verl's adapter of another rank."""
     mixin = _ADAPTERS.get(plain.config.name)
+    if mixin is None and replica_rank == plain.replica_rank:
+        return plain
     adapter = type(plain) if mixin is None else type(type(plain).__name__, (mixin, type(plain)), {})
     return adapter(
         config=plain.config,
         model_config=plain.model_config,
         device_mesh=plain.device_mesh,
-        replica_rank=own.first_rank + plain.replica_rank,
+        replica_rank=replica_rank,
     )
 
 
@@ -164,13 +186,14 @@ class _VllmAdapter:
         policy = PolicyServers.read(self.config).policy
         if self._ensure_server_handle():
             await self.server_handle.expect_policy.remote(policy)
-        zmq.Context.instance().setsockopt(zmq.RCVTIMEO, int(1000 * _ANSWER_S))
+        for limit in (zmq.RCVTIMEO, zmq.SNDTIMEO):
+            zmq.Context.instance().setsockopt(limit, int(1000 * _TRANSFER_TIMEOUT_S))
         try:
             await super().update_weights(*args, **given)  # type: ignore[misc]
         except zmq.Again as error:
             raise CreditflowError(
-                f"the rollout server of policy {policy} did not take its weights within {_ANSWER_S:g} s; run the same "
-                "command again to go on from the last checkpoint"
+                f"the rollout server of policy {policy} did not take its weights within {_TRANSFER_TIMEOUT_S:g} s; run "
+                "the same command again to go on from the last checkpoint"
             ) from error
 
     async def _execute_method(self: Any, method: str, *args: Any, **given: Any) -> Any:
@@ -180,7 +203,7 @@ class _VllmAdapter:
 
 
 class _SglangAdapter:
-    """A mix-in of verl's adapter for SGLang, which asks the server for its policy before it sends anything."""
+    """A mix-in of verl's adapter for SGLang, which checks the server's policy before the first transfer."""
 
     async def _init_server_adapter(self: Any) -> None:
         new = getattr(self, "_engine", None) is None

@@ -173,11 +173,10 @@ def take(
 
     Raises ConfigError with the first mistake in the recipe that a record reports.
     """
-    tags: dict[str, dict[str, Any]] = (tq.kv_list(partition_id=where) or {}).get(where, {})
+    tags = _tags(where)
     wanted = None if uids is None else set(uids)
     kept = [key for key in tags if wanted is None or key.split("_")[0] in wanted]
-    if mistakes := [tags[key]["message"] for key in kept if tags[key]["status"] == "mistake"]:
-        raise ConfigError(mistakes[0])
+    _expect_no_mistake(tags[key] for key in kept)
     keys = sorted(kept, key=lambda key: (tags[key]["place"][0], key.split("_")[0], tags[key]["place"][1]))
     table = unpack(_payloads(keys, where))
     reports = [report for key in keys if (report := tags[key]["report"])]
@@ -192,6 +191,22 @@ def take(
         expected=expected,
         counted=sum_metrics([tags[key]["counted"] for key in keys]),
     )
+
+
+def expect_no_mistake(where: str) -> None:
+    """Raise ConfigError with the first mistake in the recipe that a record in partition `where` reports."""
+    _expect_no_mistake(_tags(where).values())
+
+
+def _tags(where: str) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = (tq.kv_list(partition_id=where) or {}).get(where, {})
+    return found
+
+
+def _expect_no_mistake(tags: Iterable[Mapping[str, Any]]) -> None:
+    # A record that is being written has a key before it has a tag.
+    if mistake := next((tag["message"] for tag in tags if tag.get("status") == "mistake"), None):
+        raise ConfigError(mistake)
 
 
 def sum_metrics(counted: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -137,6 +137,14 @@ def concatenate_rows(parts: Iterable[KVBatchMeta]) -> KVBatchMeta:
     )
 
 
+def delete_orphans(where: str = "train") -> None:
+    """Remove the rows of finished groups. A checkpoint still has those that its last step was trained on."""
+    tags = (tq.kv_list(partition_id=where) or {}).get(where, {})
+    groups = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
+    if gone := [key for key in tags if key.split("_")[0] not in groups]:
+        tq.kv_clear(keys=gone, partition_id=where)
+
+
 def delete_rows(rows: KVBatchMeta, keep: Iterable[str]) -> None:
     """Remove the rows from TransferQueue, except those in `keep`."""
     kept = set(keep)

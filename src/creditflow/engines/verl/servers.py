@@ -128,8 +128,8 @@ class Servers:
             first, last = self.versions[0], self.versions[-1]
             expected = f"{first}" if first == last else f"at least {first}"
             raise LostServer(
-                f"policy {policy}: the server holds weights of version {wrong[0]}, expected {expected}: it was "
-                "restarted, and gets the right ones with the next update"
+                f"policy {policy}: the server holds weights of version {wrong[0]}, expected {expected}: the "
+                "server restarted; the next update replaces its weights"
             )
         ids = tuple(output.token_ids)
         if output.log_probs is None or len(output.log_probs) != len(ids):

@@ -13,9 +13,9 @@ class CreditflowTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # typ
 
     def run(self, config: Any) -> None:
         """Train until the run is finished."""
-        from creditflow.engines.verl.trainer import TRAINER  # imports, and so registers, the trainers
+        from creditflow.engines.verl.trainer import TRAINER_PREFIX  # imports, and so registers, the trainers
 
-        config.trainer.v1.trainer_mode = TRAINER + config.trainer.v1.trainer_mode
+        config.trainer.v1.trainer_mode = TRAINER_PREFIX + config.trainer.v1.trainer_mode
         try:
             super().run(config)
         finally:

@@ -62,7 +62,7 @@ from creditflow.engines.common.metrics import staleness_metrics, step_metrics, u
 from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.common.run import FINISHED
 from creditflow.engines.verl.branches import BranchRun
-from creditflow.engines.verl.policies import policy_configs
+from creditflow.engines.verl.policies import policy_configs, rollout_devices
 from creditflow.engines.verl.policy_servers import (
     PolicyWorker,
     SeparatePolicyWorker,
@@ -70,8 +70,15 @@ from creditflow.engines.verl.policy_servers import (
     servers_of_policy,
 )
 from creditflow.engines.verl.recipe import NAME, read_run_handle
-from creditflow.engines.verl.rollouts import SERVERS_IDLE_S, RolloutRecords, partition, sum_metrics, take
-from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, write
+from creditflow.engines.verl.rollouts import (
+    SERVERS_IDLE_S,
+    RolloutRecords,
+    expect_no_mistake,
+    partition,
+    sum_metrics,
+    take,
+)
+from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_orphans, delete_rows, write
 from creditflow.engines.verl.versions import VersionedClient
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.monitoring import Evaluation, GuardEvent
@@ -87,6 +94,8 @@ _STATE = "creditflow.json"
 _LATEST = "latest_checkpointed_iteration.txt"
 """verl's file that names the newest checkpoint."""
 _CORES_A_DEVICE = ResourcePoolManager.max_colocate_count
+_CORES_A_ROLLOUT_DEVICE = 2
+"""verl's number for devices of `separate_async` (`RolloutReplica.init_standalone`)."""
 _CORES_BESIDE = 2
 """Cores for the driver and the start of further actors."""
 _MOST_POLL_S = 2.0
@@ -94,14 +103,15 @@ _ROLLOUTS_PER_SECOND = 2000.0
 """Rollouts per second of polling interval, so that polling does not keep TransferQueue busy."""
 
 
-TRAINER = "creditflow_"
+TRAINER_PREFIX = "creditflow_"
 """The prefix of the trainers' names in verl's registry, before that of the mode."""
 
 
 class PolicyTrainer(PPOTrainer):  # type: ignore[misc]
-    """The verl workers, servers, reference and critic of one trained policy, number `place` of them.
+    """The verl workers, servers, reference and critic of one trained policy.
 
-    A mix-in of verl's trainers, of one of which (`MODES`) each concrete class inherits.
+    A mix-in of verl's trainers, of one of which (`MODES`) each concrete class inherits. `place`: the index of the
+    policy among the trained ones, from 0.
     """
 
     def __init__(self, config: Any, policy: str, place: int) -> None:
@@ -255,6 +265,7 @@ class PartnerPolicy(PolicyTrainer):
 
     def __init__(self, config: Any, policy: str, place: int, total_steps: int) -> None:
         self._total_steps = total_steps
+        self.curr_step_profile = self.prev_step_profile = False  # the leader starts and stops profilers
         super().__init__(config, policy, place)
 
     def _build_replay_buffer(self) -> None:
@@ -268,11 +279,9 @@ class PartnerPolicy(PolicyTrainer):
     def _load_checkpoint(self) -> None:
         self.global_steps = 0  # the run prints its starting step
 
-    def follow(self, leader: PolicyTrainer) -> None:
-        """Take over the training step and what belongs to it, as far as the run has come to it."""
-        for name in ("global_steps", "timing_raw", "curr_step_profile", "prev_step_profile"):
-            if hasattr(leader, name):
-                setattr(self, name, getattr(leader, name))
+    def copy_step_from(self, leader: PolicyTrainer) -> None:
+        """Copy the training step and its timers, which the leader has from the first step on."""
+        self.global_steps, self.timing_raw = leader.global_steps, getattr(leader, "timing_raw", {})
 
     def save(self, folder: Path, step: int) -> None:
         """Write model, optimizer and critic into `folder`."""
@@ -301,7 +310,7 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
     def from_replay_buffer(
         cls, buffer: ReplayBuffer, expect_workers: Callable[[], None], min_complete_frac: float
     ) -> RolloutBuffer:
-        """Take over the state of `buffer`, which verl has set up, and its policy of sampling."""
+        """Take over the state and the base class of `buffer`, which verl has set up."""
         replay_buffer: RolloutBuffer = object.__new__(type(cls.__name__, (cls, type(buffer)), {}))
         replay_buffer.__dict__.update(
             buffer.__dict__,
@@ -339,11 +348,17 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
         self.failure_keys[partition_id] |= without
         return super()._dapo_filtered_keys(partition_id)
 
+    def _terminal_eviction_reasons(self, *args: Any) -> Any:
+        stale, filtered, failed, counts = super()._terminal_eviction_reasons(*args)
+        # In asynchronous modes verl replaces groups without rows; the trainer must see and count their failures.
+        counted = self.filter_groups_metric is None
+        return stale, filtered, set() if counted else failed, counts
+
     @property
     def unfinished(self) -> set[str]:
         """The uids of groups that are not selected yet."""
         statuses = (self.pending_keys, self.running_keys, self.finished_keys, self.failure_keys)
-        return {uid for of in statuses for uid in of["train"]} - self.selected
+        return {uid for keys in statuses for uid in keys["train"]} - self.selected
 
     def _wait_for_next_poll(self, *args: Any) -> Any:
         self.expect_workers()
@@ -359,7 +374,7 @@ class CreditflowTrainer(PolicyTrainer):
     def __init__(self, config: Any) -> None:
         run = read_run_handle(config)
         with open_dict(config):  # verl compares the mode's name in several places
-            config.trainer.v1.trainer_mode = config.trainer.v1.trainer_mode.removeprefix(TRAINER)
+            config.trainer.v1.trainer_mode = config.trainer.v1.trainer_mode.removeprefix(TRAINER_PREFIX)
         configs = policy_configs(config, run.config)
         lead = next(iter(configs))
         expect_cores(config)
@@ -402,6 +417,8 @@ class CreditflowTrainer(PolicyTrainer):
 
     def _expect_workers(self) -> None:
         self.agent_loop_manager.expect_alive()
+        if self.trainer_mode != "sync":  # a group that failed may be replaced before anyone takes its records
+            expect_no_mistake(partition(validate=False))
 
     def _get_n_gpus_for_throughput(self) -> int:
         others = sum(int(partner._get_n_gpus_for_throughput()) for partner in self.partners)
@@ -421,40 +438,40 @@ class CreditflowTrainer(PolicyTrainer):
         return {t.policy: (t.get_llm_client(), t.config.actor_rollout_ref.model) for t in self.trainers}
 
     def on_init_end(self) -> None:
-        self._of_all("on_init_end")
+        self._call_hook("on_init_end")
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
         self._training = True
 
     def on_step_begin(self) -> None:
-        self._of_all("on_step_begin")
+        self._call_hook("on_step_begin")
 
     def on_step_end(self) -> None:
-        self._of_all("on_step_end")
+        self._call_hook("on_step_end")
 
     def on_sample_begin(self) -> None:
-        self._of_all("on_sample_begin")
+        self._call_hook("on_sample_begin")
 
     def on_sample_end(self) -> None:
-        self._of_all("on_sample_end")
+        self._call_hook("on_sample_end")
 
     def on_validate_begin(self) -> None:
-        self._of_all("on_validate_begin")
+        self._call_hook("on_validate_begin")
 
     def on_validate_end(self) -> None:
-        self._of_all("on_validate_end")
+        self._call_hook("on_validate_end")
 
-    def _of_all(self, hook: str) -> None:
-        """Call verl's hook for every trained policy: what the mode does to servers at this time."""
-        with servers_there():
+    def _call_hook(self, hook: str) -> None:
+        """Run verl's `hook` for every trained policy."""
+        with expect_live_servers():
             getattr(super(), hook)()
             for partner in self.partners:
-                partner.follow(self)
+                partner.copy_step_from(self)
                 getattr(partner, hook)()
 
     def _sync_weights(self, version: int) -> None:
-        with servers_there():
+        with expect_live_servers():
             for trainer in self.trainers:
                 trainer.checkpoint_manager.update_weights(version)
 
@@ -473,6 +490,7 @@ class CreditflowTrainer(PolicyTrainer):
         state = {
             **control_state(self.threshold, self.guard, self.history),
             "policies": self.policies,
+            "trainer_mode": self.trainer_mode,
             "generated_tokens": self.generated.total,
             "branch_tokens": self.generated.branches,
         }
@@ -493,6 +511,13 @@ class CreditflowTrainer(PolicyTrainer):
             raise CreditflowError(
                 f"{self._checkpoint()}: holds policies {there}, but the recipe trains {', '.join(here)}"
             )
+        if (mode := state.get("trainer_mode", "sync")) != self.trainer_mode:
+            raise CreditflowError(
+                f"{self._checkpoint()}: trainer.v1.trainer_mode: expected {mode}, as the run began, because the "
+                f"checkpoint holds unfinished rollouts of that mode; got {self.trainer_mode}"
+            )
+        if mode != "sync":
+            delete_orphans()
         self.history = load_control_state(state, self.threshold, self.guard)
         self.generated = GeneratedTokens(state.get("generated_tokens", 0), state.get("branch_tokens", 0))
         remove_later(self.folder.path, self.global_steps)
@@ -698,7 +723,9 @@ class CreditflowTrainer(PolicyTrainer):
         )
         self._servers_idle_s = rollouts.counted.get(SERVERS_IDLE_S, 0.0)
         if self.trainer_mode != "sync":
-            self._own_metrics |= staleness_metrics(rollouts.batch, self.global_steps - 1)
+            self._own_metrics |= staleness_metrics(
+                rollouts.batch, dict.fromkeys(rollouts.batch.policy_names, self.global_steps - 1)
+            )
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
@@ -824,7 +851,7 @@ MODES = {
 """verl's trainer of each mode."""
 PARTNERS = {mode: type(PartnerPolicy.__name__, (PartnerPolicy, base), {}) for mode, base in MODES.items()}
 for _mode, _base in MODES.items():
-    register_trainer(TRAINER + _mode)(type(CreditflowTrainer.__name__, (CreditflowTrainer, _base), {}))
+    register_trainer(TRAINER_PREFIX + _mode)(type(CreditflowTrainer.__name__, (CreditflowTrainer, _base), {}))
 
 _TIMING = {"gen": "rollout", "adv": "advantage"}
 """The local engine's names for verl's timers of the same measurement."""
@@ -837,17 +864,19 @@ def trained_by(policy: str, assignment: Assignment) -> Bools:
 
 def expect_cores(config: Any) -> None:
     """Raise ConfigError if Ray has too few cores for verl's worker groups, which would wait forever."""
-    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    wanted, available = _CORES_A_DEVICE * devices + _CORES_BESIDE, ray.cluster_resources().get("CPU", 0)
+    devices, of_rollouts = config.trainer.n_gpus_per_node * config.trainer.nnodes, rollout_devices(config)
+    wanted = _CORES_A_DEVICE * devices + _CORES_A_ROLLOUT_DEVICE * of_rollouts + _CORES_BESIDE
+    available = ray.cluster_resources().get("CPU", 0)
     if available < wanted:
+        separate = f", {_CORES_A_ROLLOUT_DEVICE} for each of {of_rollouts} for rollouts" if of_rollouts else ""
         raise ConfigError(
             f"ray_kwargs.ray_init.num_cpus: Ray counts {available:g} cores; verl asks for {wanted} with {devices} "
-            f"devices ({_CORES_A_DEVICE} for each, {_CORES_BESIDE} beside)"
+            f"devices ({_CORES_A_DEVICE} for each{separate}, {_CORES_BESIDE} beside)"
         )
 
 
 @contextmanager
-def servers_there() -> Iterator[None]:
+def expect_live_servers() -> Iterator[None]:
     """Raise CreditflowError if a rollout server inside died and was not restarted."""
     try:
         yield

@@ -16,8 +16,8 @@ from creditflow.engines.verl.servers import SPANS
 _parts: ContextVar[list[tuple[int, int | None]]] = ContextVar("parts")
 
 
-class _NotingClient(LLMServerClient):  # type: ignore[misc]
-    """Notes the tokens and the version of each answer of a server."""
+class _RecordingClient(LLMServerClient):  # type: ignore[misc]
+    """Records the number of tokens and the version of each answer of a server."""
 
     async def generate(self, *args: Any, **kwargs: Any) -> Any:
         output = await super().generate(*args, **kwargs)
@@ -25,10 +25,10 @@ class _NotingClient(LLMServerClient):  # type: ignore[misc]
         return output
 
 
-class VersionedClient(FullyAsyncLLMServerClient, _NotingClient):  # type: ignore[misc]
-    """verl's client for servers whose calls are aborted and continued; it also tells the version of every token.
+class VersionedClient(FullyAsyncLLMServerClient, _RecordingClient):  # type: ignore[misc]
+    """verl's client for servers whose calls are aborted and continued, which records the version of every token.
 
-    verl's own keeps the first and the last version alone.
+    verl's client keeps only the first and the last version.
     """
 
     async def generate(self, *args: Any, **kwargs: Any) -> Any:
