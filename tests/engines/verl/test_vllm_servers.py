@@ -120,6 +120,21 @@ def test_each_policy_trains_its_own_adapter(tmp_path: Path):
         assert made.series(f"{name}/{DIFFERENCE}").max() < 1e-5
 
 
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_vllm_serves_the_asynchronous_modes(tmp_path: Path, mode: str):
+    separate = (
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.n_gpus_per_node=1",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=file",
+    )
+    verl = (f"trainer.v1.trainer_mode={mode}", *(separate if mode == "separate_async" else ()))
+    made = train(tmp_path / "run", 4, "algorithm.max_version_lag=2", verl=verl)
+    assert made.series(DIFFERENCE)[0] < 1e-5  # sampled and trained with the same weights
+    for step in range(1, 5):
+        assert set((step - 1 - made.batch(step).policy_version).tolist()) <= {0, 1, 2}
+    assert made.series("rollout/staleness").max() > 0
+
+
 KILL = """
 
 async def kill_and_plan(task, team):
