@@ -36,7 +36,7 @@ def train(folder: Path, mode: str, *overrides: str, steps: int = STEPS, recipe: 
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["colocate_async", "separate_async"])
+@pytest.fixture(scope="module", params=["colocate_async", pytest.param("separate_async", marks=pytest.mark.slow)])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(tmp_path_factory.mktemp(request.param) / "run", request.param)
 
