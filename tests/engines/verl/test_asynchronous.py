@@ -108,7 +108,7 @@ async def solve_late(task, team):
 """
 
 
-def test_late_groups_join_the_next_batch(tmp_path: Path):
+def test_late_groups_join_a_later_batch(tmp_path: Path):
     """Rollouts of every fourth task wait until the first training step is recorded, so it must not wait for them."""
     shutil.copy(TOY, tmp_path)
     text = TOY.with_suffix(".py").read_text() + LATE.format(metrics=str(tmp_path / "run" / "metrics.jsonl"))
@@ -123,7 +123,7 @@ def test_late_groups_join_the_next_batch(tmp_path: Path):
         for b in batches
     ]
     assert not any(late[0])
-    assert any(late[1])
+    assert any(map(any, late[1:]))
     ids = [name for batch in batches for name in batch.trajectory_ids]
     assert len(ids) == len(set(ids))
     assert all(batch.n_trajectories % 4 == 0 for batch in batches)  # whole groups
