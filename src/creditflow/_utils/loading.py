@@ -18,6 +18,8 @@ from typing import Any
 
 from creditflow.errors import USER_MODULE, ConfigError, did_you_mean
 
+_OFFERED: dict[str, tuple[str, bytes]] = {}
+"""The files of `offer_files`."""
 _FILES: dict[str, tuple[str, bytes]] = {}
 """The user's files loaded by this process: module name -> path and text."""
 
@@ -103,12 +105,16 @@ def _load_file(file: str, base: Path, key: str) -> Any:
 
 
 def loaded_files() -> dict[str, tuple[str, bytes]]:
-    """The user's files loaded by this process, as they were at loading: module name -> path and text."""
-    return dict(_FILES)
+    """The user's files loaded by this process or offered to it, as they were: module name -> path and text."""
+    return _OFFERED | _FILES
 
 
 def offer_files(files: Mapping[str, tuple[str, bytes]]) -> None:
-    """Make files that another process has loaded importable here, under the same module names."""
+    """Make files that another process has loaded importable here and in this process's own workers.
+
+    They keep their module names.
+    """
+    _OFFERED.update(files)
     sys.meta_path.insert(0, _Offered(files))
 
 

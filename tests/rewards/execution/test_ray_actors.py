@@ -273,6 +273,17 @@ def test_counters_of_actors_are_summed(tmp_path):
     backend.close()
 
 
+def test_function_of_a_recipe_file_runs_in_an_actor(tmp_path):
+    """An actor has the file's text alone, and passes it on to its own worker process."""
+    (tmp_path / "mine.py").write_text("def half(trajectory):\n    return 0.5\n")
+    (function,) = load_reward_functions([RewardFunctionConfig(fn="mine.py:half", level="outcome")], tmp_path, ())
+    manager = RewardManager([function], backend=backend_of([function]))
+    trajectory = a_trajectory()
+    asyncio.run(manager.score([trajectory]))
+    manager.close()
+    assert trajectory.outcome.value == 0.5
+
+
 def test_traceback_comes_back_from_an_actor():
     def looks_up(step, trajectory):
         return step.info["labels"]
