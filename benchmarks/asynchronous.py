@@ -36,7 +36,7 @@ MEASURES = (
 LAGS = (1, 2, 4)
 SEEDS, STEPS, LATE = 3, 24, 6
 REPEATS, FAST_STEPS = 3, 12
-"""Of the comparison of throughput. The first two training steps of a run are left out: they start processes."""
+"""Repeats and training steps of the comparison of throughput. The first two steps start processes and do not count."""
 _SKIPPED = 2
 _FASTER = 1.5
 """The target: training steps of `separate_async` per one of `sync`."""

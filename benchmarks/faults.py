@@ -116,7 +116,7 @@ class Outcome:
 
 
 def complete(end: Outcome) -> list[str]:
-    """What is wrong with the records of a finished run: each training step once, with every rollout once."""
+    """Check that a finished run has each training step once, with every rollout once; returns the differences."""
     steps = [row["step"] for row in read_metrics(end.folder) if row["step"] > 0]
     wrong = [] if steps == list(range(1, len(steps) + 1)) and steps else [f"training steps {steps}"]
     seen: set[str] = set()
@@ -154,7 +154,7 @@ def counted_reward(end: Outcome) -> list[str]:
 FAULTS: dict[str, tuple[str, Callable[[Outcome], list[str]]]] = {
     "server": ("", counted_server),
     "worker": ("an agent-loop worker died", lambda end: []),
-    "node": ("a machine of the cluster was lost", lambda end: []),
+    "node": ("error: ", lambda end: []),  # the first process that notices it gives the reason
     "reward actor": ("", counted_reward),
     "hanging workflow": ("", counted_hang),
 }
@@ -228,7 +228,7 @@ def on_nodes(folder: Path, mark: str) -> tuple[Outcome, Outcome]:
 
 
 def wrong_with(fault: str, folder: Path) -> list[str]:
-    """Do a run with the fault; returns what is not as documented."""
+    """Do a run with the fault; returns the differences from the documented behaviour."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(RECIPE)

@@ -42,7 +42,7 @@ def staleness_metrics(batch: TrajectoryBatch, trained: Mapping[str, int]) -> dic
 
     `trained`: the version that each policy has before its update; steps of others are left out.
     """
-    known = np.array([name in trained for name in batch.policy_names])
+    known = np.array([name in trained for name in batch.policy_names], dtype=np.bool_)
     newest_S = np.array([trained.get(name, 0) for name in batch.policy_names])[batch.policy_of_step]
     sampled_S = np.add.reduceat(np.r_[batch.response_mask, False].astype(np.int64), batch.token_offsets[:-1])
     sampled_S[(np.diff(batch.token_offsets) == 0) | ~known[batch.policy_of_step]] = 0

@@ -282,11 +282,11 @@ def _expect_read_in(mode: str, wanted: Mapping[str, Any], known: Mapping[str, An
     for key, value in wanted.items():
         other = next((one for one in MODES if one != mode and key.startswith(f"trainer.v1.{one}.")), None)
         if other is not None and value != known.get(key):
-            raise ConfigError(f"{key}: only trainer.v1.trainer_mode={other} reads it; leave it out, or set that mode")
+            raise ConfigError(f"{key}: {_OTHER_MODE.format(other)}")
         if key.endswith(".parameter_sync_step") and key not in _REFUSED:
             raise ConfigError(f"{key}: {_REFUSED['trainer.v1.separate_async.parameter_sync_step']}")
         if mode != "separate_async" and value != known.get(key) and key.startswith(_SEPARATE_KEYS):
-            raise ConfigError(f"{key}: {_SEPARATE}")
+            raise ConfigError(f"{key}: {_OTHER_MODE.format('separate_async')}")
 
 
 def checkpoints(run_folder: Path) -> Path:
@@ -301,7 +301,7 @@ _REWARDS = "rewards are the recipe's reward.functions; verl's own reward functio
 _DATA = "tasks are the recipe's, and its workflow writes the prompts"
 _STEP_FILES = "every trajectory is in the run folder's steps/*.parquet and evaluation.json"
 _WORKFLOW = "turns and tools are the workflow's (team.workflow)"
-_SEPARATE = "only trainer.v1.trainer_mode=separate_async reads it; leave it out, or set that mode"
+_OTHER_MODE = "only trainer.v1.trainer_mode={} reads it; leave it out, or set that mode"
 _STALENESS = "credit and samples have one limit; set algorithm.max_version_lag of the recipe"
 _UNREAD = "verl 0.9's trainer does not read it"
 

@@ -80,7 +80,7 @@ class _PolicyReplica:
         await self.launch_servers()
 
     def get_ray_class_with_init_args(self: Any) -> RayClassWithInitArgs:
-        """The worker beside a server on devices of its own, which receives weights and passes them on."""
+        """The worker that receives weights for a server on separate devices, with its arguments."""
         return RayClassWithInitArgs(
             cls=ray.remote(PolicyCheckpointWorker),
             rollout_config=self.config,
@@ -134,7 +134,7 @@ def servers_of_policy(backend: str) -> Iterator[None]:
 
 
 class PolicyWorker(ActorRolloutRefWorker):  # type: ignore[misc]
-    """verl's training worker, which sends its weights to the servers of its own policy."""
+    """verl's training worker, with an adapter for the servers of the same policy."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def init_model(self) -> None:
@@ -150,7 +150,7 @@ class SeparatePolicyWorker(PolicyWorker, DetachActorWorker):  # type: ignore[mis
 
 
 class PolicyCheckpointWorker(CheckpointEngineWorker):  # type: ignore[misc]
-    """verl's worker beside a server without training, which sends the weights to the server of its own policy."""
+    """verl's worker beside a server on separate devices, with an adapter for a server of the same policy."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

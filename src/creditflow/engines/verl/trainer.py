@@ -62,6 +62,7 @@ from creditflow.engines.common.metrics import staleness_metrics, step_metrics, u
 from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.common.run import FINISHED
 from creditflow.engines.verl.branches import BranchRun
+from creditflow.engines.verl.configuration import MODES
 from creditflow.engines.verl.policies import policy_configs, rollout_devices
 from creditflow.engines.verl.policy_servers import (
     PolicyWorker,
@@ -110,7 +111,7 @@ TRAINER_PREFIX = "creditflow_"
 class PolicyTrainer(PPOTrainer):  # type: ignore[misc]
     """The verl workers, servers, reference and critic of one trained policy.
 
-    A mix-in of verl's trainers, of one of which (`MODES`) each concrete class inherits. `place`: the index of the
+    A mix-in of verl's trainers, of one of which (`BASES`) each concrete class inherits. `place`: the index of the
     policy among the trained ones, from 0.
     """
 
@@ -843,14 +844,10 @@ class CreditflowTrainer(PolicyTrainer):
         return batch_of(pa.concat_tables([table_of(part) for part in parts]).unify_dictionaries())
 
 
-MODES = {
-    "sync": PPOTrainerSync,
-    "colocate_async": PPOTrainerColocateAsync,
-    "separate_async": PPOTrainerSeparateAsync,
-}
+BASES = dict(zip(MODES, (PPOTrainerSync, PPOTrainerColocateAsync, PPOTrainerSeparateAsync), strict=True))
 """verl's trainer of each mode."""
-PARTNERS = {mode: type(PartnerPolicy.__name__, (PartnerPolicy, base), {}) for mode, base in MODES.items()}
-for _mode, _base in MODES.items():
+PARTNERS = {mode: type(PartnerPolicy.__name__, (PartnerPolicy, base), {}) for mode, base in BASES.items()}
+for _mode, _base in BASES.items():
     register_trainer(TRAINER_PREFIX + _mode)(type(CreditflowTrainer.__name__, (CreditflowTrainer, _base), {}))
 
 _TIMING = {"gen": "rollout", "adv": "advantage"}
