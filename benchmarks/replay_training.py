@@ -69,7 +69,7 @@ def main() -> int:
     found = figures(board)
     short_of = show(found)
     if not given.quick and len(found) == 4 * len(TEAMS):
-        write("replay_training", found, ("creditflow", "torch"), work.measured, {"rates": tuned})
+        write("replay_training", found, ("creditflow", "torch"), work.measured, {"rates": board.tuned()})
     return int(short_of)
 
 
