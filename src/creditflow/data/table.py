@@ -186,35 +186,30 @@ def unpack(messages: Iterable[bytes | memoryview]) -> pa.Table:
 
     Raises BatchError for a damaged message, or one packed by a version of creditflow with another schema.
     """
-    parts, batches, size = [], [], 0
-    for place, message in enumerate(messages):
-        body = _opened(memoryview(message), place)
-        batches.append(pa.ipc.read_record_batch(body, schema()))
-        size += body.size
-        if size > _AT_ONCE:
-            parts.append(pa.Table.from_batches(batches).combine_chunks())
-            batches, size = [], 0
-    parts.append(pa.Table.from_batches(batches, schema()).combine_chunks())
-    table = pa.concat_tables(parts)
-    del parts, batches  # free the parts before their columns are joined
-    for place, field in enumerate(table.schema):
-        if pa.types.is_list(field.type):  # so that the batch can view its tokens without a copy
-            table = table.set_column(place, field, table.column(place).combine_chunks())
-    return _spread(table)
+    return join([read_message(message, f"message {place}") for place, message in enumerate(messages)])
+
+
+def read_message(message: bytes | memoryview, name: str) -> pa.RecordBatch:
+    """Read the trajectories in one message, for `join`. Raises BatchError like `unpack`, with the message's `name`."""
+    return pa.ipc.read_record_batch(_opened(memoryview(message), name), schema())
+
+
+def join(messages: Sequence[pa.RecordBatch]) -> pa.Table:
+    """Join the trajectories of several messages, in order."""
+    # One chunk for each column, so that the batch can view its tokens without a copy.
+    return _spread(pa.Table.from_batches(messages, schema()).combine_chunks())
 
 
 _CODEC = pa.Codec("lz4")
 _CHECKSUM, _SIZE = 4, 8
 """Bytes of the checksum and the size at the start of a message."""
-_AT_ONCE = 1 << 23
-"""Bytes of messages that are combined into one chunk at a time, while they are still in the processor's cache."""
 
 
-def _opened(message: memoryview, place: int) -> pa.Buffer:
+def _opened(message: memoryview, name: str) -> pa.Buffer:
     rest = message[_CHECKSUM:]
     if len(rest) < _SIZE or message[:_CHECKSUM] != _checksum(rest):
         raise BatchError(
-            f"message {place} of packed trajectories: its {len(message)} bytes do not fit their checksum; expected "
+            f"{name} of packed trajectories: its {len(message)} bytes do not fit their checksum; expected "
             "what the same version of creditflow packed, undamaged"
         )
     return _CODEC.decompress(rest[_SIZE:], int.from_bytes(rest[:_SIZE], "little"))

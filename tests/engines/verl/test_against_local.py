@@ -21,7 +21,7 @@ from creditflow.credit import CreditOptions, assign, make_threshold
 from creditflow.data import Score, Trajectory, TrajectoryBatch
 from creditflow.engines.local.loss import token_weights
 from creditflow.engines.verl.agent_loop import step_output
-from creditflow.engines.verl.rollouts import RolloutRecord, RolloutRecords, take
+from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, RolloutRecords, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows
 from creditflow.engines.verl.runner import first_new_step, sampled_steps
 from creditflow.engines.verl.trainer import trained_by
@@ -254,4 +254,19 @@ def test_records_of_filtered_groups_are_dropped(queue):
     taken = take(WHERE, expected=8, uids={"u1", "u3"})
     assert {one.rsplit("-", 1)[0] for one in taken.batch.trajectory_ids} == {"0-1-1", "0-1-3"}
     assert take(WHERE, expected=0).batch.n_trajectories == 0
+    delete_rows(rows, keep=())
+
+
+def test_records_fetched_early_change_no_batch(queue):
+    trajectories, received = recorded(seed=9), ReceivedRecords()
+    rows = send(trajectories)
+    tags = tq.kv_list(partition_id=WHERE)[WHERE]
+    late = [key for key in tags if key.startswith("u3_")]
+    received.fetch(WHERE, {key: tag for key, tag in tags.items() if key not in late})
+    received.fetch(WHERE, {key: {} for key in late})  # keys of records that are still being written
+    taken = take(WHERE, expected=24, uids={"u1", "u3"}, unfinished={"u2"}, received=received)
+    again = take(WHERE, expected=8, uids={"u2"}, received=received)
+    assert list(taken.batch.trajectory_ids) == [one.id for one in trajectories if one.uid in ("0-1-1", "0-1-3")]
+    assert list(again.batch.trajectory_ids) == [one.id for one in trajectories if one.uid == "0-1-2"]
+    assert not take(WHERE, expected=0, received=received).batch.n_trajectories
     delete_rows(rows, keep=())

@@ -202,12 +202,12 @@ def _candidates(batch: TrajectoryBatch, options: CreditOptions, agents: Sequence
 
     A condition on later events, such as the number of steps, would bias the gradient, and no weight could correct it.
     """
+    from creditflow.credit import kernels
+
     outcome = outcomes(batch, options)
     agent_A = np.array([name in agents for name in batch.agent_names], dtype=np.bool_)
-    sampled_S = np.bincount(
-        np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))[batch.response_mask], minlength=batch.n_steps
-    )
-    own_S = agent_A[batch.agent_of_step] & (sampled_S > 0) & (batch.index_of_step >= first_step)
+    sampled_S = kernels.sampled_tokens(batch.token_offsets, batch.response_mask) > 0
+    own_S = agent_A[batch.agent_of_step] & sampled_S & (batch.index_of_step >= first_step)
     return np.asarray(outcome.known_S & ~outcome.masked_S & own_S)
 
 

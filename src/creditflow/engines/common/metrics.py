@@ -42,10 +42,11 @@ def staleness_metrics(batch: TrajectoryBatch, trained: Mapping[str, int]) -> dic
 
     `trained`: the version that each policy has before its update; steps of others are left out.
     """
+    from creditflow.credit import kernels
+
     known = np.array([name in trained for name in batch.policy_names], dtype=np.bool_)
     newest_S = np.array([trained.get(name, 0) for name in batch.policy_names])[batch.policy_of_step]
-    sampled_S = np.add.reduceat(np.r_[batch.response_mask, False].astype(np.int64), batch.token_offsets[:-1])
-    sampled_S[(np.diff(batch.token_offsets) == 0) | ~known[batch.policy_of_step]] = 0
+    sampled_S = kernels.sampled_tokens(batch.token_offsets, batch.response_mask) * known[batch.policy_of_step]
     age_S = newest_S - batch.policy_version
     total = age_S * sampled_S
     largest = age_S[sampled_S > 0].max(initial=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -17,13 +17,16 @@ import transfer_queue as tq
 
 from creditflow.credit.trees import counted_steps
 from creditflow.data import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBatch
-from creditflow.data.table import batch_of, pack, unpack
+from creditflow.data.table import batch_of, join, pack, read_message, unpack
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
 from creditflow.engines.verl.servers import LostServer
 from creditflow.errors import ConfigError, InputError, first_line
 from creditflow.monitoring import evaluation_metrics
 from creditflow.rewards import ScoringReport
 from creditflow.rollout import Rollout
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _TRAIN, _VAL = 0, 1
 SERVERS_IDLE_S = "servers_idle_s"
@@ -155,10 +158,11 @@ class RolloutRecords:
         Copies in branches have no rows, nor have refused branches. Mirrors `runner.sampled_steps` and verl's numbering
         of rows.
         """
+        from creditflow.credit import kernels
+
         batch = self.batch
         trained = np.isin(batch.policy_of_step, [i for i, name in enumerate(batch.policy_names) if name in policies])
-        counted_T = np.concatenate([[0], np.cumsum(batch.response_mask)])
-        sampled = counted_T[batch.token_offsets[1:]] > counted_T[batch.token_offsets[:-1]]
+        sampled = kernels.sampled_tokens(batch.token_offsets, batch.response_mask) > 0
         steps = np.flatnonzero(trained & sampled & counted_steps(batch, branches=True))
         trajectories = batch.trajectory_of_step[steps]
         first = np.searchsorted(trajectories, trajectories)
@@ -166,28 +170,62 @@ class RolloutRecords:
         return [f"{self.keys[n]}_{i}" for n, i in zip(trajectories.tolist(), numbers, strict=True)], steps
 
 
+class ReceivedRecords:
+    """Records that were fetched and decoded while their batch was still being sampled."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[pa.RecordBatch, ScoringReport | None]] = {}
+
+    def fetch(self, where: str, tags: Mapping[str, Mapping[str, Any]]) -> None:
+        """Fetch the records with these `tags` (by key) from partition `where`, unless they are there already."""
+        new = [key for key, tag in tags.items() if key not in self._of and tag.get("status") == "taken"]
+        for key, payload in zip(new, _payloads(new, where), strict=True):
+            report = tags[key]["report"]
+            self._of[key] = (
+                read_message(payload, f"record {key}"),
+                ScoringReport.from_json(report) if report else None,
+            )
+
+    def join(self, keys: Sequence[str]) -> tuple[TrajectoryBatch, ScoringReport]:
+        """The trajectories of the records, and their joint report, in the order of `keys`."""
+        records = [self._of[key] for key in keys]
+        table = join([trajectory for trajectory, _ in records])
+        return batch_of(table), ScoringReport.merge([report for _, report in records if report is not None])
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Forget the records with these keys."""
+        for key in keys:
+            self._of.pop(key, None)
+
+
 def take(
-    where: str, expected: int, uids: Iterable[str] | None = None, unfinished: Iterable[str] = ()
+    where: str,
+    expected: int,
+    uids: Iterable[str] | None = None,
+    unfinished: Iterable[str] = (),
+    received: ReceivedRecords | None = None,
 ) -> RolloutRecords:
     """Take the records of the groups `uids` from partition `where`, and remove all but those of `unfinished` groups.
 
-    Raises ConfigError with the first mistake in the recipe that a record reports.
+    `received`: records that were fetched before. Raises ConfigError with the first mistake in the recipe that a record
+    reports.
     """
-    tags = _tags(where)
+    tags, received = _tags(where), received or ReceivedRecords()
     wanted = None if uids is None else set(uids)
     kept = [key for key in tags if wanted is None or key.split("_")[0] in wanted]
     _expect_no_mistake(tags[key] for key in kept)
     keys = sorted(kept, key=lambda key: (tags[key]["place"][0], key.split("_")[0], tags[key]["place"][1]))
-    table = unpack(_payloads(keys, where))
-    reports = [report for key in keys if (report := tags[key]["report"])]
+    received.fetch(where, {key: tags[key] for key in keys})
+    batch, report = received.join(keys)
     left = set(unfinished)
     if gone := [key for key in tags if key.split("_")[0] not in left]:
         tq.kv_clear(keys=gone, partition_id=where)
+        received.drop(gone)
     return RolloutRecords(
-        batch=batch_of(table),
+        batch=batch,
         keys=tuple(keys),
         places=tuple((tags[key]["place"][0], tags[key]["place"][1]) for key in keys),
-        report=ScoringReport.merge([ScoringReport.from_json(report) for report in reports]),
+        report=report,
         expected=expected,
         counted=sum_metrics([tags[key]["counted"] for key in keys]),
     )

@@ -73,6 +73,7 @@ from creditflow.engines.verl.policy_servers import (
 from creditflow.engines.verl.recipe import NAME, read_run_handle
 from creditflow.engines.verl.rollouts import (
     SERVERS_IDLE_S,
+    ReceivedRecords,
     RolloutRecords,
     expect_no_mistake,
     partition,
@@ -299,11 +300,13 @@ class PartnerPolicy(PolicyTrainer):
 
 
 class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
-    """verl's replay buffer, which also records the selected groups and raises if a worker died."""
+    """verl's replay buffer. It records the selected groups; while it waits, it fetches records and watches workers."""
 
     selected: set[str]
     """The uids of the last sampled groups; a group may have no rows."""
     expect_workers: Callable[[], None]
+    received: ReceivedRecords
+    """The records that were fetched so far."""
     min_complete_frac: float
     """`rollout.min_complete_frac`: below 1, a training batch is all complete groups, once there are enough of them."""
 
@@ -317,6 +320,7 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
             buffer.__dict__,
             selected=set(),
             expect_workers=expect_workers,
+            received=ReceivedRecords(),
             min_complete_frac=min_complete_frac,
         )
         return replay_buffer
@@ -361,9 +365,11 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
         statuses = (self.pending_keys, self.running_keys, self.finished_keys, self.failure_keys)
         return {uid for keys in statuses for uid in keys["train"]} - self.selected
 
-    def _wait_for_next_poll(self, *args: Any) -> Any:
+    def _wait_for_next_poll(self, partition_id: str, *args: Any) -> Any:
         self.expect_workers()
-        return super()._wait_for_next_poll(*args)
+        where = partition(validate=partition_id == "val")
+        self.received.fetch(where, self.partitions.get(where, {}))
+        return super()._wait_for_next_poll(partition_id, *args)
 
 
 class CreditflowTrainer(PolicyTrainer):
@@ -604,7 +610,7 @@ class CreditflowTrainer(PolicyTrainer):
             metrics.update(sampling_metrics)
             buffer = self.replay_buffer
             expected = len(buffer.selected) * limits.n
-            rollouts = take(partition(validate=False), expected, buffer.selected, buffer.unfinished)
+            rollouts = take(partition(validate=False), expected, buffer.selected, buffer.unfinished, buffer.received)
             again = (
                 attempt == 1
                 and self.trainer_mode == "sync"
@@ -834,7 +840,7 @@ class CreditflowTrainer(PolicyTrainer):
             tq.kv_batch_put(keys=uids, partition_id="val", tags=tags)
             self.agent_loop_manager.generate_sequences(batch)
             self.replay_buffer.sample(global_steps=self.global_steps, partition_id="val", batch_size=size)
-            rollouts = take(partition(validate=True), size * n, set(uids))
+            rollouts = take(partition(validate=True), size * n, set(uids), received=self.replay_buffer.received)
             if rollouts.lost:
                 raise CreditflowError(
                     f"{rollouts.lost} of {rollouts.expected} validation trajectories left no record; Ray's logs say why"
