@@ -61,7 +61,7 @@ from creditflow.engines.common.metrics import step_metrics
 from creditflow.engines.verl import rollouts as rollouts_module
 from creditflow.engines.verl import rows as rows_module
 from creditflow.engines.verl.agent_loop import step_output
-from creditflow.engines.verl.rollouts import RolloutRecord, partition, take
+from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, partition, take
 from creditflow.engines.verl.rows import VerlRows, delete_rows
 from creditflow.engines.verl.runner import Scorer
 from creditflow.engines.verl.trainer import trained_by
@@ -365,20 +365,27 @@ class TimedFolder(RunFolder):
             super().write_steps(*args)
 
 
-PARTS = ("taking trajectories", "assign", "rows", "columns", "metrics", "step file")
+PARTS = ("receiving early", "taking trajectories", "assign", "rows", "columns", "metrics", "step file")
+EARLY = 0.9
+"""The share of trajectories that the trainer fetches while others are still running."""
 
 
-def drive(queue: Dictionary, path: Path) -> Clock:
-    """The driver's part of a training step, in the trainer's order, without the work of verl's workers."""
-    clock, n = Clock(), len(queue.payloads)
+def drive(queue: Dictionary, path: Path, early: float = EARLY) -> Clock:
+    """The driver's part of a training step, in the trainer's order, without the work of verl's workers.
+
+    `whole` begins when the last trajectory is there. `early`: the share of trajectories that were fetched before.
+    """
+    clock, n, received = Clock(), len(queue.payloads), ReceivedRecords()
     (path / "steps").mkdir(parents=True, exist_ok=True)
     folder = TimedFolder(path)
     folder.clock = clock
     threshold = make_threshold(OPTIONS.propagation_threshold)
-    processor = time.process_time()
+    processor, where = time.process_time(), partition(validate=False)
+    with clock.part("receiving early"), instead_of_queue(queue, rollouts_module):
+        received.fetch(where, {key: queue.tags[key] for key in queue.keys[: int(early * n)]})
     with clock.part("whole"), instead_of_queue(queue, rollouts_module, rows_module):
         with clock.part("taking trajectories"):
-            trajectories = take(partition(validate=False), n, {key.split("_")[0] for key in queue.rows.keys})
+            trajectories = take(where, n, {key.split("_")[0] for key in queue.rows.keys}, received=received)
             trajectories.expect_few_failures(0.1)
         with clock.part("assign"):
             assignment = assign(trajectories.batch, OPTIONS, threshold=threshold)
@@ -445,26 +452,36 @@ def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
     n_trajectories, n_steps = len(queue.payloads), len(queue.rows)
     _report(f"the driver's part of {n_steps:,} steps, {repeats} turns")
     theirs = VerlTrainerInput(queue)
-    clocks, taken = list[Clock](), defaultdict[str, list[float]](list)
+    clocks, late, taken = list[Clock](), list[Clock](), defaultdict[str, list[float]](list)
     with tempfile.TemporaryDirectory() as folder:
         assign(first_trajectories(queue, folder), OPTIONS)  # compiled before memory is measured
         memory = _grown(lambda: drive(queue, Path(folder)))
         for turn in range(-1, repeats):
-            runs = (theirs.grpo, lambda: clocks.append(drive(queue, Path(folder))), theirs.whole)
-            for name, run in zip(("grpo", "ours", "whole"), runs, strict=True):
+            runs = {
+                "grpo": theirs.grpo,
+                "late": lambda: late.append(drive(queue, Path(folder), 0.0)),
+                "ours": lambda: clocks.append(drive(queue, Path(folder))),
+                "whole": theirs.whole,
+            }
+            for name, run in runs.items():
                 seconds = _seconds(run)
                 if turn >= 0:
                     taken[name].append(seconds)
         written = (Path(folder) / "steps" / "000001.parquet").stat().st_size
     ours = {name: [clock.seconds[name] for clock in clocks[1:]] for name in ("whole", "processor", "recording", *PARTS)}
     credit = [a + b for a, b in zip(ours["assign"], ours["columns"], strict=True)]
-    waited = [whole - recording for whole, recording in zip(ours["whole"], ours["recording"], strict=True)]
+    waited, waited_late = (
+        [clock.seconds["whole"] - clock.seconds["recording"] for clock in some[1:]] for some in (clocks, late)
+    )
     named = [a + b for a, b in zip(credit, ours["recording"], strict=True)]
     grpo, whole = taken["grpo"], taken["whole"]
     return [
         Figure.from_values("driver, ours", ours["whole"], unit="s"),
         *(Figure.from_values(f"driver, ours: {part}", [s * 1e3 for s in ours[part]], unit="ms") for part in PARTS),
         Figure.from_values("driver, ours: processor time", ours["processor"], unit="s"),
+        Figure.from_values(f"before the update, {EARLY:.0%} of the trajectories fetched early", waited, unit="s"),
+        Figure.from_values("before the update, all fetched at the end", waited_late, unit="s"),
+        Figure.from_values("before the update: fetched at the end / early", _ratios(waited_late, waited), unit="x"),
         Figure.from_values("verl's grpo on every row", grpo, unit="s"),
         Figure.from_values("verl's _compute_advantage on last rows, fetched, padded, spread, put", whole, unit="s"),
         Figure.from_values(
@@ -682,13 +699,18 @@ def _through(queue: Dictionary, n_trajectories: int, repeats: int) -> list[Figur
     where, keys = partition(validate=False), queue.keys[:n_trajectories]
     payloads = queue.payloads[:n_trajectories]
     megabytes = sum(payload.numel() for payload in payloads) / 1e6
-    puts, gets, takes = list[float](), list[float](), list[float]()
+    puts, gets, takes = list[float](), list[float](), defaultdict[float, list[float]](list)
     for turn in range(-1, repeats):
-        put = _seconds(lambda: asyncio.run(_put_all(queue, keys, payloads, where)))
-        get = _seconds(lambda: tq.kv_batch_get(keys=keys, partition_id=where, select_fields=["trajectory"]))
-        taken = _seconds(lambda: _taken(where, n_trajectories))
-        if turn >= 0:
-            puts, gets, takes = [*puts, put], [*gets, get], [*takes, taken]
+        for early in (0.0, EARLY):
+            put = _seconds(lambda: asyncio.run(_put_all(queue, keys, payloads, where)))
+            get = _seconds(lambda: tq.kv_batch_get(keys=keys, partition_id=where, select_fields=["trajectory"]))
+            received, first = ReceivedRecords(), keys[: int(early * n_trajectories)]
+            received.fetch(where, {key: queue.tags[key] for key in first})
+            taken = _seconds(lambda received=received: _taken(where, n_trajectories, received))
+            if turn >= 0:
+                puts, gets = [*puts, put], [*gets, get]
+                takes[early].append(taken)
+    rates = {early: [n_trajectories / s for s in seconds] for early, seconds in takes.items()}
     return [
         Figure.from_values(
             f"trajectories/s put by one worker, {AT_ONCE} at a time", [n_trajectories / s for s in puts]
@@ -696,7 +718,11 @@ def _through(queue: Dictionary, n_trajectories: int, repeats: int) -> list[Figur
         Figure.from_values("the same, in bytes", [megabytes / s for s in puts], unit="MB/s"),
         Figure.from_values("trajectories/s fetched by the driver", [n_trajectories / s for s in gets]),
         Figure.from_values("the same, in bytes", [megabytes / s for s in gets], unit="MB/s"),
-        Figure.from_values("trajectories/s listed, fetched, unpacked and cleared", [n_trajectories / s for s in takes]),
+        Figure.from_values("trajectories/s listed, fetched, unpacked and cleared", rates[0.0]),
+        Figure.from_values(f"the same, with {EARLY:.0%} of them fetched early", rates[EARLY]),
+        Figure.from_values(
+            "taking trajectories: all at the end / most fetched early", _ratios(takes[0.0], takes[EARLY]), unit="x"
+        ),
         *_rows_through(queue, min(n_trajectories, 64)),
     ]
 
@@ -713,8 +739,8 @@ async def _put_all(queue: Dictionary, keys: Sequence[str], payloads: Sequence[to
     await asyncio.gather(*(put(key, payload) for key, payload in zip(keys, payloads, strict=True)))
 
 
-def _taken(where: str, n_trajectories: int) -> None:
-    assert take(where, n_trajectories).batch.n_trajectories == n_trajectories
+def _taken(where: str, n_trajectories: int, received: ReceivedRecords) -> None:
+    assert take(where, n_trajectories, received=received).batch.n_trajectories == n_trajectories
 
 
 def _rows_through(queue: Dictionary, n_trajectories: int) -> list[Figure]:
