@@ -366,14 +366,14 @@ class TimedFolder(RunFolder):
 
 
 PARTS = ("receiving early", "taking trajectories", "assign", "rows", "columns", "metrics", "step file")
-EARLY = 0.9
+EARLY_FRAC = 0.9
 """The share of trajectories that the trainer fetches while others are still running."""
 
 
-def drive(queue: Dictionary, path: Path, early: float = EARLY) -> Clock:
+def drive(queue: Dictionary, path: Path, early: float = EARLY_FRAC) -> Clock:
     """The driver's part of a training step, in the trainer's order, without the work of verl's workers.
 
-    `whole` begins when the last trajectory is there. `early`: the share of trajectories that were fetched before.
+    `whole` is timed from the end of the early fetch. `early`: the share of trajectories that are fetched early.
     """
     clock, n, received = Clock(), len(queue.payloads), ReceivedRecords()
     (path / "steps").mkdir(parents=True, exist_ok=True)
@@ -463,7 +463,7 @@ def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
                 "ours": lambda: clocks.append(drive(queue, Path(folder))),
                 "whole": theirs.whole,
             }
-            for name, run in runs.items():
+            for name, run in list(runs.items())[:: 1 if turn % 2 else -1]:  # each side meets memory of the other
                 seconds = _seconds(run)
                 if turn >= 0:
                     taken[name].append(seconds)
@@ -479,7 +479,7 @@ def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
         Figure.from_values("driver, ours", ours["whole"], unit="s"),
         *(Figure.from_values(f"driver, ours: {part}", [s * 1e3 for s in ours[part]], unit="ms") for part in PARTS),
         Figure.from_values("driver, ours: processor time", ours["processor"], unit="s"),
-        Figure.from_values(f"before the update, {EARLY:.0%} of the trajectories fetched early", waited, unit="s"),
+        Figure.from_values(f"before the update, {EARLY_FRAC:.0%} of the trajectories fetched early", waited, unit="s"),
         Figure.from_values("before the update, all fetched at the end", waited_late, unit="s"),
         Figure.from_values("before the update: fetched at the end / early", _ratios(waited_late, waited), unit="x"),
         Figure.from_values("verl's grpo on every row", grpo, unit="s"),
@@ -701,7 +701,7 @@ def _through(queue: Dictionary, n_trajectories: int, repeats: int) -> list[Figur
     megabytes = sum(payload.numel() for payload in payloads) / 1e6
     puts, gets, takes = list[float](), list[float](), defaultdict[float, list[float]](list)
     for turn in range(-1, repeats):
-        for early in (0.0, EARLY):
+        for early in (0.0, EARLY_FRAC):
             put = _seconds(lambda: asyncio.run(_put_all(queue, keys, payloads, where)))
             get = _seconds(lambda: tq.kv_batch_get(keys=keys, partition_id=where, select_fields=["trajectory"]))
             received, first = ReceivedRecords(), keys[: int(early * n_trajectories)]
@@ -719,9 +719,9 @@ def _through(queue: Dictionary, n_trajectories: int, repeats: int) -> list[Figur
         Figure.from_values("trajectories/s fetched by the driver", [n_trajectories / s for s in gets]),
         Figure.from_values("the same, in bytes", [megabytes / s for s in gets], unit="MB/s"),
         Figure.from_values("trajectories/s listed, fetched, unpacked and cleared", rates[0.0]),
-        Figure.from_values(f"the same, with {EARLY:.0%} of them fetched early", rates[EARLY]),
+        Figure.from_values(f"the same, with {EARLY_FRAC:.0%} of them fetched early", rates[EARLY_FRAC]),
         Figure.from_values(
-            "taking trajectories: all at the end / most fetched early", _ratios(takes[0.0], takes[EARLY]), unit="x"
+            "taking trajectories: all at the end / most fetched early", _ratios(takes[0.0], takes[EARLY_FRAC]), unit="x"
         ),
         *_rows_through(queue, min(n_trajectories, 64)),
     ]

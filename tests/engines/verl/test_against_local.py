@@ -15,6 +15,7 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import agg_loss
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from creditflow.credit import CreditOptions, assign, make_threshold
@@ -24,7 +25,7 @@ from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, RolloutRecords, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows
 from creditflow.engines.verl.runner import first_new_step, sampled_steps
-from creditflow.engines.verl.trainer import trained_by
+from creditflow.engines.verl.trainer import RolloutBuffer, trained_by
 from creditflow.rewards import ScoringReport
 from tests.builders import make_trajectory, step
 from tests.credit.forests import forest
@@ -269,4 +270,41 @@ def test_records_fetched_early_change_no_batch(queue):
     assert list(taken.batch.trajectory_ids) == [one.id for one in trajectories if one.uid in ("0-1-1", "0-1-3")]
     assert list(again.batch.trajectory_ids) == [one.id for one in trajectories if one.uid == "0-1-2"]
     assert not take(WHERE, expected=0, received=received).batch.n_trajectories
+    delete_rows(rows, keep=())
+
+
+def test_buffer_passes_errors_of_a_poll_on(queue):
+    def lose_the_queue() -> None:
+        raise RuntimeError("storage unit timed out")
+
+    options = OmegaConf.create({})
+    whole = ReplayBuffer("sync", options, None, "drop", options)
+    buffer = RolloutBuffer.from_replay_buffer(whole, expect_workers=lose_the_queue, min_complete_frac=1.0)
+    buffer.selected = {"u0"}  # of the training step before
+    tags = [{"is_prompt": True, "status": "running", "global_steps": 1}]
+    tq.kv_batch_put(keys=["u1"], partition_id="train", tags=tags)
+    with pytest.raises(RuntimeError, match="storage unit timed out"):
+        buffer.sample(1, "train", 1)
+    tq.kv_clear(keys=["u1"], partition_id="train")
+
+
+def test_buffer_fetches_no_record_of_an_evicted_group(queue):
+    polls, options = itertools.count(), OmegaConf.create({})
+
+    def stop_at_the_second_poll() -> None:
+        if next(polls):
+            raise RuntimeError("enough")
+
+    rows = send(recorded(seed=9))
+    tags = [{"is_prompt": True, "status": "running", "global_steps": 1}]
+    tq.kv_batch_put(keys=["u1"], partition_id="train", tags=tags)  # verl has removed the prompts of the others
+    whole = ReplayBuffer("sync", options, None, "drop", options, poll_interval=0.0)
+    buffer = RolloutBuffer.from_replay_buffer(whole, stop_at_the_second_poll, min_complete_frac=1.0)
+    with pytest.raises(RuntimeError, match="enough"):
+        buffer.sample(1, "train", 1)
+    assert buffer.received.take(["u1_0"])[0].n_trajectories == 1
+    with pytest.raises(KeyError):
+        buffer.received.take(["u2_0"])
+    take(WHERE, expected=24)
+    tq.kv_clear(keys=["u1"], partition_id="train")
     delete_rows(rows, keep=())

@@ -171,31 +171,33 @@ class RolloutRecords:
 
 
 class ReceivedRecords:
-    """Records that were fetched and decoded while their batch was still being sampled."""
+    """Decoded records that are not yet taken."""
 
     def __init__(self) -> None:
-        self._of: dict[str, tuple[pa.RecordBatch, ScoringReport | None]] = {}
+        self._records: dict[str, tuple[pa.RecordBatch, ScoringReport | None]] = {}
 
     def fetch(self, where: str, tags: Mapping[str, Mapping[str, Any]]) -> None:
-        """Fetch the records with these `tags` (by key) from partition `where`, unless they are there already."""
-        new = [key for key, tag in tags.items() if key not in self._of and tag.get("status") == "taken"]
+        """Fetch and decode finished records of partition `where`, except those already held. `tags`: by key."""
+        new = [key for key, tag in tags.items() if key not in self._records and tag.get("status") == "taken"]
         for key, payload in zip(new, _payloads(new, where), strict=True):
             report = tags[key]["report"]
-            self._of[key] = (
+            self._records[key] = (
                 read_message(payload, f"record {key}"),
                 ScoringReport.from_json(report) if report else None,
             )
 
-    def join(self, keys: Sequence[str]) -> tuple[TrajectoryBatch, ScoringReport]:
-        """The trajectories of the records, and their joint report, in the order of `keys`."""
-        records = [self._of[key] for key in keys]
+    def take(self, keys: Sequence[str]) -> tuple[TrajectoryBatch, ScoringReport]:
+        """Remove the records with these keys; returns their trajectories, in order, and their joint report."""
+        records = [self._records.pop(key) for key in keys]
+        reports = [report for _, report in records if report is not None]
         table = join([trajectory for trajectory, _ in records])
-        return batch_of(table), ScoringReport.merge([report for _, report in records if report is not None])
+        del records  # the table has copied them
+        return batch_of(table), ScoringReport.merge(reports)
 
     def drop(self, keys: Iterable[str]) -> None:
         """Forget the records with these keys."""
         for key in keys:
-            self._of.pop(key, None)
+            self._records.pop(key, None)
 
 
 def take(
@@ -216,7 +218,7 @@ def take(
     _expect_no_mistake(tags[key] for key in kept)
     keys = sorted(kept, key=lambda key: (tags[key]["place"][0], key.split("_")[0], tags[key]["place"][1]))
     received.fetch(where, {key: tags[key] for key in keys})
-    batch, report = received.join(keys)
+    batch, report = received.take(keys)
     left = set(unfinished)
     if gone := [key for key in tags if key.split("_")[0] not in left]:
         tq.kv_clear(keys=gone, partition_id=where)

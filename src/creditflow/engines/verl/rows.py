@@ -109,7 +109,7 @@ def row_counts(assignment: Assignment) -> Ints | None:
 
 
 def select(rows: KVBatchMeta, places: Sequence[int]) -> KVBatchMeta:
-    """Select the rows at indices `places`; all of them in order are `rows` itself."""
+    """Select the rows at indices `places`. Returns `rows` itself if `places` lists all rows in order."""
     if len(places) == len(rows) and all(i == place for i, place in enumerate(places)):
         return rows
     chosen = _rows([rows.keys[i] for i in places], [dict(rows.tags[i]) for i in places], rows)
@@ -134,7 +134,7 @@ def write(rows: KVBatchMeta, columns: Mapping[str, torch.Tensor]) -> KVBatchMeta
 def concatenate_rows(parts: Iterable[KVBatchMeta]) -> KVBatchMeta:
     """Concatenate the rows of `parts`, which belong to one partition."""
     parts = list(parts)
-    keys, tags = ([one for part in parts for one in getattr(part, name)] for name in ("keys", "tags"))
+    keys, tags = [key for part in parts for key in part.keys], [tag for part in parts for tag in part.tags]
     return _rows(keys, tags, parts[0])
 
 

@@ -306,7 +306,7 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
     """The uids of the last sampled groups; a group may have no rows."""
     expect_workers: Callable[[], None]
     received: ReceivedRecords
-    """The records that were fetched so far."""
+    """Records that were fetched but not yet taken."""
     min_complete_frac: float
     """`rollout.min_complete_frac`: below 1, a training batch is all complete groups, once there are enough of them."""
 
@@ -331,11 +331,13 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
         The rollouts' records explain the absence.
         """
         enough = math.ceil(self.min_complete_frac * batch_size) if partition_id == "train" else batch_size
+        self.selected = set()
         try:
             rows, metrics = super().sample(global_steps, partition_id, enough)
             return rows, metrics
         except RuntimeError:
-            if any(key.split("_")[0] in self.selected for key in self.partitions[partition_id]):
+            # verl raises this for selected groups without rows, and TransferQueue for its own errors.
+            if not self.selected or any(key.split("_")[0] in self.selected for key in self.partitions[partition_id]):
                 raise
             return self._materialize_batch(partition_id, list(self.selected), {}), {}
 
@@ -367,8 +369,11 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
 
     def _wait_for_next_poll(self, partition_id: str, *args: Any) -> Any:
         self.expect_workers()
-        where = partition(validate=partition_id == "val")
-        self.received.fetch(where, self.partitions.get(where, {}))
+        where, groups = partition(validate=partition_id == "val"), self.prompt_global_steps[partition_id]
+        tags = self.partitions.get(where, {}).items()
+        self.received.fetch(
+            where, {key: tag for key, tag in tags if key.split("_")[0] in groups}
+        )  # none of evicted groups
         return super()._wait_for_next_poll(partition_id, *args)
 
 
