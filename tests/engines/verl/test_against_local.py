@@ -267,8 +267,8 @@ def test_records_fetched_early_change_no_batch(queue):
     received.fetch(WHERE, {key: {} for key in late})  # keys of records that are still being written
     taken = take(WHERE, expected=24, uids={"u1", "u3"}, unfinished={"u2"}, received=received)
     again = take(WHERE, expected=8, uids={"u2"}, received=received)
-    assert list(taken.batch.trajectory_ids) == [one.id for one in trajectories if one.uid in ("0-1-1", "0-1-3")]
-    assert list(again.batch.trajectory_ids) == [one.id for one in trajectories if one.uid == "0-1-2"]
+    assert taken.batch.to_trajectories() == [one for one in trajectories if one.uid in ("0-1-1", "0-1-3")]
+    assert again.batch.to_trajectories() == [one for one in trajectories if one.uid == "0-1-2"]
     assert not take(WHERE, expected=0, received=received).batch.n_trajectories
     delete_rows(rows, keep=())
 

@@ -141,8 +141,10 @@ def in_mini_batches(
 
 def sampled_tokens(batch: TrajectoryBatch) -> tuple[Ints, Ints]:
     """The step of each response token [T], and the number of sampled tokens per step [S]."""
+    from creditflow.credit import kernels
+
     step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
-    return step_of_token, np.bincount(step_of_token[batch.response_mask], minlength=batch.n_steps)
+    return step_of_token, kernels.sampled_tokens(batch.token_offsets, batch.response_mask)
 
 
 def tensors_of(columns: Iterable[Floats], at: Ints, like: Tensor) -> list[Tensor]:

@@ -370,10 +370,9 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
     def _wait_for_next_poll(self, partition_id: str, *args: Any) -> Any:
         self.expect_workers()
         where, groups = partition(validate=partition_id == "val"), self.prompt_global_steps[partition_id]
-        tags = self.partitions.get(where, {}).items()
-        self.received.fetch(
-            where, {key: tag for key, tag in tags if key.split("_")[0] in groups}
-        )  # none of evicted groups
+        # Records of groups that verl has evicted stay in their partition until the next batch is taken.
+        records = self.partitions.get(where, {}).items()
+        self.received.fetch(where, {key: tag for key, tag in records if key.split("_")[0] in groups})
         return super()._wait_for_next_poll(partition_id, *args)
 
 
