@@ -55,8 +55,8 @@ RATES = ("1.5e-4", "3.0e-4", "6.0e-4")
 """The range includes the best rates found before: 2e-4 for `identical` and 6e-4 for `threshold`."""
 RATES_FILE = RESULTS / "rates.json"
 PAGE = ROOT / "docs" / "benchmarks" / "claims.md"
-DEFAULT = "threshold"
-"""The default rule."""
+GATED = "threshold"
+"""The rule with gates."""
 ARMS: dict[str, tuple[str, ...]] = {
     "identical": ("algorithm.propagation=identical",),
     "identical, mean sub-reward": (
@@ -65,7 +65,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     ),
     "none": ("algorithm.propagation=none",),
     "discounted": ("algorithm.propagation=discounted",),
-    DEFAULT: (),
+    GATED: (),
 }
 
 
@@ -227,11 +227,11 @@ def trained(claims: Claims) -> Iterable[Row]:
         arms = {arm: claims.result(name, arm) for arm in ARMS}
         for metric, word, hold in (("pass_at_1", "pass@1", 0.05), ("pass_at_1_greedy", "pass@1, greedy", None)):
             for base in ("identical", "none", "discounted"):
-                gain = difference(arms[DEFAULT], arms[base], metric)
+                gain = difference(arms[GATED], arms[base], metric)
                 least = hold if base == "identical" else None
-                what = f"{name}: {word}, {DEFAULT} - {base}"
+                what = f"{name}: {word}, {GATED} - {base}"
                 yield Row(
-                    f"{name}: {word} of `{DEFAULT}` above `{base}`, points",
+                    f"{name}: {word} of `{GATED}` above `{base}`, points",
                     f"{points(gain.mean)} [{points(gain.low)}, {points(gain.high)}]",
                     (
                         Figure(f"{what}, mean and 95 % interval", gain.mean, least, spread=(gain.low, gain.high)),
@@ -247,10 +247,10 @@ def trained(claims: Claims) -> Iterable[Row]:
 def _errors(name: str, arms: dict[str, ArmResult]) -> Iterable[Row]:
     """Step errors saved by decomposition compared with `identical`, and by gating compared with ungated credit."""
     for saver, of, word, hold in (
-        (DEFAULT, "identical", "by both", 0.2),
+        (GATED, "identical", "by both", 0.2),
         ("none", "identical", "by decomposing alone", None),
-        (DEFAULT, "none", "by gating, of what decomposing leaves", None),
-        (DEFAULT, "discounted", "by gating, of what discounting leaves", None),
+        (GATED, "none", "by gating, of what decomposing leaves", None),
+        (GATED, "discounted", "by gating, of what discounting leaves", None),
     ):
         rates = {arm: mean(arms[arm].after("step_error_rate")) for arm in (saver, of)}
         cut = 1 - rates[saver] / rates[of]
@@ -272,11 +272,11 @@ def _errors(name: str, arms: dict[str, ArmResult]) -> Iterable[Row]:
 
 def _area(name: str, arms: dict[str, ArmResult]) -> Row:
     """Mean pass@1 of the training rollouts over all steps; by seed, as there are too few seeds for an interval."""
-    pairs = zip(arms[DEFAULT].runs, arms["identical"].runs, strict=True)
+    pairs = zip(arms[GATED].runs, arms["identical"].runs, strict=True)
     gains = [mean(ours.train_pass_at_1) - mean(theirs.train_pass_at_1) for ours, theirs in pairs]
-    figure = Figure.from_values(f"{name}: area under the training curve, {DEFAULT} - identical, by seed", gains)
+    figure = Figure.from_values(f"{name}: area under the training curve, {GATED} - identical, by seed", gains)
     return Row(
-        f"{name}: mean pass@1 while it trains, `{DEFAULT}` above `identical`, points: median (least, most)",
+        f"{name}: mean pass@1 while it trains, `{GATED}` above `identical`, points: median (least, most)",
         f"{points(figure.value)} ({points(min(gains))}, {points(max(gains))})",
         (figure,),
     )
@@ -287,7 +287,7 @@ def _healthy(claims: Claims) -> Row:
     name = next(iter(claims.settings))
     rates, variances = [], []
     for seed in claims.seeds(name):
-        rows = [row for row in read_metrics(claims.final(name, DEFAULT, seed).folder) if row["step"] > 0][-5:]
+        rows = [row for row in read_metrics(claims.final(name, GATED, seed).folder) if row["step"] > 0][-5:]
         rates.append(mean(row["propagation/pass_rate"] for row in rows))
         agents = [key for key in rows[0] if key.startswith("reward/sub_reward_var/")]
         variances.append(max(mean(row[key] for row in rows) for key in agents))
@@ -316,7 +316,7 @@ def simulated() -> Iterable[Row]:
         of = f"a chain of 30 steps, {words}"
         blamed = {
             rule: float(np.nanmean(credited(rule, drawn, CreditOptions(propagation=rule)).amplification_K[:10]))
-            for rule in ("identical", "none", DEFAULT)
+            for rule in ("identical", "none", GATED)
         }
         yield Row(
             f"{of}: wrong outputs that an error in its first third causes, its own among them; in its last third",
@@ -329,7 +329,7 @@ def simulated() -> Iterable[Row]:
         )
         yield Row(
             f"{of}: blame on the trajectory that comes with an early error, in units of the step's own credit: "
-            f"`identical`, `none`, `{DEFAULT}`",
+            f"`identical`, `none`, `{GATED}`",
             ", ".join(f"{value:.1f}" for value in blamed.values()),
             tuple(Figure(f"{of}: blame with an early error, {rule}", value) for rule, value in blamed.items()),
             "2 to 3 under shared credit",
@@ -341,7 +341,7 @@ def measured() -> Iterable[Row]:
     from benchmarks.local_engine import lora_memory
 
     batch = chain_batch(1024)
-    options = CreditOptions(propagation=DEFAULT)
+    options = CreditOptions(propagation=GATED)
     assign(batch, options)  # compiles
     latency = Figure.from_values(
         "credit of 122,880 steps, s", [_seconds(lambda: assign(batch, options)) for _ in range(7)], 0.1, at_most=True

@@ -20,7 +20,6 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks import study
-from benchmarks.ideas import register
 from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
@@ -32,7 +31,6 @@ from creditflow.studies.comparison.bootstrap import Difference
 MEASURES = (
     *TRAINING,
     "benchmarks/cases.py",
-    "benchmarks/ideas.py",
     *(f"src/creditflow/recipes/{name}" for name in ("arithmetic_chain.py", "arithmetic_chain.yaml")),
     *(f"src/creditflow/recipes/{name}" for name in ("tool_chain.py", "tool_chain.yaml")),
     *(f"src/creditflow/recipes/{name}" for name in ("tic_tac_toe.py", "tic_tac_toe.yaml")),
@@ -116,7 +114,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "threshold": _options("propagation=threshold"),
     "threshold, freeze": _options("propagation=threshold", "on_closed_gate=freeze"),
     "soft": _options("propagation=threshold", "gate=soft"),
-    "posterior": _options("propagation=posterior", "outcome_to=answer"),
+    "posterior": _options("propagation=posterior"),
     "calibrated": _CALIBRATED,
     "calibrated - prefix": (*_CALIBRATED, *_options("outcome_baseline=prefix")),
     "calibrated + harm": (*_CALIBRATED, *_options("score_model=noisy_and", "w_m=1")),
@@ -171,7 +169,7 @@ class Board:
             *self.short,
         )
         folder = self.work.folder / under / rate / name / f"seed{seed}"
-        return Run(self.team.recipe, options, folder, seed, register)
+        return Run(self.team.recipe, options, folder, seed)
 
     def tuning(self, rule: str, case: str, rate: str) -> Run:
         """A tuning run, on tasks that are never reported."""
@@ -436,7 +434,6 @@ def main() -> int:
     for option, names, known in (("rules", rules, RULES), ("cases", cases, TEAMS[given.team].cases)):
         if unknown := sorted(set(names) - set(known)):
             parser.error(f"--{option}: expected some of {'; '.join(known)}, got {'; '.join(unknown)}")
-    register()
     work = Work.begin("credit_rules", MEASURES, quick=given.quick)
     team, short = TEAMS[given.team], ()
     if given.quick:

@@ -33,7 +33,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.credit_rules import ALWAYS, CASES, OWN, REALISTIC, RULES
-from benchmarks.ideas import forget, register
 from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, write
 from benchmarks.sources import TRAINING, hashes
 from benchmarks.study import OTHER_TEAMS, RECIPE
@@ -52,7 +51,6 @@ from creditflow.runs.step_files import read_step_file, write_step_file
 MEASURES = (
     *TRAINING,
     "benchmarks/cases.py",
-    "benchmarks/ideas.py",
     "benchmarks/credit_rules.py",
     "src/creditflow/recipes/arithmetic_chain.py",
 )
@@ -230,7 +228,6 @@ def gradients(recording: Recording, options: CreditOptions) -> Floats:
 
     Thresholds and fitted parts adapt from batch to batch, as in training.
     """
-    forget()
     threshold, history, made = make_threshold(options.propagation_threshold), History(), []
     for batch, sketch_SD in zip(recording.batches, recording.sketches, strict=True):
         assigned = assign(batch, options, threshold=threshold, history=history)
@@ -295,7 +292,6 @@ def main() -> int:
         fill_page(PAGE, COMMAND, table_lines(json.loads((RESULTS / "credit_signal.json").read_text())["results"]))
         return 0
     torch.set_num_threads(1)
-    register()
     began = time.monotonic()
     folder = FOLDER.with_name("credit_signal-quick") if given.quick else FOLDER
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,6 @@ from statistics import fmean
 
 from benchmarks import study
 from benchmarks.credit_rules import BASELINE, BRANCHING, CASES, MEASURES, SEEDS, Board, Team, best
-from benchmarks.ideas import register
 from benchmarks.record import RESULTS, Figure, exit_with, show, write
 from benchmarks.sources import Work
 
@@ -56,7 +55,6 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")
     given = parser.parse_args()
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
-    register()
     work = Work.begin("replay_training", MEASURES, quick=given.quick)
     rules = (BASELINE, REPLAY)
     board = Board(work, TEAM, rules, range(SEEDS))

@@ -323,7 +323,7 @@ def plain_name(name: str) -> str:
 
 
 def _register() -> None:
-    from benchmarks.ideas import register  # two experimental rules outside the package
+    from benchmarks.ideas import register  # an experimental rule outside the package
 
     register()
 

@@ -40,7 +40,7 @@ GRAPH: list[Spec] = [
 
 def main() -> None:
     """Write chain.svg, its variants under other rules, and graph.svg beside this file."""
-    options = CreditOptions(outcome_to="answer", sub_reward_origin=0.0, gamma=1.0)
+    options = CreditOptions(propagation="threshold", outcome_to="answer", sub_reward_origin=0.0, gamma=1.0)
     _draw(CHAIN, options, "chain.svg", (11.0, 1.9))
     _draw(CHAIN, CreditOptions(propagation="identical"), "chain_identical.svg", (11.0, 1.9))
     for rule in ("none", "discounted"):

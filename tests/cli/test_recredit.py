@@ -166,7 +166,6 @@ def test_diff_compares_runs_with_different_trajectories(ledger: Ledger, tmp_path
         ("algorithm.gama=1", "expected an option of credit, key=value (did you mean 'gamma'?)"),
         ("data.seed=1", "expected an option of credit"),
         ("gate=ajar", "algorithm.gate: expected hard or soft, got 'ajar'"),
-        ("adv_estimator=gae", "algorithm.outcome_to"),
         ("propagation=replay", "algorithm.propagation: replay reads branches, and none are recorded"),
         ("algorithm.shadow={propagation: none}", "recredit already computes a second assignment"),
     ],
@@ -203,7 +202,7 @@ def test_every_reader_sets_a_torn_file_aside(tmp_path: Path) -> None:
 
 
 def test_gae_is_refused_for_a_run_without_a_critic(ledger: Ledger) -> None:
-    assert "gae expects a critic's values" in refused("recredit", ledger.path, "adv_estimator=gae", "outcome_to=answer")
+    assert "gae expects a critic's values" in refused("recredit", ledger.path, "adv_estimator=gae")
 
 
 def test_recredit_keeps_steps_without_assigned_credit(ledger: Ledger, tmp_path: Path) -> None:

@@ -31,11 +31,11 @@ def test_defaults_are_those_of_the_design(recipe):
     config = load_recipe(recipe()).config
 
     algorithm = config.algorithm
-    assert algorithm.propagation == "threshold"
+    assert algorithm.propagation == "posterior"
     assert algorithm.propagation_threshold == 0.5
     assert (algorithm.gamma, algorithm.lam) == (0.99, 0.95)
     assert (algorithm.adv_estimator, algorithm.gate, algorithm.gate_at) == ("grpo", "hard", "pass")
-    assert (algorithm.share, algorithm.on_closed_gate, algorithm.outcome_to) == ("split", "cut", "all")
+    assert (algorithm.share, algorithm.on_closed_gate, algorithm.outcome_to) == ("split", "cut", "auto")
     assert (algorithm.w_r, algorithm.w_o, algorithm.sub_reward_origin) == (1, 1, 1)
     assert config.reward.max_failed_frac == 0.2
 
@@ -291,8 +291,12 @@ def test_harmful_option_is_refused_with_its_full_key(recipe, override, message):
         ),
         (["critic.loss_agg_mode=seq-mean-token-sum-norm"], "critic.loss_scale_factor", 512),
         (["trainer.resume_from_path=x"], "trainer.resume_mode", "resume_path"),
-        (["algorithm.adv_estimator=gae"], "algorithm.outcome_to", "answer"),
-        (["algorithm.adv_estimator=gae", "algorithm.propagation=identical"], "algorithm.outcome_to", "all"),
+        (["algorithm.tau=0.2", "algorithm.gate=soft"], "algorithm.propagation", "threshold"),
+        (["algorithm.share=copy"], "algorithm.propagation", "threshold"),
+        (["algorithm.score_weight=calibrated"], "algorithm.propagation", "none"),
+        (["algorithm.outcome_baseline=prefix"], "algorithm.propagation", "none"),
+        (["reward.decomp_granularity=token_level"], "algorithm.propagation", "none"),
+        (["algorithm.w_r=2"], "algorithm.propagation", "posterior"),
         (["guard.rules.agreement.below=0.8"], "guard.rules.agreement.recover", 0.8),
         (["guard.rules.agreement.window=1"], "guard.rules.agreement.shortest", 1),
         (["guard.rules.error_rate.above=0.01"], "guard.rules.error_rate.recover", 0.01),
@@ -376,9 +380,9 @@ BRANCHING = "actor_rollout_ref: {rollout: {branching: {budget: 0.3}}}"
 @pytest.mark.parametrize(
     ("text", "overrides", "rule"),
     [
-        (BRANCHING, [], "threshold"),
+        (BRANCHING, [], "posterior"),
         (f"algorithm: {{propagation: none}}\n{BRANCHING}", [], "none"),
-        ("", ["actor_rollout_ref.rollout.branching.alternatives=8"], "threshold"),
+        ("", ["actor_rollout_ref.rollout.branching.alternatives=8"], "posterior"),
         ("", ["algorithm.propagation=identical", "actor_rollout_ref.rollout.branching={at: agents}"], "identical"),
     ],
 )

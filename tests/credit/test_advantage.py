@@ -12,8 +12,12 @@ from tests.builders import batch_of, make_trajectory, step
 def test_advantage_divides_by_spread_plus_epsilon():
     batch = batch_of(make_trajectory("t0", [step()], 1.0), make_trajectory("t1", [step()], 0.0))
     sd = np.sqrt(0.5)
-    assert assign(batch, CreditOptions()).advantage_S.tolist() == pytest.approx([0.5 / (sd + 1e-6), -0.5 / (sd + 1e-6)])
-    assert assign(batch, CreditOptions(norm_adv_by_std_in_grpo=False)).advantage_S.tolist() == [0.5, -0.5]
+    assert assign(batch, CreditOptions(propagation="threshold")).advantage_S.tolist() == pytest.approx(
+        [0.5 / (sd + 1e-6), -0.5 / (sd + 1e-6)]
+    )
+    assert assign(
+        batch, CreditOptions(propagation="threshold", norm_adv_by_std_in_grpo=False)
+    ).advantage_S.tolist() == [0.5, -0.5]
 
 
 def labelled(labels, **more):
@@ -28,7 +32,7 @@ def labelled(labels, **more):
 
 def test_stratum_weights_have_equal_totals_and_mean_1():
     labels = ["good"] * 6 + ["bad"] * 4 + ["odd"] * 2
-    weight = assign(labelled(labels), CreditOptions()).weight_S
+    weight = assign(labelled(labels), CreditOptions(propagation="threshold")).weight_S
     for label, count in (("good", 6), ("bad", 4), ("odd", 2)):
         of_label = weight[[at == label for at in labels]]
         assert of_label.tolist() == pytest.approx([12 / (3 * count)] * count)
@@ -36,7 +40,7 @@ def test_stratum_weights_have_equal_totals_and_mean_1():
 
 
 def test_stratum_weight_has_a_cap():
-    weight = assign(labelled(["good"] * 99 + ["bad"]), CreditOptions()).weight_S
+    weight = assign(labelled(["good"] * 99 + ["bad"]), CreditOptions(propagation="threshold")).weight_S
     assert weight[-1] == 2.0
     assert weight[0] == pytest.approx(100 / (2 * 99))
 
@@ -46,13 +50,13 @@ def test_strata_balance_within_an_agent_and_policy():
         make_trajectory(f"t{n}", [step("v", 0.5, stratum=label, policy=policy), step("w", 0.5, stratum="good")], 1.0)
         for n, (label, policy) in enumerate([("good", "p"), ("good", "p"), ("bad", "p"), ("good", "q")])
     ]
-    weight = assign(batch_of(*trajectories), CreditOptions()).weight_S
+    weight = assign(batch_of(*trajectories), CreditOptions(propagation="threshold")).weight_S
     assert weight.tolist() == pytest.approx([0.75, 1, 0.75, 1, 1.5, 1, 1, 1])
 
 
 def test_stratum_weights_ignore_unlabelled_and_masked_steps():
     labels, scores = ["good", "good", "bad", None, "bad"], [0.5, 0.5, 0.5, 0.5, "failed"]
-    weight = assign(labelled(labels, scores=scores), CreditOptions()).weight_S
+    weight = assign(labelled(labels, scores=scores), CreditOptions(propagation="threshold")).weight_S
     assert weight.tolist() == pytest.approx([0.75, 0.75, 1.5, 1.0, 1.0])
 
 
@@ -61,7 +65,7 @@ def test_stratum_weights_ignore_masked_trajectories():
         make_trajectory(f"t{n}", [step("v", 0.5, stratum=label)], 1.0, status=status)
         for n, (label, status) in enumerate([("good", "ok"), ("bad", "ok"), ("bad", "failed"), ("odd", "failed")])
     ]
-    assert assign(batch_of(*trajectories), CreditOptions()).weight_S.tolist() == [1.0] * 4
+    assert assign(batch_of(*trajectories), CreditOptions(propagation="threshold")).weight_S.tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize("scores", [None, "failed"])
@@ -74,7 +78,7 @@ def test_unscored_step_ignores_its_stratum(scores):
 
 def test_advantage_includes_the_stratum_weight():
     labels, scores = ["good", "good", "good", "bad", "bad"], [1.0, 0.5, 0.0, 1.0, 0.0]
-    chosen = CreditOptions(norm_adv_by_std_in_grpo=False)
+    chosen = CreditOptions(propagation="threshold", norm_adv_by_std_in_grpo=False)
     a = assign(labelled(labels, scores=scores), chosen)
     assert a.advantage_S.tolist() == pytest.approx([0.5 * 5 / 6, 0.0, -0.5 * 5 / 6, 0.5 * 5 / 4, -0.5 * 5 / 4])
 
@@ -102,7 +106,9 @@ def test_custom_estimator_masks_like_built_in_ones():
             make_trajectory("t1", [step()], 0.25),
             make_trajectory("t2", [step()], 1.0, status="failed"),
         )
-        assert assign(batch, CreditOptions(adv_estimator="plain_credit")).advantage_S.tolist() == [1.0, 0.25, 0.0]
+        assert assign(
+            batch, CreditOptions(propagation="threshold", adv_estimator="plain_credit")
+        ).advantage_S.tolist() == [1.0, 0.25, 0.0]
     finally:
         ADVANTAGE_ESTIMATORS.remove("plain_credit")
 
@@ -137,7 +143,7 @@ def test_whitened_estimator_rejects_its_own_divisor():
         with pytest.raises(ConfigError, match=r"adv_estimator: twice is whitened, .*expected divisor_S None"):
             assign(
                 batch_of(make_trajectory("t0", [step()], 1.0), make_trajectory("t1", [step()], 0.0)),
-                CreditOptions(adv_estimator="twice"),
+                CreditOptions(propagation="threshold", adv_estimator="twice"),
             )
     finally:
         ADVANTAGE_ESTIMATORS.remove("twice")

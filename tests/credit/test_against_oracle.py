@@ -155,7 +155,9 @@ def team(parents_of, rewards, **more):
 
 def assert_credit(trajectory, expected, withheld=None, **chosen):
     """Check that oracle and core return `expected`, for gamma 1/2, origin 0 and a threshold of 0.1."""
-    chosen = CreditOptions(**{"gamma": 0.5, "sub_reward_origin": 0.0, "propagation_threshold": 0.1, **chosen})
+    chosen = CreditOptions(
+        **{"propagation": "threshold", "gamma": 0.5, "sub_reward_origin": 0.0, "propagation_threshold": 0.1, **chosen}
+    )
     rows, got = credit_rows([trajectory], chosen), assign(batch_of(trajectory), chosen)
     assert [row.credit for row in rows] == expected
     assert got.credit_S.tolist() == expected
@@ -186,7 +188,7 @@ def test_once_takes_the_path_with_the_least_loss():
 
 def test_copy_rejects_a_diamond():
     with pytest.raises(BatchError):
-        assign(batch_of(team(DIAMOND, [0.25, 0.5, 0.75, 1.0])), CreditOptions(share="copy"))
+        assign(batch_of(team(DIAMOND, [0.25, 0.5, 0.75, 1.0])), CreditOptions(propagation="threshold", share="copy"))
 
 
 @pytest.mark.parametrize(("share", "part"), [("split", 0.5), ("copy", 1.0), ("once", 1.0)])

@@ -43,7 +43,9 @@ def test_neutral_settings_equal_textbook_grpo(rewards, by_std):
 
 
 def test_group_of_one_has_advantage_zero():
-    assigned = assign(batch_of(make_trajectory("t", [step()], 0.7)), CreditOptions(group_by="task"))
+    assigned = assign(
+        batch_of(make_trajectory("t", [step()], 0.7)), CreditOptions(propagation="threshold", group_by="task")
+    )
     assert assigned.advantage_S.tolist() == [0.0]
     assert math.isnan(assigned.baseline_S[0])
     assert assigned.group_name(0) is None
@@ -57,7 +59,7 @@ def test_group_tied_up_to_rounding_has_advantage_zero(by_std):
         make_trajectory("t1", [step("a", 0.2)], 0.1),
         make_trajectory("t2", [step("a", 0.2)], 0.1),
     )
-    assigned = assign(batch, CreditOptions(norm_adv_by_std_in_grpo=by_std))
+    assigned = assign(batch, CreditOptions(propagation="threshold", norm_adv_by_std_in_grpo=by_std))
     assert assigned.tied_S.all()
     assert assigned.advantage_S.tolist() == [0.0, 0.0, 0.0]
 
@@ -112,7 +114,9 @@ def test_all_right_trajectories_have_advantage_zero():
     trajectories_of_lengths = [make_trajectory(f"t{n}", [step("a", 1.0) for _ in range(n)], 1.0) for n in (1, 3, 7)]
     for outcome_to in ("all", "answer"):
         for group_by in LEVELS:
-            chosen = CreditOptions(gamma=1.0, sub_reward_origin=1.0, outcome_to=outcome_to, group_by=group_by)
+            chosen = CreditOptions(
+                propagation="threshold", gamma=1.0, sub_reward_origin=1.0, outcome_to=outcome_to, group_by=group_by
+            )
             assert (assign(batch_of(*trajectories_of_lengths), chosen).advantage_S == 0.0).all(), (outcome_to, group_by)
 
 
@@ -120,10 +124,10 @@ def test_needless_retry_pays_at_origin_0_only():
     short = make_trajectory("short", [step("plan", 1.0), step("write", 1.0)], 1.0)
     longer = make_trajectory("long", [step("plan", 1.0), step("write", 1.0), step("write", 1.0)], 1.0)
     first_of_each = [0, 2]
-    charging = assign(batch_of(short, longer), CreditOptions(gamma=1.0, sub_reward_origin=1.0))
+    charging = assign(batch_of(short, longer), CreditOptions(propagation="threshold", gamma=1.0, sub_reward_origin=1.0))
     assert charging.credit_S[first_of_each].tolist() == [1.0, 1.0]
     assert (charging.advantage_S == 0.0).all()
-    paying = assign(batch_of(short, longer), CreditOptions(gamma=1.0, sub_reward_origin=0.0))
+    paying = assign(batch_of(short, longer), CreditOptions(propagation="threshold", gamma=1.0, sub_reward_origin=0.0))
     assert paying.credit_S[first_of_each].tolist() == [3.0, 4.0]
     assert paying.advantage_S[2] > 0 > paying.advantage_S[0]
 
@@ -147,7 +151,7 @@ def test_threshold_without_sub_rewards_equals_the_outcome():
         make_trajectory("t0", [step("a", 0.2), step("a", "failed")], 1.0),
         make_trajectory("t1", [step("a", 1.0), step("a", 0.9)], 0.0),
     ]
-    off = assign(batch_of(*trajectories), CreditOptions(reward_decomp=False))
+    off = assign(batch_of(*trajectories), CreditOptions(propagation="threshold", reward_decomp=False))
     shared = assign(batch_of(*trajectories), CreditOptions(propagation="identical"))
     assert np.isnan(off.sub_reward_S).all()
     assert off.gate_open_S.all()
@@ -160,7 +164,7 @@ def test_token_advantages_repeat_the_step_at_sampled_tokens():
         make_trajectory("t0", [step("a", tokens=2), step("b")], 1.0),
         make_trajectory("t1", [step("a", tokens=3, response_mask=(1, 0, 1))], 0.0),
     )
-    assigned = assign(batch, CreditOptions())
+    assigned = assign(batch, CreditOptions(propagation="threshold"))
     first, second = assigned.advantage_S[0], assigned.advantage_S[2]
     assert first > 0 > second
     assert assigned.token_advantages().tolist() == [first, first, second, 0.0, second]
@@ -170,7 +174,7 @@ def test_token_advantages_are_written_to_a_given_array():
     batch = batch_of(
         make_trajectory("t0", [step("a", tokens=2)], 1.0), make_trajectory("t1", [step("a", tokens=1)], 0.0)
     )
-    assigned, out = assign(batch, CreditOptions()), np.full(3, 9.0, dtype=np.float32)
+    assigned, out = assign(batch, CreditOptions(propagation="threshold")), np.full(3, 9.0, dtype=np.float32)
     assert assigned.token_advantages(out=out) is out
     assert out.tolist() == assigned.token_advantages(dtype=np.float32).tolist()
 

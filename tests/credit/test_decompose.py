@@ -11,7 +11,9 @@ from tests.builders import batch_of, make_trajectory, step
 
 
 def sub_rewards(*trajectories, **chosen):
-    return assign(batch_of(*trajectories), CreditOptions(**chosen)).sub_reward_S.tolist()
+    return assign(
+        batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **chosen})
+    ).sub_reward_S.tolist()
 
 
 def test_sub_reward_is_the_weighted_mean_of_rescaled_scores():
@@ -26,7 +28,7 @@ def test_score_of_weight_0_never_enters_credit():
 
 def test_failed_score_of_weight_0_does_not_mask_the_step():
     measured = {"f": 0.5, "m": Score(0.0, weight=0.0, status="failed")}
-    assigned = assign(batch_of(make_trajectory("t", [step("a", measured)])), CreditOptions())
+    assigned = assign(batch_of(make_trajectory("t", [step("a", measured)])), CreditOptions(propagation="threshold"))
     assert assigned.sub_reward_S.tolist() == [0.5]
     assert assigned.trained_S.tolist() == [True]
 
@@ -36,7 +38,7 @@ def test_unmatched_step_has_an_open_gate_and_learns(scores):
     batch = batch_of(
         *(make_trajectory(f"t{n}", [step("a", 0.8), step("b", scores), step("c", r)]) for n, r in enumerate((1.0, 0.6)))
     )
-    a = assign(batch, CreditOptions(gamma=1.0))
+    a = assign(batch, CreditOptions(propagation="threshold", gamma=1.0))
     assert math.isnan(a.sub_reward_S[1])
     assert a.own_S[1] == 0.0
     assert a.gate_open_S[1]
@@ -51,7 +53,7 @@ def test_one_failed_score_masks_the_step():
         make_trajectory("t1", [step("a", {"easy": 1.0, "hard": 0.0})], 1.0),
         make_trajectory("t2", [step("a", {"easy": 0.0, "hard": 0.0})], 0.0),
     )
-    a = assign(batch, CreditOptions())
+    a = assign(batch, CreditOptions(propagation="threshold"))
     assert a.trained_S.tolist() == [False, True, True]
     assert a.sub_reward_S.tolist() == [0.25, 0.5, 0.0]  # the mean of the others, not the easy half
     assert a.advantage_S[0] == 0.0
@@ -86,7 +88,7 @@ def test_substitute_flows_upstream_like_a_score():
     batch = batch_of(
         make_trajectory("t0", [step("a"), step("b", "failed")]), make_trajectory("t1", [step("a"), step("b", 0.75)])
     )
-    a = assign(batch, CreditOptions(gamma=1.0))
+    a = assign(batch, CreditOptions(propagation="threshold", gamma=1.0))
     assert a.received_S[[0, 2]].tolist() == [-0.25, -0.25]
 
 
@@ -96,7 +98,9 @@ def test_gate_unscored_sets_the_gate_of_a_failed_step(where, is_open):
         batch = batch_of(
             make_trajectory("t0", [step("a"), step("b", "failed")]), make_trajectory("t1", [step("a"), step("b", r)])
         )
-        assert bool(assign(batch, CreditOptions(gate_unscored=where)).gate_open_S[1]) is is_open
+        assert (
+            bool(assign(batch, CreditOptions(propagation="threshold", gate_unscored=where)).gate_open_S[1]) is is_open
+        )
 
 
 @pytest.mark.parametrize("rule", ["identical", "uniform"])
@@ -114,7 +118,7 @@ def test_failed_status_or_outcome_masks_the_trajectory():
             make_trajectory("t3", [step("a", 1.0), step("b", 0.0)], 1.0),
             make_trajectory("t4", [step("a", 1.0), step("b", 1.0)], 0.0),
         ),
-        CreditOptions(),
+        CreditOptions(propagation="threshold"),
     )
     assert a.masked_N.tolist() == [True, True, True, False, False]
     assert a.trained_S.tolist() == [False] * 6 + [True] * 4
@@ -137,7 +141,7 @@ def test_truncated_trajectory_outcome_and_masking():
 
 def test_missing_outcome_contributes_nothing():
     batch = batch_of(make_trajectory("t0", [step("a", 1.0)]), make_trajectory("t1", [step("a", 0.5)]))
-    a = assign(batch, CreditOptions())
+    a = assign(batch, CreditOptions(propagation="threshold"))
     assert a.trained_S.all()
     assert a.credit_S.tolist() == [0.0, -0.5]
     assert np.all(a.shared_S == 0.0)
@@ -145,7 +149,7 @@ def test_missing_outcome_contributes_nothing():
 
 def test_outcome_keeps_its_units():
     batch = batch_of(make_trajectory("t0", [step()], Score(7.0, (-10.0, 10.0))), make_trajectory("t1", [step()], -2.0))
-    assert assign(batch, CreditOptions()).credit_S.tolist() == [7.0, -2.0]
+    assert assign(batch, CreditOptions(propagation="threshold")).credit_S.tolist() == [7.0, -2.0]
 
 
 def test_token_scores_and_plain_scores_can_be_combined():
@@ -153,7 +157,10 @@ def test_token_scores_and_plain_scores_can_be_combined():
         make_trajectory("t0", [step("a", {"f": Score((1.0, 0.0)), "g": Score(0.5, weight=3.0)}, tokens=2)]),
         make_trajectory("t1", [step("a", {"f": 0.0, "g": Score(0.5, weight=3.0)}, tokens=2)]),
     ]
-    a = assign(batch_of(*trajectories), CreditOptions(decomp_granularity="token_level", norm_adv_by_std_in_grpo=False))
+    a = assign(
+        batch_of(*trajectories),
+        CreditOptions(propagation="threshold", decomp_granularity="token_level", norm_adv_by_std_in_grpo=False),
+    )
     assert a.sub_reward_S.tolist() == [0.5, 0.375]
     # rho is 0.625 and 0.375, and 0.375 twice; the others' mean is 0.375, and 0.5
     assert a.token_term_T.tolist() == [0.125, 0.0, -0.125, -0.0625]

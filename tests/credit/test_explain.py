@@ -74,7 +74,7 @@ def test_explain_shows_a_clipped_score():
     trajectories = [
         make_trajectory(f"t{i}", [step("a", Score(value)), step("b")], 1.0) for i, value in enumerate((0.25, 1.0000009))
     ]
-    assigned = assign(batch_of(*trajectories), CreditOptions())
+    assigned = assign(batch_of(*trajectories), CreditOptions(propagation="threshold"))
     assert_explained(assigned)
     raw = next(one for one in explain(assigned, 2).operations if one.name == "raw f")
     assert (raw.value, raw.note) == (1.0, "1.0000009, clipped to its range")
@@ -98,7 +98,7 @@ def chain(**chosen):
             make_trajectory("t0", [step("plan", 0.75), step("write", {"f": 0.25, "g": 1.0}), step("verify", 1.0)], 1.0),
             make_trajectory("t1", [step("plan", 0.25), step("write", {"f": 1.0, "g": 0.5}), step("verify", 0.0)], 0.0),
         ),
-        CreditOptions(**chosen),
+        CreditOptions(**{"propagation": "threshold", **chosen}),
     )
 
 
@@ -132,7 +132,7 @@ def test_masked_step_has_advantage_zero_and_a_reason():
         make_trajectory("t1", [step("a", 0.5)], 0.0),
         make_trajectory("t2", [step("a", 1.0)], 0.0),
     )
-    story = explain(assign(batch, CreditOptions()), 0)
+    story = explain(assign(batch, CreditOptions(propagation="threshold")), 0)
     assert story.advantage == 0.0
     assert story.operations[-1].note == "its scoring failed"
 
@@ -140,7 +140,10 @@ def test_masked_step_has_advantage_zero_and_a_reason():
 def test_explanation_lists_the_stand_in():
     worse = make_trajectory("t0", [step("plan", 1.0), step("write", 0.0)], 0.0)
     better = make_trajectory("t1", [step("plan", 1.0), step("write", 0.75)], 1.0)
-    story = explain(assign(batch_of(worse, better), CreditOptions(on_closed_gate="neutral", gamma=1.0)), "t0.0")
+    story = explain(
+        assign(batch_of(worse, better), CreditOptions(propagation="threshold", on_closed_gate="neutral", gamma=1.0)),
+        "t0.0",
+    )
     (stand_in,) = [o for o in story.operations if o.name == "stand-in for t0.1"]
     assert stand_in.value == -0.25
 
@@ -156,7 +159,7 @@ def test_explain_rejects_a_token_outside_the_sampled_ones():
         make_trajectory("t0", [step("a", tokens=2)], 1.0), make_trajectory("t1", [step("a", tokens=2)], 0.0)
     )
     with pytest.raises(BatchError, match=r"step t0\.0: expected one of its sampled tokens, got token 2"):
-        explain(assign(batch, CreditOptions()), 0, 2)
+        explain(assign(batch, CreditOptions(propagation="threshold")), 0, 2)
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------
@@ -171,7 +174,7 @@ def test_explain_works_with_any_score_name(name, keys):
         make_trajectory(f"t{n}", [step("plan", {name: first, "f": 0.5}), step("write", {name: 1 - first})], n / 2)
         for n, first in enumerate((0.25, 1.0, 0.5))
     ]
-    assigned = assign(batch_of(*trajectories), CreditOptions(**keys))
+    assigned = assign(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **keys}))
     assert_explained(assigned)
     assert [words for words, _ in explain(assigned, 0).terms if words.startswith("from ")] == ["from t0.1"]
 
@@ -305,7 +308,7 @@ def halves(**chosen):
     """Sub-rewards equal to the threshold, so that hard gates are closed."""
     return assign(
         batch_of(*(make_trajectory(f"t{n}", [step("plan", 0.5), step("write", 0.5)], float(n)) for n in range(2))),
-        CreditOptions(**chosen),
+        CreditOptions(**{"propagation": "threshold", **chosen}),
     )
 
 
@@ -348,10 +351,10 @@ def test_explanation_describes_the_gate_of_a_failed_step(gate_unscored):
     batch = batch_of(
         *(make_trajectory(f"t{n}", [step("plan", n / 2), step("write", 0.5 if n else "failed")], 1.0) for n in range(3))
     )
-    assigned = assign(batch, CreditOptions(gate_unscored=gate_unscored))
+    assigned = assign(batch, CreditOptions(propagation="threshold", gate_unscored=gate_unscored))
     factor = 1.0 if gate_unscored == "open" else 0.0
     assert gates_of(assigned, 0)["gate out of t0.1"] == (factor, f"its scoring failed: gate_unscored {gate_unscored}")
-    assigned = assign(batch, CreditOptions(gate_unscored=gate_unscored, reward_decomp=False))
+    assigned = assign(batch, CreditOptions(propagation="threshold", gate_unscored=gate_unscored, reward_decomp=False))
     assert gates_of(assigned, 0)["gate out of t0.1"] == (1.0, "the rule has no gates and ignores sub-rewards")
 
 
@@ -369,7 +372,7 @@ def test_explanation_describes_a_gate_opened_by_the_floor():
 
 def test_learning_step_with_advantage_zero_has_terms():
     trajectories = [make_trajectory(f"t{n}", [step("plan", r)], 0.0) for n, r in enumerate((0.0, 0.5, 1.0))]
-    story = explain(assign(batch_of(*trajectories), CreditOptions(gamma=1.0)), 1)
+    story = explain(assign(batch_of(*trajectories), CreditOptions(propagation="threshold", gamma=1.0)), 1)
     assert story.advantage == 0.0
     assert [words for words, _ in story.terms] == ["own", "received", "shared", "baseline"]
     assert story.terms[0][1] < 0 < story.terms[-1][1]
@@ -390,7 +393,7 @@ def none_of_that_name(batch):
 @pytest.mark.parametrize("edit", [edited_column, none_of_that_name])
 def test_score_not_derivable_from_the_raw_one_is_given(edit):
     batch = edit(chain().batch)
-    assigned = assign(batch, CreditOptions())
+    assigned = assign(batch, CreditOptions(propagation="threshold"))
     assert_explained(assigned)
     (score,) = [o for o in explain(assigned, "t0.2").operations if o.name == "f"]
     assert (score.symbol, score.value) == ("given", batch.scores[2, batch.score_names.index("f")])

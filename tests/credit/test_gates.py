@@ -13,7 +13,8 @@ from tests.credit.strategies import options, trajectories
 def is_open(scores, theta):
     return bool(
         assign(
-            batch_of(make_trajectory("t", [step("a", scores)])), CreditOptions(propagation_threshold=theta)
+            batch_of(make_trajectory("t", [step("a", scores)])),
+            CreditOptions(propagation="threshold", propagation_threshold=theta),
         ).gate_open_S
     )
 

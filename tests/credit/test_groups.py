@@ -13,7 +13,7 @@ from tests.builders import batch_of, make_trajectory, step
 
 
 def groups(*trajectories, **chosen):
-    return assign(batch_of(*trajectories), CreditOptions(**chosen))
+    return assign(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **chosen}))
 
 
 def own(r, **more):
@@ -180,5 +180,8 @@ def test_assign_computes_each_column_once(monkeypatch, estimator):
     count(kernels, "sampled_tokens")
     count(groups_module, "codes_of_level")
     trajectories = [make_trajectory(f"t{n}", [step("a", 0.1 * n, tokens=2)], float(n)) for n in range(3)]
-    assign(batch_of(*trajectories), CreditOptions(decomp_granularity="token_level", adv_estimator=estimator))
+    assign(
+        batch_of(*trajectories),
+        CreditOptions(propagation="threshold", decomp_granularity="token_level", adv_estimator=estimator),
+    )
     assert sorted(computed) == ["codes_of_level", "sampled_tokens"]

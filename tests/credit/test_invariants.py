@@ -122,9 +122,10 @@ def test_failed_score_is_excluded_from_its_baseline():
     def batch(score):
         return batch_of(*(make_trajectory(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75, score])))
 
-    failed = assign(batch("failed"), CreditOptions())
+    failed = assign(batch("failed"), CreditOptions(propagation="threshold"))
     two = assign(
-        batch_of(*(make_trajectory(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75]))), CreditOptions()
+        batch_of(*(make_trajectory(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75]))),
+        CreditOptions(propagation="threshold"),
     )
     assert failed.baseline_S[:2].tolist() == two.baseline_S.tolist()
     assert failed.advantage_S.tolist() == [*two.advantage_S.tolist(), 0.0]
@@ -143,7 +144,10 @@ def test_trajectories_of_a_group_may_have_different_agents():
     )
     short = make_trajectory("t1", [step("plan", 0.25), step("write", 0.5)], 0.0)
     bare = make_trajectory("t2", [step("write", 1.0, ())], 1.0)
-    a = assign(batch_of(wide, short, bare), CreditOptions(gamma=1.0, outcome_to="answer", sub_reward_origin=0.0))
+    a = assign(
+        batch_of(wide, short, bare),
+        CreditOptions(propagation="threshold", gamma=1.0, outcome_to="answer", sub_reward_origin=0.0),
+    )
     # The judge passes 1 + 1 to five parents, 0.4 each; only the writers with 0.75 and 1 are above the threshold.
     assert a.credit_S[:7] == pytest.approx([0.75 + (0.75 + 0.4) + (1.0 + 0.4), 0.4, 0.65, 0.9, 1.15, 1.4, 2.0])
     assert a.group_name(0) == "agent=plan turn=0 policy=default version=0"
@@ -153,7 +157,7 @@ def test_trajectories_of_a_group_may_have_different_agents():
 def test_freeze_trains_only_steps_at_and_after_the_failure():
     wrong = make_trajectory("t0", [step("plan", 1.0), step("write", 0.0), step("verify", 1.0)], 0.0)
     right = make_trajectory("t1", [step("plan", 0.75), step("write", 1.0), step("verify", 0.75)], 1.0)
-    a = assign(batch_of(wrong, right), CreditOptions(on_closed_gate="freeze"))
+    a = assign(batch_of(wrong, right), CreditOptions(propagation="threshold", on_closed_gate="freeze"))
     assert a.frozen_S.tolist() == [True, False, False, False, False, False]
     assert a.advantage_S[0] == 0.0
     assert credit_metrics(a)["groups/frozen_steps"] == 1.0
@@ -177,7 +181,9 @@ def test_shadow_reports_another_rule_without_training_on_it():
 
 def test_assignment_records_the_threshold_of_each_step():
     batch = batch_of(make_trajectory("t0", [step("plan", 0.6), step("write", 0.6)], 1.0))
-    chosen = CreditOptions(propagation_threshold={"kind": "fixed", "value": 0.5, "agents": {"write": 0.7}})
+    chosen = CreditOptions(
+        propagation="threshold", propagation_threshold={"kind": "fixed", "value": 0.5, "agents": {"write": 0.7}}
+    )
     a = assign(batch, chosen)
     assert a.threshold_S.tolist() == [0.5, 0.7]
     assert a.gate_open_S.tolist() == [True, False]
@@ -185,7 +191,7 @@ def test_assignment_records_the_threshold_of_each_step():
 
 def test_floor_opens_the_best_closed_steps_and_counts_them():
     batch = batch_of(make_trajectory("t0", [step("a", r) for r in (0.1, 0.25, 0.2, 0.0, 0.05)], 1.0))
-    a = assign(batch, CreditOptions(propagation_threshold={"kind": "quantile", "floor": 0.4}))
+    a = assign(batch, CreditOptions(propagation="threshold", propagation_threshold={"kind": "quantile", "floor": 0.4}))
     assert a.forced_open_S.tolist() == [False, True, True, False, False]
     assert a.gate_out_S.tolist() == [0.0, 1.0, 1.0, 0.0, 0.0]
     assert credit_metrics(a)["propagation/forced_open/a"] == 0.4
@@ -198,7 +204,7 @@ def test_shrunk_baseline_learns_from_small_and_tied_groups():
     trajectories = [*group("easy", [1.0] * 4), *group("hard", [0.0, 0.0, 0.0, 1.0]), *group("lone", [1.0])]
     trajectories += [*group("fair", [0.0, 1.0, 1.0, 0.0])]
     keys = {"propagation": "identical", "group_by": "task_agent_turn"}
-    plain = assign(batch_of(*trajectories), CreditOptions(**keys))
+    plain = assign(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **keys}))
     shrunk = assign(batch_of(*trajectories), CreditOptions(**keys, baseline="shrunk"))
     assert plain.advantage_S[:4].tolist() == [0.0] * 4
     assert (shrunk.advantage_S[:4] > 0).all()
@@ -220,7 +226,7 @@ def test_stand_in_ignores_the_length_of_other_trajectories():
         make_trajectory("t0", [step("a", 0.8), step("a", 0.0)], 0.0),
         make_trajectory("t1", [step("a", 0.8), step("a", 0.1)], 1.0),
     ]
-    chosen = CreditOptions(on_closed_gate="neutral", group_by="agent")
+    chosen = CreditOptions(propagation="threshold", on_closed_gate="neutral", group_by="agent")
     alone = assign(batch_of(*pair), chosen).credit_S[:4]
     for k in (1, 10, 100):
         other = make_trajectory("t2", [step("z", 0.9) for _ in range(k)], 1.0, task="q1")
@@ -230,7 +236,7 @@ def test_stand_in_ignores_the_length_of_other_trajectories():
 def test_floor_ignores_masked_trajectories():
     kept = [make_trajectory(f"t{n}", [step("a", r)], float(n)) for n, r in enumerate((0.1, 0.2, 0.25, 0.05))]
     failed = make_trajectory("t9", [step("a", 0.29), step("a", 0.28)], 0.0, status="failed")
-    chosen = CreditOptions(propagation_threshold={"kind": "quantile", "floor": 0.5})
+    chosen = CreditOptions(propagation="threshold", propagation_threshold={"kind": "quantile", "floor": 0.5})
     with_failed = assign(batch_of(*kept, failed), chosen)
     assert with_failed.forced_open_S.tolist() == [False, True, True, False, False, False]
 
@@ -248,7 +254,7 @@ def test_rules_without_flow_accept_every_share(rule):
 def test_token_advantages_check_the_output_array():
     a = assign(
         batch_of(make_trajectory("t0", [step("a", tokens=4)], 1.0), make_trajectory("t1", [step("a", tokens=4)], 0.0)),
-        CreditOptions(),
+        CreditOptions(propagation="threshold"),
     )
     for out in (np.zeros(3), np.zeros((2, 4)), np.zeros(8, dtype=np.int64), np.zeros(8, dtype=np.float16)):
         with pytest.raises(ShapeError, match=r"expected float32 or float64 of shape \(8,\), got"):

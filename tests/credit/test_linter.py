@@ -21,11 +21,18 @@ def sound():
 
 
 def codes(*trajectories, **chosen):
-    return {finding.code for finding in check_groups(batch_of(*trajectories), CreditOptions(**chosen))}
+    return {
+        finding.code
+        for finding in check_groups(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **chosen}))
+    }
 
 
 def said(code, *trajectories, **chosen):
-    (finding,) = [f for f in check_groups(batch_of(*trajectories), CreditOptions(**chosen)) if f.code == code]
+    (finding,) = [
+        f
+        for f in check_groups(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **chosen}))
+        if f.code == code
+    ]
     return str(finding)
 
 
@@ -153,7 +160,7 @@ def chain(*rewards):
     ],
 )
 def test_idle_gate_gives_the_reason(rewards, options, code, reason):
-    chosen = CreditOptions(**options)
+    chosen = CreditOptions(**{"propagation": "threshold", **options})
     batch = batch_of(*chain(*rewards))
     assigned = assign(batch, chosen)
     found = idle_gate(assigned)
@@ -174,7 +181,7 @@ def test_idle_gate_gives_the_reason(rewards, options, code, reason):
 @pytest.mark.parametrize("gate_at", ["pass", "receive", "both"])
 def test_closed_gates_are_idle(gate_at):
     trajectories = [make_trajectory(f"t{n}", [step("a", 0.25), step("b", 0.375)], float(n)) for n in range(2)]
-    chosen = CreditOptions(gate_at=gate_at)
+    chosen = CreditOptions(propagation="threshold", gate_at=gate_at)
     assigned = assign(batch_of(*trajectories), chosen)
     none = assign(batch_of(*trajectories), replace(chosen, propagation="none"))
     assert np.array_equal(assigned.credit_S, none.credit_S)
@@ -186,14 +193,15 @@ def test_closed_gates_are_idle(gate_at):
 
 def test_single_steps_have_no_idle_gate():
     assigned = assign(
-        batch_of(*(make_trajectory(f"t{n}", [step("a", 0.75)], float(n)) for n in range(2))), CreditOptions()
+        batch_of(*(make_trajectory(f"t{n}", [step("a", 0.75)], float(n)) for n in range(2))),
+        CreditOptions(propagation="threshold"),
     )
     assert idle_gate(assigned) is None
     assert "propagation/moved" not in credit_metrics(assigned)
 
 
 def test_moved_is_the_received_share_of_credit():
-    assigned = assign(batch_of(*chain(0.75)), CreditOptions(gamma=0.5))
+    assigned = assign(batch_of(*chain(0.75)), CreditOptions(propagation="threshold", gamma=0.5))
     # Credit without flow: 0, -0.25 in the first trajectory, 1, 0.75 in the second; each first step receives -0.125.
     assert credit_metrics(assigned)["propagation/moved"] == pytest.approx(0.25 / (0.25 + 0.25 + 1 + 0.75))
     assert "propagation/moved" not in credit_metrics(

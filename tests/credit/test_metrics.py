@@ -14,7 +14,7 @@ from tests.credit.strategies import options, trajectories
 
 
 def metrics(*trajectories, **chosen):
-    return credit_metrics(assign(batch_of(*trajectories), CreditOptions(**chosen)))
+    return credit_metrics(assign(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **chosen})))
 
 
 def test_pass_rate_is_the_share_of_open_gates():
@@ -93,7 +93,7 @@ def test_credit_explained_var_uses_the_final_credit():
         assert credit_metrics(assign(batch, options, values_T=credit_T))[key] == pytest.approx(1.0)
         half = credit_metrics(assign(batch, options, values_T=0.5 * credit_T))[key]
         assert half == pytest.approx(0.75)
-    assert key not in credit_metrics(assign(batch, CreditOptions()))
+    assert key not in credit_metrics(assign(batch, CreditOptions(propagation="threshold")))
 
 
 def unscored_planner(n, r, outcome=1.0):
@@ -120,20 +120,27 @@ def unscored_planner(n, r, outcome=1.0):
     ],
 )
 def test_reach_is_the_share_of_trajectories_with_a_signal(chosen, reach):
-    assigned = assign(batch_of(unscored_planner(0, 1.0), unscored_planner(1, 0.25)), CreditOptions(**chosen))
+    assigned = assign(
+        batch_of(unscored_planner(0, 1.0), unscored_planner(1, 0.25)),
+        CreditOptions(**{"propagation": "threshold", **chosen}),
+    )
     got = credit_metrics(assigned)
     assert {agent: got[f"credit/reach/{agent}"] for agent in reach} == reach
     assert unreached_agents(assigned) == tuple(agent for agent, share in reach.items() if share == 0.0)
 
 
 def test_right_child_with_credit_0_counts_as_a_signal():
-    assigned = assign(batch_of(make_trajectory("t", [step("plan"), step("write", 1.0)])), CreditOptions())
+    assigned = assign(
+        batch_of(make_trajectory("t", [step("plan"), step("write", 1.0)])), CreditOptions(propagation="threshold")
+    )
     assert assigned.received_S[0] == 0.0
     assert unreached_agents(assigned) == ()
 
 
 def test_agents_without_any_reward_are_unreached():
-    assigned = assign(batch_of(make_trajectory("t", [step("plan"), step("write")])), CreditOptions())
+    assigned = assign(
+        batch_of(make_trajectory("t", [step("plan"), step("write")])), CreditOptions(propagation="threshold")
+    )
     assert unreached_agents(assigned) == ("plan", "write")
 
 
@@ -156,7 +163,9 @@ def test_alone_tied_and_frozen_are_shares_by_agent():
         make_trajectory(f"t{n}", [step("plan", 1.0), step("write", r)], 0.0) for n, r in enumerate((0.0, 1.0))
     ]
     trajectories.append(make_trajectory("t2", [step("plan", 1.0), step("write", 1.0), step("write", 0.75)], 0.0))
-    got = credit_metrics(assign(batch_of(*trajectories), CreditOptions(on_closed_gate="freeze")))
+    got = credit_metrics(
+        assign(batch_of(*trajectories), CreditOptions(propagation="threshold", on_closed_gate="freeze"))
+    )
     assert got["groups/frozen/plan"] == pytest.approx(1 / 3)
     assert got["groups/tied/plan"] == 0.0  # the third one's child has a score below 1
     assert got["groups/alone/write"] == 0.25

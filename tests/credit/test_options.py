@@ -33,7 +33,7 @@ def test_defaults_have_their_declared_types():
         ("decomp_granularity", "tokens", "token_level"),
         ("tau", 0.0, "a finite number of at least 1e-6"),
         ("group_by", "turn", "task or task_agent or"),
-        ("outcome_to", "last", "all or answer"),
+        ("outcome_to", "last", "auto or all or answer"),
         ("shared_reward", "both", "outcome or outcome_plus_mean_sub_reward"),
         ("gate_unscored", "ajar", "open or closed"),
         ("gate", "ajar", "hard or soft"),
@@ -81,7 +81,9 @@ def test_integers_are_accepted_as_numbers():
         ("baseline", {"baseline": "shrunk", "group_by": "task"}),
         ("baseline", {"baseline": "shrunk", "adv_estimator": "reinforce_plus_plus"}),
         ("shadow.adv_estimator", {"shadow": {"adv_estimator": "gae", "outcome_to": "answer"}}),
-        ("outcome_to", {"adv_estimator": "gae"}),
+        ("outcome_to", {"adv_estimator": "gae", "outcome_to": "all"}),
+        ("decomp_granularity", {"decomp_granularity": "token_level"}),
+        ("outcome_baseline", {"outcome_baseline": "prefix"}),
         ("share", {"adv_estimator": "gae", "outcome_to": "answer", "share": "once"}),
         ("on_closed_gate", {"adv_estimator": "gae", "outcome_to": "answer", "on_closed_gate": "neutral"}),
     ],
@@ -116,3 +118,21 @@ def test_misspelt_choice_names_the_nearest(key, shadowed):
             options.validate()
     assert did_you_mean("treshold", PROPAGATION_RULES.names()) == " (did you mean 'threshold'?)"
     assert did_you_mean("GRPO", ADVANTAGE_ESTIMATORS.names()) == " (did you mean 'grpo'?)"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "entry"),
+    [
+        ({}, "answer"),
+        ({"reward_decomp": False}, "all"),
+        ({"w_r": 0}, "all"),
+        ({"propagation": "none"}, "all"),
+        ({"propagation": "identical"}, "all"),
+        ({"propagation": "threshold", "adv_estimator": "gae"}, "answer"),
+        ({"propagation": "identical", "adv_estimator": "gae"}, "all"),
+        ({"outcome_to": "all"}, "all"),
+        ({"propagation": "none", "outcome_to": "answer"}, "answer"),
+    ],
+)
+def test_outcome_enters_where_the_rule_needs_it(chosen, entry):
+    assert CreditOptions(**chosen).resolved().outcome_to == entry

@@ -41,7 +41,7 @@ GAMES = (game("t0", 1.0, 0.0), game("t1", 0.0, 1.0, scores=(0.5, 0.5, 1.0, 0.0))
 )
 def test_players_of_a_game_get_opposite_outcomes(keys, paid):
     """White wins and black loses; the common outcome of 0.5 reaches neither."""
-    chosen = CreditOptions(w_r=0.0, gamma=0.5, **keys)
+    chosen = CreditOptions(**{"propagation": "threshold", "w_r": 0.0, "gamma": 0.5, **keys})
     assert assign(batch_of(*GAMES), chosen).credit_S[:4].tolist() == paid
     assert [row.credit for row in credit_rows(GAMES, chosen)][:4] == paid
 
@@ -127,17 +127,19 @@ def test_failed_common_outcome_masks_agents_without_an_own_one():
 
 
 def test_failed_outcomes_of_all_agents_mask_the_trajectory():
-    assigned = assign(batch_of(game("t0", "failed", "timeout"), *GAMES[1:]), CreditOptions())
+    assigned = assign(batch_of(game("t0", "failed", "timeout"), *GAMES[1:]), CreditOptions(propagation="threshold"))
     assert assigned.masked_N.tolist() == [True, False, False]
     assert [found.code for found in check_groups(assigned.batch)].count("masked_trajectories") == 1
 
 
 def test_failed_or_truncated_trajectory_is_masked_whole():
     failed, truncated = game("t0", 1.0, 0.0, status="failed"), game("t1", 1.0, 0.0, status="truncated")
-    found = outcomes(batch_of(failed, truncated, *GAMES[2:]), CreditOptions(mask_truncated=True))
+    found = outcomes(
+        batch_of(failed, truncated, *GAMES[2:]), CreditOptions(propagation="threshold", mask_truncated=True)
+    )
     assert found.masked_S.tolist() == [True] * 8 + [False] * 4
     assert found.masked_N.tolist() == [True, True, False]
-    kept = outcomes(batch_of(truncated), CreditOptions())
+    kept = outcomes(batch_of(truncated), CreditOptions(propagation="threshold"))
     assert (kept.value_S.tolist(), kept.known_S.all()) == ([1.0, 0.0, 1.0, 0.0], True)
 
 
@@ -156,7 +158,7 @@ def test_failed_or_truncated_trajectory_is_masked_whole():
 def test_wrong_outcome_of_an_agent_is_refused(outcomes, message):
     batch = batch_of(game("t0", 1.0, 0.0))
     with pytest.raises(BatchError, match=message):
-        assign(replace(batch, outcomes_of_agents=(outcomes,)), CreditOptions())
+        assign(replace(batch, outcomes_of_agents=(outcomes,)), CreditOptions(propagation="threshold"))
 
 
 def test_failed_outcome_of_the_answer_trains_no_step_before_it():
@@ -167,7 +169,11 @@ def test_failed_outcome_of_the_answer_trains_no_step_before_it():
     for outcome_to, trained in (("answer", False), ("all", True)):
         assigned = assign(batch_of(failed, *rest), CreditOptions(outcome_to=outcome_to, propagation="discounted"))
         assert assigned.trained_S.tolist() == [trained, False] + [True] * 4
-    note = explain(assign(batch_of(failed, *rest), CreditOptions(outcome_to="answer")), 0).operations[-1].note
+    note = (
+        explain(assign(batch_of(failed, *rest), CreditOptions(propagation="threshold", outcome_to="answer")), 0)
+        .operations[-1]
+        .note
+    )
     assert note == "the outcome of a later answer step's agent could not be scored"
     codes = [found.code for found in check_groups(batch_of(failed, *rest))]
     assert "masked_agents" in codes
@@ -188,7 +194,7 @@ def test_outcome_is_found_in_a_batch_of_many_trajectories():
 
 def test_own_reward_and_outcome_are_conserved_in_a_game():
     """The sum of own rewards contains the mean outcome of the answer steps, weighted by `w_o`."""
-    chosen = CreditOptions(outcome_to="answer", sub_reward_origin=0.0, gamma=1.0, w_o=2.0)
+    chosen = CreditOptions(propagation="threshold", outcome_to="answer", sub_reward_origin=0.0, gamma=1.0, w_o=2.0)
     assigned = assign(batch_of(*GAMES), chosen)
     for n, (white, black) in enumerate(((1.0, 0.0), (0.0, 1.0), (0.25, 0.75))):
         at = slice(4 * n, 4 * n + 4)
@@ -211,9 +217,12 @@ def test_outcome_that_flows_to_an_opponent_is_reported():
     steps = [step("pro", 1.0), step("con", 1.0)]
     debates = [make_trajectory(f"t{n}", steps, 0.5, outcomes={"pro": n, "con": 1 - n}) for n in range(2)]
     batch = batch_of(*debates)
-    found = {one.code: one.message for one in check_groups(batch, CreditOptions(outcome_to="answer"))}
+    found = {
+        one.code: one.message
+        for one in check_groups(batch, CreditOptions(propagation="threshold", outcome_to="answer"))
+    }
     assert "the outcome of con flows to pro, whose outcome differs" in found["outcome_of_another"]
     assert "outcome_of_another" not in {one.code for one in check_groups(batch)}
     assert "outcome_of_another" not in {
-        one.code for one in check_groups(batch_of(*GAMES), CreditOptions(outcome_to="answer"))
+        one.code for one in check_groups(batch_of(*GAMES), CreditOptions(propagation="threshold", outcome_to="answer"))
     }

@@ -13,7 +13,7 @@ from tests.credit.strategies import options, trajectories
 
 
 def credit(trajectory, **chosen):
-    return assign(batch_of(trajectory), CreditOptions(**chosen)).credit_S.tolist()
+    return assign(batch_of(trajectory), CreditOptions(**{"propagation": "threshold", **chosen})).credit_S.tolist()
 
 
 CHAIN = make_trajectory("t", [step("plan", 0.75), step("write", 0.25), step("verify", 1.0)], 1.0)
@@ -41,7 +41,9 @@ def test_credit_of_a_chain_by_hand(rule, outcome_to, origin, expected):
 
 
 def test_closed_gate_stops_credit_and_counts_it():
-    a = assign(batch_of(CHAIN), CreditOptions(outcome_to="answer", sub_reward_origin=0.0, gamma=0.5))
+    a = assign(
+        batch_of(CHAIN), CreditOptions(propagation="threshold", outcome_to="answer", sub_reward_origin=0.0, gamma=0.5)
+    )
     assert a.withheld_S.tolist() == [0.0, 1.25, 0.0]
     assert a.received_S.tolist() == [0.0, 1.0, 0.0]
 
@@ -111,7 +113,7 @@ def test_credit_is_conserved_in_every_trajectory(trajectories, chosen):
 
 def test_trajectory_of_seventy_thousand_steps():
     long = batch_of(make_trajectory("t", [step("a", 1.0) for _ in range(70_000)], 1.0))
-    a = assign(long, CreditOptions(gamma=1.0, sub_reward_origin=0.0, group_by="task"))
+    a = assign(long, CreditOptions(propagation="threshold", gamma=1.0, sub_reward_origin=0.0, group_by="task"))
     assert a.credit_S[0] == 70_001.0
 
 
@@ -134,11 +136,11 @@ def test_custom_rule_is_registered_by_name():
 def test_unknown_rule_error_lists_the_known_ones():
     first, rest = (
         "discounted, gagpo, gigpo, identical, implicit_step, irc",
-        "leave_one_out, mt_grpo, none, replay, shapley",
+        "leave_one_out, mt_grpo, none, posterior, replay, shapley",
     )
     with pytest.raises(ConfigError, match=f"expected one of {first}, {rest}, threshold, uniform, got 'x'"):
         PROPAGATION_RULES["x"]
 
 
 def test_compared_rules_begin_with_the_baseline():
-    assert compared_rules() == ("identical", "none", "discounted", "threshold")
+    assert compared_rules() == ("identical", "none", "discounted", "threshold", "posterior")

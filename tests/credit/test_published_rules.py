@@ -221,7 +221,7 @@ def test_relative_rules_and_estimators_need_each_other():
     with pytest.raises(ConfigError, match=r"adv_estimator: gigpo compares trajectories itself: expected relative"):
         CreditOptions(propagation="gigpo").validate()
     with pytest.raises(ConfigError, match=r"adv_estimator: relative has no baseline"):
-        CreditOptions(adv_estimator="relative").validate()
+        CreditOptions(propagation="threshold", adv_estimator="relative").validate()
     with pytest.raises(ConfigError, match=r"group_by: gigpo compares the steps of a task in its own groups"):
         CreditOptions(propagation="gigpo", adv_estimator="relative").validate()
     with pytest.raises(ConfigError, match=r"decomp_granularity: gigpo compares whole steps"):

@@ -1,5 +1,6 @@
-"""The score model: exact posterior, learned rates, options."""
+"""The score model and the rule `posterior`: exact posterior, learned rates, options."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -8,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from creditflow.credit import CreditOptions, assign, explain
-from creditflow.credit.score_model import BINS, PART, SLIPS, Rates, bins, posterior
-from creditflow.errors import ConfigError
+from creditflow.credit import CreditOptions, assign, expected_scores, explain
+from creditflow.credit.history import History
+from creditflow.credit.score_model import PART, SLIPS
+from creditflow.credit.step_posteriors import BINS, Rates, bins, step_posteriors
+from creditflow.data import Score, TrajectoryBatch
+from creditflow.errors import ConfigError, DataError
 from tests.builders import batch_of, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.oracle import fitted as oracle
@@ -18,6 +22,10 @@ from tests.oracle import fitted as oracle
 MODEL = CreditOptions(
     propagation="none", score_model="noisy_and", w_r=0.0, w_m=1.0, group_by="task_agent", adv_estimator="rloo"
 )
+
+RULE = CreditOptions(propagation="posterior", group_by="task_agent", adv_estimator="rloo")
+
+HARM = {"planner": 0.3, "executor": 0.1}
 
 chances = st.floats(0.02, 0.98)
 
@@ -32,31 +40,34 @@ chances = st.floats(0.02, 0.98)
         max_size=4,
     ),
     st.tuples(chances, chances),
+    st.sampled_from([(0.0, 0.0), (0.1, 0.4), (0.9, 0.0)]),
     chances,
     st.integers(0, 2**32 - 1),
 )
-def test_posterior_equals_a_sum_over_all_states(trajectories, harm, slip, seed):
+def test_posterior_equals_a_sum_over_all_states(trajectories, harm, survives, slip, seed):
     drawn = np.random.default_rng(seed)
     score_AZB = drawn.dirichlet(np.ones(BINS), (2, 2)) * 0.9 + 0.1 / BINS
-    rates = Rates(np.array(harm), score_AZB, slip)
+    rates = Rates(np.array(harm), score_AZB, np.array(survives), slip)
     cell_S = np.repeat(np.arange(len(trajectories)), [len(steps) for steps, _ in trajectories])
     agent_S, bin_S = np.array([one for steps, _ in trajectories for one in steps]).T
     passed_S = np.array([passed for steps, passed in trajectories for _ in steps])
     known_S = cell_S % 3 != 2
-    found, alone, slips = posterior(rates, cell_S, agent_S, bin_S, passed_S, known_S)
+    found = step_posteriors(rates, cell_S, agent_S, bin_S, passed_S.astype(float), known_S)
     expected, expected_alone, failed_clean = [], [], 0.0
     for cell, (steps, passed) in enumerate(trajectories):
         likelihoods = [(1.0, 1.0) if b < 0 else tuple(score_AZB[a, :, b]) for a, b in steps]
-        harms = [harm[a] for a, _ in steps]
+        harms, survived = [harm[a] for a, _ in steps], [survives[a] for a, _ in steps]
         known = passed if cell % 3 != 2 else None
-        expected += oracle.harmless(harms, likelihoods, slip, known)
+        expected += oracle.harmless(harms, likelihoods, slip, known, survived)
         expected_alone += oracle.harmless(harms, likelihoods, slip, None)
         if known is False:
-            clean = np.prod(oracle.harmless(harms, likelihoods, slip, None))
-            failed_clean += slip * clean / (1 - (1 - slip) * clean)
-    assert found == pytest.approx(np.array(expected), abs=1e-12)
-    assert alone == pytest.approx(np.array(expected_alone), abs=1e-12)
-    assert slips[0] == pytest.approx(failed_clean, abs=1e-12)
+            alone = np.array(oracle.harmless(harms, likelihoods, slip, None))
+            alive = np.prod(alone + (1 - alone) * survived)
+            failed_clean += slip * np.prod(alone) / (1 - (1 - slip) * alive)
+    assert found.harmless_S == pytest.approx(np.array(expected), abs=1e-12)
+    assert found.alone_S == pytest.approx(np.array(expected_alone), abs=1e-12)
+    assert found.slips[0] == pytest.approx(failed_clean, abs=1e-12)
+    assert (found.survived_S <= 1 - found.harmless_S + 1e-12).all()
 
 
 @settings(max_examples=50)
@@ -169,3 +180,142 @@ def test_contradicting_options_are_refused(more: dict, message: str):
 def test_rule_without_own_rewards_refuses_the_model():
     with pytest.raises(ConfigError, match="score_model: has no effect with propagation: identical"):
         replace(MODEL, propagation="identical").refuse_ignored(["score_model"])
+
+
+def test_posterior_pays_the_expected_sub_reward():
+    trajectories = simulated(20, {"planner": 0.2, "executor": 0.2}, 0.2, seed=7)
+    for one in trajectories[::3]:
+        one.steps[2] = replace(one.steps[2], scores={"r": Score(0.25)})
+    assigned = assign(batch_of(*trajectories), replace(RULE, w_r=2.0, outcome_to="all"))
+    right_S, score_S = assigned.harmless_S, assigned.sub_reward_S
+    executor_S = assigned.batch.agent_of_step == assigned.batch.agent_names.index("executor")
+    below_S = assigned.scored_S & (score_S < 1.0)
+    worth_S = np.where(below_S, score_S, np.where(executor_S, score_S[below_S & executor_S].mean(), 0.0))
+    assert assigned.own_S == pytest.approx(2.0 * (right_S + (1.0 - right_S) * worth_S - 1.0), abs=1e-12)
+    assert assigned.shared_S == pytest.approx(assigned.batch.outcome[assigned.batch.trajectory_of_step])
+
+
+def test_learned_posteriors_approach_those_of_the_true_rates():
+    score_AZB = np.array([[[0.4, 0.3, 0.2, 0.1], [0.1, 0.0, 0.1, 0.8]], [[0.5, 0.2, 0.2, 0.1], [0.05, 0.05, 0.1, 0.8]]])
+    rates = Rates(np.array([0.4, 0.1]), score_AZB, np.array([0.05, 0.3]), 0.02)
+    drawn, n = np.random.default_rng(0), 4000
+    agent_S, cell_S = np.tile([0, 1, 1, 1, 1, 1], n), np.repeat(np.arange(n), 6)
+    right_S = drawn.random(6 * n) >= rates.harm_A[agent_S]
+    bin_S = np.array([drawn.choice(4, p=score_AZB[a, int(fine)]) for a, fine in zip(agent_S, right_S, strict=True)])
+    killed_S = ~right_S & (drawn.random(6 * n) >= rates.survives_A[agent_S])
+    passed_N = (np.bincount(cell_S, killed_S, n) == 0) & (drawn.random(n) >= rates.slip)
+    of_true = step_posteriors(rates, cell_S, agent_S, bin_S, passed_N[cell_S] * 1.0, np.ones(6 * n, dtype=np.bool_))
+    batch = TrajectoryBatch.from_arrays(
+        trajectory_of_step=cell_S,
+        group_of_trajectory=np.arange(n) // 8,
+        outcome=passed_N.astype(float),
+        agent_of_step=agent_S,
+        agent_names=("planner", "executor"),
+        scores=np.array([0.0, 0.25, 0.75, 1.0])[bin_S][:, None],
+    )
+    assert np.abs(assign(batch, RULE).harmless_S - of_true.harmless_S).mean() < 0.04
+
+
+def test_posterior_blames_an_unscored_agent_for_lone_failures():
+    rows = [((1, 1, 1), 1.0)] * 4 + [((1, 1, 1), 0.0)] * 4 + [((1, 0, 1), 0.0)] * 8
+    made = [
+        make_trajectory(f"{i}", [step("planner"), *(step("executor", float(s)) for s in scores)], outcome)
+        for i, (scores, outcome) in enumerate(rows)
+    ]
+    assigned = assign(batch_of(*made), RULE)
+    planner_N = assigned.own_S[assigned.batch.index_of_step == 0]
+    assert planner_N[4:8].max() < planner_N[8:].min() < planner_N[:4].min()
+
+
+def test_posterior_without_evidence_trains_no_step():
+    made = [make_trajectory(f"{i}", [step("planner"), step("executor", 0.5)], None) for i in range(2)]
+    assigned = assign(batch_of(*made), RULE)
+    assert assigned.trained_S.tolist() == [False, True, False, True]
+    assert (assigned.credit_S[::2] == 0.0).all()
+    assert (assigned.reached_S.astype(bool) == assigned.scored_S).all()
+    assert (assigned.own_S[1::2] < 0.0).all()
+    assert explain(assigned, 0).operations[-1].note == "neither its score nor the outcome is known"
+
+
+@pytest.mark.parametrize(("value", "allowed"), [(0.4, (0.0, 1.0)), (40.0, (0.0, 100.0)), (-0.2, (-1.0, 1.0))])
+def test_outcome_between_its_ends_counts_in_proportion(value: float, allowed: tuple[float, float]):
+    def harmless(outcome: float) -> float:
+        made = make_trajectory("t", [step("planner", 0.0), step("executor", 1.0)], None)
+        made.outcome = Score(outcome, range=allowed)
+        return float(assign(batch_of(*others, made), RULE).harmless_S[-2])
+
+    # The rates depend on one trajectory among many as good as not at all.
+    others = simulated(150, {"planner": 0.2, "executor": 0.2}, 0.2, seed=10, scored=("planner", "executor"))
+    assert harmless(value) == pytest.approx(0.4 * harmless(allowed[1]) + 0.6 * harmless(allowed[0]), abs=2e-3)
+
+
+@settings(max_examples=100)
+@given(situations(propagation="posterior", decomp_granularity="step"))
+def test_posterior_explains_the_credit_of_every_step(situation):
+    trajectories, chosen, values_T = situation
+    values = None if values_T is None else np.array(values_T)
+    assigned = assign(batch_of(*trajectories), chosen, values_T=values)
+    for s in range(assigned.batch.n_steps):
+        explained = explain(assigned, s)
+        assert explained.replay() == assigned.advantage_S[s]
+        credit = [one.value for one in explained.operations if one.name == "credit"]
+        assert credit in ([], [assigned.credit_S[s]])
+
+
+@pytest.mark.parametrize("options", [RULE, MODEL])
+def test_model_is_finite_in_long_trajectories(options: CreditOptions):
+    long = [step("planner"), *(step("executor", 0.0) for _ in range(3000))]
+    made = [make_trajectory(f"{i}", long, float(i % 2)) for i in range(2)]
+    assigned = assign(batch_of(*made, *simulated(2, {"planner": 0.3, "executor": 0.1}, 0.2, seed=11)), options)
+    assert np.isfinite(assigned.harmless_S).all()
+    assert np.isfinite(assigned.fitted["model"]["slip"])
+
+
+def test_history_of_observations_is_restored_from_json():
+    history = History()
+    for seed in range(10):
+        history = assign(batch_of(*simulated(2, HARM, 0.2, seed=seed)), RULE, history=history).history_after
+    assert len(history.observations) == 7
+    restored = History.from_json(json.loads(json.dumps(history.to_json())))
+    few = batch_of(*simulated(1, HARM, 0.1, seed=4))
+    own = [assign(few, RULE, history=one).own_S for one in (history, restored)]
+    assert (own[0] == own[1]).all()
+    broken = history.to_json()
+    broken["observations"][0]["agent_S"][0] = 9
+    with pytest.raises(DataError, match="history of credit"):
+        History.from_json(broken)
+
+
+def test_rates_of_a_large_batch_come_from_a_part_of_it(monkeypatch: pytest.MonkeyPatch):
+    trajectories = simulated(60, {"planner": 0.2, "executor": 0.2}, 0.2, seed=12)
+    whole = assign(batch_of(*trajectories), RULE)
+    monkeypatch.setattr(expected_scores, "_LEARNED_STEPS", 600)
+    part = assign(batch_of(*trajectories), RULE, history=whole.history_after)
+    assert len(part.history_after.observations[-1].cell_S) == 600
+    assert np.abs(part.harmless_S - whole.harmless_S).mean() < 0.1
+
+
+def test_posterior_without_sub_rewards_is_the_outcome():
+    batch = batch_of(*simulated(4, {"planner": 0.3, "executor": 0.1}, 0.2, seed=9))
+    alone = replace(RULE, reward_decomp=False)
+    same = assign(batch, replace(alone, propagation="none"))
+    assert (assign(batch, alone).credit_S == same.credit_S).all()
+
+
+def test_posterior_remembers_earlier_batches():
+    often = {"planner": 0.7, "executor": 0.02}
+    first = assign(batch_of(*simulated(50, often, 0.1, seed=3)), RULE).history_after
+    assert len(first.observations) == 1
+    few = batch_of(*simulated(1, often, 0.1, seed=4))
+    alone, informed = assign(few, RULE), assign(few, RULE, history=first)
+    harm = [one.fitted["model"]["agents"]["planner"]["harm"] for one in (alone, informed)]
+    assert harm[0] < 0.6 < harm[1]
+
+
+def test_posterior_is_explained_term_by_term():
+    assigned = assign(batch_of(*simulated(4, {"planner": 0.3, "executor": 0.1}, 0.2, seed=5)), RULE)
+    for s in range(assigned.batch.n_steps):
+        found = explain(assigned, s)
+        assert found.replay() == assigned.advantage_S[s]
+        assert "probability of being right" in str(found)
+        assert "sub-reward if wrong" in str(found)

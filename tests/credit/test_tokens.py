@@ -14,7 +14,7 @@ from creditflow.data import Score
 from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
 from tests.builders import batch_of, make_trajectory, step
 
-BY_TOKEN = CreditOptions(decomp_granularity="token_level")
+BY_TOKEN = CreditOptions(propagation="threshold", decomp_granularity="token_level")
 
 
 def rho(batch):

@@ -70,7 +70,7 @@ def test_mlflow_has_the_metrics_and_options_of_a_run(recipe_file, monkeypatch) -
     client = mlflow.MlflowClient(f"sqlite:///{path / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'teams'")
     (found,) = client.search_runs([experiment.experiment_id])
-    assert found.data.params["algorithm.propagation"] == "threshold"
+    assert found.data.params["algorithm.propagation"] == "posterior"
     assert found.info.run_name == "run"
     for key in KEYS:
         history = sorted((metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, key))

@@ -357,7 +357,7 @@ class Flow:
             return 0.0, 0.0, self.shared_reward(node)
         if self.o.propagation == "uniform":
             return 0.0, 0.0, self.shared_reward(node) / len(node.trajectory.steps)
-        to_all = self.o.w_o * self.outcome(node) if self.o.outcome_to == "all" else 0.0
+        to_all = self.o.w_o * self.outcome(node) if self.o.outcome_to != "answer" else 0.0
         return self.own(node), self.received(node), to_all
 
     def credit(self, node):

@@ -487,7 +487,7 @@ def test_recipe_builds_with_its_weights(name: str, operations: int, weights: dic
     assert (outcome.name, outcome.level) == ("answer_right", "outcome")
     assert {function.name: function.weight for function in sub_rewards} == weights
     assert [function.agent_match.pattern for function in sub_rewards] == ["planner", "executor", "verifier"]
-    assert loaded.config.algorithm.outcome_to == outcome_to
+    assert loaded.config.algorithm.resolved().outcome_to == outcome_to
     assert {agent: spec.system for agent, spec in components.agents.items()} == SYSTEM
     assert components.workflow is recipe("solve")
     assert components.stratum is recipe("candidate_kind")

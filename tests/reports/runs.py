@@ -67,6 +67,6 @@ def a_run(path: Path, training_steps: int = 3, **options: object) -> Ledger:
 
 def write_step(folder: RunFolder, step: int, batch: TrajectoryBatch | None = None, **options: object) -> None:
     batch = batch or a_batch(step)
-    made = assign(batch, CreditOptions(**{"outcome_to": "answer", **options}))  # type: ignore[arg-type]
+    made = assign(batch, CreditOptions(**{"propagation": "threshold", "outcome_to": "answer", **options}))  # type: ignore[arg-type]
     folder.write_steps(step, batch, made)
     folder.append_metrics(step, {"val/pass_at_1": step / 10, "actor/entropy": 1 / step, **credit_metrics(made)})

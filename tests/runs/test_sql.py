@@ -81,7 +81,7 @@ def test_docs_name_exactly_the_columns_of_a_step_file(tmp_path: Path) -> None:
         make_trajectory("a", [step("planner", Score((1.0, 0.5)), tokens=2)], outcome=1.0),
         make_trajectory("b", [step("planner", Score((0.0, 0.5, 0.5)), tokens=3)], outcome=0.0),
     )
-    chosen = {"decomp_granularity": "token_level", "outcome_to": "answer"}
+    chosen = {"propagation": "threshold", "decomp_granularity": "token_level", "outcome_to": "answer"}
     folder.write_steps(1, batch, assign(batch, CreditOptions(**chosen)))
     critic = CreditOptions(adv_estimator="gae", **chosen)
     folder.write_steps(2, batch, assign(batch, critic, values_T=np.arange(5.0)))

@@ -82,7 +82,7 @@ def test_file_keeps_the_history_of_a_fitted_shadow(tmp_path: Path) -> None:
 
 
 def test_file_older_than_fitted_parts_is_read_without_them(tmp_path: Path) -> None:
-    made = assign(a_batch(), CreditOptions())
+    made = assign(a_batch(), CreditOptions(propagation="threshold"))
     path = written(tmp_path, made)
     table = pq.read_table(path)
     pq.write_table(table.drop_columns(["prefix", "fold", "score_weight", "harmless"]), path)

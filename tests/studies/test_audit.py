@@ -142,7 +142,7 @@ def test_audit_with_other_models_prints_their_paths(run: Path):
             "--budget: expected at least --rollouts",
         ),
         (["--training-step", "7"], "expected a training step that is on record (1 to 2), got 7"),
-        (["--rule", "treshold"], "shapley or threshold or uniform, got 'treshold'"),
+        (["--rule", "treshold"], "shapley, threshold, uniform, got 'treshold'"),
         (["--rule", "gama=1"], "did you mean 'gamma'?"),
         (["--model", "nowhere"], "nowhere"),
         (["--rule", "shapley", "--budget", "30", "--rollouts", "9"], "expected Shapley values, found none"),

@@ -1,6 +1,5 @@
-"""Tests of the threshold study's foundations: its cases and its experimental rules."""
+"""Tests of the threshold study's foundations: its cases and its experimental rule."""
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,11 +17,10 @@ from tests.rewards.trajectories import a_trajectory
 
 @pytest.fixture(autouse=True)
 def ideas_registered() -> Iterator[None]:
-    """Register the experimental rules while a test of this file runs; other tests see the package without them."""
+    """Register the experimental rule while a test of this file runs; other tests see the package without it."""
     ideas.register()
     yield
-    for name in ("posterior", "conditional"):
-        PROPAGATION_RULES.remove(name)
+    PROPAGATION_RULES.remove("conditional")
 
 
 TRAINING, EVALUATION = "0-3-1-2", "1-1-2"
@@ -97,64 +95,6 @@ def test_saboteur_replaces_a_result_with_another_sum(monkeypatch) -> None:
     assert scored(cases.digits_right, named(trajectory, TRAINING), "saboteur") == [0.0]  # for 52 * 02, which is 04
 
 
-# The posterior
-
-RATES = ideas.Rates(
-    right_A=np.array([0.6, 0.9]),
-    survives_A=np.array([0.05, 0.3]),
-    scores_AZB=np.array([[[0.4, 0.3, 0.2, 0.1], [0.1, 0.0, 0.1, 0.8]], [[0.5, 0.2, 0.2, 0.1], [0.05, 0.05, 0.1, 0.8]]]),
-)
-
-
-def enumerated(agents: list[int], bins: list[int], passed: bool | None) -> list[float]:
-    """The probability that each step was right, by weighing all possible cases."""
-    total, right = 0.0, [0.0] * len(agents)
-    for were in itertools.product((False, True), repeat=len(agents)):
-        weight, survives = 1.0, 1 - ideas._SLIPS
-        for agent, score, was in zip(agents, bins, were, strict=True):
-            weight *= RATES.right_A[agent] if was else 1 - RATES.right_A[agent]
-            weight *= RATES.scores_AZB[agent, int(was), score] if score >= 0 else 1.0
-            survives *= 1.0 if was else RATES.survives_A[agent]
-        weight *= 1.0 if passed is None else survives if passed else 1 - survives
-        total += weight
-        right = [sum_ + weight * was for sum_, was in zip(right, were, strict=True)]
-    return [sum_ / total for sum_ in right]
-
-
-def test_posterior_matches_enumeration() -> None:
-    agents = [0, 1, 1, 1]
-    for passed in (True, False, None):
-        for bins in ([-1, 3, 3, 0], [3, 3, 3, 3], [0, -1, 2, 1]):
-            seen = ideas.Seen(
-                np.zeros(4, dtype=np.int64),
-                np.array(agents),
-                np.array(bins),
-                np.array([bool(passed)]),
-                np.array([passed is not None]),
-            )
-            right_S, survived_S = ideas.expected(seen, RATES)
-            assert right_S == pytest.approx(enumerated(agents, bins, passed), abs=1e-12)
-            assert (survived_S <= 1 - right_S + 1e-12).all()
-
-
-def test_learned_rates_predict_as_well_as_the_true_rates() -> None:
-    rng = np.random.default_rng(0)
-    trajectories, agents = 4000, np.array([0, 1, 1, 1, 1, 1])
-    agent_S, cell_S = np.tile(agents, trajectories), np.repeat(np.arange(trajectories), 6)
-    right_S = rng.random(len(agent_S)) < RATES.right_A[agent_S]
-    bin_S = np.array([rng.choice(4, p=RATES.scores_AZB[a, int(z)]) for a, z in zip(agent_S, right_S, strict=True)])
-    killed_S = ~right_S & (rng.random(len(agent_S)) >= RATES.survives_A[agent_S])
-    passed_N = (np.bincount(cell_S, killed_S, trajectories) == 0) & (rng.random(trajectories) >= ideas._SLIPS)
-    seen = ideas.Seen(cell_S, agent_S, bin_S, passed_N, np.ones(trajectories, dtype=np.bool_))
-    by_learned_S, by_true_S = (ideas.expected(seen, rates)[0] for rates in (ideas.learned(seen), RATES))
-    assert np.abs(by_learned_S - by_true_S).mean() < 0.04
-    for agent in (0, 1):
-        of_S = agent_S == agent
-        told = [np.corrcoef(values[of_S], right_S[of_S])[0, 1] for values in (by_learned_S, by_true_S, bin_S == 3)]
-        assert told[1] - 0.02 < told[0]
-        assert told[2] + 0.05 < told[0]
-
-
 def trajectories(scores: list[str], outcomes: list[float]) -> TrajectoryBatch:
     """Trajectories of an unscored planner and executors with one score each."""
     made = []
@@ -165,20 +105,6 @@ def trajectories(scores: list[str], outcomes: list[float]) -> TrajectoryBatch:
             step.scores = {"right": Score(float(mark))}
         made.append(trajectory)
     return TrajectoryBatch.from_trajectories(made)
-
-
-def test_posterior_blames_unscored_agents_if_nothing_else_failed() -> None:
-    batch = trajectories(["111"] * 8 + ["101"] * 8, [1.0] * 4 + [0.0] * 12)
-    own_S = assign(batch, CreditOptions(propagation="posterior", group_by="agent")).own_S
-    planner_N = own_S[batch.index_of_step == 0]
-    assert planner_N[4:8].max() < planner_N[8:].min() < planner_N[:4].min()
-
-
-def test_posterior_without_sub_rewards_is_the_outcome() -> None:
-    batch = trajectories(["111", "101"], [1.0, 0.0])
-    options = CreditOptions(propagation="posterior", group_by="agent", reward_decomp=False)
-    same = assign(batch, replace(options, propagation="none"))
-    assert (assign(batch, options).credit_S == same.credit_S).all()
 
 
 def test_conditional_centers_received_credit_among_similar_steps() -> None:

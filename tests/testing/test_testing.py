@@ -273,7 +273,8 @@ def test_functions_can_be_checked_in_a_running_event_loop():
 
 @pytest.mark.parametrize("name", PROPAGATION_RULES.names())
 def test_every_built_in_rule_conforms_and_is_independent(name):
-    independent = not PROPAGATION_RULES[name].relative  # a relative rule compares trajectories
+    record = PROPAGATION_RULES[name]
+    independent = not (record.relative or record.expects)  # such a rule compares trajectories, or is fitted to them
     passed = check_propagation_rule(name, independent=independent).passed
     assert set(passed) == names(rules) - (set() if independent else {name_of(rules.trajectories_are_independent)})
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from creditflow._utils.progress import Reporter
-from creditflow.credit import Assignment, CreditOptions, assign
+from creditflow.config import options_from
+from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.fidelity import Fidelity, Share
 from creditflow.data import Bools, Trajectory, TrajectoryBatch
 from creditflow.errors import ConfigError, InputError
@@ -148,7 +149,7 @@ def imported_audit(
         f"{source}; {actors} acts",
         batch,
         trajectories,
-        {name: assign(batch, replace(CreditOptions(), **changed)) for name, changed in rules.items()},
+        {name: assign(batch, options_from(changed)) for name, changed in rules.items()},
         None,
         problems,
         components,

@@ -200,7 +200,7 @@ def _audit_agents(run: Path, options: AuditOptions, plot: Path | None, json: Pat
         policies = _load_policies(ledger, recipe, options)
     make_folder(run / "audit", "RUN")  # fails before the rollouts if the folder is not writable
     recorded = ledger.read(policies.step)
-    assignments = _assignments(recorded, rules)
+    assignments = _assignments(recorded, rules, options.rules, reporter)
     trajectories = _spread_over_tasks(recorded.batch, budget // rollouts)
     reporter.say(f"training step {policies.step}: {len(trajectories)} trajectories replayed; {policies.description}")
     result = asyncio.run(_measure(components, policies, trajectories, rollouts, reporter))
@@ -248,7 +248,7 @@ def _audit_decisions(run: Path, options: AuditOptions, of_decisions: DecisionOpt
         policies = _load_policies(ledger, recipe, options)
     make_folder(run / "audit", "RUN")  # fails before the rollouts if the folder is not writable
     recorded = ledger.read(policies.step)
-    assignments = _assignments(recorded, rules)
+    assignments = _assignments(recorded, rules, options.rules, reporter)
     audited = trained_run_audit(
         recorded.batch,
         assignments,
@@ -299,15 +299,26 @@ def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     return rules
 
 
-def _assignments(recorded: Recorded, rules: Mapping[str, Mapping[str, Any]]) -> dict[str, Assignment]:
-    """The recorded assignment, and each rule's assignment of the recorded trajectories."""
+def _assignments(
+    recorded: Recorded, rules: Mapping[str, Mapping[str, Any]], given: Sequence[str], reporter: Reporter
+) -> dict[str, Assignment]:
+    """The recorded assignment, and each rule's assignment of the recorded trajectories.
+
+    `given`: the rules of the command line. A rule that is compared by default is left out if it contradicts the
+    recorded options.
+    """
     from creditflow.studies.reassignment import reassign
 
     if recorded.assignment is None:
         raise InputError(f"training step {recorded.step}: no credit was assigned in it; name another --training-step")
     assignments = {IN_FORCE: recorded.assignment}
     for name, changed in rules.items():
-        assignments[name] = reassign(recorded, changed, f"--rule {name}: training step {recorded.step}")
+        try:
+            assignments[name] = reassign(recorded, changed, f"--rule {name}: training step {recorded.step}")
+        except ConfigError as error:
+            if given:
+                raise
+            reporter.say(f"{name} is left out: {error}")
     return assignments
 
 

@@ -66,7 +66,7 @@ def simulate(
     The team is a chain or graph of agents. Trajectories are drawn at random; the code of training assigns their
     credit. Prints how errors, and blame for them, spread under each rule.
     """
-    from creditflow.config import credit_overrides
+    from creditflow.config import credit_overrides, options_from
     from creditflow.reports.simulation_plot import draw_simulation
 
     team = _team(
@@ -83,15 +83,16 @@ def simulate(
         inherits=inherits,
         seed=seed,
     )
-    options = CreditOptions(**credit_overrides(overrides or []))
-    options.validate()
-    expect_parent_folders(plot=plot)
-    drawn = draw(team)
-    rules = dict.fromkeys((*compared_rules(), options.propagation))
-    results = [credited(rule, drawn, replace(options, propagation=rule)) for rule in rules]
-    moved = moved_outputs(team, drawn)
+    options = options_from(credit_overrides(overrides or []))
     gated = next(rule for rule in compared_rules() if PROPAGATION_RULES[rule].gated)
     with_gates = replace(options, propagation=gated)
+    for one in (options, with_gates):
+        one.validate()
+    expect_parent_folders(plot=plot)
+    drawn = draw(team)
+    chosen = _by_rule(options)
+    results = [credited(rule, drawn, one) for rule, one in chosen.items()]
+    moved = moved_outputs(team, drawn)
     theta, signals = best_threshold(drawn, with_gates, THETAS)
     break_even, noises = break_even_noise(team, with_gates, NOISES)
 
@@ -113,6 +114,20 @@ def simulate(
     if plot is not None:
         draw_simulation(plot, team, results, moved, signals, noises, (gated, compared_rules()[0]))
         Reporter().say(f"figure: {plot}")
+
+
+def _by_rule(options: CreditOptions) -> dict[str, CreditOptions]:
+    """Options by compared rule; prints and skips rules that contradict them."""
+    made = {}
+    for rule in dict.fromkeys((*compared_rules(), options.propagation)):
+        one = replace(options, propagation=rule)
+        try:
+            one.validate()
+        except ConfigError as error:
+            Reporter().say(f"{rule} is left out: {error}")
+        else:
+            made[rule] = one
+    return made
 
 
 def _team(graph: str, **settings: Any) -> SimulatedTeam:

@@ -12,6 +12,7 @@ from creditflow.config.loading import (
     different_options,
     leaves,
     load_recipe,
+    options_from,
     with_effect,
     with_options,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "lora_rank_of",
     "model_of",
     "optim_of",
+    "options_from",
     "policies_in_use",
     "recipe_of_dict",
     "trained_agents",

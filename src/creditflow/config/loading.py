@@ -20,7 +20,7 @@ from creditflow.config.validation import validate
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.presets import KEY as PRESET
 from creditflow.credit.presets import find_preset
-from creditflow.credit.records import PROPAGATION_RULES
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, GATE_OPTIONS, PROPAGATION_RULES, SCORE_OPTIONS
 from creditflow.errors import ConfigError, did_you_mean, first_line
 
 if TYPE_CHECKING:
@@ -130,9 +130,28 @@ def _adapt_defaults(config: Config, given: Set[str]) -> None:
             averaged.loss_scale_factor = data.max_response_length
     if "trainer.resume_mode" not in given and trainer.resume_from_path is not None:
         trainer.resume_mode = "resume_path"
-    if "algorithm.outcome_to" not in given and config.algorithm.outcome_to_answer_alone():
-        config.algorithm = replace(config.algorithm, outcome_to="answer")
+    if "algorithm.propagation" not in given and config.algorithm.propagation == AlgorithmConfig.propagation:
+        names = {key.removeprefix("algorithm.").partition(".")[0] for key in given if key.startswith("algorithm.")}
+        config.algorithm = replace(config.algorithm, propagation=usable_rule(config.algorithm, names))
     adapt_rules(config.guard.rules, given)
+    gated = PROPAGATION_RULES[config.algorithm.propagation].gated
+    if not gated and not any(key.startswith("guard.rules.pass_rate") for key in given):
+        config.guard.rules["pass_rate"] = None  # it watches gates
+
+
+def usable_rule(options: CreditOptions, given: Set[str]) -> str:
+    """Choose the rule where none is set: the default, unless it cannot use an option of `given`, or the estimator."""
+    if given & {*GATE_OPTIONS, "share"} or ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
+        return "threshold"
+    needs_scores = any(getattr(options, name) != getattr(CreditOptions, name) for name in SCORE_OPTIONS)
+    by_token = options.decomp_granularity == "token_level"
+    return "none" if needs_scores or by_token or options.outcome_baseline == "prefix" else options.propagation
+
+
+def options_from(changed: Mapping[str, Any]) -> CreditOptions:
+    """The default options with `changed`; without a rule in `changed`, one that can use them."""
+    options = CreditOptions(**changed)
+    return options if "propagation" in changed else replace(options, propagation=usable_rule(options, changed.keys()))
 
 
 def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) -> list[str]:

@@ -75,7 +75,7 @@ class Assignment:
     score_weight_S: Floats
     """[S] the weight of the step's own reward: `w_r`, or a calibrated one."""
     harmless_S: Floats
-    """[S] the probability that the step did no harm; NaN without `score_model`."""
+    """[S] the probability that the step did no harm; NaN unless `score_model` or the rule `posterior` is in force."""
     own_S: Floats
     """[S] e_t."""
     received_S: Floats
@@ -276,6 +276,7 @@ def _assign(
     threshold: Threshold,
     history: History,
 ) -> Assignment:
+    options, chosen = options.resolved(), options
     rule = PROPAGATION_RULES[options.propagation]
 
     outcome = outcomes(batch, options)
@@ -321,7 +322,8 @@ def _assign(
     frozen_S = np.zeros(batch.n_steps, dtype=np.bool_) if credit.frozen_S is None else credit.frozen_S
     trained_S = kept_S & ~frozen_S & ~_misled(batch, options, outcome, credit.gate_out_S, credit.gate_in_S)
     if rule.pays_own:
-        trained_S &= ~unjudged_S
+        # Expected scores need evidence about the step: its score, or the outcome.
+        trained_S &= ~unjudged_S & (has_own_S | (not options.pays_expected_score))
 
     by_token_S = np.zeros(batch.n_steps, dtype=np.bool_)
     if options.decomp_granularity == "token_level" and rule.pays_own:
@@ -387,7 +389,7 @@ def _assign(
         prefix_S=terms.prefix_S,
         fold_S=terms.fold_S,
         score_weight_S=terms.weight_S,
-        harmless_S=terms.harmless_S,
+        harmless_S=nothing_S * np.nan if fitted is None or fitted.harmless_S is None else fitted.harmless_S,
         own_S=credit.own_S,
         received_S=credit.received_S,
         shared_S=credit.shared_S,
@@ -417,8 +419,8 @@ def _assign(
         features={} if fitted is None or fitted.baseline is None else fitted.baseline.further,
         fitted=None if fitted is None else fitted.facts(batch.agent_names),
         history=history,
-        history_after=history if fitted is None else history.after(fitted.sums(), history.shadow),
-        options=options,
+        history_after=history if fitted is None else fitted.history_after(history),
+        options=chosen,
         shadow=None,
         batch=batch,
     )
@@ -510,6 +512,7 @@ class _Terms:
     prefix_S: Floats
     fold_S: Ints
     harmless_S: Floats
+    """[S] the probability of no harm under `score_model`; NaN: no charge."""
 
     @property
     def has_own_S(self) -> Bools:
@@ -541,8 +544,10 @@ def _terms(
         )
     if (weights := fitted.weights) is not None:
         made = replace(made, weight_S=weights.value_S, fold_S=weights.fold_S)
-    if (model := fitted.model) is not None:
-        made = replace(made, harmless_S=model.harmless_S)
+    if fitted.model is not None:
+        made = replace(made, harmless_S=fitted.model.harmless_S)
+    if fitted.expected is not None:
+        made = replace(made, sub_reward_S=fitted.expected.value_S)
     return made
 
 
@@ -586,7 +591,7 @@ def _misled(
     Without the outcome, the answer step passes on a credit of 0, which is no reward.
     """
     lost_S = answer_steps(batch) & outcome.masked_S & ~outcome.masked_N[batch.trajectory_of_step]
-    counts = options.outcome_to == "answer" and options.gamma > 0 and options.w_o > 0
+    counts = options.resolved().outcome_to == "answer" and options.gamma > 0 and options.w_o > 0
     if not counts or gate_out_S is None or gate_in_S is None or not lost_S.any():
         return np.zeros_like(lost_S)
     from creditflow.credit import kernels

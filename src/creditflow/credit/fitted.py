@@ -1,4 +1,4 @@
-"""The parts of credit that are fitted to data: prefix baseline, calibrated score weights, score model."""
+"""The parts of credit that are fitted to data: prefix baseline, score weights, score model, expected scores."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from creditflow.credit import outcome_baseline, score_model, score_weights
 from creditflow.credit.decompose import Outcomes, SubRewards
+from creditflow.credit.expected_scores import ExpectedScores, expected_scores
 from creditflow.credit.groups import BatchColumns
 from creditflow.credit.history import History, Sums
 from creditflow.credit.options import CreditOptions
@@ -17,6 +18,7 @@ from creditflow.credit.outcome_baseline import OutcomeBaseline
 from creditflow.credit.records import PREFIX_FEATURES, PROPAGATION_RULES
 from creditflow.credit.score_model import ScoreModel
 from creditflow.credit.score_weights import ScoreWeights
+from creditflow.credit.step_posteriors import successes
 from creditflow.credit.tokens import at_first_token
 from creditflow.credit.trees import rollouts_of
 from creditflow.data import Bools, Floats, TrajectoryBatch
@@ -30,6 +32,7 @@ class Fitted:
     baseline: OutcomeBaseline | None
     weights: ScoreWeights | None
     model: ScoreModel | None
+    expected: ExpectedScores | None
 
     def sums(self) -> dict[str, Sums]:
         """The batch's contribution to the history, by part."""
@@ -41,6 +44,16 @@ class Fitted:
         if self.model is not None:
             made |= {score_model.PART: self.model.counts, score_model.SLIPS: self.model.slips}
         return made
+
+    @property
+    def harmless_S(self) -> Floats | None:
+        """[S] the probability that a step did no harm; None without a model of it."""
+        found = self.expected or self.model
+        return None if found is None else found.harmless_S
+
+    def history_after(self, history: History) -> History:
+        """The history for the next batch."""
+        return history.after(self.sums(), history.shadow, None if self.expected is None else self.expected.observed)
 
     def facts(self, agents: tuple[str, ...]) -> dict[str, Any]:
         """Coefficients, slopes and rates as plain numbers, for the record of a training step."""
@@ -57,12 +70,16 @@ class Fitted:
             made["weights"] = {
                 name: {key: [row[a] for row in rows] for key, rows in lists.items()} for a, name in enumerate(agents)
             }
-        if self.model is not None:
-            rates = self.model.rates
+        if (found_rates := self.expected or self.model) is not None:
+            rates = found_rates.rates
             made["model"] = {
                 "slip": rates.slip,
                 "agents": {
-                    name: {"harm": float(rates.harm_A[a]), "scores": rates.score_AZB[a].tolist()}
+                    name: {
+                        "harm": float(rates.harm_A[a]),
+                        "survives": float(rates.survives_A[a]),
+                        "scores": rates.score_AZB[a].tolist(),
+                    }
                     for a, name in enumerate(agents)
                 },
             }
@@ -76,12 +93,14 @@ def _finite(values_KA: Any) -> list[list[float | None]]:
 def fits(options: CreditOptions) -> bool:
     """Whether the options use a fitted part."""
     of_scores = options.score_weight == "calibrated" or options.score_model != "none"
-    return options.outcome_baseline == "prefix" or (of_scores and _pays_own(options))
+    by_score = of_scores and _pays_by_score(options)
+    return options.outcome_baseline == "prefix" or by_score or options.pays_expected_score
 
 
-def _pays_own(options: CreditOptions) -> bool:
+def _pays_by_score(options: CreditOptions) -> bool:
     """Whether a step is paid for its own score."""
-    return options.decomposed and PROPAGATION_RULES[options.propagation].pays_own
+    rule = PROPAGATION_RULES[options.propagation]
+    return options.decomposed and rule.pays_own and not rule.expects
 
 
 def fit(
@@ -99,7 +118,7 @@ def fit(
     feature. Raises ConfigError if the user's features are not finite arrays [S].
     """
     known_S, judged_S = outcome.known_S & kept_S, rewards.scored_S & options.decomposed
-    baseline = weights = model = None
+    baseline = weights = model = expected = None
     if options.outcome_baseline == "prefix":
         further = _further_features(columns.batch, options, values_T)
         baseline = outcome_baseline.outcome_baseline(
@@ -111,7 +130,7 @@ def fit(
             history.sums(outcome_baseline.part_of(further)),
             further,
         )
-    if options.score_weight == "calibrated" and _pays_own(options):
+    if options.score_weight == "calibrated" and _pays_by_score(options):
         weights = score_weights.score_weights(
             columns,
             outcome.value_S,
@@ -121,10 +140,10 @@ def fit(
             options.w_r,
             history.sums(score_weights.PART),
         )
-    if options.score_model != "none" and _pays_own(options):
+    if options.score_model != "none" and _pays_by_score(options):
         model = score_model.score_model(
             columns.batch,
-            outcome.value_S,
+            successes(columns.batch, outcome.value_S),
             known_S,
             kept_S,
             rewards.value_S,
@@ -132,7 +151,18 @@ def fit(
             history.sums(score_model.PART),
             history.sums(score_model.SLIPS),
         )
-    return Fitted(baseline, weights, model)
+    if options.pays_expected_score:
+        expected = expected_scores(
+            columns.batch,
+            successes(columns.batch, outcome.value_S),
+            known_S,
+            kept_S,
+            outcome.masked_S,
+            rewards.value_S,
+            judged_S,
+            history.observations,
+        )
+    return Fitted(baseline, weights, model, expected)
 
 
 _LARGEST = 1e9

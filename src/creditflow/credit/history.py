@@ -1,8 +1,8 @@
 """Statistics of earlier batches, from which parts of credit are fitted.
 
-Fitted parts are the prefix baseline, calibrated score weights and the score model. Each keeps sums over trajectories,
-one array for each agent, which fade from batch to batch. The arrays are small, so that a checkpoint and every step file
-can hold them.
+The prefix baseline, calibrated score weights and the score model keep sums over trajectories, one array for each agent,
+which fade from batch to batch. The rule `posterior` keeps the observations of recent batches. Both are small, so that a
+checkpoint and every step file can hold them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from creditflow.data import Floats
+from creditflow.data import Floats, Ints
 from creditflow.errors import DataError
 
 DECAY = 0.8
@@ -21,6 +21,42 @@ DECAY = 0.8
 
 Sums = Mapping[str, Floats]
 """Sums over trajectories by agent."""
+WINDOW = 8
+"""The number of batches whose observations count, with the newest."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observations:
+    """Scores and outcomes of C trajectories with S steps."""
+
+    agents: tuple[str, ...]
+    """The names behind `agent_S`."""
+    cell_S: Ints
+    """[S] the trajectory of each step, from 0."""
+    agent_S: Ints
+    """[S] the agent of each step."""
+    bin_S: Ints
+    """[S] the bin of its score (`creditflow.credit.step_posteriors.BINS`); -1: unscored."""
+    success_C: Floats
+    """[C] the outcome, from 0 to 1; -1: unknown."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists, which `from_json` restores."""
+        arrays = {name: getattr(self, name).tolist() for name in ("cell_S", "agent_S", "bin_S", "success_C")}
+        return {"agents": list(self.agents), **arrays}
+
+    @classmethod
+    def from_json(cls, state: Any) -> Observations:
+        """Restore the result of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+        cell_S, agent_S, bin_S = (np.array(state[name], dtype=np.int64) for name in ("cell_S", "agent_S", "bin_S"))
+        made = cls(tuple(map(str, state["agents"])), cell_S, agent_S, bin_S, np.array(state["success_C"], np.float64))
+        limits = ((cell_S, len(made.success_C)), (agent_S, len(made.agents)), (bin_S + 1, _LARGEST_BIN + 2))
+        if any(len(of_S) != len(cell_S) or not ((of_S >= 0) & (of_S < end)).all() for of_S, end in limits):
+            raise ValueError("expected a trajectory, an agent and a bin for each step")
+        return made
+
+
+_LARGEST_BIN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +66,15 @@ class History:
     parts: Mapping[str, Sums] = field(default_factory=dict)
     shadow: History | None = None
     """The history of the shadow's fitted parts."""
+    observations: tuple[Observations, ...] = ()
+    """The last WINDOW - 1 batches of the rule `posterior`, the newest last."""
 
     def sums(self, part: str) -> Sums:
         """The sums of a part; empty before its first batch."""
         return self.parts.get(part, {})
 
-    def after(self, parts: Mapping[str, Sums], shadow: History | None) -> History:
-        """The history after a batch with the sums `parts`.
+    def after(self, parts: Mapping[str, Sums], shadow: History | None, observed: Observations | None = None) -> History:
+        """The history after a batch with the sums `parts` and the observations `observed`.
 
         An array of another shape replaces the earlier one. Sums that overflowed are left out.
         """
@@ -49,12 +87,17 @@ class History:
                 agent: sums + DECAY * before[agent] if _same_shape(before.get(agent), sums) else sums
                 for agent, sums in by_agent.items()
             }
-        return History(made, shadow)
+        observations = self.observations if observed is None else (*self.observations, observed)[1 - WINDOW :]
+        return History(made, shadow, observations)
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists and numbers, which `from_json` restores bit for bit."""
         parts = {name: {agent: sums.tolist() for agent, sums in part.items()} for name, part in self.parts.items()}
-        return {"parts": parts, "shadow": None if self.shadow is None else self.shadow.to_json()}
+        return {
+            "parts": parts,
+            "shadow": None if self.shadow is None else self.shadow.to_json(),
+            "observations": [one.to_json() for one in self.observations],
+        }
 
     @classmethod
     def from_json(cls, state: Any) -> History:
@@ -65,9 +108,10 @@ class History:
                 for name, part in state["parts"].items()
             }
             shadow = None if state["shadow"] is None else cls.from_json(state["shadow"])
+            observations = tuple(map(Observations.from_json, state.get("observations", ())))  # older files have none
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"history of credit: expected parts and shadow, got {str(state)[:80]!r}") from error
-        return cls(parts, shadow)
+        return cls(parts, shadow, observations)
 
 
 def _same_shape(before: Floats | None, sums: Floats) -> bool:

@@ -29,9 +29,11 @@ class CreditOptions:
 
     reward_decomp: bool = True
     """Whether sub-rewards enter credit. False: outcome only, and no gate closes."""
-    propagation: str = "threshold"
-    """The propagation rule: `identical`, `uniform`, `none`, `discounted`, `threshold`, `shapley`, `replay`, a
-    registered rule, or `file.py:function`."""
+    propagation: str = "posterior"
+    """The propagation rule: `identical`, `uniform`, `none`, `discounted`, `threshold`, `posterior`, `shapley`,
+    `replay`, a registered rule, or `file.py:function`. A recipe that sets no rule, but an option that `posterior`
+    cannot use, gets `threshold` for options of gates and `share`, and `none` for `score_weight`, `score_model`, `w_m`,
+    `outcome_baseline: prefix` and `decomp_granularity: token_level`."""
     propagation_threshold: Any = 0.5
     """theta: a gate is open if the sub-reward is above it. Below 0 all gates are open; from 1 on, those of scored steps
     are closed. A number, or `{kind: fixed | tuned | noise | quantile | file.py:Class, ...}`, see
@@ -73,10 +75,10 @@ class CreditOptions:
     """
     lam_token: float = 1.0
     """lambda of GAE per token inside a step, from 0 to 1. verl's `lam`."""
-    outcome_to: str = "all"
+    outcome_to: str = "auto"
     """`all`: the outcome is added to every step's credit, neither discounted nor gated. `answer`: it is added to the
-    own reward of the answer steps, and flows upstream from there. The default in a recipe is `answer` if the estimator
-    refuses `all`."""
+    own reward of the answer steps, and flows upstream from there. `auto`: `answer` for the rule `posterior`, whose own
+    rewards contain the outcome, and for estimators that refuse `all`; else `all`."""
     sub_reward_origin: float = 1.0
     """b in `w_r * (r - b)`, from 0 to 1. 1 charges for wrong steps; 0 pays for right ones, including needless ones."""
     w_r: float = 1.0
@@ -151,6 +153,13 @@ class CreditOptions:
                     message = message.replace("algorithm.", "algorithm.shadow.", 1)
                 raise ConfigError(message) from None
 
+    def resolved(self) -> CreditOptions:
+        """The same options with a definite `outcome_to`. Rules receive these options."""
+        if self.outcome_to != "auto":
+            return self
+        in_own = self.pays_expected_score or self._outcome_to_answer_alone()
+        return replace(self, outcome_to="answer" if in_own else "all")
+
     def _contradictions(self) -> list[tuple[str, bool, str]]:
         """(key, whether it contradicts another option, the message) for every known contradiction."""
         estimator, rule = ADVANTAGE_ESTIMATORS[self.adv_estimator], PROPAGATION_RULES[self.propagation]
@@ -158,6 +167,8 @@ class CreditOptions:
         neutral, once = self.on_closed_gate == "neutral", self.share == "once"
         prefix, calibrates = self.outcome_baseline == "prefix", self.score_weight == "calibrated"
         models = self.score_model != "none"
+        outcome_to = self.resolved().outcome_to
+        shown = outcome_to if self.outcome_to != "auto" else f"{outcome_to} by default"
         return [
             ("gate", freezes and self.gate != "hard", "on_closed_gate: freeze needs hard gates, got soft"),
             (
@@ -193,7 +204,7 @@ class CreditOptions:
             ),
             (
                 "outcome_to",
-                self.outcome_to == "all" and self.outcome_to_answer_alone(),
+                self.outcome_to == "all" and self._outcome_to_answer_alone(),
                 f"{self.adv_estimator} would count an outcome that is added to all steps once for each of them: "
                 "expected answer, got all",
             ),
@@ -205,9 +216,9 @@ class CreditOptions:
             ),
             (
                 "outcome_baseline",
-                prefix and self.outcome_to == "answer" and "outcome_to" not in rule.ignores,
+                prefix and outcome_to == "answer" and "outcome_to" not in rule.ignores,
                 "prefix predicts the outcome of each step; an outcome that enters at the answer has one baseline for "
-                "all steps before it: expected outcome_to all, got answer",
+                f"all steps before it: expected outcome_to all, got {shown}",
             ),
             (
                 "outcome_baseline",
@@ -233,8 +244,14 @@ class CreditOptions:
                 "gives a step one value: expected decomp_granularity step or agent, got token_level",
             ),
             (
+                "decomp_granularity",
+                rule.expects and self.decomp_granularity == "token_level",
+                f"{self.propagation} gives a step one value: expected step or agent, got token_level; or set another "
+                "rule, such as propagation: none",
+            ),
+            (
                 "outcome_to",
-                rule.measures and self.outcome_to != "all",
+                rule.measures and outcome_to != "all",
                 f"{self.propagation} gives every step its agent's part of the outcome: expected all, got "
                 f"{self.outcome_to}",
             ),
@@ -273,15 +290,10 @@ class CreditOptions:
             ),
         ]
 
-    def outcome_to_answer_alone(self) -> bool:
-        """Whether rule and estimator require `outcome_to: answer`: a critic counts a shared outcome once per step.
-
-        False for unregistered names, which `validate` refuses.
-        """
-        known = self.adv_estimator in ADVANTAGE_ESTIMATORS and self.propagation in PROPAGATION_RULES
+    def _outcome_to_answer_alone(self) -> bool:
+        """Whether rule and estimator require `outcome_to: answer`: a critic counts a shared outcome once per step."""
         return (
-            known
-            and ADVANTAGE_ESTIMATORS[self.adv_estimator].critic
+            ADVANTAGE_ESTIMATORS[self.adv_estimator].critic
             and PROPAGATION_RULES[self.propagation].pays_own
             and not PROPAGATION_RULES[self.propagation].measures
         )
@@ -298,7 +310,7 @@ class CreditOptions:
         if not self.decomposed:  # no score closes a gate or is paid
             found |= dict.fromkeys((*GATE_OPTIONS, *SCORE_OPTIONS), ("reward_decomp", "decomp_granularity"))
         found |= dict.fromkeys(PROPAGATION_RULES[self.propagation].without_effect, ("propagation", "threshold_share"))
-        if self.outcome_to == "all":  # the behaviour of the sharing rules
+        if self.outcome_to != "answer":  # the behaviour of the sharing rules
             found.pop("outcome_to", None)
         if self.shadow is not None:  # a second rule starts from the same options
             ignored = replace(self.shadowed(), shadow=None).ignored()
@@ -338,6 +350,11 @@ class CreditOptions:
     def decomposed(self) -> bool:
         """Whether sub-rewards enter credit."""
         return self.reward_decomp and self.decomp_granularity != "trajectory"
+
+    @property
+    def pays_expected_score(self) -> bool:
+        """Whether expected sub-rewards enter credit in place of sub-rewards (`creditflow.credit.expected_scores`)."""
+        return self.decomposed and self.w_r > 0 and PROPAGATION_RULES[self.propagation].expects
 
     def shadowed(self) -> CreditOptions:
         """The shadow's options. Raises ConfigError for unknown keys and for options that a shadow cannot have."""
@@ -388,7 +405,7 @@ CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "propagation": PROPAGATION_RULES.names,
     "adv_estimator": ADVANTAGE_ESTIMATORS.names,
     "group_by": lambda: tuple(LEVELS),
-    "outcome_to": lambda: ("all", "answer"),
+    "outcome_to": lambda: ("auto", "all", "answer"),
     "shared_reward": lambda: ("outcome", "outcome_plus_mean_sub_reward"),
     "gate": lambda: tuple(GATES),
     "gate_at": lambda: ("pass", "receive", "both"),

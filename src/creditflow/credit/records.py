@@ -56,10 +56,17 @@ class PropagationRule:
     """The options of RULE_OPTIONS that the rule reads."""
     branches: bool = False
     """Whether the rule trains on branches of recorded trajectories (`creditflow.credit.trees`)."""
+    expects: bool = False
+    """Whether a step's own reward is that of its expected sub-reward, given all scores and the outcome
+    (`creditflow.credit.expected_scores`)."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown value of a property."""
         _expect_one("flows", self.flows, (FORMULA, NOTHING, UNKNOWN))
+        if self.expects and not self.pays_own:
+            raise ConfigError(
+                "expects: a rule that pays expected scores pays own ones: expected pays_own=True, got False"
+            )
         for engine in self.engines:
             if not isinstance(engine, str) or not engine:
                 raise ConfigError(f"engines: expected names of engines, got {engine!r}")
@@ -68,7 +75,8 @@ class PropagationRule:
     def without_effect(self) -> tuple[str, ...]:
         """Options of credit without effect: `ignores`, RULE_OPTIONS without `reads`, and those of unpaid scores."""
         unread = tuple(name for name in RULE_OPTIONS if name not in self.reads)
-        return (*self.ignores, *unread, *(() if self.pays_own else SCORE_OPTIONS))
+        unpaid = SCORE_OPTIONS if self.expects or not self.pays_own else ()
+        return (*self.ignores, *unread, *unpaid)
 
     @property
     def measures(self) -> bool:
@@ -150,6 +158,7 @@ def propagation_rule(
     relative: bool = False,
     reads: tuple[str, ...] = (),
     branches: bool = False,
+    expects: bool = False,
 ) -> Callable[[F], F]:
     """Register a function from PropagationInput to Credit as `algorithm.propagation: name`.
 
@@ -171,6 +180,7 @@ def propagation_rule(
             relative,
             reads,
             branches,
+            expects,
         )
         PROPAGATION_RULES.declare(name, rule, function)
         return function

@@ -59,6 +59,9 @@ def reassign(
     before = recorded.assignment
     assert before is not None
     options = with_loaded_files(replace(before.options, shadow=None, **changed), Path.cwd())
+    rules = PROPAGATION_RULES[options.propagation], PROPAGATION_RULES[before.options.propagation]
+    if rules[0].expects and not rules[1].expects and "outcome_to" not in changed:
+        options = replace(options, outcome_to="auto")  # with the outcome of the other rule it would count twice
     options.validate()
     options.refuse_ignored(changed)
     branches, branched = (PROPAGATION_RULES[one.propagation].branches for one in (options, before.options))

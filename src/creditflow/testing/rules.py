@@ -131,12 +131,14 @@ class _RuleCase:
 
     def input_of(self, trajectories: Sequence[Trajectory]) -> PropagationInput:
         """The input that `assign` passes to the rule for these trajectories."""
-        capture = PropagationRule(_capture, pays_own=False, relative=self.rule.relative)
+        capture = PropagationRule(
+            _capture, pays_own=self.rule.expects, relative=self.rule.relative, expects=self.rule.expects
+        )
         with _registered("creditflow.testing capture", capture) as name:
             try:
                 assign(TrajectoryBatch.from_trajectories(trajectories), replace(self.options, propagation=name))
             except _CapturedError as seen:
-                return replace(seen.inputs, options=self.options)
+                return replace(seen.inputs, options=self.options.resolved())
         raise AssertionError("assign calls the rule")
 
     @cached_property

@@ -188,11 +188,18 @@ def test_copies_and_refused_branches_have_no_rows(queue):
     [
         {},
         {"propagation": "identical", "adv_estimator": "rloo", "group_by": "task"},
-        {"on_closed_gate": "freeze", "group_by": "agent"},
-        {"on_closed_gate": "neutral", "gate": "soft", "outcome_to": "answer"},
-        {"decomp_granularity": "token_level", "group_by": "task_agent"},
+        {"propagation": "threshold", "on_closed_gate": "freeze", "group_by": "agent"},
+        {"propagation": "threshold", "on_closed_gate": "neutral", "gate": "soft", "outcome_to": "answer"},
+        {"propagation": "threshold", "decomp_granularity": "token_level", "group_by": "task_agent"},
         {"adv_estimator": "reinforce_plus_plus"},
-        {"adv_estimator": "gae", "outcome_to": "answer", "gamma": 0.9, "lam_token": 0.9, "gamma_token": 0.99},
+        {
+            "propagation": "threshold",
+            "adv_estimator": "gae",
+            "outcome_to": "answer",
+            "gamma": 0.9,
+            "lam_token": 0.9,
+            "gamma_token": 0.99,
+        },
     ],
     ids=lambda options: ",".join(map(str, options.values())) or "default",
 )

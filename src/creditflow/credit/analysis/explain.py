@@ -16,6 +16,7 @@ import numpy as np
 
 from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import counting, outcomes
+from creditflow.credit.expected_scores import worth_if_wrong
 from creditflow.credit.fitted import coefficients_of
 from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.groups import DECISION, EPSILON, LEVEL_NAMES
@@ -320,7 +321,8 @@ class _OperationLog:
             (branch and a.frozen_S[s], "its decision has fewer than two alternatives with a known outcome"),
             (a.frozen_S[s], frozen),
             (not a.trained_S[s] and a.misled_S[s], "the outcome of a later answer step's agent could not be scored"),
-            (not a.trained_S[s], "its scoring failed"),
+            (not a.trained_S[s] and a.failed_S[s], "its scoring failed"),
+            (not a.trained_S[s], "neither its score nor the outcome is known"),
             (a.group_S[s] < 0, "there is no other trajectory to compare it with, at any level"),
             (token is None and self.tokens_only(), "no token of it was sampled, so the critic gives it no value"),
             (a.tied_S[s] and not taught_by_token, "its group is tied: all are the same"),
@@ -359,14 +361,16 @@ class _OperationLog:
             own = self.given("own", a.own_S[s], note)
             return _Own(own, self.paid() if by_token else None, None)
         paid = self.paid()
-        if options.outcome_to != "answer":
+        if options.resolved().outcome_to != "answer":
             return _Own(paid, paid, None)
         answer = self.answer_part()
         return _Own(self.make("own", "+", paid, answer), paid, answer)
 
     def paid(self) -> int:
-        """The own reward without the outcome: what the score earns, less the probability of harm."""
+        """The own reward without the outcome: the part of the score less the charge for harm."""
         a, s, options = self.assignment, self.s, self.assignment.options
+        if options.pays_expected_score:
+            return self.paid_for_expected()
         of_score = self.paid_for_score()
         if np.isnan(a.harmless_S[s]) or np.isnan(a.sub_reward_S[s]):
             return of_score
@@ -375,6 +379,20 @@ class _OperationLog:
         less = self.make("less than certain", "-", harmless, self.constant("one", 1.0))
         charge = self.make("charge for harm", "*", self.given("w_m", options.w_m), less)
         return self.make("paid with the charge", "+", of_score, charge)
+
+    def paid_for_expected(self) -> int:
+        """The own reward by the expected sub-reward."""
+        a, s, options = self.assignment, self.s, self.assignment.options
+        if np.isnan(a.harmless_S[s]):
+            return self.given("paid", 0.0, "masked, a branch, or without a score and an outcome")
+        worth_S = worth_if_wrong(a.batch, a.sub_reward_S, a.scored_S, outcomes(a.batch, options).masked_S)
+        score = f"the score {a.sub_reward_S[s]:.3g}" if a.scored_S[s] else "no score of the step"
+        right = self.given("probability of being right", a.harmless_S[s], f"given {score}, the others, the outcome")
+        wrong = self.make("probability of being wrong", "-", self.constant("one", 1.0), right)
+        worth = self.given("sub-reward if wrong", worth_S[s])
+        expected = self.make("expected sub-reward", "+", right, self.make("part if wrong", "*", wrong, worth))
+        centred = self.make("above origin", "-", expected, self.given("origin", options.sub_reward_origin))
+        return self.make("paid", "*", self.given("w_r", options.w_r), centred)
 
     def paid_for_score(self) -> int:
         a, s, options = self.assignment, self.s, self.assignment.options
@@ -488,7 +506,7 @@ class _OperationLog:
             weight = self.given("w_o", options.w_o)
             return self.make("weighted value", "*", weight, self.given("Shapley value", value, note))
         if record.decomposed:
-            if options.outcome_to == "all":
+            if options.resolved().outcome_to == "all":
                 return self.weighted_outcome()
             return self.given("shared", 0.0, "the outcome enters at the answer")
         receiver = self.competitor() or "the trajectory"

@@ -40,7 +40,7 @@ def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -
     Raises the errors of `assign`. An estimator that needs a critic is replaced by the default one, which needs no
     values.
     """
-    options = options or CreditOptions()
+    options = (options or CreditOptions()).resolved()
     if ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
         options = replace(options, adv_estimator=CreditOptions.adv_estimator, shadow=None)
     return lint(assign(batch, options))
@@ -55,12 +55,12 @@ Found = list[tuple[str, str]]
 
 
 def _unreached(a: Assignment) -> Found:
-    silent = unreached_agents(a)
+    silent, entry = unreached_agents(a), a.options.resolved().outcome_to
     found = [
         (
             "unreached",
-            f"no signal reaches {agent}: with propagation {a.options.propagation} and outcome_to "
-            f"{a.options.outcome_to} it does not learn. Score it, or let the outcome reach it (outcome_to: all)",
+            f"no signal reaches {agent}: with propagation {a.options.propagation} and outcome_to {entry} it does not "
+            "learn. Score it, or let the outcome reach it (outcome_to: all)",
         )
         for agent in silent
     ]
@@ -77,8 +77,11 @@ def _never_scored(a: Assignment) -> Found:
         return []
     judged = {a.batch.agent_names[i] for i in np.unique(a.batch.agent_of_step[a.scored_S | a.failed_S])}
     gates = "its gates are always open, and " if rule.gated else ""
+    own = (
+        "its own reward follows from the outcome and others' scores" if rule.expects else "it has no reward of its own"
+    )
     return [
-        ("never_scored", f"{agent} is never scored: {gates}it has no reward of its own")
+        ("never_scored", f"{agent} is never scored: {gates}{own}")
         for agent in a.batch.agent_names
         if agent not in judged
     ]
@@ -296,7 +299,7 @@ def _missing_outcomes(a: Assignment) -> Found:
 def _outcomes_of_others(a: Assignment) -> Found:
     """Report outcomes that flow along edges to agents whose own outcome differs."""
     batch = a.batch
-    if not a.flows or a.options.outcome_to != "answer" or not any(batch.outcomes_of_agents):
+    if not a.flows or a.options.resolved().outcome_to != "answer" or not any(batch.outcomes_of_agents):
         return []
     child_E, parent_E, given = batch.edge_child, batch.edge_parent, outcomes(batch, a.options)
     passes_E = (a.reached_S[child_E] & OUTCOME > 0) & (a.gate_out_S[child_E] * a.gate_in_S[parent_E] > 0)

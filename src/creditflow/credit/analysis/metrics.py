@@ -37,7 +37,7 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
       the mean of the task's other rollouts, that the prefix baseline removes: as a share (below 0: it adds variance),
       and in squared units of the outcome; over trained steps.
     * `credit/score_weight/<agent>`: the mean calibrated weight of the agent's scores.
-    * `credit/harm/<agent>`: the mean probability that a step did harm, under `score_model`.
+    * `credit/harm/<agent>`: the mean probability that a step did harm, under `score_model` or the rule `posterior`.
     * `groups/singletons`: groups of one trajectory; their steps backed off (or were shrunk towards wider groups).
     * `groups/zero_variance`: groups, after back-off, with equal credits.
     * `groups/no_baseline`: trained steps alone at every level.
@@ -123,8 +123,8 @@ def _fitted_parts(assignment: Assignment) -> dict[str, float]:
     if options.score_weight == "calibrated":
         over_S = trained_S & assignment.scored_S
         result |= _shares("credit/score_weight", assignment, *_by_agent(assignment, assignment.score_weight_S, over_S))
-    if options.score_model != "none":
-        over_S = trained_S & ~np.isnan(assignment.harmless_S)
+    over_S = trained_S & ~np.isnan(assignment.harmless_S)
+    if over_S.any():
         result |= _shares("credit/harm", assignment, *_by_agent(assignment, 1.0 - assignment.harmless_S, over_S))
     return result
 

@@ -35,9 +35,9 @@ class PropagationInput:
     batch: TrajectoryBatch
     options: CreditOptions
     own_S: Floats
-    """[S] `w_r * (r_t - b)`; 0 for steps without an own reward."""
+    """[S] `w_r * (r_t - b)`, with the expected sub-reward for a rule that `expects`; 0 for steps without one."""
     has_own_S: Bools
-    """[S] whether the step has an own reward: scored, or with a substitute for a failed score."""
+    """[S] whether the step has an own reward: scored, with a substitute for a failed score, or with an expected one."""
     outcome_S: Floats
     """[S] R of the step's agent: its own outcome, else that of the trajectory; 0 without one."""
     gate_S: Floats
@@ -45,7 +45,7 @@ class PropagationInput:
     open_S: Bools
     """[S] whether that gate counts as open: the step is unscored, or its sub-reward is above its threshold."""
     scored_S: Bools
-    """[S] whether the own reward comes from the step's own score, a signal about this trajectory."""
+    """[S] whether the step has a score, a signal about this trajectory."""
     failed_S: Bools
     """[S] whether the step's scoring failed."""
     outcome_known_S: Bools

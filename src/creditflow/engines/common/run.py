@@ -96,6 +96,8 @@ def read_facts(path: Path, engine: str) -> dict[str, Any] | None:
 def changed_options(facts: Mapping[str, Any], recipe: Recipe) -> list[str]:
     """The options that differ from those the run began with, except those that may change when it resumes."""
     changed = set(different_options(facts["config"], json.loads(json.dumps(recipe.to_dict())))) - MAY_CHANGE
+    if facts["config"].get("algorithm", {}).get("outcome_to") == recipe.config.algorithm.resolved().outcome_to:
+        changed.discard("algorithm.outcome_to")  # `auto` means the same
     return sorted(key for key in changed if not key.startswith("guard."))
 
 

@@ -79,15 +79,15 @@ class ArmDifference:
 
 
 def differences(arms: Sequence[ArmResult], more: Sequence[tuple[str, str]] = ()) -> list[ArmDifference]:
-    """Differences of every arm to the baseline, then of the last compared rule to the others, then of further pairs.
+    """Differences of every arm to the baseline, then of the last two compared rules to earlier ones, then of `more`.
 
     Without an arm of the baseline rule, the first arm is the baseline. Pairs whose arms are missing are left out.
     """
     by_name = {arm.name: arm for arm in arms}
-    first, *others, last = compared_rules()
+    first, *others = compared_rules()
     baseline = first if first in by_name else arms[0].name
     pairs = [(name, baseline) for name in by_name if name != baseline]
-    further = [*((last, other) for other in others), *more]
+    further = [*((later, other) for later in others[-2:] for other in others[: others.index(later)]), *more]
     pairs += [pair for pair in further if set(pair) <= set(by_name) and pair not in pairs]
     return [
         ArmDifference(

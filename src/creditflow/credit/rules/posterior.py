@@ -1,0 +1,26 @@
+"""`posterior`: a step's own reward is that of its expected sub-reward, given all scores and the outcome."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from creditflow.credit.records import GATE_OPTIONS, NOTHING, propagation_rule
+from creditflow.credit.rules.base import OUTCOME, SIGNAL, Credit, PropagationInput, sources
+from creditflow.credit.rules.none import none
+
+
+@propagation_rule(
+    "posterior",
+    ignores=(*GATE_OPTIONS, "share", "shared_reward"),
+    comparison_rank=5,
+    flows=NOTHING,
+    decomposed=True,
+    expects=True,
+)
+def posterior(inputs: PropagationInput) -> Credit:
+    """`none`, with the expected sub-reward in place of the sub-reward (`creditflow.credit.expected_scores`)."""
+    credit = none(inputs)
+    if not inputs.options.pays_expected_score:
+        return credit
+    known_S = inputs.outcome_known_S & inputs.has_own_S
+    return replace(credit, reached_S=sources(inputs) | known_S * (SIGNAL | OUTCOME))
