@@ -1,8 +1,8 @@
 """SmolLM2-135M under rules of credit: `python -m benchmarks.real_model [--quick] [--hours H] [--only TEXT] [--table]`.
 
-`sums_team` under five arms, each at the best of three learning rates, three seeds; `logic_team` under two arms; two
-ablations of `sums_team` (a fifth of the sub-rewards wrong; one agent unscored) under three arms, two seeds each; and
-one agent alone on the tasks of `sums_team`, with five times as many steps, for about as many tokens. About six hours
+`sums_team` under six arms, each at the best of three learning rates, three seeds; `logic_team` under two arms; two
+ablations of `sums_team` (a fifth of the sub-rewards wrong; one agent unscored) under four arms, two seeds each; and
+one agent alone on the tasks of `sums_team`, with five times as many steps, for about as many tokens. About seven hours
 on two cores.
 
 Rates are chosen on one tuning seed at half length, on tasks that no other run is evaluated on. Rates of the other cases
@@ -83,16 +83,19 @@ ARMS = {
     "none": ("algorithm.propagation=none", "algorithm.outcome_to=all"),
     "threshold": ("algorithm.propagation=threshold", "algorithm.outcome_to=answer"),
     "calibrated": ("algorithm.preset=calibrated",),
+    "posterior": ("algorithm.propagation=posterior",),
 }
 """`identical`: the outcome to every step. `mean`: outcome + mean sub-reward of the trajectory to every step. `none`:
 own sub-reward + outcome. `threshold`: own sub-reward, and the outcome from the answer upstream through open gates.
-`calibrated`: own sub-reward with a calibrated weight, a charge for probable harm, and 0.3 x outcome."""
+`calibrated`: own sub-reward with a calibrated weight, a charge for probable harm, and 0.3 x outcome.
+`posterior`: the probability that the step was right, given all scores and the outcome."""
 WORDS = {
     "identical": "`identical`: the shared reward",
     "mean": "`identical`, outcome + mean sub-reward",
     "none": "`none`: own score + outcome",
     "threshold": "`threshold`: own score + gated outcome",
     "calibrated": "`calibrated`: calibrated score + charge for harm + outcome",
+    "posterior": "`posterior`: probability that the step was right",
 }
 """The arms in the README."""
 
@@ -120,7 +123,7 @@ class Case:
         return Run(case, arm, rate, seed)
 
 
-_ABLATED = ("identical", "none", "calibrated")
+_ABLATED = ("identical", "none", "calibrated", "posterior")
 CASES = (
     Case("sums", "sums_team", arms=tuple(ARMS)),
     Case("single", "sums_single", arms=("identical",), steps=5 * STEPS),
@@ -442,7 +445,7 @@ class CaseResult:
 
     @cached_property
     def differences(self) -> list[ArmDifference]:
-        """Every arm against `identical`, and `threshold` and `calibrated` against `none`."""
+        """Every arm against `identical`, and the arms with sub-rewards against `none`."""
         return differences(self.arms, [("calibrated", "none")])
 
     @property
