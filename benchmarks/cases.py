@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from creditflow import AgentError, Step, Task, Team, Trajectory, reward
@@ -26,6 +27,7 @@ REPAIRED = 30
 """Percentage of operations whose result is replaced by the right one."""
 
 
+@cache
 def _of(name: str) -> Callable[..., Any]:
     """Load a function of the recipe."""
     found: Callable[..., Any] = load_object(f"arithmetic_chain.py:{name}", _RECIPES, name)

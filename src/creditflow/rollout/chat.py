@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from creditflow.data import Message
@@ -315,6 +316,10 @@ def _tools_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+_SHORT, _KEPT = 4096, 1024
+"""Prompts up to `_SHORT` characters are tokenized once while they are among the last `_KEPT`."""
+
+
 class _TokenRemover:
     """Removes tokens from texts, in time linear in a text's length for any content."""
 
@@ -367,6 +372,8 @@ class ChatTokenizer:
         """Tokens that no message may spell: the tokenizer's special tokens, and turn tokens that it does not mark as
         such."""
         self._without_special_tokens = _TokenRemover(self.special_tokens)
+        # The rollouts of a task begin with the same prompt.
+        self._tokenize_again = lru_cache(_KEPT)(self._tokenize)
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
         """Return prompt text and tokens.
@@ -384,8 +391,8 @@ class ChatTokenizer:
             return str(self.tokenizer.decode(list(prompt))), tuple(prompt)
         text = prompt if isinstance(prompt, str) else self._text(prompt, tools)
         bare = not isinstance(prompt, str) and not self.tokenizer.chat_template  # a template writes these tokens itself
-        ids = self._begun(text) if bare else self._ids(text)
-        return text, tuple(ids) or (self.pad_id,)  # the model needs a position to predict from
+        tokenize = self._tokenize_again if len(text) <= _SHORT else self._tokenize
+        return text, tokenize(text, bare) or (self.pad_id,)  # the model needs a position to predict from
 
     def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the tokens between a response and the next one of the same agent.
@@ -408,6 +415,9 @@ class ChatTokenizer:
         if self._left_out is not None:
             return str(self.tokenizer.decode([id for id in ids if id not in self._left_out]))
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _tokenize(self, text: str, bare: bool) -> tuple[int, ...]:
+        return tuple(self._begun(text) if bare else self._ids(text))
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
