@@ -148,6 +148,12 @@ def test_model_remembers_earlier_batches():
     assert set(informed.history_after.parts) == {PART, SLIPS}
 
 
+def test_model_ignores_sums_of_another_shape():
+    batch = batch_of(*simulated(5, HARM, 0.1, seed=5))
+    foreign = History({PART: {"planner": np.ones((3, 3))}, SLIPS: {"": np.ones(5)}})
+    assert (assign(batch, MODEL, history=foreign).credit_S == assign(batch, MODEL).credit_S).all()
+
+
 def test_bins_hold_0_halves_and_1():
     assert bins(np.array([0.0, 0.25, 0.5, 0.75, 1.0])).tolist() == [0, 1, 2, 2, 3]
 

@@ -77,9 +77,10 @@ def score_model(
     agents = len(batch.agent_names)
     before_AZB = np.zeros((agents, 2, 1 + BINS))
     for agent, name in enumerate(batch.agent_names):
-        if name in counts:
+        if name in counts and counts[name].shape == before_AZB[agent].shape:
             before_AZB[agent] = counts[name]
     before_2 = slips.get("", np.zeros(2))
+    before_2 = before_2 if before_2.shape == (2,) else np.zeros(2)
     rates, found_AZB, found_2 = _rates(before_AZB, before_2), np.zeros_like(before_AZB), np.zeros(2)
     harmless_S = alone_S = np.ones(len(at))
     # L: the steps of rollouts.
