@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
@@ -218,3 +219,21 @@ def test_validation_words_name_the_split():
     mixed = validation_words(["reasoning-gym://gcd", "tasks.py:tasks"], None, 3)
     assert mixed == "3 tasks of data.train_files with split=val (data.val_files is not set)"
     assert "validation split" in validation_words("reasoning-gym://gcd", None, 3)
+
+
+def test_range_of_levels_shares_the_size():
+    made = load("chain_sum?level=0-2&size=10", "gcd?size=5&level=1-1")
+    levels = [(task.extra_info["family"], task.extra_info["level"]) for task in made]
+    assert Counter(levels) == {("chain_sum", 0): 4, ("chain_sum", 1): 3, ("chain_sum", 2): 3, ("gcd", 1): 5}
+    weighted = load("chain_sum?level=0-2&size=10&weight=3", "gcd?size=10")
+    assert Counter(task.extra_info["family"] for task in weighted) == {"chain_sum": 15, "gcd": 5}
+
+
+@pytest.mark.parametrize(
+    ("level", "message"),
+    [("3-1", "expected an ascending range, got 3-1"), ("0-99", "level: expected at most"), ("1-", "a whole number")],
+    ids=lambda text: text[:4],
+)
+def test_wrong_range_of_levels_is_refused(level, message):
+    with pytest.raises(DataError, match=message):
+        load(f"chain_sum?level={level}&size=5")

@@ -42,6 +42,7 @@ KINDS = {
     ),
     "one policy after another": (*TWO_POLICIES, "trainer.update_schedule=sequential"),
     "dynamic sampling": ("algorithm.filter_groups.enable=true",),
+    "a curriculum": ("data.curriculum={raise_at: 0.0, window: 6, review: 0.5}",),
     "fitted parts": (
         "algorithm.outcome_baseline=prefix",
         "algorithm.score_weight=calibrated",

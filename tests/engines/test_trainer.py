@@ -35,7 +35,10 @@ from creditflow import AgentError, Score, Task, outcome, reward
 
 
 def tasks(split, recipe):
-    return [Task("toy", ({"role": "user", "content": "a b c d e f g h"[: 2 * k + 1]},), "a") for k in range(8)]
+    return [
+        Task("toy", ({"role": "user", "content": "a b c d e f g h"[: 2 * k + 1]},), "a", {"level": k // 4})
+        for k in range(8)
+    ]
 
 
 async def solve(task, team):

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from creditflow._utils.sections import Section, Text, expected
+from creditflow._utils.sections import Section, Share, Text, expected
 
 _Files = Annotated[
     Text | list[Text] | None, expected("a path, a list of paths, file.py:function, or reasoning-gym://...")
 ]
+
+
+class CurriculumConfig(Section):
+    """Levels of tasks that follow the success at them.
+
+    A task's level is its `extra_info.level`; its family is its `data_source`.
+    """
+
+    raise_at: Share = 0.7
+    """Mean success at which the next level of a family follows."""
+    lower_at: Share = 0.0
+    """Mean success below which the level before follows. 0: never."""
+    window: PositiveInt = 32
+    """Tasks of the current level over which success is averaged."""
+    review: Annotated[float, Field(ge=0, lt=1), expected("a share from 0 to below 1")] = 0.2
+    """Share of a family's tasks that come from the levels it has passed."""
 
 
 class DataConfig(Section):
@@ -31,6 +47,8 @@ class DataConfig(Section):
     """Tokens; a longer prompt ends its trajectory as `truncated`."""
     max_response_length: PositiveInt = 512
     """Tokens per step; a response that reaches it is `truncated`."""
+    curriculum: CurriculumConfig | None = None
+    """Draw the tasks of each family from one level, which rises with success. Default: draw from all tasks."""
     shuffle: bool = True
     """Draw the tasks of each epoch in a random order."""
     seed: NonNegativeInt = 0

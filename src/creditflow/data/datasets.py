@@ -24,7 +24,7 @@ from creditflow.data.dataset_folders import (
     open_saved,
     parts_of_folder,
 )
-from creditflow.data.gym_tasks import SCHEME, gym_tasks, is_gym_address, parse_address
+from creditflow.data.gym_tasks import SCHEME, gym_tasks, is_gym_address, parse_addresses
 from creditflow.data.messages import without_nulls
 from creditflow.data.trajectory import Task, content_text
 from creditflow.errors import CreditflowError, DataError, first_line
@@ -82,7 +82,7 @@ def validation_files(
     if val_files is not None:
         return val_files
     for name in [train_files] if isinstance(train_files, str) else train_files or []:
-        if is_gym_address(name) and (split := parse_address(name, "data.train_files").split):
+        if is_gym_address(name) and (split := parse_addresses(name, "data.train_files")[0].split):
             raise DataError(
                 f"data.train_files: {name}: split: expected none, got {split!r}: data.val_files is not set, so "
                 f"validation would use the same problems; remove split={split}, or set data.val_files"

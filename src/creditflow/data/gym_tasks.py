@@ -72,6 +72,8 @@ _UNORDERED = frozenset({"countdown", "gcd", "lcm", "puzzle24"})
 _INPUT, _GATE = re.compile("([A-Z]+)('?)"), re.compile("[^A-Z']")
 """The parts of a term of circuit_logic, such as `A&B'`: an input with its negation, and the sign of the gate."""
 
+_RANGE = re.compile(r"(?<=[?&])level=(?P<first>[0-9]{1,3})-(?P<last>[0-9]{1,3})(?=&|$)", re.ASCII)
+
 
 @dataclasses.dataclass(frozen=True)
 class GymAddress:
@@ -88,6 +90,8 @@ class GymAddress:
     split: GymSplit | None
     match: re.Pattern[str] | None
     """Searched in the question; other problems are skipped."""
+    level: int
+    """The level of the family's curriculum; 0 if none is set."""
 
 
 def is_gym_address(name: str) -> bool:
@@ -101,12 +105,16 @@ def gym_tasks(names: Sequence[str], key: str, split: GymSplit) -> list[Task]:
     If one has a `weight`, the sum of the sizes is shared out by the weights (default 1) and the tasks are mixed evenly.
     Raises DataError for an unknown family or option, or for a family with too few problems.
     """
-    addresses = [parse_address(name, key) for name in names]
-    sizes = [address.size for address in addresses]
-    weighted = any(address.weight is not None for address in addresses)
+    families = [parse_addresses(name, key) for name in names]
+    sizes, weights = [levels[0].size for levels in families], [levels[0].weight for levels in families]
+    weighted = any(weight is not None for weight in weights)
     if weighted:
-        sizes = _shared_out(sum(sizes), [1.0 if a.weight is None else a.weight for a in addresses])
-    parts = [_load(address, size, key, split) for address, size in zip(addresses, sizes, strict=True)]
+        sizes = _shared_out(sum(sizes), [1.0 if weight is None else weight for weight in weights])
+    parts = [
+        _load(address, share, key, split)
+        for levels, size in zip(families, sizes, strict=True)
+        for address, share in zip(levels, _shared_out(size, [1.0] * len(levels)), strict=True)
+    ]
     return _interleaved(parts) if weighted else [task for part in parts for task in part]
 
 
@@ -160,8 +168,21 @@ def split_of(problem: str) -> GymSplit:
     return "val" if place < SHARE_OF_VAL else "tune" if place < SHARE_OF_VAL + SHARE_OF_TUNE else "train"
 
 
+def parse_addresses(text: str, key: str) -> list[GymAddress]:
+    """Parse an address; with a range of levels (`level=0-3`) one address for each level, which share its size.
+
+    Raises DataError, as `parse_address` does, and for a range that descends.
+    """
+    if (found := _RANGE.search(text)) is None:
+        return [parse_address(text, key)]
+    first, last = int(found["first"]), int(found["last"])
+    if first > last:
+        raise DataError(f"{key}: {text}: level: expected an ascending range, got {first}-{last}")
+    return [parse_address(_RANGE.sub(f"level={level}", text), key) for level in range(first, last + 1)]
+
+
 def parse_address(text: str, key: str) -> GymAddress:
-    """Parse and check an address. Raises DataError, with the nearest name for an unknown one."""
+    """Parse and check an address of one level. Raises DataError, with the nearest name for an unknown one."""
     factory, where = _factory(key), f"{key}: {text}"
     family, _, query = text.removeprefix(SCHEME).partition("?")
     families = sorted(set(factory.DATASETS) - {"composite"})
@@ -198,6 +219,7 @@ def parse_address(text: str, key: str) -> GymAddress:
         weight=_weight(own["weight"], f"{where}: weight") if "weight" in own else None,
         split=_split(own["split"], f"{where}: split") if "split" in own else None,
         match=_pattern(own["match"], f"{where}: match") if "match" in own else None,
+        level=int(own.get("level", "0")),
     )
     try:
         _data_set(family, _plain_text(options), 0)
@@ -236,7 +258,7 @@ def _load(address: GymAddress, size: int, key: str, split: GymSplit) -> list[Tas
             seen.add(problem)
             idle = 0
             if split_of(problem) == wanted and (address.match is None or address.match.search(entry["question"])):
-                found[problem] = _task(address.family, options, entry, problem, len(found), wanted)
+                found[problem] = _task(address, options, entry, problem, len(found), wanted)
         if len(found) == size:
             return list(found.values())
         if idle >= max(MIN_PATIENCE, PATIENCE_PER_PROBLEM * len(seen)):
@@ -265,16 +287,19 @@ def _entries(address: GymAddress, options: str, key: str) -> Iterator[dict[str, 
             yield entry
 
 
-def _task(family: str, options: str, entry: Mapping[str, Any], problem: str, index: int, split: GymSplit) -> Task:
+def _task(
+    address: GymAddress, options: str, entry: Mapping[str, Any], problem: str, index: int, split: GymSplit
+) -> Task:
     answer = entry["answer"]
     return Task(
-        data_source=f"reasoning-gym/{family}",
+        data_source=f"reasoning-gym/{address.family}",
         prompt=({"role": "user", "content": str(entry["question"])},),
         ground_truth=None if answer is None else str(answer),
         extra_info={
             "index": index,
             "split": split,
-            "family": family,
+            "family": address.family,
+            "level": address.level,
             "options": options,
             "problem": _digest(problem)[:16],
             "entry": _plain_text(entry),

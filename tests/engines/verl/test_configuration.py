@@ -320,6 +320,7 @@ SEPARATE = (
         (SEPARATE[:1], (), f"{ROLLOUT}.nnodes: trainer.v1.trainer_mode=separate_async needs devices"),
         (SEPARATE, ("algorithm.max_version_lag=0",), "algorithm.max_version_lag: 0, but"),
         (SEPARATE, ("algorithm.propagation=replay",), "algorithm.propagation: replay, but"),
+        (SEPARATE, ("data.curriculum={window: 4}",), "data.curriculum: given, but"),
         ((*SEPARATE, "trainer.v1.separate_async.num_warmup_batches=3"), (), "algorithm.max_version_lag: 2, but"),
         ((*SEPARATE, "trainer.v1.colocate_async.num_warmup_batches=2"), (), "trainer.v1.colocate_async.num_warmup"),
         (("+trainer.v1.sync.parameter_sync_step=2",), (), "trainer.v1.sync.parameter_sync_step: every update"),

@@ -13,6 +13,7 @@ from creditflow._utils.loading import load_object
 from creditflow.config import Config, EndpointConfig, PolicyConfig, Recipe
 from creditflow.data import Step, Task, Trajectory
 from creditflow.data.datasets import load_tasks, validation_files
+from creditflow.engines.common.curriculum import build_curriculum
 from creditflow.errors import ConfigError, RewardError
 from creditflow.rewards import RewardFunction, RewardManager, load_reward_functions
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
@@ -86,6 +87,8 @@ def build_components(recipe: Recipe, *, training: bool = True, tasks: bool = Tru
     """
     config, folder = recipe.config, recipe.folder
     train_tasks, val_tasks = _tasks(recipe, training) if tasks else ((), ())
+    if training and tasks:
+        build_curriculum(train_tasks, config)
 
     workflow = load_object(config.team.workflow, folder, "team.workflow")
     plain = inspect.isfunction(workflow) and "team" in inspect.signature(workflow).parameters

@@ -127,6 +127,11 @@ def expect_overlap_possible(config: Config) -> None:
             "guard.fallback.trainable: lora, but with actor_rollout_ref.rollout.overlap rollouts go on while the guard "
             "would replace their policy; expected all, or overlap: false"
         )
+    if config.data.curriculum is not None:
+        raise ConfigError(
+            "data.curriculum: given, but with actor_rollout_ref.rollout.overlap the next tasks are known before the "
+            "outcomes that move its levels; expected none, or overlap: false"
+        )
     if config.algorithm.filter_groups.enable:
         raise ConfigError(
             "algorithm.filter_groups.enable: true, but with actor_rollout_ref.rollout.overlap the next tasks are "

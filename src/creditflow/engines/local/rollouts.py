@@ -16,6 +16,7 @@ import numpy as np
 from creditflow._utils.progress import phase
 from creditflow.config import Config
 from creditflow.data import Task, Trajectory, TrajectoryBatch
+from creditflow.data.curriculum import Curriculum
 from creditflow.engines.common.components import Components
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts, needs_reference
 from creditflow.engines.local.actor import fill_reference_logprobs
@@ -88,6 +89,7 @@ async def gather(
     tasks_taken: int,
     timing: Stopwatch,
     ahead: Sampler | None = None,
+    curriculum: Curriculum | None = None,
 ) -> SampledBatch:
     """Sample and score the trajectories of a training step.
 
@@ -95,7 +97,8 @@ async def gather(
     DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2), until the batch is full or `max_num_gen_batches` is reached.
     The result is then the kept groups, or the last sampled groups if none was kept.
 
-    `ahead`: samples the rollouts in place of `sample_trajectories`, from the step's key and tasks.
+    `ahead`: samples the rollouts in place of `sample_trajectories`, from the step's key and tasks. `curriculum`: draws
+    the tasks in place of `tasks_at`.
 
     Raises CreditflowError if too many rollouts failed, TooManyFailedScores if too many scores did.
     """
@@ -105,7 +108,11 @@ async def gather(
     kept, trajectories, reports, rounds = list[Trajectory](), list[Trajectory](), list[ScoringReport](), 0
     while True:
         key = (TRAIN, step) if rounds == 0 else (TRAIN, step, rounds)
-        tasks = [components.train_tasks[i] for i in tasks_at(tasks_taken, size, len(components.train_tasks), config)]
+        if curriculum is None:
+            drawn = tasks_at(tasks_taken, size, len(components.train_tasks), config)
+        else:
+            drawn = curriculum.draw(size)
+        tasks = [components.train_tasks[i] for i in drawn]
         tasks_taken += size
         with timing("rollout"):
             if ahead is not None:
@@ -131,6 +138,9 @@ async def gather(
     if filtering.enable:
         metrics["rollout/gen_batches"] = rounds
         metrics["rollout/filtered_frac"] = 1 - len(kept) / len(trajectories)
+    if curriculum is not None:
+        curriculum.observe(batch)
+        metrics |= curriculum.metrics()
     response_tokens = len(batch.response_ids)
     tokens = response_tokens + len(batch.prompt_ids)
     merged = ScoringReport.merge(reports)

@@ -15,8 +15,10 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import Config, Recipe
 from creditflow.credit import Threshold
 from creditflow.credit.history import History
+from creditflow.data.curriculum import Curriculum
 from creditflow.engines.common.checkpoints import saved_steps, step_of
 from creditflow.engines.common.components import Components
+from creditflow.engines.common.curriculum import build_curriculum, restore_curriculum
 from creditflow.engines.common.guard import control_state, load_control_state, roll_back
 from creditflow.engines.common.run import (
     FINISHED,
@@ -70,6 +72,8 @@ class RunState:
     """Response tokens that measurements of fidelity have generated."""
     steps: int = 0
     """The training steps of the run."""
+    curriculum: Curriculum | None = None
+    """The order of the tasks with `data.curriculum`."""
     ahead: RolloutsAhead | None = None
     """The sampler with `rollout.overlap`."""
     peak_before: float | None = None
@@ -102,6 +106,7 @@ class RunState:
             "branch_tokens": self.branch_tokens,
             "audit_tokens": self.audit_tokens,
             "evaluated": self.evaluated,
+            "curriculum": None if self.curriculum is None else self.curriculum.to_json(),
         }
         checkpoint.save(self.folder.path, self.done, self.policy_set, state, keep)
 
@@ -111,6 +116,7 @@ class RunState:
         self.done, self.tasks_taken, self.evaluated = step, state["tasks_taken"], state["evaluated"]
         self.generated_tokens, self.audit_tokens = state["generated_tokens"], state["audit_tokens"]
         self.branch_tokens, self.peak_before = state.get("branch_tokens", 0), state["peak_before"]
+        restore_curriculum(self.curriculum, state)
 
     def narrow_or_widen(self, metrics: Mapping[str, float]) -> GuardEvent | None:
         """Train adapters while credit has fallen back, if `fallback.trainable` is `lora`, then all weights again.
@@ -138,6 +144,7 @@ def begin(
 ) -> RunState:
     """Start a run in `path`, or resume its run from the newest intact checkpoint."""
     recipe = components.recipe
+    curriculum = build_curriculum(components.train_tasks, recipe.config)
     if not (path / "run.json").exists():
         actors = policy_set.actors.values()
         facts = run_facts(
@@ -149,7 +156,7 @@ def begin(
             parameters=sum(weight.numel() for actor in actors for weight in actor.policy.parameters),
         )
         folder = create_folder(recipe, path, facts, reporter)
-        return RunState(folder, components, policy_set, threshold, guard, reporter)
+        return RunState(folder, components, policy_set, threshold, guard, reporter, curriculum=curriculum)
     folder = RunFolder.open(path)
     policy_set.set_sizes(_begun_with(path, recipe))
     back_to = rollbacks(path)
@@ -167,7 +174,9 @@ def begin(
         ) or (0, {})
     checkpoint.sweep(path, step)
     folder.rewind(step if state else -1)
-    run = RunState(folder, components, policy_set, threshold, guard, reporter, rollbacks=len(back_to))
+    run = RunState(
+        folder, components, policy_set, threshold, guard, reporter, rollbacks=len(back_to), curriculum=curriculum
+    )
     if state:
         run.restore(step, state)
     reporter.say(f"run folder: {folder.path}, goes on after step {step}")

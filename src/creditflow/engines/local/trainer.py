@@ -214,7 +214,9 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     policy_set.forget_peaks()
     options = run.guard.options(config.algorithm)
     try:
-        gathered = await gather(step, components, policy_set, run.tasks_taken, timing, _ahead(run, step))
+        gathered = await gather(
+            step, components, policy_set, run.tasks_taken, timing, _ahead(run, step), run.curriculum
+        )
         if wants_values(options):
             with timing("counterfactual"):
                 gathered.metrics.update(await add_values(components, policy_set, gathered.trajectories, step))

@@ -253,6 +253,11 @@ def _mode_options(
             f"{section[mode].num_warmup_batches} batches ahead (trainer.v1.{mode}.num_warmup_batches); expected at "
             "least as many versions"
         )
+    if recipe.data.curriculum is not None:
+        raise ConfigError(
+            f"data.curriculum: given, but trainer.v1.trainer_mode={mode} draws tasks before the outcomes that move its "
+            "levels; expected sync"
+        )
     if PROPAGATION_RULES[recipe.algorithm.propagation].branches:
         raise ConfigError(
             f"algorithm.propagation: {recipe.algorithm.propagation}, but trainer.v1.trainer_mode={mode} may update "

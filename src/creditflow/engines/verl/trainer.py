@@ -48,6 +48,7 @@ from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Bools, Floats, TrajectoryBatch
+from creditflow.data.curriculum import Curriculum
 from creditflow.data.table import batch_of, table_of
 from creditflow.engines.common.branches import (
     GeneratedTokens,
@@ -57,12 +58,14 @@ from creditflow.engines.common.branches import (
 )
 from creditflow.engines.common.checkpoints import folder_of, remove_later, saved_steps
 from creditflow.engines.common.components import load_functions
+from creditflow.engines.common.curriculum import build_curriculum, restore_curriculum
 from creditflow.engines.common.guard import build_guard, control_state, load_control_state, roll_back, run_guard
 from creditflow.engines.common.metrics import staleness_metrics, step_metrics, update_threshold, val_metrics
 from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.common.run import FINISHED
 from creditflow.engines.verl.branches import BranchRun
 from creditflow.engines.verl.configuration import MODES
+from creditflow.engines.verl.dataset import CurriculumLoader
 from creditflow.engines.verl.policies import policy_configs, rollout_devices
 from creditflow.engines.verl.policy_servers import (
     PolicyWorker,
@@ -397,6 +400,7 @@ class CreditflowTrainer(PolicyTrainer):
         self.limits = run.config
         self.threshold = make_threshold(self.options.propagation_threshold, run.config.team.agents)
         self.history = History()
+        self.curriculum: Curriculum | None = None
         self.functions = load_functions(run.recipe)
         self.guard = build_guard(run.config, run.recipe.folder, self.functions, NAME)
         self.generated = GeneratedTokens(0, 0)
@@ -425,6 +429,13 @@ class CreditflowTrainer(PolicyTrainer):
         rollouts = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         buffer.poll_interval = min(_MOST_POLL_S, max(0.05, rollouts / _ROLLOUTS_PER_SECOND))
         return buffer
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        self.curriculum = build_curriculum(self.train_dataset.tasks, self.limits)
+        if self.curriculum is not None:
+            size = self.config.data.get("gen_batch_size", None) or self.config.data.train_batch_size
+            self.train_dataloader = CurriculumLoader(self.train_dataset, self.curriculum, size)
 
     def _expect_workers(self) -> None:
         self.agent_loop_manager.expect_alive()
@@ -500,6 +511,7 @@ class CreditflowTrainer(PolicyTrainer):
     def _save_state(self, folder: Path) -> None:
         state = {
             **control_state(self.threshold, self.guard, self.history),
+            "curriculum": None if self.curriculum is None else self.curriculum.to_json(),
             "policies": self.policies,
             "trainer_mode": self.trainer_mode,
             "generated_tokens": self.generated.total,
@@ -530,6 +542,7 @@ class CreditflowTrainer(PolicyTrainer):
         if mode != "sync":
             delete_orphans()
         self.history = load_control_state(state, self.threshold, self.guard)
+        restore_curriculum(self.curriculum, state)
         self.generated = GeneratedTokens(state.get("generated_tokens", 0), state.get("branch_tokens", 0))
         remove_later(self.folder.path, self.global_steps)
         self.folder.rewind(self.global_steps)
@@ -547,6 +560,9 @@ class CreditflowTrainer(PolicyTrainer):
         with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_begin()
             rows, rollouts = self._collect(metrics, sample_batch_size)
+            if self.curriculum is not None:
+                self.curriculum.observe(rollouts.batch)
+                metrics.update(self.curriculum.metrics())
         rows, rollouts, sampled = self._with_branches(rows, rollouts, metrics, timing_raw)
         with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_end()

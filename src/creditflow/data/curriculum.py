@@ -1,0 +1,185 @@
+"""A curriculum: each family's tasks come from its current level, which follows the success at them.
+
+A family is the tasks of one `data_source`; a task's level is its `extra_info["level"]`. A family begins at its lowest
+level. When the last `window` tasks of its current level have all been tried and their mean success is at least
+`raise_at`, the next level follows; below `lower_at`, the level before. A share `review` of the tasks comes from the
+levels that the family has passed. Success is the outcome's place in its range, from 0 to 1, averaged over the
+trajectories of a task.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from creditflow.data.batch import TrajectoryBatch
+from creditflow.data.trajectory import Task
+from creditflow.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class CurriculumRule:
+    """When levels change; `data.curriculum` describes the fields."""
+
+    raise_at: float
+    lower_at: float
+    window: int
+    review: float
+
+
+@dataclass(slots=True)
+class _Family:
+    """The progress of one family."""
+
+    place: int
+    """Its position among the families, part of the seed."""
+    share: float
+    """Its share of the drawn tasks."""
+    pools: Mapping[int, Sequence[int]]
+    """The tasks of each level, in ascending order of levels."""
+    level: int
+    recent: deque[float]
+    """The success at the last tasks of the current level."""
+    drawn: int = 0
+    reviewed: int = 0
+    """Drawn tasks of levels that the family has passed."""
+    drawn_of_level: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> list[int]:
+        return [level for level in self.pools if level < self.level]
+
+
+class Curriculum:
+    """The order of a run's training tasks, with the state that a checkpoint keeps.
+
+    A family's share of the drawn tasks is its share of all tasks. Within a level, each pass over its tasks has its own
+    random order. Raises DataError if a level is not a whole number of 0 or more, or if no family has two levels.
+    """
+
+    def __init__(self, tasks: Sequence[Task], rule: CurriculumRule, seed: int, *, shuffle: bool = True) -> None:
+        self._rule, self._seed, self._shuffle = rule, seed, shuffle
+        found: dict[str, dict[int, list[int]]] = {}
+        for index, task in enumerate(tasks):
+            found.setdefault(task.data_source, {}).setdefault(_level(task), []).append(index)
+        if all(len(pools) == 1 for pools in found.values()):
+            raise DataError(
+                "data.curriculum: expected tasks of several levels, got one level of each family; give levels in an "
+                "address (`level=0-3`) or in `extra_info.level` of the tasks"
+            )
+        self._families = {
+            name: _Family(
+                place,
+                sum(map(len, pools.values())) / len(tasks),
+                dict(sorted(pools.items())),
+                min(pools),
+                deque(maxlen=rule.window),
+            )
+            for place, (name, pools) in enumerate(sorted(found.items()))
+        }
+
+    @property
+    def levels(self) -> dict[str, int]:
+        """The current level of each family."""
+        return {name: family.level for name, family in self._families.items()}
+
+    def draw(self, count: int) -> list[int]:
+        """The indices of the next `count` tasks."""
+        return [self._next() for _ in range(count)]
+
+    def _next(self) -> int:
+        families = self._families.values()
+        total = sum(family.drawn for family in families) + 1
+        family = max(families, key=lambda one: one.share * total - one.drawn)  # the one furthest behind its share
+        family.drawn += 1
+        level = family.level
+        if (passed := family.passed) and family.reviewed + 1 <= self._rule.review * family.drawn:
+            family.reviewed += 1
+            level = min(passed, key=lambda one: family.drawn_of_level.get(one, 0) / len(family.pools[one]))
+        pool, position = family.pools[level], family.drawn_of_level.get(level, 0)
+        family.drawn_of_level[level] = position + 1
+        epoch, at = divmod(position, len(pool))
+        if not self._shuffle:
+            return pool[at]
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((self._seed, family.place, level, epoch))))
+        return pool[int(rng.permutation(len(pool))[at])]
+
+    def observe(self, batch: TrajectoryBatch) -> None:
+        """Count the outcomes of drawn tasks, and change levels. Trajectories without an outcome count nothing."""
+        success: dict[int, list[float]] = {}
+        tasks: dict[int, Task] = {}
+        for n, group in enumerate(batch.group_of_trajectory.tolist()):
+            score = batch.outcome_scores[n]
+            if score is not None and score.status == "ok":
+                tasks[group] = batch.tasks[n]
+                success.setdefault(group, []).append(score.rescaled)
+        for group, of_group in success.items():
+            family = self._families[tasks[group].data_source]
+            if _level(tasks[group]) == family.level:
+                family.recent.append(float(np.mean(of_group)))
+        for family in self._families.values():
+            self._move(family)
+
+    def _move(self, family: _Family) -> None:
+        if len(family.recent) < self._rule.window:
+            return
+        success, levels = float(np.mean(family.recent)), list(family.pools)
+        at = levels.index(family.level)
+        to = at + 1 if success >= self._rule.raise_at else at - 1 if success < self._rule.lower_at else at
+        if to != at and 0 <= to < len(levels):
+            family.level = levels[to]
+            family.recent.clear()
+
+    def metrics(self) -> dict[str, float]:
+        """The level of each family, and the mean success at its last tasks of this level.
+
+        A slash in a family's name becomes `_`: in the names of metrics it separates parts.
+        """
+        named = {name.replace("/", "_"): family for name, family in self._families.items()}
+        levels = {f"curriculum/level/{name}": float(family.level) for name, family in named.items()}
+        return levels | {
+            f"curriculum/success/{name}": float(np.mean(family.recent))
+            for name, family in named.items()
+            if family.recent
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The state, which `restore` reads."""
+        return {
+            name: {
+                "level": family.level,
+                "recent": list(family.recent),
+                "drawn": family.drawn,
+                "reviewed": family.reviewed,
+                "drawn_of_level": {str(level): count for level, count in family.drawn_of_level.items()},
+            }
+            for name, family in self._families.items()
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a state of `to_json`. Raises DataError if it belongs to other families or levels."""
+        if set(state) != set(self._families):
+            raise DataError(
+                f"data.curriculum: the checkpoint has the families {', '.join(sorted(state))}, the tasks have "
+                f"{', '.join(self._families)}; go on with the data of the run, or begin a new one"
+            )
+        for name, family in self._families.items():
+            kept = state[name]
+            if kept["level"] not in family.pools:
+                raise DataError(
+                    f"data.curriculum: the checkpoint is at level {kept['level']} of {name}, which has none"
+                )
+            family.level, family.recent = kept["level"], deque(kept["recent"], maxlen=self._rule.window)
+            family.drawn, family.reviewed = kept["drawn"], kept["reviewed"]
+            family.drawn_of_level = {int(level): count for level, count in kept["drawn_of_level"].items()}
+
+
+def _level(task: Task) -> int:
+    level = task.extra_info.get("level", 0)
+    if type(level) is not int or level < 0:
+        raise DataError(f"extra_info.level: expected a whole number of 0 or more, got {level!r}")
+    return level
