@@ -21,6 +21,7 @@ from creditflow.errors import TooManyFailedScores
 from creditflow.monitoring.notices import failure_text, truncations
 from creditflow.reports.tables import new_table, results_console, show
 from creditflow.rewards.manager import ScoringReport, expect_few_failures
+from creditflow.rewards.registry import RewardFunction
 
 if TYPE_CHECKING:
     from creditflow.config import Recipe as LoadedRecipe
@@ -107,8 +108,15 @@ def _function_table(components: Components, report: ScoringReport) -> Table:
     functions = zip(components.rewards.functions, report.functions, strict=True)
     return new_table(
         ("function", "level", "weight", "calls", "failed", "mean"),
-        [(n.name, n.level, f"{function.weight:g}", n.matched, n.failed, float(n.mean)) for function, n in functions],
+        [
+            (n.name, _level(function), f"{function.weight:g}", n.matched, n.failed, float(n.mean))
+            for function, n in functions
+        ],
     )
+
+
+def _level(function: RewardFunction) -> str:
+    return f"{function.level} ({function.signature})" if function.signature else function.level
 
 
 def _warnings(
@@ -142,6 +150,12 @@ def _warnings(
             f"in its place; the first: step {replaced[0].id}, {replaced[0].agent}: {replaced[0].info['illegal']}"
         )
     for function in report.functions:
+        if function.not_applicable:
+            total = function.matched + function.not_applicable
+            warnings.append(
+                f"reward function {function.name} returned None for {function.not_applicable} of {total} inputs: it "
+                "does not apply to them"
+            )
         if function.failed:
             warnings.append(failure_text(function))
             warnings += [f"scoring failed: {reason}" for reason in function.reasons[1:]]

@@ -1,4 +1,4 @@
-"""Reads and writes tasks: files and folders in verl's schema, published GSM8K, reasoning-gym, or a user's function.
+"""Reads and writes tasks: files and folders with the columns of verl, TRL or GSM8K, reasoning-gym, a user's function.
 
 pyarrow is imported only when a Parquet file is read or written.
 """
@@ -31,6 +31,8 @@ from creditflow.errors import CreditflowError, DataError, first_line
 
 _COLUMNS = ("data_source", "prompt", "reward_model", "extra_info", "question", "answer")
 """Columns that tasks are made of: verl's, and those of published GSM8K."""
+_TRUTH = ("ground_truth", "solution", "answer")
+"""Columns of TRL's data sets that hold the truth; the first that a row has."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _SHAREGPT = {"human": "user", "gpt": "assistant"}
 """Role names in ShareGPT files, which no chat template accepts, to standard roles."""
@@ -43,10 +45,10 @@ def load_tasks(
     """Load the tasks of `data.train_files` or `data.val_files`, in the order of the files.
 
     A file is looked up in `base` (the recipe's folder), then in the working directory. It is `.parquet`, `.jsonl` or
-    `.arrow`, with verl's columns or GSM8K's as published. A folder was written by `save_to_disk`, or has such files.
-    `file.py:function` is called as `function(split=..., recipe=...)`, with those of the two that it takes, and returns
-    an iterable of tasks. `reasoning-gym://family?option=value` makes the tasks of that split (`gym_tasks`). Raises
-    DataError, with the file and the line if there is one, for unusable files and tasks.
+    `.arrow`, with the columns of verl, of TRL, or of GSM8K as published. A folder was written by `save_to_disk`, or has
+    such files. `file.py:function` is called as `function(split=..., recipe=...)`, with those of the two that it takes,
+    and returns an iterable of tasks. `reasoning-gym://family?option=value` makes the tasks of that split (`gym_tasks`).
+    Raises DataError, with the file and the line if there is one, for unusable files and tasks.
     """
     key = f"data.{split}_files"
     names = [files] if isinstance(files, str) else list(files or [])
@@ -219,8 +221,10 @@ def _read(name: str, base: Path, key: str, split: Split) -> list[Task]:
     tasks: list[Task] = []
     for part in parts_of_folder(path, split, key) if path.is_dir() else [path]:
         for where, row in _rows(part, key):
-            gsm8k = _is_gsm8k(row)
-            tasks.append(_gsm8k_task(row, len(tasks), part, where) if gsm8k else _task(row, where))
+            if _is_gsm8k(row):
+                tasks.append(_gsm8k_task(row, len(tasks), part, where))
+            else:
+                tasks.append(_columns_task(row, where, path.stem) if _is_trl(row) else _task(row, where))
     return tasks
 
 
@@ -231,7 +235,9 @@ def _rows(path: Path, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     if path.is_dir():
         names, rows = open_saved(path, _COLUMNS)
-        if not _is_gsm8k(dict.fromkeys(names)):
+        if _is_trl(dict.fromkeys(names)):
+            _, rows = open_saved(path, names)
+        elif not _is_gsm8k(dict.fromkeys(names)):
             _expect_columns(dict.fromkeys(names, True), str(path))
     elif path.suffix == ".parquet":
         rows = iter(_parquet(path))
@@ -295,11 +301,42 @@ def _task(row: Mapping[str, Any], where: str) -> Task:
     )
 
 
+def _is_trl(row: Mapping[str, Any]) -> bool:
+    return "prompt" in row and "reward_model" not in row
+
+
+def _columns_task(row: Mapping[str, Any], where: str, name: str) -> Task:
+    """Build a task from a row with TRL's columns: `prompt`, a text or messages, and any others, all in `extra_info`.
+
+    A prompt that is a text is kept there, too: reward functions of TRL then receive texts. `name`: the default of
+    `data_source`.
+    """
+    prompt = row["prompt"]
+    if isinstance(prompt, str) and prompt:
+        given: list[Any] = [{"role": "user", "content": prompt}]
+    elif isinstance(prompt, list) and prompt:
+        given = prompt
+    else:
+        raise DataError(
+            f"{where}: prompt: expected a text or a list of messages {{role, content}}, got {str(prompt)[:80]!r}"
+        )
+    extra_info = {column: value for column, value in row.items() if column != "prompt" or isinstance(value, str)}
+    for column, value in extra_info.items():
+        _expect_json(value, f"{where}: {column}")
+    source = row.get("data_source")
+    return Task(
+        data_source=source if isinstance(source, str) else name,
+        prompt=tuple(_message(message, f"{where}: prompt[{i}]") for i, message in enumerate(given)),
+        ground_truth=next((row[column] for column in _TRUTH if row.get(column) is not None), None),
+        extra_info=extra_info,
+    )
+
+
 def _expect_columns(row: Mapping[str, Any], where: str) -> None:
     if missing := [name for name in ("data_source", "prompt", "reward_model") if row.get(name) is None]:
         raise DataError(
-            f"{where}: missing {', '.join(missing)} (verl's columns), got {_keys(row)}; rename the columns, "
-            "or make the tasks with a function (`file.py:function`)"
+            f"{where}: missing {', '.join(missing)} (verl's columns), got {_keys(row)}; rename the columns (TRL's are "
+            "`prompt` and any others), or make the tasks with a function (`file.py:function`)"
         )
 
 

@@ -7,7 +7,7 @@ computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from creditflow.data import Score, Step
@@ -15,6 +15,7 @@ from creditflow.rewards.execution.calls import Returned, RewardCall
 from creditflow.rewards.execution.inline import run_on_loop
 from creditflow.rewards.registry import Composition, RewardFunction, combinator
 from creditflow.rewards.scores import mean_value, of_step, to_score
+from creditflow.rewards.values import NotApplicable
 
 Plan = Generator[list[RewardCall], list[Returned], Returned]
 Value = float | tuple[float, ...]
@@ -30,6 +31,8 @@ def plan(call: RewardCall) -> Plan:
         score: Score = yield from composition.rule(call)
     except _PartFailed as failure:
         return Returned(Score(0.0, status=failure.score.status, reason=failure.reason))
+    except _NoPartApplies:
+        return Returned(NotApplicable())
     return Returned(score)
 
 
@@ -82,14 +85,22 @@ class _PartFailed(Exception):
         self.reason = f"{function.name}: {score.reason}"
 
 
-def _ask(parts: Sequence[RewardFunction], call: RewardCall) -> Generator[list[RewardCall], list[Returned], list[Score]]:
-    """The scores of several parts; their calls are yielded together."""
+class _NoPartApplies(Exception):
+    """No part of a composition applies to the input, or not the one that it depends on."""
+
+
+def _ask(
+    parts: Sequence[RewardFunction], call: RewardCall
+) -> Generator[list[RewardCall], list[Returned], list[Score | None]]:
+    """The scores of several parts, None where one does not apply; their calls are yielded together."""
     of_parts = [RewardCall(part, call.trajectory, None if part.level == "trajectory" else call.step) for part in parts]
     returned = yield from in_rounds([plan(one) for one in of_parts])
     return [_score(one, result, call.step) for one, result in zip(of_parts, returned, strict=True)]
 
 
-def _score(call: RewardCall, returned: Returned, step: Step | None) -> Score:
+def _score(call: RewardCall, returned: Returned, step: Step | None) -> Score | None:
+    if isinstance(returned.value, NotApplicable):
+        return None
     if call.function.level == "trajectory" and step is not None:
         returned = of_step(call, returned, step)
     return to_score(call.function, returned, step)
@@ -97,13 +108,19 @@ def _score(call: RewardCall, returned: Returned, step: Step | None) -> Score:
 
 def _needed(
     parts: Sequence[RewardFunction], call: RewardCall
-) -> Generator[list[RewardCall], list[Returned], list[Score]]:
-    """The scores of several parts; raises _PartFailed if one could not be scored."""
+) -> Generator[list[RewardCall], list[Returned], dict[int, Score]]:
+    """The scores of the parts that apply, by their place.
+
+    Raises _PartFailed if one could not be scored, _NoPartApplies if none applies.
+    """
     scores = yield from _ask(parts, call)
-    for part, score in zip(parts, scores, strict=True):
+    given = {i: score for i, score in enumerate(scores) if score is not None}
+    for i, score in given.items():
         if score.status != "ok":
-            raise _PartFailed(part, score)
-    return scores
+            raise _PartFailed(parts[i], score)
+    if not given:
+        raise _NoPartApplies
+    return given
 
 
 def _rescaled(score: Score) -> Value:
@@ -128,10 +145,19 @@ def _dot(row: Sequence[float], weights: Sequence[float]) -> float:
     return sum(value * weight for value, weight in zip(row, weights, strict=True))
 
 
-def _listed(parts: Sequence[RewardFunction], scores: Sequence[Score]) -> str:
-    """The values of the parts, as the composition's reason."""
-    named = (f"{part.name} {mean_value(score):.3g}" for part, score in zip(parts, scores, strict=True))
+def _listed(parts: Sequence[RewardFunction], scores: Mapping[int, Score]) -> str:
+    """The values of the parts, by their place, as the composition's reason."""
+    named = (
+        f"{part.name} {mean_value(scores[i]):.3g}" if i in scores else f"{part.name} does not apply"
+        for i, part in enumerate(parts)
+    )
     return ", ".join(named)
+
+
+def _bounds(weights: Sequence[float]) -> tuple[float, float]:
+    """The range of a weighted sum of values in [0, 1]."""
+    # Added in the order of the parts, as their values are. Rounding is monotone, so no sum leaves the bounds.
+    return sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights)
 
 
 @combinator("sum")
@@ -139,16 +165,23 @@ def weighted_sum(parts: Sequence[RewardFunction], weights: Sequence[float]) -> C
     """The sum of the parts, each rescaled to [0, 1], times their `weight`s, which may be negative.
 
     Range: from the sum of the negative weights to the sum of the positive ones. Credit rescales it, so with positive
-    weights it is their weighted mean. The composition fails if a part cannot be scored.
+    weights it is their weighted mean. The composition fails if a part cannot be scored. The sum of the parts that apply
+    is stretched to the whole range.
     """
 
     def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
         scores = yield from _needed(parts, call)
-        total = _combined([_rescaled(one) for one in scores], lambda row: _dot(row, weights))
+        own = [weights[i] for i in scores]
+        total = _combined([_rescaled(one) for one in scores.values()], lambda row: _dot(row, own))
+        if len(scores) < len(parts):
+            low, high = _bounds(own)
+            if low == high:
+                raise _NoPartApplies
+            width = (bounds[1] - bounds[0]) / (high - low)
+            total = _combined([total], lambda row: bounds[0] + (row[0] - low) * width)
         return Score(total, range=bounds, reason=_listed(parts, scores))
 
-    # Added in the order of the parts, as their values are. Rounding is monotone, so no sum leaves the bounds.
-    bounds = (sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights))
+    bounds = _bounds(weights)
 
     return Composition(rule, bounds)
 
@@ -157,14 +190,16 @@ def weighted_sum(parts: Sequence[RewardFunction], weights: Sequence[float]) -> C
 def product(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
     """The product of the parts, each rescaled to [0, 1]: 0 if any part is 0.
 
-    Range: [0, 1]. The composition fails if a part cannot be scored, even if another part is 0. Weights are refused.
+    Range: [0, 1]. The composition fails if a part cannot be scored, even if another part is 0. A part that does not
+    apply is left out. Weights are refused.
     """
     if any(weight != 1 for weight in weights):
         raise ValueError("the parts of a product have no weights")
 
     def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
         scores = yield from _needed(parts, call)
-        return Score(_combined([_rescaled(one) for one in scores], math.prod), reason=_listed(parts, scores))
+        values = [_rescaled(one) for one in scores.values()]
+        return Score(_combined(values, math.prod), reason=_listed(parts, scores))
 
     return Composition(rule, (0.0, 1.0))
 
@@ -173,19 +208,26 @@ def product(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Compos
 def first_ok(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
     """The first part that can be scored, rescaled to [0, 1]: a judge, for example, with a fallback.
 
-    A part is called only if all parts before it failed. Range: [0, 1].
+    A part is called only if all parts before it failed or do not apply. Range: [0, 1].
     """
     if any(weight != 1 for weight in weights):
         raise ValueError("the parts of first_ok have no weights")
 
     def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
         reasons: list[str] = []
+        failure: Score | None = None
         for part in parts:
             (score,) = yield from _ask([part], call)
-            if score.status == "ok":
-                return Score(_rescaled(score), reason="; ".join([*reasons, _listed([part], [score])]))
-            reasons.append(f"{part.name}: {score.reason}")
-        return Score(0.0, status=score.status, reason="; ".join(reasons))
+            if score is None:
+                reasons.append(f"{part.name} does not apply")
+            elif score.status == "ok":
+                return Score(_rescaled(score), reason="; ".join([*reasons, _listed([part], {0: score})]))
+            else:
+                failure = score
+                reasons.append(f"{part.name}: {score.reason}")
+        if failure is None:
+            raise _NoPartApplies
+        return Score(0.0, status=failure.status, reason="; ".join(reasons))
 
     return Composition(rule, (0.0, 1.0))
 
@@ -196,19 +238,20 @@ def gate(
 ) -> Composition:
     """`score` if `by`, rescaled to [0, 1], is above `above`; else `otherwise`, without a call of `score`.
 
-    Range: [0, 1]; `score` is rescaled to it, and `otherwise` must be in it.
+    Range: [0, 1]; `score` is rescaled to it, and `otherwise` must be in it. The composition does not apply where `by`
+    does not, or where the gate is open and `score` does not.
     """
     score_part, by_part = parts
     if not 0 <= above <= 1 or not 0 <= otherwise <= 1:
         raise ValueError(f"expected `above` and `otherwise` from 0 to 1, got {above} and {otherwise}")
 
     def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
-        (by,) = yield from _needed([by_part], call)
+        by = (yield from _needed([by_part], call))[0]
         height = by.rescaled_over(() if call.step is None else call.step.response_mask)
-        reason = _listed([by_part], [by])
+        reason = _listed([by_part], {0: by})
         if not height > above + 1e-9:
             return Score(otherwise, reason=f"closed: {reason}")
-        (score,) = yield from _needed([score_part], call)
-        return Score(_rescaled(score), reason=f"open: {reason}; {_listed([score_part], [score])}")
+        score = (yield from _needed([score_part], call))[0]
+        return Score(_rescaled(score), reason=f"open: {reason}; {_listed([score_part], {0: score})}")
 
     return Composition(rule, (0.0, 1.0))

@@ -32,6 +32,8 @@ from creditflow.rewards.registry import (
     function_names,
     named_function,
 )
+from creditflow.rewards.signatures.base import NO_ANSWER, Signature, SignatureCall
+from creditflow.rewards.signatures.recognition import checked_format, recognised
 
 _CALLED_AS = {"step": "(step, trajectory)", "trajectory": "(trajectory)", "outcome": "(trajectory)"}
 _CALLED_AS_ANSWER = "(text, truth)"
@@ -47,6 +49,14 @@ class RewardFunctionConfig:
     """A built-in's name, `package.module:function`, or `file.py:function`."""
     level: Text | None = None
     """`step`, `trajectory` or `outcome`; default: as decorated, else from the function's parameters."""
+    signature: Text | None = None
+    """Library that the function was written for: `verl`, `verl_batch`, `trl` or `verifiers`; default: from the names of
+    its parameters."""
+    format: Text | None = None
+    """`text` or `messages`: prompts and completions for functions of TRL and verifiers; default: as the data set's
+    prompts."""
+    range: list[float] | None = None
+    """Lowest and highest value of a function without a decorator; default: 0 and 1."""
     agent_match: Text | None = None
     """Regular expression (re.search) on the agent's name; default: every agent."""
     when: Text | None = None
@@ -120,20 +130,16 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
     if not isinstance(entry.fn, str):
         raise RewardError(f"{key}.fn: expected a name or `file.py:function`, got {entry.fn!r}")
     if entry.fn in COMBINATORS:
+        _refuse_of_undecorated(entry, key, "a composition has none of its own")
         return _load_composition(entry, key, where, part_of)
     function = _find(entry.fn, where.base, key)
     args = {str(name): value for name, value in entry.args.items()}
     takes = {parameter.name for parameter in _parameters(function, key)}
     args = {name: value for name, value in where.shared.items() if name in takes} | args
     version, identity = _version(function, args), _hash(_place(entry.fn, function), args)
-    declared = registry.declared(function)
+    decorated = registry.declared(function)
     instance: Any = None
-    # os.path: pathlib raises for a text that is too long for a path
-    for attribute, exists in (("file_arguments", os.path.exists), ("text_arguments", os.path.isfile)):
-        for name in getattr(function, attribute, ()):
-            value = args.get(name)
-            if isinstance(value, str) and value.strip() and exists(beside := where.base / value):
-                args[name] = str(beside.resolve())
+    args |= _found_beside(function, args, where.base)
     if inspect.isclass(function):
         function, args = _make(function, args, f"{key} ({entry.name or entry.fn})"), {}
         instance = function
@@ -141,26 +147,35 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
             version = _hash(version, read)
         if hasattr(instance, "connect") and not getattr(instance, "inline", False):
             raise RewardError(f"{key}: a class with `connect` must say `inline = True`: policies stay in their process")
-    if declared is None:
-        declared = Declared(_level_by_parameters(function, entry, args, key))
+    declared, signature = _declared(decorated, entry, function, args, key)
     name = str(entry.name or declared.name or getattr(function, "__name__", type(function).__name__))
     key = f"{key} ({name})"
     if part_of is not None and declared.when is not None:
         raise RewardError(f"{key}: is declared with `when`, which belongs to the composition, not to a part of it")
     level = _level(entry.level or (part_of if declared.level == "answer" else None), declared, key)
-    _check_call(function, _CALLED_AS_ANSWER if declared.level == "answer" else _CALLED_AS[level], args, key)
+    if signature is None:
+        _check_call(function, _CALLED_AS_ANSWER if declared.level == "answer" else _CALLED_AS[level], args, key)
 
     weight = _weight(declared.weight if entry.weight is None else entry.weight, entry, level, key, part_of)
-    low, high = _range(getattr(instance, "range", declared.range), key)
+    low, high = _range(getattr(instance, "range", declared.range) if entry.range is None else entry.range, key)
     timeout = declared.timeout if entry.timeout is None else entry.timeout
     if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
         raise RewardError(f"{key}: expected a timeout of more than 0 seconds, got {timeout}")
 
     bound: Callable[..., Any] = functools.partial(function, **args) if args else function
-    cache_key = getattr(instance, "cache_key", None)
-    if declared.level == "answer":
+    own_key = None
+    if signature is not None:
+        args |= {
+            name: _object(value, where.base, f"{key}.args.{name}")
+            for name, value in args.items()
+            if name in signature.objects
+        }
+        bound = SignatureCall.make(function, signature, args, checked_format(entry.format, signature, key), low)
+        own_key = bound.cache_key if signature.by_arguments else None
+        version = _hash(version, signature.name, entry.format)
+    elif declared.level == "answer":
         bound = _AnswerCall(bound, low)
-        cache_key = cache_key or bound.cache_key
+        own_key = bound.cache_key
     return RewardFunction(
         name=name,
         level=level,
@@ -177,10 +192,54 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
         timeout=timeout,
         cache=entry.cache,
         inline=bool(getattr(instance, "inline", False)),
-        cache_key=cache_key,
+        cache_key=getattr(instance, "cache_key", None) or own_key,
         instance=instance,
         agents=where.agents,
+        signature="" if signature is None else signature.name,
+        declares_range=decorated is not None or hasattr(instance, "range") or entry.range is not None,
     )
+
+
+def _object(value: Any, base: Path, key: str) -> Any:
+    """The object that a text names; other values unchanged."""
+    return load_object(value, base, key) if isinstance(value, str) else value
+
+
+def _found_beside(function: object, args: Mapping[str, Any], base: Path) -> dict[str, str]:
+    """The args that name files beside the recipe, with their paths."""
+    paths: dict[str, str] = {}
+    # os.path: pathlib raises for a text that is too long for a path
+    for attribute, exists in (("file_arguments", os.path.exists), ("text_arguments", os.path.isfile)):
+        for name in getattr(function, attribute, ()):
+            value = args.get(name)
+            if isinstance(value, str) and value.strip() and exists(beside := base / value):
+                paths[name] = str(beside.resolve())
+    return paths
+
+
+def _declared(
+    decorated: Declared | None,
+    entry: RewardFunctionConfig,
+    function: Callable[..., Any],
+    args: Mapping[str, Any],
+    key: str,
+) -> tuple[Declared, Signature | None]:
+    """The properties of a function, and its signature if it was written for another library."""
+    if decorated is not None:
+        _refuse_of_undecorated(entry, key, "the function has a decorator, which declares its parameters and range")
+        return decorated, None
+    signature = recognised(entry.signature, _parameters(function, key), args, key)
+    checked_format(entry.format, signature, key)
+    if signature is not None:
+        return Declared("answer"), signature  # it scores one text, as a comparison of an answer does
+    return Declared(_level_by_parameters(function, entry, args, key)), None
+
+
+def _refuse_of_undecorated(entry: RewardFunctionConfig, key: str, why: str) -> None:
+    """Raise RewardError for options of functions without a decorator."""
+    for name in ("signature", "format", "range"):
+        if (given := getattr(entry, name)) is not None:
+            raise RewardError(f"{key}.{name}: expected none, got {given!r}: {why}")
 
 
 def _weight(weight: float, entry: RewardFunctionConfig, level: Level, key: str, part_of: Level | None) -> float:
@@ -190,7 +249,10 @@ def _weight(weight: float, entry: RewardFunctionConfig, level: Level, key: str, 
         word = "agent_match" if entry.agent_match is not None else "when"
         raise RewardError(f"{key}: {word} belongs to the composition, not to a part of it")
     if part_of is None and level == "outcome" and (entry.agent_match is not None or weight != 1):
-        raise RewardError(f"{key}: an outcome has no agent_match and no weight of its own (algorithm.w_o weighs it)")
+        raise RewardError(
+            f"{key}: an outcome has no agent_match and no weight of its own (algorithm.w_o weighs it); "
+            "to score an agent's steps, set level: step"
+        )
     return float(weight)
 
 
@@ -274,8 +336,8 @@ def _make(cls: Callable[..., Any], args: Mapping[str, Any], key: str) -> Callabl
     return instance
 
 
-def _range(declared: tuple[float, float], key: str) -> tuple[float, float]:
-    low, high = declared
+def _range(declared: Sequence[float], key: str) -> tuple[float, float]:
+    low, high = declared if len(declared) == 2 else (math.nan, math.nan)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise RewardError(f"{key}: expected a range (low, high) of finite numbers with low < high, got {declared}")
     return float(low), float(high)
@@ -291,7 +353,7 @@ class _AnswerCall:
     def __call__(self, *arguments: Any) -> Any:
         text, truth = self._compared(*arguments)
         if text is None:
-            return Score(self.low, reason="the workflow returned no answer")
+            return Score(self.low, reason=NO_ANSWER)
         return self.compare(text, truth)
 
     def cache_key(self, *arguments: Any) -> str | None:
@@ -335,7 +397,7 @@ def _level_by_parameters(
         return "step"
     raise RewardError(
         f"{key}: {entry.fn} has no decorator, so it must take (trajectory) or (step, trajectory); "
-        f"it takes ({', '.join(needed)})"
+        f"it takes ({', '.join(needed)}); if it was written for verl, TRL or verifiers, set `signature`"
     )
 
 
@@ -344,9 +406,7 @@ def _level(wanted: str | None, declared: Declared, key: str) -> Level:
         raise RewardError(f"{key}: expected level {', '.join(LEVELS)}, got {wanted!r}{did_you_mean(wanted, LEVELS)}")
     if declared.level == "answer":
         if wanted == "trajectory":
-            raise RewardError(
-                f"{key}: compares one answer with the truth, so its level is outcome or step, not trajectory"
-            )
+            raise RewardError(f"{key}: scores one text, so its level is outcome or step, not trajectory")
         return cast(Level, wanted or "outcome")
     if wanted is not None and wanted != declared.level:
         raise RewardError(f"{key}: the recipe says level {wanted}, the function is of level {declared.level}")

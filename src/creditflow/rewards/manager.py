@@ -25,7 +25,8 @@ from creditflow.rewards.compose import answer
 from creditflow.rewards.execution.calls import Backend, Returned, RewardCall
 from creditflow.rewards.execution.inline import run_on_loop, together
 from creditflow.rewards.registry import Level, RewardFunction, leaves
-from creditflow.rewards.scores import make_score, mean_value, scores_of, to_score
+from creditflow.rewards.scores import make_score, mean_value, not_applicable, numbers_of, scores_of, to_score
+from creditflow.rewards.values import NotApplicable
 from creditflow.rollout.client import PolicyView
 
 _SHOWN_REASONS = 3
@@ -61,6 +62,10 @@ class FunctionReport:
     """Numbers counted by the function itself (`metrics()`)."""
     sd: float = 0.0
     """Standard deviation of the scores in `mean`."""
+    not_applicable: int = 0
+    """Steps or trajectories to which it does not apply; they are not in `matched`."""
+    extra: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """Sum and count of each number that it returned beside its scores."""
 
     @property
     def failed_frac(self) -> float:
@@ -77,13 +82,14 @@ class FunctionReport:
         reasons: dict[str, str] = {}
         for reason in (reason for report in reports for reason in report.reasons):
             reasons.setdefault(_without_place(reason), reason)
-        summed = ("matched", "failed", "seconds", "timeouts", "calls", "cached")
+        summed = ("matched", "failed", "seconds", "timeouts", "calls", "cached", "not_applicable")
         return replace(
             reports[0],
             mean=mean,
             sd=math.sqrt(variance),
             reasons=tuple(reasons.values())[:_SHOWN_REASONS],
             counted=_merge_counted(reports),
+            extra=_merge_extra(reports),
             **{name: sum(getattr(report, name) for report in reports) for name in summed},
         )
 
@@ -121,7 +127,11 @@ class ScoringReport:
             if function.calls:
                 metrics[f"reward/{function.name}/latency_s"] = function.seconds / function.calls
             metrics[f"timing/reward_s/{function.name}"] = function.seconds
+            if function.not_applicable:
+                metrics[f"reward/{function.name}/not_applicable"] = function.not_applicable
             metrics |= {f"reward/{function.name}/{key}": value for key, value in function.counted.items()}
+            for key, (total, count) in function.extra.items():
+                metrics[f"reward/{function.name}/extra/{key}"] = total / count
         return metrics
 
     @classmethod
@@ -149,7 +159,12 @@ class ScoringReport:
     def from_json(cls, text: str) -> ScoringReport:
         """The inverse of `to_json`."""
         numbers = json.loads(text)
-        functions = (FunctionReport(**{**f, "reasons": tuple(f["reasons"])}) for f in numbers["functions"])
+        functions = (
+            FunctionReport(
+                **{**f, "reasons": tuple(f["reasons"]), "extra": {key: (s, n) for key, (s, n) in f["extra"].items()}}
+            )
+            for f in numbers["functions"]
+        )
         return cls(tuple(functions), numbers["seconds"])
 
 
@@ -241,6 +256,10 @@ class RewardManager:
         ran = _CallLog(progress)
         for call, returned in zip(calls, await self._answer(calls, ran), strict=True):
             given += scores_of(call, returned)
+            if isinstance(returned.value, NotApplicable):
+                ran.not_applicable[id(call.function)] += 1
+                if call.step is None:
+                    call.trajectory.outcome, call.trajectory.outcomes = not_applicable(call.function), {}
         for call, score in given:
             if call.agent is not None:
                 call.trajectory.outcomes[call.agent] = score
@@ -309,7 +328,12 @@ class RewardManager:
                 s.status == "ok" for _, s in scores_of(calls[i], one)
             ):
                 self._cache.put(key, one)
-        return [returned[same.get(i, i)] for i in range(len(calls))]
+        results = [returned[same.get(i, i)] for i in range(len(calls))]
+        # Several steps may request the same call of a trajectory: its numbers count once.
+        places = {(id(call.function), id(call.trajectory), id(call.step)): i for i, call in enumerate(calls)}
+        for i in places.values():
+            ran.add_numbers(calls[i], results[i])
+        return results
 
     async def _dispatch(self, calls: Sequence[RewardCall], ran: _CallLog) -> list[Returned]:
         """The result of each call, from the backend, or from this process for calls that it does not take."""
@@ -345,6 +369,9 @@ class _CallLog:
     calls: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     cached: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    not_applicable: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    numbers: dict[int, dict[str, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    """The numbers that a function returned beside its scores, by name."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, call: RewardCall, returned: Returned) -> None:
@@ -352,6 +379,10 @@ class _CallLog:
             keep_traceback(call.trajectory.info, f"reward function {call.function.name}", returned.traceback)
         self.calls[id(call.function)] += 1
         self.seconds[id(call.function)] += returned.seconds
+
+    def add_numbers(self, call: RewardCall, returned: Returned) -> None:
+        for name, value in numbers_of(call, returned):
+            self.numbers[id(call.function)][name].append(value)
 
     def answered(self) -> None:
         """Count a result, from any thread."""
@@ -413,6 +444,11 @@ def _report(
     for part in leaves([function]):
         prefix = "" if part is function else f"{part.name}/"
         own |= {f"{prefix}{key}": value for key, value in counted.get(id(part), {}).items()}
+    extra: dict[str, tuple[float, int]] = {}
+    for part in leaves([function]):
+        prefix = "" if part is function else f"{part.name}."
+        for name, numbers in ran.numbers.get(id(part), {}).items():
+            extra[f"{prefix}{name}"] = math.fsum(numbers), len(numbers)
     return FunctionReport(
         name=function.name,
         level=function.level,
@@ -426,6 +462,8 @@ def _report(
         calls=sum(ran.calls[part] for part in parts),
         cached=sum(ran.cached[part] for part in parts),
         counted=own,
+        not_applicable=ran.not_applicable[id(function)],
+        extra=extra,
     )
 
 
@@ -452,6 +490,15 @@ def _merge_counted(reports: Sequence[FunctionReport]) -> dict[str, float]:
             else:
                 counted[name] = counted.get(name, 0.0) + value
     return counted
+
+
+def _merge_extra(reports: Sequence[FunctionReport]) -> dict[str, tuple[float, int]]:
+    merged: dict[str, tuple[float, int]] = {}
+    for report in reports:
+        for name, (total, count) in report.extra.items():
+            before = merged.get(name, (0.0, 0))
+            merged[name] = before[0] + total, before[1] + count
+    return merged
 
 
 def expect_few_failures(report: ScoringReport, max_failed_frac: float) -> None:

@@ -73,6 +73,10 @@ class RewardFunction:
     """Selects the steps to score among those of its agents; None: all of them."""
     agents: tuple[str, ...] = ()
     """The agents of the team, which outcomes by agent may name in addition to those of the trajectory's steps."""
+    signature: str = ""
+    """The library for which the function was written (`signatures`); empty for functions of creditflow."""
+    declares_range: bool = True
+    """Whether a decorator, a class or the entry sets the range; otherwise it is the default."""
 
     def matches(self, step: Step) -> bool:
         """Whether this function scores the step. Raises RewardError, with the reason, if `when` fails."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import fmean
 
@@ -10,7 +11,7 @@ from creditflow.data import Score, Step, into_range
 from creditflow.errors import ScoreRangeError, did_you_mean
 from creditflow.rewards.execution.calls import Returned, RewardCall
 from creditflow.rewards.registry import RewardFunction
-from creditflow.rewards.values import REASON_CHARACTERS, ByAgent, Plain, UnknownValue
+from creditflow.rewards.values import REASON_CHARACTERS, ByAgent, DetailedScore, NotApplicable, Plain, UnknownValue
 
 COMMON = "*"
 """The name of the common outcome among outcomes by agent."""
@@ -20,12 +21,18 @@ class _UnusableError(Exception):
     """A value that cannot be a score; the message is the score's reason."""
 
 
+class _OutsideError(_UnusableError):
+    """A finite value outside of its range."""
+
+
 def scores_of(call: RewardCall, returned: Returned) -> list[tuple[RewardCall, Score]]:
     """The scores that one call made, each with its step or agent (neither: the trajectory).
 
-    The common outcome comes before those of agents.
+    The common outcome comes before those of agents. No score if the function does not apply.
     """
     function, trajectory = call.function, call.trajectory
+    if isinstance(returned.value, NotApplicable):
+        return []
     if function.level == "outcome" and isinstance(returned.value, ByAgent):
         return _outcomes_of(call, returned.value)
     if function.level != "trajectory":
@@ -106,7 +113,25 @@ def to_score(function: RewardFunction, returned: Returned, step: Step | None) ->
         return replace(make_score(function, value, given.reason), range=allowed)
     except _UnusableError as error:
         status = "timeout" if returned.timed_out else "failed"
-        return replace(make_score(function, 0.0, str(error)), status=status)
+        unset = isinstance(error, _OutsideError) and not function.declares_range
+        reason = f"{error}; if the function has another range, set the entry's `range`" if unset else str(error)
+        return replace(make_score(function, 0.0, reason), status=status)
+
+
+def not_applicable(function: RewardFunction) -> Score:
+    """The outcome of a trajectory to which the function does not apply: it is masked, since 0 would be a reward."""
+    return replace(make_score(function, 0.0, "does not apply: the function returned None"), status="failed")
+
+
+def numbers_of(call: RewardCall, returned: Returned) -> Iterator[tuple[str, float]]:
+    """The numbers that the function returned beside its scores."""
+    values = (returned.value,)
+    if call.function.level == "trajectory" and isinstance(returned.value, tuple):
+        indices = None if call.steps is None else {step.index for step in call.steps}
+        values = tuple(value for i, value in enumerate(returned.value) if indices is None or i in indices)
+    for value in values:
+        if isinstance(value, DetailedScore):
+            yield from value.numbers
 
 
 def make_score(function: RewardFunction, value: float | tuple[float, ...], reason: str = "") -> Score:
@@ -153,7 +178,7 @@ def _number(value: Plain, allowed: tuple[float, float]) -> float:
     try:
         return into_range(float(value), allowed)
     except ScoreRangeError as error:
-        raise _UnusableError(str(error)) from None
+        raise (_OutsideError if math.isfinite(value) else _UnusableError)(str(error)) from None
 
 
 _HINTS = {

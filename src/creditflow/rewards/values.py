@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from numbers import Real
@@ -17,7 +18,17 @@ REASON_CHARACTERS = 200
 _OK_CHARACTERS = 10_000
 _DEPTH = 3
 Plain = Any
-"""None, a number, a tuple of these, a Score of these, ByAgent of these, or UnknownValue."""
+"""None, a number, a tuple of these, a Score of these, ByAgent of these, NotApplicable, or UnknownValue."""
+MAX_NUMBERS = 50
+"""Maximum count of numbers beside one score."""
+_NAME_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class DetailedScore(Score):
+    """A score with other numbers by name, which become metrics."""
+
+    numbers: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +46,26 @@ class ByAgent(UnknownValue):
     """Pairs of name and value; a name of another type is an UnknownValue."""
 
 
+@dataclass(frozen=True, slots=True)
+class NotApplicable(UnknownValue):
+    """The function does not apply to its input, which is not a failure. Only calls by a signature return it."""
+
+    kind: str = "value for an input to which the function does not apply"
+
+
 def taken(value: object, depth: int = 0) -> Plain:
     """Copy a value into Python's own numbers and tuples. Arrays, tensors and their scalars are converted.
 
-    A dict with a `score`, as verl's reward functions return, becomes that score; its other entries become the reason.
-    Any other dict becomes values by agent.
+    A dict with a `score`, as verl's reward functions return, becomes that score. Its other entries become the reason,
+    and the numbers among them the numbers of a DetailedScore. Any other dict becomes values by agent.
 
     Raises ValueError for more than MAX_VALUES numbers, and any exception that an unusual object raises on access.
     """
     if isinstance(value, Score):
-        return Score(
-            value=taken(value.value, 1),
-            range=taken(value.range, 1),
-            status=value.status if isinstance(value.status, str) else "failed",
-            reason=str(value.reason)[:_OK_CHARACTERS],
-        )
+        return _of_score(value)
     if not isinstance(value, type) and hasattr(value, "tolist"):
         value = value.tolist()
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, bool | NotApplicable):
         return value
     if isinstance(value, Real | Decimal):
         return _number(value)
@@ -63,6 +76,16 @@ def taken(value: object, depth: int = 0) -> Plain:
     if len(value) > MAX_VALUES:
         raise ValueError(f"expected at most {MAX_VALUES} values, got {len(value)}")
     return tuple(taken(one, depth + 1) for one in value)
+
+
+def _of_score(given: Score) -> Score:
+    score = Score(
+        value=taken(given.value, 1),
+        range=taken(given.range, 1),
+        status=given.status if isinstance(given.status, str) else "failed",
+        reason=str(given.reason)[:_OK_CHARACTERS],
+    )
+    return _with_numbers(score, given.numbers if isinstance(given, DetailedScore) else ())
 
 
 def _number(value: Real | Decimal) -> int | float:
@@ -86,13 +109,32 @@ def _of_mapping(value: Mapping[Any, Any], depth: int) -> Score | UnknownValue:
 
 def _score_of_dict(value: Mapping[Any, Any], depth: int) -> Score:
     score = taken(value["score"], depth + 1)
-    notes = "; ".join(f"{name}: {_shown(one)}" for name, one in value.items() if name != "score")[:_OK_CHARACTERS]
-    if isinstance(score, Score):
-        return replace(score, reason=score.reason or notes)
-    return Score(score, reason=notes)
+    others = [(str(name), one) for name, one in value.items() if name != "score"]
+    notes = "; ".join(f"{name}: {shown(one)}" for name, one in others)[:_OK_CHARACTERS]
+    made = replace(score, reason=score.reason or notes) if isinstance(score, Score) else Score(score, reason=notes)
+    return _with_numbers(made, others)
 
 
-def _shown(value: object) -> str:
+def _with_numbers(score: Score, named: Iterable[tuple[str, object]]) -> Score:
+    """The score with the numbers among the named values; other values are left out."""
+    found = ((name[:_NAME_CHARACTERS].replace("/", "."), number_of(one)) for name, one in named)
+    numbers = tuple((name, number) for name, number in found if name and number is not None)[:MAX_NUMBERS]
+    if not numbers:
+        return score
+    return DetailedScore(score.value, range=score.range, status=score.status, reason=score.reason, numbers=numbers)
+
+
+def number_of(value: object) -> float | None:
+    """The value as a float if it is a finite number or a bool, also of numpy or torch; otherwise None."""
+    if not isinstance(value, type) and hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, Real | Decimal):
+        return None
+    number = float(_number(value))
+    return number if math.isfinite(number) else None
+
+
+def shown(value: object) -> str:
     """A short text of a plain value; for any other value its type's name, since its text may hold an address."""
     plain = value is None or isinstance(value, str | bool | int | float)
     return str(value)[:REASON_CHARACTERS] if plain else type(value).__name__
@@ -104,11 +146,14 @@ def to_json(value: Plain) -> Any:
         return [to_json(one) for one in value]
     if isinstance(value, ByAgent):
         return {"by_agent": [[to_json(name), to_json(one)] for name, one in value.values], "other": value.kind}
+    if isinstance(value, NotApplicable):
+        return {"applies": False}
     if isinstance(value, UnknownValue):
         return {"other": value.kind}
     if isinstance(value, Score):
         fields = ("value", "range", "status", "reason")
-        return {"score": {name: to_json(getattr(value, name)) for name in fields}}
+        numbers = {"numbers": value.numbers} if isinstance(value, DetailedScore) else {}
+        return {"score": {name: to_json(getattr(value, name)) for name in fields}, **numbers}
     return value
 
 
@@ -125,9 +170,11 @@ def of_json(value: Any) -> Plain:
         if not all(isinstance(name, str | UnknownValue) for name, _ in named):
             raise TypeError("an agent whose name is no text")
         return ByAgent(str(value["other"]), tuple(named))
+    if "applies" in value:
+        return NotApplicable()
     if "other" in value:
         return UnknownValue(str(value["other"]))
     score = Score(**{name: of_json(field) for name, field in value["score"].items()})
     if not (isinstance(score.status, str) and isinstance(score.reason, str)):
         raise TypeError("a score whose status or reason is no text")
-    return score
+    return _with_numbers(score, [(str(name), number) for name, number in value.get("numbers", ())])

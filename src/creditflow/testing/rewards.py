@@ -26,6 +26,7 @@ from creditflow.rewards.execution.wire import pack_functions
 from creditflow.rewards.manager import RewardManager
 from creditflow.rewards.registry import RewardFunction, leaves
 from creditflow.rewards.scores import COMMON
+from creditflow.rewards.values import NotApplicable
 from creditflow.testing.report import Fault, Report, described, name_of, run
 
 LONGEST = 30
@@ -56,6 +57,9 @@ def check_reward_function(
     level: str | None = None,
     agent_match: str | None = None,
     args: Mapping[str, Any] | None = None,
+    signature: str | None = None,
+    format: str | None = None,
+    range: tuple[float, float] | None = None,
     deterministic: bool = True,
     skip: Collection[str] = (),
 ) -> Report:
@@ -64,10 +68,18 @@ def check_reward_function(
     `function`: decorated or plain, sync or async, or a reference as in a recipe (`numeric_match`, `file.py:function`).
     `trajectories`: typical inputs of the function; it receives copies, and copies with a hostile text as every response
     and as the answer. Default: one trajectory of a planner, an executor and a verifier on one sum. `level`,
-    `agent_match`, `args`: as in the recipe's entry. `deterministic`: False for functions that sample, such as a judge;
-    then each trajectory is scored once. `skip`: names of checks to leave out.
+    `agent_match`, `args`, `signature`, `format`, `range`: as in a recipe. `deterministic`: False for functions
+    that sample, such as a judge; then each trajectory is scored once. `skip`: names of checks to leave out.
     """
-    entry = RewardFunctionConfig("", level=level, agent_match=agent_match, args=dict(args or {}))
+    entry = RewardFunctionConfig(
+        "",
+        level=level,
+        agent_match=agent_match,
+        args=dict(args or {}),
+        signature=signature,
+        format=format,
+        range=None if range is None else list(range),
+    )
     subject = function if isinstance(function, str) else name_of(function)
     case = _RewardCase(function, entry, tuple(trajectories or (_own_trajectory(),)))
     return run(subject, BASICS, CHECKS, [case], {*skip} if deterministic else {*skip, name_of(is_deterministic)})
@@ -293,7 +305,8 @@ def _of_step(value: object, index: int) -> object:
 
 def _fault(score: Score, call: _Called, value: object) -> str:
     """The kind of fault of a score. A Score returned as failed is not a fault: a judge may be unavailable."""
-    if score.status == "ok" or call.raised or (isinstance(value, Score) and value.status != "ok"):
+    returned_so = isinstance(value, NotApplicable) or (isinstance(value, Score) and value.status != "ok")
+    if score.status == "ok" or call.raised or returned_so:
         return ""
     if not score.reason.startswith("expected a value in "):
         return "shape"

@@ -1,0 +1,196 @@
+"""The call of a reward function with the keyword arguments of the library that it was written for.
+
+Such a function scores one text: the answer of a trajectory, or the response of a step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from creditflow.data import Message, Score, Step, Trajectory
+from creditflow.errors import RewardError, did_you_mean
+from creditflow.rewards.cache import plain_text
+
+Format = Literal["text", "messages"]
+FORMATS: tuple[Format, ...] = ("text", "messages")
+NO_ANSWER = "the workflow returned no answer"
+"""The reason of the worst outcome, given without a call."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A text to score: a trajectory's answer, or a step's response."""
+
+    text: str
+    trajectory: Trajectory
+    step: Step | None = None
+    format: Format | None = None
+    """The format of prompts and completions; None: the format of the data set's prompts."""
+
+    @cached_property
+    def is_text(self) -> bool:
+        """Whether prompts and completions are texts, not lists of chat messages."""
+        if self.format is None:
+            return isinstance(self.trajectory.task.extra_info.get("prompt"), str)
+        return self.format == "text"
+
+    @property
+    def prompt(self) -> str | list[Message]:
+        """The task's prompt; for a step, the prompt that its agent received."""
+        task = self.trajectory.task
+        if self.step is not None:
+            return self.step.prompt if self.is_text else [{"role": "user", "content": self.step.prompt}]
+        return task.text if self.is_text else [dict(message) for message in task.prompt]
+
+    @property
+    def completion(self) -> str | list[Message]:
+        """The text, as such or as one message of the role `assistant`."""
+        return self.text if self.is_text else [{"role": "assistant", "content": self.text}]
+
+    @property
+    def completion_ids(self) -> list[int]:
+        """The tokens of the step; of a trajectory, those of the last step that produced the answer."""
+        steps = self.trajectory.steps
+        if self.step is not None:
+            return list(self.step.response_ids)
+        at = self.trajectory.answer_steps[-1] if self.trajectory.answer_steps else -1
+        return list(steps[at].response_ids) if steps else []
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns of the data set: `extra_info`, `ground_truth` and `data_source`, without the prompt."""
+        task = self.trajectory.task
+        own = {name: value for name, value in task.extra_info.items() if name != "prompt"}
+        return {"data_source": task.data_source, "ground_truth": task.ground_truth} | own
+
+
+@dataclass(slots=True)
+class Notes:
+    """Texts and numbers that a function records beside its score, by name."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The call of a library's reward functions."""
+
+    name: str
+    """The value of `signature` in an entry of `reward.functions`."""
+    form: str
+    """The parameters as a text, for error messages."""
+    marks: frozenset[str]
+    """Names of parameters by which a function is recognised; one is enough."""
+    offer: Callable[[Subject, Notes], dict[str, Any]]
+    """The keyword arguments for a text. A function receives those that it has parameters for."""
+    read: Callable[[Any, Notes], Any]
+    """Convert the return value of the library to one of creditflow."""
+    has_columns: bool
+    """Whether every column of the data set is an argument, so that a parameter may have any name."""
+    offered: frozenset[str] = frozenset()
+    """Without columns: the names of all arguments."""
+    has_formats: bool = False
+    """Whether prompts and completions are texts or messages."""
+    by_arguments: bool = False
+    """Whether results are cached by the arguments; otherwise by everything about the trajectory."""
+    objects: frozenset[str] = frozenset()
+    """Names in the entry's `args` whose texts are references to objects: `file.py:name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureCall:
+    """Calls a function by its signature: `(step, trajectory)` for a step, `(trajectory)` for an outcome."""
+
+    function: Callable[..., Any]
+    signature: Signature
+    args: dict[str, Any]
+    """The entry's `args`, which replace arguments of the same name."""
+    format: Format | None
+    low: float
+    """The lowest value of the range."""
+    names: frozenset[str] | None
+    """The names of its parameters; None if it takes any."""
+    required: tuple[str, ...]
+    """The names of the parameters without a default."""
+
+    @classmethod
+    def make(
+        cls,
+        function: Callable[..., Any],
+        signature: Signature,
+        args: Mapping[str, Any],
+        form: Format | None,
+        low: float,
+    ) -> SignatureCall:
+        """Read the parameters of the function once."""
+        parameters = inspect.signature(function).parameters.values()
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        names = None if takes_all else frozenset(one.name for one in parameters)
+        required = tuple(one.name for one in parameters if is_required(one))
+        return cls(function, signature, dict(args), form, low, names, required)
+
+    def __call__(self, *arguments: Any) -> Any:
+        subject = self._subject(*arguments)
+        if subject is None:
+            return Score(self.low, reason=NO_ANSWER)
+        notes = Notes()
+        given, missing = self._given(subject, notes)
+        if missing:
+            raise _missing(missing[0], subject)
+        returned = self.function(**given)
+        if inspect.isawaitable(returned):
+            return self._awaited(returned, notes)
+        return self.signature.read(returned, notes)
+
+    def cache_key(self, *arguments: Any) -> str | None:
+        """The arguments as a text; see `RewardFunction.cache_key`."""
+        subject = self._subject(*arguments)
+        return plain_text(None if subject is None else self._given(subject, Notes())[0])
+
+    async def _awaited(self, returned: Any, notes: Notes) -> Any:
+        return self.signature.read(await returned, notes)
+
+    def _subject(self, *arguments: Any) -> Subject | None:
+        trajectory: Trajectory = arguments[-1]
+        step: Step | None = arguments[0] if len(arguments) > 1 else None
+        text = trajectory.answer if step is None else step.response
+        return None if text is None else Subject(text, trajectory, step, self.format)
+
+    def _given(self, subject: Subject, notes: Notes) -> tuple[dict[str, Any], list[str]]:
+        """The arguments of the call, and the names of required ones that are missing."""
+        offered = self.signature.offer(subject, notes) | self.args
+        given = {name: value for name, value in offered.items() if self.names is None or name in self.names}
+        return given, [name for name in self.required if name not in offered]
+
+
+def is_required(parameter: inspect.Parameter) -> bool:
+    """Whether a call must give the parameter a value."""
+    return parameter.default is parameter.empty and parameter.kind not in (
+        parameter.VAR_POSITIONAL,
+        parameter.VAR_KEYWORD,
+    )
+
+
+def one_score(returned: Any, notes: Notes) -> Any:
+    """A number, or a dict with the number under `score`. Raises RewardError for a list and for another dict."""
+    if not isinstance(returned, type) and hasattr(returned, "tolist"):
+        returned = returned.tolist()
+    if isinstance(returned, Mapping) and "score" not in returned:
+        names = ", ".join(str(name)[:40] for name in list(returned)[:8]) or "no key"
+        raise RewardError(f"expected a number, or a dict with `score`, got a dict with {names}")
+    if isinstance(returned, list | tuple):
+        raise RewardError(f"expected a number, or a dict with `score`, got a {type(returned).__name__}")
+    return returned
+
+
+def _missing(name: str, subject: Subject) -> RewardError:
+    known = sorted(map(str, subject.columns))
+    return RewardError(
+        f"expected a column {name!r} of the data set (extra_info), or an entry in `args`{did_you_mean(name, known)}; "
+        f"the columns are {', '.join(known)}"
+    )

@@ -1,0 +1,87 @@
+"""Recognise the library that a reward function was written for, by its parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+
+from creditflow.errors import RewardError, did_you_mean
+from creditflow.rewards.signatures import trl, verifiers, verl
+from creditflow.rewards.signatures.base import FORMATS, Format, Signature, is_required
+
+SIGNATURES: Mapping[str, Signature] = {one.name: one for module in (verl, trl, verifiers) for one in module.SIGNATURES}
+"""The signatures by name."""
+_NATIVE = frozenset({"step", "trajectory"})
+_GROUP = frozenset({"states", "infos"})
+"""Parameters of a group function of verifiers, which compares several rollouts."""
+
+
+def recognised(
+    wanted: str | None, parameters: Sequence[inspect.Parameter], args: Collection[str], key: str
+) -> Signature | None:
+    """The signature of a function; None if it has none of these and may be one of creditflow.
+
+    `wanted`: the entry's `signature`. `args`: names in the entry's `args`. Raises RewardError for an unknown or
+    ambiguous signature, and for parameters that do not fit it.
+    """
+    names = [one.name for one in parameters]
+    takes = f"it takes ({', '.join(names)})"
+    if wanted is not None:
+        if wanted not in SIGNATURES:
+            hint = did_you_mean(wanted, SIGNATURES)
+            raise RewardError(f"{key}.signature: expected {', '.join(SIGNATURES)}, got {wanted!r}{hint}")
+        found = SIGNATURES[wanted]
+    else:
+        fitting = [one for one in SIGNATURES.values() if one.marks.intersection(names)]
+        if not fitting:
+            return None
+        if group := _GROUP.intersection(names):
+            raise RewardError(
+                f"{key}: expected a function of one text, got one of several: {sorted(group)[0]!r} is a parameter of "
+                f"group functions of verifiers; set signature: trl if it is a column of the data set; {takes}"
+            )
+        if len(fitting) > 1 or _NATIVE.intersection(names):
+            options = [one.name for one in fitting]
+            native = ", or decorate it with @reward or @outcome" if _NATIVE.intersection(names) else ""
+            raise RewardError(f"{key}: ambiguous parameters: set signature: {' or '.join(options)}{native}; {takes}")
+        (found,) = fitting
+    _expect_fit(found, parameters, args, key, takes)
+    return found
+
+
+def checked_format(wanted: str | None, signature: Signature | None, key: str) -> Format | None:
+    """The entry's `format`. Raises RewardError if it is unknown, or if the signature has no formats."""
+    if wanted is None:
+        return None
+    if signature is None or not signature.has_formats:
+        having = ", ".join(one.name for one in SIGNATURES.values() if one.has_formats)
+        raise RewardError(f"{key}.format: expected it of functions with signature {having} only, got {wanted!r}")
+    if wanted not in FORMATS:
+        raise RewardError(
+            f"{key}.format: expected {' or '.join(FORMATS)}, got {wanted!r}{did_you_mean(wanted, FORMATS)}"
+        )
+    return wanted
+
+
+def _expect_fit(
+    signature: Signature, parameters: Sequence[inspect.Parameter], args: Collection[str], key: str, takes: str
+) -> None:
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    for one in parameters:
+        if one.kind is one.POSITIONAL_ONLY and is_required(one):
+            raise RewardError(f"{key}: {signature.name} passes arguments by name, and {one.name!r} has none; {takes}")
+    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    if not takes_all and not signature.has_columns and not signature.offered.intersection(names):
+        raise RewardError(
+            f"{key}: expected the parameters of {signature.name}, {signature.form}, {takes}; rename its parameters, or "
+            "wrap it in a function that has them"
+        )
+    if unknown := [name for name in args if name not in names and not takes_all]:
+        raise RewardError(f"{key}: unknown argument {unknown[0]!r}{did_you_mean(unknown[0], names)}; {takes}")
+    if signature.has_columns:
+        return
+    missing = [one.name for one in parameters if is_required(one) and one.name not in signature.offered | {*args}]
+    if missing:
+        raise RewardError(
+            f"{key}: {signature.name} passes {signature.form}, but not {missing[0]!r}: set it in `args`; {takes}"
+        )
