@@ -154,6 +154,9 @@ def test_task_function_gets_split_and_recipe(tmp_path):
             r"t.jsonl:2: prompt\[0\].content: expected parts {type: text, text}, got .*image",
         ),
         ({**ROW, "reward_model": {"style": "rule"}}, r"t.jsonl:2: reward_model: expected an object with ground_truth"),
+        ({"prompt": 3, "solution": "72"}, r"t.jsonl:2: prompt: expected a text or a list of messages .*, got '3'"),
+        ({"prompt": "", "solution": "72"}, r"t.jsonl:2: prompt: expected a text or a list of messages"),
+        ({"prompt": ["How many?"], "solution": "72"}, r"t.jsonl:2: prompt\[0\]: expected a message"),
         ({**ROW, "extra_info": [1]}, r"t.jsonl:2: extra_info: expected an object, got a list"),
         ({"question": "q", "answer": "no marker"}, r"t.jsonl:2: expected an answer that ends with `#### number`"),
         ({"question": "q", "answer": 72}, r"t.jsonl:2: expected question and answer to be text"),
@@ -263,6 +266,47 @@ def test_value_outside_json_is_named(tmp_path, column, value, place):
 
     pq.write_table(pa.Table.from_pylist([{**ROW, column: value}]), tmp_path / "t.parquet")
     with pytest.raises(DataError, match=rf"t\.parquet: row 0: {place}"):
+        load("t.parquet", tmp_path)
+
+
+MESSAGES = [{"role": "user", "content": "How many?"}]
+TRL_ROWS = {
+    "text": {"prompt": "How many?", "solution": "72", "difficulty": 3},
+    "messages": {"prompt": MESSAGES, "answer": "72", "tags": ["sum"]},
+    "named": {"prompt": MESSAGES, "ground_truth": "72", "answer": "It is 72.", "data_source": "mine"},
+    "untold": {"prompt": MESSAGES, "solution": None},
+}
+TRL_TASKS = {
+    "text": Task("text", (MESSAGES[0],), "72", TRL_ROWS["text"]),
+    "messages": Task("messages", (MESSAGES[0],), "72", {"answer": "72", "tags": ["sum"]}),
+    "named": Task("mine", (MESSAGES[0],), "72", {"ground_truth": "72", "answer": "It is 72.", "data_source": "mine"}),
+    "untold": Task("untold", (MESSAGES[0],), None, {"solution": None}),
+}
+
+
+@pytest.mark.parametrize("name", TRL_ROWS)
+def test_columns_of_trl_become_tasks(tmp_path, name):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    jsonl(tmp_path / f"{name}.jsonl", TRL_ROWS[name])
+    pq.write_table(pa.Table.from_pylist([TRL_ROWS[name]]), tmp_path / f"{name}.parquet")
+    for file in (f"{name}.jsonl", f"{name}.parquet"):
+        assert load(file, tmp_path) == [TRL_TASKS[name]]
+
+
+def test_saved_data_set_keeps_the_columns_of_trl(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list([TRL_ROWS["text"]]).save_to_disk(tmp_path / "text")
+    assert load("text", tmp_path) == [TRL_TASKS["text"]]
+
+
+def test_trl_column_outside_json_is_named(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist([{"prompt": "How many?", "image": b"PNG"}]), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"t\.parquet: row 0: image: .* got a bytes"):
         load("t.parquet", tmp_path)
 
 

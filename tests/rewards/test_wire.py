@@ -7,6 +7,7 @@ import pytest
 from creditflow.data import Score
 from creditflow.rewards.execution.calls import Returned
 from creditflow.rewards.execution.wire import UnreadableAnswer, pack_returned, unpack_returned
+from creditflow.rewards.values import DetailedScore, NotApplicable
 
 GOOD = json.loads(pack_returned(Returned(Score(0.5, reason="half"), seconds=0.1)))
 
@@ -16,6 +17,8 @@ def test_answer_round_trips():
         Returned(0.5, seconds=0.25),
         Returned((0.5, 1.0)),
         Returned(Score(0.5, range=(0.0, 2.0), reason="half")),
+        Returned(DetailedScore(0.5, reason="acc: 1", numbers=(("acc", 1.0),))),
+        Returned(NotApplicable()),
         Returned(error="away", timed_out=True),
         Returned(error="KeyError", traceback="Traceback"),
     ):
@@ -33,6 +36,8 @@ def test_answer_round_trips():
         {"value": {"score": {**GOOD["value"]["score"], "reason": {"other": "x"}}}},
         {"value": {"score": {**GOOD["value"]["score"], "status": [1]}}},
         {"value": {"score": 3}},
+        {"value": {**GOOD["value"], "numbers": 3}},
+        {"value": {**GOOD["value"], "numbers": ["acc"]}},
         {"value": {}},
     ],
 )
@@ -43,3 +48,11 @@ def test_malformed_answer_is_unreadable(changed):
 
 def test_reason_is_clipped():
     assert len(unpack_returned(json.dumps({**GOOD, "error": "x" * 1_000_000})).error) == 200
+
+
+def test_numbers_of_an_answer_are_bounded():
+    numbers = [[f"{i}/" + "x" * 1_000, i] for i in range(1_000)] + [["nan", None], ["huge", 10**400]]
+    answer = {**GOOD, "value": {**GOOD["value"], "numbers": numbers}}
+    read = unpack_returned(json.dumps(answer)).value.numbers
+    assert len(read) == 50
+    assert all(len(name) == 60 and "/" not in name for name, _ in read)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
@@ -266,7 +267,7 @@ def _score(function: RewardFunction, trajectories: Sequence[Trajectory]) -> tupl
         calls[called.on] = called
         try:
             value = function.call(*given)
-            called.value = await value if function.is_async else value
+            called.value = await value if inspect.isawaitable(value) else value  # no await for a missing answer
         except Exception as error:
             called.raised = described(error)
             raise

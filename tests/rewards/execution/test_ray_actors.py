@@ -20,6 +20,7 @@ from tests.rewards.execution.test_processes import (
     expect_each_bad_one_to_fail_alone,
 )
 from tests.rewards.processes import alive, until
+from tests.rewards.test_signatures import EACH, expect_the_same_scores, load
 from tests.rewards.trajectories import a_trajectory
 
 ray = pytest.importorskip("ray")
@@ -295,3 +296,8 @@ def test_traceback_comes_back_from_an_actor():
     where = f"test_ray_actors.py:{looks_up.__code__.co_firstlineno + 1} in looks_up"
     assert {step.scores["f"].reason for step in trajectory.steps} == {f"KeyError: 'labels' ({where})"}
     assert trajectory.info["tracebacks"]["reward function f"].startswith("Traceback (most recent call last):")
+
+
+def test_functions_of_other_libraries_run_in_an_actor():
+    functions = load(*EACH)
+    expect_the_same_scores(functions, backend_of(functions, n_actors=1))
