@@ -92,6 +92,10 @@ def half_native(trajectory, completion):
     return 0.0
 
 
+def native_with_option(step, trajectory, state=None):
+    return 0.0
+
+
 def only_by_position(completions, /):
     return [0.0]
 

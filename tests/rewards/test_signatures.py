@@ -111,6 +111,11 @@ def test_wrong_signature_is_refused_with_a_hint(entry, message):
     assert "\n" not in str(error.value)
 
 
+def test_native_function_may_have_an_option_of_any_name():
+    (function,) = load({"fn": "native_with_option"})
+    assert (function.signature, function.level) == ("", "step")
+
+
 def test_explicit_signature_decides():
     (function,) = load({"fn": "ambiguous", "signature": "trl", "args": {"state": 1}})
     assert function.call(trajectory_of()) == 0.0

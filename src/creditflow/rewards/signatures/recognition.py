@@ -33,7 +33,8 @@ def recognised(
         found = SIGNATURES[wanted]
     else:
         fitting = [one for one in SIGNATURES.values() if one.marks.intersection(names)]
-        if not fitting:
+        required = {one.name for one in parameters if is_required(one)}
+        if not fitting or (required & _NATIVE and not any(one.marks & required for one in fitting)):
             return None
         if group := _GROUP.intersection(names):
             raise RewardError(
