@@ -120,7 +120,7 @@ def _validate_ignored_fields(fields: Sequence[str]) -> None:
     if not fields:
         return
     try:
-        from creditflow.rollout.http.openai_api import REFUSED_FIELDS
+        from creditflow.rollout.http.dialects import REFUSED_FIELDS
     except ImportError as missing:
         raise ConfigError(f"team.ignored_fields needs {missing.name}: pip install 'creditflow[serve]'") from missing
     for name in fields:

@@ -93,10 +93,12 @@ class Reply(str):
     step: Step
     logprobs: tuple[float, ...]
     """Log-probs of the step's response tokens, greedy ones included; `step.logprobs`, for training, are 0 for those."""
+    stop_text: str
+    """The stop text that ended the response; empty if none did."""
 
-    def __new__(cls, text: str, step: Step, logprobs: tuple[float, ...] = ()) -> Reply:
+    def __new__(cls, text: str, step: Step, logprobs: tuple[float, ...] = (), stop_text: str = "") -> Reply:
         reply = super().__new__(cls, text)
-        reply.step, reply.logprobs = step, logprobs
+        reply.step, reply.logprobs, reply.stop_text = step, logprobs, stop_text
         return reply
 
     @property
@@ -311,7 +313,17 @@ class Recorder:
             trajectory.steps.append(step)
             self._note(step)
         self._latest = tuple(answer.step.index for answer in answers)
-        return [Reply(answer.text, answer.step, answer.logprobs) for answer in answers]
+        return [Reply(answer.text, answer.step, answer.logprobs, answer.stop_text) for answer in answers]
+
+    async def count_tokens(self, agent: str, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None) -> int:
+        """Return the number of a prompt's tokens; nothing is recorded. Raises InputError if they are unknown."""
+        spec = self.agents[agent]
+        client = self.generator.clients[spec.policy]
+        if isinstance(client, ChatClient):
+            raise ConfigError(f"{agent}: the tokens of a policy behind an endpoint are unknown")
+        schemas = [tool.schema for tool in spec.tools] if tools is None else list(tools)
+        read = await asyncio.get_running_loop().run_in_executor(_READING, client.encode, prompt, schemas)
+        return len(read[1])
 
     def _parents(self, call: AgentCall) -> tuple[int, ...]:
         """Return the steps that the prompt shows to have been used."""
@@ -353,13 +365,13 @@ class Recorder:
                 request = GenerationRequest(ids, max_tokens - begin, step.temperature, seed)
                 with self.clock.stopped():
                     generation = await self.generator.generate(step.policy, request)
-                answer.text, n_tokens, stopped = _up_to(call.stop, client, generation.response_ids)
+                answer.text, n_tokens, answer.stop_text = _up_to(call.stop, client, generation.response_ids)
                 _note_versions(spans, generation, begin, n_tokens, client.version)
                 _append(step, generation.response_ids[:n_tokens], generation.logprobs[:n_tokens])
                 turns.append([begin, len(step.response_ids)])
-                cut_off = generation.finish_reason == "length" and not stopped
+                cut_off = generation.finish_reason == "length" and not answer.stop_text
                 calls: list[ToolCall] = []
-                if tools and not (cut_off or stopped):
+                if tools and not (cut_off or answer.stop_text):
                     thinking = opens_thought(client.decode(results_end) if turn else step.prompt)
                     calls = parse_tool_calls(answer.text, in_thought=thinking)[1]
                 if not calls or turn + 1 == sampling.max_assistant_turns:
@@ -444,26 +456,28 @@ def spelled(messages: Sequence[Message]) -> str:
     return "\n\n".join([f"[{message.get('role')}]\n{message_text(message)}" for message in messages])
 
 
-def _up_to(stop: Sequence[str], client: PolicyView, ids: Sequence[int]) -> tuple[str, int, bool]:
-    """Cut a response at the first of the texts `stop`: its text, its number of tokens, and whether a stop was found.
+def _up_to(stop: Sequence[str], client: PolicyView, ids: Sequence[int]) -> tuple[str, int, str]:
+    """Cut a response at the first of the texts `stop`: its text, its number of tokens, and the stop text or "".
 
     Sampling goes from left to right, so the part before the stop has the same distribution as if sampling had ended
     there.
     """
     text = client.decode(ids)
 
-    def place(text: str) -> int | None:
-        return min((at for one in stop if (at := text.find(one)) >= 0), default=None)
+    def place(text: str) -> tuple[int, str] | None:
+        return min(((at, one) for one in stop if (at := text.find(one)) >= 0), default=None)
 
     if place(text) is None:
-        return text, len(ids), False
+        return text, len(ids), ""
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if place(client.decode(ids[:middle])) is not None else (middle + 1, high)
     # a stop text after this token was never sampled, and ends nothing
     text = client.decode(ids[:low])
-    return text[: place(text)], low, True
+    found = place(text)
+    assert found is not None  # the search ended where it is
+    return text[: found[0]], low, found[1]
 
 
 @dataclass(slots=True)
@@ -479,6 +493,7 @@ class _Answer:
     """The number of the call in the rollout."""
     text: str = ""
     """The text of the reply: for a response with tool calls, the part after the last results."""
+    stop_text: str = ""
     logprobs: tuple[float, ...] = ()
     cut_off: str = ""
     """The limit that cut the response off; empty if none did."""

@@ -45,7 +45,7 @@ class Team:
 
     @property
     def base_url(self) -> str:
-        """The URL for OpenAI clients, and libraries built on one; each call there becomes a step of this rollout.
+        """The URL for clients of OpenAI and Anthropic, and libraries built on one; each call becomes a step here.
 
         The agent is set by the header `X-Creditflow-Agent`, by the model's name (`planner` or `default:planner`), or by
         the system prompt (`team.agents.<name>.match`, or its `system`). Needs `creditflow[serve]`; the server listens
@@ -57,6 +57,14 @@ class Team:
     def api_key(self) -> str:
         """The key for `base_url`. It is valid for this rollout alone, until its end."""
         return self.open().api_key
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """Environment variables for a program that uses an official client: `OPENAI_BASE_URL` and the like.
+
+        They hold `base_url` and `api_key` for the clients of OpenAI and of Anthropic.
+        """
+        return self.open().environment
 
     @property
     def refused_prompt(self) -> PromptTooLong | None:

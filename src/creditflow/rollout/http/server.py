@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server for the policies of a run: every call of a client becomes a step of its rollout.
+"""A server for the policies of a run: every call of a client, in any dialect, becomes a step of its rollout.
 
 The step has the tokens, log-probs and policy version that were sampled. Each process has one server, in a separate
 thread, so that it responds even if a rollout blocks its event loop, if only to report that. Each rollout has a separate
@@ -18,13 +18,14 @@ import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeGuard
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
 from creditflow._utils.files import json_ready
 from creditflow._utils.loopback import bound, host_name, hosts_of, is_proxied, url_of
-from creditflow.data.trajectory import content_text
+from creditflow.data.trajectory import Message, content_text
 from creditflow.errors import (
     ConfigError,
     CreditflowError,
@@ -34,7 +35,7 @@ from creditflow.errors import (
     did_you_mean,
     first_line,
 )
-from creditflow.rollout.chat import pieces
+from creditflow.rollout.chat import Prompt, PromptIds, pieces
 from creditflow.rollout.client import ChatClient, PolicyView
 from creditflow.rollout.recorder import AgentCall, AgentSpec, Recorder, Reply
 
@@ -45,9 +46,11 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
-    from creditflow.rollout.http import openai_api as api
+    from creditflow.rollout.http.answers import answered
     from creditflow.rollout.http.connections import bounded_connections, make_room
-    from creditflow.rollout.http.openai_api import Refused
+    from creditflow.rollout.http.dialects import DIALECTS
+    from creditflow.rollout.http.requests import MOST_CHOICES, Dialect, Refused, parsed
+    from creditflow.rollout.http.requests import Request as ClientRequest
 except ImportError as missing:
     raise ConfigError(f"agents that call over HTTP need {missing.name}: pip install 'creditflow[serve]'") from missing
 
@@ -103,6 +106,14 @@ class SessionFactory(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages that end with a response, and the id of the response before them."""
+
+    previous: str | None
+    messages: Sequence[Message]
+
+
 @dataclass(slots=True)
 class Session:
     """A rollout that clients can call."""
@@ -120,13 +131,30 @@ class Session:
     """Time at which a call last began or ended."""
     ended: str = ""
     """The refusal of calls after the end; empty while the rollout runs."""
+    conversations: dict[str, Conversation] = field(default_factory=dict, repr=False)
+    """Conversations that a request may continue by the id of a response; read and written in the server's thread."""
     _counted: bool = False
     """Whether its generator counts it as a rollout that is about to call."""
 
     @property
     def base_url(self) -> str:
-        """The `base_url` of OpenAI's clients."""
+        """The `base_url` of the clients of all dialects."""
         return f"{self.server.url}/t/{quote(self.name, safe='')}/v1"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables from which official clients read their URL and key."""
+        return client_environment(self.base_url, self.api_key)
+
+    def earlier(self, id: str | None) -> list[Message]:
+        """Return the messages up to a response. Raises Refused for an unknown id."""
+        parts = []
+        while id is not None:
+            if (conversation := self.conversations.get(id)) is None:
+                raise _no_response(id)
+            parts.append(conversation.messages)
+            id = conversation.previous
+        return [message for part in reversed(parts) for message in part]
 
     def close(self, why: str = "") -> None:
         """Refuse further calls: the rollout has ended. Call this on its event loop.
@@ -285,8 +313,7 @@ class OpenAIServer:
     def _application(self) -> Starlette:
         base = "/t/{name}/v1"
         routes = [
-            Route(f"{base}/chat/completions", self._answered(self._chat), methods=["POST"]),
-            Route(f"{base}/completions", self._answered(self._complete), methods=["POST"]),
+            *(route for dialect in DIALECTS.values() for route in self._routes(dialect, base)),
             Route(f"{base}/models", self._answered(self._models), methods=["GET"]),
             Route(f"{base}/models/{{model:path}}", self._answered(self._models), methods=["GET"]),
             Route("/t/{name}/end", self._answered(self._end), methods=["POST"]),
@@ -295,6 +322,18 @@ class OpenAIServer:
         application = Starlette(routes=routes, exception_handlers={404: _unknown_route, 405: _unknown_route})
         application.router.redirect_slashes = False  # a redirected client has shown no key yet
         return application
+
+    def _routes(self, dialect: Dialect, base: str) -> list[Route]:
+        # A client that adds the version itself may be given the same URL as others.
+        paths = [base, f"{base}/v1"] if dialect.client_adds_version else [base]
+        ends = {dialect.path: self._complete}
+        if dialect.counts:
+            ends[f"{dialect.path}/count_tokens"] = self._count
+        return [
+            Route(f"{path}{end}", self._answered(partial(make, dialect)), methods=["POST"])
+            for path in paths
+            for end, make in ends.items()
+        ]
 
     def _answered(
         self, make: Callable[[Request, Session | None], Awaitable[Response]]
@@ -305,7 +344,7 @@ class OpenAIServer:
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:  # sent to the client; the generator also keeps a model's error
-                return _refusal(_as_refused(error))
+                return _refusal(_as_refused(error), request)
 
         return answer
 
@@ -322,9 +361,9 @@ class OpenAIServer:
         key, refusal = self._ended.get(name, ("", "")) if session is None else (session.api_key, "")
         if self._session_factory is not None:
             key, refusal = self._session_factory.api_key, ""
-        given = request.headers.get("authorization", "").partition(" ")[2]
+        given = (request.headers.get("authorization", "").partition(" ")[2], request.headers.get("x-api-key", ""))
         # An unknown rollout gets the same refusal as a wrong key: clients without the key cannot tell them apart.
-        if not key or not hmac.compare_digest(given.encode(), key.encode()):
+        if not key or not any(hmac.compare_digest(one.encode(), key.encode()) for one in given):
             raise Refused(401, "no such rollout, or a wrong API key", code="invalid_api_key")
         if refusal:
             raise Refused(410, refusal, code="trajectory_ended")
@@ -351,58 +390,25 @@ class OpenAIServer:
             raise Refused(408, f"expected a body within {self.limits.body_seconds:g} s") from None
         return bytes(body)
 
-    async def _chat(self, request: Request, session: Session | None) -> Response:
-        body, agents = api.parsed(api.ChatRequest, await self._body(request)), self._agents(session)
-        messages = body.conversation
-        texts = [(message["role"], content_text(message.get("content"))) for message in messages]
-        systems = [text for role, text in texts if role == "system"]
-        agent = _agent(agents, request, body.model, "\n".join(systems))
-        call = AgentCall(
-            agent,
-            messages if systems else agents[agent].introduced(messages),
-            parents=_parents(request, session),
-            reads=[text for role, text in texts if role != "assistant"],
-            spoken=[text for role, text in texts if role == "assistant"],
-            answers=[] if session is None else api.answered(messages, session.recorder.trajectory.id),
-            max_tokens=body.most_tokens,
-            tools=body.schemas,
-        )
-        return await self._completion(request, session, body, [call])
-
-    async def _complete(self, request: Request, session: Session | None) -> Response:
-        body, parents = api.parsed(api.TextRequest, await self._body(request)), _parents(request, session)
-        agent = _agent(self._agents(session), request, body.model, "")
-        calls = [
-            AgentCall(agent, prompt, parents, [prompt] if isinstance(prompt, str) else [], max_tokens=body.max_tokens)
-            for prompt in body.prompts
-        ]
-        return await self._completion(request, session, body, calls)
-
-    async def _completion(
-        self,
-        request: Request,
-        session: Session | None,
-        body: api.ChatRequest | api.TextRequest,
-        prompts: Sequence[AgentCall],
-    ) -> Response:
-        """Make the calls of a request, `n` for each prompt, and return their responses."""
-        ignored = body.ignored(self._agents(session)[prompts[0].agent].ignored_fields)
-        n, most = body.n or 1, self.limits.waiting
+    async def _complete(self, dialect: Dialect, request: Request, session: Session | None) -> Response:
+        """Make the calls of a request, `choices` for each prompt, and return their responses."""
+        body, agent, prompts = await self._read(dialect, request, session)
+        spec = self._agents(session)[agent]
+        parents, ignored = _parents(request, session), body.ignored(spec.ignored_fields)
+        n, most = body.choices, self.limits.waiting
         if len(prompts) * n > most:
             raise Refused(400, f"expected at most {most} choices of all prompts together, got {len(prompts) * n}")
-        name = request.path_params["name"]
-        session = session or self.sessions.get(name)  # another call may have begun it during this one's upload
-        if session is None:
-            assert self._session_factory is not None
-            session = self._session_factory.enter(name)
+        session = self._begun(request, session)
         limit = session.recorder.sampling.max_tokens
         calls = [
             replace(
-                prompt,
-                max_tokens=None if prompt.max_tokens is None else min(prompt.max_tokens, limit),
+                _call(agent, prompt, session.recorder.trajectory.id),
+                parents=parents,
+                max_tokens=None if body.most_tokens is None else min(body.most_tokens, limit),
                 temperature=body.temperature,
-                stop=tuple(body.stop),
-                seed=None if body.seed is None else (body.seed * api.MOST_CHOICES + i) % 2**63,
+                stop=tuple(body.stops),
+                seed=None if body.seed is None else (body.seed * MOST_CHOICES + i) % 2**63,
+                tools=body.schemas,
                 info=body.metadata,
                 ignored=ignored,
             )
@@ -410,12 +416,44 @@ class OpenAIServer:
             for i in range(n)
         ]
         replies = await self._ask(request, session, calls)
+        for reply in replies:
+            if kept := body.kept(reply):
+                session.conversations[reply.step.id] = Conversation(body.previous, kept)
         clients = session.recorder.generator.clients
-        answer = api.completion(body, replies, lambda reply: _tokens(clients[reply.step.policy], reply))
+        # A log-probability may be -inf.
+        answer = json_ready(dialect.answer(body, replies, lambda reply: _tokens(clients[reply.step.policy], reply)))
         if body.stream:
-            usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-            return Response(api.streamed(answer, usage=usage), media_type="text/event-stream")
-        return JSONResponse(json_ready(answer))  # a log-probability may be -inf
+            return Response(dialect.streamed(body, answer), media_type="text/event-stream")
+        return JSONResponse(answer)
+
+    async def _count(self, dialect: Dialect, request: Request, session: Session | None) -> Response:
+        body, agent, (prompt,) = await self._read(dialect, request, session)
+        recorder = self._begun(request, session).recorder
+        return JSONResponse({"input_tokens": await recorder.count_tokens(agent, prompt, body.schemas)})
+
+    async def _read(
+        self, dialect: Dialect, request: Request, session: Session | None
+    ) -> tuple[ClientRequest, str, Sequence[Prompt]]:
+        """Return a request, its agent, and its prompts, which begin with a system prompt."""
+        body, agents = parsed(dialect.request, await self._body(request)), self._agents(session)
+        if session is None and body.previous is not None:
+            raise _no_response(body.previous)
+        prompts = body.prompts(session.earlier(body.previous) if session is not None else ())
+        chats = [prompt for prompt in prompts if _is_chat(prompt)]
+        systems = [content_text(one.get("content")) for chat in chats for one in chat if one["role"] == "system"]
+        agent = _agent(agents, request, body.model, "\n".join(systems))
+        if chats and not systems:
+            return body, agent, [agents[agent].introduced(chat) for chat in chats]
+        return body, agent, prompts
+
+    def _begun(self, request: Request, session: Session | None) -> Session:
+        """Return the session of a request, begun if clients may begin it."""
+        name = request.path_params["name"]
+        session = session or self.sessions.get(name)  # another call may have begun it during this one's upload
+        if session is None:
+            assert self._session_factory is not None
+            session = self._session_factory.enter(name)
+        return session
 
     async def _ask(self, request: Request, session: Session, calls: Sequence[AgentCall]) -> list[Reply]:
         """Return the responses, made on the rollout's event loop. A client's disconnect cancels its request."""
@@ -519,6 +557,42 @@ def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system
     return matching[0]
 
 
+def _is_chat(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
+    return not isinstance(prompt, str | PromptIds)
+
+
+def _call(agent: str, prompt: Prompt, trajectory_id: str) -> AgentCall:
+    """Return the call with a prompt, and the prompt's texts that may show its parents."""
+    if not _is_chat(prompt):
+        return AgentCall(agent, prompt, reads=[prompt] if isinstance(prompt, str) else [])
+    texts = [(message["role"], content_text(message.get("content"))) for message in prompt]
+    return AgentCall(
+        agent,
+        prompt,
+        reads=[text for role, text in texts if role != "assistant"],
+        spoken=[text for role, text in texts if role == "assistant"],
+        answers=answered(prompt, trajectory_id),
+    )
+
+
+def _no_response(id: str) -> Refused:
+    return Refused(
+        400,
+        f"previous_response_id: no response of this trajectory that was stored has the id {id[:80]!r}",
+        code="previous_response_not_found",
+        param="previous_response_id",
+    )
+
+
+def client_environment(base_url: str, api_key: str) -> dict[str, str]:
+    """Return the environment variables of the official clients for a `base_url` that ends with `/v1`."""
+    variables: dict[str, str] = {}
+    for dialect in DIALECTS.values():
+        url, key = dialect.variables
+        variables |= {url: base_url.removesuffix("/v1") if dialect.client_adds_version else base_url, key: api_key}
+    return variables
+
+
 def _parents(request: Request, session: Session | None) -> tuple[int, ...] | None:
     """Return the parents from the ids of answers; None if the header is missing.
 
@@ -565,10 +639,9 @@ def _as_refused(error: Exception) -> Refused:
     return Refused(500, f"{type(error).__name__}: {first_line(error)}", again=False)
 
 
-_HERE = "expected POST /t/NAME/v1/chat/completions or /completions, or GET /t/NAME/v1/models"
+_HERE = f"expected POST /t/NAME/v1 + {', '.join(one.path for one in DIALECTS.values())}, or GET /t/NAME/v1/models"
 _NOT_HERE = {
     "/end": "expected POST /t/NAME/end",
-    "/responses": f"there is no Responses API here; {_HERE}",
     "/embeddings": f"a policy has no embeddings; {_HERE}",
 }
 """Expected requests, by the end of the path of an unknown one."""
@@ -576,18 +649,26 @@ _UNREAD = (401, 404, 405, 408, 413, 421, 429)
 """Statuses of refusals that come before the body has been read to its end."""
 
 
-def _refusal(refused: Refused) -> Response:
+def _dialect(request: Request) -> Dialect:
+    """Return the dialect of a request's errors: by its path, or by a header on the paths that dialects share."""
+    path = request.url.path.rstrip("/").removesuffix("/count_tokens")
+    by_path = [one for one in DIALECTS.values() if path.endswith(one.path)]
+    by_header = [one for one in DIALECTS.values() if one.header and one.header in request.headers]
+    return next(iter(by_path or by_header), DIALECTS["openai_chat"])
+
+
+def _refusal(refused: Refused, request: Request) -> Response:
     # The rest of an unread request must not be parsed as the next one.
     headers = {"connection": "close"} if refused.status in _UNREAD else {}
     if refused.again is not None:
         headers["x-should-retry"] = json.dumps(refused.again)
-    return JSONResponse(refused.body(), status_code=refused.status, headers=headers)
+    return JSONResponse(_dialect(request).error(refused), status_code=refused.status, headers=headers)
 
 
 async def _unknown_route(request: Request, error: Exception) -> Response:
     status, path = getattr(error, "status_code", 404), request.url.path
     expected = next((expected for end, expected in _NOT_HERE.items() if path.endswith(end)), _HERE)
-    return _refusal(Refused(status, f"{request.method} {path[:200]}: {expected}"))
+    return _refusal(Refused(status, f"{request.method} {path[:200]}: {expected}"), request)
 
 
 async def _disconnected(request: Request) -> None:

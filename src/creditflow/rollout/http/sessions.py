@@ -17,7 +17,7 @@ from creditflow._utils.files import write_whole
 from creditflow._utils.progress import Reporter
 from creditflow.data import Score, Task, Trajectory, TrajectoryBatch, write_parquet
 from creditflow.errors import BatchError, first_line
-from creditflow.rollout.http.openai_api import Refused, parsed
+from creditflow.rollout.http.requests import Refused, parsed
 from creditflow.rollout.http.server import LONGEST_NAME, OpenAIServer, Session
 from creditflow.rollout.recorder import AgentSpec, Recorder, Sampling
 from creditflow.rollout.scheduler import Scheduler

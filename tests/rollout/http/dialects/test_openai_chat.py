@@ -16,7 +16,9 @@ from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import AgentError, ConfigError
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
-from creditflow.rollout.http.openai_api import REFUSED_FIELDS, ChatRequest, Refused, parsed
+from creditflow.rollout.http.dialects import REFUSED_FIELDS
+from creditflow.rollout.http.dialects.openai_chat import ChatRequest
+from creditflow.rollout.http.requests import Refused, parsed
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.tools import Tool
 from tests.rollout.http.test_server import (

@@ -1,0 +1,82 @@
+"""Parts of answers that all dialects share: ids of tool calls, counts of tokens, server-sent events."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from creditflow.data import Message, Step
+from creditflow.rollout.chat import ToolCall, opens_thought, parse_tool_calls
+from creditflow.rollout.recorder import Reply
+
+_CALL_ID = re.compile(r"call_([0-9a-f]{8})_(\d{1,9})_\d{1,9}")
+
+
+def call_id(step: Step, number: int) -> str:
+    """Return the id of a step's tool call."""
+    return f"call_{rollout_of(step.trajectory_id)}_{step.index}_{number}"
+
+
+def rollout_of(trajectory_id: str) -> str:
+    """Return a short hash of a trajectory's id, for ids in its answers.
+
+    A prompt may contain a conversation of another trajectory.
+    """
+    return hashlib.blake2b(trajectory_id.encode(errors="replace"), digest_size=4).hexdigest()
+
+
+def answered(messages: Sequence[Message], trajectory_id: str) -> list[int]:
+    """Return the indices of a trajectory's steps whose tool calls a conversation answers."""
+    ids = [message.get("tool_call_id") for message in messages]
+    matches = [_CALL_ID.fullmatch(id) for id in ids if isinstance(id, str)]
+    return [int(match[2]) for match in matches if match and match[1] == rollout_of(trajectory_id)]
+
+
+def finish_reason(reply: Reply) -> str:
+    """Return `stop` or `length`."""
+    return str(reply.step.info.get("finish_reason", "stop"))
+
+
+def divided(reply: Reply, *, tools: bool, several: bool) -> tuple[str, list[ToolCall]]:
+    """Split a reply into text and valid tool calls; `several` as False keeps one call.
+
+    Without `tools`, for a reply that was cut off, and with a malformed call, everything is text for the client.
+    """
+    if not tools or finish_reason(reply) != "stop":
+        return reply.text, []
+    text, calls = parse_tool_calls(reply.text, in_thought=opens_thought(reply.step.prompt))
+    if not calls or any(call.arguments is None for call in calls):
+        return reply.text, []
+    return text, calls if several else calls[:1]
+
+
+def said(reply: Reply, text: str, calls: Sequence[ToolCall]) -> Message:
+    """Return a divided reply as a message of chat completions."""
+    if not calls:
+        return {"role": "assistant", "content": text}
+    named = [call.to_message(call_id(reply.step, i)) for i, call in enumerate(calls)]
+    return {"role": "assistant", "content": text or None, "tool_calls": named}
+
+
+def prompt_tokens(reply: Reply) -> int:
+    """Return the number of tokens read; for a policy behind an endpoint, the server's count."""
+    return _count(reply, "prompt_tokens", reply.step.prompt_ids)
+
+
+def response_tokens(reply: Reply) -> int:
+    """Return the number of tokens sampled; for a policy behind an endpoint, the server's count."""
+    return _count(reply, "completion_tokens", reply.step.response_ids)
+
+
+def _count(reply: Reply, name: str, ids: Sequence[int]) -> int:
+    count = reply.step.info.get(name)
+    return count if isinstance(count, int) else len(ids)
+
+
+def named_events(events: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return events as server-sent events, each named by its `type`."""
+    # In ASCII: for many clients U+2028 ends a line.
+    return "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events).encode()

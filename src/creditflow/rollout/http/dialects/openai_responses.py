@@ -1,0 +1,328 @@
+"""OpenAI's Responses API: `POST responses`.
+
+A response continues another one of its rollout by `previous_response_id`. Only functions are tools: their calls are run
+by the client. Thoughts stay in the text, so an answer has no reasoning items.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from creditflow.data import Message
+from creditflow.rollout.chat import Prompt
+from creditflow.rollout.http import openai_format
+from creditflow.rollout.http.answers import (
+    call_id,
+    divided,
+    finish_reason,
+    named_events,
+    prompt_tokens,
+    response_tokens,
+    rollout_of,
+    said,
+)
+from creditflow.rollout.http.openai_format import text_parts
+from creditflow.rollout.http.requests import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    NEUTRAL,
+    Dialect,
+    Refused,
+    Request,
+    RequestBody,
+    StopTexts,
+    TokenLimit,
+    TokensOf,
+)
+from creditflow.rollout.recorder import Reply
+
+LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that has an effect."""
+_Content = Annotated[str | list[dict[str, Any]], AfterValidator(text_parts)]
+_Name = Annotated[str, Field(max_length=256)]
+
+
+class MessageItem(RequestBody):
+    """A message of the input."""
+
+    type: Literal["message"]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: _Content
+
+
+class CallItem(RequestBody):
+    """A call of a function in the input."""
+
+    type: Literal["function_call"]
+    call_id: _Name
+    name: _Name
+    arguments: str
+
+
+class ResultItem(RequestBody):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: _Name
+    output: _Content
+
+
+class ReasoningItem(RequestBody):
+    """Reasoning of another model; it is ignored."""
+
+    type: Literal["reasoning"]
+
+
+def _items(value: Any) -> Any:
+    """Return the input as a list of items, each with its type."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list):
+        return value
+    return [{**item, "type": item.get("type") or "message"} if isinstance(item, dict) else item for item in value]
+
+
+Item = Annotated[MessageItem | CallItem | ResultItem | ReasoningItem, Field(discriminator="type")]
+
+
+def _function(kind: Any) -> Any:
+    if kind != "function":
+        raise ValueError(f"expected 'function', got {str(kind)[:80]!r}: other tools run on OpenAI's servers")
+    return kind
+
+
+class FunctionTool(RequestBody):
+    """A function that the client runs."""
+
+    type: Annotated[Literal["function"], BeforeValidator(_function)]
+    name: _Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    """Written into the prompt, as in chat completions; arguments are not constrained."""
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The schema in the form of chat completions."""
+        return {"type": "function", "function": self.model_dump(include=_FUNCTION, exclude_none=True)}
+
+
+_FUNCTION = {"name", "description", "parameters", "strict"}
+
+
+class ResponsesRequest(Request):
+    """`POST responses`."""
+
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **NEUTRAL,
+        "text.format": (None, {"type": "text"}),
+        "background": (None, False),
+        "context_management": (None, []),
+        "conversation": (None,),
+        "max_completion_tokens": (None,),
+        "max_tokens": (None,),
+        "n": (None, 1),
+        "prompt": (None,),
+        "truncation": (None, "disabled"),
+    }
+
+    input: Annotated[list[Item], BeforeValidator(_items)] = Field([], max_length=MOST_MESSAGES)
+    instructions: str | None = None
+    previous_response_id: str | None = Field(None, max_length=4096)
+    store: bool | None = True
+    """Whether later requests may continue this response."""
+    max_output_tokens: TokenLimit | None = None
+    stop: StopTexts = Field([])
+    """Not in OpenAI's API."""
+    tools: list[FunctionTool] | None = Field(None, max_length=MOST_TOOLS)
+    parallel_tool_calls: bool | None = True
+    include: list[str] | None = Field(None, max_length=64)
+    text: RequestBody | None = None
+
+    def unread(self) -> dict[str, Any]:
+        unread = super().unread()
+        unread |= {f"text.{name}": value for name, value in (self.text.model_extra or {} if self.text else {}).items()}
+        tools = [tool.model_extra or {} for tool in self.tools or ()]
+        unread |= {f"tools.{name}": True for tool in tools for name, value in tool.items() if value}
+        if any(isinstance(item, ReasoningItem) for item in self.input):
+            unread["input.reasoning"] = True
+        if any(value != LOGPROBS for value in self.include or ()):
+            unread["include"] = True
+        return unread
+
+    def ignored(self, allowed: Collection[str] = ()) -> tuple[str, ...]:
+        # Only one of several calls is reported, but all were sampled, and are trained on.
+        several = ("parallel_tool_calls",) if self.parallel_tool_calls is False else ()
+        return tuple(sorted((*super().ignored(allowed), *several)))
+
+    def prompts(self, earlier: Sequence[Message] = ()) -> Sequence[Prompt]:
+        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        messages = [*system, *earlier, *self.messages]
+        if not messages:
+            raise Refused(400, "input: expected at least one message", param="input")
+        if len(messages) > MOST_MESSAGES:
+            raise Refused(400, f"input: expected at most {MOST_MESSAGES} messages, got {len(messages)}", param="input")
+        return [messages]
+
+    @property
+    def messages(self) -> list[Message]:
+        """The input as messages of chat completions; calls join the assistant's message before them."""
+        messages: list[Message] = []
+        for item in self.input:
+            match item:
+                case MessageItem():
+                    role = "system" if item.role == "developer" else item.role
+                    messages.append({"role": role, "content": item.content})
+                case ResultItem():
+                    messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+                case CallItem():
+                    function = {"name": item.name, "arguments": item.arguments}
+                    call = {"id": item.call_id, "type": "function", "function": function}
+                    if not messages or messages[-1]["role"] != "assistant":
+                        messages.append({"role": "assistant", "content": None})
+                    messages[-1].setdefault("tool_calls", []).append(call)
+        return messages
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def stops(self) -> Sequence[str]:
+        return self.stop
+
+    @property
+    def schemas(self) -> list[dict[str, Any]] | None:
+        if self.tool_choice == "none":
+            return []
+        return None if self.tools is None else [tool.definition for tool in self.tools]
+
+    @property
+    def tool_choice(self) -> str:
+        """The choice that is applied: `auto` or `none`."""
+        return "none" if (self.model_extra or {}).get("tool_choice") == "none" else "auto"
+
+    @property
+    def previous(self) -> str | None:
+        return self.previous_response_id
+
+    def kept(self, reply: Reply) -> list[Message]:
+        return [] if self.store is False else [*self.messages, said(reply, *_divided(self, reply))]
+
+
+def _divided(request: ResponsesRequest, reply: Reply) -> Any:
+    return divided(reply, tools=bool(request.schemas), several=request.parallel_tool_calls is not False)
+
+
+def answer(request: ResponsesRequest, replies: Sequence[Reply], tokens_of: TokensOf) -> dict[str, Any]:
+    """Return a `response`."""
+    (reply,) = replies
+    text, calls = _divided(request, reply)
+    cut_off = finish_reason(reply) == "length"
+    status = "incomplete" if cut_off else "completed"
+    place = f"{rollout_of(reply.step.trajectory_id)}_{reply.step.index}"
+    output: list[dict[str, Any]] = []
+    if text or not calls:  # clients read the text of an empty response, too
+        part = {
+            "type": "output_text",
+            "text": text,
+            "annotations": [],
+            "logprobs": _logprobs(request, reply, tokens_of),
+        }
+        message = {"id": f"msg_{place}", "type": "message", "status": status, "role": "assistant", "content": [part]}
+        output.append(message)
+    for i, call in enumerate(calls):
+        id = call_id(reply.step, i)
+        head = {"id": f"fc_{place}_{i}", "type": "function_call", "status": "completed", "call_id": id}
+        output.append({**head, **call.to_message(id)["function"]})
+    read, sampled = prompt_tokens(reply), response_tokens(reply)
+    now = int(time.time())
+    return {
+        "id": reply.step.id,
+        "object": "response",
+        "created_at": now,
+        "completed_at": None if cut_off else now,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut_off else None,
+        "model": request.model,
+        "output": output,
+        "instructions": request.instructions,
+        "metadata": request.metadata or {},
+        "previous_response_id": request.previous_response_id,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "tool_choice": request.tool_choice,
+        "tools": [_echoed(tool) for tool in request.tools or ()],
+        "temperature": reply.step.temperature,
+        "top_p": 1.0,
+        "max_output_tokens": request.max_output_tokens,
+        "background": False,
+        "text": {"format": {"type": "text"}},
+        "truncation": "disabled",
+        "usage": {
+            "input_tokens": read,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": read + sampled,
+        },
+    }
+
+
+def _echoed(tool: FunctionTool) -> dict[str, Any]:
+    return {"type": "function", **tool.model_dump(include=_FUNCTION)}
+
+
+def _logprobs(request: ResponsesRequest, reply: Reply, tokens_of: TokensOf) -> list[dict[str, Any]]:
+    if LOGPROBS not in (request.include or ()):
+        return []
+    return [{**token, "bytes": token["bytes"] or []} for token in tokens_of(reply)]  # these bytes may not be null
+
+
+def streamed(request: ResponsesRequest, answer: Mapping[str, Any]) -> bytes:
+    """Return a `response` as the numbered events of the Responses API."""
+    return named_events({**event, "sequence_number": i} for i, event in enumerate(_events(answer)))
+
+
+def _events(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    begun: dict[str, Any] = {
+        "status": "in_progress",
+        "completed_at": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+    }
+    for kind in ("response.created", "response.in_progress"):
+        yield {"type": kind, "response": {**answer, **begun}}
+    for index, item in enumerate(answer["output"]):
+        contents: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        opened = {**item, "status": "in_progress", **contents}
+        yield {"type": "response.output_item.added", "output_index": index, "item": opened}
+        place = {"item_id": item["id"], "output_index": index}
+        yield from _text_events(item, place) if item["type"] == "message" else _call_events(item, place)
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    yield {"type": f"response.{answer['status']}", "response": answer}
+
+
+def _text_events(item: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    part, where = item["content"][0], {**place, "content_index": 0}
+    logprobs = [{name: one[name] for name in ("token", "logprob", "top_logprobs")} for one in part["logprobs"]]
+    yield {"type": "response.content_part.added", **where, "part": {**part, "text": "", "logprobs": []}}
+    if part["text"]:
+        yield {"type": "response.output_text.delta", **where, "delta": part["text"], "logprobs": logprobs}
+    yield {"type": "response.output_text.done", **where, "text": part["text"], "logprobs": logprobs}
+    yield {"type": "response.content_part.done", **where, "part": part}
+
+
+def _call_events(item: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]}
+    yield {"type": "response.function_call_arguments.done", **place, "arguments": item["arguments"]}
+
+
+DIALECT = Dialect("/responses", ResponsesRequest, answer, streamed, openai_format.error, openai_format.VARIABLES)
