@@ -23,7 +23,7 @@ from tests.rollout.http.test_server import Answers, Templated, task_of
 from tests.test_docs_code import BLOCK
 
 FOLDER = ROOT / "examples" / "frameworks"
-FRAMEWORKS = ("openai", "langgraph", "openai_agents", "autogen", "subprocess")
+FRAMEWORKS = ("openai", "anthropic", "langgraph", "openai_agents", "autogen", "subprocess")
 AGENTS = {"writer": AgentSpec(), "editor": AgentSpec()}
 
 
@@ -51,7 +51,7 @@ def test_framework_call_becomes_a_step_of_its_agent(framework):
         assert all(step.response_mask == (1,) * len(step.response_ids) for step in rollout.steps)
 
 
-@pytest.mark.parametrize("framework", ["openai", "langgraph", "openai_agents", "autogen"])
+@pytest.mark.parametrize("framework", ["openai", "anthropic", "langgraph", "openai_agents", "autogen"])
 def test_framework_sends_its_own_system_prompts(framework):
     solve = load_object(f"with_{framework}.py:solve", FOLDER, "workflow")
     (rollout,) = run_workflow(solve, Answers(reversed_last_line))
@@ -68,6 +68,17 @@ def test_recipe_trains_a_framework_team(framework, tmp_path):
     assert len(rollouts) == 8
     assert {step.agent for rollout in rollouts for step in rollout.steps} == {"writer", "editor"}
     assert all(step.policy_version == 0 and step.response_ids for rollout in rollouts for step in rollout.steps)
+
+
+def test_anthropic_example_trains_for_two_steps(tmp_path):
+    settings = ["team.workflow=with_anthropic.py:solve", f"trainer.default_local_dir={tmp_path}/run"]
+    settings += ["trainer.total_training_steps=2", "data.val_max_samples=2", "actor_rollout_ref.rollout.n=2"]
+    ledger = Ledger.open(train(load_recipe(FOLDER / "recipe.yaml", settings), Reporter()).path)
+    for number in (1, 2):
+        steps = [step for one in ledger.read(number).batch.to_trajectories() for step in one.steps]
+        assert len(steps) == 16
+        assert {step.policy_version for step in steps} == {number - 1}
+        assert all(len(step.logprobs) == len(step.response_ids) == sum(step.response_mask) > 0 for step in steps)
 
 
 def test_own_server_records_the_steps_of_each_rollout():

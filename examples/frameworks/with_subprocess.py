@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 async def solve(task: Task, team: Team) -> str:
     """Run the program and return its answer."""
-    address = {"OPENAI_BASE_URL": team.base_url, "OPENAI_API_KEY": team.api_key}
     program = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, task.text, env={**os.environ, **address}, stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        __file__,
+        task.text,
+        env={**os.environ, **team.client_environment},
+        stdout=asyncio.subprocess.PIPE,
     )
     said, _ = await program.communicate()
     if program.returncode:
