@@ -1,4 +1,4 @@
-"""`creditflow serve`: a recipe's policies behind an OpenAI-compatible server, for agents that run elsewhere."""
+"""`creditflow serve`: a recipe's policies behind an API of OpenAI's or Anthropic's, for agents that run elsewhere."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def serve(
     per_file: Annotated[int, typer.Option(min=1, help="Trajectories per file.")] = 256,
     allow_remote: AllowRemote = False,
 ) -> None:
-    """Serve a recipe's policies as an OpenAI-compatible server.
+    """Serve a recipe's policies to clients of OpenAI and Anthropic.
 
     Each rollout has a URL. It begins with its first call, and is written as a trajectory when it ends. To train agents
     that call over HTTP, give them team.base_url in a workflow (docs/how_to/serving.md).

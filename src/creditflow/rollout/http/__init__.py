@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server for agents of other frameworks."""
+"""The server for agents of other frameworks, in the dialects of OpenAI and Anthropic."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
@@ -97,7 +97,7 @@ TokenLimit = Annotated[int, Field(ge=1, le=2**31)]
 
 
 class Request(RequestBody):
-    """Fields of all dialects, and what the server reads of a request.
+    """Fields of all dialects, and the values that the server reads.
 
     A subclass translates its dialect: the prompts into messages of OpenAI's chat completions, the form that chat
     templates read, or into text or tokens. Equal prompts of two dialects are therefore equal tokens.
@@ -172,13 +172,6 @@ class Request(RequestBody):
                 )
             ignored.append(name)
         return tuple(sorted(ignored))
-
-    @classmethod
-    def support(cls, field: str) -> Literal["supported", "ignored", "refused"]:
-        """Return how a field is treated. A refused one has values that are accepted, its neutral ones."""
-        if field in cls.neutral:
-            return "refused"
-        return "supported" if field in cls.model_fields else "ignored"
 
 
 TokensOf = Callable[[Reply], list[dict[str, Any]]]

@@ -1,6 +1,6 @@
 """The workflow: agents that call their model over HTTP, with OpenAI's client.
 
-Only `base_url` and `api_key` are creditflow's: any client and any framework works in the same way.
+Only `base_url` and `api_key` are creditflow's: any client and any framework works in the same way, Anthropic's too.
 """
 
 from __future__ import annotations

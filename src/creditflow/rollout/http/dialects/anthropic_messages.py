@@ -123,13 +123,16 @@ class MessagesRequest(Request):
 
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **{name: values for name, values in NEUTRAL.items() if name != "stop_sequences"},
+        "compaction": (None,),
         "container": (None,),
+        "context_management": (None, {}, {"edits": []}),
         "max_completion_tokens": (None,),
         "mcp_servers": (None, []),
         "n": (None, 1),
         "output_config.format": (None,),
         "output_format": (None,),
         "stop": (None, []),
+        "thread": (None,),
         "tool_choice": (None, {"type": "auto"}, {"type": "none"}),
     }
 
@@ -208,7 +211,7 @@ def _content(texts: Sequence[TextBlock]) -> Any:
 
 
 def _translated(message: InputMessage) -> Iterable[Message]:
-    """Return messages of chat completions: results of calls are messages of their own. Raises Refused."""
+    """Return messages of chat completions: results of calls are separate messages. Raises Refused."""
     if message.role == "assistant":
         return [_spoken(message)]
     plain: list[Message] = []

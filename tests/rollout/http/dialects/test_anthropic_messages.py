@@ -1,0 +1,281 @@
+"""Anthropic's Messages API with the official client: answers, streams, tools, counts, errors."""
+
+import os
+
+import anthropic
+import httpx
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types.shared import ErrorResponse
+from pydantic import TypeAdapter
+
+from creditflow.rollout import AgentSpec
+from creditflow.rollout.client import ChatClient, ChatReply
+from tests.rollout.http.dialects.clients import MESSAGE_TOOL, events_of, extras, once
+from tests.rollout.http.test_server import CALL, HELLO, Answers, Templated, run_workflow, user
+
+SAID = f"Let me see. {CALL}{CALL}"
+
+
+def created(model=None, agents=None, **fields):
+    """Return the message that answers one request, and the trajectory."""
+    made = []
+
+    async def ask(openais, anthropics):
+        given = {"model": "writer", "max_tokens": 500, "messages": HELLO, **fields}
+        made.append(await anthropics.messages.create(**given))
+
+    trajectory = once(ask, model=model, **({"agents": agents} if agents else {}))
+    return made[0], trajectory
+
+
+def test_message_has_text_calls_and_usage():
+    answer, made = created(Templated(lambda prompt: SAID), tools=[MESSAGE_TOOL], metadata={"user_id": "me"})
+    (step,) = made.steps
+    text, *calls = answer.content
+    assert (answer.id, answer.stop_reason, text.text) == (step.id, "tool_use", "Let me see.")
+    assert [(call.type, call.name, call.input) for call in calls] == [("tool_use", "add", {"a": 1})] * 2
+    assert len({call.id for call in calls}) == 2
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(step.prompt_ids), len(step.response_ids))
+    assert step.info == {"user_id": "me"}
+
+
+def test_empty_response_has_a_text_block():
+    answer, _ = created(Answers(lambda prompt: ""))
+    assert [(block.type, block.text) for block in answer.content] == [("text", "")]
+
+
+def test_cut_off_response_has_its_stop_reason():
+    answer, made = created(Answers(reason="length"), max_tokens=3)
+    assert (answer.stop_reason, made.status) == ("max_tokens", "truncated")
+
+
+def test_stop_sequence_is_named_and_its_tokens_are_trained():
+    answer, made = created(Answers(lambda prompt: "so it is##more END"), stop_sequences=["END", "##", "###"])
+    assert (answer.stop_reason, answer.stop_sequence, answer.content[0].text) == ("stop_sequence", "##", "so it is")
+    assert made.steps[0].response_ids == tuple(map(ord, "so it is##"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, "You write.\nhello"),
+        ({"system": "Sing."}, "Sing.\nhello"),
+        ({"system": [{"type": "text", "text": "Sing"}, {"type": "text", "text": " it."}]}, "Sing it.\nhello"),
+        ({"messages": [{"role": "system", "content": "Sing."}, *HELLO]}, "Sing.\nhello"),
+    ],
+)
+def test_system_replaces_the_agents_system_prompt(fields, prompt):
+    assert created(Parts(), **fields)[1].steps[0].prompt == prompt
+
+
+class Parts(Answers):
+    """A model that joins the parts of a message."""
+
+    def encode(self, prompt, tools=()):
+        joined = [
+            {**one, "content": "".join(part["text"] for part in one["content"])}
+            if isinstance(one["content"], list)
+            else one
+            for one in prompt
+        ]
+        return super().encode(joined, tools)
+
+
+def test_disabled_parallel_tool_use_returns_one_call():
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    answer, made = created(Templated(lambda prompt: SAID), tools=[MESSAGE_TOOL], tool_choice=choice)
+    assert [block.type for block in answer.content] == ["text", "tool_use"]
+    assert made.steps[0].info == {"ignored": ["tool_choice.disable_parallel_tool_use"]}
+    assert made.steps[0].response == SAID
+
+
+def test_tool_choice_none_hides_the_tools():
+    answer, made = created(Templated(lambda prompt: CALL), tools=[MESSAGE_TOOL], tool_choice={"type": "none"})
+    assert (answer.stop_reason, answer.content[0].text) == ("end_turn", CALL)
+    assert '"add"' not in made.steps[0].prompt
+
+
+def test_results_and_texts_of_one_message_keep_their_order():
+    blocks = [
+        {"type": "text", "text": "before"},
+        {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "3"}]},
+        {"type": "text", "text": "after"},
+    ]
+    _, made = created(messages=[{"role": "user", "content": blocks}])
+    assert made.steps[0].prompt == "You write.\nbefore\n3\nafter"
+
+
+def test_ignored_fields_are_recorded_with_the_step():
+    cached = {"cache_control": {"type": "ephemeral"}}
+    spoken = [
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        {"type": "text", "text": "x", "citations": None},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "3", "is_error": True}
+    _, made = created(
+        agents={"writer": AgentSpec(ignored_fields=frozenset(["output_config.format", "tool_choice"]))},
+        messages=[*HELLO, {"role": "assistant", "content": spoken}, {"role": "user", "content": [result]}],
+        system=[{"type": "text", "text": "Sing.", **cached}],
+        tools=[{**MESSAGE_TOOL, **cached}],
+        thinking={"type": "adaptive"},
+        output_config={"effort": "low", "format": {"type": "json_schema", "schema": {}}},
+        tool_choice={"type": "any"},
+    )
+    names = ["content.is_error", "content.thinking", "output_config.effort", "output_config.format"]
+    names += ["system.cache_control", "thinking", "tool_choice", "tools.cache_control"]
+    assert made.steps[0].info == {"ignored": names}
+
+
+CASES = [
+    (lambda prompt: "yes", "stop", {}),
+    (lambda prompt: "", "stop", {}),
+    (lambda prompt: SAID, "stop", {"tools": [MESSAGE_TOOL]}),
+    (lambda prompt: CALL, "stop", {"tools": [MESSAGE_TOOL], "tool_choice": {"type": "auto"}}),
+    (lambda prompt: "yes##", "stop", {"stop_sequences": ["##"]}),
+    (lambda prompt: "yes", "length", {}),
+]
+IDS = ["text", "nothing", "text and calls", "call", "stop text", "cut off"]
+
+
+@pytest.mark.parametrize(("answer", "reason", "fields"), CASES, ids=IDS)
+def test_answer_and_events_fit_the_official_types(answer, reason, fields):
+    raw = []
+
+    async def ask(openais, anthropics):
+        for stream in (False, True):
+            given = {"model": "writer", "max_tokens": 500, "messages": HELLO, "stream": stream, **fields}
+            async with anthropics.messages.with_streaming_response.create(**given) as response:
+                raw.append(await response.text())
+
+    once(ask, model=Templated(answer, reason))
+    assert extras(Message.model_validate_json(raw[0], strict=True)) == set()
+    for name, data in events_of(raw[1]):
+        event = TypeAdapter(RawMessageStreamEvent).validate_python(data, strict=True)
+        assert (extras(event), event.type) == (set(), name)
+
+
+BLOCK_EVENTS = ["content_block_start", "content_block_delta", "content_block_stop"]
+
+
+def test_stream_has_the_official_order_and_joins_to_the_message():
+    seen, messages = [], []
+
+    async def ask(openais, anthropics):
+        more = {"model": "writer", "max_tokens": 500, "messages": HELLO, "tools": [MESSAGE_TOOL]}
+        stream = await anthropics.messages.create(stream=True, **more)
+        seen.extend([event.type async for event in stream])
+        async with anthropics.messages.stream(**more) as stream:
+            messages.append(await stream.get_final_message())
+        messages.append(await anthropics.messages.create(**more))
+
+    once(ask, model=Templated(lambda prompt: SAID))
+    assert seen == ["message_start", *BLOCK_EVENTS * 3, "message_delta", "message_stop"]
+    streamed, whole = (
+        [block.model_dump(exclude={"id"}, exclude_none=True) for block in message.content] for message in messages
+    )
+    assert streamed == whole
+    assert (messages[0].stop_reason, messages[0].usage.output_tokens) == ("tool_use", len(SAID))
+
+
+def test_count_tokens_equals_the_usage_and_records_nothing():
+    counts = []
+
+    async def ask(openais, anthropics):
+        more = {"model": "writer", "messages": HELLO, "tools": [MESSAGE_TOOL]}
+        counts.append((await anthropics.messages.count_tokens(**more)).input_tokens)
+        counts.append((await anthropics.messages.create(max_tokens=500, **more)).usage.input_tokens)
+        counts.append((await anthropics.messages.count_tokens(model="writer", messages=user("x" * 5000))).input_tokens)
+
+    made = once(ask, model=Templated())
+    assert len(made.steps) == 1
+    assert counts[0] == counts[1] == len(made.steps[0].prompt_ids)
+    assert counts[2] > 5000
+    assert made.status == "ok"
+
+
+def test_count_of_an_endpoint_policy_is_refused():
+    class Frozen(ChatClient):
+        async def chat(self, messages, **given):
+            return ChatReply("yes", "stop")
+
+    async def ask(openais, anthropics):
+        await anthropics.messages.count_tokens(model="writer", messages=HELLO)
+
+    with pytest.raises(anthropic.BadRequestError, match="behind an endpoint are unknown"):
+        once(ask, model=Frozen())
+
+
+# Errors, access and addresses
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"messages": user([{"type": "image", "source": {}}])}, "messages.0.content.0: .*'image'"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "The answer is ("}]}, "expected a user's message last"),
+        ({"messages": user([{"type": "tool_use", "id": "c", "name": "f", "input": {}}])}, "tool_use in an assistant's"),
+        ({"messages": []}, "messages: "),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type: .*'bash_20250124'"),
+        ({"tools": [MESSAGE_TOOL], "tool_choice": {"type": "any"}}, 'tool_choice: expected {"type": "auto"} or'),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+            "output_config.format: expected nothing",
+        ),
+        ({"extra_body": {"top_p": 0.9}}, "top_p: expected 1"),
+        ({"extra_body": {"mcp_servers": [{"url": "x"}]}}, "mcp_servers"),
+        ({"container": "c"}, "container"),
+        ({"messages": user("x" * 2000)}, "prompt is too long: "),
+        ({"max_tokens": 0}, "max_tokens: "),
+    ],
+)
+def test_unsupported_request_is_refused_by_name(fields, said):
+    with pytest.raises(anthropic.BadRequestError, match=said) as raised:
+        created(**fields)
+    body = ErrorResponse.model_validate(raised.value.body, strict=True)
+    assert (extras(body), body.error.type) == (set(), "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "status", "kind"),
+    [
+        ("/messages", "wrong", 401, "authentication_error"),
+        ("/messages/batches", None, 404, "not_found_error"),
+        ("/models", "wrong", 401, "authentication_error"),
+    ],
+)
+def test_errors_have_the_format_of_the_client(path, key, status, kind):
+    seen = []
+
+    async def solve(task, team):
+        headers = {"x-api-key": key or team.api_key, "anthropic-version": "2023-06-01"}
+        async with httpx.AsyncClient(headers=headers, trust_env=False) as client:
+            method = client.get if path == "/models" else client.post
+            seen.append(await method(f"{team.base_url}{path}"))
+
+    run_workflow(solve)
+    body = ErrorResponse.model_validate(seen[0].json(), strict=True)
+    assert (seen[0].status_code, body.error.type) == (status, kind)
+
+
+def test_client_reads_its_address_from_the_environment(monkeypatch):
+    def solve(task, team):
+        for name, value in team.client_environment.items():
+            monkeypatch.setenv(name, value)
+        assert "/v1" not in os.environ["ANTHROPIC_BASE_URL"]
+        with anthropic.Anthropic() as client:
+            answer = client.messages.create(model="writer", max_tokens=9, messages=HELLO)
+        return answer.content[0].text
+
+    (made,) = run_workflow(solve)
+    assert (made.status, made.answer) == ("ok", "yes"), made.info
+
+
+@pytest.mark.parametrize("key", ["auth_token", "api_key"])
+def test_key_is_accepted_in_either_header(key):
+    async def solve(task, team):
+        async with anthropic.AsyncAnthropic(base_url=team.base_url, **{key: team.api_key}) as client:
+            await client.messages.create(model="writer", max_tokens=9, messages=HELLO)
+
+    (made,) = run_workflow(solve)
+    assert (made.status, len(made.steps)) == ("ok", 1), made.info

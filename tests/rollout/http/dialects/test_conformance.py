@@ -1,0 +1,284 @@
+"""The tables of docs/reference/api_dialects.md, compared with the code and with the types of the official clients."""
+
+import json
+import re
+import types
+from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from anthropic.types import (
+    content_block_param,
+    message_count_tokens_params,
+    message_create_params,
+    tool_param,
+    tool_union_param,
+)
+from anthropic.types.beta import beta_output_config_param
+from anthropic.types.beta import message_create_params as beta_params
+from openai.types import completion_create_params
+from openai.types.chat import chat_completion_content_part_param
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import (
+    function_tool_param,
+    response_create_params,
+    response_input_content_param,
+    response_input_item_param,
+    response_output_message_param,
+    response_text_config_param,
+)
+from openai.types.responses.tool_param import ToolParam
+
+from creditflow.rollout.http.dialects import DIALECTS
+from creditflow.rollout.http.requests import Refused, parsed
+from tests.paths import DOCS
+
+PAGE = (DOCS / "reference" / "api_dialects.md").read_text()
+NAME = re.compile(r"`([^`]+)`")
+
+
+def table(title: str) -> dict[str, tuple[str, str]]:
+    """Return the rows of the table under a heading: name -> how it is treated, and the remark."""
+    section = re.split(r"^#+ ", PAGE.split(f"### {title}\n")[1], flags=re.MULTILINE)[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    return {name: (row[1].strip(" |"), row[2] if len(row) > 2 else "") for row in rows for name in NAME.findall(row[0])}
+
+
+def fields(*kinds) -> set[str]:
+    return {name for kind in kinds for name in get_type_hints(kind, include_extras=True)}
+
+
+def members(kind) -> list:
+    """Return the members of a union type at any depth."""
+    if get_origin(kind) is Annotated:
+        return members(get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
+        return [member for one in get_args(kind) for member in members(one)]
+    return [kind]
+
+
+def kinds(union) -> set[str]:
+    """Return the values of `type` of the members of a union."""
+    found = set()
+    for member in members(union):
+        literal = get_type_hints(member)["type"]
+        while get_origin(literal) is not Literal:
+            literal = get_args(literal)[0]
+        found.update(get_args(literal))
+    return found
+
+
+def both(params, name: str) -> set[str]:
+    return fields(getattr(params, f"{name}NonStreaming"), getattr(params, f"{name}Streaming"))
+
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+TEXT = {"model": "m", "prompt": "x"}
+RESPONSE = {"model": "m", "input": "x"}
+MESSAGE = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+
+def treated(dialect: str, body: dict, listed: str) -> str:
+    """Return how a request is treated; `listed`: the name of the tested field in the list of ignored ones."""
+    try:
+        ignored = parsed(DIALECTS[dialect].request, json.dumps(body).encode()).ignored()
+    except Refused:
+        return "refused"
+    return "ignored" if listed in ignored else "supported"
+
+
+def treated_field(dialect: str, body: dict, name: str) -> str:
+    request = DIALECTS[dialect].request
+    if name in request.model_fields and name not in request.neutral:
+        return "supported"
+    return treated(dialect, {**body, name: 3}, name)
+
+
+TOP = [
+    ("Fields of a chat request", "openai_chat", CHAT, both(chat_params, "CompletionCreateParams")),
+    (
+        "Fields of a completion request",
+        "openai_completions",
+        TEXT,
+        both(completion_create_params, "CompletionCreateParams"),
+    ),
+    (
+        "Fields of a response request",
+        "openai_responses",
+        RESPONSE,
+        both(response_create_params, "ResponseCreateParams"),
+    ),
+    (
+        "Fields of a message request",
+        "anthropic_messages",
+        MESSAGE,
+        both(message_create_params, "MessageCreateParams")
+        | both(beta_params, "MessageCreateParams")
+        | fields(message_count_tokens_params.MessageCountTokensParams),
+    ),
+]
+
+
+@pytest.mark.parametrize(("title", "dialect", "body", "official"), TOP, ids=[top[1] for top in TOP])
+def test_every_field_of_the_client_is_treated_as_documented(title, dialect, body, official):
+    rows, request = table(title), DIALECTS[dialect].request
+    assert set(rows) == official | set(request.model_fields)
+    assert {name: row[0] for name, row in rows.items()} == {name: treated_field(dialect, body, name) for name in rows}
+    for name, (treatment, remark) in rows.items():
+        if treatment == "refused":
+            neutral = [value for value in request.neutral[name] if value is not None]
+            assert [json.loads(value) for value in NAME.findall(remark)] == neutral, name
+            assert all(treated(dialect, {**body, name: value}, name) == "supported" for value in [None, *neutral]), name
+
+
+def input_item(kind: str) -> dict:
+    more = {"role": "user", "content": "x", "call_id": "c", "name": "f", "arguments": "{}", "output": "x"}
+    return {"type": kind, **more}
+
+
+def block(kind: str) -> dict:
+    return {"type": kind, "text": "x", "id": "c", "name": "f", "input": {}, "tool_use_id": "c", "content": "x"}
+
+
+TOOL = {"name": "f", "parameters": {}, "input_schema": {}}
+KINDS = [
+    (
+        "Parts of a chat message",
+        "openai_chat",
+        kinds(chat_completion_content_part_param.ChatCompletionContentPartParam) | {"refusal"},
+        lambda kind: {**CHAT, "messages": [{"role": "user", "content": [{"type": kind, "text": "", "refusal": ""}]}]},
+        "",
+    ),
+    (
+        "Input items",
+        "openai_responses",
+        kinds(response_input_item_param.ResponseInputItemParam),
+        lambda kind: {**RESPONSE, "input": [input_item(kind)]},
+        "input.",
+    ),
+    (
+        "Parts of an item",
+        "openai_responses",
+        kinds(response_input_content_param.ResponseInputContentParam) | kinds(response_output_message_param.Content),
+        lambda kind: {**RESPONSE, "input": [{"role": "user", "content": [{"type": kind, "text": "", "refusal": ""}]}]},
+        "",
+    ),
+    (
+        "Tools of a response request",
+        "openai_responses",
+        kinds(ToolParam),
+        lambda kind: {**RESPONSE, "tools": [{"type": kind, **TOOL}]},
+        "",
+    ),
+    (
+        "Content blocks",
+        "anthropic_messages",
+        kinds(content_block_param.ContentBlockParam),
+        lambda kind: {**MESSAGE, "messages": [{"role": "user", "content": [block(kind)]}]},
+        "content.",
+    ),
+    (
+        "Tools of a message request",
+        "anthropic_messages",
+        kinds(tool_union_param.ToolUnionParam),
+        lambda kind: {**MESSAGE, "tools": [{"type": kind, **TOOL}]},
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("title", "dialect", "official", "body_of", "place"), KINDS, ids=[one[0] for one in KINDS])
+def test_every_kind_of_object_is_treated_as_documented(title, dialect, official, body_of, place):
+    rows = table(title)
+    assert set(rows) == official
+    assert {kind: row[0] for kind, row in rows.items()} == {
+        kind: treated(dialect, body_of(kind), f"{place}{kind}") for kind in rows
+    }
+
+
+def text_field(name: str) -> dict:
+    return {**RESPONSE, "text": {name: 3}}
+
+
+def function_field(name: str) -> dict:
+    known = {"type": "function", "description": "x", "strict": True, **TOOL}
+    return {**RESPONSE, "tools": [known if name in known else {**known, name: True}]}
+
+
+def output_field(name: str) -> dict:
+    return {**MESSAGE, "output_config": {name: 3}}
+
+
+def choice_field(name: str) -> dict:
+    return {**MESSAGE, "tool_choice": {"type": "auto", name: "auto" if name == "type" else True}}
+
+
+BLOCKS = {
+    content_block_param.TextBlockParam: {"type": "text", "text": "x"},
+    content_block_param.ToolUseBlockParam: {"type": "tool_use", "id": "c", "name": "f", "input": {}},
+    content_block_param.ToolResultBlockParam: {"type": "tool_result", "tool_use_id": "c", "content": "x"},
+}
+
+
+def block_field(name: str) -> dict:
+    blocks = [{name: True, **block} if name in fields(kind) else block for kind, block in BLOCKS.items()]
+    return {**MESSAGE, "messages": [{"role": "user", "content": blocks}]}
+
+
+def tool_field(name: str) -> dict:
+    known = {"type": "custom", "description": "x", "strict": True, "name": "f", "input_schema": {}}
+    return {**MESSAGE, "tools": [{name: True, **known}]}
+
+
+NESTED = [
+    (
+        "Fields of text",
+        "openai_responses",
+        fields(response_text_config_param.ResponseTextConfigParam),
+        text_field,
+        "text.",
+    ),
+    (
+        "Fields of a function",
+        "openai_responses",
+        fields(function_tool_param.FunctionToolParam),
+        function_field,
+        "tools.",
+    ),
+    (
+        "Fields of output_config",
+        "anthropic_messages",
+        fields(beta_output_config_param.BetaOutputConfigParam),
+        output_field,
+        "output_config.",
+    ),
+    (
+        "Fields of tool_choice",
+        "anthropic_messages",
+        fields(*members(message_create_params.ToolChoice)) - {"name"},
+        choice_field,
+        "tool_choice.",
+    ),
+    (
+        "Fields of a block",
+        "anthropic_messages",
+        fields(*BLOCKS),
+        block_field,
+        "content.",
+    ),
+    ("Fields of a tool", "anthropic_messages", fields(tool_param.ToolParam), tool_field, "tools."),
+]
+
+
+@pytest.mark.parametrize(("title", "dialect", "official", "body_of", "place"), NESTED, ids=[one[0] for one in NESTED])
+def test_every_field_of_an_object_is_treated_as_documented(title, dialect, official, body_of, place):
+    rows = table(title)
+    assert set(rows) == official
+    assert {name: row[0] for name, row in rows.items()} == {
+        name: treated(dialect, body_of(name), f"{place}{name}") for name in rows
+    }
+
+
+def test_page_lists_every_dialect():
+    assert {f"POST {dialect.path}" for dialect in DIALECTS.values()} <= set(
+        NAME.findall(PAGE.split("## OpenAI chat")[0])
+    )

@@ -1,0 +1,189 @@
+"""Hostile requests of every dialect: each ends in its answer, or in a 4xx in the dialect's own format."""
+
+import asyncio
+import http.client
+import json
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+from anthropic.types.shared import ErrorResponse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from creditflow.data import Task, Trajectory
+from creditflow.rollout import Scheduler
+from creditflow.rollout.http.dialects import DIALECTS
+from creditflow.rollout.http.server import OpenAIServer
+from creditflow.rollout.recorder import Recorder, Sampling
+from tests.rollout.http.dialects.clients import CHAT_TOOL, MESSAGE_TOOL, RESPONSE_TOOL
+from tests.rollout.http.test_server import AGENTS, CALL, Templated
+
+TURNS = [{"role": "user", "content": "x"}]
+CHAT_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+BODIES = {
+    "openai_chat": {
+        "model": "writer",
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "x"}]},
+            {"role": "assistant", "content": None, "tool_calls": [CHAT_CALL]},
+            {"role": "tool", "tool_call_id": "c", "content": "3"},
+        ],
+        "tools": [CHAT_TOOL],
+        "metadata": {"mine": 1},
+        "stop": ["zz"],
+    },
+    "openai_completions": {"model": "writer", "prompt": ["x", [72]], "logprobs": 1, "seed": 3},
+    "openai_responses": {
+        "model": "writer",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "3"},
+        ],
+        "instructions": "x",
+        "tools": [RESPONSE_TOOL],
+        "include": ["message.output_text.logprobs"],
+        "text": {"format": {"type": "text"}},
+        "metadata": {"mine": 1},
+    },
+    "anthropic_messages": {
+        "model": "writer",
+        "max_tokens": 9,
+        "system": [{"type": "text", "text": "x"}],
+        "messages": [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {"a": [1]}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "3"}]},
+        ],
+        "tools": [MESSAGE_TOOL],
+        "tool_choice": {"type": "auto"},
+        "output_config": {"effort": "low"},
+        "metadata": {"mine": 1},
+    },
+}
+RAW = {
+    "@huge": "1" + "0" * 5000,
+    "@big": "1" + "0" * 400,
+    "@infinite": "1e999",
+    "@nan": "NaN",
+    "@surrogate": '"\\ud800"',
+    "@nul": '"\\u0000"',
+    "@deep": "[" * 150 + "]" * 150,
+    "@deeper": '{"a":' * 300 + "1" + "}" * 300,
+    "@abyss": "[" * 100_000,
+}
+"""Values that Python's encoder does not write, by placeholder."""
+VALUES = st.one_of(
+    st.sampled_from([None, True, False, 0, -1, 1 << 31, 1 << 63, 1e308, "", "x" * 1000, [], {}, *RAW]),
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(max_size=9),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+        max_leaves=6,
+    ),
+)
+
+
+def places(value, place=()):
+    """Yield the paths to all values of a body."""
+    yield place
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield from places(inner, (*place, key))
+
+
+def changed(body, place, value):
+    if not place:
+        return value
+    copy = dict(body) if isinstance(body, dict) else list(body)
+    copy[place[0]] = changed(copy[place[0]], place[1:], value)
+    return copy
+
+
+WORDS = (
+    "stream temperature n tool_choice type role content previous_response_id tools text thinking metadata tool_calls "
+    "id name max_tokens stop seed reasoning cache_control"
+)
+NAMES = st.sampled_from(WORDS.split())
+
+
+@st.composite
+def hostile(draw, dialect: str) -> bytes:
+    """Return a valid body with a few values replaced, removed or added."""
+    body = BODIES[dialect]
+    for _ in range(draw(st.integers(1, 2))):
+        place = draw(st.sampled_from(sorted(places(body), key=repr)))
+        inner = body
+        for key in place:
+            inner = inner[key]
+        if isinstance(inner, dict) and draw(st.booleans()):
+            value = {**inner, draw(NAMES): draw(VALUES)}
+        else:
+            value = draw(VALUES)
+        body = changed(body, place, value)
+    text = json.dumps(body)
+    for name, raw in RAW.items():
+        text = text.replace(f'"{name}"', raw)
+    return text.encode()
+
+
+@pytest.fixture(scope="module")
+def session():
+    """A rollout on a separate event loop, open to clients."""
+    server, loop = OpenAIServer().start(), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    scheduler = Scheduler({"default": Templated(lambda prompt: CALL)})
+    recorder = Recorder(AGENTS, Trajectory("t", "u", Task("test", (), None)), scheduler, Sampling(), (0,))
+    yield server.open(recorder, loop)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    server.stop()
+    loop.close()
+
+
+def status_of(session, path: str, body: bytes) -> tuple[int, bytes]:
+    place = urlsplit(session.base_url)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
+    headers = {"Authorization": f"Bearer {session.api_key}", "Content-Type": "application/json"}
+    try:
+        connection.request("POST", f"{place.path}{path}", body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def expect_no_fault(session, dialect: str, body: bytes) -> None:
+    status, answer = status_of(session, DIALECTS[dialect].path, body)
+    assert status == 200 or 400 <= status < 500, (status, answer[:300])
+    if status == 200:
+        return
+    error = json.loads(answer)
+    if dialect == "anthropic_messages":
+        ErrorResponse.model_validate(error, strict=True)
+    else:
+        assert set(error["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("dialect", sorted(BODIES))
+def test_unchanged_body_is_answered(session, dialect):
+    assert status_of(session, DIALECTS[dialect].path, json.dumps(BODIES[dialect]).encode())[0] == 200
+
+
+@pytest.mark.parametrize("dialect", sorted(BODIES))
+@settings(max_examples=150)
+@given(data=st.data())
+def test_changed_body_ends_in_an_answer_or_a_refusal(session, dialect, data):
+    expect_no_fault(session, dialect, data.draw(hostile(dialect)))
+
+
+@pytest.mark.parametrize("dialect", sorted(BODIES))
+@settings(max_examples=50)
+@given(body=st.binary(max_size=40) | VALUES.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_end_in_a_refusal(session, dialect, body):
+    expect_no_fault(session, dialect, body)

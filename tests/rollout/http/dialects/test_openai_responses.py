@@ -1,0 +1,263 @@
+"""OpenAI's Responses API with the official client: answers, streams, tools, continued responses, refusals."""
+
+import asyncio
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.models.tiny import tiny_byte_model
+from creditflow.rollout import AgentSpec
+from tests.rollout.http.dialects.clients import RESPONSE_TOOL, events_of, extras, once
+from tests.rollout.http.test_server import CALL, Answers, Templated, client_of, run_workflow
+
+SAID = f"Let me see. {CALL}{CALL}"
+
+
+def created(model=None, agents=None, **fields):
+    """Return the response to one request, and the trajectory."""
+    made = []
+
+    async def ask(openais, anthropics):
+        made.append(await openais.responses.create(**{"model": "writer", "input": "hello", **fields}))
+
+    trajectory = once(ask, model=model, **({"agents": agents} if agents else {}))
+    return made[0], trajectory
+
+
+def test_response_has_text_calls_and_usage():
+    answer, made = created(Templated(lambda prompt: SAID), tools=[RESPONSE_TOOL], metadata={"mine": "1"})
+    (step,) = made.steps
+    assert (answer.id, answer.status, answer.output_text) == (step.id, "completed", "Let me see.")
+    message, *calls = answer.output
+    assert message.type == "message"
+    assert [(call.type, call.name, call.arguments) for call in calls] == [("function_call", "add", '{"a": 1}')] * 2
+    assert len({item.id for item in answer.output} | {call.call_id for call in calls}) == 5
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(step.prompt_ids), len(step.response_ids))
+    assert (step.info, answer.metadata) == ({"mine": "1"}, {"mine": "1"})
+
+
+def test_empty_response_has_a_message():
+    answer, _ = created(Answers(lambda prompt: ""))
+    assert [item.type for item in answer.output] == ["message"]
+    assert answer.output_text == ""
+
+
+def test_cut_off_response_is_incomplete():
+    answer, made = created(Answers(reason="length"), max_output_tokens=3)
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert made.status == "truncated"
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, "You write.\nhello"),
+        ({"instructions": "Sing."}, "Sing.\nhello"),
+        ({"input": [{"role": "developer", "content": "Sing."}, {"role": "user", "content": "hello"}]}, "Sing.\nhello"),
+    ],
+)
+def test_instructions_replace_the_agents_system_prompt(fields, prompt):
+    assert created(**fields)[1].steps[0].prompt == prompt
+
+
+def test_disabled_parallel_calls_return_one_call():
+    answer, made = created(Templated(lambda prompt: SAID), tools=[RESPONSE_TOOL], parallel_tool_calls=False)
+    assert [item.type for item in answer.output] == ["message", "function_call"]
+    assert (made.steps[0].response, made.steps[0].info) == (SAID, {"ignored": ["parallel_tool_calls"]})
+
+
+def test_log_probs_are_those_of_the_step():
+    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
+    answer, made = created(policy, include=["message.output_text.logprobs"], max_output_tokens=12)
+    told = answer.output[0].content[0].logprobs
+    assert tuple(one.logprob for one in told) == made.steps[0].logprobs
+    assert "".join(one.token for one in told) == answer.output_text
+
+
+CASES = [
+    (lambda prompt: "yes", "stop", {}),
+    (lambda prompt: "yes", "stop", {"include": ["message.output_text.logprobs"], "instructions": "Sing."}),
+    (lambda prompt: "", "stop", {}),
+    (lambda prompt: SAID, "stop", {"tools": [RESPONSE_TOOL], "metadata": {"mine": "1"}}),
+    (lambda prompt: CALL, "stop", {"tools": [RESPONSE_TOOL], "tool_choice": "auto"}),
+    (lambda prompt: "yes", "length", {"max_output_tokens": 3}),
+]
+IDS = ["text", "logprobs", "nothing", "text and calls", "call", "cut off"]
+
+
+@pytest.mark.parametrize(("answer", "reason", "fields"), CASES, ids=IDS)
+def test_answer_and_events_fit_the_official_types(answer, reason, fields):
+    raw = []
+
+    async def ask(openais, anthropics):
+        for stream in (False, True):
+            given = {"model": "writer", "input": "hello", "stream": stream, **fields}
+            async with openais.responses.with_streaming_response.create(**given) as response:
+                raw.append(await response.text())
+
+    once(ask, model=Templated(answer, reason))
+    whole = Response.model_validate_json(raw[0], strict=True)
+    assert extras(whole) == set()
+    events = events_of(raw[1])
+    for number, (name, data) in enumerate(events):
+        event = TypeAdapter(ResponseStreamEvent).validate_python(data, strict=True)
+        assert (extras(event), event.type, event.sequence_number) == (set(), name, number)
+    last = Response.model_validate(events[-1][1]["response"])
+    assert [item.model_dump(exclude={"id", "call_id"}) for item in last.output] == [
+        item.model_dump(exclude={"id", "call_id"}) for item in whole.output
+    ]
+
+
+MESSAGE_EVENTS = [
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+]
+CALL_EVENTS = [
+    "response.output_item.added",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
+    "response.output_item.done",
+]
+
+
+def test_stream_has_the_official_order_and_joins_to_the_response():
+    seen, final = [], []
+
+    async def ask(openais, anthropics):
+        more = {"model": "writer", "input": "hello", "tools": [{**RESPONSE_TOOL, "strict": True}]}
+        async with openais.responses.stream(**more) as stream:
+            seen.extend([event async for event in stream])
+            final.append(await stream.get_final_response())
+
+    once(ask, model=Templated(lambda prompt: SAID))
+    types = [event.type for event in seen]
+    begin = ["response.created", "response.in_progress"]
+    assert types == [*begin, *MESSAGE_EVENTS, *CALL_EVENTS, *CALL_EVENTS, "response.completed"]
+    assert final[0].output_text == "Let me see."
+    assert [item.parsed_arguments for item in final[0].output[1:]] == [{"a": 1}] * 2
+    assert seen[0].response.output == []
+    assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == "Let me see."
+
+
+# Continued responses
+
+
+def test_continued_response_drops_the_earlier_instructions():
+    async def ask(openais, anthropics):
+        first = await openais.responses.create(model="writer", instructions="Sing.", input="one")
+        second = await openais.responses.create(model="writer", input="two", previous_response_id=first.id)
+        await openais.responses.create(model="writer", input="three", previous_response_id=second.id)
+        await openais.responses.create(model="editor", input="other", previous_response_id=first.id)
+
+    prompts = [step.prompt for step in once(ask).steps]
+    assert prompts[:2] == ["Sing.\none", "You write.\none\nyes\ntwo"]
+    assert prompts[2:] == ["You write.\none\nyes\ntwo\nyes\nthree", "You edit.\none\nyes\nother"]
+
+
+def test_response_that_was_not_stored_cannot_be_continued():
+    async def ask(openais, anthropics):
+        first = await openais.responses.create(model="writer", input="one", store=False)
+        for id in (first.id, "resp_1"):
+            with pytest.raises(openai.BadRequestError, match="previous_response_id: no response") as raised:
+                await openais.responses.create(model="writer", input="two", previous_response_id=id)
+            assert raised.value.code == "previous_response_not_found"
+
+    assert len(once(ask).steps) == 1
+
+
+def test_response_of_another_rollout_cannot_be_continued():
+    ids, refused = {}, []
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            ids[task.text] = (await client.responses.create(model="writer", input="one")).id
+            while len(ids) < 2:
+                await asyncio.sleep(0.001)
+            other = ids["task 1" if task.text == "task 0" else "task 0"]
+            with pytest.raises(openai.BadRequestError, match="no response of this trajectory"):
+                await client.responses.create(model="writer", input="two", previous_response_id=other)
+            refused.append(other)
+
+    made = run_workflow(solve, n=2)
+    assert ([rollout.status for rollout in made], len(refused)) == (["ok", "ok"], 2)
+
+
+# Refused requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"input": []}, "input: expected at least one message"),
+        ({"input": 5}, "input: "),
+        ({"input": [{"type": "computer_call"}]}, "'computer_call'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_image'"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type: .* got 'web_search'"),
+        ({"text": {"format": {"type": "json_object"}}}, r"text.format: .* \[text.format\] in the recipe"),
+        ({"tool_choice": "required", "tools": [RESPONSE_TOOL]}, "tool_choice"),
+        ({"conversation": "conv_1"}, "conversation: expected nothing"),
+        ({"background": True}, "background: expected false"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"prompt": {"id": "p"}}, "prompt: expected nothing"),
+        ({"temperature": 1e-40}, "temperature: expected 0"),
+    ],
+)
+def test_unsupported_request_is_refused_by_name(fields, said):
+    with pytest.raises(openai.BadRequestError, match=said):
+        created(**fields)
+
+
+def test_long_prompt_is_refused_with_its_code():
+    with pytest.raises(openai.BadRequestError) as raised:
+        created(input="x" * 2000)
+    assert raised.value.code == "context_length_exceeded"
+
+
+def test_ignored_fields_are_recorded_with_the_step():
+    agents = {"writer": AgentSpec(ignored_fields=frozenset(["text.format"]))}
+    _, made = created(
+        agents=agents,
+        input=[{"type": "reasoning", "id": "r", "summary": []}, {"role": "user", "content": "hello"}],
+        reasoning={"effort": "low"},
+        text={"format": {"type": "json_object"}, "verbosity": "low"},
+        include=["reasoning.encrypted_content"],
+        tools=[{**RESPONSE_TOOL, "defer_loading": True}],
+    )
+    names = ["include", "input.reasoning", "reasoning", "text.format", "text.verbosity", "tools.defer_loading"]
+    assert made.steps[0].info == {"ignored": names}
+
+
+# Frameworks
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_agents_sdk_runs_on_responses(stream):
+    import agents
+
+    def double(number: int) -> str:
+        """Twice a number."""
+        return f"it was {2 * number}"
+
+    async def solve(task, team):
+        agents.set_tracing_disabled(True)
+        async with client_of(team) as client:
+            model = agents.OpenAIResponsesModel("writer", openai_client=client)
+            writer = agents.Agent("writer", instructions="Solve.", model=model, tools=[agents.function_tool(double)])
+            if not stream:
+                return (await agents.Runner.run(writer, task.text)).final_output
+            running = agents.Runner.run_streamed(writer, task.text)
+            async for _ in running.stream_events():
+                pass
+            return running.final_output
+
+    call = '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>'
+    (made,) = run_workflow(solve, Templated(lambda prompt: "It is 42." if "it was 42" in prompt else call))
+    assert (made.status, made.answer) == ("ok", "It is 42."), made.info
+    assert [step.response for step in made.steps] == [call, "It is 42."]
