@@ -11,6 +11,7 @@ from queue import Queue
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -139,6 +140,18 @@ def test_served_rollouts_become_a_run_with_credit(serving, tmp_path):
     assert done.exit_code == 0, done.stderr
     assert "4 trajectories of 1 task, 4 steps" in done.stdout
     assert Ledger.open(tmp_path / "run").read(1).batch.outcome.tolist() == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_every_dialect_is_served(shared):
+    first = say(shared.client("dialects"))
+    second = shared.client("dialects").responses.create(model="editor", input="hello", max_output_tokens=4)
+    with anthropic.Anthropic(base_url=f"{shared.url}/t/dialects", api_key="a key", max_retries=0) as client:
+        third = client.messages.create(model="writer", messages=HELLO, max_tokens=4)
+    assert shared.end("dialects").json()["steps"] == 3
+    (made,) = shared.wait_for("dialects")
+    assert [step.id for step in made.steps] == [first.id, second.id, third.id]
+    assert [step.agent for step in made.steps] == ["writer", "editor", "writer"]
+    assert all(len(step.logprobs) == len(step.response_ids) > 0 for step in made.steps)
 
 
 def test_reused_name_starts_a_new_rollout(shared):
