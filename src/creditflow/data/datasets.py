@@ -24,6 +24,7 @@ from creditflow.data.dataset_folders import (
     open_saved,
     parts_of_folder,
 )
+from creditflow.data.environment_tasks import environment_tasks, is_environment_address
 from creditflow.data.gym_tasks import SCHEME, gym_tasks, is_gym_address, parse_addresses
 from creditflow.data.messages import without_nulls
 from creditflow.data.trajectory import Task, content_text
@@ -47,8 +48,9 @@ def load_tasks(
     A file is looked up in `base` (the recipe's folder), then in the working directory. It is `.parquet`, `.jsonl` or
     `.arrow`, with the columns of verl, of TRL, or of GSM8K as published. A folder was written by `save_to_disk`, or has
     such files. `file.py:function` is called as `function(split=..., recipe=...)`, with those of the two that it takes,
-    and returns an iterable of tasks. `reasoning-gym://family?option=value` makes the tasks of that split (`gym_tasks`).
-    Raises DataError, with the file and the line if there is one, for unusable files and tasks.
+    and returns an iterable of tasks. `reasoning-gym://family?option=value` makes the tasks of that split (`gym_tasks`),
+    and `textarena://game?option=value` those of an environment (`environment_tasks`). Raises DataError, with the file
+    and the line if there is one, for unusable files and tasks.
     """
     key = f"data.{split}_files"
     names = [files] if isinstance(files, str) else list(files or [])
@@ -66,7 +68,12 @@ def _of_files(
 ) -> list[Task]:
     tasks: list[Task] = []
     for name in names:
-        found = _call(name, base, key, recipe_settings, split) if is_reference(name) else _read(name, base, key, split)
+        if is_environment_address(name):
+            found = environment_tasks(name, key, split)
+        elif is_reference(name):
+            found = _call(name, base, key, recipe_settings, split)
+        else:
+            found = _read(name, base, key, split)
         if not found:
             raise DataError(f"{key}: {name} holds no task")
         tasks += found
@@ -101,11 +108,14 @@ def validation_words(train_files: Any, val_files: Any, count: int, base: Path = 
     if val_files is not None:
         return f"{count} {noun}"
     files = [train_files] if isinstance(train_files, str) else list(train_files or [])
-    if all(is_gym_address(name) for name in files):
+    if all(is_gym_address(name) or is_environment_address(name) for name in files):
         return f"{count} {noun} of the validation split of data.train_files (data.val_files is not set)"
     # A function gets split="val" and may return other tasks; a folder may have its own split.
     if all(
-        is_gym_address(name) or is_reference(name) or has_held_out_split(_found(name, base) or Path(name))
+        is_gym_address(name)
+        or is_environment_address(name)
+        or is_reference(name)
+        or has_held_out_split(_found(name, base) or Path(name))
         for name in files
     ):
         return f"{count} {noun} of data.train_files with split=val (data.val_files is not set)"

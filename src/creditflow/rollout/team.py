@@ -44,6 +44,11 @@ class Team:
         return self[name]
 
     @property
+    def agent_names(self) -> list[str]:
+        """The names of the team's agents, in the order of the recipe."""
+        return list(self._recorder.agents)
+
+    @property
     def base_url(self) -> str:
         """The URL for clients of OpenAI and Anthropic, and libraries built on one; each call becomes a step here.
 
@@ -96,6 +101,10 @@ class Team:
                 f"trajectory {trajectory.id}: answer_from: expected replies or their ids, got {str(unknown[0])[:80]!r}"
             )
         trajectory.answer_steps = tuple(sorted({known.index(id) for id in ids}))
+
+    def keep_info(self, **values: Any) -> None:
+        """Keep values in the trajectory's `info`, for reward functions (any JSON values)."""
+        self._recorder.trajectory.info.update(values)
 
     def cut_short(self, why: str) -> None:
         """Mark the rollout as cut short (a limit of turns): it is `truncated`, and its answer is scored."""

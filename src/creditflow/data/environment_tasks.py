@@ -1,0 +1,121 @@
+"""Tasks of an environment, by an address: `textarena://TicTacToe-v0?players=2&size=500`.
+
+A task holds the address and a seed. Training seeds are odd and validation seeds even, so the two never share a start.
+No environment is opened here: `creditflow.rollout.environments` runs the tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, get_args
+from urllib.parse import parse_qsl
+
+from creditflow.data.trajectory import Task
+from creditflow.errors import DataError, did_you_mean
+
+SCHEMES = ("gymnasium", "openenv", "pettingzoo", "textarena")
+"""The schemes of addresses; each has an adapter in `creditflow.rollout.environments.adapters`."""
+Illegal = Literal["error", "random"]
+"""Effect of an illegal action. `error`: AgentError ends the rollout with the worst outcome of its range. `random`: a
+legal action is drawn at random."""
+DEFAULT_SIZE = 500
+DEFAULT_TURNS = 1000
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://([^?]*)(?:\?(.*))?")
+_NAME = re.compile(r"[A-Za-z0-9_./:\[\]-]{1,200}")
+
+
+@dataclass(frozen=True)
+class EnvironmentAddress:
+    """A parsed address."""
+
+    text: str
+    scheme: str
+    name: str
+    options: Mapping[str, Any]
+    """Options of the adapter and of the environment: JSON values, or texts."""
+    size: int
+    """Number of tasks."""
+    seed: int
+    """Number of the first seed."""
+    illegal: Illegal
+    max_turns: int
+    """Actions of all seats (rounds, if seats act at once) after which a rollout is cut short."""
+
+
+def is_environment_address(name: str) -> bool:
+    """Whether a name in `data.train_files` is an address: of an environment, or with an unknown scheme."""
+    return _ADDRESS.fullmatch(name) is not None
+
+
+def environment_tasks(text: str, key: str, split: str) -> list[Task]:
+    """Make the tasks of an address. Raises DataError for an invalid address; options are checked by the adapter."""
+    address = parse_environment_address(text, key)
+    held_out = split != "train"
+    return [
+        Task(
+            data_source=f"{address.scheme}/{address.name}",
+            prompt=({"role": "user", "content": f"{address.scheme}://{address.name}"},),
+            ground_truth=None,
+            extra_info={
+                "index": index,
+                "split": split,
+                "environment": text,
+                "seed": 2 * (address.seed + index) + (0 if held_out else 1),
+            },
+        )
+        for index in range(address.size)
+    ]
+
+
+@lru_cache(maxsize=64)
+def parse_environment_address(text: str, key: str) -> EnvironmentAddress:
+    """Parse and check an address. Raises DataError."""
+    where = f"{key}: {text[:200]}"
+    match = _ADDRESS.fullmatch(text)
+    if match is None or match[1] not in SCHEMES:
+        scheme, known = text.partition("://")[0], (*SCHEMES, "reasoning-gym")
+        raise DataError(f"{where}: expected {', '.join(known)} before ://{did_you_mean(scheme, known)}")
+    scheme, name, query = match[1], match[2], match[3]
+    if not _NAME.fullmatch(name):
+        raise DataError(f"{where}: expected the name of an environment after {scheme}://, got {name[:80]!r}")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError as error:
+        raise DataError(f"{where}: expected options as name=value&name=value, got {query!r}") from error
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        twice = next(option for option, _ in pairs if [other for other, _ in pairs].count(option) > 1)
+        raise DataError(f"{where}: expected each option once, got {twice!r} twice")
+    illegal = given.pop("illegal", "error")
+    if illegal not in get_args(Illegal):
+        raise DataError(
+            f"{where}: illegal: expected error or random, got {illegal!r}{did_you_mean(illegal, get_args(Illegal))}"
+        )
+    return EnvironmentAddress(
+        text=text,
+        scheme=scheme,
+        name=name,
+        size=_whole(given.pop("size", str(DEFAULT_SIZE)), 1, f"{where}: size"),
+        seed=_whole(given.pop("seed", "0"), 0, f"{where}: seed"),
+        illegal=illegal,
+        max_turns=_whole(given.pop("max_turns", str(DEFAULT_TURNS)), 1, f"{where}: max_turns"),
+        options={option: _value(value) for option, value in given.items()},
+    )
+
+
+def _whole(text: str, least: int, where: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) or int(text) < least:
+        raise DataError(f"{where}: expected a whole number of {least} or more, got {text!r}")
+    return int(text)
+
+
+def _value(text: str) -> Any:
+    """A JSON value, or the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -1,0 +1,1 @@
+"""Adapters of libraries of environments, one a file."""
