@@ -29,7 +29,7 @@ from creditflow.config.recipe import (
     trained_policies,
 )
 from creditflow.config.rule_files import with_loaded_files
-from creditflow.config.team import EndpointConfig, PolicyConfig
+from creditflow.config.team import EndpointConfig, PolicyConfig, PoolConfig
 from creditflow.config.trainer import AuditConfig, TrainerConfig
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "FallbackConfig",
     "OptimConfig",
     "PolicyConfig",
+    "PoolConfig",
     "Recipe",
     "TrainerConfig",
     "credit_overrides",

@@ -163,6 +163,8 @@ def optim_of(config: Config, policy: str) -> OptimConfig:
 
 def model_of(config: Config, policy: str) -> tuple[Any, str]:
     """The model path of a local policy, and its config key."""
+    if policy in config.policies and (pool := config.policies[policy].pool) is not None:
+        return model_of(config, pool.of)
     own = config.policies[policy].model.path if policy in config.policies else None
     if own is not None:
         return own, f"policies.{policy}.model.path"

@@ -37,6 +37,17 @@ class EndpointConfig(Section):
     `temperature`, `seed`); null removes a field."""
 
 
+class PoolConfig(Section):
+    """Opponents for self-play: frozen snapshots of a trained policy."""
+
+    of: Text = ""
+    """The trained policy; the first snapshot is the policy before training."""
+    every: PositiveInt = 5
+    """Training steps between snapshots."""
+    size: Annotated[int, Field(ge=2)] = 8
+    """Maximum number of snapshots. Beyond it the oldest one is dropped, except the first, from which ratings count."""
+
+
 class PolicyConfig(Section):
     """A model that agents act through."""
 
@@ -47,14 +58,17 @@ class PolicyConfig(Section):
     optim: dict[str, Any] = Field(default_factory=dict)
     """Overrides of `actor_rollout_ref.actor.optim` for this policy."""
     trainable: bool | None = None
-    """Default: true; false for a model behind an endpoint."""
+    """Default: true; false for a model behind an endpoint and for a pool."""
     endpoint: EndpointConfig | None = None
     """The server of a remote model. A policy with an endpoint is frozen: its responses cannot be trained on."""
+
+    pool: PoolConfig | None = None
+    """Earlier versions of another policy, one of which acts in each group of rollouts. Such a policy is frozen."""
 
     @property
     def trained(self) -> bool:
         """`trainable`, or its default."""
-        return self.endpoint is None if self.trainable is None else self.trainable
+        return self.endpoint is None and self.pool is None if self.trainable is None else self.trainable
 
 
 class AgentConfig(Section):

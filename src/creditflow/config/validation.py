@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from creditflow.config.model import SUM_NORM
-from creditflow.config.recipe import Config, optim_of, policies_in_use, trained_policies
-from creditflow.config.team import DEFAULT_POLICY, AgentConfig, EndpointConfig, PolicyConfig
+from creditflow.config.recipe import Config, lora_rank_of, optim_of, policies_in_use, trained_policies
+from creditflow.config.team import DEFAULT_POLICY, AgentConfig, EndpointConfig, PolicyConfig, PoolConfig
 from creditflow.credit.presets import find_preset
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.credit.thresholds.base import make_threshold
@@ -146,13 +146,30 @@ def _validate_policies(config: Config) -> None:
                 "an agent (team.agents), or leave it out"
             )
         optim_of(config, name)
-        frozen = policy_config.endpoint is not None or policy_config.trainable is False
+        frozen = not policy_config.trained
         if frozen and (given := next((key for key in ("lora_rank", "optim") if getattr(policy_config, key)), None)):
             raise ConfigError(f"policies.{name}.{given}: is of how a policy is trained, and this one is not")
+        if policy_config.pool is not None:
+            _validate_pool(config, f"policies.{name}", policy_config, policy_config.pool)
         if policy_config.endpoint is not None:
             _validate_endpoint(f"policies.{name}", policy_config, policy_config.endpoint)
     if not trained_policies(config):
         raise ConfigError(f"policies: expected one at least that is trained; {', '.join(names)} is frozen")
+
+
+def _validate_pool(config: Config, key: str, policy: PolicyConfig, pool: PoolConfig) -> None:
+    """Check that a pool's snapshots can be taken: copies of all weights of a trained policy."""
+    if policy.trainable or policy.endpoint is not None or policy.model.path is not None:
+        given = "trainable" if policy.trainable else "endpoint" if policy.endpoint is not None else "model.path"
+        raise ConfigError(f"{key}.{given}: a pool holds frozen snapshots of {pool.of or 'a policy'}; leave it out")
+    trained = trained_policies(config)
+    if pool.of not in trained:
+        hint = did_you_mean(pool.of, trained)
+        raise ConfigError(f"{key}.pool.of: expected a trained policy ({', '.join(trained)}), got {pool.of!r}{hint}")
+    if lora_rank_of(config, pool.of):
+        raise ConfigError(f"{key}.pool.of: expected a policy without an adapter (lora_rank: 0), got {pool.of}")
+    if config.guard.fallback.trainable == "lora":
+        raise ConfigError(f"{key}.pool: snapshots need all weights, but guard.fallback.trainable is lora; use all")
 
 
 def _validate_endpoint(key: str, policy: PolicyConfig, endpoint: EndpointConfig) -> None:

@@ -38,6 +38,7 @@ def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
         "notices": notices(ledger),
         "agents": of_agents(index),
         "series": series(index),
+        "ratings": ratings(ledger),
         "heat": heat(index),
         "advantages": advantages(index),
         "hardest": hardest(index),
@@ -157,7 +158,7 @@ def curves(ledger: Ledger) -> dict[str, Any]:
     names = Names(
         agents=_matches(points, "credit/mean/(.+)"),
         functions=_matches(points, "timing/reward_s/(.+)"),
-        policies=_matches(points, "([^/]+)/actor/[^/]+"),
+        policies=(*_matches(points, "([^/]+)/actor/[^/]+"), *_matches(points, "pool/([^/]+)/size")),
         rules=_matches(points, "guard/on/(.+)"),
     )
     metrics = {name: described(name, names) or Metric(name, "", "", "") for name in points}
@@ -165,6 +166,24 @@ def curves(ledger: Ledger) -> dict[str, Any]:
         name: {"unit": metric.unit, "meaning": metric.meaning, "points": thinned(points[name])}
         for name, metric in metrics.items()
     }
+
+
+def ratings(ledger: Ledger) -> list[dict[str, Any]]:
+    """One row for each pool of earlier versions: `{policy, learner, snapshots: [[version, rating], ...]}`.
+
+    The ratings are those of the last training step with games.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for metrics in ledger.metrics():
+        for name in _matches(metrics, "pool/([^/]+)/rating"):
+            prefix = f"pool/{name}/rating/"
+            own = {int(key.removeprefix(prefix)): value for key, value in metrics.items() if key.startswith(prefix)}
+            rows[name] = {
+                "policy": name,
+                "learner": metrics[f"pool/{name}/rating"],
+                "snapshots": [[version, own[version]] for version in sorted(own)],
+            }
+    return list(rows.values())
 
 
 def _matches(metrics: Iterable[str], pattern: str) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ class GenerationRequest:
     """0: greedy."""
     seed: tuple[int, ...]
     """Key of this call's random numbers: its samples do not depend on the rest of the batch."""
+    rollout: tuple[int, ...] = ()
+    """Key of the rollout's random numbers; it differs from those of its group in the last number alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -362,7 +362,7 @@ class Recorder:
                 seed = (*key, turn) if turn else key
                 begin = len(step.response_ids)
                 ids = step.prompt_ids + step.response_ids
-                request = GenerationRequest(ids, max_tokens - begin, step.temperature, seed)
+                request = GenerationRequest(ids, max_tokens - begin, step.temperature, seed, self._seed)
                 with self.clock.stopped():
                     generation = await self.generator.generate(step.policy, request)
                 answer.text, n_tokens, answer.stop_text = _up_to(call.stop, client, generation.response_ids)

@@ -35,6 +35,7 @@ from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.correction import RolloutCorrection
 from creditflow.engines.local.critic import Critic
 from creditflow.engines.local.lora import Adapter, expect_fits
+from creditflow.engines.local.opponents import OpponentPool
 from creditflow.engines.local.planning import MemoryPlan
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.products import cast_bytes
@@ -101,7 +102,9 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
         return policy
 
     behind = {name for name, policy in config.policies.items() if policy.endpoint is not None}
-    names = [name for name in policies_in_use(config) if name not in behind]
+    pools = {name: policy.pool for name, policy in config.policies.items() if policy.pool is not None}
+    in_use = [name for name in policies_in_use(config) if name not in behind]
+    names = [name for name in in_use if name not in pools]
     policies, bases, adapted = dict[str, Policy](), dict[Path, Policy](), dict[Path, Policy]()
     for place, name in enumerate(sorted(names, key=lambda name: name not in trained)):  # frozen ones last
         folder, rank = model_folder(recipe, name), lora_rank_of(config, name)
@@ -121,7 +124,8 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
     policies = {name: policies[name] for name in names}
     if config.actor_rollout_ref.rollout.name == "vllm":
         attach_samplers(policies, config)
-    return policies
+    policies |= {name: OpponentPool(name, policies[pool.of], pool) for name, pool in pools.items()}
+    return {name: policies[name] for name in in_use}
 
 
 def _load_critics(recipe: Recipe, policies: Mapping[str, Policy], updates: int) -> dict[str, Critic]:
@@ -244,6 +248,7 @@ class PolicySet:
         models = [policy.model for policy in {**self.policies, **self.references}.values()]
         models += [critic.model for critic in self.critics.values()]
         models += [actor.reference.model for actor in self.actors.values() if actor.reference is not None]
+        models += [pool.model for pool in self.pools for _ in range(pool.config.size - 1)]
         learners = [actor.learner for actor in self.actors.values()]
         learners += [critic.learner for critic in self.critics.values()]
         forwards = {
@@ -285,6 +290,21 @@ class PolicySet:
     def device(self) -> torch.device:
         """The device of all local models."""
         return next(iter(self.policies.values())).device
+
+    @property
+    def pools(self) -> list[OpponentPool]:
+        """The pools of earlier versions."""
+        return [policy for policy in self.policies.values() if isinstance(policy, OpponentPool)]
+
+    def record_games(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Count the games against the pools; returns metrics."""
+        return {key: value for pool in self.pools for key, value in pool.record(trajectories).items()}
+
+    def add_snapshots(self, step: int) -> None:
+        """Take the snapshots that are due after training step `step`."""
+        for pool in self.pools:
+            if step % pool.config.every == 0:
+                pool.add(self.policies[pool.config.of])
 
     @property
     def references(self) -> dict[str, Policy]:

@@ -283,6 +283,8 @@ def _trained(
     run.warn(tied_events(assignment, terms, step, run.folder.events()))
     with timing("update"):
         update = _update(run, step, assignment, values_T)
+    rated = policy_set.record_games(gathered.trajectories)
+    policy_set.add_snapshots(step)
     with timing("ledger"):
         run.folder.write_steps(step, batch, assignment)
     table_freq = config.trainer.test_freq if config.trainer.test_freq > 0 else _TABLE_FREQ
@@ -295,6 +297,7 @@ def _trained(
             **run.components.endpoint_metrics(),
             **step_metrics(_without_branches(batch, gathered), gathered.report, assignment, threshold),
             **update,
+            **rated,
             **policy_set.peaks(),
         }
         if run.ahead is not None:
