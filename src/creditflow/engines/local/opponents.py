@@ -113,7 +113,7 @@ class OpponentPool(Policy):
         return snapshots, None if latest is None else rated.get(("learner", latest))
 
     def _result(self, trajectory: Trajectory) -> tuple[tuple[int, int], float] | None:
-        """The players of a game, and the learner's points; None if it is no game."""
+        """The players of a game, and the learner's points; None without a game between them."""
         own, versions = dict[str, float](), dict[str, Counter[int]]()
         for step in trajectory.steps:
             if step.policy not in (self.name, self.config.of):

@@ -37,7 +37,7 @@ class Turn:
     truncated: bool = False
     """Whether the environment has cut itself short."""
     faults: Mapping[str, str] = field(default_factory=dict)
-    """Why the environment counts the last action of a seat as illegal, if it went on all the same."""
+    """The environment's verdict on a seat's last action, if it is illegal and the environment went on all the same."""
 
 
 @dataclass(frozen=True, slots=True)

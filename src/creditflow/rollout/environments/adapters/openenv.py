@@ -1,6 +1,6 @@
 """OpenEnv's environments, which a server runs: `openenv://127.0.0.1:8000?action=message`.
 
-Each rollout has a session of its own, over a WebSocket at `/ws`. The server's messages come from outside, so their size
+Each rollout has a separate session, over a WebSocket at `/ws`. The server's messages come from outside, so their size
 and their types are checked.
 """
 
@@ -78,7 +78,10 @@ class OpenEnvEnvironment(TextEnvironment):
         """Return the action's fields. Raises ValueError if the reply has none."""
         kind, value = self._options.kind, text[:MOST_CHARACTERS].encode("utf-8", "replace").decode()
         if kind == "json":
-            found = json.loads(value)
+            try:
+                found = json.loads(value)
+            except RecursionError:
+                found = None
             if not isinstance(found, dict):
                 raise ValueError(f"expected a JSON object, got {value[:80]!r}")
             return found

@@ -74,7 +74,7 @@ class TextArenaEnvironment(TextEnvironment):
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
-        """Games draw from the module `random`: give each rollout a state of its own, and restore the process's."""
+        """Use a separate state of the module `random`, from which games draw, and restore the process's state."""
         shared = random.getstate()
         random.setstate(self._random)
         try:
