@@ -170,6 +170,11 @@ def _validate_pool(config: Config, key: str, policy: PolicyConfig, pool: PoolCon
         raise ConfigError(f"{key}.pool.of: expected a policy without an adapter (lora_rank: 0), got {pool.of}")
     if config.guard.fallback.trainable == "lora":
         raise ConfigError(f"{key}.pool: snapshots need all weights, but guard.fallback.trainable is lora; use all")
+    if config.actor_rollout_ref.rollout.overlap:
+        raise ConfigError(
+            f"{key}.pool: a rollout meets one snapshot, but with actor_rollout_ref.rollout.overlap the pool changes "
+            "while rollouts run; use overlap: false"
+        )
 
 
 def _validate_endpoint(key: str, policy: PolicyConfig, endpoint: EndpointConfig) -> None:
