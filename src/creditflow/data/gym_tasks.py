@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import importlib
 import json
 import math
@@ -17,19 +16,17 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Literal, get_args, get_type_hints
-from urllib.parse import parse_qsl
+from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from creditflow.data.addresses import TaskSplit, digest, options_of, split_named, split_of, whole
 from creditflow.data.trajectory import Task
 from creditflow.errors import DataError, did_you_mean, first_line
 
 SCHEME = "reasoning-gym://"
-GymSplit = Literal["train", "val", "tune"]
+GymSplit = TaskSplit
 DEFAULT_SIZE = 500
-SHARE_OF_VAL, SHARE_OF_TUNE = 0.2, 0.1
-"""Shares of a family's problems; the rest is for training. `tune`: for choices such as a learning rate."""
 MIN_PATIENCE, PATIENCE_PER_PROBLEM = 1000, 4
 """Draws without a new problem after which a family counts as exhausted: 1000, or 4 per problem found."""
 _CHUNK = 500
@@ -162,12 +159,6 @@ def _circuit(terms: Sequence[str], inputs: Mapping[str, int], last: str) -> list
     return [sorted(gates), last]
 
 
-def split_of(problem: str) -> GymSplit:
-    """The split of a problem; a function of its canonical text alone."""
-    place = int(_digest(problem)[:12], 16) / 16**12
-    return "val" if place < SHARE_OF_VAL else "tune" if place < SHARE_OF_VAL + SHARE_OF_TUNE else "train"
-
-
 def parse_addresses(text: str, key: str) -> list[GymAddress]:
     """Parse an address; with a range of levels (`level=0-3`) one address for each level, which share its size.
 
@@ -189,14 +180,7 @@ def parse_address(text: str, key: str) -> GymAddress:
     if family not in families:
         hint = "; list several addresses instead" if family == "composite" else did_you_mean(family, families)
         raise DataError(f"{key}: expected a family of reasoning-gym, got {family!r}{hint}")
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
-    except ValueError as error:
-        raise DataError(f"{where}: expected options as name=value&name=value, got {query!r}") from error
-    given = dict(pairs)
-    if len(given) < len(pairs):
-        twice = next(name for name, _ in pairs if [n for n, _ in pairs].count(name) > 1)
-        raise DataError(f"{where}: expected each option once, got {twice!r} twice")
+    given = options_of(query, where)
     own = {name: given.pop(name) for name in _OWN_OPTIONS if name in given}
     levels = {name.removeprefix("level."): given.pop(name) for name in list(given) if name.startswith("level.")}
     hints = get_type_hints(factory.DATASETS[family][1])
@@ -214,10 +198,10 @@ def parse_address(text: str, key: str) -> GymAddress:
         text=text,
         family=family,
         options=options,
-        size=_whole(own.get("size", str(DEFAULT_SIZE)), 1, f"{where}: size"),
-        seed=_whole(own.get("seed", "0"), 0, f"{where}: seed"),
+        size=whole(own.get("size", str(DEFAULT_SIZE)), 1, f"{where}: size"),
+        seed=whole(own.get("seed", "0"), 0, f"{where}: seed"),
         weight=_weight(own["weight"], f"{where}: weight") if "weight" in own else None,
-        split=_split(own["split"], f"{where}: split") if "split" in own else None,
+        split=split_named(own["split"], f"{where}: split") if "split" in own else None,
         match=_pattern(own["match"], f"{where}: match") if "match" in own else None,
         level=int(own.get("level", "0")),
     )
@@ -272,7 +256,7 @@ def _load(address: GymAddress, size: int, key: str, split: GymSplit) -> list[Tas
 def _entries(address: GymAddress, options: str, key: str) -> Iterator[dict[str, Any]]:
     """Draw entries without end; a larger size continues the sequence of a smaller one."""
     for chunk in range(2**31):
-        seed = int(_digest(f"{address.family} {address.seed} {chunk}")[:8], 16)
+        seed = int(digest(f"{address.family} {address.seed} {chunk}")[:8], 16)
         data_set = _data_set(address.family, options, seed)
         for index in range(_CHUNK):
             try:
@@ -301,7 +285,7 @@ def _task(
             "family": address.family,
             "level": address.level,
             "options": options,
-            "problem": _digest(problem)[:16],
+            "problem": digest(problem)[:16],
             "entry": _plain_text(entry),
         },
     )
@@ -338,7 +322,7 @@ def _options_of_level(
     attributes = curriculum.attributes
     highest = max(len(attribute.levels) for attribute in attributes.values()) - 1
     if level is not None:
-        number = _whole(level, 0, f"{where}: level")
+        number = whole(level, 0, f"{where}: level")
         if number > highest:
             raise DataError(f"{where}: level: expected at most {highest}, got {number}")
         curriculum.set_global_level(number)
@@ -346,7 +330,7 @@ def _options_of_level(
         if name not in attributes:
             known = ", ".join(attributes)
             raise DataError(f"{where}: unknown level of {name!r}{did_you_mean(name, attributes)}; {family} has {known}")
-        number, most = _whole(value, 0, f"{where}: level.{name}"), len(attributes[name].levels) - 1
+        number, most = whole(value, 0, f"{where}: level.{name}"), len(attributes[name].levels) - 1
         if number > most:
             raise DataError(f"{where}: level.{name}: expected at most {most}, got {number}")
         curriculum.set_attr_level(name, number)
@@ -370,12 +354,6 @@ def _value(text: str, hint: Any, where: str) -> Any:
     raise DataError(f"{where}: expected {str(hint).removeprefix('typing.')}, got {text!r}")
 
 
-def _whole(text: str, least: int, where: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) or int(text) < least:
-        raise DataError(f"{where}: expected a whole number of {least} or more, got {text!r}")
-    return int(text)
-
-
 def _weight(text: str, where: str) -> float:
     try:
         weight = float(text)
@@ -384,14 +362,6 @@ def _weight(text: str, where: str) -> float:
     if not (math.isfinite(weight) and weight > 0):
         raise DataError(f"{where}: expected a number above 0, got {text!r}")
     return weight
-
-
-def _split(text: str, where: str) -> GymSplit:
-    for split in get_args(GymSplit):
-        if text == split:
-            return split  # type: ignore[no-any-return]
-    known = get_args(GymSplit)
-    raise DataError(f"{where}: expected {', '.join(known)}, got {text!r}{did_you_mean(text, known)}")
 
 
 def _pattern(text: str, where: str) -> re.Pattern[str]:
@@ -438,7 +408,3 @@ def _restored(value: Any) -> Any:
         if kind in _KINDS:
             return _KINDS[kind](_restored(items))
     return {key: _restored(item) for key, item in value.items()}
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,54 @@
+"""Parts of the addresses of task sources: `scheme://name?option=value`."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Literal, get_args
+from urllib.parse import parse_qsl
+
+from creditflow.errors import DataError, did_you_mean
+
+TaskSplit = Literal["train", "val", "tune"]
+SHARE_OF_VAL, SHARE_OF_TUNE = 0.2, 0.1
+"""Shares of a source's problems; the rest is for training. `tune`: for choices such as a learning rate."""
+
+
+def split_of(problem: str) -> TaskSplit:
+    """The split of a problem; a function of its canonical text alone."""
+    place = int(digest(problem)[:12], 16) / 16**12
+    return "val" if place < SHARE_OF_VAL else "tune" if place < SHARE_OF_VAL + SHARE_OF_TUNE else "train"
+
+
+def options_of(query: str, where: str) -> dict[str, str]:
+    """The options of an address. Raises DataError for a malformed query and for an option that comes twice."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError as error:
+        raise DataError(f"{where}: expected options as name=value&name=value, got {query!r}") from error
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        twice = next(name for name, _ in pairs if [n for n, _ in pairs].count(name) > 1)
+        raise DataError(f"{where}: expected each option once, got {twice!r} twice")
+    return given
+
+
+def whole(text: str, least: int, where: str) -> int:
+    """The whole number of an option's text. Raises DataError for other text, and below `least`."""
+    if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) or int(text) < least:
+        raise DataError(f"{where}: expected a whole number of {least} or more, got {text!r}")
+    return int(text)
+
+
+def split_named(text: str, where: str) -> TaskSplit:
+    """The split of an option's text. Raises DataError for other text."""
+    for split in get_args(TaskSplit):
+        if text == split:
+            return split  # type: ignore[no-any-return]
+    known = get_args(TaskSplit)
+    raise DataError(f"{where}: expected {', '.join(known)}, got {text!r}{did_you_mean(text, known)}")
+
+
+def digest(text: str) -> str:
+    """A hash of a text, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
