@@ -87,6 +87,7 @@ def load_reward_functions(
     A class is instantiated with the entry's args; a TypeError or ValueError from it is reported as an error of the
     recipe. The instance is then called (`async def __call__` for an async function). It may have
     `range`: a tuple that replaces the declared range;
+    `when(step)`: selects the steps to score, and replaces the declared one;
     `file_arguments`: names of arguments that are files or folders; `base` is searched for them first;
     `text_arguments`: names of arguments that are texts, or files with a text; `base` is searched for files first;
     `inline = True`: calls stay in the manager's process, because it holds a model or a connection to the run;
@@ -150,7 +151,8 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
     declared, signature = _declared(decorated, entry, function, args, key)
     name = str(entry.name or declared.name or getattr(function, "__name__", type(function).__name__))
     key = f"{key} ({name})"
-    if part_of is not None and declared.when is not None:
+    when = getattr(instance, "when", declared.when)
+    if part_of is not None and when is not None:
         raise RewardError(f"{key}: is declared with `when`, which belongs to the composition, not to a part of it")
     level = _level(entry.level or (part_of if declared.level == "answer" else None), declared, key)
     if signature is None:
@@ -183,7 +185,7 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
         agent_match=_pattern(
             declared.agent_match if entry.agent_match is None else entry.agent_match, where.agents, key
         ),
-        when=_when(entry, declared.when, level, where, key) if part_of is None else None,
+        when=_when(entry, when, level, where, key) if part_of is None else None,
         weight=weight,
         range=(low, high),
         version=version,
