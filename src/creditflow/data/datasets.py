@@ -1,4 +1,4 @@
-"""Reads and writes tasks: files and folders with the columns of verl, TRL or GSM8K, reasoning-gym, a user's function.
+"""Reads and writes tasks: files and folders with the columns of verl, TRL or GSM8K, addresses, a user's function.
 
 pyarrow is imported only when a Parquet file is read or written.
 """
@@ -28,6 +28,9 @@ from creditflow.data.environment_tasks import environment_tasks, is_environment_
 from creditflow.data.gym_tasks import SCHEME, gym_tasks, is_gym_address, parse_addresses
 from creditflow.data.messages import without_nulls
 from creditflow.data.trajectory import Task, content_text
+from creditflow.data.verifiers_tasks import SCHEME as VERIFIERS
+from creditflow.data.verifiers_tasks import is_verifiers_address, verifiers_tasks
+from creditflow.data.verifiers_tasks import parse_address as parse_verifiers_address
 from creditflow.errors import CreditflowError, DataError, first_line
 
 _COLUMNS = ("data_source", "prompt", "reward_model", "extra_info", "question", "answer")
@@ -49,18 +52,39 @@ def load_tasks(
     `.arrow`, with the columns of verl, of TRL, or of GSM8K as published. A folder was written by `save_to_disk`, or has
     such files. `file.py:function` is called as `function(split=..., recipe=...)`, with those of the two that it takes,
     and returns an iterable of tasks. `reasoning-gym://family?option=value` makes the tasks of that split (`gym_tasks`),
-    and `textarena://game?option=value` those of an environment (`environment_tasks`). Raises DataError, with the file
-    and the line if there is one, for unusable files and tasks.
+    `textarena://game?option=value` those of an environment (`environment_tasks`), and
+    `verifiers://taskset?option=value` those of an installed taskset (`verifiers_tasks`). Raises DataError, with the
+    file and the line if there is one, for unusable files and tasks.
     """
     key = f"data.{split}_files"
     names = [files] if isinstance(files, str) else list(files or [])
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise DataError(f"{key}: expected a path, a list of paths, `file.py:function` or {SCHEME}..., got {files!r}")
+        raise DataError(
+            f"{key}: expected a path, a list of paths, `file.py:function`, {SCHEME}... or {VERIFIERS}..., got {files!r}"
+        )
     tasks: list[Task] = []
-    for addresses, run in itertools.groupby(names, is_gym_address):
+    for scheme, run in itertools.groupby(names, _scheme):
         names = list(run)
-        tasks += gym_tasks(names, key, split) if addresses else _of_files(names, base, key, recipe_settings, split)
+        if scheme == SCHEME:
+            tasks += gym_tasks(names, key, split)
+        elif scheme == VERIFIERS:
+            tasks += verifiers_tasks(names, key, split)
+        else:
+            tasks += _of_files(names, base, key, recipe_settings, split)
     return tasks
+
+
+def _scheme(name: str) -> str:
+    """The scheme of an address; empty for other names."""
+    return SCHEME if is_gym_address(name) else VERIFIERS if is_verifiers_address(name) else ""
+
+
+def _split_option(name: str) -> str | None:
+    """The split that an address sets; None for other names, and for `split=all`."""
+    if is_gym_address(name):
+        return parse_addresses(name, "data.train_files")[0].split
+    split = parse_verifiers_address(name, "data.train_files").split if is_verifiers_address(name) else None
+    return None if split == "all" else split
 
 
 def _of_files(
@@ -91,7 +115,7 @@ def validation_files(
     if val_files is not None:
         return val_files
     for name in [train_files] if isinstance(train_files, str) else train_files or []:
-        if is_gym_address(name) and (split := parse_addresses(name, "data.train_files")[0].split):
+        if split := _split_option(name):
             raise DataError(
                 f"data.train_files: {name}: split: expected none, got {split!r}: data.val_files is not set, so "
                 f"validation would use the same problems; remove split={split}, or set data.val_files"
@@ -108,11 +132,16 @@ def validation_words(train_files: Any, val_files: Any, count: int, base: Path = 
     if val_files is not None:
         return f"{count} {noun}"
     files = [train_files] if isinstance(train_files, str) else list(train_files or [])
-    if all(is_gym_address(name) or is_environment_address(name) for name in files):
+    if all(
+        is_gym_address(name) or is_environment_address(name) or (is_verifiers_address(name) and not _undivided(name))
+        for name in files
+    ):
         return f"{count} {noun} of the validation split of data.train_files (data.val_files is not set)"
     # A function gets split="val" and may return other tasks; a folder may have its own split.
+    if any(is_verifiers_address(name) and _undivided(name) for name in files):
+        return f"{count} training {noun} (data.val_files is not set)"
     if all(
-        is_gym_address(name)
+        _scheme(name)
         or is_environment_address(name)
         or is_reference(name)
         or has_held_out_split(_found(name, base) or Path(name))
@@ -120,6 +149,11 @@ def validation_words(train_files: Any, val_files: Any, count: int, base: Path = 
     ):
         return f"{count} {noun} of data.train_files with split=val (data.val_files is not set)"
     return f"{count} training {noun} (data.val_files is not set)"
+
+
+def _undivided(name: str) -> bool:
+    """Whether an address of verifiers leaves the split to its taskset."""
+    return parse_verifiers_address(name, "data.train_files").split == "all"
 
 
 def gsm8k_tasks(path: Path | str) -> list[Task]:

@@ -13,6 +13,7 @@ from creditflow._utils.loading import load_object
 from creditflow.config import Config, EndpointConfig, PolicyConfig, Recipe
 from creditflow.data import Step, Task, Trajectory
 from creditflow.data.datasets import load_tasks, validation_files
+from creditflow.data.verifiers_tasks import is_verifiers_address
 from creditflow.engines.common.curriculum import build_curriculum
 from creditflow.errors import ConfigError, RewardError
 from creditflow.rewards import RewardFunction, RewardManager, load_reward_functions
@@ -21,6 +22,7 @@ from creditflow.rollout import AgentSpec, FrozenModel, Workflow
 from creditflow.rollout.endpoint import Endpoint, expect_packages, expect_set
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.toolbox import load_tools
+from creditflow.rollout.verifiers.workflow import verifiers_workflow
 
 _BACKOFF = 0.5
 """Seconds; see `rollout.endpoint.Endpoint.backoff`."""
@@ -90,13 +92,7 @@ def build_components(recipe: Recipe, *, training: bool = True, tasks: bool = Tru
     if training and tasks:
         build_curriculum(train_tasks, config)
 
-    workflow = load_object(config.team.workflow, folder, "team.workflow")
-    plain = inspect.isfunction(workflow) and "team" in inspect.signature(workflow).parameters
-    if not (plain or inspect.iscoroutinefunction(workflow)):
-        raise ConfigError(
-            "team.workflow: expected `async def solve(task, team)`, or `def` with these parameters, got "
-            f"{config.team.workflow}"
-        )
+    workflow = _workflow(config.team.workflow, folder)
     functions = load_functions(recipe)
     if training and not any(f.level == "outcome" or f.weight > 0 for f in functions):
         raise RewardError(
@@ -112,6 +108,19 @@ def build_components(recipe: Recipe, *, training: bool = True, tasks: bool = Tru
         rewards=reward_manager(functions, config),
         stratum=_stratum(config.algorithm.strata, recipe),
     )
+
+
+def _workflow(reference: str, folder: Path) -> Workflow:
+    """The workflow that a recipe names: a function, or an environment of verifiers by its address."""
+    if is_verifiers_address(reference):
+        return verifiers_workflow(reference, "team.workflow")
+    workflow: Workflow = load_object(reference, folder, "team.workflow")
+    plain = inspect.isfunction(workflow) and "team" in inspect.signature(workflow).parameters
+    if not (plain or inspect.iscoroutinefunction(workflow)):
+        raise ConfigError(
+            f"team.workflow: expected `async def solve(task, team)`, or `def` with these parameters, got {reference}"
+        )
+    return workflow
 
 
 def load_functions(recipe: Recipe) -> tuple[RewardFunction, ...]:

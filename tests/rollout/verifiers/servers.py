@@ -1,0 +1,73 @@
+"""Servers on loopback: a model that says given texts, and a resource server of NeMo Gym."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from creditflow.rollout.chat import parse_tool_calls
+
+
+@contextmanager
+def answering(answer: Callable[[str, Any], Any]) -> Iterator[str]:
+    """Serve `answer(path, body)` for each POST, both as JSON; yields the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            payload = json.dumps(answer(self.path, body)).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def saying(said: dict[str, list[str]]) -> Iterator[str]:
+    """An OpenAI-compatible server that answers each model's calls with its texts, in order."""
+
+    def answer(path: str, body: Any) -> Any:
+        text, calls = parse_tool_calls(said[body["model"]].pop(0))
+        message: dict[str, Any] = {"role": "assistant", "content": text or None}
+        if calls and body.get("tools"):
+            message["tool_calls"] = [call.to_message(f"call_{i}") for i, call in enumerate(calls)]
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        whole = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice]}
+        return {**whole, "usage": usage}
+
+    with answering(answer) as url:
+        yield f"{url}/v1"
+
+
+@contextmanager
+def resources() -> Iterator[tuple[str, list[float]]]:
+    """A resource server; the reward is the share of the asked word among those said."""
+    verified: list[float] = []
+
+    def answer(path: str, body: Any) -> Any:
+        if path != "/verify":
+            return {}
+        parts = [part["text"] for item in body["response"]["output"] for part in item.get("content", [])]
+        words = " ".join(parts).split()
+        verified.append(words.count(body["word"]) / max(1, len(words)))
+        return {**body, "reward": verified[-1]}
+
+    with answering(answer) as url:
+        yield url, verified

@@ -1,0 +1,18 @@
+"""A taskset whose reward runs the model's text as a program."""
+
+import verifiers.v1 as vf
+
+
+class CommandingTask(vf.Task[vf.TaskData]):
+    @vf.reward
+    async def runs_code(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
+        result = await runtime.run(["python3", "-c", trace.last_reply], {})
+        return float(result.exit_code == 0)
+
+
+class CommandingTaskset(vf.Taskset[CommandingTask]):
+    def load(self):
+        yield CommandingTask(vf.TaskData(prompt="?"), self.config.task)
+
+
+__all__ = ["CommandingTaskset"]
