@@ -61,7 +61,7 @@ def test_validation_tasks_come_from_another_split() -> None:
 
 @pytest.mark.skipif(not MISSING, reason="verifiers is installed")
 def test_missing_verifiers_is_named_with_its_installation(tmp_path: Path) -> None:
-    message = r"needs verifiers, in an environment of its own .* pip install 'creditflow\[verifiers\]'"
+    message = r"needs verifiers, in a separate environment .* pip install 'creditflow\[verifiers\]'"
     with pytest.raises(DataError, match=f"data.train_files: .*{message}"):
         load_tasks("verifiers://desk", tmp_path, {}, "train")
     (tmp_path / "recipe.yaml").write_text('team: {workflow: "verifiers://desk"}\n')

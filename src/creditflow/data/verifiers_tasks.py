@@ -139,7 +139,7 @@ def _load(address: VerifiersAddress, key: str, split: TaskSplit) -> list[Task]:
         wish = f"{address.size} tasks" if address.size else "tasks"
         raise DataError(
             f"{where}: expected {wish} in split {wanted}, found {len(found)} of {read} in all; set a smaller size, or "
-            "split=all if the taskset has a split of its own"
+            "split=all if the taskset has its own splits"
         )
     return found
 
@@ -208,7 +208,7 @@ def _config(text: str, key: str) -> Any:
 def _verifiers(key: str) -> Any:
     if importlib.util.find_spec("verifiers") is None:
         raise DataError(
-            f"{key}: {SCHEME} needs verifiers, in an environment of its own (it requires openai below 3): "
+            f"{key}: {SCHEME} needs verifiers, in a separate environment (it requires openai below 3): "
             "pip install 'creditflow[verifiers]'; see docs/how_to/verifiers.md"
         )
     try:

@@ -1,6 +1,6 @@
 """A recipe's workflow as an environment of verifiers, for its evaluation and for trainers that play its environments.
 
-Every call of an agent is a run of the role of that name, with a trace of its own. Imports verifiers.
+Every call of an agent is a run of the role of that name, with a separate trace. Imports verifiers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ try:
     from creditflow.rollout.verifiers.harness import HARNESS
 except ImportError as missing:
     raise ConfigError(
-        f"the export to verifiers needs {missing.name}, in an environment of its own: pip install "
+        f"the export to verifiers needs {missing.name}, in a separate environment: pip install "
         "'creditflow[verifiers]'; see docs/how_to/verifiers.md"
     ) from missing
 
@@ -65,7 +65,7 @@ def export(recipe: Path | str, overrides: Sequence[str] = ()) -> tuple[type[Any]
     `w_o * outcome + w_r * sub-reward`, the credit of `propagation: none`. Sampling is the evaluation's: `max_tokens`
     and `temperature` of a call are not passed on.
 
-    Raises ConfigError for an unusable recipe: one of `verifiers://`, or with tools of its own.
+    Raises ConfigError for an unusable recipe: one of `verifiers://`, or with tools in `team.agents`.
     """
     team = _Team(load_recipe(recipe, overrides))
 
@@ -167,7 +167,7 @@ class _Team:
 
 @dataclass
 class _Seat(ChatClient):
-    """One role of an episode, from the workflow's side: each call is a run with a trace of its own."""
+    """One role of an episode, from the workflow's side: each call is a run with a separate trace."""
 
     agent: Any
     runs: list[tuple[str, str, Any]] = field(default_factory=list)

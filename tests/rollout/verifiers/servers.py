@@ -1,4 +1,4 @@
-"""Servers on loopback: a model that says given texts, and a resource server of NeMo Gym."""
+"""Servers on loopback: tools, a model that says given texts, and a resource server of NeMo Gym."""
 
 import json
 import threading
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from creditflow._utils.loopback import bound, url_of
 from creditflow.rollout.chat import parse_tool_calls
 
 
@@ -36,6 +37,26 @@ def answering(answer: Callable[[str, Any], Any]) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def serving_tools(tools: Any) -> Iterator[str]:
+    """Serve a toolset of verifiers from a thread, as its own process would; yields the URL for `tools.url`."""
+    import uvicorn
+    from mcp.server.mcpserver import MCPServer
+
+    mcp = MCPServer(tools.server_name)
+    tools.register(mcp)
+    app = mcp.streamable_http_app(json_response=True, stateless_http=True)
+    listening = bound("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield f"{url_of('127.0.0.1', listening)}/mcp"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @contextmanager

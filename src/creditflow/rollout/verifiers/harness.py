@@ -1,6 +1,6 @@
 """A verifiers harness that runs its chat loop in this process: `harness.id = "creditflow"`.
 
-verifiers' own `null` harness runs the same loop as a script, whose packages it downloads on first use. Imports
+verifiers' own `null` harness runs the same loop as a script, and downloads packages for it on first use. Imports
 verifiers.
 """
 
@@ -26,7 +26,7 @@ _CONNECT_SECONDS = 5.0
 
 
 class InProcessHarnessConfig(HarnessConfig):  # type: ignore[misc]
-    """The options of every harness; there are no others."""
+    """The options of every harness, and no more."""
 
     id: str = HARNESS
 

@@ -1,4 +1,4 @@
-"""What a trajectory keeps of verifiers' traces: their rewards, metrics and steps, as JSON."""
+"""The record of verifiers' traces in a trajectory: rewards, metrics and steps, as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TraceRecord:
     trainable: bool
     """Whether the environment lets the role learn."""
     stop: str | None
-    """What ended the run."""
+    """The reason for the end of the run."""
 
     @property
     def reward(self) -> float:

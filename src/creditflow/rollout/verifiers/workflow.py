@@ -34,7 +34,7 @@ _REASON_CHARACTERS = 500
 def verifiers_workflow(text: str, key: str) -> Workflow:
     """The workflow of an address.
 
-    Raises DataError for an invalid address, and ConfigError for a taskset that needs a box of its own.
+    Raises DataError for an invalid address, and ConfigError for a taskset that needs a container.
     """
     environment = _environment(text, key)
 
@@ -60,7 +60,7 @@ def _environment(text: str, key: str) -> _Environment:
 
 
 class _Environment:
-    """verifiers' environment, with its servers on an event loop of its own in a thread.
+    """verifiers' environment, with its servers on a separate event loop in a thread.
 
     The servers start with the first rollout and stay until the process ends. The rollout's own loop stays free.
     """
@@ -95,7 +95,7 @@ class _Environment:
         one = self.task_type(data, self.env.config.taskset.task)
         with _key_variable(team.api_key) as variable:
             client = self._v1.EvalClientConfig(base_url=team.base_url, api_key_var=variable)
-            # Each role has the model of its own name, by which the rollout's server finds the agent.
+            # Each role has its name as its model; the rollout's server finds the agent by it.
             context = self._v1.ModelContext(model=self.roles[0], client=client)
             episode = await asyncio.wrap_future(
                 asyncio.run_coroutine_threadsafe(self._episode(one, context), self._running_loop())
@@ -129,7 +129,7 @@ class _Environment:
         try:
             async with self.env.serving():
                 # A shared interception server keeps the connections of every rollout's URL. Without one, each run of
-                # a role has a server of its own, which closes with it.
+                # a role opens and closes a separate server.
                 self.env._interception = None
                 self._ready.set_result(None)
                 await forever.wait()
