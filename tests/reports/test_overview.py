@@ -60,7 +60,7 @@ def test_agent_rows_are_means_of_ledger_columns(tmp_path: Path) -> None:
 def test_folder_named_key_value_does_not_change_columns(tmp_path: Path) -> None:
     index = indexed(a_run(tmp_path / "agent=x" / "turn=7"))
     assert [row["agent"] for row in of_agents(index)] == ["executor", "planner", "verifier"]
-    assert index.ask("SELECT count(DISTINCT turn) AS n FROM steps")[0]["n"] > 1
+    assert index.ask("SELECT count(DISTINCT turn) AS n FROM sums")[0]["n"] > 1
 
 
 def test_file_with_a_damaged_footer_is_set_aside(tmp_path: Path) -> None:

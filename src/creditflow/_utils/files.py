@@ -19,6 +19,11 @@ from typing import Any
 from creditflow.errors import InputError, first_line, says_disk_full
 
 
+def cache_folder() -> Path:
+    """The folder of files that can be made again: $CREDITFLOW_CACHE, else ~/.cache/creditflow."""
+    return Path(os.environ.get("CREDITFLOW_CACHE") or Path.home() / ".cache" / "creditflow")
+
+
 def write_whole(target: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file, then rename it to `target`; on an error `target` stays as it was."""
     aside = target.with_name(f".{target.name}.{os.getpid()}.part")

@@ -1,20 +1,22 @@
-"""A run's trajectories and steps as two small in-memory tables, for fast filters and sums over a million steps.
+"""A run's trajectories, steps and sums as tables, for fast filters and statistics over tens of millions of steps.
 
-Only the columns for filters and sums are read from the step files; texts are not. The views `trajectories` and `steps`
-leave out branches; the tables `all_trajectories` and `all_steps` contain them.
+Only the columns for filters and sums are read from the step files; texts are not. The tables are a DuckDB file in the
+cache folder, or in memory. The file is derived from the run and may be deleted at any time.
 """
 
 from __future__ import annotations
 
-import itertools
+import hashlib
+import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from creditflow._utils.files import json_ready
+from creditflow._utils.files import cache_folder, json_ready
 from creditflow.errors import DataError, InputError, did_you_mean, first_line
 from creditflow.runs import Ledger
 from creditflow.runs.sql import BRANCH_OF, TRAINING_STEP, database, source_of
@@ -23,12 +25,29 @@ from creditflow.runs.step_files import expect_readable, options_of
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_AT_ONCE = 64
-"""Step files read per query, so that other threads can query in between."""
+TURNS = 60
+"""Turns that statistics keep apart; later turns are counted in the last one."""
+PER_E = 32
+"""Bins of advantages for each factor of e in size."""
+_AT_ONCE, _BYTES_AT_ONCE = 64, 8_000_000
+"""Step files read per query and their size, so that memory is bounded and new tables appear early."""
+_MEMORY = "1GB"
+"""Memory of the tables; beyond it they are on disk."""
+STORED_FROM = 50_000_000
+"""Bytes of step files from which an index is stored."""
+_VERSION = "1"
+"""Version of the tables, in a stored index."""
+_KEPT_DAYS = 30
+"""Days after which an unused index is deleted."""
 
 _SQL = resources.files("creditflow.reports")
 _CREDIT = ("scored", "failed", "gate_open", "threshold", "trained", "credit", "withheld", "advantage")
 """Columns of a step file with credit."""
+NUMBER = f'({TRAINING_STEP.split(" AS ")[0]}::BIGINT << 32) + file_row_number - coalesce("index", 0)'
+_BIN = (
+    f"CASE WHEN abs(advantage) < 1e-12 THEN 0 ELSE sign(advantage) * (1000 + round(ln(abs(advantage)) * {PER_E})) END"
+)
+"""SQL expressions of a row's trajectory and of a bin, over step files."""
 Signature = tuple[int, int]
 """A file's modification time in ns and its size; after a rollback a file of the same name may differ."""
 
@@ -48,13 +67,13 @@ class Filter:
     branches: str | None = None
     """`with` or `without`."""
 
-    def clauses(self) -> tuple[str, list[Any]]:
-        """An SQL condition on `trajectories`, and its values."""
+    def clauses(self, between: tuple[int, int] | None = None) -> tuple[str, list[Any]]:
+        """An SQL condition on `trajectories`, and its values. `between`: first and last training step to look at."""
         on_trajectory = {"training_step = ?": self.training_step}
         on_step = {
             "agent = ?": self.agent,
-            "scored AND sub_reward >= ?": self.least_score,
-            "scored AND sub_reward <= ?": self.most_score,
+            "sub_reward >= ?": self.least_score,
+            "sub_reward <= ?": self.most_score,
         }
         conditions = [clause for clause, value in on_trajectory.items() if value is not None]
         step_conditions = [clause for clause, value in on_step.items() if value is not None]
@@ -66,8 +85,13 @@ class Filter:
         if self.gate is not None:
             step_conditions.append(_chosen("gate", self.gate, _GATES))
         if step_conditions:
-            steps = f"SELECT (training_step, trajectory_id) FROM steps WHERE {' AND '.join(step_conditions)}"
-            conditions.append(f"(training_step, trajectory_id) IN ({steps})")
+            if between is None and self.training_step is not None:
+                between = (self.training_step, self.training_step)
+            if between is not None:  # so that only a part of the table is read
+                step_conditions.append(f"number BETWEEN {between[0] << 32} AND {(between[1] + 1 << 32) - 1}")
+            conditions.append(f"number IN (SELECT number FROM steps WHERE {' AND '.join(step_conditions)})")
+        if between is not None:
+            conditions.append(f"number BETWEEN {between[0] << 32} AND {(between[1] + 1 << 32) - 1}")
         return " AND ".join(conditions) or "true", values
 
 
@@ -83,13 +107,18 @@ def _chosen(name: str, value: str, clauses: Mapping[str, str]) -> str:
 
 
 class Index:
-    """The tables and the state of their files. Queries are safe from several threads."""
+    """The tables and the state of their files. Queries are safe from several threads, also during `refresh`."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, file: Path | None = None, *, temporary: bool = False) -> None:
+        """`file`: a DuckDB file of this index, made if it is missing; None for tables in memory.
+
+        `temporary`: keep the tables in a file that is deleted with the index.
+        """
         self.ledger = ledger
-        self._connection: DuckDBPyConnection = database()
-        self._connection.execute((_SQL / "tables.sql").read_text())
+        self._aside = tempfile.TemporaryDirectory(prefix="creditflow-index-", ignore_cleanup_errors=True)
+        self._connection = self._connected(Path(self._aside.name) / "index.duckdb" if temporary else file)
         self._lock = threading.Lock()
+        """Held by the one writer."""
         self.taken: dict[int, Signature] = {}
         """Training steps in the tables, with the signatures of their files."""
         self.damaged: dict[int, Signature] = {}
@@ -98,43 +127,108 @@ class Index:
         """The reason for an unreadable file or, in `taken`, for credit that cannot be explained, by training step."""
         self.has_read = threading.Event()
         """Set after the newest training step has been read, and at once for a run without training steps."""
+        self.ends = threading.Event()
+        """Set to end `refresh` after the files that it is reading."""
         self.rules: dict[int, str] = {}
         """`algorithm.propagation` of each training step with readable credit."""
+        for step, modified, size, damaged, rule, reason in self._connection.execute("FROM files").fetchall():
+            (self.damaged if damaged else self.taken)[step] = (modified, size)
+            self.rules |= {} if rule is None else {step: rule}
+            self.reasons |= {} if reason is None else {step: reason}
+
+    def _connected(self, file: Path | None) -> DuckDBPyConnection:
+        connection = database(file, memory=_MEMORY, aside=Path(self._aside.name))
+        if not connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'made_by'").fetchall():
+            connection.execute((_SQL / "tables.sql").read_text())
+            connection.execute("INSERT INTO made_by VALUES (?)", [_made_by()])
+        return connection
+
+    @classmethod
+    def stored(cls, ledger: Ledger) -> Index:
+        """The index of a long run in the cache folder; that of a short run in memory, since it is read in seconds.
+
+        The file is temporary while another process holds the stored one, or without such a folder. An index of another
+        version, or one that cannot be read, is made again.
+        """
+        if sum(signature[1] for step in ledger.steps if (signature := _signature(ledger, step))) < STORED_FROM:
+            return cls(ledger)
+        folder = cache_folder() / "index"
+        file = folder / f"{hashlib.sha256(str(ledger.path.resolve()).encode()).hexdigest()[:24]}.duckdb"
+        for _ in range(2):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                _delete_unused(folder, file)
+                index = cls(ledger, file)
+            except cls._errors() as error:
+                if isinstance(error, OSError) or "lock" in str(error):
+                    break
+                _remove(file)
+                continue
+            if index.ask("SELECT version FROM made_by") == [{"version": _made_by()}]:
+                return index
+            index.close()
+            _remove(file)
+        return cls(ledger, temporary=True)
+
+    def close(self) -> None:
+        """Close the tables and remove temporary files."""
+        with self._lock:
+            self._connection.close()
+        self._aside.cleanup()
 
     def refresh(self, ledger: Ledger) -> None:
-        """Read the new step files, newest first; start over if the run was rolled back or a file was replaced."""
+        """Read the new step files, newest first; forget those that a rollback removed or replaced."""
         there = {step: signature for step in ledger.steps if (signature := _signature(ledger, step)) is not None}
         with self._lock:
             self.ledger = ledger
-            if any(there.get(step) != signature for step, signature in self.taken.items()):
-                self._connection.execute("DELETE FROM all_trajectories; DELETE FROM all_steps")
-                self.taken.clear()
-            self.damaged = {step: signature for step, signature in self.damaged.items() if there.get(step) == signature}
-            for kept in (self.reasons, self.rules):
-                for step in kept.keys() - self.taken.keys() - self.damaged.keys():
-                    del kept[step]
+            self._forget([step for step, old in {**self.taken, **self.damaged}.items() if there.get(step) != old])
         new = [step for step in reversed(ledger.steps) if step in there and step not in {**self.taken, **self.damaged}]
-        starts = [0, *range(1, len(new), _AT_ONCE), len(new)]  # the newest alone: users see it first
-        for start, stop in itertools.pairwise(starts):
-            if new[start:stop]:
-                self._take({step: there[step] for step in new[start:stop]})
-                self.has_read.set()
+        for steps in _portions(new, there):
+            if self.ends.is_set():
+                break
+            self._take({step: there[step] for step in steps})
+            self.has_read.set()
         self.has_read.set()
+
+    def _forget(self, steps: Sequence[int]) -> None:
+        if not steps:
+            return
+        listed = ", ".join(map(str, steps))
+        for table in ("files", "all_trajectories", "sums", "parts", "advantages"):
+            self._connection.execute(f"DELETE FROM {table} WHERE training_step IN ({listed})")
+        self._connection.execute(f"DELETE FROM steps WHERE (number >> 32) IN ({listed})")
+        for kept in (self.taken, self.damaged, self.reasons, self.rules):
+            for step in steps:
+                kept.pop(step, None)  # type: ignore[attr-defined]
 
     def _take(self, steps: Mapping[int, Signature]) -> None:
         with self._lock:
             try:
+                facts = {step: expect_readable(self.ledger.file(step)) for step in steps}
                 self._insert(list(steps))
             except self._errors() as error:
                 if len(steps) == 1:
                     self.damaged |= steps
                     self.reasons |= {step: _reason(error, self.ledger.file(step)) for step in steps}
+                    self._record(steps, damaged=True)
                     return
             else:
+                for step, stored in facts.items():
+                    # The sums need no rule, so a rule that cannot be read does not leave out the file.
+                    try:
+                        if (options := options_of(self.ledger.file(step), stored)) is not None:
+                            self.rules[step] = options.propagation
+                    except DataError as error:
+                        self.reasons[step] = _reason(error, self.ledger.file(step))
+                self._record(steps, damaged=False)
                 self.taken |= steps
                 return
         for step, signature in steps.items():  # one of the files is damaged
             self._take({step: signature})
+
+    def _record(self, steps: Mapping[int, Signature], *, damaged: bool) -> None:
+        rows = [(step, *steps[step], damaged, self.rules.get(step), self.reasons.get(step)) for step in steps]
+        self._connection.executemany("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     @staticmethod
     def _errors() -> tuple[type[Exception], ...]:
@@ -143,55 +237,120 @@ class Index:
         return (duckdb.Error, OSError, DataError)  # a damaged footer raises the plain duckdb.Error
 
     def _insert(self, steps: Sequence[int]) -> None:
-        files = [self.ledger.file(step) for step in steps]
-        facts = [expect_readable(file) for file in files]
-        source = source_of(files, ", file_row_number = true")
+        source = source_of([self.ledger.file(step) for step in steps], ", file_row_number = true")
         connection = self._connection
         connection.execute("BEGIN")
         try:
             columns = [row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
             has_credit = "advantage" in columns
-            insert = (
-                (_SQL / "insert.sql")
-                .read_text()
-                .format(
-                    training_step=TRAINING_STEP,
-                    source=source,
-                    branch_of=BRANCH_OF,
-                    sub_reward="CASE WHEN scored THEN sub_reward END" if has_credit else "NULL",
-                    credit_columns=", ".join(_CREDIT if has_credit else (f"NULL AS {name}" for name in _CREDIT)),
-                )
-            )
-            connection.execute(insert)
+            credit = _CREDIT if has_credit else [f"NULL::{_TYPES.get(name, 'BOOLEAN')} AS {name}" for name in _CREDIT]
+            parts = {
+                "training_step": TRAINING_STEP,
+                "number": NUMBER,
+                "source": source,
+                "branch_of": BRANCH_OF,
+                "sub_reward": "CASE WHEN scored THEN sub_reward END" if has_credit else "NULL::DOUBLE",
+                "credit_names": ", ".join(_CREDIT),
+                "credit_columns": ", ".join(credit),
+                "last_turn": TURNS - 1,
+                "bin": _BIN,
+            }
+            connection.execute((_SQL / "insert.sql").read_text().format(**parts))
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")
             raise
-        for step, file, stored in zip(steps, files, facts, strict=True):
-            # The sums need no rule, so a rule that cannot be read does not leave out the file.
-            try:
-                if (options := options_of(file, stored)) is not None:
-                    self.rules[step] = options.propagation
-            except DataError as error:
-                self.reasons[step] = _reason(error, file)
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """The rows of a query over `trajectories` and `steps`, as JSON types."""
-        with self._lock:
-            cursor = self._connection.execute(query, list(values))
-            names = [column[0] for column in cursor.description or ()]
-            return [json_ready(dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
+        """The rows of a query over the tables, as JSON types."""
+        with self._connection.cursor() as cursor:
+            result = cursor.execute(query, list(values))
+            names = [column[0] for column in result.description or ()]
+            return [json_ready(dict(zip(names, row, strict=True))) for row in result.fetchall()]
+
+    def cursor(self) -> DuckDBPyConnection:
+        """A connection of its own to the tables, which the caller closes."""
+        return self._connection.cursor()
 
     def page(self, wanted: Filter, offset: int, limit: int) -> dict[str, Any]:
         """`{total, trajectories: [...]}` of rollouts, the newest training step first, in the order of its file."""
         clause, values = wanted.clauses()
         total = self.ask(f"SELECT count(*) AS n FROM trajectories WHERE {clause}", values)[0]["n"]
         trajectories = self.ask(
-            f"SELECT * EXCLUDE (place, task_key) FROM trajectories WHERE {clause} "
-            "ORDER BY training_step DESC, place LIMIT ? OFFSET ?",
+            f"""
+            WITH page AS (
+                SELECT number FROM trajectories WHERE {clause} ORDER BY training_step DESC, number LIMIT ? OFFSET ?
+            )
+            SELECT {ROW} FROM page JOIN trajectories t USING (number) LEFT JOIN tasks USING (task_key)
+            ORDER BY training_step DESC, number
+            """,
             [*values, limit, offset],
         )
         return {"total": total, "trajectories": trajectories}
+
+    def tasks(self) -> dict[int, tuple[int, float]]:
+        """The trajectories with an outcome of each task, and the share that ended right, by the task's key."""
+        rows = self.ask(
+            "SELECT task_key, count(*) AS n, avg(ended_right::INT) AS share FROM trajectories "
+            "WHERE ended_right IS NOT NULL AND task_key IN (SELECT task_key FROM tasks) GROUP BY task_key"
+        )
+        return {row["task_key"]: (row["n"], row["share"]) for row in rows}
+
+    def of_task(self, task_key: int, limit: int) -> list[dict[str, Any]]:
+        """The newest trajectories of a task, as rows of the list."""
+        return self.ask(
+            f"SELECT {ROW} FROM trajectories LEFT JOIN tasks USING (task_key) WHERE task_key = ? "
+            "ORDER BY training_step DESC, number LIMIT ?",
+            [task_key, limit],
+        )
+
+    def task_of(self, trajectory_id: str, training_step: int) -> int | None:
+        """The key of a trajectory's task; None for an unknown trajectory."""
+        rows = self.ask(
+            "SELECT task_key FROM all_trajectories WHERE trajectory_id = ? AND training_step = ?",
+            [trajectory_id, training_step],
+        )
+        return rows[0]["task_key"] if rows else None
+
+
+ROW = "training_step, trajectory_id, uid, status, outcome, ended_right, n_steps, first_error, prompt, n_branches"
+"""Columns of a row of the list, over `trajectories` and `tasks`."""
+_TYPES = dict.fromkeys(("threshold", "credit", "withheld", "advantage"), "DOUBLE")
+
+
+def _portions(steps: Sequence[int], there: Mapping[int, Signature]) -> Iterator[list[int]]:
+    """Split training steps by number and size of their files; the first is alone, since users see it first."""
+    portion: list[int] = []
+    size = 0
+    for place, step in enumerate(steps):
+        portion.append(step)
+        size += there[step][1]
+        if place == 0 or len(portion) == _AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
+
+
+def _made_by() -> str:
+    import duckdb
+
+    return f"{_VERSION} duckdb {duckdb.__version__}"
+
+
+def _remove(file: Path) -> None:
+    for path in (file, file.with_name(f"{file.name}.wal")):
+        path.unlink(missing_ok=True)
+
+
+def _delete_unused(folder: Path, own: Path) -> None:
+    """Delete indexes that were not opened for a month, and mark this one as opened."""
+    oldest = time.time() - _KEPT_DAYS * 86_400
+    for file in folder.glob("*.duckdb"):
+        if file != own and file.stat().st_mtime < oldest:
+            _remove(file)
+    if own.exists():
+        own.touch()
 
 
 def _reason(error: Exception, file: Path) -> str:

@@ -1,34 +1,66 @@
 -- Adds step files to the index. Names in braces are filled in: source is the files as a table, credit_columns and
 -- sub_reward are null in files without credit. A trajectory ended right if its outcome, rescaled from its range, is at
--- the maximum, as `trajectory.RIGHT` defines it.
-CREATE TEMP TABLE taken AS
-SELECT {training_step}, file_row_number AS place, trajectory_id, uid, status,
-       outcome, "index" AS position, agent, turn, {sub_reward} AS sub_reward, {credit_columns},
-       CASE WHEN coalesce("index", 0) = 0 AND outcome IS NOT NULL THEN
+-- the maximum, as `trajectory.RIGHT` defines it. A step's index is its place in its trajectory, whose rows are adjacent.
+CREATE OR REPLACE TEMP TABLE taken AS
+SELECT training_step, number, position, agent, least(turn, {last_turn}) AS turn, sub_reward, {credit_names},
+       sub_reward < 1 - 1e-9 AS wrong
+FROM (
+    SELECT {training_step}, {number} AS number, "index" AS position, agent, turn, {sub_reward} AS sub_reward,
+           {credit_columns}
+    FROM {source} WHERE "index" IS NOT NULL
+);
+
+CREATE OR REPLACE TEMP TABLE begun AS
+SELECT {training_step}, {number} AS number, trajectory_id, uid, status, outcome,
+       CASE WHEN outcome IS NOT NULL THEN
            (outcome - (outcome_score ->> '$.range[0]')::DOUBLE)
            / ((outcome_score ->> '$.range[1]')::DOUBLE - (outcome_score ->> '$.range[0]')::DOUBLE) >= 1 - 1e-9
        END AS ended_right,
-       CASE WHEN coalesce("index", 0) = 0 THEN left(task ->> '$.prompt[-1].content', 200) END AS prompt,
-       CASE WHEN coalesce("index", 0) = 0 THEN hash(task) END AS task_key,
-       CASE WHEN coalesce("index", 0) = 0 THEN {branch_of} END AS branch_of
-FROM {source};
+       left(task ->> '$.prompt[-1].content', 200) AS prompt, hash(task) AS task_key, {branch_of} AS branch_of
+FROM {source} WHERE coalesce("index", 0) = 0;
 
 INSERT INTO all_trajectories
-WITH found AS (
-    SELECT training_step, min(place) AS place, trajectory_id, any_value(uid), any_value(status), any_value(outcome),
-           any_value(ended_right), count(position), min(position) FILTER (WHERE sub_reward < 1 - 1e-9),
-           any_value(prompt), any_value(task_key), any_value(branch_of) AS branch_of
-    FROM taken GROUP BY training_step, trajectory_id
+WITH done AS (
+    SELECT number, count(*) AS n_steps, min(position) FILTER (WHERE wrong) AS first_error,
+           arg_min(agent, position) FILTER (WHERE wrong) AS erring_agent, sum(abs(credit)) AS moved
+    FROM taken GROUP BY number
 ), branches AS (
-    SELECT training_step, branch_of AS trajectory_id, count(*) AS n FROM found WHERE branch_of IS NOT NULL GROUP BY ALL
+    SELECT training_step, branch_of AS trajectory_id, count(*) AS n FROM begun WHERE branch_of IS NOT NULL GROUP BY ALL
 )
-SELECT f.*, coalesce(b.n, 0) FROM found f
-LEFT JOIN branches b ON f.training_step = b.training_step AND f.trajectory_id = b.trajectory_id;
+SELECT b.number, b.training_step, b.trajectory_id, uid, status, outcome, ended_right, coalesce(n_steps, 0), first_error,
+       erring_agent, task_key, moved, branch_of, coalesce(o.n, 0)
+FROM begun b LEFT JOIN done USING (number)
+LEFT JOIN branches o ON b.training_step = o.training_step AND b.trajectory_id = o.trajectory_id
+ORDER BY b.number;
 
-INSERT INTO all_steps
-SELECT t.training_step, t.trajectory_id, position, agent, turn, sub_reward, scored, failed, gate_open, threshold,
-       trained, credit, withheld, advantage, p.ended_right, sub_reward < 1 - 1e-9, p.branch_of
-FROM taken t JOIN all_trajectories p ON t.training_step = p.training_step AND t.trajectory_id = p.trajectory_id
-WHERE position IS NOT NULL;
+INSERT INTO tasks
+SELECT task_key, any_value(prompt) FROM begun
+WHERE prompt IS NOT NULL AND task_key NOT IN (SELECT task_key FROM tasks) GROUP BY task_key;
 
-DROP TABLE taken;
+DELETE FROM taken WHERE number IN (SELECT number FROM begun WHERE branch_of IS NOT NULL);
+
+INSERT INTO steps SELECT number, agent, sub_reward, gate_open FROM taken;
+
+INSERT INTO sums
+SELECT training_step, agent, turn, count(*), count(trained), count(*) FILTER (WHERE scored),
+       count(*) FILTER (WHERE failed), count(*) FILTER (WHERE wrong), count(*) FILTER (WHERE scored AND gate_open),
+       count(*) FILTER (WHERE scored AND NOT gate_open), count(*) FILTER (WHERE trained), sum(sub_reward),
+       max(threshold), sum(credit) FILTER (WHERE trained), sum(abs(credit)) FILTER (WHERE trained),
+       sum(abs(withheld)) FILTER (WHERE NOT isnan(withheld)), sum(advantage) FILTER (WHERE trained),
+       count(*) FILTER (WHERE trained AND wrong), sum(advantage) FILTER (WHERE trained AND wrong),
+       sum(advantage * advantage) FILTER (WHERE trained AND wrong),
+       count(*) FILTER (WHERE trained AND wrong AND advantage > 0), count(*) FILTER (WHERE trained AND NOT wrong),
+       count(*) FILTER (WHERE trained AND NOT wrong AND advantage < 0)
+FROM taken GROUP BY training_step, agent, turn;
+
+INSERT INTO parts
+WITH acted AS (
+    SELECT training_step, number, agent, coalesce(bool_or(scored), false) AS scored,
+           coalesce(bool_or(wrong), false) AS erred
+    FROM taken GROUP BY training_step, number, agent
+)
+SELECT a.training_step, agent, scored, erred, agent IS NOT DISTINCT FROM erring_agent, ended_right, count(*)
+FROM acted a JOIN all_trajectories p USING (number) GROUP BY ALL;
+
+INSERT INTO advantages
+SELECT training_step, agent, {bin}, count(*) FROM taken WHERE trained AND isfinite(advantage) GROUP BY ALL;

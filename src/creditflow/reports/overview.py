@@ -5,6 +5,7 @@ Computes sums over an index and a ledger; draws nothing. Branches are counted, a
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,14 +18,12 @@ from creditflow.credit.records import PROPAGATION_RULES, UNKNOWN
 from creditflow.errors import DataError
 from creditflow.monitoring.catalog import Metric, Names, described
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
-from creditflow.reports.index import Index
+from creditflow.reports.index import PER_E, Index
 from creditflow.runs import Ledger
 
 POINTS = 400
 """Maximum points of a curve; longer curves are averaged over neighbours."""
 _BINS = 40
-_TURNS = 60
-"""Turns of the heat map; later turns are counted in the last one."""
 _HARDEST = 15
 
 
@@ -70,7 +69,7 @@ def left_out(ledger: Ledger, index: Index) -> list[str]:
         f"the trajectories in {files} cannot be shown, nor their credit explained: {reason}"
         for files, reason in _by_reason(unexplained)
     ]
-    unassigned = index.ask("SELECT training_step AS n FROM steps GROUP BY ALL HAVING count(trained) = 0")
+    unassigned = index.ask("SELECT training_step AS n FROM sums GROUP BY ALL HAVING sum(assigned) = 0")
     sentences += [
         f"no credit is shown for {files}: {reason}"
         for files, reason in _by_reason({row["n"]: "none was assigned, too many scores failed" for row in unassigned})
@@ -206,27 +205,27 @@ def events(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 _MEASURES = {
-    "steps": "count(*)",
-    "sub_reward": "avg(sub_reward)",
-    "scored": "avg(scored::INT)",
-    "error_rate": "avg(wrong::INT)",
-    "pass_rate": "avg(gate_open::INT) FILTER (WHERE scored)",
+    "steps": "sum(n)::BIGINT",
+    "sub_reward": "sum(sub_reward) / sum(scored)",
+    "scored": "sum(scored) / sum(assigned)",
+    "error_rate": "sum(wrong) / sum(scored)",
+    "pass_rate": "sum(opened) / sum(scored)",
     "threshold": "arg_max(threshold, training_step)",
-    "credit": "avg(credit) FILTER (WHERE trained)",
-    "share": "sum(abs(credit)) FILTER (WHERE trained) / (SELECT sum(abs(credit)) FROM steps WHERE trained)",
-    "withheld": "sum(abs(withheld)) FILTER (WHERE NOT isnan(withheld))",
-    "advantage": "avg(advantage) FILTER (WHERE trained)",
-    "wrong_rewarded": "avg((advantage > 0)::INT) FILTER (WHERE trained AND wrong)",
-    "right_blamed": "avg((advantage < 0)::INT) FILTER (WHERE trained AND NOT wrong)",
-    "failed": "avg(failed::INT)",
+    "credit": "sum(credit) / sum(trained)",
+    "share": "sum(moved) / (SELECT sum(moved) FROM sums)",
+    "withheld": "sum(withheld)",
+    "advantage": "sum(advantage) / sum(trained)",
+    "wrong_rewarded": "sum(wrong_rewarded) / sum(wrong_trained)",
+    "right_blamed": "sum(right_blamed) / sum(right_trained)",
+    "failed": "sum(failed) / sum(assigned)",
 }
-"""Statistics of a set of steps, by name, as SQL over the table `steps`."""
+"""Statistics of a set of steps, by name, as SQL over the table `sums`. A division by 0 is null."""
 
 
 def _statistics(index: Index, keys: str, *names: str) -> list[dict[str, Any]]:
     """The named statistics of steps, grouped and sorted by `keys`."""
     columns = ", ".join(f"{_MEASURES[name]} AS {name}" for name in names)
-    return index.ask(f"SELECT {keys}, {columns} FROM steps GROUP BY ALL ORDER BY ALL")
+    return index.ask(f"SELECT {keys}, {columns} FROM sums s GROUP BY ALL ORDER BY ALL")
 
 
 def of_agents(index: Index) -> list[dict[str, Any]]:
@@ -248,41 +247,50 @@ def series(index: Index) -> dict[str, Any]:
 
 def heat(index: Index) -> list[dict[str, Any]]:
     """Mean credit, mean advantage and error rate, by agent and turn."""
-    keys = f"agent, least(turn, {_TURNS - 1}) AS turn"
-    return _statistics(index, keys, "steps", "credit", "advantage", "error_rate")
+    return _statistics(index, "agent, turn", "steps", "credit", "advantage", "error_rate")
 
 
 def advantages(index: Index) -> dict[str, Any]:
     """Histogram of advantages by agent: `{edges, agents: {name: counts}}`.
 
-    The range is the 99.5 % quantile of |advantage|; values beyond it are counted in the outermost bins.
+    The range is the 99.5 % quantile of |advantage|; values beyond it are counted in the outermost bins. The index
+    stores advantages with a relative error of 1.6 %.
     """
-    (row,) = index.ask("SELECT quantile_cont(abs(advantage), 0.995) AS far FROM steps WHERE trained AND advantage != 0")
-    far = row["far"] or 1.0
-    rows = index.ask(
-        f"""
-        SELECT agent, least(greatest(floor((advantage + $1) / (2 * $1) * {_BINS}), 0), {_BINS - 1})::INTEGER AS bin,
-               count(*) AS n
-        FROM steps WHERE trained GROUP BY ALL
-        """,
-        [far],
-    )
+    rows = index.ask("SELECT agent, bin, sum(n)::BIGINT AS n FROM advantages GROUP BY ALL ORDER BY agent, bin")
+    value_R = np.array([_value_of(row["bin"]) for row in rows])
+    n_R = np.array([row["n"] for row in rows], dtype=np.int64)
+    order = np.argsort(np.abs(value_R))
+    order = order[value_R[order] != 0]
+    far = 1.0
+    if order.size:
+        reached = np.searchsorted(np.cumsum(n_R[order]), 0.995 * n_R[order].sum())
+        far = float(abs(value_R[order[min(int(reached), len(order) - 1)]]))
+    bin_R = np.clip(np.floor((value_R + far) / (2 * far) * _BINS), 0, _BINS - 1).astype(np.int64)
     counts: dict[str, list[int]] = {}
-    for row in rows:
-        counts.setdefault(row["agent"], [0] * _BINS)[row["bin"]] = row["n"]
+    for row, bin, n in zip(rows, bin_R.tolist(), n_R.tolist(), strict=True):
+        counts.setdefault(row["agent"], [0] * _BINS)[bin] += n
     edges = [float(f"{edge:.6g}") for edge in np.linspace(-far, far, _BINS + 1)]
-    return {"edges": edges, "agents": dict(sorted(counts.items()))}
+    return {"edges": edges, "agents": counts}
+
+
+def _value_of(bin: int) -> float:
+    """The advantage in the middle of a bin of the index."""
+    return 0.0 if bin == 0 else math.copysign(math.exp((abs(bin) - 1000) / PER_E), bin)
 
 
 def hardest(index: Index) -> list[dict[str, Any]]:
     """The tasks with the lowest success rates; ties by the number of trajectories."""
     return index.ask(
         """
-        SELECT any_value(prompt) AS prompt, count(*) AS trajectories, avg(ended_right::INT) AS ended_right,
-               avg(first_error) AS first_error,
-               arg_max(trajectory_id, training_step) AS trajectory_id, max(training_step) AS training_step
-        FROM trajectories WHERE prompt IS NOT NULL AND ended_right IS NOT NULL
-        GROUP BY task_key ORDER BY ended_right, trajectories DESC, prompt LIMIT ?
+        WITH hardest AS (
+            SELECT task_key, count(*) AS trajectories, avg(ended_right::INT) AS ended_right,
+                   avg(first_error) AS first_error, max(number) AS newest
+            FROM trajectories WHERE ended_right IS NOT NULL AND task_key IN (SELECT task_key FROM tasks)
+            GROUP BY task_key ORDER BY ended_right, trajectories DESC, task_key LIMIT ?
+        )
+        SELECT prompt, h.trajectories, h.ended_right, h.first_error, trajectory_id, training_step
+        FROM hardest h JOIN tasks USING (task_key) JOIN trajectories t ON t.number = h.newest
+        ORDER BY h.ended_right, h.trajectories DESC, prompt
         """,
         [_HARDEST],
     )
@@ -295,29 +303,28 @@ def flagged_agents(index: Index) -> list[dict[str, Any]]:
 
 def _free_riders(index: Index) -> Iterator[dict[str, Any]]:
     rows = index.ask("""
-        SELECT agent, avg(advantage) AS mean, stddev_samp(advantage) AS deviation, count(*) AS wrong
-        FROM steps WHERE trained AND wrong GROUP BY agent ORDER BY agent
+        SELECT agent, sum(wrong_trained) AS wrong, sum(wrong_advantage) AS total, sum(wrong_square) AS square
+        FROM sums GROUP BY agent ORDER BY agent
     """)
     for row in rows:
-        n = row["wrong"]
-        if n >= _ENOUGH and row["mean"] - 2 * row["deviation"] / n**0.5 > 0:
-            why = (
-                f"its {n:,} wrong steps have a mean advantage of {row['mean']:+.3f}: it is rewarded for what others did"
-            )
+        n = int(row["wrong"] or 0)
+        if n < _ENOUGH:
+            continue
+        mean = row["total"] / n
+        deviation = max((row["square"] - n * mean**2) / (n - 1), 0.0) ** 0.5
+        if mean - 2 * deviation / n**0.5 > 0:
+            why = f"its {n:,} wrong steps have a mean advantage of {mean:+.3f}: it is rewarded for what others did"
             yield {"agent": row["agent"], "as": "free rider", "why": why}
 
 
 def _saboteurs(index: Index) -> Iterator[dict[str, Any]]:
     """Agents whose presence lowers the success rate: by their errors or, without scores, by taking part."""
     rows = index.ask("""
-        WITH took_part AS (
-            SELECT agent, any_value(ended_right) AS ended_right, bool_or(wrong) AS erred, bool_or(scored) AS scored
-            FROM steps WHERE ended_right IS NOT NULL GROUP BY agent, training_step, trajectory_id
-        ), kinds AS (SELECT agent, bool_or(scored) AS scored FROM took_part GROUP BY agent)
-        SELECT agent, any_value(kinds.scored) AS scored, count(*) AS trajectories,
-               count(*) FILTER (WHERE ended_right) AS ended_right
-        FROM took_part JOIN kinds USING (agent) WHERE erred OR NOT coalesce(kinds.scored, false)
-        GROUP BY agent ORDER BY agent
+        WITH kinds AS (SELECT agent, bool_or(scored) AS scored FROM parts WHERE ended_right IS NOT NULL GROUP BY agent)
+        SELECT agent, any_value(kinds.scored) AS scored, sum(n)::BIGINT AS trajectories,
+               coalesce(sum(n) FILTER (WHERE ended_right), 0)::BIGINT AS ended_right
+        FROM parts JOIN kinds USING (agent)
+        WHERE ended_right IS NOT NULL AND (erred OR NOT kinds.scored) GROUP BY agent ORDER BY agent
     """)
     (every,) = index.ask("""
         SELECT count(*) AS trajectories, count(*) FILTER (WHERE ended_right) AS ended_right
@@ -326,8 +333,7 @@ def _saboteurs(index: Index) -> Iterator[dict[str, Any]]:
     errors = {
         row["agent"]: row
         for row in index.ask(
-            "SELECT agent, count(*) FILTER (WHERE scored) AS scored, count(*) FILTER (WHERE wrong) AS wrong FROM steps "
-            "GROUP BY agent"
+            "SELECT agent, sum(scored)::BIGINT AS scored, sum(wrong)::BIGINT AS wrong FROM sums GROUP BY agent"
         )
     }
     scored, wrong = (sum(row[key] for row in errors.values()) for key in ("scored", "wrong"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from creditflow.credit.trees import branch_entries
 from creditflow.errors import DataError, first_line
 from creditflow.reports.detail import Spelling, step_detail, trajectory_graph
-from creditflow.reports.index import Index
+from creditflow.reports.index import ROW, Index
 from creditflow.runs import Ledger, Recorded
 
 _STEPS = 2000
@@ -17,13 +17,14 @@ _TEXT = 2_000_000
 """Maximum characters of all texts."""
 
 
-def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
+def samples(ledger: Ledger, index: Index, count: int, first: Sequence[tuple[str, int]] = ()) -> dict[str, Any]:
     """Return `{trajectories, graphs, steps, left_out}` of sample trajectories.
 
     They are rows of the list, their graphs and steps, and sentences on missing parts. Branches of a sample have graphs
     and steps too, except for steps that repeat recorded ones. Samples come from the newest
     readable training step, and from earlier ones if it has too few. If the texts are too long, the last trajectories
-    are left out. `left_out` covers only parts that the overview does not state.
+    are left out. `left_out` covers only parts that the overview does not state. `first`: trajectories, with their
+    training steps, that come first if their training step is among the samples.
     """
     trajectories: list[dict[str, Any]] = []
     graphs: dict[str, Any] = {}
@@ -38,7 +39,7 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
         except DataError as error:
             missing.append(f"no sample is from {ledger.file(step).name}: {first_line(error)}")
             continue
-        rows = _of_step(index, step, count - len(trajectories))
+        rows = _of_step(index, step, count - len(trajectories), [id for id, at in first if at == step])
         for done, row in enumerate(rows):
             tree = [trajectory_graph(recorded, id) for id in (row["trajectory_id"], *_branch_ids(recorded, row))]
             # Only our engines put the training step into ids; elsewhere two training steps may share an id.
@@ -77,19 +78,17 @@ def _branch_ids(recorded: Recorded, row: Mapping[str, Any]) -> list[str]:
     return [id for id, entry in entries if entry is not None and entry["of"] == row["trajectory_id"]]
 
 
-def _of_step(index: Index, step: int, count: int) -> list[dict[str, Any]]:
+def _of_step(index: Index, step: int, count: int, first: Sequence[str]) -> list[dict[str, Any]]:
     return index.ask(
-        """
-        WITH flowed AS (
-            SELECT trajectory_id, sum(abs(credit)) AS flowed FROM steps WHERE training_step = $1 GROUP BY trajectory_id
-        ), ranked AS (
-            SELECT p.* EXCLUDE (place, task_key), row_number() OVER (
+        f"""
+        WITH ranked AS (
+            SELECT *, row_number() OVER (
                 PARTITION BY coalesce(ended_right, false)
-                ORDER BY n_branches > 0 DESC, flowed DESC NULLS LAST, place
+                ORDER BY list_contains($3, trajectory_id) DESC, n_branches > 0 DESC, moved DESC NULLS LAST, number
             ) AS rank
-            FROM trajectories p LEFT JOIN flowed USING (trajectory_id) WHERE training_step = $1
+            FROM trajectories WHERE training_step = $1
         )
-        SELECT * EXCLUDE (rank) FROM ranked ORDER BY rank, ended_right LIMIT $2
+        SELECT {ROW} FROM ranked LEFT JOIN tasks USING (task_key) ORDER BY rank, ended_right LIMIT $2
         """,
-        [step, count],
+        [step, count, list(first)],
     )

@@ -1,14 +1,29 @@
--- The tables of the index: one row per trajectory and one per step of a run.
+-- The tables of the index. `erring_agent` is the agent of a trajectory's first error. A trajectory's number is its training step times 2^32 plus its first row in the step file.
+-- Only `trajectories` has branches; the other tables describe rollouts, since a branch repeats the first steps of one.
+CREATE TABLE made_by (version VARCHAR);
+CREATE TABLE files (
+    training_step INTEGER, modified BIGINT, size BIGINT, damaged BOOLEAN, rule VARCHAR, reason VARCHAR
+);
 CREATE TABLE all_trajectories (
-    training_step INTEGER, place INTEGER, trajectory_id VARCHAR, uid VARCHAR, status VARCHAR, outcome DOUBLE,
-    ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, prompt VARCHAR, task_key UBIGINT, branch_of VARCHAR,
+    number BIGINT, training_step INTEGER, trajectory_id VARCHAR, uid VARCHAR, status VARCHAR, outcome DOUBLE,
+    ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, erring_agent VARCHAR, task_key UBIGINT, moved DOUBLE, branch_of VARCHAR,
     n_branches INTEGER
 );
-CREATE TABLE all_steps (
-    training_step INTEGER, trajectory_id VARCHAR, index INTEGER, agent VARCHAR, turn INTEGER, sub_reward DOUBLE,
-    scored BOOLEAN, failed BOOLEAN, gate_open BOOLEAN, threshold DOUBLE, trained BOOLEAN, credit DOUBLE,
-    withheld DOUBLE, advantage DOUBLE, ended_right BOOLEAN, wrong BOOLEAN, branch_of VARCHAR
-);
--- Lists and sums read rollouts alone: a branch repeats the first steps of one.
 CREATE VIEW trajectories AS SELECT * EXCLUDE (branch_of) FROM all_trajectories WHERE branch_of IS NULL;
-CREATE VIEW steps AS SELECT * EXCLUDE (branch_of) FROM all_steps WHERE branch_of IS NULL;
+CREATE TABLE tasks (task_key UBIGINT, prompt VARCHAR);
+-- For filters.
+CREATE TABLE steps (number BIGINT, agent VARCHAR, sub_reward DOUBLE, gate_open BOOLEAN);
+-- Sums over steps, for statistics. The last turns share one row.
+CREATE TABLE sums (
+    training_step INTEGER, agent VARCHAR, turn INTEGER, n BIGINT, assigned BIGINT, scored BIGINT, failed BIGINT,
+    wrong BIGINT, opened BIGINT, shut BIGINT, trained BIGINT, sub_reward DOUBLE, threshold DOUBLE, credit DOUBLE,
+    moved DOUBLE, withheld DOUBLE, advantage DOUBLE, wrong_trained BIGINT, wrong_advantage DOUBLE, wrong_square DOUBLE,
+    wrong_rewarded BIGINT, right_trained BIGINT, right_blamed BIGINT
+);
+-- Trajectories by what an agent did in them. `first_to_err`: the first error is of this agent.
+CREATE TABLE parts (
+    training_step INTEGER, agent VARCHAR, scored BOOLEAN, erred BOOLEAN, first_to_err BOOLEAN, ended_right BOOLEAN,
+    n BIGINT
+);
+-- Steps by advantage, in bins of equal width on a logarithmic scale.
+CREATE TABLE advantages (training_step INTEGER, agent VARCHAR, bin INTEGER, n BIGINT);

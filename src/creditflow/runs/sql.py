@@ -33,7 +33,7 @@ def connect(ledger: Ledger) -> DuckDBPyConnection:
     for name in ("metrics", "events"):
         file = ledger.path / f"{name}.jsonl"
         if file.is_file() and file.stat().st_size:
-            source = f"read_json({_quoted(str(file))}, format = 'newline_delimited', ignore_errors = true)"
+            source = f"read_json({quoted(str(file))}, format = 'newline_delimited', ignore_errors = true)"
             connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {source}")
     return connection
 
@@ -43,23 +43,32 @@ BRANCH_OF = "trajectory_info ->> '$.branching.of'"
 TRAINING_STEP = "parse_filename(filename, true)::INTEGER AS training_step"
 
 
-def database() -> DuckDBPyConnection:
-    """An empty in-memory database that loads no extensions. Raises InputError if duckdb is not installed."""
+def database(file: Path | None = None, *, memory: str = "", aside: Path | None = None) -> DuckDBPyConnection:
+    """A database that loads no extensions: in memory, or a DuckDB file. Raises InputError if duckdb is not installed.
+
+    `memory`: a limit such as `1GB`, by default that of DuckDB. `aside`: the folder for what exceeds it.
+    """
     try:
         import duckdb
     except ModuleNotFoundError as error:
         raise InputError("duckdb is not installed: pip install 'creditflow[report]'") from error
-    return duckdb.connect(
-        config={"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 2}
-    )
+    config: dict[str, str | bool | int] = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "threads": 2,
+    }
+    config |= {"memory_limit": memory} if memory else {}
+    config |= {"temp_directory": str(aside)} if aside else {}
+    return duckdb.connect(":memory:" if file is None else str(file), config=config)
 
 
 def source_of(files: Sequence[Path], more: str = "") -> str:
     """SQL expression of step files as a table, each row with its `filename`. `more`: options of read_parquet."""
-    listed = ", ".join(_quoted(str(file)) for file in files)
+    listed = ", ".join(quoted(str(file)) for file in files)
     # With hive_partitioning, a folder named KEY=VALUE would replace the file's column KEY.
     return f"read_parquet([{listed}], union_by_name = true, filename = true, hive_partitioning = false{more})"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from creditflow._utils.files import make_folder, make_whole, remove_unfinished, write_json
+from creditflow._utils.files import cache_folder, make_folder, make_whole, remove_unfinished, write_json
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow._utils.progress import Reporter
 from creditflow.engines.models.complete import missing_files
@@ -30,7 +30,6 @@ from creditflow.engines.models.gguf_tokenizer import (
     known_pre_tokenizer,
     warn_of_pre_tokenizer,
 )
-from creditflow.engines.models.tiny import cache_dir
 from creditflow.errors import InputError, ModelError, first_line
 
 CONVERSION = 1
@@ -175,7 +174,7 @@ def cached(source: Source) -> Path:
 
     Prints a line before it converts, on standard error.
     """
-    target = cache_dir() / f"{source.file.stem}-{sha256_of(source.file)[:12]}-{CONVERSION}"
+    target = cache_folder() / f"{source.file.stem}-{sha256_of(source.file)[:12]}-{CONVERSION}"
     if missing_files(target):
         shutil.rmtree(target, ignore_errors=True)  # damaged; the cache is not the user's
     if converted(source, target) is None:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from creditflow._utils.files import make_whole
-
-
-def cache_dir() -> Path:
-    """The cache folder of generated models: $CREDITFLOW_CACHE, else ~/.cache/creditflow."""
-    return Path(os.environ.get("CREDITFLOW_CACHE") or Path.home() / ".cache" / "creditflow")
+from creditflow._utils.files import cache_folder, make_whole
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
@@ -22,7 +16,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 
     It is created under another name and then renamed, so a killed run leaves no partial folder and runs may race.
     """
-    folder = cache_dir() / name
+    folder = cache_folder() / name
     if not folder.is_dir():
         make_whole(folder, make)
     return folder
