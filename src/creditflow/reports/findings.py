@@ -1,0 +1,462 @@
+"""Findings of a run in sentences, each with its evidence and a suggested change.
+
+A finding is a function from the tables of a run to `Finding`s. It claims something only where a test rejects its
+contrary at `ERROR_RATE`, over all agents or functions together, and returns a finding of kind `unknown` where there is
+too little data. Computes no credit and draws nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+from creditflow.reports.significance import Trend, association, at_least, trend
+
+ERROR_RATE = 0.05
+"""Maximum probability of a wrong claim, for each kind of finding."""
+ENOUGH = 30
+"""Minimum trajectories, or scores, on each side of a comparison."""
+_POINTS = 10
+"""Minimum points of a trend."""
+_WITHHELD = 0.2
+"""A share of credit or steps above which it matters, as for the guard's rule on pass rates."""
+_RARE = 0.01
+"""The share of failed, or of differing, scores below which a reward function counts as sound, or as constant."""
+_METHODS = {
+    "trend": "Mann-Kendall test, Theil-Sen slope (Mann 1945; Sen 1968)",
+    "association": "Mantel-Haenszel test over training steps (1959)",
+    "sign": "sign test over training steps",
+    "binomial": "exact binomial test",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables of a run that findings read."""
+
+    metrics: Sequence[Mapping[str, Any]] = ()
+    """Lines of `metrics.jsonl`."""
+    parts: Sequence[Mapping[str, Any]] = ()
+    """Numbers `n` of trajectories by `training_step`, `agent`, `scored`, `erred`, `first_to_err`, `ended_right`."""
+    steps: Sequence[Mapping[str, Any]] = ()
+    """Numbers of steps by `training_step` and `agent`: `assigned` credit, and `trained` with it."""
+    settings: Mapping[str, Any] | None = None
+    """The configuration by dotted key."""
+    examples: Mapping[str, tuple[str, int]] | None = None
+    """A wrong trajectory with its training step, by the agent of its first error."""
+
+    def setting(self, key: str, default: Any) -> Any:
+        """An option of the run, or its default."""
+        value = (self.settings or {}).get(key)
+        return default if value is None else value
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the recipe to try."""
+
+    key: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        value = self.value if isinstance(self.value, str) else json.dumps(self.value)
+        return f"{self.key}={value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A sentence about a run."""
+
+    about: str
+    """The registered name of the finding."""
+    kind: Literal["problem", "good", "unknown"]
+    """`unknown`: there is too little data."""
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    metric: str | None = None
+    """The curve that shows it."""
+    trajectory: tuple[str, int] | None = None
+    """A trajectory that shows it, with its training step."""
+    change: Change | None = None
+
+
+Find = Callable[[Tables], Iterable[Finding]]
+FINDINGS: dict[str, Find] = {}
+"""The registered findings, in the order of the report."""
+
+
+def finding(name: str) -> Callable[[Find], Find]:
+    """Register a function as the finding `name`."""
+
+    def register(function: Find) -> Find:
+        FINDINGS[name] = function
+        return function
+
+    return register
+
+
+def findings(tables: Tables) -> list[Finding]:
+    """All findings of a run: problems and good news in the order of the registry, then what cannot be judged yet."""
+    found = [one for find in FINDINGS.values() for one in find(tables)]
+    return sorted(found, key=lambda one: one.kind == "unknown")
+
+
+def lines(found: Sequence[Finding]) -> Iterator[str]:
+    """Findings as text for a terminal."""
+    for one in found:
+        yield f"{'-' if one.kind != 'unknown' else '?'} {one.sentence}"
+        for evidence in one.evidence:
+            yield f"    {evidence}"
+        if one.trajectory is not None:
+            yield f"    see trajectory {one.trajectory[0]}"
+        if one.change is not None:
+            yield f"    try {one.change}: {one.change.reason}"
+
+
+def as_json(found: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Findings for the page."""
+    return [{**asdict(one), "change": change_json(one.change)} for one in found]
+
+
+def change_json(change: Change | None) -> dict[str, str] | None:
+    """A change for the page."""
+    return None if change is None else {"setting": str(change), "reason": change.reason}
+
+
+# ---- does the run learn ----------------------------------------------------------------------------------------------
+
+_SERIES = {
+    "val/pass_at_1": "pass@1 in validation",
+    "train/pass_at_1": "pass@1 in training",
+    "val/outcome_mean": "the mean outcome in validation",
+}
+_RATE, _DEFAULT_RATE = "actor_rollout_ref.actor.optim.lr", 1e-6
+
+
+@finding("learning")
+def learning(tables: Tables) -> Iterator[Finding]:
+    """Whether pass@1 has a trend beyond noise, by the first series with enough points."""
+    series = {name: _points(tables.metrics, name) for name in _SERIES}
+    name = next((name for name, points in series.items() if len(points) >= _POINTS), None)
+    if name is None:
+        most = max(map(len, series.values()))
+        yield _unknown("learning", f"whether the run learns: {most} values of pass@1, {_POINTS} are needed")
+        return
+    found, points, subject = trend(series[name]), series[name], _SERIES[name]
+    span = points[-1][0] - points[0][0]
+    evidence = _slope(found, span)
+    method = f"{_METHODS['trend']} over {len(points)} values, p {_p(found.p)}"
+    rate = float(tables.setting(_RATE, _DEFAULT_RATE))
+    from_to = f"from {found.first:.3f} in its first quarter to {found.last:.3f} in its last"
+    if found.p > ERROR_RATE:
+        change = Change(_RATE, _three_fold(rate, 1), "a larger step, if the gradient norm and the entropy are steady")
+        sentence = f"The run does not learn beyond noise: {subject} went {from_to}."
+        yield Finding("learning", "problem", sentence, (evidence, method), name, None, change)
+    elif found.rises:
+        sentence = f"The run learns: {subject} rose {from_to}."
+        yield Finding("learning", "good", sentence, (evidence, method), name)
+    else:
+        change = Change(_RATE, _three_fold(rate, -1), "smaller updates")
+        sentence = f"The run gets worse: {subject} fell {from_to}."
+        yield Finding("learning", "problem", sentence, (evidence, method), name, None, change)
+
+
+def _slope(found: Trend, span: float) -> str:
+    over = [100 * value * span for value in (found.slope, found.low, found.high)]
+    return f"trend over the run {over[0]:+.1f} points, 95 % interval [{over[1]:+.1f}, {over[2]:+.1f}]"
+
+
+def _three_fold(rate: float, sign: int) -> float:
+    return float(f"{rate * 3.0**sign:.1g}")
+
+
+# ---- the agent that limits the team ----------------------------------------------------------------------------------
+
+
+@finding("limiting_agent")
+def limiting_agent(tables: Tables) -> Iterator[Finding]:
+    """The agent with the most first errors in wrong trajectories, of those whose errors go with failure."""
+    rows = [row for row in tables.parts if row["ended_right"] is not None]
+    scored = sorted({row["agent"] for row in rows if row["scored"]})
+    n_wrong = max((_count(rows, agent, ended_right=False) for agent in scored), default=0)
+    n_right = max((_count(rows, agent, ended_right=True) for agent in scored), default=0)
+    if not scored or min(n_wrong, n_right) < ENOUGH:
+        reason = (
+            "no agent has scores" if not scored else f"{n_right} right and {n_wrong} wrong trajectories with scores"
+        )
+        yield _unknown(
+            "limiting_agent",
+            f"which agent limits the team: {reason}, {ENOUGH} right and {ENOUGH} wrong ones are needed",
+        )
+        return
+    harmful = []
+    for agent in scored:
+        p, variance = association(_strata(rows, agent))
+        if variance >= 5 and p <= ERROR_RATE / len(scored):
+            harmful.append((_count(rows, agent, ended_right=False, first_to_err=True), agent, p))
+    harmful.sort(reverse=True)
+    if not harmful or harmful[0][0] == 0:
+        return
+    first, agent, p = harmful[0]
+    close = [other for n, other, _ in harmful[1:] if n and at_least(first, first + n, 0.5) > ERROR_RATE / len(harmful)]
+    named = " and ".join([agent, *close])
+    erred, others = _success(rows, agent, erred=True), _success(rows, agent, erred=False)
+    sentence = (
+        f"{named} limit{'' if close else 's'} the team: {agent} makes the first error in {first:,} of "
+        f"{_count(rows, agent, ended_right=False):,} wrong trajectories."
+    )
+    evidence = [
+        f"trajectories in which {agent} errs end right {_share(erred)} of the time, others {_share(others)}",
+        f"{_METHODS['association']}, p {_p(p)}{_among(len(scored), 'agents')}",
+    ]
+    yield Finding(
+        "limiting_agent",
+        "problem",
+        sentence,
+        tuple(evidence),
+        _present(tables, f"reward/step_error_rate/{agent}"),
+        (tables.examples or {}).get(agent),
+        _help_for(tables, agent),
+    )
+
+
+def _strata(rows: Iterable[Mapping[str, Any]], agent: str) -> list[tuple[int, int, int, int]]:
+    """For each training step: trajectories that erred and failed, erred, failed, all."""
+    strata: dict[int, list[int]] = {}
+    for row in rows:
+        if row["agent"] == agent:
+            table = strata.setdefault(row["training_step"], [0, 0, 0, 0])
+            erred, failed = bool(row["erred"]), not row["ended_right"]
+            for place, holds in enumerate((erred and failed, erred, failed, True)):
+                table[place] += row["n"] * holds
+    return [(both, erred, failed, n) for both, erred, failed, n in strata.values()]
+
+
+def _count(rows: Iterable[Mapping[str, Any]], agent: str, **where: bool) -> int:
+    return sum(row["n"] for row in rows if row["agent"] == agent and all(row[key] == is_ for key, is_ in where.items()))
+
+
+def _success(rows: Sequence[Mapping[str, Any]], agent: str, *, erred: bool) -> float:
+    n = _count(rows, agent, erred=erred)
+    return _count(rows, agent, erred=erred, ended_right=True) / n if n else math.nan
+
+
+def _help_for(tables: Tables, agent: str) -> Change:
+    """A separate policy if the agent shares one, else more trajectories of a task."""
+    key = f"team.agents.{agent}.policy"
+    policies = {
+        match[1]: str(value)
+        for name, value in (tables.settings or {}).items()
+        if (match := re.fullmatch(r"team\.agents\.(.+)\.policy", name))
+    }
+    if agent in policies and sum(policy == policies[agent] for policy in policies.values()) > 1:
+        return Change(key, agent, f"a policy of its own (add policies.{agent}), not shared with others")
+    n = int(tables.setting("actor_rollout_ref.rollout.n", 8))
+    return Change("actor_rollout_ref.rollout.n", 2 * n, "more trajectories of a task, between which its steps differ")
+
+
+# ---- withheld credit ------------------------------------------------------------------------------------------------
+
+
+@finding("withheld_credit")
+def withheld_credit(tables: Tables) -> Iterator[Finding]:
+    """Agents whose gates withhold, or whose masks remove, over a fifth in most training steps."""
+    gated = _by_name(tables.metrics, "credit/gated_off/(.+)")
+    masked: dict[str, list[float]] = {}
+    for row in tables.steps:
+        if row["assigned"]:
+            masked.setdefault(row["agent"], []).append(1 - row["trained"] / row["assigned"])
+    n_tests = len(gated) + len(masked)
+    most = max((len(shares) for shares in [*gated.values(), *masked.values()]), default=0)
+    if not n_tests or 0.5**most > ERROR_RATE / n_tests:
+        yield _unknown("withheld_credit", f"whether credit is withheld: {most} training steps with credit are too few")
+        return
+    bound = ERROR_RATE / n_tests
+    for agent, shares in gated.items():
+        if (n := _exceeding(shares, bound)) is not None:
+            yield Finding(
+                "withheld_credit",
+                "problem",
+                f"The gates of {agent} withhold {_share(median(shares))} of the credit that reaches them.",
+                _sign_evidence(n, shares, "of the credit"),
+                f"credit/gated_off/{agent}",
+                None,
+                Change(
+                    "algorithm.propagation_threshold",
+                    {"kind": "quantile", "target_pass_rate": 0.8},
+                    "a threshold that four of five steps pass",
+                ),
+            )
+    for agent, shares in masked.items():
+        if (n := _exceeding(shares, bound)) is not None:
+            yield Finding(
+                "withheld_credit",
+                "problem",
+                f"{_share(median(shares))} of the steps of {agent} are masked and train nothing.",
+                _sign_evidence(n, shares, "of the steps"),
+                _present(tables, f"groups/frozen/{agent}") or _present(tables, "groups/masked_steps"),
+                None,
+                _unmask(tables),
+            )
+
+
+def _exceeding(shares: Sequence[float], bound: float) -> int | None:
+    """The number of training steps above `_WITHHELD`; None if more than half of them is not certain."""
+    n = sum(share > _WITHHELD for share in shares)
+    return n if at_least(n, len(shares), 0.5) <= bound else None
+
+
+def _sign_evidence(n: int, shares: Sequence[float], of: str) -> tuple[str, ...]:
+    p = at_least(n, len(shares), 0.5)
+    return (
+        f"over {_share(_WITHHELD)} {of} in {n} of {len(shares)} training steps",
+        f"{_METHODS['sign']}, p {_p(p)}",
+    )
+
+
+def _unmask(tables: Tables) -> Change:
+    if tables.setting("algorithm.on_closed_gate", "cut") == "freeze":
+        return Change("algorithm.on_closed_gate", "cut", "steps upstream of a failure train with their own credit")
+    return Change(
+        "reward.timeout", 2 * float(tables.setting("reward.timeout", 60.0)), "fewer scores fail by their time limit"
+    )
+
+
+# ---- reward functions ------------------------------------------------------------------------------------------------
+
+
+@finding("reward_functions")
+def reward_functions(tables: Tables) -> Iterator[Finding]:
+    """Reward functions that fail on over a hundredth of their scores, or give one value alone."""
+    scores = _by_name(tables.metrics, "reward/(.+)/scores")
+    if not scores:
+        yield _unknown("reward_functions", "reward functions: no scores are on record")
+        return
+    few = []
+    for name in scores:
+        rows = [row for row in tables.metrics if row.get(f"reward/{name}/scores")]
+        n = round(sum(row[f"reward/{name}/scores"] for row in rows))
+        failed = round(sum((row.get(f"reward/{name}/failed_frac") or 0) * row[f"reward/{name}/scores"] for row in rows))
+        if n < ENOUGH:
+            few.append(f"{name} ({n})")
+            continue
+        p = at_least(failed, n, _RARE)
+        if failed and p <= ERROR_RATE / len(scores):
+            yield Finding(
+                "reward_functions",
+                "problem",
+                f"The reward function {name} fails on {failed:,} of {n:,} scores ({_share(failed / n)}); these steps "
+                "are masked.",
+                (f"above {_share(_RARE)}: {_METHODS['binomial']}, p {_p(p)}",),
+                f"reward/{name}/failed_frac",
+                None,
+                Change(
+                    "reward.timeout",
+                    2 * float(tables.setting("reward.timeout", 60.0)),
+                    "if the failures are time-outs; else the first reasons are in failures.log",
+                ),
+            )
+        values = {round(row[f"reward/{name}/mean"], 12) for row in rows if row.get(f"reward/{name}/mean") is not None}
+        spreads = [row.get(f"reward/{name}/sd") for row in rows if row.get(f"reward/{name}/mean") is not None]
+        # `n - failed` equal scores occur by chance with probability 0.99 ** (n - failed) if one in a hundred differs.
+        needed = math.ceil(math.log(ERROR_RATE / len(scores)) / math.log(1 - _RARE))
+        if len(values) == 1 and all(spread == 0 for spread in spreads):
+            if n - failed < needed:
+                few.append(f"{name} ({n - failed} equal ones; {needed} are needed to call it constant)")
+                continue
+            yield Finding(
+                "reward_functions",
+                "problem",
+                f"The reward function {name} is constant: all {n - failed:,} scores are {values.pop():g}.",
+                (f"fewer than {_share(_RARE)} differ: {_METHODS['binomial']}, p < {ERROR_RATE / len(scores):.2g}",),
+                f"reward/{name}/sd",
+                None,
+                _without(tables, name),
+            )
+    if few:
+        yield _unknown("reward_functions", f"reward functions with too few scores: {', '.join(few)}")
+
+
+def _without(tables: Tables, name: str) -> Change | None:
+    """The configured functions without one; None if it cannot be found among them."""
+    functions = tables.setting("reward.functions", [])
+    named = (
+        [one for one in functions if isinstance(one, Mapping) and "fn" in one] if isinstance(functions, list) else []
+    )
+    others = [one["fn"] for one in named if re.split("[.:]", str(one["fn"]))[-1] != name]
+    if len(others) == len(named):
+        return None
+    return Change("reward.functions", others, "a score that never differs teaches nothing")
+
+
+# ---- signals ---------------------------------------------------------------------------------------------------------
+
+
+@finding("unreached_agents")
+def unreached_agents(tables: Tables) -> Iterator[Finding]:
+    """Agents that no score and no outcome reaches. This is exact: no test is needed."""
+    reach = _by_name(tables.metrics, "credit/reach/(.+)")
+    if not reach:
+        yield _unknown("unreached_agents", "which agents a signal reaches: credit/reach is not on record")
+        return
+    for agent, shares in reach.items():
+        if max(shares) == 0:
+            yield Finding(
+                "unreached_agents",
+                "problem",
+                f"No signal reaches {agent}: it does not learn.",
+                (f"credit/reach is 0 in all {len(shares)} training steps",),
+                f"credit/reach/{agent}",
+                None,
+                Change("algorithm.outcome_to", "all", "the outcome reaches every step"),
+            )
+
+
+# ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _unknown(about: str, what: str) -> Finding:
+    return Finding(about, "unknown", f"Not judged: {what}.")
+
+
+def _points(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    """The finite values of a metric by training step; of a step that was repeated, the last value."""
+    values = {row["step"]: row[name] for row in rows if _is_number(row.get(name))}
+    return [(float(step), float(value)) for step, value in sorted(values.items())]
+
+
+def _by_name(rows: Iterable[Mapping[str, Any]], pattern: str) -> dict[str, list[float]]:
+    """The values of each metric that matches, by the name in it."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for key, value in row.items():
+            if _is_number(value) and (match := re.fullmatch(pattern, key)):
+                values.setdefault(match[1], []).append(float(value))
+    return values
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _present(tables: Tables, metric: str) -> str | None:
+    return metric if any(row.get(metric) is not None for row in tables.metrics) else None
+
+
+def _share(value: float) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.0f} %"
+
+
+def _among(n: int, what: str) -> str:
+    """The share of the error rate that each of several tests has."""
+    return "" if n == 1 else f" (bound {ERROR_RATE / n:.2g}, for {n} {what})"
+
+
+def _p(p: float) -> str:
+    return "< 0.0001" if p < 1e-4 else f"= {p:.2g}"

@@ -1,0 +1,260 @@
+"""Findings: each on a run that shows it, on one that does not, and its rate of wrong claims over random null runs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from creditflow.cli import app
+from creditflow.data import Score, TrajectoryBatch
+from creditflow.reports.evidence import findings_of, tables_of
+from creditflow.reports.findings import ERROR_RATE, FINDINGS, Finding, Tables, findings, lines
+from creditflow.reports.index import Index
+from creditflow.reports.significance import association, at_least, trend
+from creditflow.runs import Ledger, RunFolder
+from tests.builders import batch_of, make_trajectory, step
+from tests.reports.runs import a_run, write_step
+
+NULL_RUNS = 300
+MOST_WRONG = int(stats.binom.ppf(0.999, NULL_RUNS, ERROR_RATE))
+"""More wrong claims than this occur once in a thousand times, at the stated error rate."""
+
+
+def found(name: str, tables: Tables) -> list[Finding]:
+    return list(FINDINGS[name](tables))
+
+
+def claims(name: str, tables: Tables) -> list[Finding]:
+    return [one for one in found(name, tables) if one.kind != "unknown"]
+
+
+def curve(name: str, values: Any) -> Tables:
+    return Tables(metrics=[{"step": k, name: float(value)} for k, value in enumerate(values)])
+
+
+def team(rng: np.random.Generator, harm: float, training_steps: int = 10, n: int = 64, slope: float = 0.0) -> Tables:
+    """Three scored agents. An error of `write` lowers the success rate by `harm`, other errors have no effect.
+
+    `slope`: every error rate falls and the success rate rises by it over training.
+    """
+    counts: dict[tuple[Any, ...], int] = {}
+    for training_step in range(training_steps):
+        better = slope * training_step / training_steps
+        erred = rng.uniform(size=(n, 3)) < 0.4 - better / 2
+        ended_right = rng.uniform(size=n) < 0.7 - harm * erred[:, 1] - (0.3 - better if slope else 0.0)
+        for errors, right in zip(erred, ended_right, strict=True):
+            first = int(np.argmax(errors)) if errors.any() else -1
+            for agent, name in enumerate(("plan", "write", "check")):
+                key = (training_step, name, bool(errors[agent]), agent == first, bool(right))
+                counts[key] = counts.get(key, 0) + 1
+    names = ("training_step", "agent", "erred", "first_to_err", "ended_right")
+    return Tables(parts=[{**dict(zip(names, key, strict=True)), "scored": True, "n": n} for key, n in counts.items()])
+
+
+# ---- learning --------------------------------------------------------------------------------------------------------
+
+
+def test_learning_tells_a_rise_from_a_fall() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.03, 24)
+    (rise,) = found("learning", curve("train/pass_at_1", np.linspace(0.3, 0.5, 24) + noise))
+    assert (rise.kind, rise.metric, rise.change) == ("good", "train/pass_at_1", None)
+    assert rise.sentence.startswith("The run learns: pass@1 in training rose from 0.3")
+    assert any("95 % interval [+" in evidence for evidence in rise.evidence)
+    (fall,) = found("learning", curve("train/pass_at_1", np.linspace(0.5, 0.3, 24) + noise))
+    assert fall.kind == "problem"
+    assert str(fall.change) == "actor_rollout_ref.actor.optim.lr=3e-07"
+
+
+def test_learning_prefers_validation_with_enough_points() -> None:
+    rows = [{"step": k, "train/pass_at_1": 0.5, "val/pass_at_1": k / 20 if k % 2 else None} for k in range(20)]
+    assert found("learning", Tables(metrics=rows))[0].metric == "val/pass_at_1"
+    assert found("learning", Tables(metrics=rows[:12]))[0].metric == "train/pass_at_1"
+
+
+def test_learning_is_not_claimed_of_noise() -> None:
+    rng = np.random.default_rng(1)
+    wrong = sum(
+        one.kind == "good" or "worse" in one.sentence
+        for _ in range(NULL_RUNS)
+        for one in claims("learning", curve("train/pass_at_1", rng.binomial(64, 0.4, int(rng.integers(10, 40))) / 64))
+    )
+    assert wrong <= MOST_WRONG
+
+
+# ---- the limiting agent ----------------------------------------------------------------------------------------------
+
+
+def test_limiting_agent_is_named_with_its_errors() -> None:
+    tables = team(np.random.default_rng(0), harm=0.6)
+    (one,) = found("limiting_agent", tables)
+    assert one.sentence.startswith("write limits the team: write makes the first error in ")
+    assert str(one.change) == "actor_rollout_ref.rollout.n=16"
+    shared = {"team.agents.write.policy": "base", "team.agents.plan.policy": "base"}
+    (one,) = found("limiting_agent", Tables(parts=tables.parts, settings=shared))
+    assert str(one.change) == "team.agents.write.policy=write"
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.4])
+def test_limiting_agent_is_not_claimed_of_noise(slope: float) -> None:
+    """A trend of all rates over training must not look like a cause."""
+    rng = np.random.default_rng(2)
+    runs = [team(rng, 0.0, n=24, slope=slope) for _ in range(NULL_RUNS)]
+    assert sum(bool(claims("limiting_agent", tables)) for tables in runs) <= MOST_WRONG
+
+
+# ---- withheld credit -------------------------------------------------------------------------------------------------
+
+
+def shares(rng: np.random.Generator, gated: float, masked: float, training_steps: int = 20) -> Tables:
+    rows = [{"step": k, "credit/gated_off/write": float(rng.beta(20 * gated, 20 - 20 * gated))} for k in range(20)]
+    trained = rng.binomial(50, 1 - masked, training_steps).tolist()
+    steps = [{"training_step": k, "agent": "plan", "assigned": 50, "trained": n} for k, n in enumerate(trained)]
+    return Tables(metrics=rows, steps=steps)
+
+
+def test_withheld_credit_names_gates_and_masks() -> None:
+    gates, masks = found("withheld_credit", shares(np.random.default_rng(0), 0.5, 0.4))
+    assert gates.sentence.startswith("The gates of write withhold ")
+    assert gates.metric == "credit/gated_off/write"
+    assert gates.change.key == "algorithm.propagation_threshold"
+    assert "of the steps of plan are masked and train nothing" in masks.sentence
+    assert found("withheld_credit", shares(np.random.default_rng(0), 0.1, 0.05)) == []
+    frozen = shares(np.random.default_rng(0), 0.1, 0.4)
+    frozen = Tables(steps=frozen.steps, settings={"algorithm.on_closed_gate": "freeze"})
+    assert str(found("withheld_credit", frozen)[0].change) == "algorithm.on_closed_gate=cut"
+
+
+def test_withheld_credit_is_not_claimed_at_its_bound() -> None:
+    rng = np.random.default_rng(3)
+    wrong = sum(bool(claims("withheld_credit", shares(rng, 0.19, 0.2))) for _ in range(NULL_RUNS))
+    assert wrong <= MOST_WRONG
+
+
+# ---- reward functions ------------------------------------------------------------------------------------------------
+
+
+def scores(values: Any, failed: int = 0, name: str = "judge") -> Tables:
+    prefix = f"reward/{name}"
+    facts = {f"{prefix}/scores": len(values) + failed, f"{prefix}/failed_frac": failed / (len(values) + failed)}
+    facts |= {f"{prefix}/mean": float(np.mean(values)), f"{prefix}/sd": float(np.std(values))}
+    functions = [{"fn": "judges.py:judge"}, {"fn": "math_verify"}]
+    return Tables(metrics=[{"step": 1, **facts}], settings={"reward.functions": functions})
+
+
+def test_failing_and_constant_rewards_are_named() -> None:
+    (failing,) = found("reward_functions", scores(np.arange(400) / 400, failed=40))
+    assert "judge fails on 40 of 440 scores (9 %)" in failing.sentence
+    assert str(failing.change) == "reward.timeout=120.0"
+    (constant,) = found("reward_functions", scores(np.ones(500)))
+    assert "judge is constant: all 500 scores are 1" in constant.sentence
+    assert str(constant.change) == 'reward.functions=["math_verify"]'
+    assert found("reward_functions", scores(np.arange(400) / 400)) == []
+
+
+def test_reward_functions_are_not_accused_by_chance() -> None:
+    """Functions that fail, or differ, on one score in a hundred."""
+    rng = np.random.default_rng(4)
+    runs = [scores((rng.uniform(size=300) < 0.99).astype(float), failed=rng.binomial(300, 0.01)) for _ in range(300)]
+    accused = [{("fails" in one.sentence) for one in claims("reward_functions", tables)} for tables in runs]
+    assert sum(True in kinds for kinds in accused) <= MOST_WRONG
+    assert sum(False in kinds for kinds in accused) <= MOST_WRONG
+
+
+# ---- signals ---------------------------------------------------------------------------------------------------------
+
+
+def test_unreached_agent_is_named() -> None:
+    rows = [{"step": k, "credit/reach/plan": 0.0, "credit/reach/write": k / 9} for k in range(10)]
+    (one,) = found("unreached_agents", Tables(metrics=rows))
+    assert one.sentence == "No signal reaches plan: it does not learn."
+    assert str(one.change) == "algorithm.outcome_to=all"
+    reached = [{**row, "credit/reach/plan": 0.01} for row in rows]
+    assert found("unreached_agents", Tables(metrics=reached)) == []
+
+
+# ---- all -------------------------------------------------------------------------------------------------------------
+
+
+def test_findings_without_data_state_what_is_missing() -> None:
+    said = findings(Tables())
+    assert [one.about for one in said] == list(FINDINGS)
+    assert {one.kind for one in said} == {"unknown"}
+    assert all(one.sentence.startswith("Not judged: ") and one.change is None for one in said)
+
+
+def test_findings_put_claims_before_unknowns() -> None:
+    kinds = [one.kind for one in findings(curve("train/pass_at_1", np.arange(20) / 20))]
+    assert kinds == ["good", "unknown", "unknown", "unknown", "unknown"]
+
+
+def test_findings_of_a_run_link_to_its_trajectories(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    folder = RunFolder.create(tmp_path / "run", {"config": {"team": {"agents": {}}}}, "")
+    for training_step in range(1, 13):
+        write_step(folder, training_step, spoilt_by_writer(rng, training_step))
+    ledger = Ledger.open(folder.path)
+    index = Index(ledger)
+    index.refresh(ledger)
+    tables = tables_of(ledger, index)
+    assert sum(row["n"] for row in tables.parts) == 12 * 20 * 3
+    (limiting,) = [one for one in findings_of(ledger, index) if one.about == "limiting_agent"]
+    id, training_step = limiting.trajectory
+    batch = ledger.read(training_step).batch
+    n = batch.trajectory_ids.index(id)
+    assert batch.outcome[n] == 0.0
+    said = "\n".join(lines(findings_of(ledger, index)))
+    assert f"see trajectory {id}" in said
+    assert "write limits the team" in said
+
+
+def spoilt_by_writer(rng: np.random.Generator, training_step: int) -> TrajectoryBatch:
+    made = []
+    for k in range(20):
+        errors = rng.uniform(size=3) < (0.1, 0.5, 0.1)
+        steps = [
+            step(agent, 1.0 - float(error)) for agent, error in zip(("plan", "write", "check"), errors, strict=True)
+        ]
+        made.append(
+            make_trajectory(f"{training_step}-{k}", steps, outcome=Score(float(not errors[1])), task=f"q{k % 5}")
+        )
+    return batch_of(*made)
+
+
+def test_report_prints_findings_last(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    result = CliRunner().invoke(app, ["report", str(ledger.path), "-o", str(tmp_path / "report.html")])
+    assert result.exit_code == 0, result.output
+    assert "? Not judged: whether the run learns: 3 values of pass@1, 10 are needed." in result.stdout
+
+
+# ---- tests of significance -------------------------------------------------------------------------------------------
+
+
+def test_trend_agrees_with_scipy() -> None:
+    rng = np.random.default_rng(0)
+    for n in (10, 25, 60):
+        values = np.round(rng.normal(0, 1, n) + np.arange(n) / n, 1)  # with ties
+        mine = trend(list(enumerate(values)))
+        slope, _, low, high = stats.theilslopes(values, np.arange(n))
+        assert mine.slope == pytest.approx(slope)
+        assert (mine.low, mine.high) == pytest.approx((low, high), abs=0.02)
+        assert mine.p == pytest.approx(stats.kendalltau(np.arange(n), values, method="asymptotic").pvalue, abs=0.03)
+    assert trend([(k, 0.5) for k in range(10)]).p == 1.0
+    with pytest.raises(ValueError, match="at least 4 points, got 3"):
+        trend([(0, 1), (1, 2), (2, 3)])
+
+
+def test_binomial_test_agrees_with_scipy() -> None:
+    for successes, n, rate in ((0, 10, 0.3), (7, 10, 0.5), (40, 440, 0.01), (3, 3, 1.0), (900, 1000, 0.89)):
+        assert at_least(successes, n, rate) == pytest.approx(stats.binom.sf(successes - 1, n, rate), rel=1e-9)
+
+
+def test_association_of_one_table_is_hypergeometric() -> None:
+    p, variance = association([(30, 50, 40, 100)])
+    exact = stats.hypergeom(100, 40, 50)
+    assert variance == pytest.approx(exact.var())
+    assert p == pytest.approx(exact.sf(29), rel=0.1)
+    assert association([(1, 1, 1, 1)]) == (1.0, 0.0)
