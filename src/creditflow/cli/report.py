@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,8 @@ from creditflow._utils.progress import Reporter
 from creditflow.errors import InputError
 from creditflow.reports.html import page
 from creditflow.reports.index import Index
+from creditflow.reports.tables import results_console
+from creditflow.reports.text import plain
 from creditflow.runs import Ledger
 
 MOST_RUNS = 4
@@ -28,8 +29,12 @@ def report(
 ) -> None:
     """Write a run as one HTML file.
 
-    The page needs no network. It shows curves, agents, the flow of credit, and the advantage of each sampled step.
+    The page needs no network. It shows findings in sentences, curves, agents, the flow of credit, and the advantage of
+    each sampled step. The findings are printed at the end.
     """
+    from creditflow.reports.comparison import comparison
+    from creditflow.reports.evidence import findings_of
+    from creditflow.reports.findings import as_json, lines
     from creditflow.reports.overview import left_out, overview
     from creditflow.reports.samples import samples as sample_trajectories
 
@@ -40,15 +45,20 @@ def report(
     indices = []
     with reporter.bar("read", len(ledgers)) as bar:
         for ledger in ledgers:
-            index = Index(ledger)
+            index = Index.stored(ledger)
             index.refresh(ledger)
             indices.append(index)
             bar.advance()
     first, index = ledgers[0], indices[0]
-    data: dict[str, Any] = {"overview": overview(first, index), "samples": sample_trajectories(first, index, samples)}
+    found = findings_of(first, index)
+    shown = [one.trajectory for one in found if one.trajectory is not None]
+    data: dict[str, Any] = {
+        "overview": overview(first, index) | {"findings": as_json(found)},
+        "samples": sample_trajectories(first, index, samples, shown),
+    }
     missing = [*data["overview"]["left_out"], *data["samples"].pop("left_out")]
     if len(ledgers) > 1:
-        data["comparison"] = _comparison(ledgers, indices)
+        data["comparison"] = comparison(ledgers, indices)
         for run, ledger, other in zip(data["comparison"]["runs"][1:], ledgers[1:], indices[1:], strict=True):
             missing += [f"{run['name']}: {sentence}" for sentence in left_out(ledger, other)]
     data["overview"]["left_out"] = missing
@@ -57,16 +67,8 @@ def report(
     for sentence in missing:
         reporter.say(f"warning: {sentence}")
     reporter.say(f"report: {out} ({len(text.encode()) / 1e6:.1f} MB)")
-
-
-def _comparison(ledgers: Sequence[Ledger], indices: Sequence[Index]) -> dict[str, Any]:
-    from creditflow.reports.overview import curves, different, of_agents, settings
-
-    names = [ledger.path.resolve().name for ledger in ledgers]
-    if len(set(names)) < len(names):
-        names = [f"{ledger.path.resolve().parent.name}/{name}" for ledger, name in zip(ledgers, names, strict=True)]
-    runs = [
-        {"name": name, "curves": curves(ledger), "agents": of_agents(index)}
-        for name, ledger, index in zip(names, ledgers, indices, strict=True)
-    ]
-    return {"runs": runs, "settings": different([settings(ledger) for ledger in ledgers])}
+    for index in indices:
+        index.close()
+    console = results_console()
+    for line in ("findings", *lines(found)):
+        console.print(plain(line), soft_wrap=True)

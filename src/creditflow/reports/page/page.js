@@ -8,6 +8,8 @@
   const palette = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6d31", "#7f7f7f"];
   const dashes = ["solid", "dashed", "dotted", [8, 3, 2, 3]];
   const PAGE = 25;
+  const runs = live ? data.runs : [null];
+  let run = 0; // the run on display, by its place in `runs`
 
   /* ---- data --------------------------------------------------------------------------------------------------------- */
 
@@ -18,16 +20,32 @@
     const said = await answer.json().catch(() => ({}));
     throw new Error(typeof said.detail === "string" ? said.detail : `${answer.status} ${answer.statusText}`);
   }
+  const answers = (path) => (values) => asked(path, { run, ...values });
   const embedded = {
     overview: async () => data.overview,
     trajectories: async (wanted) => {
-      const fits = data.samples.trajectories.filter((trajectory) => matches(trajectory, data.samples.graphs[`${trajectory.training_step} ${trajectory.trajectory_id}`], wanted));
+      const fits = data.samples.trajectories.filter((trajectory) => matches(trajectory, graphOf(trajectory), wanted));
       return { total: fits.length, trajectories: fits.slice(wanted.offset, wanted.offset + wanted.limit) };
+    },
+    search: async (wanted) => {
+      const words = wordsOf(wanted.text), all = data.samples.trajectories.filter((trajectory) => matches(trajectory, graphOf(trajectory), wanted));
+      const found = all.map((trajectory) => ({ ...trajectory, match: matchOf(graphOf(trajectory), words) })).filter((trajectory) => trajectory.match);
+      const steps = new Set(data.samples.trajectories.map((trajectory) => trajectory.training_step)).size;
+      return { trajectories: found, searched: steps, of: steps, next: null };
     },
     trajectory: async ({ trajectory_id, training_step }) => sampled(data.samples.graphs, `${training_step} ${trajectory_id}`, "trajectory"),
     step: async ({ step_id, training_step }) => sampled(data.samples.steps, `${training_step} ${step_id}`, "step"),
   };
-  const source = live ? { overview: () => asked("overview", {}), trajectories: (w) => asked("trajectories", w), trajectory: (w) => asked("trajectory", w), step: (w) => asked("step", w) } : embedded;
+  const source = live ? Object.fromEntries(["overview", "trajectories", "search", "trajectory", "step"].map((name) => [name, answers(name)])) : embedded;
+  const graphOf = (trajectory) => data.samples.graphs[`${trajectory.training_step} ${trajectory.trajectory_id}`];
+  const wordsOf = (text) => [...text.toLowerCase().matchAll(/"([^"]+)"|([^\s"]+)/g)].map((match) => match[1] ?? match[2]);
+  function matchOf(graph, words) {
+    const steps = graph.steps.map((node) => [node, data.samples.steps[`${graph.training_step} ${node.id}`]]).filter(([, of]) => of && words.every((word) => [of.prompt, of.response, of.id].some((text) => text.toLowerCase().includes(word))));
+    if (!steps.length) return null;
+    const [node, of] = steps[0];
+    const text = [of.response, of.prompt].find((text) => text.toLowerCase().includes(words[0])) ?? of.response, from = Math.max(0, text.toLowerCase().indexOf(words[0]) - 60);
+    return { index: node.index, agent: node.agent, excerpt: text.slice(from, from + 200), steps: steps.length };
+  }
   function sampled(of, id, what) {
     if (!Object.hasOwn(of, id)) throw new Error(`This ${what} is not among the samples; creditflow view shows all.`);
     return of[id];
@@ -135,6 +153,7 @@
     $("title").textContent = `creditflow: ${run.name}`;
     $("facts").textContent = [run.recipe, run.engine && `engine ${run.engine}`, run.seed !== undefined && `seed ${run.seed}`, run.started && `started ${run.started}`, run.recredited_from && `recredited: ${JSON.stringify(run.changed)}`, live && `live, ${run.indexed} of ${run.training_steps} training steps indexed`].filter(Boolean).join(" · ");
     const tiles = [["training steps", count(run.training_steps)], ["trajectories", count(run.trajectories)], ["steps", count(run.steps)], ["branches", run.branches ? count(run.branches) : "-"], ["trajectories that ended right", percent(run.ended_right)], ["val pass@1, last", number(last("val/pass_at_1"))], ["step errors, last validation", number(last("val/step_error_rate"))], ["guard events", count(told.events.length)]];
+    findings();
     $("left-out").replaceChildren(...told.left_out.map((text) => el("p", { class: "note" }, el("b", {}, "Incomplete: "), text)));
     $("tiles").replaceChildren(...tiles.filter(([, v]) => v !== "-").map(([name, value]) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, name))));
     const notes = [
@@ -147,11 +166,24 @@
     for (const name of SHOWN) curve($("charts"), name);
     $("metrics").replaceChildren(...Object.keys(told.curves).map((name) => el("option", { value: name })));
     agents();
-    const rows = told.hardest.map((t) => [el("button", { class: "link", type: "button", onclick: () => open(t.trajectory_id, t.training_step) }, short(t.prompt, 160)), count(t.trajectories), percent(t.ended_right), number(t.first_error, 1)]);
+    const rows = told.hardest.map((t) => [el("button", { class: "link", type: "button", onclick: () => go({ trajectory: t.trajectory_id, training_step: t.training_step }) }, short(t.prompt, 160)), count(t.trajectories), percent(t.ended_right), number(t.first_error, 1)]);
     $("hardest").replaceChildren(table([["task", "text"], ["trajectories", "n"], ["ended right", "n"], ["first error at step, mean", "n"]], rows));
     const chosen = $("filter").agent, before = chosen.value;
     chosen.replaceChildren(el("option", { value: "" }, "any"), ...told.agents.map((a) => el("option", { value: a.agent }, a.agent)));
     chosen.value = before;
+  }
+  function findings() {
+    const known = told.findings.filter((one) => one.kind !== "unknown"), unknown = told.findings.filter((one) => one.kind === "unknown");
+    const links = (one) => [
+      one.metric && told.curves[one.metric] ? el("a", { href: `#${query({ curve: one.metric })}`, "data-metric": one.metric }, one.metric) : null,
+      one.trajectory ? el("a", { href: addressOf({ trajectory: one.trajectory[0], training_step: one.trajectory[1] }) }, `trajectory ${one.trajectory[0]}`) : null,
+    ].filter(Boolean);
+    const item = (one) => el("li", { class: `finding ${one.kind}`, "data-about": one.about }, el("p", { class: "sentence" }, one.sentence),
+      el("p", { class: "evidence" }, one.evidence.join("; "), ...links(one).flatMap((link) => [" · ", link])),
+      ...(one.change ? [el("p", { class: "change" }, "Try ", el("code", {}, one.change.setting), `: ${one.change.reason}.`)] : []));
+    const missing = unknown.length ? [el("details", {}, el("summary", {}, `${unknown.length} ${unknown.length === 1 ? "question" : "questions"} without enough data`), el("ul", {}, ...unknown.map((one) => el("li", { "data-about": one.about }, one.sentence)))) ] : [];
+    const none = known.length ? [] : [el("p", { class: "hint" }, unknown.length ? "Nothing can be claimed of this run yet." : "No problem was found.")];
+    $("found-out").replaceChildren(...none, el("ul", { class: "findings" }, ...known.map(item)), ...missing);
   }
   function agents() {
     const columns = [["agent", ""], ["steps", "n"], ["scored", "n"], ["mean sub-reward", "n"], ["wrong", "n"], ["pass rate", "n"], ["threshold", "n"], ["mean credit", "n"], ["share of credit", "n"], ["withheld at gates", "n"], ["wrong but rewarded", "n"], ["right but blamed", "n"]];
@@ -192,65 +224,159 @@
       series: [{ type: "heatmap", data: of.map((c) => [turns.indexOf(c.turn), names.indexOf(c.agent), c[key], c.steps]) }],
     }, `${$("heat-of").selectedOptions[0].text} by agent and turn, at most ${number(most)} away from zero`);
   }
-  function compare() {
+  async function compare() {
+    if (live && runs.length > 1) data.comparison = await asked("comparison", {});
     if (!data.comparison) return;
     $("comparison").hidden = false;
     document.querySelector('nav a[href="#comparison"]').hidden = false;
-    const runs = data.comparison.runs, names = runs.map((run) => [run.name, "n"]);
+    const sides = data.comparison.runs, names = sides.map((run) => [run.name, "n"]);
     const settings = Object.entries(data.comparison.settings).map(([key, values]) => [key, ...values.map((v) => JSON.stringify(v))]);
-    const metrics = ["val/pass_at_1", "val/pass_at_1_greedy", "val/step_error_rate", "train/pass_at_1", "propagation/pass_rate", "reward/error_rate", "actor/entropy"].filter((name) => runs.some((run) => run.curves[name]));
-    const shares = [...new Set(runs.flatMap((run) => run.agents.map((a) => a.agent)))].flatMap((agent) => [["mean credit", "credit", signed], ["gates open", "pass_rate", percent], ["wrong but rewarded", "wrong_rewarded", percent]].map(([words, key, shown]) => [`${agent}: ${words}`, ...runs.map((run) => shown(run.agents.find((a) => a.agent === agent)?.[key]))]));
+    const metrics = ["val/pass_at_1", "val/pass_at_1_greedy", "val/step_error_rate", "train/pass_at_1", "propagation/pass_rate", "reward/error_rate", "actor/entropy"].filter((name) => sides.some((run) => run.curves[name]));
+    const shares = [...new Set(sides.flatMap((run) => run.agents.map((a) => a.agent)))].flatMap((agent) => [["mean credit", "credit", signed], ["gates open", "pass_rate", percent], ["wrong but rewarded", "wrong_rewarded", percent]].map(([words, key, shown]) => [`${agent}: ${words}`, ...sides.map((run) => shown(run.agents.find((a) => a.agent === agent)?.[key]))]));
     $("compared").replaceChildren(
       title("Settings that differ"), el("div", { class: "scroll" }, table([["setting", ""], ...names], settings)),
-      title("Last of each run"), el("div", { class: "scroll" }, table([["metric", ""], ...names], metrics.map((name) => [name, ...runs.map((run) => number(run.curves[name]?.points.at(-1)?.[1]))]))),
+      title("Last of each run"), el("div", { class: "scroll" }, table([["metric", ""], ...names], metrics.map((name) => [name, ...sides.map((run) => number(run.curves[name]?.points.at(-1)?.[1]))]))),
       title("Agents"), el("div", { class: "scroll" }, table([["", ""], ...names], shares)));
+    if (live) await apart();
+  }
+  /* Tasks that one of two runs solves more often, with a trajectory of each run. */
+  async function apart() {
+    const of = await asked("tasks", { run: 0, other: 1 });
+    const rows = of.tasks.map((task) => [el("a", { href: addressOf({ run: 0, trajectory: task.newest[0].trajectory_id, training_step: task.newest[0].training_step, beside: task.newest[1].trajectory_id, beside_step: task.newest[1].training_step }) }, short(task.prompt, 160)), ...task.ended_right.map(percent), ...task.trajectories.map(count)]);
+    $("apart").replaceChildren(title("Tasks with the largest difference"), el("p", { class: "hint" }, of.shared ? `${count(of.shared)} tasks are in both runs. Select one to see a trajectory of each run side by side.` : "No task is in both runs."),
+      ...(rows.length ? [el("div", { class: "scroll" }, table([["task", "text"], ...runs.map((name) => [`ended right, ${name}`, "n"]), ...runs.map((name) => [`trajectories, ${name}`, "n"])], rows))] : []));
   }
 
   /* ---- trajectories ---------------------------------------------------------------------------------------------------------- */
 
   let offset = 0;
+  let places = [null]; // where each page of a search begins
+  let asking = 0;
+  const filters = () => Object.fromEntries(new FormData($("filter")));
   async function list() {
-    const wanted = { ...Object.fromEntries(new FormData($("filter"))), offset, limit: PAGE };
-    let page;
-    try { page = await source.trajectories(wanted); } catch (error) { $("found").textContent = error.message; return; }
-    const what = live ? "trajectories" : "sample trajectories";
+    const wanted = { ...filters(), offset, limit: PAGE }, mine = ++asking;
+    const what = live ? "trajectories" : "sample trajectories", isSearch = wordsOf(wanted.text).length > 0;
     const none = live ? told.run.trajectories === 0 : data.samples.trajectories.length === 0;
-    $("found").textContent = none ? (told.left_out.length ? `no ${what} can be shown: the notices at the top of the Summary say why` : `no ${what}: none is on record yet`) : page.total ? `${count(page.total)} ${what}; ${count(offset + 1)} to ${count(offset + page.trajectories.length)} shown` : `no ${what} like that`;
-    const rows = page.trajectories.map((p) => [el("button", { class: "link", type: "button", "data-trajectory": p.trajectory_id, onclick: () => open(p.trajectory_id, p.training_step) }, p.trajectory_id), String(p.training_step), short(p.prompt, 110), count(p.n_steps), ended(p), p.first_error === null ? "-" : String(p.first_error), p.status, ...(told.run.branches ? [count(p.n_branches)] : [])]);
-    $("list").replaceChildren(table([["trajectory", ""], ["training step", "n"], ["task", "text"], ["steps", "n"], ["ended", ""], ["first error at", "n"], ["status", ""], ...(told.run.branches ? [["branches", "n"]] : [])], rows));
-    $("earlier").disabled = offset === 0;
-    $("later").disabled = offset + PAGE >= page.total;
+    $("export").hidden = !live || none;
+    const { offset: _, limit: __, ...chosen } = wanted;
+    $("export").href = `api/export.parquet?${query({ run, ...chosen })}`;
+    let page;
+    try { page = isSearch ? await searched(wanted, mine) : await source.trajectories(wanted); } catch (error) { $("found").textContent = error.message; return; }
+    if (page === null || mine !== asking) return; // another list was asked for meanwhile
+    if (isSearch) {
+      const from = places.length > 1 ? `page ${places.length}: ` : "";
+      $("found").textContent = `${from}${count(page.trajectories.length)} ${what} found; ${count(page.searched)} of ${count(page.of)} training steps searched${page.next ? "" : ", the end"}`;
+    } else {
+      $("found").textContent = none ? (told.left_out.length ? `no ${what} can be shown: the notices at the top say why` : `no ${what}: none is on record yet`) : page.total ? `${count(page.total)} ${what}; ${count(offset + 1)} to ${count(offset + page.trajectories.length)} shown` : `no ${what} like that`;
+    }
+    const match = (p) => el("a", { href: addressOf({ trajectory: p.trajectory_id, training_step: p.training_step, at: p.match.index }) }, `step ${p.match.index}, ${p.match.agent}`);
+    const rows = page.trajectories.map((p) => [el("button", { class: "link", type: "button", "data-trajectory": p.trajectory_id, "data-training-step": p.training_step, onclick: () => go({ trajectory: p.trajectory_id, training_step: p.training_step }) }, p.trajectory_id), String(p.training_step), ...(isSearch ? [el("div", {}, match(p), `: ${p.match.excerpt}`)] : [short(p.prompt, 110)]), count(p.n_steps), ended(p), p.first_error === null ? "-" : String(p.first_error), p.status, ...(told.run.branches ? [count(p.n_branches)] : [])]);
+    const columns = [["trajectory", ""], ["training step", "n"], [isSearch ? "match" : "task", "text"], ["steps", "n"], ["ended", ""], ["first error at", "n"], ["status", ""], ...(told.run.branches ? [["branches", "n"]] : [])];
+    $("list").replaceChildren(...(rows.length ? [table(columns, rows)] : []));
+    $("earlier").disabled = isSearch ? places.length < 2 : offset === 0;
+    $("later").disabled = isSearch ? !page.next : offset + PAGE >= page.total;
+    $("later").dataset.next = isSearch && page.next ? JSON.stringify(page.next) : "";
   }
-  async function open(trajectory_id, training_step) {
+  /* A page of a search: portions until it is full or all is searched; null if another list is asked for meanwhile. */
+  async function searched(wanted, mine) {
+    let begin = places.at(-1), found = [];
+    for (;;) {
+      const portion = await source.search({ ...wanted, offset: null, limit: PAGE - found.length, begin_step: begin?.[0], begin_number: begin?.[1] });
+      if (mine !== asking) return null;
+      found = [...found, ...portion.trajectories];
+      if (found.length >= PAGE || !portion.next) return { ...portion, trajectories: found };
+      begin = portion.next;
+      $("found").textContent = `${count(found.length)} found so far; ${count(portion.searched)} of ${count(portion.of)} training steps searched`;
+    }
+  }
+  function turn(by) {
+    if (by > 0 && $("later").disabled || by < 0 && $("earlier").disabled) return;
+    if (wordsOf(filters().text).length) { if (by > 0) places.push(JSON.parse($("later").dataset.next)); else places.pop(); } else offset = Math.max(0, offset + by * PAGE);
+    list();
+  }
+
+  /* ---- addresses --------------------------------------------------------------------------------------------------------- */
+
+  /* Every trajectory, step and token has an address after `#`; selecting one changes the address, which opens it. */
+  function addressOf(place) { return `#${query({ run, ...place, ...(runs.length > 1 ? {} : { run: null }) })}`; }
+  /* A place within the trajectory on display, whether in the first pane or beside it. */
+  const within = (place) => ({ trajectory: here.trajectory, training_step: here.training_step, beside: here.beside, beside_step: here.beside_step, ...place });
+  function go(place) {
+    const address = addressOf(place);
+    if (location.hash === address) visit(); else location.hash = address;
+  }
+  let here = {};
+  async function visit() {
+    const place = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+    if (place.run !== undefined && runs[Number(place.run)] !== undefined && Number(place.run) !== run) await choose(Number(place.run));
+    if (place.curve) { if (told.curves[place.curve]) { curve($("chosen"), place.curve); $("metric").value = place.curve; into($("chosen"), place.curve).scrollIntoView({ block: "center" }); } return; }
+    if (!place.trajectory && !place.step) return;
+    const same = here.trajectory === place.trajectory && here.training_step === place.training_step && here.beside === place.beside && here.run === run;
+    let id = place.trajectory;
+    if (!id) {
+      const known = $("trajectory").querySelector(`[data-step="${CSS.escape(place.step)}"]`);
+      if (!known || here.training_step !== place.training_step || here.run !== run) {
+        try { id = (await source.step({ step_id: place.step, training_step: place.training_step })).trajectory_id; } catch (error) { $("trajectory").replaceChildren(el("p", { class: "note" }, error.message)); return; }
+      }
+    }
+    if (id && !same) {
+      $("beside").replaceChildren();
+      const shown = await open(id, place.training_step, $("trajectory"), run, !place.step && place.at === undefined);
+      here = { trajectory: id, training_step: place.training_step, beside: place.beside, beside_step: place.beside_step, run };
+      if (place.beside && runs.length > 1) await open(place.beside, place.beside_step, $("beside"), 1 - run, false);
+      if (!shown) return;
+    }
+    if (same && !place.step) $("step").replaceChildren();
+    if (place.at !== undefined) $("trajectory").querySelectorAll("svg.trajectory:not(.tree) g[role=button]")[Number(place.at)]?.dispatchEvent(new Event("click"));
+    if (place.step) { mark(place.step); await step(place.step, place.training_step, place.token, run); }
+  }
+  function mark(id) {
+    const node = document.querySelector(`#panes g[data-step="${CSS.escape(id)}"]`);
+    if (!node) return; // a copy in a branch leads to a step of another trajectory
+    for (const other of document.querySelectorAll("#panes g[data-step][aria-current]")) other.removeAttribute("aria-current");
+    node.setAttribute("aria-current", "true");
+  }
+
+  /* ---- one trajectory ---------------------------------------------------------------------------------------------------- */
+
+  async function open(trajectory_id, training_step, box, of, scroll) {
     let graph, rollout;
     $("step").replaceChildren();
     try {
-      graph = await source.trajectory({ trajectory_id, training_step });
-      rollout = graph.branch ? await source.trajectory({ trajectory_id: graph.branch.of, training_step }) : graph;
-    } catch (error) { $("trajectory").replaceChildren(el("p", { class: "note" }, error.message)); return; }
+      graph = await source.trajectory({ trajectory_id, training_step, run: of });
+      rollout = graph.branch ? await source.trajectory({ trajectory_id: graph.branch.of, training_step, run: of }) : graph;
+    } catch (error) { box.replaceChildren(el("p", { class: "note" }, error.message)); return false; }
     const facts = [`training step ${graph.training_step}`, graph.status, `outcome ${graph.outcome === null ? graph.outcome_said : graph.outcome}`, ...Object.entries(graph.outcomes).map(([agent, own]) => `outcome of ${agent} ${own}`), `expected ${graph.ground_truth}`, `answer ${graph.answer ?? "-"}`];
-    const decision = rollout.decision;
-    $("trajectory").replaceChildren(title(`${graph.branch ? "Branch" : "Trajectory"} ${graph.trajectory_id}`), ...place(graph), el("p", {}, short(facts.join(" · "), 600)), el("pre", {}, graph.task),
+    const decision = rollout.decision, other = 1 - of;
+    const both = runs.length > 1 && box === $("trajectory") ? [el("p", {}, el("button", { class: "link", type: "button", onclick: () => beside(graph, of, other) }, `Show the same task of ${runs[other]} beside it`))] : [];
+    box.replaceChildren(title(`${graph.branch ? "Branch" : "Trajectory"} ${graph.trajectory_id}${runs.length > 1 ? ` of ${runs[of]}` : ""}`), ...place(graph), el("p", {}, short(facts.join(" · "), 600)), ...both, el("pre", { tabindex: 0, "aria-label": "Task" }, graph.task),
       el("p", { class: "hint" }, "Circles are steps, coloured by credit (", el("span", { class: "legend", style: "background:linear-gradient(to right,rgb(241,143,59),rgb(244,244,244),rgb(67,147,195))" }), " blame to praise); a line is as thick as the credit that flowed back along it; a bar across it is a closed gate; a double ring is the first error. Select a step for its texts and for where its advantage came from."),
-      el("div", { class: "scroll" }, draw(graph, decision)), ...(decision ? alternatives(decision, graph) : []));
-    $("trajectory").scrollIntoView({ block: "start" });
+      el("div", { class: "scroll" }, draw(graph, decision, of)), ...(decision ? alternatives(decision, graph, of) : []));
+    $("told").textContent = `trajectory ${graph.trajectory_id} is shown: ${graph.steps.length} steps`;
+    if (scroll) box.scrollIntoView({ block: "start" });
+    return true;
+  }
+  async function beside(graph, of, other) {
+    const found = (await asked("same_task", { trajectory_id: graph.trajectory_id, training_step: graph.training_step, run: of, other })).trajectories[0];
+    if (found) go({ run: of, trajectory: graph.trajectory_id, training_step: graph.training_step, beside: found.trajectory_id, beside_step: found.training_step });
+    else $("beside").replaceChildren(el("p", { class: "note" }, `${runs[other]} has no trajectory of this task.`));
   }
   /* The place of a branch in its tree; nothing for a rollout. */
   function place(graph) {
     const branch = graph.branch;
     if (!branch) return [];
     const copies = branch.first ? `steps 0 to ${branch.first - 1} are copies of recorded ones, drawn pale; step ${branch.first} is the first new one` : branch.first === 0 ? "all steps are new" : "none of its steps is trained";
-    const back = el("button", { class: "link", type: "button", "data-trajectory": branch.of, onclick: () => open(branch.of, graph.training_step) }, `Back to the recorded trajectory ${branch.of}`);
+    const back = el("button", { class: "link", type: "button", "data-trajectory": branch.of, onclick: () => go({ trajectory: branch.of, training_step: graph.training_step }) }, `Back to the recorded trajectory ${branch.of}`);
     return [el("p", {}, back), el("p", { class: "hint" }, `A branch for training, no rollout of the task: alternative ${branch.alternative}, continuation ${branch.continuation}; ${copies}.`), ...(branch.refused === null ? [] : [el("p", { class: "note" }, el("b", {}, "Refused: "), branch.refused)])];
   }
   /* The alternatives at a decision, as a tree and as a table. `graph`: the trajectory on display. */
-  function alternatives(decision, graph) {
+  function alternatives(decision, graph, of) {
     const leaves = decision.alternatives.flatMap((one) => one.leaves), training_step = graph.training_step;
     const means = decision.alternatives.map((one) => one.mean).filter((mean) => mean !== null);
     const facts = [`mean return over alternatives ${means.length ? number(means.reduce((a, b) => a + b) / means.length) : "-"}`, `drawn with probability ${number(decision.probability)}`, `weight ${number(decision.weight)}`];
-    const leaf = (one) => el("button", { class: "link leaf", type: "button", "data-leaf": one.trajectory_id, "aria-current": one.trajectory_id === graph.trajectory_id ? "true" : null, title: one.reason || null, onclick: () => open(one.trajectory_id, training_step) }, `${one.trajectory_id}${one.trajectory_id === decision.of ? " (recorded)" : ""}: ${one.return === null ? "unknown" : number(one.return, 2)}`);
+    const leaf = (one) => el("button", { class: "link leaf", type: "button", "data-leaf": one.trajectory_id, "aria-current": one.trajectory_id === graph.trajectory_id ? "true" : null, title: one.reason || null, onclick: () => go({ run: of, trajectory: one.trajectory_id, training_step }) }, `${one.trajectory_id}${one.trajectory_id === decision.of ? " (recorded)" : ""}: ${one.return === null ? "unknown" : number(one.return, 2)}`);
     const rows = decision.alternatives.map((one) => [
-      one.step_id === null ? String(one.number) : el("button", { class: "link", type: "button", "data-alternative": one.number, onclick: () => step(one.step_id, training_step) }, one.number === 0 ? "0 (recorded)" : String(one.number)),
+      one.step_id === null ? String(one.number) : el("button", { class: "link", type: "button", "data-alternative": one.number, onclick: () => alternative(one.step_id, training_step, of) }, one.number === 0 ? "0 (recorded)" : String(one.number)),
       one.response === null ? short(one.leaves[0].reason, 200) : one.response, number(one.sub_reward, 2), number(one.mean), count(one.leaves.length), signed(one.credit), one.advantage === null ? "not trained" : signed(one.advantage), el("div", { class: "leaves" }, ...one.leaves.map(leaf))]);
     return [
       title(`Decision at step ${decision.at}: ${decision.agent}, ${decision.alternatives.length} alternatives, ${leaves.length} leaves`),
@@ -258,11 +384,12 @@
       ...(decision.compared ? [] : [el("p", { class: "note" }, "Not compared: fewer than two alternatives have a known outcome.")]),
       ...(decision.trained ? [] : [el("p", { class: "note" }, "The rule in force trains on no branch.")]),
       el("p", { class: "hint" }, "A fork marks the step in the graph. Here numbered circles are the alternatives, coloured by advantage, each with its mean return and response; the last circles are the leaves, blue for a high and orange for a low return. Select an alternative for its step, a leaf for its trajectory."),
-      el("div", { class: "scroll" }, tree(decision, graph)),
+      el("div", { class: "scroll" }, tree(decision, graph, of)),
       el("div", { class: "scroll" }, table([["alternative", ""], ["response", "text response"], ["score", "n"], ["mean return", "n"], ["continuations", "n"], ["credit", "n"], ["advantage", "n"], ["leaf: return", ""]], rows)),
     ];
   }
-  function tree(decision, graph) {
+  const alternative = (step_id, training_step, of) => (of === run ? go(within({ step: step_id })) : step(step_id, training_step, undefined, of));
+  function tree(decision, graph, of) {
     const [x0, x1, x2] = [150, 330, 520], row = 30, gap = 16;
     const most = Math.max(1e-9, ...decision.alternatives.map((one) => Math.abs(one.advantage ?? 0)));
     let y = 34;
@@ -294,19 +421,19 @@
       const mean = one.mean === null ? "mean return unknown" : `mean return ${number(one.mean)}`;
       const said = `alternative ${one.number}${one.number === 0 ? ", recorded" : ""}: ${mean}, advantage ${one.advantage === null ? "none, not trained" : signed(one.advantage)}\n${one.response ?? ""}`;
       const node = svg("g", { "data-alternative": one.number, transform: `translate(${x1},${at})` }, svg("circle", { r: 14, fill: hue(one.advantage, most), stroke: css("--ink"), "stroke-width": one.advantage === null ? 0.6 : 1.4, "stroke-dasharray": one.advantage === null ? "2 2" : "none" }), svg("text", { "text-anchor": "middle", y: 4, style: "fill:#111" }, String(one.number)));
-      if (one.step_id === null) { node.append(svg("title", {}, said)); picture.append(node); } else active(node, said, () => step(one.step_id, graph.training_step));
+      if (one.step_id === null) { node.append(svg("title", {}, said)); picture.append(node); } else active(node, said, () => alternative(one.step_id, graph.training_step, of));
       picture.append(label(x1, at - 19, one.mean === null ? "" : number(one.mean), { "text-anchor": "middle", class: "value" }), label(x1 - 14, at + 28, short(one.response, 26), { class: "lane" }));
       one.leaves.forEach((leaf, i) => {
         const known = leaf.return !== null, current = leaf.trajectory_id === graph.trajectory_id;
         const text = known ? `return ${number(leaf.return, 2)}` : "return unknown";
         const made = svg("g", { "data-leaf": leaf.trajectory_id, transform: `translate(${x2},${own[i]})` }, svg("circle", { r: 9, fill: known ? hue(2 * leaf.return - 1, 1) : css("--panel"), stroke: css("--ink"), "stroke-width": current ? 3.5 : 1.2, "stroke-dasharray": known ? "none" : "2 2" }), svg("text", { x: 18, y: 4 }, `${text} · ${short(leaf.trajectory_id, 40)}${leaf.trajectory_id === root ? ", recorded" : ""}${current ? ", shown above" : ""}`));
         if (current) made.setAttribute("aria-current", "true");
-        active(made, `trajectory ${leaf.trajectory_id}: ${text}${leaf.reason ? `\n${leaf.reason}` : ""}`, () => open(leaf.trajectory_id, graph.training_step));
+        active(made, `trajectory ${leaf.trajectory_id}: ${text}${leaf.reason ? `\n${leaf.reason}` : ""}`, () => go({ run: of, trajectory: leaf.trajectory_id, training_step: graph.training_step }));
       });
     }
     return picture;
   }
-  function draw(graph, decision) {
+  function draw(graph, decision, of) {
     const lanes = [...new Set(graph.steps.map((s) => s.agent))], left = 120, dx = 62, dy = 74, top = 40;
     const x = (i) => left + 30 + i * dx, y = (i) => top + lanes.indexOf(graph.steps[i].agent) * dy;
     const most = Math.max(1e-9, ...graph.steps.map((s) => Math.abs(s.credit ?? 0))), flow = Math.max(1e-9, ...graph.edges.map((e) => Math.abs(e.flow ?? 0)));
@@ -331,7 +458,7 @@
       if (decision && s.index === decision.at) node.append(svg("path", { class: "decision", d: "M-5,-27 L0,-20 L5,-27 M0,-20 L0,-17", fill: "none", stroke: css("--ink"), "stroke-width": 2 }));
       if (s.first_error) node.append(svg("circle", { r: 20, fill: "none", stroke: css("--bad"), "stroke-width": 2 }));
       node.append(svg("circle", { r: 15.5, fill: s.copy_of ? css("--panel") : hue(s.credit, most), stroke: css("--ink"), "stroke-width": s.trained === false ? 0.6 : 1.4, "stroke-dasharray": s.trained === false ? "2 2" : "none" }), svg("text", { "text-anchor": "middle", y: 4, style: s.copy_of ? "" : "fill:#111" }, String(s.index)), svg("text", { "text-anchor": "middle", y: 33 }, s.failed ? "failed" : s.sub_reward == null ? "" : number(s.sub_reward, 2)), svg("title", {}, `${said}\n${s.response}`));
-      const select = () => { for (const other of picture.querySelectorAll("[aria-current]")) other.removeAttribute("aria-current"); node.setAttribute("aria-current", "true"); step(s.copy_of ?? s.id, graph.training_step); };
+      const select = () => { const id = s.copy_of ?? s.id; mark(s.id); if (of === run) go(within({ step: id })); else step(id, graph.training_step, undefined, of); };
       node.addEventListener("click", select);
       node.addEventListener("keydown", (event) => {
         if (event.key === "Enter" || event.key === " ") { event.preventDefault(); select(); }
@@ -342,45 +469,98 @@
     });
     return picture;
   }
-  async function step(step_id, training_step, token) {
+  async function step(step_id, training_step, token, whose) {
     let of;
-    try { of = await source.step({ step_id, training_step, token }); } catch (error) { $("step").replaceChildren(el("p", { class: "note" }, error.message)); return; }
+    try { of = await source.step({ step_id, training_step, token, run: whose }); } catch (error) { $("step").replaceChildren(el("p", { class: "note" }, error.message)); return; }
     const most = Math.max(1e-9, ...of.tokens.map((t) => Math.abs(t.advantage)));
     const scores = of.scores.map((s) => [s.name, s.status === "ok" ? (s.by_token ? "by token" : String(s.value)) : s.status, s.weight === 0 ? "0: not part of credit" : String(s.weight), s.reason]);
     const tokens = el("pre", { class: "tokens" }, ...of.tokens.map((t, j) => {
       const token = el("span", t.sampled ? { class: "token", style: `background:${hue(t.advantage, most)}`, title: `token ${j}: advantage ${signed(t.advantage)}${t.logprob === null ? "" : `, log-probability ${number(t.logprob)}`}` } : { class: "token not-sampled", title: `token ${j}: not sampled by the policy` }, t.text);
-      if (live && t.sampled) { token.setAttribute("tabindex", "0"); token.setAttribute("role", "button"); const ask = () => step(step_id, training_step, j); token.addEventListener("click", ask); token.addEventListener("keydown", (e) => { if (e.key === "Enter") ask(); }); }
+      if (live && t.sampled) { token.setAttribute("tabindex", "0"); token.setAttribute("role", "button"); const ask = () => (whose === run ? go(within({ step: step_id, training_step, token: j })) : step(step_id, training_step, j, whose)); token.addEventListener("click", ask); token.addEventListener("keydown", (e) => { if (e.key === "Enter") ask(); }); }
       return token;
     }));
     const hints = [
       of.spelled ? "" : "No tokenizer of this policy is in the run's checkpoints: tokens are shown as ids.",
       of.tokens.length < of.tokens_in_all ? `The first ${count(of.tokens.length)} of ${count(of.tokens_in_all)} tokens are shown.` : "",
     ].filter(Boolean).map((text) => el("p", { class: "hint" }, text));
-    $("step").replaceChildren(title(`Step ${of.id}: ${of.agent}, turn ${of.turn}`), el("p", { class: "hint" }, `policy ${of.policy}, version ${of.policy_version}`),
+    $("told").textContent = `step ${of.id} of ${of.agent} is shown`;
+    $("step").replaceChildren(el("h3", {}, `Step ${of.id}: ${of.agent}, turn ${of.turn} `, el("a", { class: "own-address", href: addressOf({ run: whose, step: step_id, training_step }), "aria-label": "Link to this step" }, "#")), el("p", { class: "hint" }, `policy ${of.policy}, version ${of.policy_version}`),
       scores.length ? table([["function", ""], ["value", "n"], ["weight", "n"], ["reason", "text"]], scores) : el("p", {}, "No reward function scored this step."),
       title("Prompt"), el("pre", { "data-part": "prompt" }, of.prompt), title("Response"), el("pre", { "data-part": "response" }, of.response),
       ...(of.tokens.length ? [title("Tokens, coloured by advantage"), ...hints, tokens] : []),
       ...(of.why ? [title(token === undefined ? "Why this advantage" : `Why this advantage of token ${token}`), el("pre", { class: "tree", "data-part": "why" }, [...of.why, "", ...of.terms].join("\n"))] : [el("p", {}, "Credit was never assigned: too many scores had failed.")]));
   }
 
-  /* ---- begin ------------------------------------------------------------------------------------------------------------ */
+  /* ---- controls --------------------------------------------------------------------------------------------------------- */
 
-  $("filter").addEventListener("submit", (event) => { event.preventDefault(); offset = 0; list(); });
-  $("earlier").addEventListener("click", () => { offset = Math.max(0, offset - PAGE); list(); });
-  $("later").addEventListener("click", () => { offset += PAGE; list(); });
+  const first = () => { offset = 0; places = [null]; };
+  $("filter").addEventListener("submit", (event) => { event.preventDefault(); first(); list(); });
+  $("earlier").addEventListener("click", () => turn(-1));
+  $("later").addEventListener("click", () => turn(1));
   $("heat-of").addEventListener("change", heat);
   $("metric").addEventListener("change", () => { if (told.curves[$("metric").value]) curve($("chosen"), $("metric").value); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(told));
-  let seen = "";
+  addEventListener("hashchange", visit);
+  async function choose(place) {
+    run = place;
+    $("run").value = String(place);
+    first();
+    show(await source.overview());
+    await list();
+  }
+  if (runs.length > 1) {
+    $("run-choice").hidden = false;
+    $("run").append(...runs.map((name, place) => el("option", { value: place }, name)));
+    $("run").addEventListener("change", () => choose(Number($("run").value)));
+  }
+
+  /* ---- keys --------------------------------------------------------------------------------------------------------------- */
+
+  const listed = () => [...document.querySelectorAll("#list [data-trajectory]")];
+  const nodes = () => [...$("trajectory").querySelectorAll("svg.trajectory:not(.tree) g[data-step]")];
+  function other(of, current, by) {
+    const at = of.findIndex(current);
+    const next = of[at < 0 ? (by > 0 ? 0 : of.length - 1) : at + by];
+    if (next) { next.focus({ preventScroll: true }); next.dispatchEvent(new Event("click")); }
+  }
+  const keys = {
+    "/": ["search", () => { $("filter").text.focus(); $("filter").scrollIntoView({ block: "center" }); }],
+    j: ["next trajectory of the list", () => other(listed(), (row) => row.dataset.trajectory === here.trajectory && row.dataset.trainingStep === here.training_step, 1)],
+    k: ["previous trajectory", () => other(listed(), (row) => row.dataset.trajectory === here.trajectory && row.dataset.trainingStep === here.training_step, -1)],
+    l: ["next step of the trajectory", () => other(nodes(), (node) => node.hasAttribute("aria-current"), 1)],
+    h: ["previous step", () => other(nodes(), (node) => node.hasAttribute("aria-current"), -1)],
+    n: ["next page", () => turn(1)],
+    p: ["previous page", () => turn(-1)],
+    u: ["up to the list", () => { $("list").scrollIntoView({ block: "start" }); listed()[0]?.focus({ preventScroll: true }); }],
+    "?": ["these keys", () => $("keys").showModal()],
+  };
+  $("key-list").replaceChildren(table([["key", ""], ["action", ""]], Object.entries(keys).map(([key, [what]]) => [el("kbd", {}, key), what])));
+  $("show-keys").addEventListener("click", () => $("keys").showModal());
+  const kept = { get: () => { try { return localStorage.getItem("creditflow-keys"); } catch { return null; } }, set: (value) => { try { localStorage.setItem("creditflow-keys", value); } catch { /* a file may have no storage */ } } };
+  $("keys-on").checked = kept.get() !== "off";
+  $("keys-on").addEventListener("change", () => kept.set($("keys-on").checked ? "on" : "off"));
+  addEventListener("keydown", (event) => {
+    const busy = event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || $("keys").open;
+    if (busy || !$("keys-on").checked || !keys[event.key]) return;
+    event.preventDefault();
+    keys[event.key][1]();
+  });
+
+  /* ---- begin ------------------------------------------------------------------------------------------------------------- */
+
+  let seen = "", visited = false;
   async function look() {
+    const of = run;
     try {
       const overview = await source.overview();
-      const now = JSON.stringify([overview.run, overview.left_out, overview.events.length, Object.values(overview.curves).map((c) => c.points.length)]);
-      if (now !== seen) { seen = now; show(overview); if (offset === 0) await list(); }
-      document.body.dataset.ready = "true";
+      if (of === run) {
+        const now = JSON.stringify([run, overview.run, overview.left_out, overview.findings.length, overview.events.length, Object.values(overview.curves).map((c) => c.points.length)]);
+        if (now !== seen) { seen = now; await compare(); show(overview); if (offset === 0 && !wordsOf(filters().text).length) await list(); }
+        if (!visited) { visited = true; await visit(); }
+        document.body.dataset.ready = "true";
+      }
     } catch (error) { $("facts").textContent = `The server does not answer: ${error.message}`; }
     if (live) setTimeout(look, 2000);
   }
-  compare();
   look();
 })();

@@ -1,0 +1,103 @@
+"""Full-text search over a run's step files, newest training step first, in portions of bounded time and memory."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from creditflow.errors import InputError
+from creditflow.reports.index import NUMBER, ROW, Filter, Index
+from creditflow.runs.sql import source_of
+
+SECONDS = 1.0
+"""Seconds of one portion of a search; a step file that has begun is finished."""
+_FILES = 8
+"""Step files read per query."""
+_WORDS, _LONGEST = 16, 1000
+_BEFORE, _EXCERPT = 60, 200
+"""Characters of an excerpt before the match, and in all."""
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a query, in lower case; words in double quotes are one phrase.
+
+    Raises InputError for an empty query, or one of more than 16 words or 1,000 characters.
+    """
+    words = [phrase or word for phrase, word in re.findall(r'"([^"]+)"|([^\s"]+)', text.lower())]
+    if not words or len(words) > _WORDS or len(text) > _LONGEST:
+        raise InputError(
+            f"text: expected 1 to {_WORDS} words in at most {_LONGEST} characters, got {len(words)} in {len(text)}"
+        )
+    return words
+
+
+def condition(words: Sequence[str]) -> tuple[str, list[str]]:
+    """An SQL condition on rows of step files, and its values: every word is in the prompt, the response or the id."""
+    one = "(contains(lower(response), ?) OR contains(lower(prompt), ?) OR contains(lower(step_id), ?))"
+    return " AND ".join([one] * len(words)), [word for word in words for _ in range(3)]
+
+
+def search(
+    index: Index, wanted: Filter, text: str, begin: tuple[int, int] | None, limit: int, seconds: float = SECONDS
+) -> dict[str, Any]:
+    """Find rollouts with a step that contains all words, among those that `wanted` selects.
+
+    Returns `{trajectories, searched, of, next}`: rows of the list, each with the `match` of its first such step;
+    numbers of training steps; and where the next call begins, None at the end. `begin`: a training step, and the number
+    of the last trajectory of it that was returned, or -1.
+    """
+    words = words_of(text)
+    steps = [step for step in sorted(index.taken, reverse=True) if wanted.training_step in (None, step)]
+    done = 0 if begin is None else sum(step > begin[0] for step in steps)
+    after = -1 if begin is None else begin[1]
+    found: list[dict[str, Any]] = []
+    started = time.monotonic()
+    while done < len(steps) and (not done or time.monotonic() - started < seconds):
+        portion = steps[done : done + _FILES]
+        found += _found(index, portion, words, wanted, after, limit - len(found))
+        if len(found) == limit:
+            last = found[-1]
+            done = sum(step > last["training_step"] for step in steps)
+            return _portion(found, done, len(steps), (last["training_step"], last["number"]))
+        done, after = done + len(portion), -1
+    return _portion(found, done, len(steps), (steps[done], -1) if done < len(steps) else None)
+
+
+def _portion(found: Sequence[dict[str, Any]], done: int, n_steps: int, place: tuple[int, int] | None) -> dict[str, Any]:
+    rows = [{key: value for key, value in row.items() if key != "number"} for row in found]
+    return {"trajectories": rows, "searched": done, "of": n_steps, "next": place}
+
+
+def _found(
+    index: Index, steps: Sequence[int], words: Sequence[str], wanted: Filter, after: int, limit: int
+) -> list[dict[str, Any]]:
+    matches, word_values = condition(words)
+    clause, values = wanted.clauses((min(steps), max(steps)))
+    source = source_of([index.ledger.file(step) for step in steps], ", file_row_number = true")
+    query = f"""
+        WITH matched AS (
+            SELECT {NUMBER} AS number, "index" AS position, agent, {_excerpt()} AS excerpt
+            FROM {source} WHERE {matches}
+        ), firsts AS (
+            SELECT number, min(position) AS position, arg_min((agent, excerpt), position) AS first, count(*) AS n
+            FROM matched WHERE number > ? OR (number >> 32) <> ? GROUP BY number
+        )
+        SELECT {ROW}, number, {{'index': position, 'agent': first[1], 'excerpt': first[2], 'steps': n}} AS match
+        FROM firsts JOIN trajectories USING (number) LEFT JOIN tasks USING (task_key)
+        WHERE {clause} ORDER BY training_step DESC, number LIMIT ?
+    """
+    with_excerpt = [words[0]] * 4
+    return index.ask(query, [*with_excerpt, *word_values, after, max(steps), *values, limit])
+
+
+def _excerpt() -> str:
+    """SQL of the text around the first word: of the response if it is there, else of the prompt."""
+    around = (
+        f"substr({{0}}, greatest(1, instr(lower({{0}}), ?) - {_BEFORE}), {_EXCERPT})"  # length may differ in lower case
+    )
+    return (
+        f"CASE WHEN contains(lower(response), ?) THEN {around.format('response')} "
+        f"WHEN contains(lower(prompt), ?) THEN {around.format('prompt')} ELSE left(response, {_EXCERPT}) END"
+    )
