@@ -1,28 +1,71 @@
 """The live view of a run of a million trajectories: `python -m benchmarks.view [--quick] [--run FOLDER]`.
 
 Writes a run of 977 training steps with 1,024 trajectories of 30 steps each, thirty million steps in all, through the
-writer of step files. Then it measures the view cold (without its index) and warm, a filtered page, a search, an
-opened trajectory, an export, and the peak memory of the server. Takes about forty minutes and 5 GB of disk.
+writer of step files; with `--run`, in that folder, where it is kept and found again. Then it measures the view cold
+(without its index) and warm: the first page, the overview, filtered pages, a search, an opened trajectory, an export,
+and the peak memory of the server. Takes about twenty minutes and 2 GB of disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.record import ROOT, Figure, exit_with, show, write
+from benchmarks.sources import hashes
 from benchmarks.synthetic import chain_batch
 from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Task, TrajectoryBatch
 from creditflow.runs import Ledger, RunFolder
 
+MEASURES = ("src/creditflow/runs", "src/creditflow/reports", "src/creditflow/data/table.py")
 TRAINING_STEPS = 977
 TASKS, TRAJECTORIES, STEPS = 256, 4, 30
 KINDS = 4
 """Batches drawn; every training step is one of them under new names and texts."""
+QUICK_STEPS = 100
+FILTERS = (
+    "agent=verifier&outcome=wrong",
+    "agent=executor&gate=closed",
+    "agent=executor&least_score=0.4&most_score=0.6&outcome=right",
+    "training_step=7&most_score=0.1",
+)
+
+
+def main() -> int:
+    """Measure, print, write `docs/results/view.json`; 1 if a number falls short."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the run; holds the same, writes nothing")
+    parser.add_argument("--run", type=Path, help="the folder of the run; by default a temporary one")
+    given = parser.parse_args()
+    measured = hashes(MEASURES)
+    n = QUICK_STEPS if given.quick else TRAINING_STEPS
+    with tempfile.TemporaryDirectory() as folder:
+        run = given.run or Path(folder) / "run"
+        ledger = Ledger.open(run) if (run / "run.json").is_file() else write_run(run, n)
+        os.environ["CREDITFLOW_CACHE"] = folder
+        figures = [*_cold(ledger), *_warm(ledger)]
+        stored = sum(file.stat().st_size for file in Path(folder).glob("index/*"))
+        figures.append(Figure("size of the stored index", stored / 1e6, unit="MB"))
+    failed = show(figures)
+    if not given.quick:
+        steps = len(ledger.steps) * TASKS * TRAJECTORIES * STEPS
+        write("view", figures, ("creditflow", "pyarrow", "duckdb", "fastapi"), measured, {"steps": steps})
+    return int(failed)
 
 
 def write_run(folder: Path, training_steps: int) -> Ledger:
@@ -64,9 +107,78 @@ def _renamed(batch: TrajectoryBatch, number: int) -> TrajectoryBatch:
     )
 
 
+def _cold(ledger: Ledger) -> Iterator[Figure]:
+    """From the command to the first page without an index, and until everything is indexed."""
+    begin = time.perf_counter()
+    with _server(ledger.path) as (url, process):
+        first = json.loads(_get(f"{url}api/trajectories"))
+        yield _most("cold, from the command to the first page", time.perf_counter() - begin, 2.0)
+        assert first["trajectories"], "the newest training step is there at once"
+        while json.loads(_get(f"{url}api/overview"))["run"]["indexed"] < len(ledger.steps):
+            time.sleep(1.0)
+        yield Figure("cold, until all is indexed", time.perf_counter() - begin, unit="s")
+        yield _memory("cold, peak memory", process)
+
+
+def _warm(ledger: Ledger) -> Iterator[Figure]:
+    """The same with the index of the last time, then single requests."""
+    begin = time.perf_counter()
+    with _server(ledger.path) as (url, process):
+        total = json.loads(_get(f"{url}api/trajectories"))["total"]
+        yield _most("warm, from the command to the first page", time.perf_counter() - begin, 2.0)
+        assert total == len(ledger.steps) * TASKS * TRAJECTORIES
+        yield _most("the overview", _timed(f"{url}api/overview"), 2.0)
+        pages = [_timed(f"{url}api/trajectories?{wanted}") for wanted in FILTERS]
+        yield _most("a filtered page, the slowest of 4", max(pages), 1.0)
+        yield _most("the last page", _timed(f"{url}api/trajectories?offset={total - 25}"), 1.0)
+        yield _most("a search for a common word", _timed(f"{url}api/search?text=checked"), 2.0)
+        begin = time.perf_counter()
+        portion = json.loads(_get(f"{url}api/search?text=nowhere"))
+        yield _most("a portion of a search", time.perf_counter() - begin, 3.0)
+        share = portion["searched"] / portion["of"]
+        yield Figure("a whole search for a rare word", (time.perf_counter() - begin) / share, unit="s")
+        middle = ledger.steps[len(ledger.steps) // 2]
+        at = f"training_step={middle}"
+        yield Figure("a trajectory", _timed(f"{url}api/trajectory?{at}&trajectory_id=0-{middle}-9"), unit="s")
+        yield Figure("a step", _timed(f"{url}api/step?{at}&step_id=0-{middle}-9/9"), unit="s")
+        yield Figure("an export of a training step", _timed(f"{url}api/export.parquet?{at}"), unit="s")
+        yield _memory("warm, peak memory", process)
+
+
+def _most(what: str, seconds: float, bound: float) -> Figure:
+    return Figure(what, seconds, bound, at_most=True, unit="s")
+
+
+def _memory(what: str, process: subprocess.Popen[str]) -> Figure:
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+    assert peak is not None
+    return Figure(what, int(peak[1]) / 1e6, 2.0, at_most=True, unit="GB")
+
+
+@contextmanager
+def _server(path: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "creditflow", "view", str(path), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        assert server.stderr is not None
+        found = re.search(r"http://\S+/", server.stderr.readline())
+        assert found is not None, "the view did not start"
+        try:
+            yield found[0], server
+        finally:
+            server.terminate()
+
+
+def _timed(url: str) -> float:
+    begin = time.perf_counter()
+    _get(url)
+    return time.perf_counter() - begin
+
+
+def _get(url: str) -> bytes:
+    with urllib.request.urlopen(url) as answer:  # the local server on loopback
+        content: bytes = answer.read()
+        return content
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("run", type=Path)
-    parser.add_argument("n", type=int)
-    given = parser.parse_args()
-    write_run(given.run, given.n)
+    exit_with(main)

@@ -2,7 +2,7 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { build } from "esbuild";
 
-const target = new URL("../src/creditflow/report/page/", import.meta.url).pathname;
+const target = new URL("../src/creditflow/reports/page/", import.meta.url).pathname;
 await build({
   entryPoints: ["charts.js"], bundle: true, minify: true, format: "iife", globalName: "charts",
   legalComments: "inline", charset: "utf8", outfile: `${target}charts.min.js`,

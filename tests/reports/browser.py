@@ -14,7 +14,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 @contextmanager
-def opened(url: str, scheme: str = "light") -> Iterator["Page"]:
+def opened(url: str, scheme: str = "light", width: int = 1280) -> Iterator["Page"]:
     """Open `url` and wait until the page is ready; fail at the end if the console has any message."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
@@ -22,7 +22,7 @@ def opened(url: str, scheme: str = "light") -> Iterator["Page"]:
     said: list[str] = []
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()
+        page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
         page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: said.append(f"error: {error}"))
         page.on("requestfailed", lambda request: said.append(f"not loaded: {request.url}"))

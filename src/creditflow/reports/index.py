@@ -199,7 +199,7 @@ class Index:
         self._connection.execute(f"DELETE FROM steps WHERE (number >> 32) IN ({listed})")
         for kept in (self.taken, self.damaged, self.reasons, self.rules):
             for step in steps:
-                kept.pop(step, None)  # type: ignore[attr-defined]
+                kept.pop(step, None)
 
     def _take(self, steps: Mapping[int, Signature]) -> None:
         with self._lock:

@@ -52,7 +52,7 @@ def database(file: Path | None = None, *, memory: str = "", aside: Path | None =
         import duckdb
     except ModuleNotFoundError as error:
         raise InputError("duckdb is not installed: pip install 'creditflow[report]'") from error
-    config: dict[str, str | bool | int] = {
+    config: dict[str, str | bool | int | float | list[str]] = {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
         "threads": 2,

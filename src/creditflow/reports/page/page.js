@@ -89,6 +89,8 @@
     const body = rows.map((row) => el("tr", {}, ...row.map((cell, i) => el("td", { class: columns[i][1] }, cell))));
     return el("table", {}, el("thead", {}, head), el("tbody", {}, ...body));
   }
+  /* Wide content in a box of its own, which the keyboard reaches and scrolls. */
+  const scroll = (content, label = "Wide content") => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, content);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const mix = (a, b, t) => `rgb(${[0, 1, 2].map((i) => Math.round(a[i] + (b[i] - a[i]) * t)).join(",")})`;
   /* Blue above zero, orange below, pale at zero: distinct with any colour vision and by brightness. */
@@ -120,7 +122,7 @@
     const marks = events.map((event) => ({ xAxis: event.step, label: { show: false } }));
     const seen = new Map(events.map((event) => [event.step, `${event.rule} ${event.what || ""}: ${event.note || event.action || ""}`]));
     chart(place, {
-      grid: { left: 62, right: 18, top: 52, bottom: 42 },
+      grid: { left: 62, right: 18, top: series.length > 1 ? 52 : 36, bottom: 42 },
       legend: { top: 26, type: "scroll", textStyle: { color: css("--ink") }, show: series.length > 1 },
       graphic: [], tooltip: { trigger: "axis", confine: true, renderMode: "richText", valueFormatter: (v) => (v == null ? "-" : Number(v).toPrecision(4)), formatter: (points) => [`training step ${points[0].axisValue}`, ...points.map((p) => `${p.seriesName}: ${Number(p.value[1]).toPrecision(4)}`), seen.get(points[0].axisValue) || ""].join("\n").trim() },
       xAxis: { type: "value", name: "training step", nameLocation: "middle", nameGap: 26, minInterval: 1, min: "dataMin", max: "dataMax" },
@@ -161,7 +163,7 @@
       ...told.flagged_agents.map((n) => el("p", { class: "note" }, el("b", {}, `${n.as}: ${n.agent}`), ` — ${n.why}`)),
     ];
     const events = told.events.slice(-50).reverse().map((e) => [String(e.step), e.rule, e.what || "", e.metric || "", e.note || e.action || ""]);
-    if (events.length) notes.push(title("Guard events"), el("div", { class: "scroll" }, table([["step", "n"], ["rule", ""], ["", ""], ["metric", ""], ["action", ""]], events)));
+    if (events.length) notes.push(title("Guard events"), scroll(table([["step", "n"], ["rule", ""], ["", ""], ["metric", ""], ["action", ""]], events)));
     $("notes").replaceChildren(...notes);
     for (const name of SHOWN) curve($("charts"), name);
     $("metrics").replaceChildren(...Object.keys(told.curves).map((name) => el("option", { value: name })));
@@ -234,9 +236,9 @@
     const metrics = ["val/pass_at_1", "val/pass_at_1_greedy", "val/step_error_rate", "train/pass_at_1", "propagation/pass_rate", "reward/error_rate", "actor/entropy"].filter((name) => sides.some((run) => run.curves[name]));
     const shares = [...new Set(sides.flatMap((run) => run.agents.map((a) => a.agent)))].flatMap((agent) => [["mean credit", "credit", signed], ["gates open", "pass_rate", percent], ["wrong but rewarded", "wrong_rewarded", percent]].map(([words, key, shown]) => [`${agent}: ${words}`, ...sides.map((run) => shown(run.agents.find((a) => a.agent === agent)?.[key]))]));
     $("compared").replaceChildren(
-      title("Settings that differ"), el("div", { class: "scroll" }, table([["setting", ""], ...names], settings)),
-      title("Last of each run"), el("div", { class: "scroll" }, table([["metric", ""], ...names], metrics.map((name) => [name, ...sides.map((run) => number(run.curves[name]?.points.at(-1)?.[1]))]))),
-      title("Agents"), el("div", { class: "scroll" }, table([["", ""], ...names], shares)));
+      title("Settings that differ"), scroll(table([["setting", ""], ...names], settings)),
+      title("Last of each run"), scroll(table([["metric", ""], ...names], metrics.map((name) => [name, ...sides.map((run) => number(run.curves[name]?.points.at(-1)?.[1]))]))),
+      title("Agents"), scroll(table([["", ""], ...names], shares)));
     if (live) await apart();
   }
   /* Tasks that one of two runs solves more often, with a trajectory of each run. */
@@ -244,7 +246,7 @@
     const of = await asked("tasks", { run: 0, other: 1 });
     const rows = of.tasks.map((task) => [el("a", { href: addressOf({ run: 0, trajectory: task.newest[0].trajectory_id, training_step: task.newest[0].training_step, beside: task.newest[1].trajectory_id, beside_step: task.newest[1].training_step }) }, short(task.prompt, 160)), ...task.ended_right.map(percent), ...task.trajectories.map(count)]);
     $("apart").replaceChildren(title("Tasks with the largest difference"), el("p", { class: "hint" }, of.shared ? `${count(of.shared)} tasks are in both runs. Select one to see a trajectory of each run side by side.` : "No task is in both runs."),
-      ...(rows.length ? [el("div", { class: "scroll" }, table([["task", "text"], ...runs.map((name) => [`ended right, ${name}`, "n"]), ...runs.map((name) => [`trajectories, ${name}`, "n"])], rows))] : []));
+      ...(rows.length ? [scroll(table([["task", "text"], ...runs.map((name) => [`ended right, ${name}`, "n"]), ...runs.map((name) => [`trajectories, ${name}`, "n"])], rows))] : []));
   }
 
   /* ---- trajectories ---------------------------------------------------------------------------------------------------------- */
@@ -339,7 +341,7 @@
 
   /* ---- one trajectory ---------------------------------------------------------------------------------------------------- */
 
-  async function open(trajectory_id, training_step, box, of, scroll) {
+  async function open(trajectory_id, training_step, box, of, moves) {
     let graph, rollout;
     $("step").replaceChildren();
     try {
@@ -349,11 +351,11 @@
     const facts = [`training step ${graph.training_step}`, graph.status, `outcome ${graph.outcome === null ? graph.outcome_said : graph.outcome}`, ...Object.entries(graph.outcomes).map(([agent, own]) => `outcome of ${agent} ${own}`), `expected ${graph.ground_truth}`, `answer ${graph.answer ?? "-"}`];
     const decision = rollout.decision, other = 1 - of;
     const both = runs.length > 1 && box === $("trajectory") ? [el("p", {}, el("button", { class: "link", type: "button", onclick: () => beside(graph, of, other) }, `Show the same task of ${runs[other]} beside it`))] : [];
-    box.replaceChildren(title(`${graph.branch ? "Branch" : "Trajectory"} ${graph.trajectory_id}${runs.length > 1 ? ` of ${runs[of]}` : ""}`), ...place(graph), el("p", {}, short(facts.join(" · "), 600)), ...both, el("pre", { tabindex: 0, "aria-label": "Task" }, graph.task),
+    box.replaceChildren(title(`${graph.branch ? "Branch" : "Trajectory"} ${graph.trajectory_id}${runs.length > 1 ? ` of ${runs[of]}` : ""}`), ...place(graph), el("p", {}, short(facts.join(" · "), 600)), ...both, el("pre", { tabindex: 0, role: "region", "aria-label": "Task" }, graph.task),
       el("p", { class: "hint" }, "Circles are steps, coloured by credit (", el("span", { class: "legend", style: "background:linear-gradient(to right,rgb(241,143,59),rgb(244,244,244),rgb(67,147,195))" }), " blame to praise); a line is as thick as the credit that flowed back along it; a bar across it is a closed gate; a double ring is the first error. Select a step for its texts and for where its advantage came from."),
-      el("div", { class: "scroll" }, draw(graph, decision, of)), ...(decision ? alternatives(decision, graph, of) : []));
+      scroll(draw(graph, decision, of)), ...(decision ? alternatives(decision, graph, of) : []));
     $("told").textContent = `trajectory ${graph.trajectory_id} is shown: ${graph.steps.length} steps`;
-    if (scroll) box.scrollIntoView({ block: "start" });
+    if (moves) box.scrollIntoView({ block: "start" });
     return true;
   }
   async function beside(graph, of, other) {
@@ -384,8 +386,8 @@
       ...(decision.compared ? [] : [el("p", { class: "note" }, "Not compared: fewer than two alternatives have a known outcome.")]),
       ...(decision.trained ? [] : [el("p", { class: "note" }, "The rule in force trains on no branch.")]),
       el("p", { class: "hint" }, "A fork marks the step in the graph. Here numbered circles are the alternatives, coloured by advantage, each with its mean return and response; the last circles are the leaves, blue for a high and orange for a low return. Select an alternative for its step, a leaf for its trajectory."),
-      el("div", { class: "scroll" }, tree(decision, graph, of)),
-      el("div", { class: "scroll" }, table([["alternative", ""], ["response", "text response"], ["score", "n"], ["mean return", "n"], ["continuations", "n"], ["credit", "n"], ["advantage", "n"], ["leaf: return", ""]], rows)),
+      scroll(tree(decision, graph, of)),
+      scroll(table([["alternative", ""], ["response", "text response"], ["score", "n"], ["mean return", "n"], ["continuations", "n"], ["credit", "n"], ["advantage", "n"], ["leaf: return", ""]], rows)),
     ];
   }
   const alternative = (step_id, training_step, of) => (of === run ? go(within({ step: step_id })) : step(step_id, training_step, undefined, of));
@@ -404,7 +406,7 @@
     const line = (xa, ya, xb, yb, on) => picture.append(svg("path", { d: `M${xa},${ya} C${(xa + xb) / 2},${ya} ${(xa + xb) / 2},${yb} ${xb},${yb}`, fill: "none", stroke: css(on ? "--ink" : "--soft"), "stroke-width": on ? 2.4 : 1.2, "stroke-opacity": on ? 0.9 : 0.6 }));
     const label = (x, yy, text, attributes = {}) => svg("text", { x, y: yy, ...attributes }, text);
     const active = (node, said, act) => {
-      for (const [name, value] of Object.entries({ tabindex: 0, role: "button", "aria-label": said })) node.setAttribute(name, value);
+      for (const [name, value] of Object.entries({ tabindex: 0, role: "button" })) node.setAttribute(name, value);
       node.append(svg("title", {}, said));
       node.addEventListener("click", act);
       node.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } });
@@ -454,7 +456,7 @@
     }
     graph.steps.forEach((s, i) => {
       const said = `step ${s.index}, ${s.agent}: score ${s.failed ? "failed" : number(s.sub_reward, 2)}, gate ${s.gate_open ? "open" : "closed"}, credit ${signed(s.credit)}, advantage ${s.trained === false ? "masked" : signed(s.advantage)}${s.first_error ? ", first error" : ""}${s.copy_of ? ", a copy of a recorded step" : ""}${decision && s.index === decision.at ? `, decision with ${decision.alternatives.length} alternatives` : ""}`;
-      const node = svg("g", { class: s.copy_of ? "copy" : "", tabindex: 0, role: "button", "aria-label": said, "data-step": s.id, transform: `translate(${x(i)},${y(i)})` });
+      const node = svg("g", { class: s.copy_of ? "copy" : "", tabindex: 0, role: "button", "data-step": s.id, transform: `translate(${x(i)},${y(i)})` });
       if (decision && s.index === decision.at) node.append(svg("path", { class: "decision", d: "M-5,-27 L0,-20 L5,-27 M0,-20 L0,-17", fill: "none", stroke: css("--ink"), "stroke-width": 2 }));
       if (s.first_error) node.append(svg("circle", { r: 20, fill: "none", stroke: css("--bad"), "stroke-width": 2 }));
       node.append(svg("circle", { r: 15.5, fill: s.copy_of ? css("--panel") : hue(s.credit, most), stroke: css("--ink"), "stroke-width": s.trained === false ? 0.6 : 1.4, "stroke-dasharray": s.trained === false ? "2 2" : "none" }), svg("text", { "text-anchor": "middle", y: 4, style: s.copy_of ? "" : "fill:#111" }, String(s.index)), svg("text", { "text-anchor": "middle", y: 33 }, s.failed ? "failed" : s.sub_reward == null ? "" : number(s.sub_reward, 2)), svg("title", {}, `${said}\n${s.response}`));
@@ -474,7 +476,7 @@
     try { of = await source.step({ step_id, training_step, token, run: whose }); } catch (error) { $("step").replaceChildren(el("p", { class: "note" }, error.message)); return; }
     const most = Math.max(1e-9, ...of.tokens.map((t) => Math.abs(t.advantage)));
     const scores = of.scores.map((s) => [s.name, s.status === "ok" ? (s.by_token ? "by token" : String(s.value)) : s.status, s.weight === 0 ? "0: not part of credit" : String(s.weight), s.reason]);
-    const tokens = el("pre", { class: "tokens" }, ...of.tokens.map((t, j) => {
+    const tokens = el("pre", { class: "tokens", tabindex: 0, role: "region", "aria-label": "Tokens" }, ...of.tokens.map((t, j) => {
       const token = el("span", t.sampled ? { class: "token", style: `background:${hue(t.advantage, most)}`, title: `token ${j}: advantage ${signed(t.advantage)}${t.logprob === null ? "" : `, log-probability ${number(t.logprob)}`}` } : { class: "token not-sampled", title: `token ${j}: not sampled by the policy` }, t.text);
       if (live && t.sampled) { token.setAttribute("tabindex", "0"); token.setAttribute("role", "button"); const ask = () => (whose === run ? go(within({ step: step_id, training_step, token: j })) : step(step_id, training_step, j, whose)); token.addEventListener("click", ask); token.addEventListener("keydown", (e) => { if (e.key === "Enter") ask(); }); }
       return token;
@@ -486,9 +488,9 @@
     $("told").textContent = `step ${of.id} of ${of.agent} is shown`;
     $("step").replaceChildren(el("h3", {}, `Step ${of.id}: ${of.agent}, turn ${of.turn} `, el("a", { class: "own-address", href: addressOf({ run: whose, step: step_id, training_step }), "aria-label": "Link to this step" }, "#")), el("p", { class: "hint" }, `policy ${of.policy}, version ${of.policy_version}`),
       scores.length ? table([["function", ""], ["value", "n"], ["weight", "n"], ["reason", "text"]], scores) : el("p", {}, "No reward function scored this step."),
-      title("Prompt"), el("pre", { "data-part": "prompt" }, of.prompt), title("Response"), el("pre", { "data-part": "response" }, of.response),
+      title("Prompt"), el("pre", { tabindex: 0, role: "region", "aria-label": "Prompt", "data-part": "prompt" }, of.prompt), title("Response"), el("pre", { tabindex: 0, role: "region", "aria-label": "Response", "data-part": "response" }, of.response),
       ...(of.tokens.length ? [title("Tokens, coloured by advantage"), ...hints, tokens] : []),
-      ...(of.why ? [title(token === undefined ? "Why this advantage" : `Why this advantage of token ${token}`), el("pre", { class: "tree", "data-part": "why" }, [...of.why, "", ...of.terms].join("\n"))] : [el("p", {}, "Credit was never assigned: too many scores had failed.")]));
+      ...(of.why ? [title(token === undefined ? "Why this advantage" : `Why this advantage of token ${token}`), el("pre", { class: "tree", tabindex: 0, role: "region", "aria-label": "Terms of the advantage", "data-part": "why" }, [...of.why, "", ...of.terms].join("\n"))] : [el("p", {}, "Credit was never assigned: too many scores had failed.")]));
   }
 
   /* ---- controls --------------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,57 @@
+"""Report and view have no serious findings of axe-core, in light and dark and at the width of a phone.
+
+axe/axe.min.js is axe-core 4.14.1 (MPL-2.0), unchanged from npm; it is for tests alone and in no distribution.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from creditflow.runs import Ledger
+from tests.reports.browser import opened
+from tests.reports.runs import a_run
+from tests.reports.test_page import reported, served
+from tests.reports.test_trees import a_tree_run
+
+AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    return a_run(tmp_path_factory.mktemp("accessible") / "run", training_steps=12)
+
+
+def violations(page: Any) -> list[str]:
+    """Serious and critical findings: the rule, and the first element."""
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    return [
+        f"{one['id']}: {one['nodes'][0]['html'][:200]} {one['nodes'][0].get('failureSummary', '')}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_report_has_no_serious_violations(ledger: Ledger, tmp_path: Path, scheme: str, width: int) -> None:
+    with opened(reported(tmp_path / "report.html", ledger.path), scheme, width) as page:
+        page.locator("#list [data-trajectory]").first.click()
+        page.locator("svg.trajectory g[role=button]").nth(1).click()
+        page.wait_for_selector("[data-part=why]")
+        assert violations(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.keyboard.press("?")
+        assert violations(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_view_of_two_runs_has_no_serious_violations(ledger: Ledger, tmp_path: Path, scheme: str) -> None:
+    trees = a_tree_run(tmp_path / "trees")
+    with served(trees.path, ledger.path) as (url, _), opened(f"{url}#trajectory=t~1.0&training_step=1", scheme) as page:
+        page.wait_for_selector("svg.tree")
+        page.fill("#filter [name=text]", "executor")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#list td.text a")
+        assert violations(page) == []
