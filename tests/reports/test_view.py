@@ -106,6 +106,18 @@ def test_stored_index_is_made_again(tmp_path: Path, stored: Path, harm: str, mon
     assert len(list(stored.glob("*.duckdb"))) == 1
 
 
+def test_index_that_is_open_is_left_alone(tmp_path: Path, stored: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    first, _ = read_again(ledger)
+    second, before = read_again(ledger)  # a temporary one
+    assert before == set()
+    second.close()
+    first.close()
+    third, before = read_again(ledger)
+    third.close()
+    assert before == {1, 2, 3}
+
+
 def test_queries_run_during_a_refresh(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run")
     index = Index(ledger)

@@ -102,7 +102,7 @@ def finding(name: str) -> Callable[[Find], Find]:
 
 
 def findings(tables: Tables) -> list[Finding]:
-    """All findings of a run: problems and good news in the order of the registry, then what cannot be judged yet."""
+    """All findings of a run: problems and good news in the order of the registry, then the open questions."""
     found = [one for find in FINDINGS.values() for one in find(tables)]
     return sorted(found, key=lambda one: one.kind == "unknown")
 

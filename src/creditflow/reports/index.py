@@ -160,7 +160,7 @@ class Index:
                 _delete_unused(folder, file)
                 index = cls(ledger, file)
             except cls._errors() as error:
-                if isinstance(error, OSError) or "lock" in str(error):
+                if isinstance(error, OSError) or _is_held(error):
                     break
                 _remove(file)
                 continue
@@ -269,7 +269,7 @@ class Index:
             return [json_ready(dict(zip(names, row, strict=True))) for row in result.fetchall()]
 
     def cursor(self) -> DuckDBPyConnection:
-        """A connection of its own to the tables, which the caller closes."""
+        """A separate connection to the tables; the caller closes it."""
         return self._connection.cursor()
 
     def page(self, wanted: Filter, offset: int, limit: int) -> dict[str, Any]:
@@ -336,6 +336,13 @@ def _made_by() -> str:
     import duckdb
 
     return f"{_VERSION} duckdb {duckdb.__version__}"
+
+
+def _is_held(error: Exception) -> bool:
+    """Whether a database file cannot be opened because it is open: in another process, or in this one."""
+    import duckdb
+
+    return isinstance(error, duckdb.ConnectionException) or "Could not set lock on file" in str(error)
 
 
 def _remove(file: Path) -> None:
