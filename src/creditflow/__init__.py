@@ -12,6 +12,7 @@ from creditflow.rewards.registry import outcome, reward
 
 if TYPE_CHECKING:
     from creditflow.credit import Assignment, CreditOptions, assign
+    from creditflow.reports.notebook import OpenRun, open_run
     from creditflow.rewards import RewardManager
     from creditflow.rollout import Reply, Team
 
@@ -19,6 +20,7 @@ __getattr__ = attach(
     __name__,
     {
         "creditflow.credit": ("Assignment", "CreditOptions", "assign"),
+        "creditflow.reports.notebook": ("OpenRun", "open_run"),
         "creditflow.rewards": ("RewardManager",),
         "creditflow.rollout": ("Reply", "Team"),
     },
@@ -30,6 +32,7 @@ __all__ = [
     "CreditOptions",
     "CreditflowError",
     "InputError",
+    "OpenRun",
     "Reply",
     "RewardManager",
     "Score",
@@ -39,6 +42,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryBatch",
     "assign",
+    "open_run",
     "outcome",
     "reward",
 ]

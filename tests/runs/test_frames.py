@@ -1,0 +1,141 @@
+"""Data frames of a run against the step files, and figures of it."""
+
+import builtins
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import creditflow
+from creditflow.errors import InputError
+from creditflow.runs import Ledger, RunFolder
+from tests.builders import batch_of, make_trajectory, step
+from tests.reports.runs import a_run
+from tests.trees import tree_of_branches
+
+LIBRARIES = ("pandas", "polars", "arrow")
+TABLES = ("metrics", "trajectories", "steps", "credit", "scores")
+
+
+def columns(frame):
+    """The columns of a frame of any library as lists."""
+    if isinstance(frame, pa.Table):
+        return frame.to_pydict()
+    return {name: frame[name].to_list() for name in frame.columns}
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory) -> Ledger:
+    return a_run(tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_frames_hold_the_recorded_credit(ledger, library) -> None:
+    if library != "arrow":
+        pytest.importorskip(library)
+    run = creditflow.open_run(str(ledger.path), frames=library)
+    credit = columns(run.credit())
+    assert type(run.credit()).__module__.startswith({"arrow": "pyarrow"}.get(library, library))
+    for name, field in (("credit", "credit_S"), ("advantage", "advantage_S"), ("withheld", "withheld_S")):
+        expected = np.concatenate([getattr(recorded.assignment, field) for recorded in ledger])
+        assert np.array_equal(np.array(credit[name], dtype=float), expected, equal_nan=True)
+    assert credit["step_id"] == [id for recorded in ledger for id in recorded.batch.step_ids]
+    assert sorted(set(credit["training_step"])) == list(ledger.steps)
+
+
+def test_frames_have_one_row_for_each_record(ledger) -> None:
+    run = creditflow.open_run(ledger.path, frames="arrow")
+    batches = [recorded.batch for recorded in ledger]
+    n_steps = sum(batch.n_steps for batch in batches)
+    assert run.metrics().num_rows == len(ledger.steps)
+    assert run.trajectories().num_rows == sum(len(batch.trajectory_ids) for batch in batches)
+    assert run.steps().num_rows == n_steps
+    assert run.scores().num_rows == sum(int(batch.scored.sum()) for batch in batches)
+    assert "prompt_ids" not in run.steps().column_names
+    tokens = run.steps(tokens=True).to_pydict()["response_ids"]
+    assert [len(ids) for ids in tokens] == [n for batch in batches for n in np.diff(batch.token_offsets).tolist()]
+
+
+def test_trajectories_frame_sums_their_steps(ledger) -> None:
+    rows = creditflow.open_run(ledger.path, frames="arrow").trajectories().to_pylist()
+    recorded = ledger.read(ledger.steps[0])
+    for n, row in enumerate(rows[: len(recorded.batch.trajectory_ids)]):
+        mine = recorded.batch.trajectory_of_step == n
+        assert row["trajectory_id"] == recorded.batch.trajectory_ids[n]
+        assert row["steps"] == mine.sum()
+        assert row["credit"] == pytest.approx(recorded.assignment.credit_S[mine].sum(), abs=1e-12)
+        assert row["outcome"] == recorded.batch.outcome[n]
+
+
+def test_frames_name_failed_scores_and_branches(tmp_path) -> None:
+    folder = RunFolder.create(tmp_path / "it's a run", {"recipe": "trees"}, "")
+    failed = make_trajectory("a", [step("planner", "failed", tokens=2), step("executor", 0.5)], outcome=1.0)
+    folder.write_steps(1, batch_of(failed, make_trajectory("empty", [], outcome=0.0)))
+    folder.write_steps(2, batch_of(*tree_of_branches()))
+    run = creditflow.open_run(folder.path, frames="arrow")
+    scores = run.scores().to_pylist()
+    assert [(row["status"], row["value"]) for row in scores if row["training_step"] == 1] == [
+        ("failed", None),
+        ("ok", 0.5),
+    ]
+    trajectories = run.trajectories().to_pylist()
+    assert [row["steps"] for row in trajectories if row["training_step"] == 1] == [2, 0]
+    branches = {row["trajectory_id"]: row["branch_of_trajectory"] for row in trajectories if row["training_step"] == 2}
+    assert sum(of is not None for of in branches.values()) == 4
+    assert {of for of in branches.values() if of is not None} < branches.keys()
+    with pytest.raises(InputError, match="expected recorded credit"):
+        run.credit()
+    with pytest.raises(InputError, match="found none"):
+        run.plot_credit()
+
+
+def test_frames_of_an_empty_run_name_what_is_missing(tmp_path) -> None:
+    run = creditflow.open_run(RunFolder.create(tmp_path / "run", {}, "").path, frames="arrow")
+    assert run.metrics().num_rows == 0
+    for name in TABLES[1:]:
+        with pytest.raises(InputError, match="expected recorded training steps, found none"):
+            getattr(run, name)()
+    with pytest.raises(InputError, match="expected measured pass rates"):
+        run.plot_learning_curve()
+
+
+def test_open_run_refuses_other_folders_and_libraries(tmp_path, ledger, monkeypatch) -> None:
+    with pytest.raises(InputError, match="expected the folder of a run"):
+        creditflow.open_run(tmp_path)
+    with pytest.raises(InputError, match="did you mean 'polars'"):
+        creditflow.open_run(ledger.path, frames="polar")  # type: ignore[arg-type]
+    real = builtins.__import__
+
+    def without_polars(name, *rest):
+        if name.split(".")[0] == "polars":
+            raise ModuleNotFoundError("No module named 'polars'", name="polars")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_polars)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(InputError, match=r"polars is not installed: pip install 'creditflow\[report,polars\]'"):
+        creditflow.open_run(ledger.path, frames="polars")
+
+
+@pytest.mark.parametrize("plot", ["learning_curve", "credit", "gates", "rewards"])
+def test_figure_is_a_picture_of_the_run(ledger, plot) -> None:
+    pytest.importorskip("matplotlib")
+    figure = getattr(creditflow.open_run(ledger.path, frames="arrow"), f"plot_{plot}")()
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert any(axis.has_data() for axis in figure.axes)
+
+
+def test_learning_curve_draws_the_named_metrics(ledger) -> None:
+    pytest.importorskip("matplotlib")
+    run = creditflow.open_run(ledger.path, frames="arrow")
+    (line,) = run.plot_learning_curve("actor/entropy").axes[0].lines
+    assert line.get_ydata().tolist() == run.metrics()["actor/entropy"].to_pylist()
+    with pytest.raises(InputError, match="did you mean 'actor/entropy'"):
+        run.plot_learning_curve("actor/entropi")
+
+
+def test_open_run_is_imported_on_first_use() -> None:
+    code = "import sys, creditflow; print({'pyarrow', 'pandas', 'duckdb', 'matplotlib'} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
