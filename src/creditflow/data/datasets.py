@@ -268,7 +268,7 @@ def _read(name: str, base: Path, key: str, split: Split) -> list[Task]:
             if _is_gsm8k(row):
                 tasks.append(_gsm8k_task(row, len(tasks), part, where))
             else:
-                tasks.append(_columns_task(row, where, path.stem) if _is_trl(row) else _task(row, where))
+                tasks.append(task_of_row(row, where, path.stem))
     return tasks
 
 
@@ -324,8 +324,15 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _task(row: Mapping[str, Any], where: str) -> Task:
-    """Build a task from a row with verl's columns."""
+def task_of_row(row: Mapping[str, Any], where: str, name: str) -> Task:
+    """Build a task from a row with the columns of TRL or verl.
+
+    `name`: the default of TRL's `data_source`. Raises DataError, which begins with `where`, for another row.
+    """
+    return _trl_task(row, where, name) if _is_trl(row) else _verl_task(row, where)
+
+
+def _verl_task(row: Mapping[str, Any], where: str) -> Task:
     _expect_columns(row, where)
     prompt, reward_model, extra_info = row["prompt"], row["reward_model"], row.get("extra_info")
     if not isinstance(prompt, list) or not prompt:
@@ -349,7 +356,7 @@ def _is_trl(row: Mapping[str, Any]) -> bool:
     return "prompt" in row and "reward_model" not in row
 
 
-def _columns_task(row: Mapping[str, Any], where: str, name: str) -> Task:
+def _trl_task(row: Mapping[str, Any], where: str, name: str) -> Task:
     """Build a task from a row with TRL's columns: `prompt`, a text or messages, and any others, all in `extra_info`.
 
     A prompt that is a text is kept there, too: reward functions of TRL then receive texts. `name`: the default of

@@ -10,13 +10,13 @@ from creditflow._utils.lazy import attach
 from creditflow.rewards.registry import RewardFunction, answer, outcome, reward
 
 if TYPE_CHECKING:
-    from creditflow.rewards.entries import load_reward_functions
+    from creditflow.rewards.entries import load_reward_functions, reward_functions_of
     from creditflow.rewards.manager import FunctionReport, RewardManager, ScoringReport
 
 __getattr__ = attach(
     __name__,
     {
-        "creditflow.rewards.entries": ("load_reward_functions",),
+        "creditflow.rewards.entries": ("load_reward_functions", "reward_functions_of"),
         "creditflow.rewards.manager": ("FunctionReport", "RewardManager", "ScoringReport"),
     },
 )
@@ -30,6 +30,7 @@ __all__ = [
     "load_reward_functions",
     "outcome",
     "reward",
+    "reward_functions_of",
 ]
 
 

@@ -104,11 +104,34 @@ def load_reward_functions(
     """
     where = _Where(base, tuple(agents), dict(shared or {}))
     functions = [_load(entry, f"reward.functions[{i}]", where) for i, entry in enumerate(entries)]
-    _refuse_same([function.name for function in functions], [f"reward.functions[{i}]" for i in range(len(functions))])
+    _expect_different(functions, "reward.functions")
+    return tuple(functions)
+
+
+def reward_functions_of(
+    functions: Sequence[Callable[..., Any] | str], agents: Sequence[str]
+) -> tuple[RewardFunction, ...]:
+    """Make reward functions of Python functions, decorated or not, and of names and references as in a recipe.
+
+    `agents`: see `load_reward_functions`. Raises RewardError.
+    """
+    where, made = _Where(Path(), tuple(agents), {}), []
+    for i, function in enumerate(functions):
+        if not isinstance(function, str) and not callable(function):
+            raise RewardError(f"rewards[{i}]: expected a function, got {type(function).__name__}")
+        fn = function if isinstance(function, str) else f"python:{getattr(function, '__qualname__', type(function))}"
+        given = None if isinstance(function, str) else function
+        made.append(_load(RewardFunctionConfig(fn), f"rewards[{i}]", where, given=given))
+    _expect_different(made, "rewards")
+    return tuple(made)
+
+
+def _expect_different(functions: Sequence[RewardFunction], key: str) -> None:
+    """Raise RewardError for two functions of one name or two outcome functions."""
+    _refuse_same([function.name for function in functions], [f"{key}[{i}]" for i in range(len(functions))])
     outcomes = [function.name for function in functions if function.level == "outcome"]
     if len(outcomes) > 1:
-        raise RewardError(f"reward.functions: expected at most one outcome function, got {', '.join(outcomes)}")
-    return tuple(functions)
+        raise RewardError(f"{key}: expected at most one outcome function, got {', '.join(outcomes)}")
 
 
 def _refuse_same(names: Sequence[str], keys: Sequence[str]) -> None:
@@ -126,14 +149,20 @@ class _Where:
     shared: dict[str, Any]
 
 
-def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level | None = None) -> RewardFunction:
-    """`part_of`: level of the composition, if the entry is a part of one."""
+def _load(
+    entry: RewardFunctionConfig,
+    key: str,
+    where: _Where,
+    part_of: Level | None = None,
+    given: Callable[..., Any] | None = None,
+) -> RewardFunction:
+    """`part_of`: level of the composition, if the entry is a part of one. `given`: the function that `fn` names."""
     if not isinstance(entry.fn, str):
         raise RewardError(f"{key}.fn: expected a name or `file.py:function`, got {entry.fn!r}")
     if entry.fn in COMBINATORS:
         _refuse_of_undecorated(entry, key, "a composition has none of its own")
         return _load_composition(entry, key, where, part_of)
-    function = _find(entry.fn, where.base, key)
+    function = _find(entry.fn, where.base, key) if given is None else given
     args = {str(name): value for name, value in entry.args.items()}
     takes = {parameter.name for parameter in _parameters(function, key)}
     args = {name: value for name, value in where.shared.items() if name in takes} | args

@@ -1,0 +1,101 @@
+"""Training with TRL's GRPOTrainer on our credit. TRL runs in a separate process, since verl fails beside it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import creditflow
+from tests.paths import DOCS, ROOT
+from tests.test_docs_code import BLOCK
+from tests.test_docs_sft import TRL
+
+
+def run(folder: Path, *arguments: str | Path) -> str:
+    if not (TRL / "trl").is_dir():
+        pytest.skip("TRL is missing: make benchmarks")
+    paths = [str(TRL), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    quiet = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | quiet | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("trl")
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    return json.loads(run(folder, Path(__file__).with_name("trl_worker.py"), folder).splitlines()[-1])
+
+
+@pytest.mark.parametrize("credit", ["steps", "tokens"])
+def test_trl_loss_has_exactly_our_advantages(trained, credit) -> None:
+    made = trained[credit]
+    assert len(made["seen"]) > 2 * 16  # 16 rollouts per training step, several steps each
+    assert made["seen"] == made["expected"]
+    assert len({value for _, _, values in made["seen"] for value in values}) > 4
+    assert any(len(set(values)) > 1 for _, _, values in made["seen"]) == (credit == "tokens")
+    assert made["moved"]
+
+
+def test_trl_completes_uneven_batches_with_rows_of_no_weight(trained) -> None:
+    assert trained["steps"]["fillers"] > 0
+    rows = len(trained["steps"]["seen"]) + trained["steps"]["fillers"]
+    assert rows % 4 == 0
+
+
+def test_trl_logs_trajectories_and_credit(trained) -> None:
+    log = trained["steps"]["log"]
+    assert log["reward"] == log["rewards/outcome/mean"] == pytest.approx(trained["steps"]["outcome"])
+    assert {"credit/mean/writer", "credit/mean/critic", "propagation/pass_rate", "reward/letters/mean"} <= log.keys()
+
+
+def test_neutral_credit_trains_as_plain_grpo_trainer(trained) -> None:
+    """One agent, one step, the outcome alone: the same losses, gradients and weights, to the bit."""
+    neutral = trained["neutral"]
+    for name in ("losses", "norms", "rewards"):
+        ours, theirs = neutral[name]
+        assert ours == theirs
+        assert any(ours)
+    assert neutral["same_weights"]
+
+
+def test_trl_trainer_refuses_unsupported_options(trained) -> None:
+    loss, estimator, function, twice = trained["refused"]
+    assert "loss_type: expected dapo, bnpo, cispo, vespo, got 'grpo'" in loss
+    assert "adv_estimator: expected one without a critic, got 'gae'" in estimator
+    assert function.startswith("reward_funcs: expected none")
+    assert "rewards[1]: the name 'right' is taken by rewards[0]" in twice
+
+
+def test_run_folder_of_trl_is_read_as_any_other(trained, folder) -> None:
+    run = creditflow.open_run(folder / "run", frames="arrow")
+    credit = run.credit().to_pydict()
+    recorded = {np.float32(value) for value, used in zip(credit["advantage"], credit["trained"], strict=True) if used}
+    assert recorded == {np.float32(values[0]) for _, _, values in trained["steps"]["seen"]}
+    assert run.metrics()["training_step"].to_pylist() == [1, 2]
+
+
+def test_trl_page_program_runs_as_printed(tmp_path) -> None:
+    blocks = BLOCK.findall((DOCS / "how_to" / "trl.md").read_text())
+    (program,) = [text for name, _, text in blocks if name == "train_with_trl.py"]
+    (tmp_path / "train_with_trl.py").write_text(program)
+    run(tmp_path, "train_with_trl.py")
+    assert creditflow.open_run(tmp_path / "run", frames="arrow").steps().num_rows > 0
+
+
+def test_any_trainer_example_prints_the_page_result() -> None:
+    example = ROOT / "examples" / "any_trainer.py"
+    page = (DOCS / "how_to" / "trl.md").read_text()
+    done = subprocess.run([sys.executable, example], check=True, capture_output=True, text=True)
+    assert example.read_text() in page
+    assert f"```\n{done.stdout}```" in page
