@@ -2,16 +2,22 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from creditflow.errors import ConfigError
+from creditflow._utils.progress import Reporter
+from creditflow.config import load_recipe
+from creditflow.engines.local.trainer import train
+from creditflow.errors import ConfigError, InputError
 from creditflow.monitoring.trackers.base import COLUMNS
 from creditflow.monitoring.trackers.mlflow import accepted_names
-from creditflow.monitoring.tracking import Trackers
+from creditflow.monitoring.tracking import Trackers, final_rows
+from creditflow.reports.run_report import write_run_report
+from creditflow.runs import Ledger
 from creditflow.runs.run_folder import read_metrics
 from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
 from tests.rewards.processes import alive, descendants, until
@@ -37,6 +43,79 @@ def close(found: list[tuple[int, float]], path: Path, key: str) -> bool:
         and [step for step, _ in found] == [step for step, _ in expected]
         and all(math.isclose(one, other, rel_tol=1e-6) for (_, one), (_, other) in zip(found, expected, strict=True))
     )
+
+
+def run_with_report(recipe_file: Path, logger: str) -> Path:
+    path = recipe_file.parent / "run"
+    options = [f"trainer.logger=[{logger}]", f"trainer.default_local_dir={path}"]
+    return train(load_recipe(recipe_file, options), Reporter(), write_run_report).path
+
+
+def expected_rows(path: Path) -> list[list]:
+    ledger = Ledger.open(path)
+    return final_rows(ledger.read(ledger.steps[-1]).assignment)
+
+
+def tensorboard_texts(path: Path) -> dict[str, str]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(path / "tensorboard" / path.name))
+    read.Reload()
+    tags = {tag.partition("/")[0]: tag for tag in read.Tags()["tensors"]}
+    return {name: read.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for name, tag in tags.items()}
+
+
+def test_tensorboard_has_the_report_as_texts(recipe_file) -> None:
+    pytest.importorskip("tensorboard")
+    path = run_with_report(recipe_file, "tensorboard")
+    texts = tensorboard_texts(path)
+    assert "`report.html`" in texts["report"]
+    assert "| `writer` |" in texts["report"]
+    rows = expected_rows(path)
+    lines = texts["final_trajectories"].splitlines()
+    assert len(lines) == 2 + len(rows)
+    assert all(line.count("|") == len(COLUMNS) + 1 for line in lines)
+    assert lines[2].rstrip("| ").endswith(f"{rows[0][-1]:.3f}")
+    assert (path / "report.html").stat().st_size > 10_000
+
+
+def test_mlflow_has_the_report_and_a_table_of_trajectories(recipe_file, monkeypatch, tmp_path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    path = run_with_report(recipe_file, "mlflow")
+    client = mlflow.MlflowClient(f"sqlite:///{path / 'mlflow.db'}")
+    run_id = (path / "mlflow_run_id").read_text()
+    names = {entry.path for entry in client.list_artifacts(run_id)}
+    assert {"report.html", "summary.md", "final_trajectories.json"} <= names
+    table = json.loads(Path(client.download_artifacts(run_id, "final_trajectories.json", str(tmp_path))).read_text())
+    assert table["columns"] == list(COLUMNS)
+    rows = expected_rows(path)
+    assert [row[-1] for row in table["data"]] == pytest.approx([row[-1] for row in rows])
+    page = Path(client.download_artifacts(run_id, "report.html", str(tmp_path)))
+    assert page.read_bytes() == (path / "report.html").read_bytes()
+
+
+def test_wandb_offline_has_the_report_and_a_table_of_steps(recipe_file, wandb_offline) -> None:
+    path = run_with_report(recipe_file, "wandb")
+    rows, tables = wandb_records(path)
+    assert [row["step"] for row in rows if any(key.startswith("final_trajectories") for key in row)] == [3]
+    (final,) = [table for table in tables if {row[0] for row in table["data"]} == {3}]
+    assert [row[-1] for row in final["data"]] == pytest.approx([row[-1] for row in expected_rows(path)])
+    artifacts = [record for record in wandb_lines(path) if "report.html" in json.dumps(record)]
+    assert artifacts
+    assert any((path / "report.html").read_bytes() == found.read_bytes() for found in staged_files(path))
+
+
+def test_failing_report_leaves_the_run_complete(recipe_file, capsys) -> None:
+    pytest.importorskip("tensorboard")
+
+    def fails(path):
+        raise InputError("duckdb is not installed")
+
+    options = ["trainer.logger=[tensorboard]", f"trainer.default_local_dir={recipe_file.parent / 'run'}"]
+    path = train(load_recipe(recipe_file, options), Reporter(), fails).path
+    assert (path / "evaluation.json").exists()
+    assert "the trackers get no report: duckdb is not installed" in capsys.readouterr().err
 
 
 def tensorboard_numbers(path: Path, key: str) -> list[tuple[int, float]]:
@@ -77,12 +156,22 @@ def test_mlflow_has_the_metrics_and_options_of_a_run(recipe_file, monkeypatch) -
         assert close(history, path, key), key
 
 
-def wandb_records(path: Path) -> tuple[list[dict], list[dict]]:
-    """Read wandb's offline record with wandb: the values of each logged row, and the content of each table file."""
+def wandb_lines(path: Path) -> list[dict]:
     (file,) = path.glob("wandb/offline-run-*/run-*.wandb")
     command = [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", str(file)]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
-    records = [json.loads(line) for line in lines]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def staged_files(path: Path) -> list[Path]:
+    """The files that wandb has set aside for artifacts."""
+    staging = Path(os.environ["WANDB_DATA_DIR"]) if "WANDB_DATA_DIR" in os.environ else path
+    return [found for found in staging.rglob("*") if found.is_file() and found.parent.name != "run"]
+
+
+def wandb_records(path: Path) -> tuple[list[dict], list[dict]]:
+    """Read wandb's offline record with wandb: the values of each logged row, and the content of each table file."""
+    records = wandb_lines(path)
     rows = [record["history"]["item"] for record in records if record["type"] == "history"]
     tables = [
         json.loads(found.read_text()) for found in sorted(path.glob("wandb/offline-run-*/files/media/table/*.json"))
@@ -91,11 +180,13 @@ def wandb_records(path: Path) -> tuple[list[dict], list[dict]]:
 
 
 @pytest.fixture
-def wandb_offline(monkeypatch):
+def wandb_offline(monkeypatch, tmp_path):
     """wandb without a network; its background process is ended afterwards."""
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):  # artifacts are set aside there
+        monkeypatch.setenv(name, str(tmp_path / "wandb_data"))
     before = descendants()
     yield
     wandb.teardown()

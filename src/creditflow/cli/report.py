@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,7 +11,6 @@ from creditflow._utils.files import write_named
 from creditflow._utils.progress import Reporter
 from creditflow.errors import InputError
 from creditflow.reports.html import page
-from creditflow.reports.index import Index
 from creditflow.reports.tables import results_console
 from creditflow.reports.text import plain
 from creditflow.runs import Ledger
@@ -33,10 +32,9 @@ def report(
     each sampled step. The findings are printed at the end.
     """
     from creditflow.reports.comparison import comparison
-    from creditflow.reports.evidence import findings_of
-    from creditflow.reports.findings import as_json, lines
-    from creditflow.reports.overview import left_out, overview
-    from creditflow.reports.samples import samples as sample_trajectories
+    from creditflow.reports.findings import lines
+    from creditflow.reports.overview import left_out
+    from creditflow.reports.run_report import indexed, report_data
 
     if len(runs) > MOST_RUNS:
         raise InputError(f"report: expected at most {MOST_RUNS} runs, got {len(runs)}")
@@ -45,18 +43,11 @@ def report(
     indices = []
     with reporter.bar("read", len(ledgers)) as bar:
         for ledger in ledgers:
-            index = Index.stored(ledger)
-            index.refresh(ledger)
-            indices.append(index)
+            indices.append(indexed(ledger))
             bar.advance()
-    first, index = ledgers[0], indices[0]
-    found = findings_of(first, index)
-    shown = [one.trajectory for one in found if one.trajectory is not None]
-    data: dict[str, Any] = {
-        "overview": overview(first, index) | {"findings": as_json(found)},
-        "samples": sample_trajectories(first, index, samples, shown),
-    }
-    missing = [*data["overview"]["left_out"], *data["samples"].pop("left_out")]
+    first = ledgers[0]
+    data, found = report_data(first, indices[0], samples)
+    missing = list(data["overview"]["left_out"])
     if len(ledgers) > 1:
         data["comparison"] = comparison(ledgers, indices)
         for run, ledger, other in zip(data["comparison"]["runs"][1:], ledgers[1:], indices[1:], strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -68,7 +69,10 @@ def train(
         reporter.say(preset_text(loaded.config.algorithm.preset))
     for notice in loaded.notices:
         reporter.say(f"notice: {notice}")
-    folder = chosen.train(loaded, options or (), reporter)
+    if Capability.TRACKED_REPORT in chosen.capabilities:
+        folder = chosen.train(loaded, options or (), reporter, make_report=_make_report)  # type: ignore[call-arg]
+    else:
+        folder = chosen.train(loaded, options or (), reporter)
     console = results_console()
     file = folder.path / "evaluation.json"
     if file.exists():
@@ -79,3 +83,9 @@ def train(
     for line in (*rollout_summary(rows), *failure_summary(rows), *idle_gate_summary(rows)):
         reporter.say(f"warning: {line}")
     console.print(f"run folder: {folder.path}", soft_wrap=True)
+
+
+def _make_report(run: Path) -> tuple[Path, str]:
+    from creditflow.reports.run_report import write_run_report
+
+    return write_run_report(run)

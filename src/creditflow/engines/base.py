@@ -50,6 +50,8 @@ class Capability(StrEnum):
     """`guard.fallback.trainable: lora`."""
     UPDATE_SCHEDULE = "updates of policies in turn"
     """`trainer.update_schedule` other than the default."""
+    TRACKED_REPORT = "reports in trackers"
+    """`train` takes `make_report`, and sends the report of a finished run to its trackers."""
     OWN_OPTIONS = "options of its own"
     """It reads the arguments after `--`, and `configuration` is implemented."""
 
@@ -159,8 +161,9 @@ class Engine(ABC):
     def train(self, recipe: Recipe, options: Sequence[str], reporter: Reporter) -> RunFolder:
         """Train the recipe, or resume its run; returns the run's folder.
 
-        `options`: the arguments after `--`, empty without `Capability.OWN_OPTIONS`. Raises InputError on bad input,
-        before anything is written, and CreditflowError if training failed.
+        `options`: the arguments after `--`, empty without `Capability.OWN_OPTIONS`. With `Capability.TRACKED_REPORT`
+        it also takes `make_report` (`monitoring.trackers.base.MakeReport`). Raises InputError on bad input, before
+        anything is written, and CreditflowError if training failed.
         """
 
     def total_steps(self, components: Components) -> int:

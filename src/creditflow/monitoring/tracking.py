@@ -7,7 +7,7 @@ reported and left out from then on, since a chart must not end a run of days.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -15,10 +15,12 @@ from typing import Any
 from creditflow.credit import Assignment
 from creditflow.credit.decompose import outcome_of
 from creditflow.errors import ConfigError, first_line
-from creditflow.monitoring.trackers.base import KEY, TRACKERS, TrackedRun, Tracker
+from creditflow.monitoring.trackers.base import KEY, TRACKERS, FinalReport, TrackedRun, Tracker
 
 SHOWN = 8
 """Number of sample trajectories in a table."""
+FINAL = 64
+"""Number of trajectories in the table of a finished run."""
 _TEXT = 2000
 """Characters of a prompt or response in a table."""
 
@@ -51,6 +53,19 @@ class Trackers:
     def table(self, step: int, rows: Sequence[Sequence[Any]]) -> None:
         """Send sample trajectories to the trackers with tables, as one row of `COLUMNS` per step."""
         self._each(lambda tracker: tracker.table(step, rows), self._with_tables)
+
+    def report(self, report: FinalReport) -> None:
+        """Send the report of the finished run to the trackers that take one."""
+        self._each(lambda tracker: tracker.report(report), self._with_reports)
+
+    @property
+    def takes_reports(self) -> bool:
+        """Whether any open tracker takes reports."""
+        return bool(self._with_reports)
+
+    @property
+    def _with_reports(self) -> list[str]:
+        return [name for name in self.open if TRACKERS[name].reports]
 
     @property
     def takes_tables(self) -> bool:
@@ -113,13 +128,21 @@ def verl_trackers(names: Sequence[str]) -> list[str]:
 
 def sample_rows(assignment: Assignment, most: int = SHOWN) -> list[list[Any]]:
     """The steps of the first trajectory of each task, for at most `most` tasks, as rows of `COLUMNS`."""
-    batch = assignment.batch
     first: dict[int, int] = {}
-    for trajectory, group in enumerate(batch.group_of_trajectory.tolist()):
+    for trajectory, group in enumerate(assignment.batch.group_of_trajectory.tolist()):
         if len(first) < most:
             first.setdefault(group, trajectory)
-    rows = []
-    for trajectory in first.values():
+    return _rows(assignment, first.values())
+
+
+def final_rows(assignment: Assignment, most: int = FINAL) -> list[list[Any]]:
+    """The steps of the first `most` trajectories, as rows of `COLUMNS`."""
+    return _rows(assignment, range(min(most, assignment.batch.n_trajectories)))
+
+
+def _rows(assignment: Assignment, trajectories: Iterable[int]) -> list[list[Any]]:
+    batch, rows = assignment.batch, []
+    for trajectory in trajectories:
         for s in (batch.trajectory_of_step == trajectory).nonzero()[0].tolist():
             outcome = outcome_of(batch, s)
             rows.append(

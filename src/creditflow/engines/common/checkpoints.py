@@ -32,6 +32,26 @@ def step_of(run: Path, named: object) -> int:
     return int(match[1])
 
 
+def model_folders(checkpoint: Path) -> dict[str, Path]:
+    """The Hugging Face or peft folders in a checkpoint, by policy; the only one is named `default`.
+
+    The local engine writes one policy into the checkpoint itself and several into subfolders; verl writes
+    `actor/huggingface`, and further policies likewise below `policies/<name>`.
+    """
+    for single in (checkpoint, checkpoint / "actor" / "huggingface"):
+        if _is_model(single) and not (checkpoint / "policies").is_dir():
+            return {"default": single}
+    if _is_model(first := checkpoint / "actor" / "huggingface"):
+        further = {path.name: path / "actor" / "huggingface" for path in sorted((checkpoint / "policies").iterdir())}
+        return {"default": first} | {name: path for name, path in further.items() if _is_model(path)}
+    return {path.name: path for path in sorted(checkpoint.iterdir()) if path.name != "state" and _is_model(path)}
+
+
+def _is_model(folder: Path) -> bool:
+    names = ("config.json", "adapter_config.json")
+    return any((folder / name).is_file() for name in names) and any(folder.glob("*.safetensors"))
+
+
 def remove_later(run: Path, step: int) -> None:
     """Remove all checkpoints after `step`, from where the run continues differently."""
     for later in saved_steps(run):

@@ -25,6 +25,7 @@ from creditflow.engines.local.trainer import train, validate
 from creditflow.engines.models.folders import model_folder
 from creditflow.errors import ConfigError
 from creditflow.monitoring import Evaluation
+from creditflow.monitoring.trackers.base import MakeReport
 from creditflow.monitoring.tracking import expect_installed
 from creditflow.rewards import ScoringReport
 from creditflow.runs import RunFolder
@@ -39,9 +40,11 @@ class LocalEngine(Engine):
     name = NAME
     capabilities = frozenset(set(Capability) - {Capability.OWN_OPTIONS})
 
-    def train(self, recipe: Recipe, options: Sequence[str], reporter: Reporter) -> RunFolder:
+    def train(
+        self, recipe: Recipe, options: Sequence[str], reporter: Reporter, make_report: MakeReport | None = None
+    ) -> RunFolder:
         _expect_whole_batches(recipe)
-        return train(recipe, reporter)
+        return train(recipe, reporter, make_report)
 
     def prepare(self, recipe: Recipe, prepared: set[Path]) -> None:
         for name in trained_policies(recipe.config):

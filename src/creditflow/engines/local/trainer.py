@@ -48,13 +48,13 @@ from creditflow.engines.local.rollouts import (
 )
 from creditflow.engines.local.run import NAME, RunState, apply_guard_action, begin, expect_resumable
 from creditflow.engines.local.sequential import JointRatio
-from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores
+from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.monitoring import Evaluation, GuardEvent
 from creditflow.monitoring.guard import STOP
 from creditflow.monitoring.notices import failed_rollouts, failure_events, rollout_events, tied_events
-from creditflow.monitoring.trackers.base import TrackedRun
-from creditflow.monitoring.tracking import Trackers, expect_installed, sample_rows
-from creditflow.runs import RunFolder
+from creditflow.monitoring.trackers.base import FinalReport, MakeReport, TrackedRun
+from creditflow.monitoring.tracking import Trackers, expect_installed, final_rows, sample_rows
+from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.run_folder import log_failures
 
 T = TypeVar("T")
@@ -62,8 +62,10 @@ _VAL = 1
 """The first part of a validation trajectory's random key; training uses 0."""
 
 
-def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
+def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = None) -> RunFolder:
     """Train the recipe or resume its run; returns the run's folder.
+
+    `make_report`: makes the report of the finished run for its trackers; None: they get none.
 
     Raises on bad input before anything is written. A tracker that cannot start raises after the run's folder
     exists.
@@ -89,10 +91,10 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
         run = begin(components, path, policy_set, threshold, guard, reporter)
         for one in memory:
             reporter.say(one.text())
-        return _track_and_train(run, path, steps)
+        return _track_and_train(run, path, steps, make_report)
 
 
-def _track_and_train(run: RunState, path: Path, steps: int) -> RunFolder:
+def _track_and_train(run: RunState, path: Path, steps: int, make_report: MakeReport | None) -> RunFolder:
     recipe = run.components.recipe
     if run.done < steps:  # left by a shorter run; it would mark this run as finished
         (path / FINISHED).unlink(missing_ok=True)
@@ -101,12 +103,29 @@ def _track_and_train(run: RunState, path: Path, steps: int) -> RunFolder:
     run.trackers = Trackers.start(trainer.logger, tracked, run.reporter.say)
     try:
         asyncio.run(_with_rewards(run, steps))
+        if make_report is not None and run.trackers.takes_reports:
+            _send_report(run, make_report)
     except CreditflowError as error:
         log_failures(error, run.folder, run.done + 1, [(one.id, one.info) for one in error.trajectories])
         raise
     finally:
         run.trackers.finish()
     return run.folder
+
+
+def _send_report(run: RunState, make_report: MakeReport) -> None:
+    """Send the report of the finished run to its trackers. An error is printed, since the run is complete."""
+    ledger = Ledger.open(run.folder.path)
+    if not ledger.steps:
+        return
+    try:
+        page, summary = make_report(ledger.path)
+        assignment = ledger.read(ledger.steps[-1]).assignment
+    except (CreditflowError, OSError) as error:
+        run.reporter.say(f"warning: the trackers get no report: {first_line(error)}")
+        return
+    rows = [] if assignment is None else final_rows(assignment)
+    run.trackers.report(FinalReport(ledger.steps[-1], page, summary, rows))
 
 
 async def _with_rewards(run: RunState, steps: int) -> None:

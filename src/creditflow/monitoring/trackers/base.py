@@ -1,4 +1,7 @@
-"""A tracker receives the metrics of each training step, and sample trajectories if it has tables."""
+"""A tracker receives the metrics of each training step, and what else its destination has room for.
+
+These are tables of sample trajectories while training, and the report of a finished run.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,29 @@ class TrackedRun:
     """Training steps before this start; above 0 the run continues."""
 
 
+@dataclass(frozen=True, slots=True)
+class FinalReport:
+    """The report of a finished run."""
+
+    step: int
+    """The last training step."""
+    page: Path
+    """The report, one HTML file."""
+    summary: str
+    """A short text in Markdown."""
+    rows: Sequence[Sequence[Any]]
+    """Trajectories of the last training step with their credit, one row of COLUMNS per step."""
+
+
+MakeReport = Callable[[Path], tuple[Path, str]]
+"""Writes the report of the run in a folder; returns the page and the summary. Reports are made in a higher package."""
+
+
 class Tracker(Protocol):
     """The interface of an open tracker. An exception ends the tracker, not the run.
 
-    A tracker with tables also has `table(step, rows)`; its record then says `tables=True`.
+    A tracker with tables also has `table(step, rows)`; its record then says `tables=True`. One that takes reports has
+    `report(report)`, and its record says `reports=True`.
     """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -53,6 +75,8 @@ class TrackerKind:
     """The packages that it needs, named as by pip."""
     tables: bool = False
     """Whether the tracker has tables."""
+    reports: bool = False
+    """Whether the tracker takes the report of a finished run."""
     verl: str | None = None
     """The name of verl's own tracker for it; empty: nothing to do on verl; None: not available on verl."""
 
@@ -63,7 +87,12 @@ TRACKERS: Registry[TrackerKind] = Registry(KEY, "creditflow.monitoring.trackers"
 
 
 def tracker(
-    name: str, *, packages: Sequence[str] = (), tables: bool = False, verl: str | None = None
+    name: str,
+    *,
+    packages: Sequence[str] = (),
+    tables: bool = False,
+    reports: bool = False,
+    verl: str | None = None,
 ) -> Callable[[Open], Open]:
     """Register a function from TrackedRun to Tracker as `trainer.logger: [name]`.
 
@@ -71,7 +100,7 @@ def tracker(
     """
 
     def register(function: Open) -> Open:
-        TRACKERS.add(name, TrackerKind(function, packages, tables, verl))
+        TRACKERS.add(name, TrackerKind(function, packages, tables, reports, verl))
         return function
 
     return register

@@ -1,4 +1,4 @@
-"""MLflow: the server of MLFLOW_TRACKING_URI, or a database in the run's folder."""
+"""MLflow: the server of MLFLOW_TRACKING_URI, or a database in the run's folder. Has the report as an artifact."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from creditflow._utils.files import write_whole
 from creditflow.monitoring.trackers.accelerated import AcceleratedTracker
-from creditflow.monitoring.trackers.base import TrackedRun, tracker
+from creditflow.monitoring.trackers.base import COLUMNS, FinalReport, TrackedRun, tracker
 
 _RUN_ID = "mlflow_run_id"
 """File in the run's folder with the id of the run in MLflow."""
 
 
-@tracker("mlflow", packages=("accelerate", "mlflow"), verl="mlflow")
+@tracker("mlflow", packages=("accelerate", "mlflow"), reports=True, verl="mlflow")
 class MLflow(AcceleratedTracker):
     """A run in MLflow; a continued run keeps its id."""
 
@@ -29,6 +29,17 @@ class MLflow(AcceleratedTracker):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a training step."""
         super().log(step, accepted_names(metrics))
+
+    def report(self, report: FinalReport) -> None:
+        """Send the report as an artifact, and the last trajectories as a table."""
+        import mlflow
+
+        run_id: str = self.inner.active_run.info.run_id
+        mlflow.log_artifact(str(report.page), run_id=run_id)
+        mlflow.log_text(report.summary, "summary.md", run_id=run_id)
+        columns = zip(*report.rows, strict=True) if report.rows else ([] for _ in COLUMNS)
+        table = {name: list(column) for name, column in zip(COLUMNS, columns, strict=True)}
+        mlflow.log_table(table, "final_trajectories.json", run_id=run_id)
 
 
 def accepted_names(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -1,0 +1,188 @@
+"""`creditflow publish`: the folder loads, its card is valid, and hostile names stay text."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from creditflow._utils.progress import Reporter
+from creditflow.cli import app
+from creditflow.config import load_recipe
+from creditflow.engines.local.trainer import train
+from creditflow.monitoring import Evaluation
+from creditflow.reports.model_card import PublishedPolicy, accepted_licence, model_card, results_of
+from creditflow.runs import Ledger
+from tests.paths import TOY
+from tests.reports.runs import HOSTILE
+
+SMALL = ("trainer.total_training_steps=1", "actor_rollout_ref.rollout.n=2", "data.val_max_samples=4")
+LORA = ("actor_rollout_ref.model.lora_rank=2", "actor_rollout_ref.model.lora_alpha=4")
+TWO = ("policies={first: {}, second: {}}", "team.agents.writer.policy=first", "team.agents.critic.policy=second")
+
+
+def trained(folder: Path, *overrides: str) -> Path:
+    path = folder / "run"
+    return train(load_recipe(TOY, [f"trainer.default_local_dir={path}", *SMALL, *overrides]), Reporter()).path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return trained(tmp_path_factory.mktemp("whole"))
+
+
+def publish(run: Path, output: Path, *options: str):
+    return CliRunner().invoke(app, ["publish", str(run), "--output", str(output), *options])
+
+
+def answer(folder: Path, base: Path | None = None) -> list[int]:
+    """Twelve greedy tokens after a fixed prompt."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(base or folder, dtype=torch.float32)
+    if base is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, folder)
+    ids = AutoTokenizer.from_pretrained(folder)("Write a word", return_tensors="pt").input_ids
+    return model.generate(ids, do_sample=False, max_new_tokens=12, pad_token_id=0)[0].tolist()
+
+
+def test_published_model_answers_as_the_last_checkpoint(run, tmp_path) -> None:
+    done = publish(run, tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert f"hf upload ORG/NAME {tmp_path / 'out'} ." in done.stdout
+    assert "nothing was sent" in done.stdout
+    assert answer(tmp_path / "out") == answer(run / "checkpoints" / "global_step_1")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"README.md", "model.safetensors", "config.json", "tokenizer.json"} <= names
+    assert "state" not in names
+
+
+def test_published_adapter_answers_as_the_last_checkpoint(tmp_path) -> None:
+    pytest.importorskip("peft")
+    run = trained(tmp_path, *LORA)
+    base = Path(
+        json.loads((run / "checkpoints/global_step_1/adapter_config.json").read_text())["base_model_name_or_path"]
+    )
+    done = publish(run, tmp_path / "out", "--base-model", "some-org/some-model", "--license", "apache-2.0")
+    assert done.exit_code == 0, done.output
+    assert answer(tmp_path / "out", base) == answer(run / "checkpoints" / "global_step_1", base)
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "some-org/some-model"
+    data = ModelCard.load(tmp_path / "out" / "README.md").data
+    assert (data.base_model, data.library_name, data.license) == ("some-org/some-model", "peft", "apache-2.0")
+
+
+def test_each_policy_is_published_in_a_subfolder(tmp_path) -> None:
+    run = trained(tmp_path, *TWO)
+    assert publish(run, tmp_path / "out").exit_code == 0
+    for name in ("first", "second"):
+        assert answer(tmp_path / "out" / name) == answer(run / "checkpoints" / "global_step_1" / name)
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert 'subfolder="first"' in text
+    assert 'subfolder="second"' in text
+
+
+def test_card_states_recipe_rule_and_results(run, tmp_path) -> None:
+    assert publish(run, tmp_path / "out").exit_code == 0
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.creditflow["recipe"] == "toy"
+    assert card.data.creditflow["credit"]["propagation"] == Ledger.open(run).run["config"]["algorithm"]["propagation"]
+    assert card.data.tags[0] == "creditflow"
+    evaluation = Evaluation.from_json((run / "evaluation.json").read_text(), "")
+    results = {one.metric_type: one for one in card.data.eval_results}
+    assert results["pass_at_1"].metric_value == round(evaluation.metrics["pass_at_1"], 6)
+    assert results["pass_at_1"].metric_name.startswith("pass@1 (95 % interval ")
+    for part in ("## Agents", "## Use", "## Training", "## Results", "## Limits", "licence is not recorded"):
+        assert part in card.text
+    assert str(tmp_path) not in str(card)
+
+
+def test_intervals_contain_the_mean_of_the_tasks() -> None:
+    evaluation = Evaluation(
+        {"pass_at_1": 0.5, "pass_at_1_greedy": 0.25, "step_error_rate": 0.2},
+        [1.0, 0.0, 0.5, 0.5] * 8, [1.0, 0.0, 0.0, 0.0] * 8, [(1, 4), (0, 2), (1, 2), (0, 2)] * 8,
+    )  # fmt: skip
+    for one in results_of(evaluation, {}, {"val/pass_at_1": 0.1}):
+        assert one.low < one.value < one.high
+        assert one.low >= 0.0
+        assert one.high <= 1.0
+    measured = {"val/pass_at_1": 0.5, "val/step_error_rate": None}
+    assert [(one.key, one.value) for one in results_of(None, measured, {})] == [("pass_at_1", 0.5)]
+
+
+NASTY = st.one_of(
+    st.text(max_size=40),
+    st.sampled_from(
+        [
+            HOSTILE, "---", "a\n---\nlicense: mit\n", "x: y", "- a", "{a: b}", "!!python/object/apply:os.system ['id']",
+            "&a *a", "| b |", "``` ` ```", "<script>alert(1)</script>", "{{ 1 + 1 }}", "null", "1e3", "\u2028\u0085",
+        ]
+    ),
+)  # fmt: skip
+
+
+@given(NASTY, NASTY, NASTY)
+def test_hostile_names_stay_text_in_the_card(recipe, system, data) -> None:
+    config = {
+        "data": {"train_files": [data]},
+        "team": {"agents": {system: {"system": system}}},
+        "algorithm": {"propagation": data},
+    }
+    policies = [PublishedPolicy("default", "", False, None, "apache-2.0")]
+    results = results_of(None, {"val/pass_at_1": 0.5}, {})
+    card = ModelCard(model_card({"recipe": recipe, "config": config}, 1, policies, results, 3))
+    plainly = ModelCard(model_card({"recipe": "r", "config": {}}, 1, policies, results, 3))
+    assert card.data.license == "apache-2.0"
+    assert card.data.to_dict().keys() == plainly.data.to_dict().keys()
+    assert all(isinstance(value, str) for value in card.data.creditflow["data"])
+    assert isinstance(card.data.creditflow["recipe"], str)
+    lines = card.text.splitlines()
+    assert [line for line in lines if line.startswith("## ")] == [
+        line for line in plainly.text.splitlines() if line.startswith("## ")
+    ]
+    rows = [line for line in lines if line.startswith("| ") and "system prompt" not in line]
+    assert all(line.replace(r"\|", "").count("|") in (3, 4, 5) for line in rows)
+
+
+def test_licence_and_name_must_have_the_form_of_the_hub(run, tmp_path) -> None:
+    for options, message in (
+        (("--base-model", "nowhere"), "--base-model: expected ORG/NAME"),
+        (("--license", "Mine: all"), "--license: expected an identifier"),
+    ):
+        done = publish(run, tmp_path / "out", *options)
+        assert done.exit_code == 2
+        assert message in done.stderr
+    assert accepted_licence("apache-2.0") == "apache-2.0"
+    assert accepted_licence("a\nb: c") is None
+
+
+def test_publish_refuses_a_taken_folder_and_missing_weights(run, tmp_path) -> None:
+    done = publish(run, tmp_path)
+    assert done.exit_code == 2
+    assert "exists already" in done.stderr
+    bare = tmp_path / "bare"
+    shutil.copytree(run, bare, ignore=shutil.ignore_patterns("checkpoints"))
+    done = publish(bare, tmp_path / "out")
+    assert done.exit_code == 2
+    assert "expected a checkpoint, found none" in done.stderr
+
+
+def test_only_weights_configuration_and_tokenizer_are_published(run, tmp_path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    checkpoint = copy / "checkpoints" / "global_step_1"
+    (checkpoint / "modeling_evil.py").write_text("raise SystemExit")
+    (checkpoint / "optimizer.pt").write_text("state")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"_name_or_path": "/home/someone/model"}))
+    assert publish(copy, tmp_path / "out").exit_code == 0
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert not names & {"modeling_evil.py", "optimizer.pt", "state"}
+    assert "/home/someone" not in (tmp_path / "out" / "config.json").read_text()
