@@ -9,7 +9,6 @@ from typing import Any
 from creditflow._utils.files import write_whole
 from creditflow.reports.evidence import findings_of
 from creditflow.reports.findings import Finding, as_json
-from creditflow.reports.findings import lines as finding_lines
 from creditflow.reports.html import page
 from creditflow.reports.index import Index
 from creditflow.reports.overview import overview
@@ -63,8 +62,8 @@ def write_run_report(path: Path) -> tuple[Path, str]:
 def _summary(shown: dict[str, Any], found: Sequence[Finding]) -> str:
     """The findings and notices of a run, and a table of its agents."""
     columns = ("steps", "error_rate", "pass_rate", "credit", "share", "wrong_rewarded", "right_blamed")
-    sentences = (*finding_lines(found), *shown["notices"], *shown["left_out"])
-    lines = [f"* {plain(sentence.strip(), 400)}" for sentence in sentences]
+    sentences = (*(one.sentence for one in found), *shown["notices"], *shown["left_out"])
+    lines = [f"* {plain(sentence, 400)}" for sentence in sentences]
     lines += ["", f"| agent | {' | '.join(columns)} |", f"|{' --- |' * (len(columns) + 1)}"]
     for row in shown["agents"]:
         cells = (row[name] for name in columns)
