@@ -31,7 +31,7 @@ def test_exported_team_is_evaluated_by_verifiers(tmp_path: Path, monkeypatch: py
     tasks = list(env.taskset)
     assert [task.data.prompt_text for task in tasks] == [f"Say {i}." for i in range(8)]
 
-    episode = asyncio.run(episode_of(env, tasks[3], {"writer": ["abc"], "critic": [BULLET]}))
+    episode = asyncio.run(episode_of(env, tasks[3], {"writer": [("abc", "stop")], "critic": [(BULLET, "stop")]}))
 
     assert episode.ok, episode.errors
     writer, critic = episode.traces
@@ -43,7 +43,7 @@ def test_exported_team_is_evaluated_by_verifiers(tmp_path: Path, monkeypatch: py
     assert 1.9 < critic.reward < 2.0
 
 
-async def episode_of(env: vf.Env, task: vf.Task, said: dict[str, list[str]]) -> vf.Episode:
+async def episode_of(env: vf.Env, task: vf.Task, said: dict[str, list[tuple[str, str]]]) -> vf.Episode:
     """One episode, of roles that say these texts."""
     with saying(said) as url:
         client = vf.EvalClientConfig(base_url=url, api_key_var="NONE")

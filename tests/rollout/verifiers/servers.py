@@ -60,15 +60,18 @@ def serving_tools(tools: Any) -> Iterator[str]:
 
 
 @contextmanager
-def saying(said: dict[str, list[str]]) -> Iterator[str]:
-    """An OpenAI-compatible server that answers each model's calls with its texts, in order."""
+def saying(said: dict[str, list[tuple[str, str]]]) -> Iterator[str]:
+    """An OpenAI-compatible server that answers each model's calls in order, with a text and its finish reason."""
 
     def answer(path: str, body: Any) -> Any:
-        text, calls = parse_tool_calls(said[body["model"]].pop(0))
+        text, finish = said[body["model"]].pop(0)
+        calls = []
+        if finish == "stop" and body.get("tools"):
+            text, calls = parse_tool_calls(text)
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
-        if calls and body.get("tools"):
+        if calls:
             message["tool_calls"] = [call.to_message(f"call_{i}") for i, call in enumerate(calls)]
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        choice = {"index": 0, "message": message, "finish_reason": finish}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         whole = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice]}
         return {**whole, "usage": usage}

@@ -29,7 +29,7 @@ from tests.rollout.verifiers.model import CALL
 from tests.rollout.verifiers.servers import resources, saying, serving_tools
 
 RECIPE = """
-data: {train_batch_size: 2, val_max_samples: 1, max_prompt_length: 400, max_response_length: 6}
+data: {train_batch_size: 2, val_max_samples: 1, max_prompt_length: 480, max_response_length: 24}
 actor_rollout_ref:
   model: {path: MODEL}
   actor: {optim: {lr: 0.01}, ppo_mini_batch_size: 2, ppo_max_token_len_per_gpu: 1024}
@@ -143,14 +143,15 @@ async def replayed(
     rewards = []
     async with env.serving():
         for trajectory in trajectories:
-            said: dict[str, list[str]] = defaultdict(list)
+            said: dict[str, list[tuple[str, str]]] = defaultdict(list)
             for step in trajectory.steps:
-                said[step.agent].append(step.response)
+                said[step.agent].append((step.response, step.info.get("finish_reason", "stop")))
             data = task_type.data_type().model_validate_json(trajectory.task.extra_info["data"])
             with saying(said) as url:
                 context = vf.ModelContext(model="?", client=vf.EvalClientConfig(base_url=url, api_key_var="NONE"))
                 (slot,) = env.slots(task_type(data, env.config.taskset.task))
                 episode = await env.run_slot(slot, context)
+            assert episode.ok, [trace.errors for trace in episode.traces]
             rewards.append(
                 [
                     (trace.agent.name, {name: (reward.score, reward.weight) for name, reward in trace.rewards.items()})
