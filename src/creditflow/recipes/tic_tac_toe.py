@@ -44,9 +44,13 @@ def make_game(task: Task) -> Any:
 
 
 def show(view: View) -> str:
-    """The board in nine words, in the order of action numbers: column by column."""
-    cells = [view.observation[cell % 3, cell // 3] for cell in range(CELLS)]
-    return " ".join(MINE if mine else THEIRS if theirs else FREE for mine, theirs in cells)
+    """The board in nine words, in the order of action numbers.
+
+    PettingZoo's versions lay out the observation by rows or by columns; the board itself has one order.
+    """
+    mine, theirs = (1, 2) if view.seat == "player_1" else (2, 1)
+    words = {0: FREE, mine: MINE, theirs: THEIRS}
+    return " ".join(words[square] for square in view.env.unwrapped.board.squares)
 
 
 solve = environments.aec(make_game, show=show, illegal="random")

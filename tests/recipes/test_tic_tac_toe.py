@@ -1,0 +1,28 @@
+import random
+
+import pytest
+
+pytest.importorskip("pettingzoo")
+
+from creditflow._utils.loading import load_object
+from creditflow.data import Task
+from creditflow.rollout.environments import View
+from tests.paths import RECIPES
+
+
+@pytest.mark.parametrize("recipe", ["tic_tac_toe", "tic_tac_toe_self_play"])
+def test_shown_free_cells_are_the_legal_moves(recipe):
+    make_game, show = (load_object(f"{recipe}.py:{name}", RECIPES, "test") for name in ("make_game", "show"))
+    rng = random.Random(0)
+    for _ in range(20):
+        game = make_game(Task("game", (), None, {"split": "train", "index": 0}))
+        game.reset(seed=0)
+        for seat in game.agent_iter():
+            observation, _, terminated, truncated, _ = game.last()
+            if terminated or truncated:
+                game.step(None)
+                continue
+            legal = tuple(int(cell) for cell in observation["action_mask"].nonzero()[0])
+            shown = show(View(game, seat, observation["observation"], legal, 0)).split()
+            assert tuple(cell for cell, word in enumerate(shown) if word == "free") == legal
+            game.step(rng.choice(legal))
