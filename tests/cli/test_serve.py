@@ -350,12 +350,9 @@ def test_end_of_a_missing_rollout_is_refused(shared):
 def test_missing_route_lists_the_known_ones(shared):
     url = shared.url
     assert "expected POST /t/NAME/end" in httpx.get(f"{url}/t/one/end").text
-    assert (
-        "no Responses API here; expected POST /t/NAME/v1/chat/completions"
-        in httpx.post(f"{url}/t/one/v1/responses").text
-    )
+    assert "expected POST /t/NAME/v1 + /messages, /chat/completions" in httpx.get(f"{url}/t/one/v1/responses").text
     assert "no embeddings" in httpx.post(f"{url}/t/one/v1/embeddings").text
-    assert "expected POST /t/NAME/v1/chat/completions" in httpx.get(f"{url}/v2").text
+    assert "expected POST /t/NAME/v1 + /messages, /chat/completions" in httpx.get(f"{url}/v2").text
 
 
 def test_request_without_key_starts_no_rollout(shared):

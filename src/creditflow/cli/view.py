@@ -23,7 +23,7 @@ def view(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8321,
     allow_remote: AllowRemote = False,
 ) -> None:
-    """Show a run in a browser, live while it trains; or two runs side by side.
+    """Show one or two runs in a browser, live while they train.
 
     The page is that of `creditflow report`, with all trajectories, a search and an export. Writes nothing to the run.
     """

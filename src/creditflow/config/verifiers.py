@@ -1,4 +1,4 @@
-"""What a recipe with `team.workflow: verifiers://...` leaves out: agents, tasks and rewards."""
+"""Defaults of a recipe with `team.workflow: verifiers://...`: agents, tasks and rewards."""
 
 from __future__ import annotations
 

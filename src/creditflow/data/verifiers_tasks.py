@@ -47,7 +47,7 @@ class VerifiersAddress:
     split: TaskSplit | Literal["all"] | None
     """`all`: the taskset divides its tasks itself."""
     runtime: Runtime
-    """Where the taskset's hooks run commands; `subprocess` is this machine, without a sandbox."""
+    """The place of commands in the taskset's hooks; `subprocess` is this machine, without a sandbox."""
 
 
 def is_verifiers_address(name: object) -> bool:

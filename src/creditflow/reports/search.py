@@ -53,8 +53,8 @@ def search(
     done = 0 if begin is None else sum(step > begin[0] for step in steps)
     after = -1 if begin is None else begin[1]
     found: list[dict[str, Any]] = []
-    started = time.monotonic()
-    while done < len(steps) and (not done or time.monotonic() - started < seconds):
+    first, started = done, time.monotonic()
+    while done < len(steps) and (done == first or time.monotonic() - started < seconds):  # at least one portion
         portion = steps[done : done + _FILES]
         found += _found(index, portion, words, wanted, after, limit - len(found))
         if len(found) == limit:

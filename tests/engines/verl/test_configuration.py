@@ -54,7 +54,7 @@ def select(config, key):
 
 OURS = (
     *("algorithm", "reward", "team", "policies", "recipe", "compare", "verl", "guard", "audit", "ray_kwargs"),
-    *("data.train_files", "data.val_files"),
+    *("data.train_files", "data.val_files", "data.curriculum"),
     *(
         f"{ROLLOUT}.{name}"
         for name in ("branching", "max_failed_frac", "min_complete_frac", "multi_turn", "timeout_outcome", "timeout_s")
