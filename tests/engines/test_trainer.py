@@ -174,7 +174,7 @@ def test_trajectories_are_kept_if_too_many_scores_fail(recipe_file: Path) -> Non
         run(recipe_file, "run", "trainer.val_before_train=false")
     batch = read_parquet(recipe_file.parent / "run" / "steps" / "000001.parquet")
     reasons = {score.reason for scores in batch.raw_scores for score in scores.values() if score.status == "failed"}
-    assert reasons == {"KeyError: 'no such word' (team.py:20 in says_a)"}
+    assert reasons == {"KeyError: 'no such word' (team.py:23 in says_a)"}
 
 
 def test_run_stops_if_no_prompt_fits(recipe_file: Path) -> None:

@@ -132,28 +132,24 @@ def validation_words(train_files: Any, val_files: Any, count: int, base: Path = 
     if val_files is not None:
         return f"{count} {noun}"
     files = [train_files] if isinstance(train_files, str) else list(train_files or [])
-    if all(
-        is_gym_address(name) or is_environment_address(name) or (is_verifiers_address(name) and not _undivided(name))
-        for name in files
-    ):
+    if all(_is_divided(name) for name in files):
         return f"{count} {noun} of the validation split of data.train_files (data.val_files is not set)"
     # A function gets split="val" and may return other tasks; a folder may have its own split.
-    if any(is_verifiers_address(name) and _undivided(name) for name in files):
+    if any(is_verifiers_address(name) and not _is_divided(name) for name in files):
         return f"{count} training {noun} (data.val_files is not set)"
     if all(
-        _scheme(name)
-        or is_environment_address(name)
-        or is_reference(name)
-        or has_held_out_split(_found(name, base) or Path(name))
+        _is_divided(name) or is_reference(name) or has_held_out_split(_found(name, base) or Path(name))
         for name in files
     ):
         return f"{count} {noun} of data.train_files with split=val (data.val_files is not set)"
     return f"{count} training {noun} (data.val_files is not set)"
 
 
-def _undivided(name: str) -> bool:
-    """Whether an address of verifiers leaves the split to its taskset."""
-    return parse_verifiers_address(name, "data.train_files").split == "all"
+def _is_divided(name: str) -> bool:
+    """Whether an address makes other tasks for validation. An address of verifiers may leave that to its taskset."""
+    if is_verifiers_address(name):
+        return parse_verifiers_address(name, "data.train_files").split != "all"
+    return is_gym_address(name) or is_environment_address(name)
 
 
 def gsm8k_tasks(path: Path | str) -> list[Task]:

@@ -487,7 +487,7 @@
     ].filter(Boolean).map((text) => el("p", { class: "hint" }, text));
     $("told").textContent = `step ${of.id} of ${of.agent} is shown`;
     $("step").replaceChildren(el("h3", {}, `Step ${of.id}: ${of.agent}, turn ${of.turn} `, el("a", { class: "own-address", href: addressOf({ run: whose, step: step_id, training_step }), "aria-label": "Link to this step" }, "#")), el("p", { class: "hint" }, `policy ${of.policy}, version ${of.policy_version}`),
-      scores.length ? table([["function", ""], ["value", "n"], ["weight", "n"], ["reason", "text"]], scores) : el("p", {}, "No reward function scored this step."),
+      scores.length ? scroll(table([["function", ""], ["value", "n"], ["weight", "n"], ["reason", "text"]], scores), "Table: Scores") : el("p", {}, "No reward function scored this step."),
       title("Prompt"), el("pre", { tabindex: 0, role: "region", "aria-label": "Prompt", "data-part": "prompt" }, of.prompt), title("Response"), el("pre", { tabindex: 0, role: "region", "aria-label": "Response", "data-part": "response" }, of.response),
       ...(of.tokens.length ? [title("Tokens, coloured by advantage"), ...hints, tokens] : []),
       ...(of.why ? [title(token === undefined ? "Why this advantage" : `Why this advantage of token ${token}`), el("pre", { class: "tree", tabindex: 0, role: "region", "aria-label": "Terms of the advantage", "data-part": "why" }, [...of.why, "", ...of.terms].join("\n"))] : [el("p", {}, "Credit was never assigned: too many scores had failed.")]));
