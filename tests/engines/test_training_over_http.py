@@ -1,12 +1,15 @@
 """Compare training with agents over HTTP to training with the same agents in process."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
+from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.trainer import train
+from creditflow.rollout.client import Generation, GenerationRequest
 from creditflow.runs import Ledger
 from tests.engines.test_resume import expect_the_same, without_clock
 from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
@@ -21,12 +24,16 @@ from SOLVE import solve
 class OverHttp:
     def __init__(self, client):
         self.client = client
+        self.before = None
 
     def __getattr__(self, agent):
         async def call(prompt, info=None):
             said = [{"role": "user", "content": prompt}]
             more = {"metadata": info} if info else {}
+            if NAMES_PARENTS and self.before:
+                more["extra_headers"] = {"X-Creditflow-Parents": self.before}
             answer = await self.client.chat.completions.create(model=agent, messages=said, **more)
+            self.before = answer.choices[0].step_id
             return Said(answer.choices[0].message.content)
 
         return call
@@ -44,6 +51,11 @@ async def solve_over_http(task, team):
 """
 
 
+def over_http(module: str, *, names_parents: bool = False) -> str:
+    """The workflow `solve` of `module` with agents that are called over HTTP."""
+    return OVER_HTTP.replace("SOLVE", module).replace("NAMES_PARENTS", str(names_parents))
+
+
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the scheduler's time limits, so that it waits for every rollout even on a busy machine."""
@@ -51,11 +63,28 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"creditflow.rollout.scheduler.{seconds}", 600.0)
 
 
+Seed = tuple[int, ...]
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[Seed]]:
+    """The seeds of every generation's calls. The log-probs of a call depend on its batch in their last bits."""
+    seeds: list[list[Seed]] = []
+    generate = Policy.generate
+
+    def noted(policy: Policy, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        seeds.append([request.seed for request in requests])
+        return generate(policy, requests)
+
+    monkeypatch.setattr(Policy, "generate", noted)
+    return seeds
+
+
 @pytest.fixture
 def recipe_file(tmp_path: Path, word_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "team.py").write_text(TRAJECTORY)
     (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
-    (tmp_path / "over_http.py").write_text(OVER_HTTP.replace("SOLVE", "team"))
+    (tmp_path / "over_http.py").write_text(over_http("team"))
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path / "toy.yaml"
 
@@ -86,7 +115,9 @@ def solve_in_a_thread(task, team):
 
 
 @pytest.mark.parametrize("workflow", ["over_http.py:solve_over_http", "in_a_thread.py:solve_in_a_thread"])
-def test_branches_over_http_equal_branches_in_process(recipe_file: Path, workflow: str) -> None:
+def test_branches_over_http_equal_branches_in_process(
+    recipe_file: Path, workflow: str, batches: list[list[Seed]]
+) -> None:
     (recipe_file.parent / "in_a_thread.py").write_text(IN_A_THREAD)
     settings = (
         "trainer.save_freq=4",
@@ -95,13 +126,16 @@ def test_branches_over_http_equal_branches_in_process(recipe_file: Path, workflo
         "algorithm.propagation=replay",
         "actor_rollout_ref.rollout.branching={budget: 0.4, alternatives: 3, continuations: 2}",
     )
-    here = run(recipe_file, "here", *settings)
+    here, batches_here = run(recipe_file, "here", *settings), tuple(batches)
+    batches.clear()
     expect_the_same(here, run(recipe_file, "there", *settings, f"team.workflow={workflow}"))
+    assert tuple(batches) == batches_here
 
 
 @pytest.mark.slow
 def test_arithmetic_chain_over_http_equals_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "over_http.py").write_text(OVER_HTTP.replace("SOLVE", "arithmetic_chain"))
+    # Read from the texts, the parent of a second attempt is the executor, where the verifier named another number.
+    (tmp_path / "over_http.py").write_text(over_http("arithmetic_chain", names_parents=True))
     monkeypatch.syspath_prepend(str(RECIPES))
     settings = ["trainer.total_training_steps=3", "data.train_batch_size=8", "data.val_max_samples=32"]
     paths = {}

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
@@ -50,7 +51,8 @@ async def run_branch(
     named = {name: replace(spec, policy=name) for name, spec in agents.items()}
     with_tools = {name for name, spec in agents.items() if spec.tools}
     responses = _KeptResponses(generator, policy_of, with_tools, recorded.steps, at, sampling.timeout_s)
-    trajectory = await run_rollout(rollout, workflow, named, responses, sampling, responses.note)
+    with responses.replaying():
+        trajectory = await run_rollout(rollout, workflow, named, responses, sampling, responses.note)
     for step in trajectory.steps:
         step.policy = policy_of[step.agent]
     if difference := responses.refusal or _difference(recorded.steps, at, trajectory):
@@ -159,6 +161,8 @@ class _KeptResponses:
         self.refusal: Difference | None = None
         self._refused = 0
         """The number of calls since the refusal."""
+        self._replays = False
+        """Whether the generator counts the branch among the rollouts that are about to call."""
         self.clients: dict[str, PolicyView | ChatClient] = {}
         for agent, policy in policy_of.items():
             client = generator.clients[policy]
@@ -167,6 +171,22 @@ class _KeptResponses:
     @property
     def fault(self) -> Exception | None:
         return self._generator.fault
+
+    @contextmanager
+    def replaying(self) -> Iterator[None]:
+        """Let the next batch wait for this branch until its kept steps are replayed, or until it ends."""
+        if self._at > 0:
+            self._replays = True
+            self.expect(1)
+        try:
+            yield
+        finally:
+            self._end_replay()
+
+    def _end_replay(self) -> None:
+        if self._replays:
+            self._replays = False
+            self.expect(-1)
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
         if (found := await self.kept(policy, request.prompt_ids)) is None:
@@ -199,6 +219,7 @@ class _KeptResponses:
             if (agent, prompt) not in self._later:
                 await self._refuse(self._left[0], f"{agent} was called with another prompt: {_short(prompt)}")
             await self._wait_for_turn(None)
+        self._end_replay()
         await self._wait_for_decision(agent, prompt, slot)
         return None
 
@@ -257,15 +278,19 @@ class _KeptResponses:
         """Note that the last response of the first step is given, and let the recorder record it before the next."""
 
         async def next_one() -> None:
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
-            async with self._changed:
-                if self._left:
-                    self._left.popleft()
-                else:
-                    self._decision = None
-                self._changed.notify_all()
+            try:
+                for _ in range(_TURNS):
+                    await asyncio.sleep(0)
+                async with self._changed:
+                    if self._left:
+                        self._left.popleft()
+                    else:
+                        self._decision = None
+                    self._changed.notify_all()
+            finally:
+                self.expect(-1)
 
+        self.expect(1)  # the calls that wait for this are about to come
         given = asyncio.create_task(next_one())
         self._giving.add(given)
         given.add_done_callback(self._giving.discard)
@@ -278,6 +303,7 @@ class _KeptResponses:
 
     def _raise(self) -> NoReturn:
         assert self.refusal is not None, "the caller has seen to it"
+        self._end_replay()
         step, what = self.refusal
         raise CreditflowError(f"the branch differs from the record at step {step.id}: {what}")
 
