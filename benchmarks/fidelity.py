@@ -35,8 +35,6 @@ MEASURES = (
 )
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.fidelity"
 STEPS, TASKS, DECISIONS, CONTINUATIONS = 4, 64, 400, 8
-AUDITED = {name: options for name, options in RULES.items() if name != "posterior"}
-"""`posterior` is outside of the package, so the command line does not find it."""
 
 
 def words_of(options: Sequence[str]) -> str:
@@ -70,7 +68,7 @@ def measured(case: str, folder: Path, steps: int, tasks: int, decisions: int, co
         subprocess.run([*command, "train", "arithmetic_chain", *options], cwd=ROOT, check=True)
     out = path / "fidelity.json"
     if not out.exists():
-        rules = [word for options in AUDITED.values() for word in ("--rule", words_of(options))]
+        rules = [word for options in RULES.values() for word in ("--rule", words_of(options))]
         how = ["--decisions", str(decisions), "--continuations", str(continuations), "--top", "0", "--json", str(out)]
         subprocess.run([*command, "audit", str(path), *how, *rules], cwd=ROOT, check=True)
     found: dict[str, Any] = json.loads(out.read_text())
@@ -80,7 +78,7 @@ def measured(case: str, folder: Path, steps: int, tasks: int, decisions: int, co
 def table_lines(results: Mapping[str, Any]) -> list[str]:
     """The table of the page: fidelity of advantages in percent, with half of its 95 % interval."""
     lines = [f"| rule | {' | '.join(CASES)} |", f"|{' --- |' * (len(CASES) + 1)}"]
-    for rule in AUDITED:
+    for rule in RULES:
         cells = [results[case]["rules"][rule] for case in CASES]
         lines.append(f"| {rule} | {' | '.join(_cell(one) for one in cells)} |")
     ceilings = [_cell(results[case]["ceiling"]) for case in CASES]
@@ -119,7 +117,7 @@ def main() -> int:
             f"{rule}: fidelity of advantages, mean over the cases but exact",
             sum(details[case]["rules"][rule]["value"] or 0.0 for case in REALISTIC) / len(REALISTIC),
         )
-        for rule in AUDITED
+        for rule in RULES
     ]
     for line in table_lines(details):
         print(line)
@@ -131,7 +129,7 @@ def main() -> int:
 
 def _details(found: Mapping[str, Any]) -> dict[str, Any]:
     """The kept numbers of one audit. The first rule is the one in force."""
-    rules = dict(zip(AUDITED, found["rules"][1:], strict=True))
+    rules = dict(zip(RULES, found["rules"][1:], strict=True))
     return {
         "rules": {name: one["advantage"]["correlation"] for name, one in rules.items()},
         "ceiling": found["rules"][0]["advantage"]["ceiling"],
