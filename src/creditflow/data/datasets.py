@@ -24,13 +24,9 @@ from creditflow.data.dataset_folders import (
     open_saved,
     parts_of_folder,
 )
-from creditflow.data.environment_tasks import environment_tasks, is_environment_address
-from creditflow.data.gym_tasks import SCHEME, gym_tasks, is_gym_address, parse_addresses
 from creditflow.data.messages import without_nulls
+from creditflow.data.sources import SOURCES, source_of
 from creditflow.data.trajectory import Task, content_text
-from creditflow.data.verifiers_tasks import SCHEME as VERIFIERS
-from creditflow.data.verifiers_tasks import is_verifiers_address, verifiers_tasks
-from creditflow.data.verifiers_tasks import parse_address as parse_verifiers_address
 from creditflow.errors import CreditflowError, DataError, first_line
 
 _COLUMNS = ("data_source", "prompt", "reward_model", "extra_info", "question", "answer")
@@ -59,32 +55,17 @@ def load_tasks(
     key = f"data.{split}_files"
     names = [files] if isinstance(files, str) else list(files or [])
     if not names or not all(isinstance(name, str) and name for name in names):
+        schemes = ", ".join(source.schemes for source in SOURCES)
         raise DataError(
-            f"{key}: expected a path, a list of paths, `file.py:function`, {SCHEME}... or {VERIFIERS}..., got {files!r}"
+            f"{key}: expected a path, `file.py:function`, an address ({schemes}), or a list of them, got {files!r}"
         )
     tasks: list[Task] = []
-    for scheme, run in itertools.groupby(names, _scheme):
+    for source, run in itertools.groupby(names, source_of):
         names = list(run)
-        if scheme == SCHEME:
-            tasks += gym_tasks(names, key, split)
-        elif scheme == VERIFIERS:
-            tasks += verifiers_tasks(names, key, split)
-        else:
-            tasks += _of_files(names, base, key, recipe_settings, split)
+        tasks += (
+            _of_files(names, base, key, recipe_settings, split) if source is None else source.load(names, key, split)
+        )
     return tasks
-
-
-def _scheme(name: str) -> str:
-    """The scheme of an address; empty for other names."""
-    return SCHEME if is_gym_address(name) else VERIFIERS if is_verifiers_address(name) else ""
-
-
-def _split_option(name: str) -> str | None:
-    """The split that an address sets; None for other names, and for `split=all`."""
-    if is_gym_address(name):
-        return parse_addresses(name, "data.train_files")[0].split
-    split = parse_verifiers_address(name, "data.train_files").split if is_verifiers_address(name) else None
-    return None if split == "all" else split
 
 
 def _of_files(
@@ -92,12 +73,7 @@ def _of_files(
 ) -> list[Task]:
     tasks: list[Task] = []
     for name in names:
-        if is_environment_address(name):
-            found = environment_tasks(name, key, split)
-        elif is_reference(name):
-            found = _call(name, base, key, recipe_settings, split)
-        else:
-            found = _read(name, base, key, split)
+        found = _call(name, base, key, recipe_settings, split) if is_reference(name) else _read(name, base, key, split)
         if not found:
             raise DataError(f"{key}: {name} holds no task")
         tasks += found
@@ -115,7 +91,8 @@ def validation_files(
     if val_files is not None:
         return val_files
     for name in [train_files] if isinstance(train_files, str) else train_files or []:
-        if split := _split_option(name):
+        source = source_of(name)
+        if source and (split := source.split_of(name)) not in (None, "all"):
             raise DataError(
                 f"data.train_files: {name}: split: expected none, got {split!r}: data.val_files is not set, so "
                 f"validation would use the same problems; remove split={split}, or set data.val_files"
@@ -135,7 +112,7 @@ def validation_words(train_files: Any, val_files: Any, count: int, base: Path = 
     if all(_is_divided(name) for name in files):
         return f"{count} {noun} of the validation split of data.train_files (data.val_files is not set)"
     # A function gets split="val" and may return other tasks; a folder may have its own split.
-    if any(is_verifiers_address(name) and not _is_divided(name) for name in files):
+    if any(source_of(name) and not _is_divided(name) for name in files):
         return f"{count} training {noun} (data.val_files is not set)"
     if all(
         _is_divided(name) or is_reference(name) or has_held_out_split(_found(name, base) or Path(name))
@@ -146,10 +123,9 @@ def validation_words(train_files: Any, val_files: Any, count: int, base: Path = 
 
 
 def _is_divided(name: str) -> bool:
-    """Whether an address makes other tasks for validation. An address of verifiers may leave that to its taskset."""
-    if is_verifiers_address(name):
-        return parse_verifiers_address(name, "data.train_files").split != "all"
-    return is_gym_address(name) or is_environment_address(name)
+    """Whether an address makes other tasks for validation."""
+    source = source_of(name)
+    return source is not None and source.split_of(name) != "all"
 
 
 def gsm8k_tasks(path: Path | str) -> list[Task]:

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
-from urllib.parse import parse_qsl
+from typing import Any, Literal, cast, get_args
 
+from creditflow.data.addresses import options_of, whole
 from creditflow.data.trajectory import Task
 from creditflow.errors import DataError, did_you_mean
 
@@ -77,19 +77,12 @@ def parse_environment_address(text: str, key: str) -> EnvironmentAddress:
     where = f"{key}: {text[:200]}"
     match = _ADDRESS.fullmatch(text)
     if match is None or match[1] not in SCHEMES:
-        scheme, known = text.partition("://")[0], (*SCHEMES, "reasoning-gym")
+        scheme, known = text.partition("://")[0], (*SCHEMES, "reasoning-gym", "verifiers")
         raise DataError(f"{where}: expected {', '.join(known)} before ://{did_you_mean(scheme, known)}")
     scheme, name, query = match[1], match[2], match[3]
     if not _NAME.fullmatch(name):
         raise DataError(f"{where}: expected the name of an environment after {scheme}://, got {name[:80]!r}")
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
-    except ValueError as error:
-        raise DataError(f"{where}: expected options as name=value&name=value, got {query!r}") from error
-    given = dict(pairs)
-    if len(given) < len(pairs):
-        twice = next(option for option, _ in pairs if [other for other, _ in pairs].count(option) > 1)
-        raise DataError(f"{where}: expected each option once, got {twice!r} twice")
+    given = options_of(query, where)
     illegal = given.pop("illegal", "error")
     if illegal not in get_args(Illegal):
         raise DataError(
@@ -99,18 +92,12 @@ def parse_environment_address(text: str, key: str) -> EnvironmentAddress:
         text=text,
         scheme=scheme,
         name=name,
-        size=_whole(given.pop("size", str(DEFAULT_SIZE)), 1, f"{where}: size"),
-        seed=_whole(given.pop("seed", "0"), 0, f"{where}: seed"),
-        illegal=illegal,
-        max_turns=_whole(given.pop("max_turns", str(DEFAULT_TURNS)), 1, f"{where}: max_turns"),
+        size=whole(given.pop("size", str(DEFAULT_SIZE)), 1, f"{where}: size"),
+        seed=whole(given.pop("seed", "0"), 0, f"{where}: seed"),
+        illegal=cast(Illegal, illegal),
+        max_turns=whole(given.pop("max_turns", str(DEFAULT_TURNS)), 1, f"{where}: max_turns"),
         options={option: _value(value) for option, value in given.items()},
     )
-
-
-def _whole(text: str, least: int, where: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) or int(text) < least:
-        raise DataError(f"{where}: expected a whole number of {least} or more, got {text!r}")
-    return int(text)
 
 
 def _value(text: str) -> Any:
