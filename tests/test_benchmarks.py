@@ -18,7 +18,7 @@ from benchmarks.sources import Result, Work, hashes, results
 
 BY_HAND = {"noted"}
 """Results that no benchmark writes."""
-UNMEASURED = {"asynchronous", "faults", "view"}
+UNMEASURED = {"asynchronous", "families", "faults", "view"}
 """Benchmarks without a full run so far."""
 OWNERS = {"rates": "claims", "another_warm_start": "decomposed_credit"}
 """Results under another name than their benchmark's."""
