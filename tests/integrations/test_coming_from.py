@@ -3,17 +3,17 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from creditflow._utils.progress import Reporter
 from creditflow.config import Config, leaves, load_recipe
 from creditflow.credit import assign
 from creditflow.data import TrajectoryBatch, read_parquet
 from creditflow.data.datasets import load_tasks
+from creditflow.engines.base import find_engine
 from creditflow.engines.common.components import load_functions
 from tests.builders import make_trajectory, step
 from tests.integrations.test_trl import run
@@ -39,11 +39,21 @@ def recipe_of(name: str, folder: Path, *overrides: str):
 
 def train(folder: Path, *overrides: str) -> TrajectoryBatch:
     """Train the recipe in `folder`; returns the first training step."""
-    options = ["trainer.default_local_dir=run", "actor_rollout_ref.model.path=tiny", *overrides]
-    command = [sys.executable, "-m", "creditflow", "train", "recipe.yaml", *options]
-    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    options = [f"trainer.default_local_dir={folder / 'run'}", "actor_rollout_ref.model.path=tiny", *overrides]
+    find_engine("local").train(load_recipe(folder / "recipe.yaml", options), (), Reporter())
     return read_parquet(folder / "run" / "steps" / "000001.parquet")
+
+
+def options_of(name: str) -> list[list[list[str]]]:
+    """The tables of a page's options: the rows of each, without its head."""
+    section = (PAGES / f"from_{name}.md").read_text().split("\n## Options\n")[1].split("\n## ")[0]
+    tables = [part.splitlines() for part in section.split("\n\n") if part.lstrip().startswith("| ")]
+    return [[row.strip("|").split(" | ") for row in table[2:]] for table in tables]
+
+
+def named(name: str, column: int) -> set[str]:
+    """The names in code type in a column of the tables of a page's options."""
+    return {found for table in options_of(name) for row in table for found in CODE.findall(row[column])}
 
 
 # TRL
@@ -133,6 +143,23 @@ def test_verl_command_and_recipe_have_equal_options(tmp_path) -> None:
     assert recipe.config.data.train_files == theirs.data.train_files
 
 
+def test_verl_options_of_equal_name_exist_in_both() -> None:
+    pytest.importorskip("verl")
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        theirs = compose("ppo_trainer")
+    ours = dict(leaves(Config().model_dump()))
+    keys = [f"{CODE.findall(row[0])[0]}.{name}" for row in options_of("verl")[0] for name in CODE.findall(row[1])]
+    assert len(keys) > 40
+    assert [key for key in keys if key not in ours] == []
+    missing = object()
+    assert [
+        key for key in keys if OmegaConf.select(theirs, key, default=missing, throw_on_missing=False) is missing
+    ] == []
+
+
 def test_verl_rows_and_scores_are_equal(tmp_path) -> None:
     recipe = recipe_of("verl", tmp_path)
     tasks = load_tasks(recipe.config.data.train_files, recipe.folder, {}, "train")
@@ -188,7 +215,7 @@ def test_recipe_has_the_advantages_of_rllm(scaled, tmp_path) -> None:
     trajectories = [
         make_trajectory(
             f"{t}-{i}",
-            [step(agent, {"right": float(r)}) for agent, r in zip(("solver", "solver", "judge"), one, strict=True)],
+            [step("solver", float(one[0])), step("solver", float(one[1])), step("judge")],
             float(one[2]),
             str(t),
         )
@@ -217,13 +244,6 @@ def test_recipe_of_the_page_trains(name, agents, tmp_path) -> None:
     batch = train(write_page(name, tmp_path), "trainer.total_training_steps=1")
     assert set(batch.agent_names) == agents
     assert not np.isnan(batch.outcome).any()
-
-
-def named(name: str, column: int) -> set[str]:
-    """The names in code type in a column of the tables of a page's options."""
-    section = (PAGES / f"from_{name}.md").read_text().split("\n## Options\n")[1].split("\n## ")[0]
-    rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")]
-    return {found for row in rows if "---" not in row[0] for found in CODE.findall(row[column])}
 
 
 @pytest.mark.parametrize("name", ["trl", "verl", "agent_lightning", "rllm"])
