@@ -1,6 +1,7 @@
 """Tests of the framework examples with the real libraries: their rollouts record the same steps as calls in process."""
 
 import asyncio
+import re
 import subprocess
 import sys
 
@@ -23,35 +24,62 @@ from tests.rollout.http.test_server import Answers, Templated, task_of
 from tests.test_docs_code import BLOCK
 
 FOLDER = ROOT / "examples" / "frameworks"
-FRAMEWORKS = ("openai", "anthropic", "langgraph", "openai_agents", "autogen", "subprocess")
-AGENTS = {"writer": AgentSpec(), "editor": AgentSpec()}
+PLAIN = ("openai", "anthropic", "langgraph", "openai_agents", "autogen", "pydantic_ai", "agno")
+"""Frameworks that send the prompts unchanged."""
+FORMS = {
+    "smolagents": '<tool_call>{{"name": "final_answer", "arguments": {{"answer": "{}"}}}}</tool_call>',
+    "dspy": "[[ ## line ## ]]\n{}\n\n[[ ## completed ## ]]",
+}
+"""The form of a response in frameworks that do not take it as it is."""
+FRAMEWORKS = (*PLAIN, "subprocess", *FORMS)
+AGENTS = {"writer": AgentSpec(match="You write one line"), "editor": AgentSpec(match="You make a line better")}
+
+
+@pytest.fixture(autouse=True)
+def frameworks_stay_offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    monkeypatch.setenv("DSPY_CACHEDIR", str(tmp_path))
+
+
+class LongTemplated(Templated):
+    """A model that reads long prompts."""
+
+    max_positions = 16384
 
 
 def run_workflow(workflow, model, agents=AGENTS, n=1):
     rollouts = [Rollout(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(n)]
-    return asyncio.run(run_rollouts(rollouts, workflow, agents, Scheduler({"default": model}), Sampling()))
+    sampling = Sampling(max_prompt_tokens=8192)
+    return asyncio.run(run_rollouts(rollouts, workflow, agents, Scheduler({"default": model}), sampling))
+
+
+def line_of(prompt: str) -> str:
+    number = re.findall(r"task (\d)", prompt)[-1]
+    return f"line two of task {number}" if "line one" in prompt else f"line one of task {number}"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_framework_call_becomes_a_step_of_its_agent(framework):
+    solve = load_object(f"with_{framework}.py:solve", FOLDER, "workflow")
+    form = FORMS.get(framework, "{}")
+    made = run_workflow(solve, LongTemplated(lambda prompt: form.format(line_of(prompt))), n=3)
+    for k, rollout in enumerate(made):
+        draft, final = f"line one of task {k}", f"line two of task {k}"
+        assert rollout.status == "ok", rollout.info
+        assert [step.agent for step in rollout.steps] == ["writer", "editor"]
+        assert [step.parents for step in rollout.steps] == [(), (0,)]
+        assert [step.response for step in rollout.steps] == [form.format(draft), form.format(final)]
+        assert f"task {k}" in rollout.steps[0].prompt
+        assert draft in rollout.steps[1].prompt
+        assert rollout.answer == final
+        assert all(step.response_mask == (1,) * len(step.response_ids) for step in rollout.steps)
 
 
 def reversed_last_line(prompt: str) -> str:
     return prompt.splitlines()[-1][::-1] + "!"
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_framework_call_becomes_a_step_of_its_agent(framework):
-    solve = load_object(f"with_{framework}.py:solve", FOLDER, "workflow")
-    made = run_workflow(solve, Answers(reversed_last_line), n=3)
-    for k, rollout in enumerate(made):
-        assert rollout.status == "ok", rollout.info
-        assert [step.agent for step in rollout.steps] == ["writer", "editor"]
-        assert [step.parents for step in rollout.steps] == [(), (0,)]
-        assert [step.response for step in rollout.steps] == [f"{k} ksat!", f"!task {k}!"]
-        assert f"task {k}" in rollout.steps[0].prompt
-        assert f"{k} ksat!" in rollout.steps[1].prompt
-        assert rollout.answer == f"!task {k}!"
-        assert all(step.response_mask == (1,) * len(step.response_ids) for step in rollout.steps)
-
-
-@pytest.mark.parametrize("framework", ["openai", "anthropic", "langgraph", "openai_agents", "autogen"])
+@pytest.mark.parametrize("framework", PLAIN)
 def test_framework_sends_its_own_system_prompts(framework):
     solve = load_object(f"with_{framework}.py:solve", FOLDER, "workflow")
     (rollout,) = run_workflow(solve, Answers(reversed_last_line))
@@ -63,15 +91,20 @@ def test_framework_sends_its_own_system_prompts(framework):
 def test_recipe_trains_a_framework_team(framework, tmp_path):
     settings = [f"team.workflow=with_{framework}.py:solve", f"trainer.default_local_dir={tmp_path}/run"]
     settings += ["trainer.total_training_steps=1", "data.val_max_samples=2", "actor_rollout_ref.rollout.n=2"]
+    settings += ["data.max_prompt_length=4000"] if framework == "smolagents" else []
     done = train(load_recipe(FOLDER / "recipe.yaml", settings), Reporter())
     rollouts = Ledger.open(done.path).read(1).batch.to_trajectories()
     assert len(rollouts) == 8
-    assert {step.agent for rollout in rollouts for step in rollout.steps} == {"writer", "editor"}
+    # A model with random weights never writes the form that DSPy requires: its rollouts end with the writer's mistake.
+    agents = {"writer"} if framework == "dspy" else {"writer", "editor"}
+    assert {step.agent for rollout in rollouts for step in rollout.steps} == agents
+    assert "failed" not in {rollout.status for rollout in rollouts}
     assert all(step.policy_version == 0 and step.response_ids for rollout in rollouts for step in rollout.steps)
 
 
-def test_anthropic_example_trains_for_two_steps(tmp_path):
-    settings = ["team.workflow=with_anthropic.py:solve", f"trainer.default_local_dir={tmp_path}/run"]
+@pytest.mark.parametrize("framework", ["anthropic", "pydantic_ai"])
+def test_framework_example_trains_for_two_steps(framework, tmp_path):
+    settings = [f"team.workflow=with_{framework}.py:solve", f"trainer.default_local_dir={tmp_path}/run"]
     settings += ["trainer.total_training_steps=2", "data.val_max_samples=2", "actor_rollout_ref.rollout.n=2"]
     ledger = Ledger.open(train(load_recipe(FOLDER / "recipe.yaml", settings), Reporter()).path)
     for number in (1, 2):
