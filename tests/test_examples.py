@@ -206,12 +206,41 @@ async def with_autogen(task, team):
     return (await solver.run(task=task.text)).messages[-1].content
 
 
+async def with_pydantic_ai(task, team):
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    async with OpenAIProvider(base_url=team.base_url, api_key=team.api_key) as provider:
+        solver = Agent(OpenAIChatModel("solver", provider=provider), instructions="Solve.", tools=[double])
+        return (await solver.run(task.text)).output
+
+
+async def with_agno(task, team):
+    from agno.agent import Agent
+    from agno.models.openai.like import OpenAILike
+
+    model = OpenAILike(id="solver", base_url=team.base_url, api_key=team.api_key)
+    solver = Agent(model=model, instructions="Solve.", tools=[double], telemetry=False)
+    return (await solver.arun(task.text)).content
+
+
 def double(number: int) -> str:
     """Twice a number."""
     return f"it was {2 * number}"
 
 
-@pytest.mark.parametrize("workflow", [with_langgraph, with_openai_agents, with_streaming_openai_agents, with_autogen])
+@pytest.mark.parametrize(
+    "workflow",
+    [
+        with_langgraph,
+        with_openai_agents,
+        with_streaming_openai_agents,
+        with_autogen,
+        with_pydantic_ai,
+        with_agno,
+    ],
+)
 def test_framework_tools_run_between_steps(workflow):
     (rollout,) = run_workflow(workflow, Templated(calls_then_answers), {"solver": AgentSpec()})
     assert rollout.status == "ok", rollout.info
