@@ -19,6 +19,7 @@ PAGES = (
     DOCS / "how_to" / "add_a_rule.md",
 )
 LONG = (
+    DOCS / "how_to" / "frameworks.md",
     DOCS / "get_started" / "first_run.md",
     DOCS / "how_to" / "own_data.md",
     DOCS / "how_to" / "own_reward.md",
