@@ -178,6 +178,29 @@ def test_unreached_agent_is_named() -> None:
 # ---- all -------------------------------------------------------------------------------------------------------------
 
 
+def test_early_ends_are_named_with_the_limit() -> None:
+    shares = {
+        "rollout/truncated_frac": (0.9, 0.7),
+        "rollout/failed_frac": (0.2, 0.2),
+        "rollout/agent_error_frac": (1, 0),
+    }
+    rows = [{"step": k, **{name: values[k] for name, values in shares.items()}} for k in range(2)]
+    cut, ended = claims("early_ends", Tables(metrics=rows, settings={"data.max_response_length": 24}))
+    assert cut.sentence == "80 % of the trajectories are cut short by a limit of length or turns."
+    assert (str(cut.change), cut.metric) == ("data.max_response_length=48", "rollout/truncated_frac")
+    assert ended.sentence == "50 % of the trajectories are ended by an error of an agent."
+    assert ended.evidence == ("rollout/agent_error_frac is 0 % to 100 % in 2 training steps",)
+
+
+def test_early_ends_name_a_time_limit_that_was_reached() -> None:
+    settings = {"actor_rollout_ref.rollout.timeout_s": 30}
+    failed = {"step": 1, "rollout/failed_frac": 0.5, "rollout/timeout_frac": 0.5}
+    (one,) = claims("early_ends", Tables(metrics=[failed], settings=settings))
+    assert str(one.change) == "actor_rollout_ref.rollout.timeout_s=60"
+    (other,) = claims("early_ends", Tables(metrics=[{**failed, "rollout/timeout_frac": 0.0}], settings=settings))
+    assert other.change is None
+
+
 def test_findings_without_data_state_what_is_missing() -> None:
     said = findings(Tables())
     assert [one.about for one in said] == list(FINDINGS)
@@ -187,7 +210,7 @@ def test_findings_without_data_state_what_is_missing() -> None:
 
 def test_findings_put_claims_before_unknowns() -> None:
     kinds = [one.kind for one in findings(curve("train/pass_at_1", np.arange(20) / 20))]
-    assert kinds == ["good", "unknown", "unknown", "unknown", "unknown"]
+    assert kinds == ["good", *["unknown"] * (len(FINDINGS) - 1)]
 
 
 def test_findings_of_a_run_link_to_its_trajectories(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Literal
 
 from creditflow.reports.significance import Trend, association, at_least, trend
@@ -416,6 +416,41 @@ def unreached_agents(tables: Tables) -> Iterator[Finding]:
                 None,
                 Change("algorithm.outcome_to", "all", "the outcome reaches every step"),
             )
+
+
+# ---- trajectories that end early ------------------------------------------------------------------------------------
+
+
+@finding("early_ends")
+def early_ends(tables: Tables) -> Iterator[Finding]:
+    """Over a fifth of the trajectories ends early, as the mean over training steps. This is exact: no test."""
+    if not any(metric in row for row in tables.metrics for metric in _EARLY):
+        yield _unknown("early_ends", "whether trajectories end early: their shares are not on record")
+        return
+    for metric, (how, change) in _EARLY.items():
+        shares = [row[metric] for row in tables.metrics if _is_number(row.get(metric))]
+        if shares and (mean := fmean(shares)) > _WITHHELD:
+            evidence = (f"{metric} is {_share(min(shares))} to {_share(max(shares))} in {len(shares)} training steps",)
+            yield Finding("early_ends", "problem", f"{_share(mean)} {how}.", evidence, metric, None, change(tables))
+
+
+def _longer_responses(tables: Tables) -> Change:
+    longest = int(tables.setting("data.max_response_length", 512))
+    return Change("data.max_response_length", 2 * longest, "if responses, rather than prompts or turns, are too long")
+
+
+def _more_time(tables: Tables) -> Change | None:
+    seconds = tables.setting("actor_rollout_ref.rollout.timeout_s", None)
+    if seconds is None or not any(row.get("rollout/timeout_frac") for row in tables.metrics):
+        return None
+    return Change("actor_rollout_ref.rollout.timeout_s", 2 * seconds, "fewer rollouts end by their time limit")
+
+
+_EARLY: Mapping[str, tuple[str, Callable[[Tables], Change | None]]] = {
+    "rollout/truncated_frac": ("of the trajectories are cut short by a limit of length or turns", _longer_responses),
+    "rollout/agent_error_frac": ("of the trajectories are ended by an error of an agent", lambda tables: None),
+    "rollout/failed_frac": ("of the trajectories fail without a fault of the agents; they train nothing", _more_time),
+}
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------
