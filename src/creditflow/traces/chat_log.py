@@ -24,6 +24,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from creditflow.errors import DataError
+from creditflow.traces.requests import (
+    PROMPT_TOKENS,
+    RESPONSE_TOKENS,
+    WHY_ENDED,
+    choices_of,
+    first_in,
+    mapping,
+    prompt_of,
+)
 from creditflow.traces.spans import Span, text_of
 
 _TRAJECTORY = ("trajectory_id", "trace_id", "conversation_id", "session_id")
@@ -96,104 +105,33 @@ def _spelled(message: Mapping[str, Any]) -> bytes:
 
 
 def _call(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[Span]:
-    request, response = _mapping(line.get("request")), line.get("response")
-    answer = _mapping(response)
-    usage = _mapping(_first(answer, ("usage", "usageMetadata", "usage_metadata")))
+    request, response = mapping(line.get("request")), line.get("response")
+    answer = mapping(response)
+    usage = mapping(first_in(answer, ("usage", "usageMetadata", "usage_metadata")))
     common = {
-        "gen_ai.input.messages": _prompt(request),
+        "gen_ai.input.messages": prompt_of(request),
         "gen_ai.request.model": request.get("model") or answer.get("model"),
         "gen_ai.request.temperature": request.get("temperature"),
-        "gen_ai.usage.input_tokens": _first(usage, _PROMPT_TOKENS),
-        "gen_ai.usage.output_tokens": _first(usage, _RESPONSE_TOKENS),
+        "gen_ai.usage.input_tokens": first_in(usage, PROMPT_TOKENS),
+        "gen_ai.usage.output_tokens": first_in(usage, RESPONSE_TOKENS),
         "prompt_token_ids": answer.get("prompt_token_ids"),
         "creditflow.agent": line.get("agent"),
         **_rewards(line.get("reward", line.get("rewards"))),
     }
-    choices = _choices(response)
+    choices = choices_of(response)
     time = number * _STRIDE
     for place, (message, choice) in enumerate(choices):
         # Several choices share the id of one response. Without an id they do not count as one call recorded twice.
-        response_id = _first(answer, ("id", "responseId", "response_id")) if len(choices) == 1 else None
+        response_id = first_in(answer, ("id", "responseId", "response_id")) if len(choices) == 1 else None
         more = {
-            "gen_ai.output.messages": [{**message, "finish_reason": _first(choice, _WHY_ENDED)}],
+            "gen_ai.output.messages": [{**message, "finish_reason": first_in(choice, WHY_ENDED)}],
             "gen_ai.response.id": response_id,
             "response_token_ids": choice.get("token_ids"),
-            "logprobs.content": _mapping(choice.get("logprobs")).get("content"),
+            "logprobs.content": mapping(choice.get("logprobs")).get("content"),
         }
         unread = list(_unread_rewards(line, number)) if place == 0 else ()
         attributes = _call_attributes(common | more)
         yield Span(trajectory_id, f"{number}.{place}", None, "chat", time, time + 1, attributes, unread=unread)
-
-
-_PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount", "prompt_token_count")
-_RESPONSE_TOKENS = (
-    *("completion_tokens", "output_tokens", "outputTokens"),
-    *("candidatesTokenCount", "candidates_token_count"),
-)
-_WHY_ENDED = ("finish_reason", "finishReason", "stop_reason", "stopReason", "done_reason")
-_SYSTEM = ("system", "instructions", "systemInstruction", "system_instruction")
-_READ = ("messages", "input", "contents", "prompt")
-
-
-def _prompt(request: Mapping[str, Any]) -> list[Any]:
-    """Messages of a request to OpenAI (chat, responses, completions), Anthropic, Bedrock or Gemini."""
-    system, read = _first(request, _SYSTEM), _first(request, _READ)
-    messages = list(read) if isinstance(read, list | tuple) else [] if read is None else [read]
-    return ([_as_message(system, "system")] if system else []) + [_as_message(one, "user") for one in messages]
-
-
-def _as_message(value: Any, role: str) -> Mapping[str, Any]:
-    if isinstance(value, Mapping):
-        is_item = "role" not in value and "content" not in value and "type" in value  # from OpenAI's responses API
-        return {"role": role, **({"content": [value]} if is_item else value)}
-    return {"role": role, "content": value}
-
-
-def _choices(response: Any) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """The message of each choice of a response, with the object that describes the choice.
-
-    OpenAI completions have `choices` and Gemini responses `candidates`. Other providers return one message: Bedrock in
-    `output`, Ollama in `message`, Anthropic as the response itself. OpenAI's responses API returns a list of items.
-    """
-    if not isinstance(response, Mapping):
-        return [({"content": response}, {})]
-    for key, inner in (("choices", "message"), ("candidates", "content")):
-        if isinstance(choices := response.get(key), list) and choices:
-            pairs = [one if isinstance(one, Mapping) else {inner: one} for one in choices]
-            return [(_message_in(one, inner), one) for one in pairs]
-    output = response.get("output")
-    if isinstance(output, Mapping):
-        return [(_message_in(output, "message"), response)]
-    if isinstance(output, list):
-        ended = _mapping(response.get("incomplete_details")).get("reason") or response.get("status")
-        return [({"role": "assistant", "content": output}, {"finish_reason": ended})]
-    return [(_message_in(response, "message"), response)]
-
-
-def _message_in(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The message in `holder`, or `holder` itself as one; an unknown form keeps its keys, which name it in reports."""
-    message = holder.get(key)
-    if isinstance(message, Mapping):
-        return message
-    if message is not None:
-        return {"content": message}
-    text = _first(holder, ("text", "completion", "output_text"))
-    if isinstance(text, str):
-        return {"content": text}
-    return {name: value for name, value in holder.items() if name not in _ABOUT_A_RESPONSE}
-
-
-_ABOUT_A_RESPONSE = frozenset(
-    (
-        *("object", "created", "model", "usage", "usageMetadata", "system_fingerprint", "service_tier", "metrics"),
-        *("logprobs", "token_ids", "prompt_token_ids", "choices", "candidates", "stop_sequence", *_WHY_ENDED),
-    )
-)
-"""Keys that describe a response rather than holding its content."""
-
-
-def _first(given: Mapping[str, Any], keys: Sequence[str]) -> Any:
-    return next((given[key] for key in keys if given.get(key) is not None), None)
 
 
 def _call_attributes(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,10 +159,6 @@ def _named(given: Any) -> Mapping[Any, Any]:
     if given is None:
         return {}
     return given if isinstance(given, Mapping) else {"reward": given}
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _listed(value: Any) -> list[Any]:
