@@ -37,8 +37,8 @@ def convert(
         list[Path],
         typer.Argument(
             metavar="SPANS...",
-            help="Files of OpenTelemetry spans and log records (OTLP), Agent Lightning spans or chat logs, or Parquet "
-            "files of creditflow.",
+            help="Files of OpenTelemetry spans and log records (OTLP), exports of LangSmith, Langfuse, MLflow, Phoenix "
+            "or Agent Lightning, chat logs, or Parquet files of creditflow.",
         ),
     ],
     *,

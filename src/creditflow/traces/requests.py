@@ -1,4 +1,4 @@
-"""Reads requests to model APIs and their responses, as JSON objects of the API of each provider.
+"""Reads requests to model APIs and their responses, in the form of each API.
 
 Chat logs contain them, and so do the spans of LangSmith, Langfuse and MLflow.
 """
@@ -21,9 +21,10 @@ _READ = ("messages", "input", "contents", "prompt")
 
 
 def prompt_of(request: Any) -> list[dict[str, Any]]:
-    """Messages of a request to OpenAI (chat, responses, completions), Anthropic, Bedrock, Gemini or LangChain's models.
+    """The messages of a request.
 
-    The request may also be the list of messages, or one text.
+    Reads requests to OpenAI (chat, responses, completions), Anthropic, Bedrock, Gemini and LangChain's models, a list
+    of messages, and a text.
     """
     given = request if isinstance(request, Mapping) else {"messages": request}
     system, read = first_in(given, _SYSTEM), first_in(given, _READ)
@@ -45,7 +46,7 @@ _LANGCHAIN_ROLES = {"human": "user", "ai": "assistant", "system": "system", "too
 
 
 def _of_langchain(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message of LangChain, as an object or as a constructor with arguments, in OpenAI's form; others unchanged."""
+    """A message of LangChain in OpenAI's form; any other message unchanged."""
     fields = mapping(message.get("kwargs")) if message.get("type") == "constructor" else message
     role = _LANGCHAIN_ROLES.get(kind) if isinstance(kind := fields.get("type"), str) else None
     if role is None or "role" in fields or "content" not in fields:
@@ -54,7 +55,7 @@ def _of_langchain(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def responses_of(response: Any) -> list[dict[str, Any]]:
-    """The message of each choice of a response, with the reason why it ended as `finish_reason`."""
+    """The message of each choice of a response, with its `finish_reason`."""
     if response is None:
         return []
     given = ((message, first_in(choice, WHY_ENDED)) for message, choice in choices_of(response))

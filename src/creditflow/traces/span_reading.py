@@ -41,6 +41,7 @@ from creditflow.traces.messages import (
     parts_of,
     response_of,
 )
+from creditflow.traces.requests import PROMPT_TOKENS, RESPONSE_TOKENS, first_in
 from creditflow.traces.spans import Span, SpanEvent, text_of
 
 _NOTHING = "neither messages nor a response were recorded in a form that is known"
@@ -164,6 +165,7 @@ class _AttributeNames:
         self.model, self.agent = present("model", "response_model"), present("call_agent")
         self.temperature = present("temperature", "parameters")
         self.counts = [(name, present(name)) for name in ("prompt_tokens", "completion_tokens") if has(name)]
+        self.usage = present("usage")
 
     def _first_list(self, field: str) -> list[dict[str, str]]:
         """Entries of the first list present; two conventions on one span repeat the same messages."""
@@ -261,7 +263,7 @@ def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
         response,
         _agent_of_call(attributes, names) if names.of_agent else "",
         text_of(first_of(attributes, names.response_id)) if names.response_id else "",
-        text_of(first_of(attributes, names.model)) if names.model else "",
+        text_of(first_of(attributes, names.model)).strip('"') if names.model else "",  # MLflow writes it as JSON
         _temperature(attributes) if names.temperature else 1.0,
         _token_ids(first_of(attributes, names.prompt_ids)) if names.prompt_ids else (),
         response_ids,
@@ -403,8 +405,10 @@ def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
     info: dict[str, Any] = {}
     for name, keys in names.counts:
         count = first_of(attributes, keys)
-        if isinstance(count, int) and not isinstance(count, bool):
+        if type(count) is int:
             info[name] = count
+    if names.usage and isinstance(usage := json_of(first_of(attributes, names.usage)), dict):
+        info = {**_counts(usage), **info}
     for key in () if reason else _values("finish_reason"):
         if (reasons := attributes.get(key)) and (reason := next(iter(listed(reasons)), None)):
             break
@@ -413,6 +417,12 @@ def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
     if span.error:
         info["error"] = span.error
     return info
+
+
+def _counts(usage: Mapping[str, Any]) -> dict[str, int]:
+    """The token counts in an object of them, under any API's names."""
+    found = {"prompt_tokens": first_in(usage, PROMPT_TOKENS), "completion_tokens": first_in(usage, RESPONSE_TOKENS)}
+    return {name: count for name, count in found.items() if type(count) is int}
 
 
 def _from_attributes(attributes: Mapping[str, Any]) -> Messages:

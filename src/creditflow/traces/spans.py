@@ -139,8 +139,9 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
             form = next((form for key, form in _NOT_READ.items() if key in keys), None)
             content += f"; this looks like {form}, which is not read" if form else ""
             raise DataError(
-                f"{place}: expected OTLP (`resourceSpans`, `resourceLogs`), Agent Lightning's spans (`span_id`) or a "
-                f"log of chats (`messages`, or `request` and `response`), got {content[:300]}"
+                f"{place}: expected OTLP (`resourceSpans`, `resourceLogs`), Agent Lightning's spans (`span_id`), an "
+                "export of LangSmith, Langfuse, MLflow or Phoenix, or a log of chats (`messages`, or `request` and "
+                f"`response`), got {content[:300]}"
             )
         if broken := [key for key in _OTLP & one.keys() if not isinstance(one[key], list | None)]:
             raise DataError(f"{place}: {broken[0]}: expected a list, got {repr(one[broken[0]])[:80]}")
@@ -150,11 +151,11 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
 _OTLP = frozenset(("resourceSpans", "resourceLogs"))
 _NOT_READ = {
     "observations": "an export of Langfuse's page",
-    "run_type": "LangSmith's runs",
     "conversations": "ShareGPT's conversations",
     "resource_spans": "OTLP with names in snake_case",
     "context": "spans of OpenTelemetry's console exporter",
-    "data": "a trace of Jaeger",
+    "processes": "a trace of Jaeger",
+    "data": "a page of another program's records",
 }
 """Unsupported forms, by a key that only they have, for the error message."""
 
@@ -245,7 +246,7 @@ def _log(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
     name = _event_name(raw.get("eventName"), attributes)
     time = time_of(raw.get("timeUnixNano")) or time_of(raw.get("observedTimeUnixNano"))
     event = SpanEvent(name, attributes, _value(raw.get("body")), time)
-    return _span_of_log(_hex(raw.get("traceId")), _hex(raw.get("spanId")), event, resource)
+    return _span_of_log(id_of(raw.get("traceId")), id_of(raw.get("spanId")), event, resource)
 
 
 def _span_of_log(trace: str, id: str, event: SpanEvent, resource: Mapping[str, Any]) -> Span:
@@ -309,9 +310,9 @@ def _in_order(events: list[SpanEvent]) -> list[SpanEvent]:
 def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
     status = _object(raw.get("status"))
     return Span(
-        trace=_hex(raw.get("traceId")),
-        id=_hex(raw.get("spanId")),
-        parent=_hex(raw.get("parentSpanId")) or None,
+        trace=id_of(raw.get("traceId")),
+        id=id_of(raw.get("spanId")),
+        parent=id_of(raw.get("parentSpanId")) or None,
         name=text_of(raw.get("name")),
         start=time_of(raw.get("startTimeUnixNano")),
         end=time_of(raw.get("endTimeUnixNano")),
@@ -324,7 +325,7 @@ def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
             )
             for event in _objects(raw.get("events"))
         ],
-        links=[Link(_hex(link.get("traceId")), _hex(link.get("spanId"))) for link in _objects(raw.get("links"))],
+        links=[Link(id_of(link.get("traceId")), id_of(link.get("spanId"))) for link in _objects(raw.get("links"))],
         error=text_of(status.get("message") or "error") if status.get("code") in (2, "STATUS_CODE_ERROR") else "",
         resource=resource,
     )
@@ -420,7 +421,7 @@ _READ_AS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _hex(raw: Any) -> str:
+def id_of(raw: Any) -> str:
     """An id in hexadecimal, from OTLP JSON (hexadecimal) or protobuf's JSON (base64); empty for all zeros."""
     text = text_of(raw)
     try:

@@ -149,6 +149,8 @@ class Convention:
     """Attributes of all sampling parameters as JSON."""
     prompt_tokens: tuple[str, ...] = ()
     completion_tokens: tuple[str, ...] = ()
+    usage: tuple[str, ...] = ()
+    """Attributes with both token counts as JSON, read if there is no attribute for one."""
     finish_reason: tuple[str, ...] = ()
 
     call_agent: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Langfuse, over OTLP."""
+"""Langfuse, over OTLP. Its scores come apart (`traces.exports.langfuse`)."""
 
 from __future__ import annotations
 
@@ -21,5 +21,6 @@ CONVENTION = Convention(
     shared_message_attributes=(_INPUT, _OUTPUT),
     response_model=("langfuse.observation.model.name",),
     parameters=("langfuse.observation.model.parameters",),
+    usage=("langfuse.observation.usage_details",),
     agent_kinds=((_KIND, ("agent", "AGENT"), ""),),
 )

@@ -1,4 +1,4 @@
-"""Vercel's AI SDK, by its documentation."""
+"""Vercel's AI SDK. The function id that a program gives to a call names its agent."""
 
 from __future__ import annotations
 
@@ -45,5 +45,7 @@ CONVENTION = Convention(
     messages=_messages,
     message_attributes=(_MESSAGES, _REASONING, *_RESPONSE, *_TOOL_CALLS),
     shared_message_attributes=(_PROMPT, _FILES),
+    response_id=("ai.response.id",),
     finish_reason=("ai.response.finishReason",),
+    call_agent=("ai.telemetry.functionId",),
 )
