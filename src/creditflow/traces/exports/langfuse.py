@@ -1,4 +1,4 @@
-"""Langfuse's scores, as its SDK posts them. Its spans go over OTLP."""
+"""Langfuse's scores, as its SDK posts them since version 5. Its spans go over OTLP."""
 
 from __future__ import annotations
 
@@ -6,29 +6,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from creditflow.traces.exports.base import Export, GivenScore, Records, nanoseconds, value_or_label
-from creditflow.traces.requests import mapping
 from creditflow.traces.spans import text_of
-
-_SCORE = "score-create"
-"""The type of an event with a score; SDKs before version 5 send batches of events."""
 
 
 def _has(record: Mapping[str, Any]) -> bool:
-    score = mapping(record.get("body")) if record.get("type") == _SCORE else record
-    return "name" in score and "value" in score and not score.keys().isdisjoint(("traceId", "sessionId"))
+    return {"name", "value"} <= record.keys() and not record.keys().isdisjoint(("traceId", "sessionId"))
 
 
 def _read(records: Sequence[Mapping[str, Any]], into: Records) -> None:
-    for record in records:
-        score = mapping(record["body"]) if record.get("type") == _SCORE else record
+    for score in records:
         name, trace = text_of(score.get("name")) or "score", text_of(score.get("traceId"))
         if not trace:
             into.lost.append((f"score {name}", "it belongs to a session, not to a trace"))
             continue
         observation = text_of(score.get("observationId"))
-        time = nanoseconds(score.get("timestamp")) or nanoseconds(record.get("timestamp"))
+        time = nanoseconds(score.get("timestamp"))
         value = value_or_label(score.get("value"), score.get("stringValue"))
         into.scores.append(GivenScore(name, value, trace, (observation,) if observation else (), time))
 
 
-EXPORT = Export(name="Langfuse", has=_has, read=_read, lists=("batch", "data"))
+EXPORT = Export(name="Langfuse", has=_has, read=_read, lists=("data",))
