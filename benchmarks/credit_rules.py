@@ -114,6 +114,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "threshold": _options("propagation=threshold"),
     "threshold, freeze": _options("propagation=threshold", "on_closed_gate=freeze"),
     "soft": _options("propagation=threshold", "gate=soft"),
+    "discounted": _options("propagation=discounted"),
     "posterior": _options("propagation=posterior"),
     "calibrated": _CALIBRATED,
     "calibrated - prefix": (*_CALIBRATED, *_options("outcome_baseline=prefix")),
@@ -129,14 +130,17 @@ TRAINED = (
     BASELINE,
     OWN,
     "own + outcome, by task",
+    "own + outcome - prefix",
     "threshold",
+    "threshold, freeze",
     "posterior",
     "calibrated",
     "calibrated - prefix",
     "calibrated + harm",
     "harm",
 )
-"""The two baselines, the threshold, and the six rules with the most signal (`benchmarks.credit_signal`)."""
+"""The two baselines, the threshold, the prefix baseline, the six rules with the most signal, and the one with the highest
+fidelity."""
 BRANCHING: Mapping[str, tuple[str, ...]] = {
     "replay, second half": (
         *_options("propagation=replay"),

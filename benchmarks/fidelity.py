@@ -79,6 +79,8 @@ def table_lines(results: Mapping[str, Any]) -> list[str]:
     """The table of the page: fidelity of advantages in percent, with half of its 95 % interval."""
     lines = [f"| rule | {' | '.join(CASES)} |", f"|{' --- |' * (len(CASES) + 1)}"]
     for rule in RULES:
+        if not all(rule in results[case]["rules"] for case in CASES):
+            continue  # added after the last measurement
         cells = [results[case]["rules"][rule] for case in CASES]
         lines.append(f"| {rule} | {' | '.join(_cell(one) for one in cells)} |")
     ceilings = [_cell(results[case]["ceiling"]) for case in CASES]
