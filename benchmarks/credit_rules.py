@@ -139,8 +139,8 @@ TRAINED = (
     "calibrated + harm",
     "harm",
 )
-"""The two baselines, the threshold, the prefix baseline, the six rules with the most signal, and the one with the highest
-fidelity."""
+"""The two baselines, the threshold, the prefix baseline, the six rules with the most signal, and the rule with the
+highest fidelity."""
 BRANCHING: Mapping[str, tuple[str, ...]] = {
     "replay, second half": (
         *_options("propagation=replay"),

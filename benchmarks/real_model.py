@@ -87,7 +87,7 @@ ARMS = {
 }
 """`identical`: the outcome to every step. `mean`: outcome + mean sub-reward of the trajectory to every step. `none`:
 own sub-reward + outcome. `threshold`: own sub-reward, and the outcome from the answer upstream through open gates.
-`calibrated`: own sub-reward with a calibrated weight, a charge for probable harm, and 0.3 x outcome.
+`calibrated`: own sub-reward with a calibrated weight, a charge for probable harm, and the outcome.
 `posterior`: the probability that the step was right, given all scores and the outcome."""
 WORDS = {
     "identical": "`identical`: the shared reward",
@@ -95,7 +95,7 @@ WORDS = {
     "none": "`none`: own score + outcome",
     "threshold": "`threshold`: own score + gated outcome",
     "calibrated": "`calibrated`: calibrated score + charge for harm + outcome",
-    "posterior": "`posterior`: probability that the step was right",
+    "posterior": "`posterior` (default): probability that the step was right",
 }
 """The arms in the README."""
 
