@@ -192,6 +192,7 @@ def test_copies_and_refused_branches_have_no_rows(queue):
         {"propagation": "threshold", "on_closed_gate": "neutral", "gate": "soft", "outcome_to": "answer"},
         {"propagation": "threshold", "decomp_granularity": "token_level", "group_by": "task_agent"},
         {"adv_estimator": "reinforce_plus_plus"},
+        {"propagation": "none", "outcome_baseline": "prefix", "score_weight": "calibrated", "score_model": "noisy_and"},
         {
             "propagation": "threshold",
             "adv_estimator": "gae",
@@ -209,7 +210,10 @@ def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options)
     batch = TrajectoryBatch.from_trajectories(trajectories)
     values_T = np.random.default_rng(1).normal(size=int(batch.token_offsets[-1])).astype(np.float32).astype(np.float64)
     critic = values_T if chosen.adv_estimator == "gae" else None
-    local = assign(batch, chosen, values_T=critic, threshold=make_threshold(0.5, batch.agent_names))
+    earlier = TrajectoryBatch.from_trajectories(recorded(seed=100))
+    history = assign(earlier, replace(chosen, adv_estimator="grpo")).history_after
+    threshold = make_threshold(0.5, batch.agent_names)
+    local = assign(batch, chosen, values_T=critic, threshold=threshold, history=history)
     advantages_T = local.token_advantages()
 
     rows = send(trajectories)
@@ -228,7 +232,8 @@ def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options)
         )
         critic = np.zeros_like(values_T)
         columns.values(rows, critic)
-    ours = assign(taken.batch, chosen, values_T=critic, threshold=make_threshold(0.5, batch.agent_names))
+    threshold = make_threshold(0.5, batch.agent_names)
+    ours = assign(taken.batch, chosen, values_T=critic, threshold=threshold, history=history)
     trained = columns.choose(rows, trained_by("default", ours))
     trained = columns.put(trained, ours)
     got = tq.kv_batch_get(keys=trained.keys, partition_id="train", select_fields=["advantages", "response_mask"])
@@ -243,6 +248,8 @@ def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options)
         start, end = batch.token_offsets[step_of[key]], batch.token_offsets[step_of[key] + 1]
         np.testing.assert_allclose(row.numpy(), advantages_T[start:end], rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(ours.credit_S, local.credit_S)
+    after = [None if one.history_after is None else one.history_after.to_json() for one in (ours, local)]
+    assert after[0] == after[1]
     assert np.abs(advantages_T).max() > 0
     delete_rows(concatenate_rows([rows]), keep=())
 
