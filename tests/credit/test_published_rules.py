@@ -259,9 +259,11 @@ def test_at_grpo_weighs_the_team_reward_by_w_o():
     )
 
 
-def test_prime_equals_its_formula():
-    tokens = [(0.1, 0.9, 0.4), (0.8, 0.2), (0.5, 0.6, 0.7, 0.3)]
-    outcome = [1.0, 0.25, 0.0]
+@pytest.mark.parametrize("seed", range(8))
+def test_prime_equals_its_formula(seed):
+    rng = np.random.default_rng(seed)
+    tokens = [tuple(rng.random(rng.integers(1, 6)).tolist()) for _ in range(rng.integers(2, 7))]
+    outcome = rng.random(len(tokens)).tolist()
     trajectories = [
         make_trajectory(f"{n}", [step("solver", {"f": Score(values)}, tokens=len(values))], outcome=outcome[n])
         for n, values in enumerate(tokens)
