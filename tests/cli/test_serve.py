@@ -45,9 +45,11 @@ class Serving:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert self.process.stderr.readline().startswith("loading ")
         line = self.process.stderr.readline()
-        assert "base URL: " in line, line + self.process.stderr.read()
+        assert line.startswith("loading ")
+        while line.startswith("loading "):  # repeated on a busy machine
+            line = self.process.stderr.readline()
+        assert "base URL: " in line, line
         self.url = line.split()[2].removesuffix("/t/NAME/v1")
 
     def client(self, name: str, key: str = "a key") -> openai.OpenAI:
