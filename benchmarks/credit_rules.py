@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks import study
-from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, show, write
+from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, processor, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
@@ -254,7 +254,8 @@ class Board:
         def keep(run: Run) -> None:
             seed, case, rule = runs[run]
             found = self.results(seed)
-            found.setdefault(case, {})[rule] = {"rate": rates[rule], **study.kept_numbers(run), **course(run)}
+            numbers = {**study.kept_numbers(run), **course(run), "processor": processor()}
+            found.setdefault(case, {})[rule] = {"rate": rates[rule], **numbers}
             _write(self._file(seed), found)
 
         self._keep_finished(runs, "training", until, keep)
@@ -313,15 +314,15 @@ class Row:
 def rows(board: Board) -> list[Row]:
     """The rules by their mean over the cases that count, best first. Rules and seeds without all of these are left out.
 
-    Every rule is compared with own + outcome in the same seeds.
+    Every rule is compared with own + outcome in the same seeds, on the same kind of processor.
     """
     made, counted = [], board.team.tuning_cases
     for rule in board.rules:
-        every = (board.results(seed) for seed in board.seeds)
-        of = [one for one in every if all({rule, OWN} <= set(one.get(case, ())) for case in counted)]
+        every = [board.results(seed) for seed in board.seeds]
+        of = [one for one in every if all(comparable(one.get(case, {}), rule) for case in counted)]
         if not of:
             continue
-        cases = [case for case in board.team.cases if all({rule, OWN} <= set(one.get(case, ())) for one in of)]
+        cases = [case for case in board.team.cases if all(comparable(one.get(case, {}), rule) for one in of)]
         ours, own = ([one[case][name] for case in counted for one in of] for name in (rule, OWN))
         made.append(
             Row(
@@ -340,6 +341,14 @@ def rows(board: Board) -> list[Row]:
             )
         )
     return sorted(made, key=lambda row: -row.mean)
+
+
+def comparable(results: Mapping[str, Mapping[str, Any]], rule: str) -> bool:
+    """Whether a rule and own + outcome have results of one case from the same kind of processor.
+
+    The warm-up depends on the last bits of its arithmetic, so another kind makes another warm-started model.
+    """
+    return {rule, OWN} <= set(results) and results[rule]["processor"] == results[OWN]["processor"]
 
 
 REALISTIC_MEAN = "mean of six"

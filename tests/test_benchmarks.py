@@ -20,7 +20,11 @@ BY_HAND = {"noted"}
 """Results that no benchmark writes."""
 UNMEASURED = {"asynchronous", "families", "faults", "view"}
 """Benchmarks without a full run so far."""
-OWNERS = {"rates": "claims", "another_warm_start": "decomposed_credit"}
+OWNERS = {
+    "rates": "claims",
+    "another_warm_start": "decomposed_credit",
+    "credit_signal_first_start": "credit_signal",
+}
 """Results under another name than their benchmark's."""
 
 
