@@ -321,7 +321,8 @@ def main() -> int:
         return 0
     draw(RESULTS / "credit_signal.png", found)
     seconds = time.monotonic() - began
-    facts = {"batches": BATCHES, "seconds": seconds, "results": details}
+    inverted = {"noisy, 20 %": 0.20, "noisy, 35 %": 0.35}
+    facts = {"batches": BATCHES, "seconds": seconds, "inverted": inverted, "results": details}
     write("credit_signal", figures, ("creditflow", "torch", "numpy"), hashes(MEASURES), facts)
     fill_page(PAGE, COMMAND, table_lines(details))
     print(f"{MISSED}: 0 of 0")
