@@ -74,7 +74,7 @@ class Recording:
 
     batches: Sequence[TrajectoryBatch]
     sketches: Sequence[Floats]
-    """By batch: [S, D] sketches of the gradient of each step's log-probability."""
+    """[S, D] sketches of the gradient of each step's log-probability, by batch."""
 
 
 def recipe_of(case: str, *overrides: str) -> Recipe:
@@ -283,7 +283,7 @@ def measure(
 
 
 def main() -> int:
-    """Record what is missing, measure every rule in every case, print and write the table."""
+    """Record the missing batches, measure every rule in every case, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three batches: shows that it runs, proves nothing")
     parser.add_argument("--table", action="store_true", help="write the page's table from the committed result file")

@@ -128,7 +128,22 @@ def test_record_of_another_form_is_listed(tmp_path: Path) -> None:
     assert len(made.trajectories) == 2
 
 
-ODD: list[Any] = [None, "", "x", -1, 1 << 70, float("nan"), True, [], {}, [None], {"a": None}, "\ud800", "[" * 3000]
+ODD: list[Any] = [
+    None,
+    "",
+    "x",
+    -1,
+    1 << 70,
+    10**400,
+    float("nan"),
+    True,
+    [],
+    {},
+    [None],
+    {"a": None},
+    "\ud800",
+    "[" * 3000,
+]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXPORTS.glob("*.json")))
@@ -143,6 +158,31 @@ def test_damaged_export_raises_only_data_errors(name: str, tmp_path: Path) -> No
         file.write_text(json.dumps(damaged))
         with suppress(DataError):
             TrajectoryBatch.from_trajectories(convert(read_spans(file)).trajectories)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("langfuse_scores", "value"),
+        ("langsmith_feedback", "score"),
+        ("phoenix_annotations", "score"),
+        ("mlflow", "value"),
+        ("agent_lightning_1", "value"),
+        ("agent_lightning_1", "latency_ms"),
+    ],
+)
+def test_number_beyond_floats_is_no_score(name: str, key: str, tmp_path: Path) -> None:
+    damaged = json.loads((EXPORTS / f"{name}.json").read_text())
+    for holder, at in list(places(damaged)):
+        if at == key:
+            holder[at] = 10**400
+    file = tmp_path / "damaged.json"
+    file.write_text(json.dumps(damaged))
+    spans = [EXPORTS / f"{name.partition('_')[0]}.json"] if name.startswith(("langf", "langs", "ph")) else []
+    made = convert(read_spans([file, *spans]))
+    assert made.trajectories
+    scores = [score for trajectory in made.trajectories for step in trajectory.steps for score in step.scores.values()]
+    assert all(score.status == "failed" or abs(score.value) <= 1 for score in scores)
 
 
 def places(value: Any) -> Any:

@@ -39,9 +39,8 @@ def _call(trace: str, id: str, data: Mapping[str, Any], ended: int | None) -> Sp
     choices = response.get("choices")
     choice = mapping(choices[0]) if isinstance(choices, list) and choices else {}
     usage, latency = mapping(data.get("usage")), data.get("latency_ms")
-    started = None
-    if ended is not None and isinstance(latency, int | float):
-        started = _nanoseconds(ended / 1e9 - latency / 1e3)
+    took = _nanoseconds(latency, 1e6)
+    started = None if ended is None or took is None else time_of(ended - took)
     found = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": data.get("model"),
@@ -60,9 +59,10 @@ def _call(trace: str, id: str, data: Mapping[str, Any], ended: int | None) -> Sp
     return Span(trace, id, None, "model_request", started, ended, attributes, error=error)
 
 
-def _nanoseconds(seconds: Any) -> int | None:
+def _nanoseconds(time: Any, unit: float = 1e9) -> int | None:
+    """A time of any size as nanoseconds; None if it is not a number of a usable size. `unit`: its nanoseconds."""
     try:
-        return time_of(float(seconds) * 1e9)
+        return time_of(float(time) * unit)
     except (TypeError, ValueError, OverflowError):
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -64,8 +65,11 @@ def nanoseconds(text: Any) -> int | None:
 
 
 def value_or_label(value: Any, label: Any = None) -> Any:
-    """A score's number, or else its label as a text; None without either."""
+    """A score's number, infinite beyond the range of floats; or else its label as a text; None without either."""
     if isinstance(value, int | float):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
     found = label if value is None else value
     return None if found is None else text_of(found)
