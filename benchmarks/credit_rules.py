@@ -73,11 +73,14 @@ class Team:
     tuning_cases: Sequence[str] = REALISTIC
     tuning_options: tuple[str, ...] = ("recipe.val_split=tune",)
     """Evaluate other tasks than those that are reported."""
+    rates_kept: Path | None = None
+    """The folder of `rates.json`; default: `kept`."""
 
 
 _QUIET = ("trainer.test_freq=-1", "reward.backend=inline", "reward.cache_size=0", "guard.enable=false")
 TEAMS: Mapping[str, Team] = {
     "arithmetic_chain": Team(KEPT),
+    "second start": Team(KEPT / "second_start", rates_kept=KEPT),
     "tool_chain": Team(
         KEPT / "tool_chain",
         find_recipe("tool_chain"),
@@ -212,7 +215,7 @@ class Board:
             rule, rate, case = runs[run]
             found = self.tuned()
             found.setdefault(rule, {}).setdefault(rate, {})[case] = run.result().after.metrics["pass_at_1"]
-            _write(self.team.kept / "rates.json", found)
+            _write(self._rates_file, found)
 
         self._keep_finished(runs, "rates", until, keep)
 
@@ -229,8 +232,12 @@ class Board:
 
     def tuned(self) -> dict[str, dict[str, dict[str, float]]]:
         """pass@1 in tuning by rule, rate and case."""
-        found: dict[str, dict[str, dict[str, float]]] = _read(self.team.kept / "rates.json")
+        found: dict[str, dict[str, dict[str, float]]] = _read(self._rates_file)
         return found
+
+    @property
+    def _rates_file(self) -> Path:
+        return (self.team.rates_kept or self.team.kept) / "rates.json"
 
     def _keep_finished(
         self, runs: Mapping[Run, object], title: str, until: float | None, keep: Callable[[Run], None]
@@ -359,11 +366,12 @@ def lines(table: Sequence[Row], team: Team) -> list[str]:
     if not table:
         return ["No runs so far."]
     several = len(team.cases) > 1
+    cases = [case for case in team.cases if any(case in row.by_case for row in table)]
     heads = [
         "rule",
         "rate",
         "seeds",
-        *team.cases,
+        *cases,
         *[REALISTIC_MEAN] * several,
         "- own + outcome",
         "in training",
@@ -371,7 +379,7 @@ def lines(table: Sequence[Row], team: Team) -> list[str]:
     ]
     made = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
     for row in table:
-        cells = [f"{100 * row.by_case[case]:.1f}" if case in row.by_case else "" for case in team.cases]
+        cells = [f"{100 * row.by_case[case]:.1f}" if case in row.by_case else "" for case in cases]
         cells += [f"{100 * row.mean:.1f}"] * several
         one = row.mean_above
         cells.append("" if row.rule == OWN else f"{100 * one.mean:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]")
@@ -451,7 +459,7 @@ def main() -> int:
     team, short = TEAMS[given.team], ()
     if given.quick:
         rules, first, last = (BASELINE, OWN), 0, 0
-        team = replace(team, kept=work.folder / "results", rates=team.rates[:1])
+        team = replace(team, kept=work.folder / "results", rates=team.rates[:1], rates_kept=None)
         short = ("trainer.total_training_steps=1", "data.val_max_samples=8")
     board = Board(work, team, rules, range(first, last + 1), short)
     tuned = board.tune(until)
