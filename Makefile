@@ -13,6 +13,7 @@
 # make test-verifiers  the tests with verifiers itself, in that environment
 # make bench-traces  measure the conversion of traces beside Agent Lightning's
 # make claims       measure what docs/benchmarks/claims.md claims: an hour
+# make leaderboard  build docs/benchmarks/credit_rules.md again from its committed results
 # make study        rules of credit in training, docs/concepts/thresholds.md: three hours; MINUTES=60 for an hour of it
 # make openenv      install OpenEnv in an environment of its own, .venv/openenv: the server of the environment example
 # make test-vllm    the tests with vLLM itself, as the sampler and as verl's rollout server
@@ -22,7 +23,7 @@
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/design/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo demo-llm compiler test test-all lint docs sandbox browser charts benchmarks vllm openenv test-vllm verifiers test-verifiers bench-traces claims study constraints clean
+.PHONY: demo demo-llm compiler test test-all lint docs sandbox browser charts benchmarks vllm openenv test-vllm verifiers test-verifiers bench-traces claims leaderboard study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -178,6 +179,9 @@ $(STAMPS)/verifiers: $(STAMPS)/torch pyproject.toml
 
 claims: $(STAMPS)/test
 	$(BIN)/python -m benchmarks.claims
+
+leaderboard: $(STAMPS)/test
+	for page in credit_signal fidelity credit_rules; do $(BIN)/python -m benchmarks.$$page --table || exit; done
 
 # What it has done is found again: it may be broken off at any time.
 study: $(STAMPS)/test

@@ -5,7 +5,7 @@ the sub-rewards). Each rule has the best of four learning rates by the mean of t
 separate seed and separate tasks; then every rule trains on the same seeds in every case.
 
 Finished runs are found again in `runs/credit_rules/`; results are kept by seed in `docs/results/credit_rules/`, from
-which a fresh clone builds the table. Writes `docs/results/credit_rules.json` and `credit_rules.png`.
+which a fresh clone builds the tables (`--table`). Writes `docs/results/credit_rules.json` and `credit_rules.png`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MEASURES = (
     *(f"src/creditflow/recipes/{name}" for name in ("tool_chain.py", "tool_chain.yaml")),
     *(f"src/creditflow/recipes/{name}" for name in ("tic_tac_toe.py", "tic_tac_toe.yaml")),
 )
-KEPT = RESULTS / "credit_rules"
+KEPT, RUNS = RESULTS / "credit_rules", ROOT / "runs" / "credit_rules"
 SEEDS, TUNING_SEED = 5, 100
 CONFIRMATION = range(5, 15)
 """Seeds on which the best rule of the first ones is compared with own + outcome again."""
@@ -77,10 +77,12 @@ class Team:
     """The folder of `rates.json`; default: `kept`."""
 
 
+SECOND = "second start"
+"""The same team from another warm-started model, at the rates of the first."""
 _QUIET = ("trainer.test_freq=-1", "reward.backend=inline", "reward.cache_size=0", "guard.enable=false")
 TEAMS: Mapping[str, Team] = {
     "arithmetic_chain": Team(KEPT),
-    "second start": Team(KEPT / "second_start", rates_kept=KEPT),
+    SECOND: Team(KEPT / "second_start", rates_kept=KEPT),
     "tool_chain": Team(
         KEPT / "tool_chain",
         find_recipe("tool_chain"),
@@ -158,7 +160,7 @@ BRANCHING: Mapping[str, tuple[str, ...]] = {
 class Board:
     """The runs of the leaderboard and their results."""
 
-    work: Work
+    folder: Path
     team: Team
     rules: Sequence[str]
     seeds: Sequence[int]
@@ -175,7 +177,7 @@ class Board:
             *more,
             *self.short,
         )
-        folder = self.work.folder / under / rate / name / f"seed{seed}"
+        folder = self.folder / under / rate / name / f"seed{seed}"
         return Run(self.team.recipe, options, folder, seed)
 
     def tuning(self, rule: str, case: str, rate: str) -> Run:
@@ -388,40 +390,62 @@ def lines(table: Sequence[Row], team: Team) -> list[str]:
     return made
 
 
-def draw(path: Path, table: Sequence[Row]) -> None:
-    """pass@1 above own + outcome, rule by rule, a panel for the mean of the realistic cases and for each case."""
+def draw(path: Path, tables: Mapping[str, Sequence[Row]]) -> None:
+    """pass@1 above own + outcome, rule by rule, a panel for the mean of the realistic cases and for each case.
+
+    `tables`: by the name of the warm-started model; each has a colour.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    shown = [row for row in table if row.rule != OWN]
-    names = (REALISTIC_MEAN, *[case for case in CASES if any(case in row.above for row in shown)])
-    figure, panels = plt.subplots(1, len(names), figsize=(2.0 * len(names) + 2, 0.3 * len(shown) + 1.4), sharey=True)
-    for panel, name in zip(panels, names, strict=True):
-        panel.axvline(0.0, color="0.6", linewidth=0.8)
-        for place, row in enumerate(shown):
-            one = row.mean_above if name == REALISTIC_MEAN else row.above.get(name)
-            if one is not None:
-                panel.plot([100 * one.low, 100 * one.high], [place, place], color="#1f77b4", linewidth=1.2)
-                panel.plot([100 * one.mean], [place], "o", color="#1f77b4", markersize=3.5)
-        panel.set_title(name, fontsize=9, fontweight="bold" if name == REALISTIC_MEAN else "normal")
-        panel.tick_params(labelsize=8)
-        panel.grid(axis="x", color="0.92")
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_yticks(range(len(shown)), [row.rule for row in shown])
-    panels[0].invert_yaxis()
+    rules = list(dict.fromkeys(row.rule for table in tables.values() for row in table if row.rule != OWN))
+    above = {
+        name: {row.rule: {REALISTIC_MEAN: row.mean_above, **row.above} for row in table if row.rule != OWN}
+        for name, table in tables.items()
+    }
+    panels = (REALISTIC_MEAN, *CASES)
+    figure, axes = plt.subplots(1, len(panels), figsize=(2.0 * len(panels) + 2, 0.4 * len(rules) + 1.6), sharey=True)
+    for axis, panel in zip(axes, panels, strict=True):
+        axis.axvline(0.0, color="0.6", linewidth=0.8)
+        for number, (name, of) in enumerate(above.items()):
+            color, shift = f"C{number}", 0.26 * (number - (len(above) - 1) / 2)
+            places = [(rules.index(rule) + shift, one[panel]) for rule, one in of.items() if panel in one]
+            for place, one in places:
+                axis.plot([100 * one.low, 100 * one.high], [place, place], color=color, linewidth=1.2)
+            axis.plot(
+                [100 * one.mean for _, one in places], [y for y, _ in places], "o", color=color, ms=3.5, label=name
+            )
+        axis.set_title(panel, fontsize=9, fontweight="bold" if panel == REALISTIC_MEAN else "normal")
+        axis.tick_params(labelsize=8)
+        axis.grid(axis="x", color="0.92")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_yticks(range(len(rules)), rules)
+    axes[0].invert_yaxis()
     figure.supxlabel("points of pass@1 above own + outcome, 95 % intervals over seeds and tasks", fontsize=9)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower left", fontsize=8, frameon=False, ncols=len(tables))
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
-def report(boards: Mapping[str, Board], measured: Mapping[str, str]) -> bool:
-    """Print the tables of all results, and write result file, picture and page; True if a figure falls short."""
+def boards() -> dict[str, Board]:
+    """The boards of the page by title."""
+    main = TEAMS["arithmetic_chain"]
+    return {
+        "selection": Board(RUNS, main, tuple(RULES), range(SEEDS)),
+        "confirmation": Board(RUNS, main, tuple(RULES), CONFIRMATION),
+        **{name: Board(RUNS, team, tuple(RULES), range(SEEDS)) for name, team in TEAMS.items() if team is not main},
+    }
+
+
+def report(measured: Mapping[str, str]) -> bool:
+    """Print the tables of all kept results, and write result file, picture and page; True if a figure falls short."""
     figures, facts = list[Figure](), dict[str, Any](inverted={"noisy, 20 %": 0.20, "noisy, 35 %": 0.35})
-    for title, board in boards.items():
-        table = rows(board)
+    tables = {title: rows(board) for title, board in boards().items()}
+    for title, board in boards().items():
+        table = tables[title]
         shown = lines(table, board.team)
         print(title, *shown, sep="\n", flush=True)
         fill_page(PAGE, f"{COMMAND}, {title}", shown)
@@ -433,8 +457,7 @@ def report(boards: Mapping[str, Board], measured: Mapping[str, str]) -> bool:
         facts[title] = {"rates": board.tuned(), "rows": [asdict(row) for row in table]}
     short = show(figures)
     write("credit_rules", figures, ("creditflow", "torch", "transformers"), measured, {"tables": facts})
-    if len(table := rows(boards["selection"])) > 1:
-        draw(RESULTS / "credit_rules.png", table)
+    draw(RESULTS / "credit_rules.png", {"first model": tables["selection"], "second model": tables[SECOND]})
     return short
 
 
@@ -447,6 +470,7 @@ def main() -> int:
     parser.add_argument("--team", choices=TEAMS, default="arithmetic_chain", help="default: %(default)s")
     parser.add_argument("--cases", help="names of cases, separated by semicolons; default: all of the team")
     parser.add_argument("--seeds", default=f"0-{SEEDS - 1}", help="first and last seed; default: %(default)s")
+    parser.add_argument("--table", action="store_true", help="train nothing: build page, picture and result file again")
     given = parser.parse_args()
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     rules = TRAINED if given.rules is None else tuple(given.rules.split(";"))
@@ -455,25 +479,22 @@ def main() -> int:
     for option, names, known in (("rules", rules, RULES), ("cases", cases, TEAMS[given.team].cases)):
         if unknown := sorted(set(names) - set(known)):
             parser.error(f"--{option}: expected some of {'; '.join(known)}, got {'; '.join(unknown)}")
+    if given.table:
+        return int(report(json.loads((RESULTS / "credit_rules.json").read_text())["measured"]))
     work = Work.begin("credit_rules", MEASURES, quick=given.quick)
     team, short = TEAMS[given.team], ()
     if given.quick:
         rules, first, last = (BASELINE, OWN), 0, 0
         team = replace(team, kept=work.folder / "results", rates=team.rates[:1], rates_kept=None)
         short = ("trainer.total_training_steps=1", "data.val_max_samples=8")
-    board = Board(work, team, rules, range(first, last + 1), short)
+    board = Board(work.folder, team, rules, range(first, last + 1), short)
     tuned = board.tune(until)
     rates = {rule: best(tuned[rule]) for rule in board.rules if rule in tuned}
     print("rates:", {rule: {rate: round(100 * value, 1) for rate, value in tuned[rule].items()} for rule in rates})
     board.train(rates, until, cases)
     if given.quick:
         return int(show([Figure(row.rule, row.mean) for row in rows(board)]))
-    every = {
-        "selection": Board(work, TEAMS["arithmetic_chain"], tuple(RULES), range(SEEDS)),
-        "confirmation": Board(work, TEAMS["arithmetic_chain"], tuple(RULES), CONFIRMATION),
-        **{name: Board(work, TEAMS[name], tuple(RULES), range(SEEDS)) for name in list(TEAMS)[1:]},
-    }
-    return int(report(every, work.measured))
+    return int(report(work.measured))
 
 
 if __name__ == "__main__":

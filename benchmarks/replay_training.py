@@ -57,11 +57,11 @@ def main() -> int:
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     work = Work.begin("replay_training", MEASURES, quick=given.quick)
     rules = (BASELINE, REPLAY)
-    board = Board(work, TEAM, rules, range(SEEDS))
+    board = Board(work.folder, TEAM, rules, range(SEEDS))
     if given.quick:
         short = ("trainer.total_training_steps=1", "data.val_max_samples=8")
         team = replace(TEAM, kept=work.folder / "results", rates=TEAM.rates[:1])
-        board = Board(work, team, rules, range(1), short)
+        board = Board(work.folder, team, rules, range(1), short)
     tuned = board.tune(until)
     board.train({rule: best(tuned[rule]) for rule in rules if rule in tuned}, until, tuple(TEAMS))
     found = figures(board)

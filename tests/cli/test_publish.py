@@ -128,6 +128,23 @@ NASTY = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("/home/me/private/rows.jsonl", "rows.jsonl"),
+        ("verifiers://desk?rows=/home/me/rows.jsonl&task.key=secret", "verifiers://desk (options: rows, task.key)"),
+        ("openenv://10.0.0.5:8000?token=secret", "openenv://... (options: token)"),
+        ("reasoning-gym://chain_sum", "reasoning-gym://chain_sum"),
+    ],
+)
+def test_card_names_data_without_private_parts(source: str, shown: str) -> None:
+    config = {"data": {"train_files": [source]}}
+    text = model_card({"recipe": "toy", "config": config}, 1, [], [], 3)
+    assert ModelCard(text).data.creditflow["data"] == [shown]
+    assert "secret" not in text
+    assert "/home/me" not in text
+
+
 @given(NASTY, NASTY, NASTY)
 def test_hostile_names_stay_text_in_the_card(recipe, system, data) -> None:
     config = {

@@ -52,6 +52,7 @@ def test_addresses_are_loaded_among_other_files(tmp_path):
         ("gymnasium://A?size", "expected options as name=value"),
         ("gymnasium://A?size=1&size=2", "expected each option once, got 'size' twice"),
         ("gymnasium://A?size=0", "size: expected a whole number of 1 or more, got '0'"),
+        ("gymnasium://A?size=999999999", "size: expected at most 10,000,000, got 999999999"),
         ("gymnasium://A?max_turns=-1", "max_turns: expected a whole number"),
         ("gymnasium://A?illegal=randm", r"illegal: expected error or random, got 'randm'.*did you mean 'random'"),
     ],

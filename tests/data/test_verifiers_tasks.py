@@ -36,6 +36,8 @@ def test_address_is_parsed_into_options() -> None:
         ("desk?split=test", "split: expected train, val, tune, got 'test'"),
         ("desk?runtime=docker", "runtime: expected none, or subprocess"),
         ("desk?repeat", "expected options as name=value"),
+        ("desk?env.=1", "expected options as name=value or env.path.to.name=value, got ''"),
+        ("desk?a..b=1", "expected options as name=value"),
         ("desk?a=1&a=2", "expected each option once, got 'a' twice"),
         ("desk?task=1&task.judges=2", "task has a value by another option"),
         ("desk?task.judges=2&task=1", "other options set parts of it"),

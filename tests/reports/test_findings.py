@@ -74,6 +74,13 @@ def test_learning_prefers_validation_with_enough_points() -> None:
     assert found("learning", Tables(metrics=rows[:12]))[0].metric == "train/pass_at_1"
 
 
+def test_learning_of_a_constant_run_suggests_no_other_rate() -> None:
+    (done,) = found("learning", curve("train/pass_at_1", np.ones(20)))
+    assert (done.kind, done.change) == ("unknown", None)
+    (never,) = found("learning", curve("train/pass_at_1", np.zeros(20)))
+    assert (never.kind, str(never.change)) == ("problem", "actor_rollout_ref.rollout.n=16")
+
+
 def test_learning_is_not_claimed_of_noise() -> None:
     rng = np.random.default_rng(1)
     wrong = sum(
@@ -95,6 +102,13 @@ def test_limiting_agent_is_named_with_its_errors() -> None:
     shared = {"team.agents.write.policy": "base", "team.agents.plan.policy": "base"}
     (one,) = found("limiting_agent", Tables(parts=tables.parts, settings=shared))
     assert str(one.change) == "team.agents.write.policy=write"
+
+
+def test_limiting_agent_without_rivals_is_not_compared() -> None:
+    rows = [row | {"scored": row["agent"] == "write"} for row in team(np.random.default_rng(0), harm=0.6).parts]
+    (one,) = found("limiting_agent", Tables(parts=rows))
+    assert one.sentence.startswith("Errors of write go with failure: it errs in ")
+    assert one.sentence.endswith("No other agent has scores, so another one may limit the team more.")
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.4])
@@ -140,8 +154,9 @@ def scores(values: Any, failed: int = 0, name: str = "judge") -> Tables:
     prefix = f"reward/{name}"
     facts = {f"{prefix}/scores": len(values) + failed, f"{prefix}/failed_frac": failed / (len(values) + failed)}
     facts |= {f"{prefix}/mean": float(np.mean(values)), f"{prefix}/sd": float(np.std(values))}
-    functions = [{"fn": "judges.py:judge"}, {"fn": "math_verify"}]
-    return Tables(metrics=[{"step": 1, **facts}], settings={"reward.functions": functions})
+    functions = [{"fn": "judges.py:judge"}, {"fn": "math_verify", "agent_match": "plan", "args": {}, "name": None}]
+    rows = [{"step": 1, **facts, "train/pass_at_1": 0.5}, {"step": 2, "train/pass_at_1": 0.6}]
+    return Tables(metrics=rows, settings={"reward.functions": functions})
 
 
 def test_failing_and_constant_rewards_are_named() -> None:
@@ -150,7 +165,7 @@ def test_failing_and_constant_rewards_are_named() -> None:
     assert str(failing.change) == "reward.timeout=120.0"
     (constant,) = found("reward_functions", scores(np.ones(500)))
     assert "judge is constant: all 500 scores are 1" in constant.sentence
-    assert str(constant.change) == 'reward.functions=["math_verify"]'
+    assert str(constant.change) == 'reward.functions=[{"fn": "math_verify", "agent_match": "plan"}]'
     assert found("reward_functions", scores(np.arange(400) / 400)) == []
 
 
@@ -171,6 +186,9 @@ def test_unreached_agent_is_named() -> None:
     (one,) = found("unreached_agents", Tables(metrics=rows))
     assert one.sentence == "No signal reaches plan: it does not learn."
     assert str(one.change) == "algorithm.outcome_to=all"
+    for key, value in (("outcome_to", "all"), ("adv_estimator", "gae")):
+        (one,) = found("unreached_agents", Tables(metrics=rows, settings={f"algorithm.{key}": value}))
+        assert one.change is None
     reached = [{**row, "credit/reach/plan": 0.01} for row in rows]
     assert found("unreached_agents", Tables(metrics=reached)) == []
 

@@ -209,7 +209,7 @@ def test_export_is_a_batch_of_the_filtered_trajectories(index: Index, ledger: Le
     whole = ledger.read(2).batch
     first = whole.step_ids.index(batch.step_ids[0])
     assert batch.responses[:6] == whole.responses[first : first + 6]
-    with pytest.raises(InputError, match="no trajectory is like that"):
+    with pytest.raises(InputError, match="no trajectory matches the filter"):
         export(index, Filter(outcome="unscored"), "", tmp_path / "none.parquet")
 
 
@@ -229,6 +229,19 @@ def test_view_sends_the_export_and_removes_its_file(
     assert list(tmp_path.glob("creditflow-export-*")) == []
     assert client.get("/api/export.parquet", params={"outcome": "unscored"}).status_code == 400
     assert client.get("/api/search", params={"text": "response", "run": 1}).status_code == 404
+
+
+def test_view_reports_a_file_that_vanished(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    watched = Watched(ledger.path)
+    watched.look()
+    (ledger.path / "steps" / "000002.parquet").write_bytes(b"damaged")
+    (ledger.path / "steps" / "000001.parquet").unlink()
+    client = TestClient(application([watched], None), raise_server_exceptions=False)
+    for address in ("search", "export.parquet"):
+        answer = client.get(f"/api/{address}", params={"text": "response"})
+        assert answer.status_code == 503
+        assert "try again" in answer.json()["detail"]
 
 
 # ---- two runs --------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from creditflow.rollout.environments import (
     run_address,
     text_environment,
 )
+from creditflow.rollout.environments.base import View, last_number
 from tests.rollout.test_environments import RolloutRecords, first_legal, run_workflow, scripted
 
 NEEDS_TEXTARENA = pytest.mark.skipif(
@@ -99,8 +100,10 @@ def test_gymnasium_address_has_options_and_limits():
         ("gymnasium://Nowhere-v1", "gymnasium://Nowhere-v1: "),
         ("gymnasium://os:FrozenLake-v1", "expected a name without a module"),
         ("gymnasium://FrozenLake-v1?slip=1", "slip"),
+        ("gymnasium://FrozenLake-v1?map_name=9x9", "KeyError: '9x9'"),
         ("gymnasium://Pendulum-v1", "expected actions that are numbers or texts, got Box"),
         ("pettingzoo://classic/nowhere_v1", "PettingZoo has no module pettingzoo.classic.nowhere_v1"),
+        ("pettingzoo://test/api_test", "expected a family of atari, .*, got test"),
         ("pettingzoo://classic.tictactoe_v3", "expected family/name"),
         ("pettingzoo://classic/tictactoe_v3?parallel=true", "leave out parallel=true"),
         ("openenv://127.0.0.1:1?kind=txt", r"kind: expected text, number, json, got 'txt'.*did you mean 'text'"),
@@ -113,6 +116,19 @@ def test_gymnasium_address_has_options_and_limits():
 def test_unusable_address_names_its_mistake(text, message):
     with pytest.raises(ConfigError, match=message):
         run_addressed(text, scripted(), ["player"])
+
+
+@pytest.mark.parametrize(
+    ("reply", "number"),
+    [("I move to 3.", 3), ("between 3-5", 5), ("at -2", -2), ("3.5", None), ("1,000", None), ("x7", None)],
+)
+def test_last_number_is_whole_or_refused(reply, number):
+    view = View(None, "seat", "", None, 0)
+    if number is None:
+        with pytest.raises(ValueError, match="number"):
+            last_number(reply, view)
+    else:
+        assert last_number(reply, view) == number
 
 
 def test_task_without_an_address_is_refused():

@@ -31,6 +31,16 @@ def ledger(tmp_path_factory) -> Ledger:
     return a_run(tmp_path_factory.mktemp("runs") / "run")
 
 
+def test_frames_warn_of_a_torn_step_file(tmp_path) -> None:
+    ledger = a_run(tmp_path / "run")
+    file = ledger.path / "steps" / "000002.parquet"
+    file.write_bytes(file.read_bytes()[:-9])
+    run = creditflow.open_run(str(ledger.path), frames="arrow")
+    for table in (run.trajectories, run.steps, run.credit, run.scores):
+        with pytest.warns(UserWarning, match="000002.parquet is left out: it is incomplete"):
+            assert set(columns(table())["training_step"]) == {1, 3}
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_frames_hold_the_recorded_credit(ledger, library) -> None:
     if library != "arrow":

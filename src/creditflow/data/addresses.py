@@ -33,10 +33,16 @@ def options_of(query: str, where: str) -> dict[str, str]:
     return given
 
 
-def whole(text: str, least: int, where: str) -> int:
-    """The whole number of an option's text. Raises DataError for other text, and below `least`."""
+MOST_TASKS = 10_000_000
+"""Maximum `size` of a source: each of its tasks is in memory."""
+
+
+def whole(text: str, least: int, where: str, most: int = 999_999_999) -> int:
+    """The whole number of an option's text. Raises DataError for other text and numbers out of bounds."""
     if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) or int(text) < least:
-        raise DataError(f"{where}: expected a whole number of {least} or more, got {text!r}")
+        raise DataError(f"{where}: expected a whole number of {least} or more, got {text!r:.80}")
+    if int(text) > most:
+        raise DataError(f"{where}: expected at most {most:,}, got {text}")
     return int(text)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast, get_args
 
-from creditflow.data.addresses import options_of, whole
+from creditflow.data.addresses import MOST_TASKS, options_of, whole
 from creditflow.data.trajectory import Task
 from creditflow.errors import DataError, did_you_mean
 
@@ -92,7 +92,7 @@ def parse_environment_address(text: str, key: str) -> EnvironmentAddress:
         text=text,
         scheme=scheme,
         name=name,
-        size=whole(given.pop("size", str(DEFAULT_SIZE)), 1, f"{where}: size"),
+        size=whole(given.pop("size", str(DEFAULT_SIZE)), 1, f"{where}: size", MOST_TASKS),
         seed=whole(given.pop("seed", "0"), 0, f"{where}: seed"),
         illegal=cast(Illegal, illegal),
         max_turns=whole(given.pop("max_turns", str(DEFAULT_TURNS)), 1, f"{where}: max_turns"),

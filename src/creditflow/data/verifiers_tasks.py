@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
-from creditflow.data.addresses import TaskSplit, digest, options_of, split_named, split_of, whole
+from creditflow.data.addresses import MOST_TASKS, TaskSplit, digest, options_of, split_named, split_of, whole
 from creditflow.data.trajectory import Message, Task
 from creditflow.errors import DataError, did_you_mean, first_line
 
@@ -79,7 +79,7 @@ def parse_address(text: str, key: str) -> VerifiersAddress:
         text=text,
         taskset=name,
         options=options,
-        size=whole(own["size"], 1, f"{where}: size") if "size" in own else None,
+        size=whole(own["size"], 1, f"{where}: size", MOST_TASKS) if "size" in own else None,
         split="all" if split == "all" else None if split is None else split_named(split, f"{where}: split"),
         runtime=runtime,  # type: ignore[arg-type]
     )
@@ -188,7 +188,7 @@ def _config(text: str, key: str) -> Any:
     values = {path: _value(text) for path, text in address.options.items()}
     while True:
         fields = _nested(values, where)
-        fields["taskset"] = {"id": address.taskset, **fields.get("taskset", {})}
+        fields["taskset"] = {**fields.get("taskset", {}), "id": address.taskset}
         try:
             return verifiers.resolve_env_config(fields)
         except ValidationError as error:
@@ -258,6 +258,8 @@ def _nested(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     root: dict[str, Any] = {}
     for path, value in values.items():
         *parents, last = path.split(".")
+        if not last or "" in parents:
+            raise DataError(f"{where}: expected options as name=value or env.path.to.name=value, got {path!r}")
         fields = root
         for name in parents:
             fields = fields.setdefault(name, {})

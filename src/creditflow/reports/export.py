@@ -36,7 +36,7 @@ def export(index: Index, wanted: Filter, text: str, out: Path) -> int:
                 )
         (n,) = cursor.execute("SELECT count(*) FROM chosen").fetchone() or (0,)
         if not n:
-            raise InputError("export: no trajectory is like that")
+            raise InputError("export: no trajectory matches the filter")
         facts = quoted(f'{{"format": {FORMAT}}}')
         cursor.execute(
             f"COPY (SELECT {TRAINING_STEP}, * EXCLUDE (filename, file_row_number) FROM {_source(index, cursor)} "

@@ -1,7 +1,7 @@
 """Findings of a run in sentences, each with its evidence and a suggested change.
 
-A finding is a function from the tables of a run to `Finding`s. It claims something only where a test rejects its
-contrary at `ERROR_RATE`, over all agents or functions together, and returns a finding of kind `unknown` where there is
+A finding is a function from the tables of a run to `Finding`s. It claims something only where a test rejects the
+opposite at `ERROR_RATE`, over all agents or functions together, and returns a finding of kind `unknown` where there is
 too little data. Computes no credit and draws nothing.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
@@ -149,6 +150,9 @@ def learning(tables: Tables) -> Iterator[Finding]:
         yield _unknown("learning", f"whether the run learns: {most} values of pass@1, {_POINTS} are needed")
         return
     found, points, subject = trend(series[name]), series[name], _SERIES[name]
+    if len(distinct := {value for _, value in points}) == 1 and distinct <= {0.0, 1.0}:
+        yield _constant(tables, name, distinct.pop(), len(points))
+        return
     span = points[-1][0] - points[0][0]
     evidence = _slope(found, span)
     method = f"{_METHODS['trend']} over {len(points)} values, p {_p(found.p)}"
@@ -165,6 +169,19 @@ def learning(tables: Tables) -> Iterator[Finding]:
         change = Change(_RATE, _three_fold(rate, -1), "smaller updates")
         sentence = f"The run gets worse: {subject} fell {from_to}."
         yield Finding("learning", "problem", sentence, (evidence, method), name, None, change)
+
+
+def _constant(tables: Tables, name: str, value: float, n: int) -> Finding:
+    """A run in which every trajectory, or none, is right: no task's trajectories differ."""
+    evidence, subject = (f"{n} equal values",), _SERIES[name]
+    if value:
+        sentence = f"There is nothing left to learn: {subject} is 1 throughout."
+        return Finding("learning", "unknown", sentence, evidence, name)
+    sentence = f"No task is ever solved: {subject} is 0 throughout."
+    key = "actor_rollout_ref.rollout.n"
+    reason = "a rare success needs more rollouts of a task; easier tasks or a supervised warm-up help more"
+    change = Change(key, 2 * int(tables.setting(key, 8)), reason)
+    return Finding("learning", "problem", sentence, evidence, name, None, change)
 
 
 def _slope(found: Trend, span: float) -> str:
@@ -206,11 +223,18 @@ def limiting_agent(tables: Tables) -> Iterator[Finding]:
     first, agent, p = harmful[0]
     close = [other for n, other, _ in harmful[1:] if n and at_least(first, first + n, 0.5) > ERROR_RATE / len(harmful)]
     named = " and ".join([agent, *close])
+    n_failed = _count(rows, agent, ended_right=False)
     erred, others = _success(rows, agent, erred=True), _success(rows, agent, erred=False)
-    sentence = (
-        f"{named} limit{'' if close else 's'} the team: {agent} makes the first error in {first:,} of "
-        f"{_count(rows, agent, ended_right=False):,} wrong trajectories."
-    )
+    if len(scored) == 1 and len({row["agent"] for row in rows}) > 1:
+        sentence = (
+            f"Errors of {agent} go with failure: it errs in {first:,} of {n_failed:,} wrong trajectories. No other "
+            "agent has scores, so another one may limit the team more."
+        )
+    else:
+        sentence = (
+            f"{named} limit{'' if close else 's'} the team: {agent} makes the first error in {first:,} of "
+            f"{n_failed:,} wrong trajectories."
+        )
     evidence = [
         f"trajectories in which {agent} errs end right {_share(erred)} of the time, others {_share(others)}",
         f"{_METHODS['association']}, p {_p(p)}{_among(len(scored), 'agents')}",
@@ -384,14 +408,17 @@ def reward_functions(tables: Tables) -> Iterator[Finding]:
 
 
 def _without(tables: Tables, name: str) -> Change | None:
-    """The configured functions without one; None if it cannot be found among them."""
+    """The configured functions without one; None if it is not among them, alone, or the outcome.
+
+    An outcome that is constant makes pass@1 constant, which the finding `learning` reports.
+    """
     functions = tables.setting("reward.functions", [])
-    named = (
-        [one for one in functions if isinstance(one, Mapping) and "fn" in one] if isinstance(functions, list) else []
-    )
-    others = [one["fn"] for one in named if re.split("[.:]", str(one["fn"]))[-1] != name]
-    if len(others) == len(named):
+    named = [one for one in functions if isinstance(one, Mapping) and "fn" in one] if type(functions) is list else []
+    kept = [one for one in named if (one.get("name") or re.split("[.:]", str(one["fn"]))[-1]) != name]
+    passed = {row.get("train/pass_at_1") for row in tables.metrics} - {None}
+    if len(kept) == len(named) or not kept or len(passed) < 2:
         return None
+    others = [{key: value for key, value in one.items() if value not in (None, {})} for one in kept]
     return Change("reward.functions", others, "a score that never differs teaches nothing")
 
 
@@ -405,6 +432,11 @@ def unreached_agents(tables: Tables) -> Iterator[Finding]:
     if not reach:
         yield _unknown("unreached_agents", "which agents a signal reaches: credit/reach is not on record")
         return
+    to_all = Change("algorithm.outcome_to", "all", "the outcome reaches every step")
+    useful = (
+        tables.setting("algorithm.outcome_to", "auto") != "all"
+        and tables.setting("algorithm.adv_estimator", "grpo") != "gae"
+    )
     for agent, shares in reach.items():
         if max(shares) == 0:
             yield Finding(
@@ -414,7 +446,7 @@ def unreached_agents(tables: Tables) -> Iterator[Finding]:
                 (f"credit/reach is 0 in all {len(shares)} training steps",),
                 f"credit/reach/{agent}",
                 None,
-                Change("algorithm.outcome_to", "all", "the outcome reaches every step"),
+                to_all if useful else None,
             )
 
 
@@ -477,7 +509,7 @@ def _by_name(rows: Iterable[Mapping[str, Any]], pattern: str) -> dict[str, list[
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _present(tables: Tables, metric: str) -> str | None:

@@ -221,7 +221,7 @@ def _sections(
                 "* Each agent was trained inside this team and its workflow. Alone, or with other prompts, it may "
                 "do worse than its base model.",
                 "* Not evaluated for safety, bias or factual accuracy. Reward functions measure what they compute, and "
-                "a model may have learned to please them.",
+                "a model may have learned to exploit them.",
                 f"* {known}: check it, and that of the training data, before you publish.",
             ]
         ),
@@ -275,10 +275,25 @@ _OPTIONS = (
 
 
 def _files(config: Mapping[str, Any]) -> list[str]:
-    """The training data: names of files without their folders, which are private, and addresses as they are."""
+    """The training data without what may be private: folders of files, hosts, and values of options."""
     given = _mapping(config.get("data")).get("train_files")
     files = given if isinstance(given, list) else [] if given is None else [given]
-    return [_text(name) if "://" in str(name) else _text(PurePath(str(name)).name) for name in files]
+    return [_text(_source(str(name))) for name in files]
+
+
+def _source(name: str) -> str:
+    """A file's name, or an address with the names of its options alone."""
+    scheme, mark, rest = name.partition("://")
+    if not mark:
+        return PurePath(name).name
+    path, _, query = rest.partition("?")
+    options = [option.partition("=")[0] for option in query.split("&") if option]
+    shown = f"{scheme}://{'...' if scheme in _HOSTED else path}"
+    return f"{shown} (options: {', '.join(options)})" if options else shown
+
+
+_HOSTED = ("openenv", "http", "https", "s3", "gs", "hdfs")
+"""Schemes whose addresses begin with a host or a store."""
 
 
 def _interval(result: Result, form: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import duckdb
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from starlette.background import BackgroundTask
@@ -144,6 +145,14 @@ def application(runs: Sequence[Watched], hosts: tuple[str, ...] | None) -> FastA
     async def refused(request: Request, error: Exception) -> Response:
         status = 400 if isinstance(error, InputError | BatchError) else 500
         return JSONResponse({"detail": str(error)}, status_code=status)
+
+    @app.exception_handler(OSError)
+    @app.exception_handler(duckdb.Error)
+    async def changed(request: Request, error: Exception) -> Response:
+        """A step file that a rollback removed, or that was damaged, after its index was read."""
+        return JSONResponse(
+            {"detail": f"a file of the run changed while it was read; try again: {error}"}, status_code=503
+        )
 
     @app.exception_handler(UnknownIdError)
     async def missing(request: Request, error: Exception) -> Response:

@@ -6,6 +6,7 @@ DuckDB reads the step files; the library of the frames is imported when the firs
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -126,6 +127,8 @@ def _connected(ledger: Ledger) -> tuple[Any, list[str]]:
     """A connection to the run, and the columns of its step files."""
     if not ledger.steps:
         raise InputError(f"{ledger.path}: expected recorded training steps, found none")
+    for torn in ledger.torn:
+        warnings.warn(f"{torn} is left out: it is incomplete, a crash cut it off", stacklevel=4)
     connection = connect(ledger)
     return connection, [row[0] for row in connection.execute("DESCRIBE steps").fetchall()]
 

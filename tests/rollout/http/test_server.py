@@ -145,7 +145,7 @@ def test_agent_is_set_by_header_model_or_system_prompt(asked, agent):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"model": "gpt-5"}, "whose call is this"),
+        ({"model": "gpt-5"}, "no agent matches this call"),
         ({"model": "default:edotir"}, "did you mean 'default:editor'"),
         ({"model": "x", "extra_headers": {"X-Creditflow-Agent": "judge"}}, "no agent 'judge'; there is writer, editor"),
     ],

@@ -116,10 +116,12 @@ def plain(view: View) -> str:
 
 
 def last_number(text: str, view: View) -> int:
-    """Return the last whole number of a reply."""
-    numbers = re.findall(r"-?\b\d{1,18}\b", text)
+    """Return the last number of a reply. Raises ValueError without one, and if it is not a whole number."""
+    numbers = re.findall(r"(?<!\w)-?\d+(?:[.,]\d+)*", text, re.ASCII)
     if not numbers:
         raise ValueError("the reply has no number")
+    if not re.fullmatch(r"-?\d{1,18}", numbers[-1]):
+        raise ValueError(f"expected a whole number of at most 18 digits, got {numbers[-1][:40]}")
     return int(numbers[-1])
 
 

@@ -549,7 +549,7 @@ def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system
         fits = f"fits {', '.join(matching)}" if matching else "fits none"
         raise Refused(
             400,
-            f"whose call is this? Expected header {AGENT_HEADER}, a model named as one of {names} (such as "
+            f"no agent matches this call. Expected header {AGENT_HEADER}, a model named as one of {names} (such as "
             f"{next(iter(agents.values())).policy}:{next(iter(agents))}), or a system prompt that team.agents.<name>."
             f"match finds; model {model[:80]!r} names none, and the system prompt {fits}",
             code="agent_not_found",

@@ -48,7 +48,7 @@ def open_address(address: EnvironmentAddress) -> TextEnvironment:
         raise ConfigError(f"{address.text}: expected a name without a module, got {address.name}")
     try:
         made = GymnasiumEnvironment(gymnasium.make(address.name, **address.options))
-    except (gymnasium.error.Error, TypeError) as error:
-        raise ConfigError(f"{address.text}: {first_line(error)}") from error
+    except Exception as error:  # the environment's own code checks its options, each in its own way
+        raise ConfigError(f"{address.text}: {type(error).__name__}: {first_line(error)}") from error
     expect_readable(made, address.text, made.seats)
     return made

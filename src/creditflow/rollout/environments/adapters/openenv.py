@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -171,7 +171,7 @@ class _Options:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _numbers(legal: object) -> tuple[int, ...] | None:

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from creditflow.data.environment_tasks import EnvironmentAddress
-from creditflow.errors import ConfigError, first_line
+from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.rollout.environments.adapters.spaces import SpaceEnvironment, expect_readable
 from creditflow.rollout.environments.base import TextEnvironment, Turn, environment
 
 _NAME = re.compile(r"[a-z]\w*/[a-z]\w*", re.ASCII)
+_FAMILIES = ("atari", "butterfly", "classic", "mpe", "sisl")
+"""Modules of environments; `pettingzoo.test` and `pettingzoo.utils` hold others."""
 
 
 class AecEnvironment(SpaceEnvironment):
@@ -103,6 +105,10 @@ def open_address(address: EnvironmentAddress) -> TextEnvironment:
     """Make the environment of the module `pettingzoo.<family>.<name>`."""
     if not _NAME.fullmatch(address.name):
         raise ConfigError(f"{address.text}: expected family/name, such as classic/tictactoe_v3, got {address.name}")
+    family = address.name.split("/")[0]
+    if family not in _FAMILIES:
+        hint = did_you_mean(family, _FAMILIES)
+        raise ConfigError(f"{address.text}: expected a family of {', '.join(_FAMILIES)}, got {family}{hint}")
     options = dict(address.options)
     at_once = options.pop("parallel", False)
     if not isinstance(at_once, bool):
@@ -118,8 +124,8 @@ def open_address(address: EnvironmentAddress) -> TextEnvironment:
         raise ConfigError(f"{address.text}: {first_line(error)}; leave out parallel=true") from error
     try:
         env = maker(**options)
-    except TypeError as error:
-        raise ConfigError(f"{address.text}: {first_line(error)}") from error
+    except Exception as error:  # the environment's own code checks its options, each in its own way
+        raise ConfigError(f"{address.text}: {type(error).__name__}: {first_line(error)}") from error
     made = ParallelEnvironment(env) if at_once else AecEnvironment(env)
     expect_readable(made, address.text, made.seats)
     return made

@@ -107,5 +107,5 @@ def open_address(address: EnvironmentAddress) -> TextEnvironment:
         raise ConfigError(f"{address.text}: players: expected a whole number from 1 to 100, got {players!r}")
     try:
         return TextArenaEnvironment(textarena.make(address.name, **options), players)
-    except (AssertionError, TypeError) as error:
-        raise ConfigError(f"{address.text}: {first_line(error)}") from error
+    except Exception as error:  # the game's own code checks its options, each in its own way
+        raise ConfigError(f"{address.text}: {type(error).__name__}: {first_line(error)}") from error
