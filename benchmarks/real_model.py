@@ -8,7 +8,8 @@ on two cores.
 Rates are chosen on one tuning seed at half length, on tasks that no other run is evaluated on. Rates of the other cases
 are those of `sums_team`. Each finished run is kept as `docs/results/real_model/<run>.json`, so that a fresh clone
 builds the table without training (`--table`), and repeats single runs (`--only sums-none-seed0 --again`). Interrupted
-runs go on from their newest checkpoint. Writes `docs/results/real_model.json` and `real_model.png`.
+runs go on from their newest checkpoint. Writes `docs/results/real_model.json`, and a figure for each case of `DRAWN`;
+`--table` leaves the result file, with its date and processor, as it is.
 """
 
 from __future__ import annotations
@@ -132,6 +133,8 @@ CASES = (
     Case("unscored", "sums_team", ("recipe.planner_weight=0",), _ABLATED, seeds=2, identical_of="sums"),
 )
 CASE = {case.name: case for case in CASES}
+DRAWN = ("sums", "logic")
+"""The cases with a figure, `docs/results/real_model_<case>.png`."""
 
 
 @dataclass(frozen=True)
@@ -470,26 +473,33 @@ def _share(value: float) -> str:
     return number(value).replace("0.", ".", 1)
 
 
-def write_results(rates: dict[str, str]) -> None:
-    """Print and write the table of the finished runs, and draw the first case."""
+def write_results(rates: dict[str, str], *, pages_only: bool = False) -> None:
+    """Print the tables of the finished runs, fill the pages with them, and draw the figures.
+
+    The result file is written too, unless `pages_only`: its date and processor are those of the last training.
+    """
     cases = [found for case in CASES if (found := CaseResult.collect(case, rates)) is not None]
     if not cases:
         print("no case has a finished seed in every arm yet")
         return
     for case in cases:
         case.show()
-    figures = [figure for case in cases for figure in case.figures()]
-    measured = next(iter(cases[0].kept.values()))[0].content["measured"]
-    details = {"steps": STEPS, "tasks": TASKS, "rates": rates, "cases": {one.case.name: one.to_dict() for one in cases}}
-    write("real_model", figures, ("creditflow", "torch", "transformers", "numpy"), measured, details)
+    if not pages_only:
+        figures = [figure for case in cases for figure in case.figures()]
+        measured = next(iter(cases[0].kept.values()))[0].content["measured"]
+        by_case = {one.case.name: one.to_dict() for one in cases}
+        details = {"steps": STEPS, "tasks": TASKS, "rates": rates, "cases": by_case}
+        write("real_model", figures, ("creditflow", "torch", "transformers", "numpy"), measured, details)
     fill_page(PAGE, COMMAND, [line for case in cases for line in case.lines()])
-    first = cases[0]
-    fill_page(ROOT / "README.md", COMMAND, list(first.summary_lines()))
-    draw_comparison(RESULTS / "real_model.png", f"SmolLM2-135M, {first.case.recipe}, {STEPS} steps", first.arms)
+    fill_page(ROOT / "README.md", COMMAND, list(cases[0].summary_lines()))
+    for one in cases:
+        if one.case.name in DRAWN:
+            title = f"SmolLM2-135M, {one.case.recipe}, {one.case.steps} steps"
+            draw_comparison(RESULTS / f"real_model_{one.case.name}.png", title, one.arms)
 
 
 def main() -> int:
-    """Train the missing runs, print the table, write the result file and the figure."""
+    """Train the missing runs, print the tables, write the result file and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one step of two arms: shows that it runs, proves nothing")
     parser.add_argument("--hours", type=float, default=math.inf, help="begin no run after this time")
@@ -497,7 +507,7 @@ def main() -> int:
     parser.add_argument("--model", help="a converted folder of the model; default: the recipe's, converted once")
     parser.add_argument("--only", default="", help="only runs with this text in their name")
     parser.add_argument("--again", action="store_true", help="repeat the finished runs that --only names")
-    parser.add_argument("--table", action="store_true", help="train nothing")
+    parser.add_argument("--table", action="store_true", help="train nothing: pages and figures from the committed runs")
     given = parser.parse_args()
     if given.again and not given.only:
         parser.error("--again: expected --only with it, which names the runs to repeat")
@@ -516,7 +526,7 @@ def main() -> int:
     if not given.table:
         runs = [run for run in main_runs(rates) if given.only in run.name]
         train(runs, below, given.jobs, until, more, again=given.again)
-    write_results(rates)
+    write_results(rates, pages_only=given.table)
     return 0
 
 
