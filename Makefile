@@ -1,7 +1,8 @@
 # make demo         install what the demo needs, train the arithmetic team three ways, print the comparison
 # make demo-llm     the same for a team of SmolLM2-135M and two ways: about 15 minutes; ARMS=all for four ways
 # make test         install what tests need, then lint, types and all tests but the slow ones, in three processes (WORKERS=3)
-# make test-all     all tests, then every benchmark with --quick; a missed target is reported, an error fails
+# make test-all     all tests but those with vLLM, also the slow ones and those that need the peers of `make benchmarks`,
+#                   OpenEnv or verifiers; then every benchmark with --quick; a missed target is reported, an error fails
 # make lint         ruff, mypy and import-linter
 # make docs         install what the site needs, then build it into site/; strict about links and pages
 # make sandbox      install bubblewrap, where that can be done from here
@@ -86,8 +87,9 @@ demo-llm: $(STAMPS)/llm
 test: lint sandbox browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --durations=50
 
-test-all: lint sandbox browser benchmarks
+test-all: lint sandbox browser benchmarks openenv verifiers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	$(MAKE) test-verifiers
 	$(BIN)/python -m benchmarks --quick
 
 # What the sandbox needs is no Python package. Without it, its tests are skipped and say so.
@@ -118,10 +120,13 @@ $(STAMPS)/agentlightning: $(STAMPS)/torch
 	$(BIN)/uv pip install --quiet --python $(VENV)/agentlightning/bin/python '$(AGENT_LIGHTNING)'
 	@touch $@
 
+openenv: $(STAMPS)/openenv
+
 # Its pins of fastmcp and gradio clash with constraints.txt.
-openenv: $(STAMPS)/torch
+$(STAMPS)/openenv: $(STAMPS)/torch
 	$(BIN)/python -m venv --clear $(VENV)/openenv
 	$(BIN)/uv pip install --quiet --python $(VENV)/openenv/bin/python --compile-bytecode '$(OPENENV)'
+	@touch $@
 
 vllm: $(STAMPS)/vllm
 
