@@ -219,6 +219,37 @@ def test_layout_page_shows_the_folders() -> None:
     assert files == {"__init__.py", "__main__.py", "errors.py", "py.typed"}
 
 
+PIN = re.compile(r"^([\w.-]+)==([\w.]+)", re.MULTILINE)
+TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
+
+
+def pins_by_test() -> dict[str, set[tuple[str, str]]]:
+    """Libraries with their versions, by where they are pinned: `make test`, the Makefile's own, and recordings."""
+    makefile, exports = (ROOT / "Makefile").read_text(), ROOT / "tests" / "traces" / "recorded" / "exports"
+    names = "".join((exports / name).read_text()[:2000] for name in ("record.py", "record_vercel.mjs"))
+    axe = (ROOT / "tests" / "reports" / "axe" / "axe.min.js").read_text(encoding="utf-8").split("\n")[0]
+    return {
+        "make test": {*PIN.findall((ROOT / "constraints.txt").read_text()), ("axe-core", axe.split()[-1].lstrip("v"))},
+        "make": set(re.findall(r"[=\s]([\w-]+)(?:\[\w+\])?==([\w.]+)", makefile)),
+        "recording": set(re.findall(r"([\w-]+) (\d+\.\d+\.\d+)", names)),
+    }
+
+
+def test_tested_versions_are_the_pinned_ones() -> None:
+    page = (DOCS / "design" / "dependencies.md").read_text().split("## Tested versions\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([\w.-]+)`[^|]*\| (\S+) \| .+ \| (.+) \|$", page, re.MULTILINE)
+    assert len(rows) == page.count("\n| `") > 30
+    pins = pins_by_test()
+    targets = TARGET.findall((ROOT / "Makefile").read_text())
+    for library, version, tested_by in rows:
+        made = re.findall(r"make ([\w-]+)", tested_by)
+        assert set(made) <= set(targets), library
+        assert (library, version) in pins["make test" if made == ["test"] else "make" if made else tested_by], library
+    dialects = re.findall(r"`(openai|anthropic)` (\d[\d.]*\d)", (DOCS / "reference" / "api_dialects.md").read_text())
+    assert len(dialects) == 2
+    assert set(dialects) <= pins["make test"]
+
+
 def test_python_api_page_names_the_public_names() -> None:
     page = (DOCS / "reference" / "python_api.md").read_text()
     assert sorted(re.findall(r"^::: creditflow\.(\w+)$", page, re.MULTILINE)) == sorted(creditflow.__all__)
