@@ -59,9 +59,11 @@ def test_trl_logs_trajectories_and_credit(trained) -> None:
     assert {"credit/mean/writer", "credit/mean/critic", "propagation/pass_rate", "reward/letters/mean"} <= log.keys()
 
 
-def test_neutral_credit_trains_as_plain_grpo_trainer(trained) -> None:
+@pytest.mark.parametrize("weights", ["neutral", "lora"])
+def test_neutral_credit_trains_as_plain_grpo_trainer(trained, weights) -> None:
     """One agent, one step, the outcome alone: the same losses, gradients and weights, to the bit."""
-    neutral = trained["neutral"]
+    neutral = trained[weights]
+    assert neutral["adapters_only"] == (weights == "lora")
     for name in ("losses", "norms", "rewards"):
         ours, theirs = neutral[name]
         assert ours == theirs

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import trl
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from creditflow import CreditOptions, outcome, reward
@@ -127,18 +128,25 @@ def train_team(options, folder=None):
     }
 
 
-def train_neutral():
+def train_neutral(**more):
     def plain(completions, **_):
         return [share_of_letters(completion[0]["content"]) for completion in completions]
 
     options = {"scale_rewards": "none", "beta": 0.1}
     ours = CreditGRPOTrainer(
-        **parts(), args=config(**options), workflow=alone, agents={"writer": ""}, rewards=[right], credit=NEUTRAL
+        **parts(),
+        args=config(**options),
+        workflow=alone,
+        agents={"writer": ""},
+        rewards=[right],
+        credit=NEUTRAL,
+        **more,
     )
     ours.train()
-    theirs = trl.GRPOTrainer(**parts(), args=config(**options), reward_funcs=plain)
+    theirs = trl.GRPOTrainer(**parts(), args=config(**options), reward_funcs=plain, **more)
     theirs.train()
     return {
+        "adapters_only": all("lora_" in name for name, weight in ours.model.named_parameters() if weight.requires_grad),
         "losses": [[row["loss"] for row in one.state.log_history if "loss" in row] for one in (ours, theirs)],
         "norms": [[row["grad_norm"] for row in one.state.log_history if "loss" in row] for one in (ours, theirs)],
         "rewards": [[row["reward"] for row in one.state.log_history if "loss" in row] for one in (ours, theirs)],
@@ -168,4 +176,6 @@ def refused():
 
 if __name__ == "__main__":
     done = {"steps": train_team(CREDIT, FOLDER / "run"), "tokens": train_team(TOKENS)}
-    print(json.dumps({**done, "neutral": train_neutral(), "refused": refused()}))
+    adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    done |= {"neutral": train_neutral(), "lora": train_neutral(peft_config=adapters)}
+    print(json.dumps({**done, "refused": refused()}))
