@@ -95,7 +95,7 @@ def verifiers_tasks(names: Sequence[str], key: str, split: TaskSplit) -> list[Ta
 
 
 def environment_config(address: VerifiersAddress, key: str) -> Any:
-    """The checked configuration of the environment that plays the taskset, as verifiers resolves it.
+    """The checked configuration of the environment that runs the taskset, as verifiers resolves it.
 
     Raises DataError if verifiers, the taskset or the environment is not installed, or an option is invalid.
     """

@@ -71,7 +71,7 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """GRPOTrainer that trains every agent's steps on creditflow's advantages.
 
     All agents act through the trained model, except those whose `AgentSpec.policy` names one of `frozen`. The
-    group of a task are its `num_generations` rollouts. TRL's own advantages, and so `scale_rewards`, have no effect.
+    `num_generations` rollouts of a task form its group. TRL's own advantages, and so `scale_rewards`, have no effect.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A recipe's workflow as an environment of verifiers, for its evaluation and for trainers that play its environments.
+"""A recipe's workflow as an environment of verifiers, for its evaluation and for trainers that run its environments.
 
 Every call of an agent is a run of the role of that name, with a separate trace. Imports verifiers.
 """
@@ -83,18 +83,18 @@ def export(recipe: Path | str, overrides: Sequence[str] = ()) -> tuple[type[Any]
                 getattr(agents, name).trainable = False
 
         async def run(self, task: Any, agents: Any) -> None:
-            await team.play(task, agents)
+            await team.run(task, agents)
 
     return TeamTaskset, TeamEnv
 
 
 @dataclass
 class _Team:
-    """A recipe whose agents are played by verifiers."""
+    """A recipe whose agents are run by verifiers."""
 
     recipe: Recipe
     seats: list[str] = field(init=False)
-    """The agents that verifiers plays; the others have a model behind an endpoint."""
+    """The agents that verifiers runs; the others have a model behind an endpoint."""
     frozen: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class _Team:
                 extra_info=task.extra_info,
             )
 
-    async def play(self, one: Any, agents: Any) -> None:
+    async def run(self, one: Any, agents: Any) -> None:
         """Run the workflow on a task, score the trajectory, and record the rewards with its traces."""
         data, parts = one.data, self.components
         prompt = tuple(message.model_dump(exclude_none=True) for message in data.prompt or ())

@@ -205,7 +205,7 @@ def test_nemo_gym_trains(tmp_path: Path, model_folder: Path, tools_url: str) -> 
         ("textarna", "did you mean 'textarena'"),
         ("price-desk?repeat=many", "repeat: Input should be a valid integer"),
         ("price-desk?repaet=2", "repaet"),
-        ("price-desk?env.desk.harness.id=bash", "role desk is played by the program bash"),
+        ("price-desk?env.desk.harness.id=bash", "role desk is run by the program bash"),
         ("price-desk?tools.runtime.type=docker", "the tool server shop runs in docker"),
         ("boxed", "BoxedTask needs a container"),
         ("commanding", "CommandingTask.runs_code runs commands in the rollout's box"),

@@ -1,4 +1,4 @@
-"""A workflow that plays a task with verifiers' environment, in which each role is an agent of the team.
+"""A workflow that runs a task in verifiers' environment, in which each role is an agent of the team.
 
 verifiers runs its own loop: it opens the tool servers, the conversations between roles, the stops and the scoring.
 Every model call goes to the rollout's URL and becomes a step with the sampled tokens. Imports verifiers when a workflow
@@ -39,7 +39,7 @@ def verifiers_workflow(text: str, key: str) -> Workflow:
     environment = _environment(text, key)
 
     async def solve(task: Task, team: Team) -> str:
-        return await environment.play(task, team)
+        return await environment.run(task, team)
 
     return solve
 
@@ -73,7 +73,7 @@ class _Environment:
         specs = {name: value for name, value in config if isinstance(value, v1.AgentConfig)}
         _refuse_harnesses(v1, config, specs, where)
         self.roles = tuple(specs)
-        config = config.model_copy(update={name: _played(v1, name, spec) for name, spec in specs.items()})
+        config = config.model_copy(update={name: _role_config(v1, name, spec) for name, spec in specs.items()})
         try:
             self.env = v1.load_environment(config)
             self.task_type = type(self.env.taskset).task_type()
@@ -88,7 +88,7 @@ class _Environment:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready: asyncio.Future[None] | None = None
 
-    async def play(self, task: Task, team: Team) -> str:
+    async def run(self, task: Task, team: Team) -> str:
         """Run one episode, record its traces, and return the reply that was scored."""
         data = self.task_type.data_type().model_validate_json(task_data(task, self.address.taskset))
         _refuse_data(data)
@@ -203,12 +203,12 @@ def _refuse_harnesses(v1: Any, config: Any, specs: Mapping[str, Any], where: str
         raise _needs_box(where, f"the taskset has a harness of its own, {bundled}")
     for role, spec in specs.items():
         if spec.harness is not None and spec.harness.id not in ("null", "creditflow"):
-            raise _needs_box(where, f"role {role} is played by the program {spec.harness.id}")
+            raise _needs_box(where, f"role {role} is run by the program {spec.harness.id}")
         if spec.harness is not None and spec.harness.skills:
             raise _needs_box(where, f"role {role} has skills, which are files in a box")
 
 
-def _played(v1: Any, role: str, spec: Any) -> Any:
+def _role_config(v1: Any, role: str, spec: Any) -> Any:
     """The role's configuration with this run's harness, model and place, and without retries.
 
     A retried run would leave the steps of the failed one in the trajectory.
