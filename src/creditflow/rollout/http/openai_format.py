@@ -10,7 +10,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 from creditflow.rollout.http.answers import response_tokens
-from creditflow.rollout.http.requests import MOST_CHOICES, Refused, Request, RequestBody, StopTexts, TokenLimit
+from creditflow.rollout.http.requests import (
+    MOST_CHOICES,
+    Refused,
+    Request,
+    RequestBody,
+    StopTexts,
+    TokenLimit,
+    unread_names,
+)
 from creditflow.rollout.recorder import Reply
 
 VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_KEY")
@@ -32,6 +40,10 @@ class CompletionFields(Request):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
     """As in vLLM: return the tokens of prompt and response, as used in training."""
+
+    def unread(self) -> dict[str, Any]:
+        options = [] if self.stream_options is None else [self.stream_options]
+        return super().unread() | unread_names("stream_options", options)
 
     @property
     def choices(self) -> int:
@@ -63,17 +75,33 @@ PARTS: Mapping[str, str] = {"text": "text", "input_text": "text", "output_text":
 """Kinds of parts of a message's content, and the key of each part's text."""
 
 
-def text_parts(content: Any) -> Any:
-    """Return a message's content with its parts as text parts. Raises ValueError for parts of other kinds."""
-    if not isinstance(content, list):
-        return content
-    for part in content:
+def text_parts_only(content: Any) -> Any:
+    """Return a message's content unchanged. Raises ValueError for parts of other kinds than `PARTS`."""
+    for part in content if isinstance(content, list) else ():
         kind = part.get("type")
         if not isinstance(kind, str) or kind not in PARTS:
             raise ValueError(f"a part of type {str(kind)[:80]!r}: expected text")
         if not isinstance(part.get(PARTS[kind]), str):
             raise ValueError(f"a part of type {kind!r}: expected its {PARTS[kind]} as a text")
+    return content
+
+
+def text_parts(content: Any) -> Any:
+    """Return a message's content with its parts as text parts."""
+    if not isinstance(content, list):
+        return content
     return [{"type": "text", "text": part[PARTS[part["type"]]]} for part in content]
+
+
+def unread_parts(contents: Iterable[Any]) -> dict[str, Any]:
+    """Return the fields of the parts of `contents` that are not read and not empty, as `content.NAME`."""
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return {
+        f"content.{name}": True
+        for part in parts
+        for name, value in part.items()
+        if value and name not in ("type", PARTS[part["type"]])
+    }
 
 
 def error(refused: Refused) -> dict[str, Any]:

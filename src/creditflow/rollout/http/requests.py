@@ -8,7 +8,7 @@ Imports pydantic.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -85,6 +85,11 @@ class RequestBody(BaseModel):
     """An object of a request, with any further fields."""
 
     model_config = ConfigDict(extra="allow")
+
+
+def unread_names(place: str, objects: Iterable[RequestBody]) -> dict[str, Any]:
+    """Return the fields of `objects` that are not read and not empty, by their path below `place`."""
+    return {f"{place}.{name}": True for one in objects for name, value in (one.model_extra or {}).items() if value}
 
 
 def _listed(value: Any) -> Any:

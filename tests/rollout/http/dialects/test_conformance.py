@@ -278,6 +278,37 @@ def test_every_field_of_an_object_is_treated_as_documented(title, dialect, offic
     }
 
 
+UNKNOWN = {"unknown": 3}
+PART = {"type": "text", "text": "x", **UNKNOWN}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+NOT_LISTED = {"id": "i", "status": "completed", "empty": None}
+PLACES = [
+    ("openai_chat", {"messages": [{"role": "user", "content": [PART]}]}, "content."),
+    ("openai_chat", {"stream_options": UNKNOWN}, "stream_options."),
+    ("openai_completions", {"prompt": "x", "stream_options": UNKNOWN}, "stream_options."),
+    ("openai_responses", {"input": [{"role": "user", "content": "x", **NOT_LISTED, **UNKNOWN}]}, "input."),
+    ("openai_responses", {"input": [{**CALL, **NOT_LISTED, **UNKNOWN}]}, "input."),
+    ("openai_responses", {"input": [{"role": "user", "content": [{**PART, "type": "input_text"}]}]}, "content."),
+    ("anthropic_messages", {"messages": [{"role": "user", "content": "x", **UNKNOWN}]}, "messages."),
+    ("anthropic_messages", {"messages": [{"role": "user", "content": [PART]}]}, "content."),
+    ("anthropic_messages", {"system": [PART]}, "system."),
+    ("anthropic_messages", {"tool_choice": {"type": "auto", **UNKNOWN}}, "tool_choice."),
+]
+
+
+@pytest.mark.parametrize(("dialect", "more", "place"), PLACES, ids=[f"{one[0]}-{one[2]}" for one in PLACES])
+def test_unknown_field_of_an_object_is_ignored_and_listed(dialect, more, place):
+    body = {**{"openai_responses": RESPONSE, "openai_completions": TEXT}.get(dialect, CHAT), **more}
+    assert parsed(DIALECTS[dialect].request, json.dumps(body).encode()).ignored() == (f"{place}unknown",)
+
+
+def test_unknown_field_of_a_chat_message_reaches_the_template():
+    body = {**CHAT, "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}], **UNKNOWN}]}
+    request = parsed(DIALECTS["openai_chat"].request, json.dumps(body).encode())
+    assert request.ignored() == ()
+    assert request.prompts() == [body["messages"]]
+
+
 def test_page_lists_every_dialect():
     assert {f"POST {dialect.path}" for dialect in DIALECTS.values()} <= set(
         NAME.findall(PAGE.split("## OpenAI chat")[0])

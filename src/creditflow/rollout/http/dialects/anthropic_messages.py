@@ -33,6 +33,7 @@ from creditflow.rollout.http.requests import (
     StopTexts,
     TokenLimit,
     TokensOf,
+    unread_names,
 )
 from creditflow.rollout.recorder import Reply
 
@@ -152,17 +153,21 @@ class MessagesRequest(Request):
             unread |= {f"output_config.{name}": value for name, value in (self.output_config.model_extra or {}).items()}
         if self.tool_choice is not None:
             unread["tool_choice"] = {"type": self.tool_choice.type}
+            unread |= unread_names("tool_choice", [self.tool_choice])
             if self.tool_choice.disable_parallel_tool_use:
                 # Only one of several calls is reported, but all were sampled, and are trained on.
                 unread["tool_choice.disable_parallel_tool_use"] = True
         blocks = [block for message in self.messages for block in message.content]
         results = [part for block in blocks if isinstance(block, ToolResultBlock) for part in block.content or ()]
+        thoughts = [block for block in blocks if isinstance(block, ThinkingBlock)]
+        unread |= {f"content.{block.type}": True for block in thoughts}
         for place, objects in (
+            ("messages", self.messages),
             ("system", self.system or ()),
             ("tools", self.tools or ()),
-            ("content", blocks + results),
+            ("content", [block for block in blocks + results if not isinstance(block, ThinkingBlock)]),
         ):
-            unread |= {f"{place}.{name}": True for one in objects for name in _unread_of(one)}
+            unread |= unread_names(place, objects)
         return unread
 
     def prompts(self, earlier: Sequence[Message] = ()) -> Sequence[Prompt]:
@@ -193,14 +198,6 @@ class MessagesRequest(Request):
     def several(self) -> bool:
         """Whether an answer may have several calls."""
         return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
-
-
-def _unread_of(one: RequestBody) -> Iterator[str]:
-    """Yield the names of an object's ignored fields."""
-    if isinstance(one, ThinkingBlock):
-        yield one.type
-    else:
-        yield from (name for name, value in (one.model_extra or {}).items() if value)
 
 
 def _content(texts: Sequence[TextBlock]) -> Any:

@@ -12,7 +12,14 @@ from creditflow.data.messages import without_nulls
 from creditflow.rollout.chat import Prompt
 from creditflow.rollout.http import openai_format
 from creditflow.rollout.http.answers import divided, finish_reason, prompt_tokens, said
-from creditflow.rollout.http.openai_format import CompletionFields, ToolDefinition, prompt_token_ids, text_parts
+from creditflow.rollout.http.openai_format import (
+    CompletionFields,
+    ToolDefinition,
+    prompt_token_ids,
+    text_parts,
+    text_parts_only,
+    unread_parts,
+)
 from creditflow.rollout.http.requests import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -33,7 +40,7 @@ class ChatMessage(RequestBody):
     @field_validator("content")
     @classmethod
     def _texts(cls, content: Any) -> Any:
-        return text_parts(content)
+        return text_parts_only(content)
 
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -48,6 +55,9 @@ class ChatRequest(CompletionFields):
     parallel_tool_calls: bool | None = True
     logprobs: bool | None = False
 
+    def unread(self) -> dict[str, Any]:
+        return super().unread() | unread_parts(message.content for message in self.messages)
+
     def ignored(self, allowed: Collection[str] = ()) -> tuple[str, ...]:
         # Only one of several calls is reported, but all were sampled, and are trained on.
         several = ("parallel_tool_calls",) if self.parallel_tool_calls is False else ()
@@ -56,8 +66,7 @@ class ChatRequest(CompletionFields):
     @property
     def conversation(self) -> list[Message]:
         """The messages in the form that chat templates read."""
-        plain = [message.model_dump(exclude_unset=True) for message in self.messages]
-        return [without_nulls({**one, "role": _ROLES.get(one["role"], one["role"])}) for one in plain]
+        return [_plain(message.model_dump(exclude_unset=True)) for message in self.messages]
 
     def prompts(self, earlier: Sequence[Message] = ()) -> Sequence[Prompt]:
         return [self.conversation]
@@ -72,6 +81,13 @@ class ChatRequest(CompletionFields):
     def most_tokens(self) -> int | None:
         """The limit under its new name or its old one."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+def _plain(message: Message) -> Message:
+    """Return a message with a role and parts that chat templates read."""
+    role = _ROLES.get(message["role"], message["role"])
+    content = {"content": text_parts(message["content"])} if "content" in message else {}
+    return without_nulls({**message, "role": role, **content})
 
 
 def answer(request: ChatRequest, replies: Sequence[Reply], tokens_of: TokensOf) -> dict[str, Any]:

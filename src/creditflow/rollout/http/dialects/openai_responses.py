@@ -25,7 +25,7 @@ from creditflow.rollout.http.answers import (
     rollout_of,
     said,
 )
-from creditflow.rollout.http.openai_format import text_parts
+from creditflow.rollout.http.openai_format import text_parts, text_parts_only, unread_parts
 from creditflow.rollout.http.requests import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -37,12 +37,13 @@ from creditflow.rollout.http.requests import (
     StopTexts,
     TokenLimit,
     TokensOf,
+    unread_names,
 )
 from creditflow.rollout.recorder import Reply
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that has an effect."""
-_Content = Annotated[str | list[dict[str, Any]], AfterValidator(text_parts)]
+_Content = Annotated[str | list[dict[str, Any]], AfterValidator(text_parts_only)]
 _Name = Annotated[str, Field(max_length=256)]
 
 
@@ -148,8 +149,12 @@ class ResponsesRequest(Request):
     def unread(self) -> dict[str, Any]:
         unread = super().unread()
         unread |= {f"text.{name}": value for name, value in (self.text.model_extra or {} if self.text else {}).items()}
-        tools = [tool.model_extra or {} for tool in self.tools or ()]
-        unread |= {f"tools.{name}": True for tool in tools for name, value in tool.items() if value}
+        unread |= unread_names("tools", self.tools or ())
+        items = [item for item in self.input if not isinstance(item, ReasoningItem)]
+        # Clients send the items of an answer back with its ids and states.
+        unread |= {name: True for name in unread_names("input", items) if name not in ("input.id", "input.status")}
+        unread |= unread_parts(item.content for item in items if isinstance(item, MessageItem))
+        unread |= unread_parts(item.output for item in items if isinstance(item, ResultItem))
         if any(isinstance(item, ReasoningItem) for item in self.input):
             unread["input.reasoning"] = True
         if any(value != LOGPROBS for value in self.include or ()):
@@ -178,9 +183,9 @@ class ResponsesRequest(Request):
             match item:
                 case MessageItem():
                     role = "system" if item.role == "developer" else item.role
-                    messages.append({"role": role, "content": item.content})
+                    messages.append({"role": role, "content": text_parts(item.content)})
                 case ResultItem():
-                    messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+                    messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_parts(item.output)})
                 case CallItem():
                     function = {"name": item.name, "arguments": item.arguments}
                     call = {"id": item.call_id, "type": "function", "function": function}
