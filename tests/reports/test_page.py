@@ -339,6 +339,21 @@ def test_trajectory_of_a_thousand_steps_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").stat().st_size < 8_000_000
 
 
+def test_agent_names_stay_in_view_of_a_wide_graph(ledger: Ledger, tmp_path: Path) -> None:
+    """A name moves with the frame of the graph, and above its row."""
+    with opened(reported(tmp_path / "report.html", ledger.path), width=390) as page:
+        page.locator("#list [data-trajectory]").first.click()
+        frame, name = page.locator(".scroll:has(> svg.trajectory)"), page.locator("svg.trajectory > .lane").first
+        before = name.bounding_box()
+        frame.evaluate("box => { box.scrollLeft = 60; }")
+        expect(name).to_have_attribute("transform", "translate(60,-25)")
+        after = name.bounding_box()
+        assert before is not None
+        assert after is not None
+        assert after["x"] == pytest.approx(before["x"], abs=1)
+        assert after["y"] < before["y"]
+
+
 def test_embedded_content_does_not_end_the_script_early() -> None:
     from creditflow.reports.html import page
 

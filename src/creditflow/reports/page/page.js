@@ -352,8 +352,8 @@
     const decision = rollout.decision, other = 1 - of;
     const both = runs.length > 1 && box === $("trajectory") ? [el("p", {}, el("button", { class: "link", type: "button", onclick: () => beside(graph, of, other) }, `Show the same task of ${runs[other]} beside it`))] : [];
     box.replaceChildren(title(`${graph.branch ? "Branch" : "Trajectory"} ${graph.trajectory_id}${runs.length > 1 ? ` of ${runs[of]}` : ""}`), ...place(graph), el("p", {}, short(facts.join(" · "), 600)), ...both, el("pre", { tabindex: 0, role: "region", "aria-label": "Task" }, graph.task),
-      el("p", { class: "hint" }, "Circles are steps, coloured by credit (", el("span", { class: "legend", style: "background:linear-gradient(to right,rgb(241,143,59),rgb(244,244,244),rgb(67,147,195))" }), " blame to praise); a line is as thick as the credit that flowed back along it; a bar across it is a closed gate; a double ring is the first error. Select a step for its texts and for where its advantage came from."),
-      scroll(draw(graph, decision, of)), ...(decision ? alternatives(decision, graph, of) : []));
+      el("p", { class: "hint" }, "Circles are steps, coloured by credit ", el("span", { class: "whole" }, "(", el("span", { class: "legend", style: "background:linear-gradient(to right,rgb(241,143,59),rgb(244,244,244),rgb(67,147,195))" }), " blame to praise)"), "; a line is as thick as the credit that flowed back along it; a bar across it is a closed gate; a double ring is the first error. Select a step for its texts and for where its advantage came from."),
+      keepNames(scroll(draw(graph, decision, of))), ...(decision ? alternatives(decision, graph, of) : []));
     $("told").textContent = `trajectory ${graph.trajectory_id} is shown: ${graph.steps.length} steps`;
     if (moves) box.scrollIntoView({ block: "start" });
     return true;
@@ -440,7 +440,6 @@
     const x = (i) => left + 30 + i * dx, y = (i) => top + lanes.indexOf(graph.steps[i].agent) * dy;
     const most = Math.max(1e-9, ...graph.steps.map((s) => Math.abs(s.credit ?? 0))), flow = Math.max(1e-9, ...graph.edges.map((e) => Math.abs(e.flow ?? 0)));
     const picture = svg("svg", { class: "trajectory", width: x(graph.steps.length - 1) + 50, height: top + lanes.length * dy, role: "group", "aria-label": `Graph of ${graph.steps.length} steps of ${lanes.length} agents` });
-    for (const agent of lanes) picture.append(svg("text", { class: "lane", x: 10, y: top + lanes.indexOf(agent) * dy + 4 }, short(agent, 16)));
     for (const edge of graph.edges) {
       const [x1, y1, x2, y2] = [x(edge.parent), y(edge.parent), x(edge.child), y(edge.child)];
       const bend = y1 === y2 && edge.child - edge.parent > 1 ? -26 - 4 * (edge.child - edge.parent) : 0;
@@ -469,7 +468,15 @@
       });
       picture.append(node);
     });
+    lanes.forEach((agent, i) => picture.append(svg("text", { class: "lane", x: 10, y: top + i * dy + 4 }, short(agent, 16))));
     return picture;
+  }
+  /* In a graph wider than the page the agents' names stay in view: above their row, so that they cover no step. */
+  function keepNames(box) {
+    box.addEventListener("scroll", () => {
+      for (const name of box.querySelectorAll("svg.trajectory > .lane")) name.setAttribute("transform", `translate(${box.scrollLeft},${box.scrollLeft > 10 ? -25 : 0})`);
+    });
+    return box;
   }
   async function step(step_id, training_step, token, whose) {
     let of;
