@@ -46,12 +46,15 @@ def test_report_has_no_serious_violations(ledger: Ledger, tmp_path: Path, scheme
         assert violations(page) == []
 
 
+@pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_view_of_two_runs_has_no_serious_violations(ledger: Ledger, tmp_path: Path, scheme: str) -> None:
+def test_view_of_two_runs_has_no_serious_violations(ledger: Ledger, tmp_path: Path, scheme: str, width: int) -> None:
     trees = a_tree_run(tmp_path / "trees")
-    with served(trees.path, ledger.path) as (url, _), opened(f"{url}#trajectory=t~1.0&training_step=1", scheme) as page:
+    address = "#trajectory=t~1.0&training_step=1"
+    with served(trees.path, ledger.path) as (url, _), opened(f"{url}{address}", scheme, width) as page:
         page.wait_for_selector("svg.tree")
         page.fill("#filter [name=text]", "executor")
         page.keyboard.press("Enter")
         page.wait_for_selector("#list td.text a")
         assert violations(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
