@@ -1,7 +1,8 @@
 """Take the screenshots of the docs: `python docs/pictures/shoot.py [--tree] RUN TRAJECTORY`.
 
-RUN was trained on `arithmetic_chain_sparse`; TRAJECTORY is one of its last training step with a closed gate. With
-`--tree`, RUN was trained on `arithmetic_chain algorithm.propagation=replay`, and TRAJECTORY has branches.
+RUN was trained on `arithmetic_chain_sparse algorithm.propagation=threshold`, as by `make demo`; TRAJECTORY is one of
+its last training step with a closed gate. With `--tree`, RUN was trained on `arithmetic_chain
+algorithm.propagation=replay`, and TRAJECTORY has branches.
 """
 
 from __future__ import annotations
@@ -11,13 +12,31 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import httpx
 from playwright.sync_api import FloatRect, Page, sync_playwright
 
 HERE = Path(__file__).parent
 WIDTH = 1180
+
+
+@dataclass(frozen=True)
+class Look:
+    """A colour scheme and a size of the window."""
+
+    suffix: str
+    """Of the files' names."""
+    scheme: Literal["light", "dark"] = "light"
+    width: int = WIDTH
+    height: int = 960
+    below: int = 630
+    """Height of the picture of a trajectory."""
+
+
+LOOKS = (Look(""), Look("_dark", "dark"), Look("_narrow", width=390, height=844, below=844))
 
 
 def main(run: Path, trajectory: str, *, tree: bool) -> None:
@@ -47,18 +66,22 @@ def _wait_for(url: str) -> None:
 def _shoot(url: str, trajectory: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": WIDTH, "height": 760})
-        page.goto(url)
-        page.wait_for_selector("body[data-ready=true]")
-        page.wait_for_timeout(3000)  # charts are drawn with an animation
-        page.screenshot(path=HERE / "report_top.png")
-        _open(page, trajectory)
-        page.click(f'[data-step="{trajectory}/4"]')
-        page.wait_for_selector('[data-part="why"]')
-        page.evaluate("document.activeElement.blur()")
-        top = page.evaluate("document.querySelector('#trajectory').getBoundingClientRect().top + window.scrollY")
-        clip: FloatRect = {"x": 0, "y": top, "width": WIDTH, "height": 630}
-        page.screenshot(path=HERE / "report_trajectory.png", full_page=True, clip=clip)
+        for look in LOOKS:
+            size = {"width": look.width, "height": look.height}
+            page = browser.new_context(viewport=size, color_scheme=look.scheme).new_page()  # type: ignore[arg-type]
+            page.set_default_timeout(120_000)
+            page.goto(url)
+            page.wait_for_selector("body[data-ready=true]")
+            page.wait_for_timeout(3000)  # charts are drawn with an animation
+            page.screenshot(path=HERE / f"report_top{look.suffix}.png")
+            _open(page, trajectory)
+            page.click(f'[data-step="{trajectory}/4"]')
+            page.wait_for_selector('[data-part="why"]')
+            page.evaluate("document.activeElement.blur()")
+            top = page.evaluate("document.querySelector('#trajectory').getBoundingClientRect().top + window.scrollY")
+            clip: FloatRect = {"x": 0, "y": top, "width": look.width, "height": look.below}
+            page.screenshot(path=HERE / f"report_trajectory{look.suffix}.png", full_page=True, clip=clip)
+            page.close()
         browser.close()
 
 
