@@ -7,14 +7,19 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import benchmarks.__main__
+from benchmarks import faults
 from benchmarks.__main__ import ERROR, FALLS_SHORT, HOLDS, discover, judge, print_outdated, run_command
+from benchmarks.processes import collecting, start, wait
 from benchmarks.record import RESULTS, ROOT, Figure, peer_missing, show
 from benchmarks.sources import Result, Work, hashes, results
+from tests.rewards.processes import until
 
 BY_HAND = {"noted"}
 """Results that no benchmark writes."""
@@ -208,3 +213,79 @@ def test_terminated_runner_ends_its_benchmark(tmp_path: Path) -> None:
 def test_figure_without_a_value_misses_its_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert show([Figure("speed", float("nan"), 1.0)])
     assert "unknown" in capsys.readouterr().out
+
+
+# Processes of a run
+
+
+ESCAPES = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={}, start_new_session=True)
+sys.stdin.read()
+"""
+"""A parent whose child has neither its environment nor its session; the parent ends with its standard input."""
+
+
+def test_child_that_outlives_its_parent_is_counted_and_killed() -> None:
+    with collecting() as started:
+        parent = subprocess.Popen([sys.executable, "-c", ESCAPES], stdin=subprocess.PIPE)
+        until(lambda: len(started.found) == 2)
+        parent.communicate()
+        assert started.left(0.0) == 1
+        child = next(process for process in started.found if process.pid != parent.pid)
+    until(lambda: not child.alive)
+
+
+def test_later_process_with_the_same_id_is_another_one() -> None:
+    with collecting() as started:
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        until(lambda: started.found)
+        (process,) = started.found
+        assert process.alive
+        assert not replace(process, started=process.started + 1).alive
+
+
+def test_command_is_killed_at_its_time_limit(tmp_path: Path) -> None:
+    process = start([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", {})
+    assert wait(process, 0.1) is None
+    assert process.returncode == -signal.SIGKILL
+
+
+# Steps of faulty runs
+
+
+def epoch_of(batches: Sequence[tuple[int, int]]) -> dict[int, list[str]]:
+    """The trajectories of training steps with these tasks, four sessions each."""
+    return {
+        step: [f"0-{step}-{task}-{session}" for task in tasks for session in range(4)]
+        for step, tasks in enumerate(batches, start=1)
+    }
+
+
+WHOLE = [(5, 0), (2, 7), (1, 3), (4, 6), (0, 1)]
+"""Two tasks a step, eight an epoch: the last step begins the second epoch."""
+
+
+def test_every_task_once_in_an_epoch_is_complete() -> None:
+    assert faults.differences(epoch_of(WHOLE), dict.fromkeys(range(1, 6), 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda ids: ids.update(epoch_of([WHOLE[0], WHOLE[0]])), ["epoch 1: 8 rollouts twice, among them task 0"]),
+        (lambda ids: ids[2].pop(), ["step 2: 7 trajectories and 0 lost, expected 8"]),
+        (lambda ids: ids.update({2: [name.replace("0-2", "0-1") for name in ids[2]]}), ["step 2: rollouts of step 1"]),
+    ],
+    ids=["repeated batch", "missing rollout", "other step"],
+)
+def test_repeated_and_missing_rollouts_are_found(change, found) -> None:
+    ids = epoch_of(WHOLE)
+    change(ids)
+    assert faults.differences(ids, dict.fromkeys(ids, 0)) == found
+
+
+def test_lost_rollout_is_not_missing() -> None:
+    ids = epoch_of(WHOLE[:1])
+    ids[1].pop()
+    assert faults.differences(ids, {1: 1}) == []
