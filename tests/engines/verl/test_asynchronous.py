@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from creditflow.credit import assign
+from creditflow.config import load_recipe
 from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
 from creditflow.engines.common.metrics import staleness_metrics
 from creditflow.errors import ConfigError, CreditflowError
@@ -15,6 +15,8 @@ from tests.paths import TOY
 
 pytest.importorskip("verl_cpu")
 
+from creditflow.engines.verl.configuration import MODES
+from tests.engines.verl.replayed import recorded_parts, replay
 from tests.engines.verl.runs import Run, run
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
@@ -60,13 +62,16 @@ def test_versions_stay_within_the_lag(made: Run):
         assert (made.series(f"throughput/{side}_idle_frac") <= 1).all()
 
 
-def test_recorded_credit_is_that_of_any_engine(made: Run):
+def test_each_mode_trains_on_the_recorded_credit(made: Run, tmp_path: Path):
+    """The trainers of all modes write the same bytes to the rows, from the trajectories of this run."""
+    config = load_recipe(TOY).config
     for recorded in Ledger.open(made.folder):
         assert recorded.assignment is not None
-        batch, options = recorded.batch, recorded.assignment.options
-        again = assign(batch, options, threshold=recorded.assignment.standing_threshold())
-        np.testing.assert_array_equal(again.advantage_S, recorded.assignment.advantage_S)
-        assert options.max_version_lag == 2
+        assert recorded.assignment.options.max_version_lag == 2
+        replays = [replay(recorded, config, mode, tmp_path / f"{recorded.step}-{mode}") for mode in MODES]
+        assert {"column advantages", "column returns"} <= replays[0].parts().keys()
+        assert all(replayed.parts() == replays[0].parts() for replayed in replays)
+        assert recorded_parts(recorded).items() <= replays[0].parts().items()
 
 
 @pytest.mark.slow
