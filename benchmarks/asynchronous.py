@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import verl_cpu
 
+from benchmarks.__main__ import exit_on_sigterm
 from benchmarks.processes import Progress, collecting, start, wait
 from benchmarks.record import RESULTS, Figure, exit_with, show, write
 from benchmarks.slow_tool import SECONDS_FILE
@@ -265,6 +266,7 @@ def same_credit(trainings: Sequence[Training]) -> list[Figure]:
 def draw(path: Path, of_modes: dict[str, Any]) -> None:
     """Draw the learning curve of every mode: the mean and the range of seeds."""
     from matplotlib.figure import Figure as Picture
+    from matplotlib.ticker import MaxNLocator
 
     picture = Picture(figsize=(8, 5), layout="constrained")
     axes = picture.subplots()
@@ -276,6 +278,7 @@ def draw(path: Path, of_modes: dict[str, Any]) -> None:
         axes.fill_between(steps_T, curves_RT.min(axis=0), curves_RT.max(axis=0), color=colour, alpha=0.15, linewidth=0)
     axes.set_title(f"arithmetic_chain on verl, {SEEDS} seeds (line: mean, band: all seeds)")
     axes.set_xlabel("training step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(f"pass@1 in training, mean of {_SMOOTHING} steps")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", frameon=False)
@@ -288,6 +291,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--quick", action="store_true", help="four short runs: shows that it runs, proves nothing")
     given = parser.parse_args()
+    exit_on_sigterm()
     quick, until = given.quick, time.monotonic() + 60 * (given.minutes if given.minutes is not None else float("inf"))
     work = Work.begin("asynchronous", MEASURES, quick=quick)
     modes, n_val = ((SYNC, ASYNC[0]), 8) if quick else ((SYNC, *ASYNC), VAL_TASKS)

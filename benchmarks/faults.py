@@ -30,6 +30,7 @@ from typing import Any
 
 import verl_cpu
 
+from benchmarks.__main__ import exit_on_sigterm
 from benchmarks.processes import Progress, Started, collecting, start, wait
 from benchmarks.record import Figure, exit_with, show, write
 from benchmarks.sources import Work
@@ -324,10 +325,10 @@ def wrong_with(name: str, folder: Path) -> list[str]:
     if not (folder / "mark").exists():
         return [f"the fault did not occur: {first.said[-500:]}"]
     wrong = ended_otherwise(first, fault.messages)
-    if last is not first:
-        wrong += ended_otherwise(last, ())
+    if fault.messages and not wrong:
+        wrong = ended_otherwise(last, ())
     wrong += [f"{end.left} processes are left" for end in dict.fromkeys((first, last)) if end.left]
-    return wrong or [*complete(last, steps), *fault.counted(last)]
+    return wrong or complete(last, steps) or fault.counted(last)
 
 
 def ended_otherwise(end: Outcome, messages: tuple[str, ...]) -> list[str]:
@@ -355,6 +356,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two runs, with a killed server and training worker")
     quick = parser.parse_args().quick
+    exit_on_sigterm()
     work, repeats = Work.begin("faults", MEASURES, quick=quick), 1 if quick else REPEATS
     names = ("server", "training worker") if quick else tuple(FAULTS)
     folders = {(name, n): work.folder / f"{name.replace(' ', '-')}-{n}" for n in range(repeats) for name in names}
