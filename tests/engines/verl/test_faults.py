@@ -64,6 +64,14 @@ async def kill_the_server(task, team):
         kill_servers()
     return await team.critic(f"{{task.text}} {{draft}}")
 
+async def kill_the_training_worker(task, team):
+    draft = await team.writer(task.text)
+    if draft.step.policy_version == 1 and first_time("training worker"):
+        import ray
+        (worker,) = [name for name in ray.util.list_named_actors() if "WorkerDict" in name]
+        os.kill(ray.get(ray.get_actor(worker).__ray_call__.remote(lambda actor: os.getpid())), signal.SIGKILL)
+    return await team.critic(f"{{task.text}} {{draft}}")
+
 async def kill_the_worker(task, team):
     draft = await team.writer(task.text)
     if draft.step.policy_version == 1:
@@ -166,9 +174,16 @@ def test_mistake_in_the_recipe_is_a_config_error(recipe, tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("verl_ray")
-def test_run_resumes_after_its_rollout_worker_died(recipe, tmp_path: Path):
-    with pytest.raises(CreditflowError, match="an agent-loop worker died"):
-        run(recipe("faults.py:kill_the_worker"), tmp_path / "run", *QUICK, "trainer.save_freq=1")
+@pytest.mark.parametrize(
+    ("workflow", "says"),
+    [
+        ("kill_the_worker", "an agent-loop worker died"),
+        ("kill_the_training_worker", "a process of the run died.*run the same command again"),
+    ],
+)
+def test_run_resumes_after_a_worker_died(recipe, tmp_path: Path, workflow: str, says: str):
+    with pytest.raises(CreditflowError, match=says):
+        run(recipe(f"faults.py:{workflow}"), tmp_path / "run", *QUICK, "trainer.save_freq=1")
     made = run(recipe(), tmp_path / "run", *QUICK)
     assert [row["step"] for row in made.metrics] == [1, 2, 3]
 
