@@ -15,7 +15,7 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import agg_loss
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from creditflow.credit import CreditOptions, assign, make_threshold
@@ -23,7 +23,7 @@ from creditflow.data import Score, Trajectory, TrajectoryBatch
 from creditflow.engines.local.loss import token_weights
 from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, RolloutRecords, take
-from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows
+from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished
 from creditflow.engines.verl.runner import first_new_step, sampled_steps
 from creditflow.engines.verl.trainer import RolloutBuffer, trained_by
 from creditflow.rewards import ScoringReport
@@ -285,6 +285,52 @@ def test_records_fetched_early_change_no_batch(queue):
     assert again.batch.to_trajectories() == [one for one in trajectories if one.uid == "0-1-2"]
     assert not take(WHERE, expected=0, received=received).batch.n_trajectories
     delete_rows(rows, keep=())
+
+
+def test_restored_queue_forgets_records_of_unfinished_groups(queue):
+    rows = send(recorded(seed=9))
+    tags = [{"is_prompt": True, "status": one, "global_steps": 1} for one in ("finished", "running")]
+    tq.kv_batch_put(keys=["u1", "u2"], partition_id="train", tags=tags)  # the groups of others were trained on
+    delete_unfinished(WHERE)
+    groups = {where: {key.split("_")[0] for key in tq.kv_list(partition_id=where)[where]} for where in (WHERE, "train")}
+    assert groups == {WHERE: {"u1"}, "train": {"u1", "u2"}}
+    take(WHERE, expected=24)
+    tq.kv_clear(keys=["u1", "u2"], partition_id="train")
+    delete_rows(rows, keep=())
+
+
+def buffer_of(queue_of: type[ReplayBuffer], mode: str, min_complete_frac: float, **options: object) -> RolloutBuffer:
+    section = OmegaConf.create({})
+    whole = queue_of(mode, section, None, "drop", section, poll_interval=0.0, **options)
+    return RolloutBuffer.from_replay_buffer(whole, lambda: None, min_complete_frac)
+
+
+def add_groups(status: str, *uids: str) -> None:
+    tags = [{"is_prompt": True, "status": status, "global_steps": 1}] * len(uids)
+    tq.kv_batch_put(keys=list(uids), partition_id="train", tags=tags)
+
+
+def test_late_groups_alone_exceed_a_batch(queue):
+    """A batch takes no more groups than its own and those that earlier batches went without."""
+    buffer, sizes = buffer_of(ReplayBufferAsync, "colocate_async", 0.5), []
+    add_groups("finished", *"abcde")
+    for more in ("", "", "", "fghi"):
+        if more:
+            add_groups("finished", *more)
+        buffer.sample(1, "train", 2)
+        sizes.append(len(buffer.selected))
+    assert sizes == [2, 2, 1, 3]
+    tq.kv_clear(keys=list(buffer.unfinished), partition_id="train")
+
+
+def test_filter_of_groups_does_not_replace_failed_ones(queue):
+    """Otherwise a team that always fails would be sampled for ever, without an error."""
+    refilled: list[int] = []
+    options = {"filter_groups_metric": "acc", "refill_fn": refilled.append}
+    buffer = buffer_of(ReplayBufferAsync, "colocate_async", 1.0, **options)
+    add_groups("failure", "a", "b")
+    buffer.sample(1, "train", 2)
+    assert (buffer.selected, refilled) == ({"a", "b"}, [])
 
 
 def test_buffer_passes_errors_of_a_poll_on(queue):

@@ -263,6 +263,14 @@ def _mode_options(
             f"algorithm.propagation: {recipe.algorithm.propagation}, but trainer.v1.trainer_mode={mode} may update "
             "the policies before branches are sampled; expected sync"
         )
+    lora, policies = config.actor_rollout_ref.model.lora, trained_policies(recipe)
+    adapted = [policy for policy in policies if lora.rank > 0 or lora_rank_of(recipe, policy)]
+    if mode == "separate_async" and adapted and not lora.merge:
+        raise ConfigError(
+            f"actor_rollout_ref.model.lora_rank: LoRA of policy {adapted[0]}, but trainer.v1.trainer_mode={mode} sends "
+            "the base model alone to the servers; add actor_rollout_ref.model.lora.merge=true after --, which merges "
+            "the adapter into the weights that are sent"
+        )
     values: dict[str, Any] = {
         "trainer.v1.sampler.max_off_policy_threshold": lag + 1,
         "trainer.v1.sampler.max_off_policy_strategy": "wait",

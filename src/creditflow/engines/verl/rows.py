@@ -138,12 +138,21 @@ def concatenate_rows(parts: Iterable[KVBatchMeta]) -> KVBatchMeta:
     return _rows(keys, tags, parts[0])
 
 
-def delete_orphans(where: str = "train") -> None:
-    """Remove the rows of finished groups. A checkpoint still has those that its last step was trained on."""
+def delete_unfinished(records: str, where: str = "train") -> None:
+    """Prepare a queue that was restored from a checkpoint, before verl runs its unfinished groups again.
+
+    Removes the rows of groups that are no longer in partition `where`, on which the last step was trained; and from
+    partition `records` the records of all groups that are not finished. Some of their sessions had ended, and the
+    records of the new ones have the same keys.
+    """
     tags = (tq.kv_list(partition_id=where) or {}).get(where, {})
-    groups = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
-    if gone := [key for key in tags if key.split("_")[0] not in groups]:
+    status = {key: tag["status"] for key, tag in tags.items() if tag.get("is_prompt", False)}
+    if gone := [key for key in tags if key.split("_")[0] not in status]:
         tq.kv_clear(keys=gone, partition_id=where)
+    kept = {uid for uid, one in status.items() if one in ("finished", "failure")}
+    there = (tq.kv_list(partition_id=records) or {}).get(records, {})
+    if gone := [key for key in there if key.split("_")[0] not in kept]:
+        tq.kv_clear(keys=gone, partition_id=records)
 
 
 def delete_rows(rows: KVBatchMeta, keep: Iterable[str]) -> None:

@@ -83,7 +83,7 @@ from creditflow.engines.verl.rollouts import (
     sum_metrics,
     take,
 )
-from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_orphans, delete_rows, write
+from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, write
 from creditflow.engines.verl.versions import VersionedClient
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.monitoring import Evaluation, GuardEvent
@@ -311,7 +311,10 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
     received: ReceivedRecords
     """Records that were fetched but not yet taken."""
     min_complete_frac: float
-    """`rollout.min_complete_frac`: below 1, a training batch is all complete groups, once there are enough of them."""
+    """`rollout.min_complete_frac`: this share of a batch's groups is enough; later batches take the others."""
+    late: int
+    """The number of groups that earlier batches went without. At most so many join a batch beside its own, because
+    verl submits one batch of tasks for each batch that it trains on."""
 
     @classmethod
     def from_replay_buffer(
@@ -325,6 +328,7 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
             expect_workers=expect_workers,
             received=ReceivedRecords(),
             min_complete_frac=min_complete_frac,
+            late=0,
         )
         return replay_buffer
 
@@ -333,20 +337,23 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
 
         The rollouts' records explain the absence.
         """
-        enough = math.ceil(self.min_complete_frac * batch_size) if partition_id == "train" else batch_size
-        self.selected = set()
+        training = partition_id == "train"
+        enough = math.ceil(self.min_complete_frac * batch_size) if training else batch_size
+        self.selected, self._most = set(), batch_size + self.late * training
         try:
             rows, metrics = super().sample(global_steps, partition_id, enough)
-            return rows, metrics
         except RuntimeError:
             # verl raises this for selected groups without rows, and TransferQueue for its own errors.
             if not self.selected or any(key.split("_")[0] in self.selected for key in self.partitions[partition_id]):
                 raise
-            return self._materialize_batch(partition_id, list(self.selected), {}), {}
+            rows, metrics = self._materialize_batch(partition_id, list(self.selected), {}), {}
+        if training:
+            self.late = self._most - len(self.selected)
+        return rows, metrics
 
     def _select_prompt_uids(self, partition_id: str, sampleable: set[str], batch_size: int) -> Any:
         partial = partition_id == "train" and self.min_complete_frac < 1
-        selection = super()._select_prompt_uids(partition_id, sampleable, len(sampleable) if partial else batch_size)
+        selection = super()._select_prompt_uids(partition_id, sampleable, self._most if partial else batch_size)
         self.selected = set(selection[0])
         return selection
 
@@ -359,10 +366,9 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
         return super()._dapo_filtered_keys(partition_id)
 
     def _terminal_eviction_reasons(self, *args: Any) -> Any:
-        stale, filtered, failed, counts = super()._terminal_eviction_reasons(*args)
-        # In asynchronous modes verl replaces groups without rows; the trainer must see and count their failures.
-        counted = self.filter_groups_metric is None
-        return stale, filtered, set() if counted else failed, counts
+        stale, filtered, _, counts = super()._terminal_eviction_reasons(*args)
+        # verl would replace groups without rows, for ever if all fail; the trainer must see and count their failures.
+        return stale, filtered, set(), counts
 
     @property
     def unfinished(self) -> set[str]:
@@ -540,7 +546,7 @@ class CreditflowTrainer(PolicyTrainer):
                 f"checkpoint holds unfinished rollouts of that mode; got {self.trainer_mode}"
             )
         if mode != "sync":
-            delete_orphans()
+            delete_unfinished(partition(validate=False))
         self.history = load_control_state(state, self.threshold, self.guard)
         restore_curriculum(self.curriculum, state)
         self.generated = GeneratedTokens(state.get("generated_tokens", 0), state.get("branch_tokens", 0))
@@ -595,7 +601,9 @@ class CreditflowTrainer(PolicyTrainer):
             self.threshold.update(batch_stats(assignment))
             self.history = assignment.history_after or self.history
             for trainer, part in rows_of.items():
-                rows_of[trainer] = trainer.correct_rollout(columns.put(part, assignment), metrics)
+                own = {}
+                rows_of[trainer] = trainer.correct_rollout(columns.put(part, assignment), own)
+                metrics.update(self._named(trainer, own))
         with ThreadPoolExecutor(1, "ledger") as beside:  # the record is final, so it is written during the update
             recording = beside.submit(self._record, rollouts, assignment)
             for trainer, part in rows_of.items():
