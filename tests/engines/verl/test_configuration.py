@@ -731,7 +731,7 @@ def test_unused_micro_batch_sizes_are_rejected():
     said = refused("--", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4")
 
     assert said.startswith(
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu: nobody reads it while {ACTOR}.use_dynamic_bsz is true"
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu: has no effect while {ACTOR}.use_dynamic_bsz is true"
     )
 
 
@@ -764,7 +764,7 @@ def test_unchecked_lora_rank_is_reported(monkeypatch):
 
     (said,) = validate(composed("--", "actor_rollout_ref.model.lora_rank=8"))
 
-    assert said == "vLLM is not installed here, so nobody checked whether it takes LoRA of rank 8"
+    assert said == "vLLM is not installed here: whether it takes LoRA of rank 8 was not checked"
 
 
 def test_missing_verl_names_the_extra(monkeypatch):

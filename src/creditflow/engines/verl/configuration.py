@@ -714,7 +714,7 @@ def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -
     for switch, size in _MICRO_BATCHES.items():
         for key in (size, f"{size}_per_gpu"):
             if OmegaConf.select(config, switch) and wanted.get(key) is not None:
-                raise ConfigError(f"{key}: nobody reads it while {switch} is true: micro-batches are cut by tokens")
+                raise ConfigError(f"{key}: has no effect while {switch} is true: micro-batches are cut by tokens")
     trained = trained_policies(recipe)
     backend = config.actor_rollout_ref.rollout.name
     if len(trained) > 1 and backend in _ONE_POLICY:
@@ -846,7 +846,7 @@ def _without_models(config: DictConfig) -> tuple[DictConfig, list[str]]:
     rank = model.lora.rank if model.lora.rank > 0 else model.lora_rank
     if rank > 0 and checked.actor_rollout_ref.rollout.name == "vllm" and importlib.util.find_spec("vllm") is None:
         model.lora.rank = model.lora_rank = 0
-        return checked, [f"vLLM is not installed here, so nobody checked whether it takes LoRA of rank {rank}"]
+        return checked, [f"vLLM is not installed here: whether it takes LoRA of rank {rank} was not checked"]
     return checked, []
 
 
