@@ -730,9 +730,7 @@ def test_devices_must_divide_into_rollout_servers():
 def test_unused_micro_batch_sizes_are_rejected():
     said = refused("--", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4")
 
-    assert said.startswith(
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu: has no effect while {ACTOR}.use_dynamic_bsz is true"
-    )
+    assert said.startswith(f"{ACTOR}.ppo_micro_batch_size_per_gpu: has no effect while {ACTOR}.use_dynamic_bsz is true")
 
 
 # verl's own checks

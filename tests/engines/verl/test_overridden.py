@@ -28,7 +28,12 @@ def overrides() -> Iterator[tuple[str, str]]:
     classes += trainer.PARTNERS.values()
     classes += [type("Buffer", (trainer.RolloutBuffer, base), {}) for base in (ReplayBuffer, ReplayBufferAsync)]
     classes += [agent_loop.StepOutput, agent_loop.RolloutWorker, agent_loop.CreditflowAgentLoopManager]
-    classes += [policy_servers.SeparatePolicyWorker, task_runner.CreditflowTaskRunner, versions.VersionedClient]
+    classes += [
+        policy_servers.PolicyCheckpointWorker,
+        policy_servers.SeparatePolicyWorker,
+        task_runner.CreditflowTaskRunner,
+        versions.VersionedClient,
+    ]
     for cls in classes:
         for place, own in enumerate(cls.__mro__):
             for base in cls.__mro__[place + 1 :] if own.__module__.startswith("creditflow") else ():
@@ -70,7 +75,7 @@ def test_changed_methods_of_another_version_are_named(copy: Path):
         expect_verl()
     assert str(caught.value) == (
         "--engine verl: verl 0.10.0.dev0 is installed, 0.9.1 is supported, and 2 of the methods that creditflow "
-        f"overrides differ: {STEP}, PPOTrainerSync.on_sample_end; pip install 'creditflow[verl]'"
+        f"overrides or relies on differ: {STEP}, PPOTrainerSync.on_sample_end; pip install 'creditflow[verl]'"
     )
 
 

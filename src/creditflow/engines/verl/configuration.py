@@ -411,7 +411,7 @@ def expect_verl() -> None:
         more = f" and {len(differ) - _MOST_NAMED} more" if len(differ) > _MOST_NAMED else ""
         raise ConfigError(
             f"--engine verl: verl {version} is installed, {supported} is supported, and {len(differ)} of the methods "
-            f"that creditflow overrides differ: {methods}{more}; {_INSTALL}"
+            f"that creditflow overrides or relies on differ: {methods}{more}; {_INSTALL}"
         )
     try:
         with quiet():

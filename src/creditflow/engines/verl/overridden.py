@@ -1,4 +1,4 @@
-"""verl's methods that this engine overrides, and hashes of their source in each supported version of verl.
+"""verl's methods that this engine overrides or relies on, and hashes of their source in each supported version.
 
 An override calls the method it replaces, or does what it did in another way, so it may be wrong once that method
 changes. A version of verl without hashes is accepted if none of the methods differs from those of a known version.
@@ -58,6 +58,7 @@ OVERRIDDEN: Mapping[str, str] = {
         RolloutReplica.get_ray_class_with_init_args
     """,
     "checkpoint_engine/base.py": "CheckpointEngineWorker.__init__",
+    "single_controller/base/worker.py": "Worker.__init__",
     f"{_ROLLOUT}/vllm_rollout/vllm_async_server.py": """
         vLLMHttpServer.collective_rpc vLLMReplica.__init__ vLLMReplica.launch_servers
     """,
@@ -69,14 +70,31 @@ OVERRIDDEN: Mapping[str, str] = {
     f"{_ROLLOUT}/sglang_rollout/sglang_rollout.py": "ServerAdapter.__init__ ServerAdapter._init_server_adapter",
 }
 """The overridden methods, by file in verl."""
+RELIED_ON: Mapping[str, str] = {
+    f"{_V1}/agent_loop_tq.py": """
+        AgentLoopWorkerTQ.generate_sequences AgentLoopWorkerTQ._run_prompt AgentLoopWorkerTQ._agent_loop_postprocess
+        AgentLoopManagerTQ.generate_sequences
+    """,
+    f"{_V1}/replay_buffer.py": """
+        ReplayBuffer._sync_metadata_from_transfer_queue ReplayBuffer._materialize_batch ReplayBuffer._clear_groups
+        ReplayBuffer._evict_terminal_groups ReplayBuffer._sampleable_terminal_keys
+        ReplayBufferAsync._has_enough_samples ReplayBufferAsync.wait_for_sampleable
+    """,
+    f"{_V1}/trainer_base.py": """
+        PPOTrainer.fit PPOTrainer.step PPOTrainer._reissue_inflight_prompts PPOTrainer._add_batch_to_generate
+        PPOTrainer._compute_old_log_prob PPOTrainer._compute_ref_log_prob PPOTrainer._compute_values
+    """,
+}
+"""Methods that are not overridden, but whose order of calls, keys and tags the engine depends on."""
 _KNOWN = Path(__file__).with_name("overridden.json")
 
 
 def names() -> Iterator[tuple[str, str]]:
     """The file and the qualified name of each method."""
-    for file, methods in OVERRIDDEN.items():
-        for method in methods.split():
-            yield file, method
+    for table in (OVERRIDDEN, RELIED_ON):
+        for file, methods in table.items():
+            for method in methods.split():
+                yield file, method
 
 
 def hashes(root: Path) -> dict[str, str]:
