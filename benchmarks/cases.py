@@ -175,8 +175,8 @@ async def solve_sabotaged(task: Task, team: Team) -> str:
 async def solve_slowly(task: Task, team: Team) -> str:
     """The recipe's workflow after a tool of the planner has answered, which takes five times as long for a tenth.
 
-    The sampler takes about a second for a rollout on an idle core, so that the slowest tenth of rollouts takes about
-    five times the median.
+    The sampler takes about a second for a rollout on an idle core, so the slowest tenth of rollouts takes about four
+    times the median.
     """
     plan = await team.planner(task.text)
     slow = zlib.crc32(f"slow {plan} {plan.logprobs[:1]}".encode()) % 100 < SLOW
