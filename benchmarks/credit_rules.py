@@ -5,7 +5,7 @@ the sub-rewards). Each rule has the best of four learning rates by the mean of t
 separate seed and separate tasks; then every rule trains on the same seeds in every case.
 
 Finished runs are found again in `runs/credit_rules/`; results are kept by seed in `docs/results/credit_rules/`, from
-which a fresh clone builds the tables (`--table`). Writes `docs/results/credit_rules.json` and `credit_rules.png`.
+which a fresh clone builds the tables (`--table`). Writes `docs/results/credit_rules*.json` and `credit_rules.png`.
 """
 
 from __future__ import annotations
@@ -192,12 +192,12 @@ class Board:
         lowest, *others = self.team.rates
         self._tune(self.rules, others or [lowest], until)
         if others:
-            means = self._means()
+            means = self.means()
             low = [
                 rule for rule in self.rules if set(others) <= set(of := means[rule]) and best(of) in (lowest, others[0])
             ]
             self._tune(low, [lowest], until)
-        means = self._means()
+        means = self.means()
         return {
             rule: of
             for rule, of in means.items()
@@ -221,7 +221,7 @@ class Board:
 
         self._keep_finished(runs, "rates", until, keep)
 
-    def _means(self) -> dict[str, dict[str, float]]:
+    def means(self) -> dict[str, dict[str, float]]:
         """The mean over the tuning cases of each rule and rate that has all of them."""
         return {
             rule: {
@@ -440,23 +440,33 @@ def boards() -> dict[str, Board]:
     }
 
 
+FILES: Mapping[str, tuple[str, ...]] = {
+    "credit_rules": ("selection", "confirmation"),
+    "credit_rules_second_start": (SECOND,),
+    "credit_rules_teams": ("tool_chain", "tic_tac_toe"),
+}
+"""The result files, each with the boards in it: the check of a page's numbers is sharper with small files."""
+
+
 def report(measured: Mapping[str, str]) -> bool:
-    """Print the tables of all kept results, and write result file, picture and page; True if a figure falls short."""
-    figures, facts = list[Figure](), dict[str, Any](inverted={"noisy, 20 %": 0.20, "noisy, 35 %": 0.35})
-    tables = {title: rows(board) for title, board in boards().items()}
-    for title, board in boards().items():
-        table = tables[title]
-        shown = lines(table, board.team)
-        print(title, *shown, sep="\n", flush=True)
-        fill_page(PAGE, f"{COMMAND}, {title}", shown)
-        for row in table:
-            if row.rule != OWN:
-                spread = (100 * row.mean_above.low, 100 * row.mean_above.high)
-                what = f"{title}, {row.seeds} seeds: pass@1, {row.rule} - own + outcome"
-                figures.append(Figure(what, 100 * row.mean_above.mean, unit="points", spread=spread))
-        facts[title] = {"rates": board.tuned(), "rows": [asdict(row) for row in table]}
-    short = show(figures)
-    write("credit_rules", figures, ("creditflow", "torch", "transformers"), measured, {"tables": facts})
+    """Print the tables of all kept results, and write result files, picture and page; True if a figure falls short."""
+    every, short = boards(), False
+    tables = {title: rows(board) for title, board in every.items()}
+    for file, titles in FILES.items():
+        figures, facts = list[Figure](), dict[str, Any](inverted={"noisy, 20 %": 0.20, "noisy, 35 %": 0.35})
+        for title in titles:
+            board, table = every[title], tables[title]
+            shown = lines(table, board.team)
+            print(title, *shown, sep="\n", flush=True)
+            fill_page(PAGE, f"{COMMAND}, {title}", shown)
+            for row in table:
+                if row.rule != OWN:
+                    spread = (100 * row.mean_above.low, 100 * row.mean_above.high)
+                    what = f"{title}, {row.seeds} seeds: pass@1, {row.rule} - own + outcome"
+                    figures.append(Figure(what, 100 * row.mean_above.mean, unit="points", spread=spread))
+            facts[title] = {"tuning": board.means(), "rows": [asdict(row) for row in table]}
+        short |= show(figures)
+        write(file, figures, ("creditflow", "torch", "transformers"), measured, {"tables": facts})
     draw(RESULTS / "credit_rules.png", {"first model": tables["selection"], "second model": tables[SECOND]})
     return short
 
