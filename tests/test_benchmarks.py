@@ -28,6 +28,8 @@ UNMEASURED = {"asynchronous", "families", "faults", "view"}
 OWNERS = {
     "rates": "claims",
     "another_warm_start": "decomposed_credit",
+    "credit_rules_second_start": "credit_rules",
+    "credit_rules_teams": "credit_rules",
     "credit_signal_first_start": "credit_signal",
 }
 """Results under another name than their benchmark's."""
