@@ -28,7 +28,7 @@ class Look:
     """A colour scheme and a size of the window."""
 
     suffix: str
-    """Of the files' names."""
+    """The end of the pictures' file names."""
     scheme: Literal["light", "dark"] = "light"
     width: int = WIDTH
     height: int = 960

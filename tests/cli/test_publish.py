@@ -134,6 +134,7 @@ NASTY = st.one_of(
         ("/home/me/private/rows.jsonl", "rows.jsonl"),
         ("verifiers://desk?rows=/home/me/rows.jsonl&task.key=secret", "verifiers://desk (options: rows, task.key)"),
         ("openenv://10.0.0.5:8000?token=secret", "openenv://... (options: token)"),
+        ("file:///home/me/private/rows.jsonl", "file://..."),
         ("reasoning-gym://chain_sum", "reasoning-gym://chain_sum"),
     ],
 )

@@ -219,7 +219,7 @@ def test_openenv_session_sends_seed_options_and_actions():
     assert json.loads(made.answer) == {"agent": 2.0}
 
 
-def test_openenv_action_that_the_schema_refuses_is_the_agents_fault():
+def test_openenv_action_against_the_schema_is_the_agents_fault():
     refused = {"type": "error", "data": {"code": "VALIDATION_ERROR", "message": "Invalid message"}}
     made, _ = run_served([FIRST, refused], scripted('{"x": 1}'), "kind=json")
     assert made.status == "ok"

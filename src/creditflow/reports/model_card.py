@@ -288,12 +288,12 @@ def _source(name: str) -> str:
         return PurePath(name).name
     path, _, query = rest.partition("?")
     options = [option.partition("=")[0] for option in query.split("&") if option]
-    shown = f"{scheme}://{'...' if scheme in _HOSTED else path}"
+    shown = f"{scheme}://{path if scheme in _PUBLIC else '...'}"
     return f"{shown} (options: {', '.join(options)})" if options else shown
 
 
-_HOSTED = ("openenv", "http", "https", "s3", "gs", "hdfs")
-"""Schemes whose addresses begin with a host or a store."""
+_PUBLIC = ("gymnasium", "pettingzoo", "reasoning-gym", "textarena", "verifiers")
+"""Schemes of which the part before the options names a package's content, rather than a host, a store or a path."""
 
 
 def _interval(result: Result, form: str) -> str:

@@ -148,10 +148,11 @@ def application(runs: Sequence[Watched], hosts: tuple[str, ...] | None) -> FastA
 
     @app.exception_handler(OSError)
     @app.exception_handler(duckdb.Error)
-    async def changed(request: Request, error: Exception) -> Response:
-        """A step file that a rollback removed, or that was damaged, after its index was read."""
+    async def unavailable(request: Request, error: Exception) -> Response:
+        """A step file was removed by a rollback, or damaged, after its index was read; or the disk is full."""
         return JSONResponse(
-            {"detail": f"a file of the run changed while it was read; try again: {error}"}, status_code=503
+            {"detail": f"the run's files could not be read or exported; if they just changed, try again: {error}"},
+            status_code=503,
         )
 
     @app.exception_handler(UnknownIdError)

@@ -313,8 +313,8 @@ class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
     min_complete_frac: float
     """`rollout.min_complete_frac`: this share of a batch's groups is enough; later batches take the others."""
     late: int
-    """The number of groups that earlier batches went without. At most so many join a batch beside its own, because
-    verl submits one batch of tasks for each batch that it trains on."""
+    """The groups that earlier batches did not wait for. A batch takes at most its own number of groups and these: verl
+    submits one batch of tasks per trained batch, so a larger batch would empty those that are sampled ahead."""
 
     @classmethod
     def from_replay_buffer(
