@@ -23,7 +23,9 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -39,7 +41,7 @@ from benchmarks.study import OTHER_TEAMS, RECIPE
 from creditflow._utils.files import alone_in
 from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, load_recipe
-from creditflow.credit import CreditOptions, assign, make_threshold
+from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.data import Floats, Trajectory, TrajectoryBatch
@@ -84,22 +86,41 @@ def recipe_of(case: str, *overrides: str) -> Recipe:
 
 def record(cases: Sequence[str], batches: int, folder: Path, reporter: Reporter) -> Mapping[str, Recording]:
     """Sample the batches of every team, and score them for every case. Finished batches are kept in `folder`."""
-    made: dict[str, tuple[list[TrajectoryBatch], list[Floats]]] = {case: ([], []) for case in cases}
-    teams = {case: case if case in OTHER_TEAMS else "exact" for case in cases}
-    for team in dict.fromkeys(teams.values()):
-        of_team = [case for case in cases if teams[case] == team]
-        with reporter.bar(f"sampling for {', '.join(of_team)}", batches, "batches") as bar:
-            sampler: _Sampler | None = None
-            for b in range(batches):
-                sketch, files = folder / f"{team}-{b}.npy", {case: folder / f"{case}-{b}.parquet" for case in of_team}
-                if not all(file.exists() for file in (sketch, *files.values())):
-                    sampler = sampler or _Sampler(team, of_team)
-                    sampler.make(b, sketch, files)
-                for case, file in files.items():
-                    made[case][0].append(read_step_file(file).batch)
-                    made[case][1].append(np.load(sketch).astype(np.float64))
-                bar.advance()
-    return {case: Recording(*parts) for case, parts in made.items()}
+    teams = {case: team_of(case) for case in cases}
+    by_team = {team: [case for case in cases if teams[case] == team] for team in dict.fromkeys(teams.values())}
+    with (
+        ProcessPoolExecutor(len(by_team), get_context("spawn")) as pool,
+        reporter.bar("sampling", len(by_team) * batches, "batches") as bar,
+    ):
+        sampling = [pool.submit(_sample_missing, team, of, batches, folder) for team, of in by_team.items()]
+        while wait(sampling, 1.0).not_done:
+            done = sum((folder / f"{team}-{b}.npy").exists() for team in by_team for b in range(batches))
+            bar.reach(done, len(by_team) * batches)
+        for one in sampling:
+            one.result()
+    return {
+        case: Recording(
+            [read_step_file(folder / f"{case}-{b}.parquet").batch for b in range(batches)],
+            [np.load(folder / f"{team}-{b}.npy").astype(np.float64) for b in range(batches)],
+        )
+        for case, team in teams.items()
+    }
+
+
+def team_of(case: str) -> str:
+    """The case whose team and batches a case shares: they differ in scores alone."""
+    return case if case in OTHER_TEAMS else "exact"
+
+
+def _sample_missing(team: str, cases: Sequence[str], batches: int, folder: Path) -> None:
+    """Sample the missing batches of a team, in a process of its own."""
+    torch.set_num_threads(1)
+    sampler: _Sampler | None = None
+    for b in range(batches):
+        sketch, files = folder / f"{team}-{b}.npy", {case: folder / f"{case}-{b}.parquet" for case in cases}
+        if not all(file.exists() for file in (sketch, *files.values())):
+            sampler = sampler or _Sampler(team, cases)
+            sampler.make(b, sketch, files)
 
 
 class _Sampler:
@@ -223,18 +244,24 @@ def options_of(case: str, overrides: Sequence[str]) -> CreditOptions:
     return recipe_of(case, *overrides).config.algorithm
 
 
-def gradients(recording: Recording, options: CreditOptions) -> Floats:
-    """[B, D] the sketched gradient of each batch, per trajectory.
-
-    Thresholds and fitted parts adapt from batch to batch, as in training.
-    """
-    threshold, history, made = make_threshold(options.propagation_threshold), History(), []
-    for batch, sketch_SD in zip(recording.batches, recording.sketches, strict=True):
+def assignments(recording: Recording, options: CreditOptions) -> Iterator[Assignment]:
+    """The credit of each batch. Thresholds and fitted parts adapt from batch to batch, as in training."""
+    threshold, history = make_threshold(options.propagation_threshold), History()
+    for batch in recording.batches:
         assigned = assign(batch, options, threshold=threshold, history=history)
         threshold.update(batch_stats(assigned))
         history = assigned.history_after or history
-        made.append(assigned.advantage_S @ sketch_SD / batch.n_trajectories)
-    return np.array(made)
+        yield assigned
+
+
+def gradients(recording: Recording, options: CreditOptions) -> Floats:
+    """[B, D] the sketched gradient of each batch, per trajectory."""
+    return np.array(
+        [
+            assigned.advantage_S @ sketch_SD / assigned.batch.n_trajectories
+            for assigned, sketch_SD in zip(assignments(recording, options), recording.sketches, strict=True)
+        ]
+    )
 
 
 TRUE = CreditOptions(propagation="identical", adv_estimator="rloo", group_by="task")
