@@ -7,6 +7,7 @@ Evaluations use the recipe's correct verdicts.
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections.abc import Callable
 from functools import cache
@@ -42,7 +43,19 @@ def _training_step(trajectory_id: str) -> int | None:
 
 def _percent(step: Step, of: str) -> int:
     """Pseudo-random number from 0 to 99 for a step of a run. Ids repeat between runs; texts and log-probs differ."""
-    return zlib.crc32(f"{of} {step.id} {step.prompt} {step.response} {step.logprobs[:1]}".encode()) % 100
+    return zlib.crc32(f"{of} {_drawn_id(step)} {step.prompt} {step.response} {step.logprobs[:1]}".encode()) % 100
+
+
+_CONTINUATION = re.compile(r"~(with|without)(\d+)~\d+$")
+"""The end of the id of a trajectory that continues another one, with or without one of its steps."""
+
+
+def _drawn_id(step: Step) -> str:
+    """The step's id; for a kept step of a continuation, the recorded step's id, so that its draws are the same."""
+    continued = _CONTINUATION.search(step.trajectory_id)
+    if continued is None or step.index >= int(continued[2]) + (continued[1] == "with"):
+        return step.id
+    return step.trajectory_id[: continued.start()] + step.id.removeprefix(step.trajectory_id)
 
 
 # Faults by name: a function of the step and its correct verdict.

@@ -59,6 +59,8 @@ MEASURES = (
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.credit_signal"
 FOLDER = ROOT / "runs" / "credit_signal"
 BATCHES, TASKS, ROLLOUTS = 48, 8, 8
+INVERTED = {"noisy, 20 %": 0.20, "noisy, 35 %": 0.35}
+"""The share of inverted verdicts, by case; for the result files."""
 WIDTH = 12
 """Random directions for the inputs and for the output gradients of a layer; a sketch has their product as its size."""
 _KEY = 7
@@ -348,8 +350,7 @@ def main() -> int:
         return 0
     draw(RESULTS / "credit_signal.png", found)
     seconds = time.monotonic() - began
-    inverted = {"noisy, 20 %": 0.20, "noisy, 35 %": 0.35}
-    facts = {"batches": BATCHES, "seconds": seconds, "inverted": inverted, "results": details}
+    facts = {"batches": BATCHES, "seconds": seconds, "inverted": INVERTED, "results": details}
     write("credit_signal", figures, ("creditflow", "torch", "numpy"), hashes(MEASURES), facts)
     fill_page(PAGE, COMMAND, table_lines(details))
     print(f"{MISSED}: 0 of 0")

@@ -1,9 +1,9 @@
 """Fidelity of each rule's credit: `python -m benchmarks.fidelity [--quick] [--table]`.
 
-Takes the batches of `benchmarks.credit_signal`, and samples the missing ones. In the last eight batches of each team,
-400 decisions are measured: continuations with the decision kept, and with it sampled anew, by other seeds. Cases that
+Takes the batches of `benchmarks.credit_signal`, and samples the missing ones. In the last 16 batches of each team,
+1,600 decisions are measured: continuations with the decision kept, and with it sampled anew, by other seeds. Cases that
 differ in scores alone have the same trajectories, so they share these values. The fidelity of a rule is the rank
-correlation of its advantages with them; thresholds and fitted parts adapt over the 40 batches before, as in training.
+correlation of its advantages with them; thresholds and fitted parts adapt over the 32 batches before, as in training.
 Writes to `runs/fidelity/` and reuses what it finds there. No targets: it is a measurement.
 """
 
@@ -26,7 +26,17 @@ import numpy as np
 import torch
 
 from benchmarks.credit_rules import CASES, REALISTIC, RULES
-from benchmarks.credit_signal import BATCHES, FOLDER, Recording, assignments, options_of, recipe_of, record, team_of
+from benchmarks.credit_signal import (
+    BATCHES,
+    FOLDER,
+    INVERTED,
+    Recording,
+    assignments,
+    options_of,
+    recipe_of,
+    record,
+    team_of,
+)
 from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, write
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import alone_in, write_whole
@@ -51,7 +61,7 @@ MEASURES = (
     "benchmarks/credit_signal.py",
 )
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.fidelity"
-LAST, DECISIONS, CONTINUATIONS = 8, 400, 8
+LAST, DECISIONS, CONTINUATIONS = 16, 1600, 8
 
 
 def measure_values(
@@ -155,7 +165,8 @@ def main() -> int:
             )
             for rule in RULES
         ]
-        facts = {"seconds": time.monotonic() - began, "results": details}  # less if a part was kept
+        seconds = time.monotonic() - began  # less if a part was kept
+        facts = {"batches": LAST, "inverted": INVERTED, "seconds": seconds, "results": details}
         write("fidelity", figures, ("creditflow", "torch", "numpy"), work.measured, facts)
         fill_page(PAGE, COMMAND, table_lines(details))
     print(f"{MISSED}: 0 of 0")
