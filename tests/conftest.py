@@ -55,6 +55,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the figures that tests have recorded with `record_property`."""
+    reports = [report for of_kind in terminalreporter.stats.values() for report in of_kind]
+    reports = [report for report in reports if getattr(report, "when", "") == "call" and report.user_properties]
+    if reports:
+        terminalreporter.section("figures")
+    for report in reports:
+        for name, value in report.user_properties:
+            terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {name}: {value}")
+
+
 @pytest.fixture(scope="session")
 def smollm2_folder(pytestconfig: pytest.Config) -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder, converted again only when the code of the conversion changes.

@@ -28,6 +28,16 @@ def options(n_ranks: int = 1, servers: Servers = "transformers") -> list[str]:
     return [option for option in given if not option.startswith("trainer.v1.sampler")]
 
 
+def mode_options(mode: str, n_ranks: int = 1) -> tuple[str, ...]:
+    """verl's options for a trainer mode; `separate_async` gets as many devices for rollouts as for training."""
+    separate = (
+        "actor_rollout_ref.rollout.nnodes=1",
+        f"actor_rollout_ref.rollout.n_gpus_per_node={n_ranks}",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=file",
+    )
+    return (f"trainer.v1.trainer_mode={mode}", *(separate if mode == "separate_async" else ()))
+
+
 @dataclass(frozen=True)
 class Run:
     """The content of a run's folder."""

@@ -17,7 +17,7 @@ pytest.importorskip("verl_cpu")
 
 from creditflow.engines.verl.configuration import MODES
 from tests.engines.verl.replayed import recorded_parts, replay
-from tests.engines.verl.runs import Run, run
+from tests.engines.verl.runs import Run, mode_options, run
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
 
@@ -26,15 +26,9 @@ LAG = "algorithm.max_version_lag=2"
 
 
 def train(folder: Path, mode: str, *overrides: str, steps: int = STEPS, recipe: Path = TOY, **more) -> Run:
-    separate = (
-        "actor_rollout_ref.rollout.nnodes=1",
-        f"actor_rollout_ref.rollout.n_gpus_per_node={more.get('n_ranks', 1)}",
-        "actor_rollout_ref.rollout.checkpoint_engine.backend=file",
-    )
-    verl = (f"trainer.v1.trainer_mode={mode}", *(separate if mode == "separate_async" else ()))
     return run(
         recipe, folder, LAG, f"trainer.total_training_steps={steps}", "trainer.val_before_train=false", *overrides,
-        verl=verl, **more,
+        verl=mode_options(mode, more.get("n_ranks", 1)), **more,
     )  # fmt: skip
 
 
@@ -113,13 +107,14 @@ async def solve_late(task, team):
 """
 
 
-def test_late_groups_join_a_later_batch(tmp_path: Path):
+@pytest.mark.parametrize("mode", ["colocate_async", pytest.param("separate_async", marks=pytest.mark.slow)])
+def test_late_groups_join_a_later_batch(tmp_path: Path, mode: str):
     """Rollouts of every fourth task wait until the first training step is recorded, so it must not wait for them."""
     shutil.copy(TOY, tmp_path)
     text = TOY.with_suffix(".py").read_text() + LATE.format(metrics=str(tmp_path / "run" / "metrics.jsonl"))
     (tmp_path / "toy.py").write_text(text)
     made = train(
-        tmp_path / "run", "colocate_async", "actor_rollout_ref.rollout.min_complete_frac=0.5",
+        tmp_path / "run", mode, "actor_rollout_ref.rollout.min_complete_frac=0.5",
         "team.workflow=toy.py:solve_late", "data.shuffle=false", steps=4, recipe=tmp_path / "toy.yaml",
     )  # fmt: skip
     batches = [made.batch(step) for step in range(1, 5)]

@@ -22,7 +22,7 @@ from tests.engines.verl.runs import Run, options, run
 from tests.rewards.processes import alive, descendants, until
 
 FAULTS = """
-import itertools, os, signal
+import asyncio, itertools, os, signal
 import toy_workflow as toy
 from creditflow import reward
 
@@ -46,6 +46,12 @@ async def never_solve(task, team):
 
 async def call_a_stranger(task, team):
     return await team.stranger(task.text)
+
+async def hang_once(task, team):
+    draft = await team.writer(task.text)
+    if draft.step.policy_version == 1 and first_time("hung"):
+        await asyncio.Event().wait()
+    return await team.critic(f"{{task.text}} {{draft}}")
 
 def kill_servers():
     import ray
@@ -163,6 +169,17 @@ def test_killed_rollout_server_costs_only_its_rollouts(recipe, tmp_path: Path, w
     assert (lost | repeated).tolist() == [False, True, False]
     assert made.series("training/rollout_probs_diff_max").max() < 1e-5  # nothing was trained on with other weights
     assert {version for step in (1, 2, 3) for version in made.batch(step).policy_version.tolist()} == {0, 1, 2}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("verl_ray")
+def test_hanging_rollout_is_ended_and_keeps_its_steps(recipe, tmp_path: Path):
+    limit = "actor_rollout_ref.rollout.timeout_s=20"
+    made = run(recipe("faults.py:hang_once"), tmp_path / "run", *QUICK, limit, "actor_rollout_ref.rollout.n=8")
+    assert made.series("rollout/timeout_frac").tolist() == made.series("rollout/failed_frac").tolist() == [0, 1 / 16, 0]
+    (hung,) = [info for info in made.batch(2).trajectory_info if "error" in info]
+    assert hung["timed_out"] == 20
+    assert made.batch(2).n_steps == 2 * 16 - 1  # the writer's step of that rollout, without the critic's
 
 
 @pytest.mark.slow

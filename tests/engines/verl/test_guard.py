@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("verl_cpu")
 
+from creditflow.engines.verl.configuration import MODES
 from creditflow.monitoring import GuardStop
 from creditflow.runs.run_folder import read_events
-from tests.engines.verl.runs import run
+from tests.engines.verl.runs import Run, mode_options, run
 from tests.paths import TOY
 
 RULE = """
@@ -44,9 +45,14 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_guard_restores_a_checkpoint_and_then_stops(recipe, tmp_path, verl_ray) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_guard_restores_a_checkpoint_and_then_stops(recipe, tmp_path, verl_ray, mode) -> None:
     folder = tmp_path / "run"
+    options = (THIRD, "guard.max_rollbacks=1", "trainer.total_training_steps=4", "trainer.save_freq=1")
+    lag = () if mode == "sync" else ("algorithm.max_version_lag=2",)
     with pytest.raises(GuardStop, match=r"guard: third fired.*stopped after step 3"):
-        run(recipe, folder, THIRD, "guard.max_rollbacks=1", "trainer.total_training_steps=4", "trainer.save_freq=1")
+        run(recipe, folder, *options, *lag, verl=mode_options(mode))
     assert [event.get("goes_on_after") for event in read_events(folder) if event["rule"] == "third"] == [2, None]
     assert sorted(file.name for file in (folder / "rolled_back/1").iterdir()) == ["000003.parquet", "metrics.jsonl"]
+    ids = [name for step in (1, 2, 3) for name in Run(folder).batch(step).trajectory_ids]
+    assert len(ids) == len(set(ids)) == 8 * 3

