@@ -1,7 +1,7 @@
 """Faulty variants of the rewards and the team of `arithmetic_chain`.
 
-For `benchmarks.guarded` (faults that start during a run) and `benchmarks.study` (faults from the beginning).
-Evaluations use the recipe's correct verdicts.
+In `benchmarks.guarded` faults start during a run, in other benchmarks at the beginning. Evaluations use the recipe's
+correct verdicts.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def _of(name: str) -> Callable[..., Any]:
 
 
 def _training_step(trajectory_id: str) -> int | None:
-    """The training step in an id 0-STEP-TASK-PLAY; None for an evaluation (1-TASK-PLAY)."""
+    """The training step in an id 0-STEP-TASK-ROLLOUT; None for an evaluation (1-TASK-ROLLOUT)."""
     kind, at = trajectory_id.split("-")[:2]
     return int(at) if kind == "0" else None
 
 
 def _percent(step: Step, of: str) -> int:
     """Pseudo-random number from 0 to 99 for a step of a run. Ids repeat between runs; texts and log-probs differ."""
-    return zlib.crc32(f"{of} {_drawn_id(step)} {step.prompt} {step.response} {step.logprobs[:1]}".encode()) % 100
+    return zlib.crc32(f"{of} {recorded_step_id(step)} {step.prompt} {step.response} {step.logprobs[:1]}".encode()) % 100
 
 
 _CONTINUATION = re.compile(r"~(with|without)(\d+)~\d+$")
 """The end of the id of a trajectory that continues another one, with or without one of its steps."""
 
 
-def _drawn_id(step: Step) -> str:
+def recorded_step_id(step: Step) -> str:
     """The step's id; for a kept step of a continuation, the recorded step's id, so that its draws are the same."""
     continued = _CONTINUATION.search(step.trajectory_id)
     if continued is None or step.index >= int(continued[2]) + (continued[1] == "with"):

@@ -79,6 +79,8 @@ class Team:
 
 SECOND = "second start"
 """The same team from another warm-started model, at the rates of the first."""
+EXACT = f"{SECOND}, exact"
+"""The title of its table of exact scores, which has rules without results in the other cases."""
 _QUIET = ("trainer.test_freq=-1", "reward.backend=inline", "reward.cache_size=0", "guard.enable=false")
 TEAMS: Mapping[str, Team] = {
     "arithmetic_chain": Team(KEPT),
@@ -433,16 +435,18 @@ def draw(path: Path, tables: Mapping[str, Sequence[Row]]) -> None:
 def boards() -> dict[str, Board]:
     """The boards of the page by title."""
     main = TEAMS["arithmetic_chain"]
+    exact_alone = replace(TEAMS[SECOND], cases={"exact": CASES["exact"]}, tuning_cases=("exact",))
     return {
         "selection": Board(RUNS, main, tuple(RULES), range(SEEDS)),
         "confirmation": Board(RUNS, main, tuple(RULES), CONFIRMATION),
         **{name: Board(RUNS, team, tuple(RULES), range(SEEDS)) for name, team in TEAMS.items() if team is not main},
+        EXACT: Board(RUNS, exact_alone, tuple(RULES), range(SEEDS)),
     }
 
 
 FILES: Mapping[str, tuple[str, ...]] = {
     "credit_rules": ("selection", "confirmation"),
-    "credit_rules_second_start": (SECOND,),
+    "credit_rules_second_start": (SECOND, EXACT),
     "credit_rules_teams": ("tool_chain", "tic_tac_toe"),
 }
 """The result files, each with the boards in it: the check of a page's numbers is sharper with small files."""

@@ -36,9 +36,9 @@ from torch import Tensor
 
 from benchmarks.credit_rules import ALWAYS, CASES, OWN, REALISTIC, RULES
 from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, write
-from benchmarks.sources import TRAINING, hashes
+from benchmarks.sources import TRAINING, Work
 from benchmarks.study import OTHER_TEAMS, RECIPE
-from creditflow._utils.files import alone_in
+from creditflow._utils.files import alone_in, write_whole
 from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, load_recipe
 from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
@@ -54,17 +54,20 @@ MEASURES = (
     *TRAINING,
     "benchmarks/cases.py",
     "benchmarks/credit_rules.py",
+    "benchmarks/credit_signal.py",
+    "benchmarks/study.py",
     "src/creditflow/recipes/arithmetic_chain.py",
+    "src/creditflow/recipes/arithmetic_chain.yaml",
 )
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.credit_signal"
-FOLDER = ROOT / "runs" / "credit_signal"
+NAME = "credit_signal"
 BATCHES, TASKS, ROLLOUTS = 48, 8, 8
 INVERTED = {"noisy, 20 %": 0.20, "noisy, 35 %": 0.35}
 """The share of inverted verdicts, by case; for the result files."""
 WIDTH = 12
 """Random directions for the inputs and for the output gradients of a layer; a sketch has their product as its size."""
 _KEY = 7
-"""The first part of a rollout's random key."""
+"""Added to a batch's number in the random keys of its rollouts."""
 _AT_ONCE = 256
 """Steps of one backward pass."""
 
@@ -86,8 +89,17 @@ def recipe_of(case: str, *overrides: str) -> Recipe:
     return load_recipe(RECIPE, [*ALWAYS, *CASES[case], "data.seed=0", *overrides])
 
 
-def record(cases: Sequence[str], batches: int, folder: Path, reporter: Reporter) -> Mapping[str, Recording]:
-    """Sample the batches of every team, and score them for every case. Finished batches are kept in `folder`."""
+def record(work: Work, *, quick: bool) -> Mapping[str, Recording]:
+    """Sample the batches of every team, and score them for every case. The folder of `work` keeps finished batches.
+
+    `quick`: three batches.
+    """
+    folder, busy = work.folder, SystemExit(f"error: {work.folder}: another process records there")
+    with alone_in(folder.parent, busy):
+        return _record(tuple(CASES), 3 if quick else BATCHES, folder, Reporter())
+
+
+def _record(cases: Sequence[str], batches: int, folder: Path, reporter: Reporter) -> Mapping[str, Recording]:
     teams = {case: team_of(case) for case in cases}
     by_team = {team: [case for case in cases if teams[case] == team] for team in dict.fromkeys(teams.values())}
     with (
@@ -143,7 +155,13 @@ class _Sampler:
             batch = TrajectoryBatch.from_trajectories(trajectories)
             file.parent.mkdir(parents=True, exist_ok=True)
             write_step_file(file, b, batch, None)
-        np.save(sketch, self.sketcher(batch).astype(np.float32))
+        sketch_SD = self.sketcher(batch).astype(np.float32)
+
+        def save(part: Path) -> None:
+            with part.open("wb") as out:
+                np.save(out, sketch_SD)
+
+        write_whole(sketch, save)
 
     async def _sample(self, b: int) -> list[Trajectory]:
         tasks = [self.components.train_tasks[(b * TASKS + t) % len(self.components.train_tasks)] for t in range(TASKS)]
@@ -266,7 +284,7 @@ def gradients(recording: Recording, options: CreditOptions) -> Floats:
     )
 
 
-TRUE = CreditOptions(propagation="identical", adv_estimator="rloo", group_by="task")
+UNBIASED = CreditOptions(propagation="identical", adv_estimator="rloo", group_by="task")
 """The options of an unbiased estimate of grad J."""
 
 
@@ -303,7 +321,7 @@ def measure(
 ) -> Iterator[tuple[str, str, Signal]]:
     """Yield (case, rule, signal) for every pair."""
     for case, recording in recordings.items():
-        true_BD = gradients(recording, TRUE)
+        true_BD = gradients(recording, UNBIASED)
         for name, overrides in rules.items():
             yield case, name, efficiency(gradients(recording, options_of(case, overrides)), true_BD)
 
@@ -322,10 +340,8 @@ def main() -> int:
         return 0
     torch.set_num_threads(1)
     began = time.monotonic()
-    folder = FOLDER.with_name("credit_signal-quick") if given.quick else FOLDER
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder.parent, SystemExit(f"error: {folder}: another process records there")):
-        recordings = record(tuple(CASES), 3 if given.quick else BATCHES, folder, Reporter())
+    work = Work.begin(NAME, MEASURES, quick=given.quick)
+    recordings = record(work, quick=given.quick)
     found: dict[str, dict[str, Signal]] = {rule: {} for rule in RULES}
     for case, rule, signal in measure(recordings, RULES):
         found[rule][case] = signal
@@ -333,11 +349,12 @@ def main() -> int:
     print(" " * 26 + "".join(f"{case[:14]:>16}" for case in CASES) + f"{'(x)':>8}")
     for rule, by_case in found.items():
         cells = "".join(f"{100 * one.efficiency:9.2f} ±{100 * one.error:5.2f}" for one in by_case.values())
-        print(f"{rule:26}{cells}{gain(by_case, found[OWN]):8.2f}")
+        print(f"{rule:26}{cells}{relative_efficiency(by_case, found[OWN]):8.2f}")
     print(f"{(time.monotonic() - began) / 60:.1f} minutes")
     figures = [
         Figure(
-            f"{rule}: efficiency relative to own + outcome, mean over the cases but exact", gain(by_case, found[OWN])
+            f"{rule}: efficiency relative to own + outcome, mean over the cases but exact",
+            relative_efficiency(by_case, found[OWN]),
         )
         for rule, by_case in found.items()
     ]
@@ -351,7 +368,7 @@ def main() -> int:
     draw(RESULTS / "credit_signal.png", found)
     seconds = time.monotonic() - began
     facts = {"batches": BATCHES, "seconds": seconds, "inverted": INVERTED, "results": details}
-    write("credit_signal", figures, ("creditflow", "torch", "numpy"), hashes(MEASURES), facts)
+    write("credit_signal", figures, ("creditflow", "torch", "numpy"), work.measured, facts)
     fill_page(PAGE, COMMAND, table_lines(details))
     print(f"{MISSED}: 0 of 0")
     return 0
@@ -366,11 +383,11 @@ def table_lines(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> lis
     lines = [f"| rule | {' | '.join(CASES)} | relative |", f"|{' --- |' * (len(CASES) + 2)}"]
     for rule, by_case in found.items():
         cells = [f"{100 * by_case[case].efficiency:.1f} ± {100 * by_case[case].error:.1f}" for case in CASES]
-        lines.append(f"| {rule} | {' | '.join(cells)} | {gain(by_case, found[OWN]):.2f} |")
+        lines.append(f"| {rule} | {' | '.join(cells)} | {relative_efficiency(by_case, found[OWN]):.2f} |")
     return lines
 
 
-def gain(by_case: Mapping[str, Signal], of_own: Mapping[str, Signal]) -> float:
+def relative_efficiency(by_case: Mapping[str, Signal], of_own: Mapping[str, Signal]) -> float:
     """The mean over the realistic cases of a rule's efficiency relative to that of own + outcome."""
     return fmean(by_case[case].efficiency / of_own[case].efficiency for case in REALISTIC)
 

@@ -14,36 +14,28 @@ import asyncio
 import json
 import math
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.credit_rules import CASES, REALISTIC, RULES
-from benchmarks.credit_signal import (
-    BATCHES,
-    FOLDER,
-    INVERTED,
-    Recording,
-    assignments,
-    options_of,
-    recipe_of,
-    record,
-    team_of,
-)
+from benchmarks import credit_signal
+from benchmarks.credit_rules import CASES, OWN, REALISTIC, RULES
+from benchmarks.credit_signal import INVERTED, Recording, assignments, options_of, recipe_of, record, team_of
 from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, write
 from benchmarks.sources import TRAINING, Work
-from creditflow._utils.files import alone_in, write_whole
-from creditflow._utils.progress import Reporter
+from creditflow._utils.files import write_whole
 from creditflow.config import trained_agents
 from creditflow.credit import CreditOptions, assign
-from creditflow.credit.analysis.fidelity import DecisionValues, Fidelity, Share, fidelity
+from creditflow.credit.analysis.fidelity import DecisionValues, Share, fidelity, spearman, task_weights
 from creditflow.data import Floats, TrajectoryBatch
 from creditflow.engines.common.components import build_components
 from creditflow.engines.local.decisions import DECISION_AUDIT, choose_decisions, measure_decisions, workflow_branch
@@ -59,9 +51,13 @@ MEASURES = (
     "benchmarks/cases.py",
     "benchmarks/credit_rules.py",
     "benchmarks/credit_signal.py",
+    "benchmarks/fidelity.py",
+    "benchmarks/study.py",
 )
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.fidelity"
-LAST, DECISIONS, CONTINUATIONS = 16, 1600, 8
+LAST_BATCHES, DECISIONS, CONTINUATIONS = 16, 1600, 8
+MOST_LOST = 0.01
+"""The largest share of continuations without a return; they would bias the values."""
 
 
 def measure_values(
@@ -73,8 +69,8 @@ def measure_values(
     components, policies = build_components(recipe), PolicySet.for_rollouts(recipe)
     trajectories = [one for batch in batches for one in batch.to_trajectories()]
     whole = TrajectoryBatch.from_trajectories(trajectories)
-    outcome_alone = assign(whole, CreditOptions(propagation="identical"))
-    candidate_S = decision_candidates(outcome_alone, trained_agents(recipe.config))
+    by_outcome = assign(whole, CreditOptions(propagation="identical"))
+    candidate_S = decision_candidates(by_outcome, trained_agents(recipe.config))
     rng = np.random.default_rng(0)
     chosen = choose_decisions(whole, candidate_S, continuations, decisions, math.inf, rng)
 
@@ -87,47 +83,73 @@ def measure_values(
             )
 
     found = asyncio.run(measure())
+    if (lost := found.refused + found.failed) > MOST_LOST * found.continuations:
+        raise RuntimeError(
+            f"{team}: {lost} of {found.continuations} continuations have no return: "
+            f"{found.first_refusal or found.first_failure}"
+        )
     counts = {name: getattr(found, name) for name in ("tokens", "continuations", "refused", "failed")}
 
     def save(part: Path) -> None:
         with part.open("wb") as out:
-            np.savez(out, step_D=chosen.step_D, **asdict(found.values), **counts)
+            np.savez(out, step_D=chosen.step_D, batches=_digest(batches), **asdict(found.values), **counts)
 
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, save)
 
 
+def _digest(batches: Sequence[TrajectoryBatch]) -> int:
+    """A checksum of the responses."""
+    return zlib.crc32(b"".join(np.ascontiguousarray(batch.response_ids).tobytes() for batch in batches))
+
+
 def values_of(
     recordings: Mapping[str, Recording], decisions: int, continuations: int, folder: Path
 ) -> dict[str, Mapping[str, Any]]:
-    """The measured values of each team, each team in a process; those in `folder` are used again."""
+    """The measured values of each team, each team in a process. Reuses the files in `folder`.
+
+    Raises SystemExit if they were measured on other batches.
+    """
     files = {team: folder / f"{team}.npz" for team in dict.fromkeys(map(team_of, recordings))}
     with ProcessPoolExecutor(len(files), get_context("spawn")) as pool:
         for one in [
-            pool.submit(measure_values, team, recordings[team].batches[-LAST:], decisions, continuations, file)
+            pool.submit(measure_values, team, recordings[team].batches[-LAST_BATCHES:], decisions, continuations, file)
             for team, file in files.items()
             if not file.exists()
         ]:
             one.result()
-    return {team: np.load(file) for team, file in files.items()}
+    values = {team: np.load(file) for team, file in files.items()}
+    for team, found in values.items():
+        if int(found["batches"]) != _digest(recordings[team].batches[-LAST_BATCHES:]):
+            raise SystemExit(f"error: {files[team]}: measured on other batches: remove it to measure again")
+    return values
 
 
 def advantages(recording: Recording, options: CreditOptions) -> Floats:
     """[S] the advantages of the last batches' steps; NaN for steps that the rule does not train."""
-    last = islice(assignments(recording, options), max(len(recording.batches) - LAST, 0), None)
+    last = islice(assignments(recording, options), max(len(recording.batches) - LAST_BATCHES, 0), None)
     return np.concatenate([np.where(one.trained_S, one.advantage_S, np.nan) for one in last])
 
 
 def table_lines(results: Mapping[str, Any]) -> list[str]:
-    """The table of the page: fidelity of advantages in percent, with half of its 95 % interval."""
+    """The table of the page: fidelity of advantages in percent, with half of its 95 % interval.
+
+    Bold or italic if it is above or below that of own + outcome by a difference whose interval excludes 0.
+    """
     lines = [f"| rule | {' | '.join(CASES)} |", f"|{' --- |' * (len(CASES) + 1)}"]
     for rule in RULES:
         if not all(rule in results[case]["rules"] for case in CASES):
             continue  # added after the last measurement
         cells = [results[case]["rules"][rule] for case in CASES]
-        lines.append(f"| {rule} | {' | '.join(_cell(one) for one in cells)} |")
+        lines.append(f"| {rule} | {' | '.join(_emphasis(one) + _cell(one) + _emphasis(one) for one in cells)} |")
     ceilings = [_cell(results[case]["ceiling"]) for case in CASES]
     return [*lines, f"| *noise ceiling* | {' | '.join(ceilings)} |"]
+
+
+def _emphasis(one: Mapping[str, Any]) -> str:
+    """The mark of a cell that differs from own + outcome."""
+    low, high = (one["above_own"][end] or 0.0 for end in ("low", "high"))
+    return "**" if low > 0 else "*" if high < 0 else ""
 
 
 def _cell(one: Mapping[str, float | None]) -> str:
@@ -149,10 +171,7 @@ def main() -> int:
     torch.set_num_threads(1)
     began = time.monotonic()
     work = Work.begin("fidelity", MEASURES, quick=given.quick)
-    folder = FOLDER.with_name("credit_signal-quick") if given.quick else FOLDER
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder.parent, SystemExit(f"error: {folder}: another process records there")):
-        recordings = record(tuple(CASES), 3 if given.quick else BATCHES, folder, Reporter())
+    recordings = record(Work.begin(credit_signal.NAME, credit_signal.MEASURES, quick=given.quick), quick=given.quick)
     values = values_of(recordings, *((8, 2) if given.quick else (DECISIONS, CONTINUATIONS)), work.folder)
     details = {case: _details(recordings[case], case, values[team_of(case)]) for case in CASES}
     for line in table_lines(details):
@@ -161,12 +180,12 @@ def main() -> int:
         figures = [
             Figure(
                 f"{rule}: fidelity of advantages, mean over the cases but exact",
-                sum(details[case]["rules"][rule]["value"] or 0.0 for case in REALISTIC) / len(REALISTIC),
+                fmean(_or_nan(details[case]["rules"][rule]["value"]) for case in REALISTIC),
             )
             for rule in RULES
         ]
         seconds = time.monotonic() - began  # less if a part was kept
-        facts = {"batches": LAST, "inverted": INVERTED, "seconds": seconds, "results": details}
+        facts = {"batches": LAST_BATCHES, "inverted": INVERTED, "seconds": seconds, "results": details}
         write("fidelity", figures, ("creditflow", "torch", "numpy"), work.measured, facts)
         fill_page(PAGE, COMMAND, table_lines(details))
     print(f"{MISSED}: 0 of 0")
@@ -175,22 +194,40 @@ def main() -> int:
 
 def _details(recording: Recording, case: str, measured: Mapping[str, Any]) -> dict[str, Any]:
     """The kept numbers of one case."""
-    values = DecisionValues(measured["task_D"], measured["after_DK"], measured["before_DK"])
-    found: dict[str, Fidelity] = {
-        name: fidelity(advantages(recording, options_of(case, overrides))[measured["step_D"]], values)
-        for name, overrides in RULES.items()
-    }
-    whole, precision = found[next(iter(RULES))], values.precision
+    values, step_D = DecisionValues(measured["task_D"], measured["after_DK"], measured["before_DK"]), measured["step_D"]
+    credit = {name: advantages(recording, options_of(case, overrides))[step_D] for name, overrides in RULES.items()}
+    found = {name: fidelity(credit_D, values) for name, credit_D in credit.items()}
+    whole, precision = found[OWN], values.precision
     return {
-        "rules": {name: _known(one.correlation) | {"decisions": one.decisions} for name, one in found.items()},
-        "ceiling": _known(whole.ceiling),
+        "rules": {
+            name: {
+                **_json_share(one.correlation),
+                "above_own": _json_share(_difference(credit[name], credit[OWN], values)),
+                "decisions": one.decisions,
+            }
+            for name, one in found.items()
+        },
+        "ceiling": _json_share(whole.ceiling),
         "reliability": None if precision is None else precision.reliability,
         "decisions": whole.decisions,
         **{name: int(measured[name]) for name in ("tokens", "continuations", "refused", "failed")},
     }
 
 
-def _known(share: Share) -> dict[str, float | None]:
+def _difference(credit_D: Floats, own_D: Floats, values: DecisionValues) -> Share:
+    """The fidelity of a rule minus that of own + outcome, on the decisions that both train on."""
+    known_D = np.isfinite(credit_D) & np.isfinite(own_D) & np.isfinite(values.value_D)
+    task_D, value_D = values.task_D[known_D], values.value_D[known_D]
+    weight_RD = task_weights(task_D)[:, task_D]
+    ours_R, own_R = (spearman(one_D[known_D], value_D, weight_RD) for one_D in (credit_D, own_D))
+    return Share.from_resamples(ours_R - own_R)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _json_share(share: Share) -> dict[str, float | None]:
     """The share and its interval as JSON, which has no NaN."""
     return {name: value if math.isfinite(value) else None for name, value in asdict(share).items()}
 

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 import benchmarks.__main__
-from benchmarks import faults
+from benchmarks import cases, faults
 from benchmarks.__main__ import ERROR, FALLS_SHORT, HOLDS, discover, judge, print_outdated, run_command
 from benchmarks.processes import collecting, start, wait
 from benchmarks.record import RESULTS, ROOT, Figure, peer_missing, show
 from benchmarks.sources import Result, Work, hashes, results
+from creditflow.engines.local.decisions import AFTER, BEFORE, _Continuation
+from tests.builders import make_trajectory, step
 from tests.rewards.processes import until
 
 BY_HAND = {"noted"}
@@ -291,3 +293,15 @@ def test_lost_rollout_is_not_missing() -> None:
     ids = epoch_of(WHOLE[:1])
     ids[1].pop()
     assert faults.differences(ids, {1: 1}) == []
+
+
+# The saboteur
+
+
+@pytest.mark.parametrize(("side", "kept"), [(AFTER, 3), (BEFORE, 2)], ids=["with the decision", "without it"])
+def test_saboteur_repeats_its_draws_in_kept_steps(side: int, kept: int) -> None:
+    recorded = make_trajectory("0-1-2-3", [step() for _ in range(4)])
+    rollout = _Continuation(0, side, 1, recorded, kept, (0,)).rollout
+    ids = [rollout.id + one.id.removeprefix(recorded.id) for one in recorded.steps]
+    steps = [replace(one, id=id, trajectory_id=rollout.id) for one, id in zip(recorded.steps, ids, strict=True)]
+    assert [cases.recorded_step_id(one) for one in steps] == [one.id for one in recorded.steps[:kept]] + ids[kept:]
