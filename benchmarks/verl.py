@@ -27,10 +27,12 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -64,6 +66,7 @@ from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, partition, take
 from creditflow.engines.verl.rows import VerlRows, delete_rows
 from creditflow.engines.verl.runner import Scorer
+from creditflow.engines.verl.task_runner import KEEP_MEMORY
 from creditflow.engines.verl.trainer import trained_by
 from creditflow.rewards import RewardFunction, RewardManager, ScoringReport
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
@@ -103,7 +106,12 @@ def main() -> int:
     tasks = TASKS // 8 if quick else TASKS
     _report(f"{tasks * TRAJECTORIES * STEPS:,} steps of {tasks * TRAJECTORIES:,} trajectories are made")
     queue, figures = made(tasks)
-    figures += _driver(queue, repeats=3 if quick else 7)
+    plain, keeping = DriverProcess(tasks, {}), DriverProcess(tasks, KEEP_MEMORY)
+    figures += keeping.call(_driver, 3 if quick else 7)
+    figures += plain.call(_peak)
+    figures += _kept_memory(plain, keeping, repeats=3 if quick else 7)
+    for driver in (plain, keeping):
+        driver.pool.shutdown()
     figures += _balancing(queue, repeats=1 if quick else 3)
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     try:
@@ -454,8 +462,6 @@ def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
     theirs = VerlTrainerInput(queue)
     clocks, late, taken = list[Clock](), list[Clock](), defaultdict[str, list[float]](list)
     with tempfile.TemporaryDirectory() as folder:
-        assign(first_trajectories(queue, folder), OPTIONS)  # compiled before memory is measured
-        memory = _grown(lambda: drive(queue, Path(folder)))
         for turn in range(-1, repeats):
             runs = {
                 "grpo": theirs.grpo,
@@ -497,8 +503,73 @@ def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
         ),
         Figure.from_values("driver, trajectories/s", [n_trajectories / s for s in ours["whole"]]),
         Figure.from_values("driver, steps/s", [n_steps / s for s in ours["whole"]]),
-        Figure("memory, driver's part at its largest", memory / 1e6, unit="MB"),
         Figure("step file", written / 1e6, unit="MB"),
+    ]
+
+
+# ---- the driver's memory -------------------------------------------------------------------------------------------
+
+
+class DriverProcess:
+    """A process with the output of the workers, and with environment variables of its own."""
+
+    def __init__(self, tasks: int, environment: Mapping[str, str]) -> None:
+        self.pool = ProcessPoolExecutor(1, get_context("spawn"))
+        before = {name: os.environ.pop(name) for name in KEEP_MEMORY if name in os.environ}
+        os.environ.update(environment)
+        try:
+            self.pool.submit(_prepare, tasks).result()
+        finally:
+            for name in environment:
+                del os.environ[name]
+            os.environ.update(before)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` in the process, with the output of the workers as its first argument."""
+        return self.pool.submit(_call, function, *args).result()
+
+
+_PREPARED: list[Dictionary] = []
+"""The output of the workers, in a `DriverProcess`."""
+
+
+def _prepare(tasks: int) -> None:
+    _PREPARED.append(made(tasks)[0])
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(_PREPARED[0], *args)
+
+
+def _parts(queue: Dictionary, early: float) -> dict[str, float]:
+    """Seconds of the parts of one training step; see `drive`."""
+    gc.collect()
+    with tempfile.TemporaryDirectory() as folder:
+        return dict(drive(queue, Path(folder), early).seconds)
+
+
+def _peak(queue: Dictionary) -> list[Figure]:
+    with tempfile.TemporaryDirectory() as folder:
+        assign(first_trajectories(queue, folder), OPTIONS)  # compiled before memory is measured
+        memory = _grown(lambda: drive(queue, Path(folder)))
+    return [Figure("memory, driver's part at its largest", memory / 1e6, unit="MB")]
+
+
+def _kept_memory(plain: DriverProcess, keeping: DriverProcess, repeats: int) -> list[Figure]:
+    """A driver that keeps freed memory and fetches early, against one that does neither."""
+    _report(f"the driver's memory, {repeats} turns")
+    turns = []
+    for turn in range(-1, repeats):
+        calls = [lambda: plain.call(_parts, 0.0), lambda: keeping.call(_parts, EARLY_FRAC)]
+        found = [call() for call in calls] if turn % 2 else [call() for call in calls[::-1]][::-1]
+        turns += [found] if turn >= 0 else []
+    plain_s, keeping_s = ([found[i]["whole"] - found[i]["recording"] for found in turns] for i in range(2))
+    plain_file_s, keeping_file_s = ([found[i]["step file"] for found in turns] for i in range(2))
+    return [
+        Figure.from_values("before the update, freed memory returned, all fetched at the end", plain_s, unit="s"),
+        Figure.from_values("before the update, freed memory kept, fetched early", keeping_s, unit="s"),
+        Figure.from_values("before the update: the former / the latter", _ratios(plain_s, keeping_s), unit="x"),
+        Figure.from_values("step file: the former / the latter", _ratios(plain_file_s, keeping_file_s), unit="x"),
     ]
 
 

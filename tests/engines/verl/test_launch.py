@@ -515,3 +515,13 @@ def command(path):
         return path.read_text()
     except OSError:  # the process has ended
         return ""
+
+
+def test_driver_keeps_freed_memory_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch):
+    from creditflow.engines.verl.task_runner import driver_environment
+
+    monkeypatch.setenv("MIMALLOC_PURGE_DELAY", "5")
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    environment = driver_environment()
+    assert environment["MIMALLOC_PURGE_DELAY"] == "5"
+    assert int(environment["MALLOC_TRIM_THRESHOLD_"]) > 1 << 30

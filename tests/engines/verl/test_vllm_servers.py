@@ -53,6 +53,17 @@ def train(folder: Path, steps: int, *overrides: str, recipe: Path = CHAIN, **mor
     return run(recipe, folder, *SMALL, f"trainer.total_training_steps={steps}", *overrides, servers="vllm", **more)
 
 
+def expect_same_weights(made: Run) -> None:
+    """Fail if servers and actor differ by more than the rounding of 32-bit numbers.
+
+    Weights of one update earlier change a probability by more than 1e-3. Among the thousands of tokens of a training
+    step, one may be rounded less well than the others.
+    """
+    largest = made.series(DIFFERENCE)
+    assert np.median(largest) < 1e-5
+    assert largest.max() < 1e-4
+
+
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Twelve steps of the arithmetic team; the last six after a resume, with servers that free their cache."""
@@ -62,9 +73,13 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_vllm_and_actor_agree_on_log_probs(chain: Run, record_property: Record):
-    record_property("largest difference of probabilities in 12 training steps", f"{chain.series(DIFFERENCE).max():.1e}")
+    largest = chain.series(DIFFERENCE)
+    record_property(
+        "largest difference of probabilities, median and largest of 12 training steps",
+        f"{np.median(largest):.1e}, {largest.max():.1e}",
+    )
     assert [row["step"] for row in chain.metrics] == list(range(1, 13))
-    assert chain.series(DIFFERENCE).max() < 1e-5
+    expect_same_weights(chain)
     assert {version for step in range(1, 13) for version in chain.batch(step).policy_version.tolist()} == set(range(12))
 
 
@@ -172,7 +187,7 @@ def test_run_resumes_after_a_vllm_server_died(tmp_path: Path):
         train(tmp_path / "run", 3, "trainer.save_freq=1", recipe=recipe)
     made = train(tmp_path / "run", 3, "trainer.save_freq=1", recipe=recipe)
     assert [row["step"] for row in made.metrics] == [1, 2, 3]
-    assert made.series(DIFFERENCE).max() < 1e-5
+    expect_same_weights(made)
 
 
 def free_port() -> int:
@@ -223,7 +238,7 @@ def test_frozen_agent_acts_through_vllm_serve(served: str, tmp_path: Path):
     batch = made.batch(2)
     frozen_S = batch.agent_of_step == batch.agent_names.index("verifier")
     assert frozen_S.any()
-    assert made.series(DIFFERENCE).max() < 1e-5
+    expect_same_weights(made)
 
 
 def test_served_policies_pass_calls_on_to_vllm(served: str, tmp_path: Path):

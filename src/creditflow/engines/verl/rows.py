@@ -79,8 +79,8 @@ class VerlRows:
     def nested(self, rows: KVBatchMeta, column_T: NDArray[Any], dtype: DTypeLike = np.float32) -> torch.Tensor:
         """Convert a [T] column of the batch to a jagged tensor of the rows, with 0 in padding rows."""
         at_R, real_R, offsets = self._token_places(rows)
-        values = np.zeros(len(at_R), dtype=dtype)
-        values[real_R] = column_T[at_R[real_R]]
+        values = column_T[at_R].astype(dtype, copy=False)
+        values[~real_R] = 0
         return torch.nested.nested_tensor_from_jagged(torch.from_numpy(values), offsets=torch.from_numpy(offsets))
 
     def _steps(self, rows: KVBatchMeta) -> Ints:
@@ -91,8 +91,11 @@ class VerlRows:
         steps = self._steps(rows)
         lengths = np.where(steps == _PADDING, _PADDING_TOKENS, np.diff(self.token_offsets)[steps])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        at = np.repeat(self.token_offsets[steps] - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
-        return at, np.repeat(steps != _PADDING, lengths), offsets
+        at = np.repeat(self.token_offsets[steps] - offsets[:-1], lengths)
+        at += np.arange(len(at))
+        real = np.repeat(steps != _PADDING, lengths)
+        at[~real] = 0
+        return at, real, offsets
 
 
 def row_counts(assignment: Assignment) -> Ints | None:

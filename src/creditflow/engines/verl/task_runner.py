@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import ray
@@ -39,4 +40,18 @@ def task_runner_class() -> Any:
 
     It reserves one core, as in verl's recipes.
     """
-    return ray.remote(num_cpus=1)(CreditflowTaskRunner)
+    return ray.remote(num_cpus=1, runtime_env={"env_vars": driver_environment()})(CreditflowTaskRunner)
+
+
+KEEP_MEMORY = {
+    "MIMALLOC_PURGE_DELAY": "-1",  # Arrow's allocator
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),  # the C library's, for NumPy and torch
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+}
+"""Environment variables by which allocators keep freed memory. By default they return it to the system, so that every
+training step gets its hundreds of megabytes page by page again, which takes as long as the work on them."""
+
+
+def driver_environment() -> dict[str, str]:
+    """The environment variables of the driver's process: `KEEP_MEMORY`, as far as the user has not set them."""
+    return {name: os.environ.get(name, value) for name, value in KEEP_MEMORY.items()}
