@@ -429,3 +429,13 @@ def test_trajectory_module_does_not_import_pyarrow() -> None:
     code = "import sys, creditflow.data; print('pyarrow' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == "False\n"
+
+
+def test_infos_are_found_by_key_with_and_without_a_table() -> None:
+    infos = ({"tool_calls": [1]}, {}, {"text": 'a "tool_calls" in a value'}, {"a": {"tool_calls": 2}}, {"action": 1})
+    trajectory = make_trajectory("t", [step(info=dict(info)) for info in infos], 1.0)
+    batch, packed = TrajectoryBatch.from_trajectories([trajectory]), batch_of(unpack([pack(trajectory)]))
+    for made in (batch, packed):
+        assert made.infos_of_steps({"tool_calls", "action"}) == {0: infos[0], 4: infos[4]}
+    packed.step_info[1]["tool_calls"] = []
+    assert list(packed.infos_of_steps({"tool_calls"})) == [0, 1]

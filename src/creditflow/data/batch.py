@@ -6,7 +6,8 @@ Shape suffixes: N trajectories, S steps, E edges, T response tokens, P prompt to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -207,6 +208,15 @@ class TrajectoryBatch(Columns):
         )
         validate(batch)
         return batch
+
+    def infos_of_steps(self, keys: AbstractSet[str]) -> dict[int, Mapping[str, Any]]:
+        """The infos of the steps that have one of `keys`, by the index of the step.
+
+        In a batch from a table, the others are not decoded.
+        """
+        infos = self.step_info
+        places = infos.with_key(keys) if hasattr(infos, "with_key") else range(len(infos))
+        return {s: info for s in places if not keys.isdisjoint(info := infos[s])}
 
     def to_trajectories(self) -> list[Trajectory]:
         """Convert the columns back to trajectories."""

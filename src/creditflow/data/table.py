@@ -138,6 +138,16 @@ class Column(Sequence[T]):
                 raise BatchError(f"column {self._name}, entry {i}: {first_line(error)}") from error
         return self._made[i]
 
+    def with_key(self, keys: Iterable[str]) -> list[int]:
+        """Indices of the entries that may have one of `keys`, in a column of JSON objects.
+
+        They are those whose text has it. Decoded entries are among them, because their owner may have changed them.
+        """
+        found = set(self._made)
+        for key in keys:
+            found.update(np.flatnonzero(pc.match_substring(self._values, json.dumps(key)).fill_null(False)).tolist())
+        return sorted(found)
+
     def __iter__(self) -> Iterator[T]:
         if self._decode is None:
             for chunk in self._values.iterchunks():
