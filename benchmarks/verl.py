@@ -66,7 +66,7 @@ from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, partition, take
 from creditflow.engines.verl.rows import VerlRows, delete_rows
 from creditflow.engines.verl.runner import Scorer
-from creditflow.engines.verl.task_runner import KEEP_MEMORY
+from creditflow.engines.verl.task_runner import keep_freed_memory
 from creditflow.engines.verl.trainer import trained_by
 from creditflow.rewards import RewardFunction, RewardManager, ScoringReport
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
@@ -80,6 +80,7 @@ MEASURES = (
     "src/creditflow/monitoring/metrics.py",
     "src/creditflow/rewards",
     "src/creditflow/data/table.py",
+    "src/creditflow/data/batch.py",
     "src/creditflow/data/__init__.py",
 )
 TASKS, TRAJECTORIES, STEPS = 1024, 4, 30
@@ -106,11 +107,12 @@ def main() -> int:
     tasks = TASKS // 8 if quick else TASKS
     _report(f"{tasks * TRAJECTORIES * STEPS:,} steps of {tasks * TRAJECTORIES:,} trajectories are made")
     queue, figures = made(tasks)
-    plain, keeping = DriverProcess(tasks, {}), DriverProcess(tasks, KEEP_MEMORY)
+    plain, keeping = DriverProcess(tasks, keeps=False), DriverProcess(tasks, keeps=True)
     figures += keeping.call(_driver, 3 if quick else 7)
     figures += plain.call(_peak)
     figures += _kept_memory(plain, keeping, repeats=3 if quick else 7)
-    for driver in (plain, keeping):
+    for driver, what in ((plain, "memory returned"), (keeping, "memory kept")):
+        figures += driver.call(_held, what)
         driver.pool.shutdown()
     figures += _balancing(queue, repeats=1 if quick else 3)
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
@@ -511,18 +513,11 @@ def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
 
 
 class DriverProcess:
-    """A process with the output of the workers, and with environment variables of its own."""
+    """A process that holds the workers' output; `keeps`: it keeps freed memory, as the driver of a run does."""
 
-    def __init__(self, tasks: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, tasks: int, *, keeps: bool) -> None:
         self.pool = ProcessPoolExecutor(1, get_context("spawn"))
-        before = {name: os.environ.pop(name) for name in KEEP_MEMORY if name in os.environ}
-        os.environ.update(environment)
-        try:
-            self.pool.submit(_prepare, tasks).result()
-        finally:
-            for name in environment:
-                del os.environ[name]
-            os.environ.update(before)
+        self.pool.submit(_prepare, tasks, keeps).result()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` in the process, with the output of the workers as its first argument."""
@@ -530,10 +525,12 @@ class DriverProcess:
 
 
 _PREPARED: list[Dictionary] = []
-"""The output of the workers, in a `DriverProcess`."""
+"""The workers' output, in a `DriverProcess`."""
 
 
-def _prepare(tasks: int) -> None:
+def _prepare(tasks: int, keeps: bool) -> None:
+    if keeps and not keep_freed_memory():
+        raise RuntimeError("this C library has no settings for freed memory, or the user's are in force")
     _PREPARED.append(made(tasks)[0])
 
 
@@ -555,21 +552,35 @@ def _peak(queue: Dictionary) -> list[Figure]:
     return [Figure("memory, driver's part at its largest", memory / 1e6, unit="MB")]
 
 
+def _held(queue: Dictionary, what: str) -> list[Figure]:
+    gc.collect()
+    name = f"resident memory between training steps, with the workers' output, {what}"
+    return [Figure(name, _resident("VmRSS") / 1e6, unit="MB")]
+
+
 def _kept_memory(plain: DriverProcess, keeping: DriverProcess, repeats: int) -> list[Figure]:
-    """A driver that keeps freed memory and fetches early, against one that does neither."""
+    """A driver that keeps freed memory and fetches early, against drivers without one or both of these."""
     _report(f"the driver's memory, {repeats} turns")
-    turns = []
+    sides = {
+        "memory returned, all fetched at the end": (plain, 0.0),
+        "memory returned, fetched early": (plain, EARLY_FRAC),
+        "memory kept, fetched early": (keeping, EARLY_FRAC),
+    }
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for turn in range(-1, repeats):
-        calls = [lambda: plain.call(_parts, 0.0), lambda: keeping.call(_parts, EARLY_FRAC)]
-        found = [call() for call in calls] if turn % 2 else [call() for call in calls[::-1]][::-1]
-        turns += [found] if turn >= 0 else []
-    plain_s, keeping_s = ([found[i]["whole"] - found[i]["recording"] for found in turns] for i in range(2))
-    plain_file_s, keeping_file_s = ([found[i]["step file"] for found in turns] for i in range(2))
+        for name, (process, early) in list(sides.items())[:: 1 if turn % 2 else -1]:
+            seconds = process.call(_parts, early)
+            found[name] += [seconds] if turn >= 0 else []
+    waited = {name: [one["whole"] - one["recording"] for one in of] for name, of in found.items()}
+    written = {name: [one["step file"] for one in of] for name, of in found.items()}
+    *others, last = sides
     return [
-        Figure.from_values("before the update, freed memory returned, all fetched at the end", plain_s, unit="s"),
-        Figure.from_values("before the update, freed memory kept, fetched early", keeping_s, unit="s"),
-        Figure.from_values("before the update: the former / the latter", _ratios(plain_s, keeping_s), unit="x"),
-        Figure.from_values("step file: the former / the latter", _ratios(plain_file_s, keeping_file_s), unit="x"),
+        *(Figure.from_values(f"before the update, {name}", of, unit="s") for name, of in waited.items()),
+        *(
+            Figure.from_values(f"before the update: {name} / {last}", _ratios(waited[name], waited[last]), unit="x")
+            for name in others
+        ),
+        Figure.from_values("step file: memory returned / kept", _ratios(written[others[1]], written[last]), unit="x"),
     ]
 
 

@@ -1,5 +1,6 @@
 """Tests of batches as tables, messages and files: every conversion preserves the batch."""
 
+import json
 import pickle
 import subprocess
 import sys
@@ -431,11 +432,19 @@ def test_trajectory_module_does_not_import_pyarrow() -> None:
     assert said == "False\n"
 
 
-def test_infos_are_found_by_key_with_and_without_a_table() -> None:
-    infos = ({"tool_calls": [1]}, {}, {"text": 'a "tool_calls" in a value'}, {"a": {"tool_calls": 2}}, {"action": 1})
+def test_step_infos_decode_only_those_with_a_key() -> None:
+    infos = ({"tool_calls": [1]}, {}, {"text": "a tool_calls in a value"}, {"a": 3}, {"action": 1}, {"é": 1})
     trajectory = make_trajectory("t", [step(info=dict(info)) for info in infos], 1.0)
     batch, packed = TrajectoryBatch.from_trajectories([trajectory]), batch_of(unpack([pack(trajectory)]))
     for made in (batch, packed):
-        assert made.infos_of_steps({"tool_calls", "action"}) == {0: infos[0], 4: infos[4]}
+        assert made.step_infos_with({"tool_calls", "action", "é"}) == {0: infos[0], 4: infos[4], 5: infos[5]}
+    assert sorted(packed.step_info._made) == [0, 4, 5]
     packed.step_info[1]["tool_calls"] = []
-    assert list(packed.infos_of_steps({"tool_calls"})) == [0, 1]
+    assert list(packed.step_infos_with({"tool_calls"})) == [0, 1]
+
+
+def test_step_infos_are_found_in_dictionaries_and_chunks() -> None:
+    texts = ['{"action": 1}', None, "{}", '{"action": 1}']
+    columns = (pa.chunked_array([texts[:1], texts[1:]]), pa.chunked_array([pa.array(texts).dictionary_encode()]))
+    for column in columns:
+        assert Column(column, json.loads).indices_with_keys(["action"]) == [0, 3]

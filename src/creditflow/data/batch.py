@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -30,6 +30,13 @@ from creditflow.data.trajectory import (
 )
 from creditflow.data.validation import INDICES, as_column, check_range, check_trajectory, shown, validate
 from creditflow.errors import BatchError
+
+
+@runtime_checkable
+class _Searchable(Protocol):
+    """A column from a table, see `table.Column`."""
+
+    def indices_with_keys(self, keys: AbstractSet[str]) -> Sequence[int]: ...
 
 
 def _turns(trajectory_S: Ints, agent_S: Ints) -> Ints:
@@ -209,14 +216,14 @@ class TrajectoryBatch(Columns):
         validate(batch)
         return batch
 
-    def infos_of_steps(self, keys: AbstractSet[str]) -> dict[int, Mapping[str, Any]]:
+    def step_infos_with(self, keys: AbstractSet[str]) -> dict[int, Mapping[str, Any]]:
         """The infos of the steps that have one of `keys`, by the index of the step.
 
-        In a batch from a table, the others are not decoded.
+        A batch from a table decodes only these.
         """
         infos = self.step_info
-        places = infos.with_key(keys) if hasattr(infos, "with_key") else range(len(infos))
-        return {s: info for s in places if not keys.isdisjoint(info := infos[s])}
+        candidates = infos.indices_with_keys(keys) if isinstance(infos, _Searchable) else range(len(infos))
+        return {s: info for s in candidates if not keys.isdisjoint(info := infos[s])}
 
     def to_trajectories(self) -> list[Trajectory]:
         """Convert the columns back to trajectories."""

@@ -138,14 +138,15 @@ class Column(Sequence[T]):
                 raise BatchError(f"column {self._name}, entry {i}: {first_line(error)}") from error
         return self._made[i]
 
-    def with_key(self, keys: Iterable[str]) -> list[int]:
+    def indices_with_keys(self, keys: Iterable[str]) -> list[int]:
         """Indices of the entries that may have one of `keys`, in a column of JSON objects.
 
-        They are those whose text has it. Decoded entries are among them, because their owner may have changed them.
+        Entries whose text contains a key, and all decoded entries, which callers may have changed.
         """
-        found = set(self._made)
+        found, texts = set(self._made), _plain(self._values)
         for key in keys:
-            found.update(np.flatnonzero(pc.match_substring(self._values, json.dumps(key)).fill_null(False)).tolist())
+            for spelled in {json.dumps(key), json.dumps(key, ensure_ascii=False)}:
+                found.update(np.flatnonzero(pc.match_substring(texts, spelled).fill_null(False)).tolist())
         return sorted(found)
 
     def __iter__(self) -> Iterator[T]:

@@ -41,7 +41,7 @@ def rollout_metrics(batch: TrajectoryBatch) -> dict[str, float]:
 
 
 def _tool_metrics(batch: TrajectoryBatch) -> dict[str, float]:
-    calls = [call for info in batch.infos_of_steps({"tool_calls"}).values() for call in info["tool_calls"]]
+    calls = [call for info in batch.step_infos_with({"tool_calls"}).values() for call in info["tool_calls"]]
     if not calls:
         return {}
     return {
@@ -51,7 +51,7 @@ def _tool_metrics(batch: TrajectoryBatch) -> dict[str, float]:
 
 
 def _environment_metrics(batch: TrajectoryBatch) -> dict[str, float]:
-    acted = batch.infos_of_steps({"action", "illegal"}).values()
+    acted = batch.step_infos_with({"action", "illegal"}).values()
     return {"rollout/illegal_frac": sum("illegal" in info for info in acted) / len(acted)} if acted else {}
 
 

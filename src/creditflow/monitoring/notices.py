@@ -168,8 +168,8 @@ class Truncations:
 def truncations(batch: TrajectoryBatch) -> list[Truncations]:
     """Return the agents with truncated responses in rollouts, in the order of the batch."""
     rollout_S = rollouts_of(batch)[batch.trajectory_of_step]
-    ended = batch.infos_of_steps({"finish_reason"}).items()
-    cut_S = np.isin(np.arange(batch.n_steps), [s for s, info in ended if info["finish_reason"] == "length"])
+    reasons = {s: info["finish_reason"] for s, info in batch.step_infos_with({"finish_reason"}).items()}
+    cut_S = np.isin(np.arange(batch.n_steps), [s for s, reason in reasons.items() if reason == "length"])
     lengths_S = np.diff(batch.token_offsets)
     return [
         Truncations(name, int(cut_S[of_agent_S].sum()), int(of_agent_S.sum()), int(lengths_S[of_agent_S & cut_S].max()))

@@ -173,12 +173,12 @@ def test_killed_rollout_server_costs_only_its_rollouts(recipe, tmp_path: Path, w
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("verl_ray")
-def test_hanging_rollout_is_ended_and_keeps_its_steps(recipe, tmp_path: Path):
-    limit = "actor_rollout_ref.rollout.timeout_s=20"
+def test_timed_out_rollout_keeps_its_steps(recipe, tmp_path: Path):
+    limit = "actor_rollout_ref.rollout.timeout_s=60"
     made = run(recipe("faults.py:hang_once"), tmp_path / "run", *QUICK, limit, "actor_rollout_ref.rollout.n=8")
     assert made.series("rollout/timeout_frac").tolist() == made.series("rollout/failed_frac").tolist() == [0, 1 / 16, 0]
     (hung,) = [info for info in made.batch(2).trajectory_info if "error" in info]
-    assert hung["timed_out"] == 20
+    assert hung["timed_out"] == 60
     assert made.batch(2).n_steps == 2 * 16 - 1  # the writer's step of that rollout, without the critic's
 
 

@@ -126,7 +126,7 @@ def test_repeated_server_deaths_fail_the_rollout(monkeypatch):
 
 
 class PlainServer:
-    """Has the parts of verl's server that take calls for its processes, and returns the arguments."""
+    """A stand-in for verl's server whose `collective_rpc` returns its arguments."""
 
     def __init__(self, config):
         self.config = config

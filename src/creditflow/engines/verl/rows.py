@@ -79,7 +79,7 @@ class VerlRows:
     def nested(self, rows: KVBatchMeta, column_T: NDArray[Any], dtype: DTypeLike = np.float32) -> torch.Tensor:
         """Convert a [T] column of the batch to a jagged tensor of the rows, with 0 in padding rows."""
         at_R, real_R, offsets = self._token_places(rows)
-        values = column_T[at_R].astype(dtype, copy=False)
+        values = column_T[at_R].astype(dtype, copy=False) if column_T.size else np.zeros(len(at_R), dtype)
         values[~real_R] = 0
         return torch.nested.nested_tensor_from_jagged(torch.from_numpy(values), offsets=torch.from_numpy(offsets))
 
@@ -91,11 +91,11 @@ class VerlRows:
         steps = self._steps(rows)
         lengths = np.where(steps == _PADDING, _PADDING_TOKENS, np.diff(self.token_offsets)[steps])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        at = np.repeat(self.token_offsets[steps] - offsets[:-1], lengths)
-        at += np.arange(len(at))
-        real = np.repeat(steps != _PADDING, lengths)
-        at[~real] = 0
-        return at, real, offsets
+        index_R = np.repeat(self.token_offsets[steps] - offsets[:-1], lengths)
+        index_R += np.arange(len(index_R))
+        real_R = np.repeat(steps != _PADDING, lengths)
+        index_R[~real_R] = 0
+        return index_R, real_R, offsets
 
 
 def row_counts(assignment: Assignment) -> Ints | None:
