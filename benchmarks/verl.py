@@ -27,12 +27,10 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -66,7 +64,6 @@ from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, partition, take
 from creditflow.engines.verl.rows import VerlRows, delete_rows
 from creditflow.engines.verl.runner import Scorer
-from creditflow.engines.verl.task_runner import keep_freed_memory
 from creditflow.engines.verl.trainer import trained_by
 from creditflow.rewards import RewardFunction, RewardManager, ScoringReport
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
@@ -80,7 +77,6 @@ MEASURES = (
     "src/creditflow/monitoring/metrics.py",
     "src/creditflow/rewards",
     "src/creditflow/data/table.py",
-    "src/creditflow/data/batch.py",
     "src/creditflow/data/__init__.py",
 )
 TASKS, TRAJECTORIES, STEPS = 1024, 4, 30
@@ -107,13 +103,7 @@ def main() -> int:
     tasks = TASKS // 8 if quick else TASKS
     _report(f"{tasks * TRAJECTORIES * STEPS:,} steps of {tasks * TRAJECTORIES:,} trajectories are made")
     queue, figures = made(tasks)
-    plain, keeping = DriverProcess(tasks, keeps=False), DriverProcess(tasks, keeps=True)
-    figures += keeping.call(_driver, 3 if quick else 7)
-    figures += plain.call(_peak)
-    figures += _kept_memory(plain, keeping, repeats=3 if quick else 7)
-    for driver, what in ((plain, "memory returned"), (keeping, "memory kept")):
-        figures += driver.call(_held, what)
-        driver.pool.shutdown()
+    figures += _driver(queue, repeats=3 if quick else 7)
     figures += _balancing(queue, repeats=1 if quick else 3)
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     try:
@@ -464,6 +454,8 @@ def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
     theirs = VerlTrainerInput(queue)
     clocks, late, taken = list[Clock](), list[Clock](), defaultdict[str, list[float]](list)
     with tempfile.TemporaryDirectory() as folder:
+        assign(first_trajectories(queue, folder), OPTIONS)  # compiled before memory is measured
+        memory = _grown(lambda: drive(queue, Path(folder)))
         for turn in range(-1, repeats):
             runs = {
                 "grpo": theirs.grpo,
@@ -505,82 +497,8 @@ def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
         ),
         Figure.from_values("driver, trajectories/s", [n_trajectories / s for s in ours["whole"]]),
         Figure.from_values("driver, steps/s", [n_steps / s for s in ours["whole"]]),
+        Figure("memory, driver's part at its largest", memory / 1e6, unit="MB"),
         Figure("step file", written / 1e6, unit="MB"),
-    ]
-
-
-# ---- the driver's memory -------------------------------------------------------------------------------------------
-
-
-class DriverProcess:
-    """A process that holds the workers' output; `keeps`: it keeps freed memory, as the driver of a run does."""
-
-    def __init__(self, tasks: int, *, keeps: bool) -> None:
-        self.pool = ProcessPoolExecutor(1, get_context("spawn"))
-        self.pool.submit(_prepare, tasks, keeps).result()
-
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` in the process, with the output of the workers as its first argument."""
-        return self.pool.submit(_call, function, *args).result()
-
-
-_PREPARED: list[Dictionary] = []
-"""The workers' output, in a `DriverProcess`."""
-
-
-def _prepare(tasks: int, keeps: bool) -> None:
-    if keeps and not keep_freed_memory():
-        raise RuntimeError("this C library has no settings for freed memory, or the user's are in force")
-    _PREPARED.append(made(tasks)[0])
-
-
-def _call(function: Callable[..., Any], *args: Any) -> Any:
-    return function(_PREPARED[0], *args)
-
-
-def _parts(queue: Dictionary, early: float) -> dict[str, float]:
-    """Seconds of the parts of one training step; see `drive`."""
-    gc.collect()
-    with tempfile.TemporaryDirectory() as folder:
-        return dict(drive(queue, Path(folder), early).seconds)
-
-
-def _peak(queue: Dictionary) -> list[Figure]:
-    with tempfile.TemporaryDirectory() as folder:
-        assign(first_trajectories(queue, folder), OPTIONS)  # compiled before memory is measured
-        memory = _grown(lambda: drive(queue, Path(folder)))
-    return [Figure("memory, driver's part at its largest", memory / 1e6, unit="MB")]
-
-
-def _held(queue: Dictionary, what: str) -> list[Figure]:
-    gc.collect()
-    name = f"resident memory between training steps, with the workers' output, {what}"
-    return [Figure(name, _resident("VmRSS") / 1e6, unit="MB")]
-
-
-def _kept_memory(plain: DriverProcess, keeping: DriverProcess, repeats: int) -> list[Figure]:
-    """A driver that keeps freed memory and fetches early, against drivers without one or both of these."""
-    _report(f"the driver's memory, {repeats} turns")
-    sides = {
-        "memory returned, all fetched at the end": (plain, 0.0),
-        "memory returned, fetched early": (plain, EARLY_FRAC),
-        "memory kept, fetched early": (keeping, EARLY_FRAC),
-    }
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-    for turn in range(-1, repeats):
-        for name, (process, early) in list(sides.items())[:: 1 if turn % 2 else -1]:
-            seconds = process.call(_parts, early)
-            found[name] += [seconds] if turn >= 0 else []
-    waited = {name: [one["whole"] - one["recording"] for one in of] for name, of in found.items()}
-    written = {name: [one["step file"] for one in of] for name, of in found.items()}
-    *others, last = sides
-    return [
-        *(Figure.from_values(f"before the update, {name}", of, unit="s") for name, of in waited.items()),
-        *(
-            Figure.from_values(f"before the update: {name} / {last}", _ratios(waited[name], waited[last]), unit="x")
-            for name in others
-        ),
-        Figure.from_values("step file: memory returned / kept", _ratios(written[others[1]], written[last]), unit="x"),
     ]
 
 

@@ -9,7 +9,6 @@ import platform
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 MOST_MMAP_THRESHOLD = 32 << 20
 """The largest threshold that every version of glibc accepts, on 64 bits; see mallopt(3)."""
-NEVER_TRIM = -1
 
 
 def set_malloc(mmap_threshold: int, trim_threshold: int) -> bool:

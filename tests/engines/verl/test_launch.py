@@ -4,7 +4,6 @@ import errno
 import io
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -516,26 +515,3 @@ def command(path):
         return path.read_text()
     except OSError:  # the process has ended
         return ""
-
-
-FREED = """
-import sys
-import numpy as np
-import pyarrow as pa
-from creditflow.engines.verl.task_runner import keep_freed_memory
-from tests.engines.test_memory import resident
-print(keep_freed_memory())
-before = resident()
-for make in (lambda: np.ones(300 << 20, dtype=np.int8), lambda: pa.allocate_buffer(300 << 20)):
-    made = make()
-    del made
-print(resident() > before + 250, pa.default_memory_pool().backend_name == "system")
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
-@pytest.mark.parametrize(("variables", "kept"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "1000000"}, False)])
-def test_driver_keeps_freed_memory_unless_the_user_decides(variables, kept):
-    command = [sys.executable, "-W", "ignore", "-c", FREED]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **variables})
-    assert done.stdout.split()[-3:] == [str(kept)] * 3

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import pyarrow as pa
 import ray
 from verl.trainer.main_ppo import TaskRunnerV1
-
-from creditflow._utils.malloc import MOST_MMAP_THRESHOLD, NEVER_TRIM, set_malloc
 
 
 class CreditflowTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc]
@@ -19,7 +15,6 @@ class CreditflowTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # typ
         """Train until the run is finished."""
         from creditflow.engines.verl.trainer import TRAINER_PREFIX  # imports, and so registers, the trainers
 
-        keep_freed_memory()
         config.trainer.v1.trainer_mode = TRAINER_PREFIX + config.trainer.v1.trainer_mode
         try:
             super().run(config)
@@ -45,23 +40,3 @@ def task_runner_class() -> Any:
     It reserves one core, as in verl's recipes.
     """
     return ray.remote(num_cpus=1)(CreditflowTaskRunner)
-
-
-_MMAP_THRESHOLD = 1 << 30
-_USERS_OWN = ("ARROW_DEFAULT_MEMORY_POOL", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-"""Environment variables by which a user decides about the memory of a process."""
-
-
-def keep_freed_memory() -> bool:
-    """Keep the memory that this process frees; returns whether the settings took effect (glibc only).
-
-    By default allocators return it to the system, and the next training step requests every page again. Not set by
-    environment variables: Ray would pass them on to all processes of the run. Nothing is set if the user has set one
-    of `_USERS_OWN`.
-    """
-    if any(name in os.environ for name in _USERS_OWN):
-        return False
-    if not any(set_malloc(threshold, NEVER_TRIM) for threshold in (_MMAP_THRESHOLD, MOST_MMAP_THRESHOLD)):
-        return False
-    pa.set_memory_pool(pa.system_memory_pool())
-    return True
