@@ -127,7 +127,7 @@ def team_of(case: str) -> str:
 
 
 def _sample_missing(team: str, cases: Sequence[str], batches: int, folder: Path) -> None:
-    """Sample the missing batches of a team, in a process of its own."""
+    """Sample the missing batches of a team; runs in a separate process."""
     torch.set_num_threads(1)
     sampler: _Sampler | None = None
     for b in range(batches):

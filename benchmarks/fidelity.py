@@ -160,7 +160,7 @@ def _cell(one: Mapping[str, float | None]) -> str:
 
 
 def main() -> int:
-    """Measure what is missing; write the result file and the page's table."""
+    """Measure missing values; write the result file and the page's table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three batches, eight decisions: shows that it runs")
     parser.add_argument("--table", action="store_true", help="write the page's table from the committed result file")

@@ -53,17 +53,6 @@ def train(folder: Path, steps: int, *overrides: str, recipe: Path = CHAIN, **mor
     return run(recipe, folder, *SMALL, f"trainer.total_training_steps={steps}", *overrides, servers="vllm", **more)
 
 
-def expect_same_weights(made: Run, policy: str = "") -> None:
-    """Fail if servers and actor differ by more than the rounding of 32-bit numbers.
-
-    Weights of one update earlier change a probability by more than 1e-3. Among the thousands of tokens of a training
-    step, one may be rounded less well than the others.
-    """
-    largest = made.series(policy + DIFFERENCE)
-    assert np.median(largest) < 1e-5
-    assert largest.max() < 1e-4
-
-
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Twelve steps of the arithmetic team; the last six after a resume, with servers that free their cache."""
@@ -79,7 +68,7 @@ def test_vllm_and_actor_agree_on_log_probs(chain: Run, record_property: Record):
         f"{np.median(largest):.1e}, {largest.max():.1e}",
     )
     assert [row["step"] for row in chain.metrics] == list(range(1, 13))
-    expect_same_weights(chain)
+    assert largest.max() < 1e-5
     assert {version for step in range(1, 13) for version in chain.batch(step).policy_version.tolist()} == set(range(12))
 
 
@@ -141,7 +130,7 @@ def test_each_policy_trains_its_own_adapter(tmp_path: Path):
     )  # fmt: skip
     for name in ("plans", "computes"):
         assert (made.series(f"{name}/actor/grad_norm") > 0).all()
-        expect_same_weights(made, f"{name}/")
+        assert made.series(f"{name}/{DIFFERENCE}").max() < 1e-5
 
 
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
@@ -187,7 +176,7 @@ def test_run_resumes_after_a_vllm_server_died(tmp_path: Path):
         train(tmp_path / "run", 3, "trainer.save_freq=1", recipe=recipe)
     made = train(tmp_path / "run", 3, "trainer.save_freq=1", recipe=recipe)
     assert [row["step"] for row in made.metrics] == [1, 2, 3]
-    expect_same_weights(made)
+    assert made.series(DIFFERENCE).max() < 1e-5
 
 
 def free_port() -> int:
@@ -238,7 +227,7 @@ def test_frozen_agent_acts_through_vllm_serve(served: str, tmp_path: Path):
     batch = made.batch(2)
     frozen_S = batch.agent_of_step == batch.agent_names.index("verifier")
     assert frozen_S.any()
-    expect_same_weights(made)
+    assert made.series(DIFFERENCE).max() < 1e-5
 
 
 def test_served_policies_pass_calls_on_to_vllm(served: str, tmp_path: Path):

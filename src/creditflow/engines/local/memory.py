@@ -9,15 +9,14 @@ from pathlib import Path
 
 import torch
 
-from creditflow._utils.malloc import MOST_MMAP_THRESHOLD, set_malloc
-
 LARGE = 50_000_000
 """The number of model parameters from which large freed tensors are returned to the system at once."""
 SPARE = 1 << 30
 """The growth of resident memory, in bytes, after which freed memory is returned between two micro-batches."""
-_KEPT_AT_LARGE, _KEPT_AT_SMALL = 4 << 20, MOST_MMAP_THRESHOLD
-"""Pieces of freed memory below this size are kept, for models of each kind, up to `_KEPT` together."""
-_KEPT = 1 << 30
+# From glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGE = {_M_MMAP_THRESHOLD: 4 << 20, _M_TRIM_THRESHOLD: 1 << 30}
+_SMALL = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 1 << 30}
 
 
 _largest = [0]
@@ -35,7 +34,9 @@ def suit(parameters: int, device: torch.device) -> bool:
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
         return False  # `release` does nothing then
     _largest[0] = max(_largest[0], parameters)
-    return set_malloc(returned_from(_largest[0]), _KEPT)
+    tell = ctypes.CDLL(None).mallopt
+    wanted = _settings(_largest[0])
+    return [tell(what, size) for what, size in wanted.items()] == [1] * len(wanted)
 
 
 def release(spare: int = 0) -> None:
@@ -61,4 +62,8 @@ def resident() -> int:
 
 def returned_from(parameters: int) -> int:
     """The size in bytes from which freed tensors of a model of this size return to the system at once."""
-    return _KEPT_AT_LARGE if parameters >= LARGE else _KEPT_AT_SMALL
+    return _settings(parameters)[_M_MMAP_THRESHOLD]
+
+
+def _settings(parameters: int) -> dict[int, int]:
+    return _LARGE if parameters >= LARGE else _SMALL
