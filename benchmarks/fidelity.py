@@ -18,7 +18,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -28,9 +27,10 @@ import numpy as np
 import torch
 
 from benchmarks import credit_signal
-from benchmarks.credit_rules import CASES, OWN, REALISTIC, RULES
-from benchmarks.credit_signal import INVERTED, Recording, assignments, options_of, recipe_of, record, team_of
+from benchmarks.credit_rules import CASES, OWN, REALISTIC
+from benchmarks.credit_signal import INVERTED, Measurements
 from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, write
+from benchmarks.recordings import LAST_BATCHES, CreditedBatches, Recording, recipe_of, team_of
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
 from creditflow.config import trained_agents
@@ -49,13 +49,15 @@ MEASURES = (
     "src/creditflow/recipes/arithmetic_chain.py",
     "src/creditflow/recipes/arithmetic_chain.yaml",
     "benchmarks/cases.py",
+    "benchmarks/costly_rules.py",
     "benchmarks/credit_rules.py",
     "benchmarks/credit_signal.py",
     "benchmarks/fidelity.py",
+    "benchmarks/recordings.py",
     "benchmarks/study.py",
 )
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.fidelity"
-LAST_BATCHES, DECISIONS, CONTINUATIONS = 16, 1600, 8
+DECISIONS, CONTINUATIONS = 1600, 8
 MOST_LOST = 0.01
 """The largest share of continuations without a return; they would bias the values."""
 
@@ -125,21 +127,13 @@ def values_of(
     return values
 
 
-def advantages(recording: Recording, options: CreditOptions) -> Floats:
-    """[S] the advantages of the last batches' steps; NaN for steps that the rule does not train."""
-    last = islice(assignments(recording, options), max(len(recording.batches) - LAST_BATCHES, 0), None)
-    return np.concatenate([np.where(one.trained_S, one.advantage_S, np.nan) for one in last])
-
-
 def table_lines(results: Mapping[str, Any]) -> list[str]:
     """The table of the page: fidelity of advantages in percent, with half of its 95 % interval.
 
     Bold or italic if it is above or below that of own + outcome by a difference whose interval excludes 0.
     """
     lines = [f"| rule | {' | '.join(CASES)} |", f"|{' --- |' * (len(CASES) + 1)}"]
-    for rule in RULES:
-        if not all(rule in results[case]["rules"] for case in CASES):
-            continue  # added after the last measurement
+    for rule in results[next(iter(CASES))]["rules"]:
         cells = [results[case]["rules"][rule] for case in CASES]
         lines.append(f"| {rule} | {' | '.join(_emphasis(one) + _cell(one) + _emphasis(one) for one in cells)} |")
     ceilings = [_cell(results[case]["ceiling"]) for case in CASES]
@@ -171,9 +165,10 @@ def main() -> int:
     torch.set_num_threads(1)
     began = time.monotonic()
     work = Work.begin("fidelity", MEASURES, quick=given.quick)
-    recordings = record(Work.begin(credit_signal.NAME, credit_signal.MEASURES, quick=given.quick), quick=given.quick)
-    values = values_of(recordings, *((8, 2) if given.quick else (DECISIONS, CONTINUATIONS)), work.folder)
-    details = {case: _details(recordings[case], case, values[team_of(case)]) for case in CASES}
+    recorded = Work.begin(credit_signal.NAME, credit_signal.MEASURES, quick=given.quick)
+    measured = Measurements.take(recorded, quick=given.quick)
+    values = values_of(measured.recordings, *((8, 2) if given.quick else (DECISIONS, CONTINUATIONS)), work.folder)
+    details = {case: _details(measured.credit, case, values[team_of(case)]) for case in CASES}
     for line in table_lines(details):
         print(line)
     if not given.quick:
@@ -182,7 +177,7 @@ def main() -> int:
                 f"{rule}: fidelity of advantages, mean over the cases but exact",
                 fmean(_or_nan(details[case]["rules"][rule]["value"]) for case in REALISTIC),
             )
-            for rule in RULES
+            for rule in measured.credit
         ]
         seconds = time.monotonic() - began  # less if a part was kept
         facts = {"batches": LAST_BATCHES, "inverted": INVERTED, "seconds": seconds, "results": details}
@@ -192,10 +187,12 @@ def main() -> int:
     return 0
 
 
-def _details(recording: Recording, case: str, measured: Mapping[str, Any]) -> dict[str, Any]:
+def _details(
+    credited: Mapping[str, Mapping[str, CreditedBatches]], case: str, measured: Mapping[str, Any]
+) -> dict[str, Any]:
     """The kept numbers of one case."""
     values, step_D = DecisionValues(measured["task_D"], measured["after_DK"], measured["before_DK"]), measured["step_D"]
-    credit = {name: advantages(recording, options_of(case, overrides))[step_D] for name, overrides in RULES.items()}
+    credit = {rule: by_case[case].advantage_S[step_D] for rule, by_case in credited.items()}
     found = {name: fidelity(credit_D, values) for name, credit_D in credit.items()}
     whole, precision = found[OWN], values.precision
     return {

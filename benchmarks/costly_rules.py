@@ -1,0 +1,435 @@
+"""Rules of the leaderboard that train a model or sample further rollouts, on the recorded batches.
+
+`mappo` trains a critic, `prime` and `istar` an implicit reward model. The model learns from each batch after the batch
+is credited, as in training, so it credits only batches that it has not read. `replay` and `c3` branch, `shapley` and
+`sharp` replay coalitions of agents. They take fewer of the recorded rollouts, so that all rules have about the same
+number of sampled tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from benchmarks.credit_rules import BRANCHING
+from benchmarks.recordings import (
+    LAST_BATCHES,
+    ROLLOUTS,
+    TASKS,
+    CreditedBatches,
+    Recording,
+    Sampler,
+    Sketcher,
+    cases_by_team,
+    options_of,
+    recipe_of,
+    rescore,
+    trained_advantages,
+)
+from creditflow._utils.files import write_whole
+from creditflow._utils.progress import Reporter
+from creditflow.config import OptimConfig, trained_agents
+from creditflow.credit import CreditOptions, assign
+from creditflow.credit.decompose import outcomes
+from creditflow.credit.history import History
+from creditflow.credit.shapley import KEY as SHAPLEY
+from creditflow.credit.shapley import Values
+from creditflow.credit.trees import trees_of
+from creditflow.data import Bools, Floats, Trajectory, TrajectoryBatch
+from creditflow.engines.common.branches import GeneratedTokens, PlannedBranch, new_tokens, plan_branches
+from creditflow.engines.common.components import build_components
+from creditflow.engines.common.rollouts import policy_steps
+from creditflow.engines.local.actor import token_logprobs
+from creditflow.engines.local.counterfactual import COUNTERFACTUAL, measure
+from creditflow.engines.local.forward import Forward
+from creditflow.engines.local.learner import Learner, sampled_tokens
+from creditflow.engines.local.outcomes import AT_ONCE
+from creditflow.engines.local.planning import MOST
+from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.policy_set import CENTRAL, PolicySet
+from creditflow.engines.local.rollouts import build_scheduler
+from creditflow.engines.local.sampler import generate
+from creditflow.rollout import together
+from creditflow.rollout.branching import REFUSED, run_branch
+from creditflow.rollout.client import Generation, GenerationRequest
+
+_REPLAY = next(iter(BRANCHING.values()))
+COSTLY: Mapping[str, tuple[str, ...]] = {
+    "mappo": (
+        "algorithm.preset=mappo",
+        "critic.optim.lr=1.0e-3",
+        "critic.ppo_epochs=2",
+        "critic.cliprange_value=10",
+    ),
+    "prime": ("algorithm.preset=prime",),
+    "istar": ("algorithm.preset=istar",),
+    "replay": _REPLAY,
+    "c3": ("algorithm.preset=c3", *(one for one in _REPLAY if not one.startswith("algorithm."))),
+    "shapley": ("algorithm.propagation=shapley",),
+    "sharp": ("algorithm.preset=sharp",),
+}
+"""The rules, as options. The critic learns as in the recipe `arithmetic_estimators`."""
+BRANCHED_ROLLOUTS = 5
+"""Of 8 rollouts of each task those that branch, three times each in the second half."""
+REPLAYED_TASKS, REPLAYED_ROLLOUTS, COALITIONS = 4, 3, 7
+"""Of 8 tasks and 8 rollouts those whose coalitions are replayed: all except the full team of three agents."""
+REWARD_RATE, BETA = 1e-4, 0.05
+"""Learning rate of the implicit reward model, the best of five from 3e-5 to 1e-3 by its prediction of the next batches'
+outcomes, and the factor of its log-ratios (PRIME, arXiv 2502.01456)."""
+MINI_BATCHES = 2
+"""Updates of a model for each batch and pass."""
+PASSES = 2
+"""Passes of a model over each batch."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The rules of one family on the batches of one team."""
+
+    team: str
+    cases: Sequence[str]
+    batches: int
+    folder: Path
+    """The folder of the recordings."""
+
+    def recording(self, case: str) -> Recording:
+        """The batches of a case."""
+        return Recording.load(self.folder, case, self.batches)
+
+    def same_in_all_cases(self, rule: str, made: CreditedBatches) -> Iterator[tuple[str, str, CreditedBatches]]:
+        """The result of a rule that reads no scores of the cases."""
+        return ((rule, case, made) for case in self.cases)
+
+
+Made = Iterator[tuple[str, str, CreditedBatches]]
+"""Results with the names of rule and case."""
+
+
+def credit_costly(folder: Path, batches: int) -> dict[str, dict[str, CreditedBatches]]:
+    """The results of each rule and case. `folder` has the recordings, and keeps finished families."""
+    jobs = {
+        folder / f"{family.__name__}-{team}.npz": (family, Job(team, cases, batches, folder))
+        for family in FAMILIES
+        for team, cases in cases_by_team().items()
+    }
+    missing = {file: job for file, job in jobs.items() if not file.exists()}
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool, Reporter().bar("costly rules", len(jobs)) as bar:
+        running = [pool.submit(_make, family, job, file) for file, (family, job) in missing.items()]
+        while wait(running, 1.0).not_done:
+            bar.reach(sum(file.exists() for file in jobs), len(jobs))
+        for one in running:
+            one.result()
+    found: dict[str, dict[str, CreditedBatches]] = {rule: {} for rule in COSTLY}
+    for file in jobs:
+        kept = np.load(file)
+        for name in (name for name in kept.files if name.endswith("/gradient")):
+            rule, case, _ = name.split("/")
+            columns = (kept[f"{rule}/{case}/{column}"] for column in ("gradient", "advantage", "tokens"))
+            gradient_BD, advantage_S, tokens = columns
+            found[rule][case] = CreditedBatches(gradient_BD, advantage_S, float(tokens))
+    return found
+
+
+def _make(family: Callable[[Job], Made], job: Job, file: Path) -> None:
+    """Compute the results of a family and write them; runs in a separate process."""
+    torch.set_num_threads(1)
+    columns = {}
+    for rule, case, made in family(job):
+        columns[f"{rule}/{case}/gradient"] = made.gradient_BD
+        columns[f"{rule}/{case}/advantage"] = made.advantage_S
+        columns[f"{rule}/{case}/tokens"] = np.array(made.tokens)
+
+    def save(part: Path) -> None:
+        with part.open("wb") as out:
+            np.savez(out, **columns)
+
+    write_whole(file, save)
+
+
+class _Credit:
+    """Collects the credit of one rule batch by batch."""
+
+    def __init__(self) -> None:
+        self.gradients: list[Floats] = []
+        self.advantages: list[Floats] = []
+
+    def add(self, gradient_D: Floats, n_trajectories: int, advantage_S: Floats) -> None:
+        """Add a batch: the summed gradient of its trajectories, and the advantages of the recorded steps."""
+        self.gradients.append(gradient_D / n_trajectories)
+        self.advantages.append(advantage_S)
+
+    def made(self, tokens: float = 1.0) -> CreditedBatches:
+        """The collected credit."""
+        return CreditedBatches(np.array(self.gradients), np.concatenate(self.advantages[-LAST_BATCHES:]), tokens)
+
+
+# ---- rules that train a model ----------------------------------------------------------------------------------------
+
+
+def critic(job: Job) -> Made:
+    """`mappo`: the central critic learns from each batch after it."""
+    recipe, credit = recipe_of(job.team, *COSTLY["mappo"]), _Credit()
+    policy_set = PolicySet.from_recipe(recipe, job.batches, keep_reference=False)
+    (policy,) = policy_set.actors
+    model, sketcher = policy_set.critics[CENTRAL], Sketcher(policy_set.policies[policy].model)
+    for batch in job.recording(job.team).batches:
+        values_T = policy_set.values(batch)
+        assigned = assign(batch, recipe.config.algorithm, values_T=values_T)
+        gradient_D = sketcher(batch, assigned.token_advantages()).sum(axis=0)
+        credit.add(gradient_D, batch.n_trajectories, trained_advantages(assigned))
+        assert values_T is not None
+        assert assigned.returns_T is not None
+        own_S = assigned.trained_S & policy_steps(batch, policy)
+        model.update(batch, assigned.returns_T, values_T, own_S, _mini_batches(batch)[batch.trajectory_of_step])
+    yield from job.same_in_all_cases("mappo", credit.made())
+
+
+def _mini_batches(batch: TrajectoryBatch) -> np.ndarray:
+    """[N] the mini-batch of each trajectory, by task."""
+    return np.arange(batch.n_trajectories) * MINI_BATCHES // batch.n_trajectories
+
+
+class RewardModel:
+    """An implicit reward model: it learns to predict the outcome by `sigmoid(beta * sum of log-ratios)`.
+
+    The sum is over the sampled tokens of all steps of a trajectory; the ratio is to the model's initial state. Cross
+    entropy, as in PRIME (arXiv 2502.01456, eq. 5).
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.model = copy.deepcopy(policy.model).requires_grad_(True)
+        self.forward = Forward(self.model)
+        optim = OptimConfig(lr=REWARD_RATE, weight_decay=0.0)
+        self.learner = Learner(self.model.parameters(), optim, grad_clip=1.0)
+
+    def save(self, folder: Path) -> None:
+        """Save a Hugging Face folder."""
+        self.model.save_pretrained(folder, safe_serialization=True)
+        self.policy.tokenizer.save_pretrained(folder)
+
+    @torch.no_grad()
+    def logits(self, batch: TrajectoryBatch) -> Floats:
+        """[N] the log-odds of success."""
+        ratio_T = np.zeros(len(batch.response_ids))
+        for sign, forward in ((1.0, self.forward), (-1.0, self.policy.forward)):
+            for packed in forward.micro_batches(batch, np.arange(batch.n_steps), MOST):
+                ratio_T[packed.token_at] += sign * token_logprobs(forward, packed, batch)[0].double().numpy()
+        step_T, _ = sampled_tokens(batch)
+        of_token_T = batch.trajectory_of_step[step_T]
+        return BETA * np.bincount(of_token_T, ratio_T * batch.response_mask, batch.n_trajectories)
+
+    def update(self, batch: TrajectoryBatch) -> None:
+        """Learn from the outcomes of a batch."""
+        outcome_N = outcomes(batch, CreditOptions()).value_N
+        step_T, _ = sampled_tokens(batch)
+        trajectory_T, mini_batch_N = batch.trajectory_of_step[step_T], _mini_batches(batch)
+        for m in list(range(MINI_BATCHES)) * PASSES:
+            now_N = mini_batch_N == m
+            error_N = np.where(now_N, outcome_N - 1.0 / (1.0 + np.exp(-self.logits(batch))), 0.0) / now_N.sum()
+            weight_T = BETA * error_N[trajectory_T] * batch.response_mask
+            self.learner.begin()
+            for packed in self.forward.micro_batches(batch, np.flatnonzero(now_N[batch.trajectory_of_step]), MOST):
+                logprob, _ = token_logprobs(self.forward, packed, batch)
+                (-logprob * torch.from_numpy(weight_T[packed.token_at]).to(logprob)).sum().backward()
+            self.learner.step()
+
+
+def implicit(job: Job) -> Made:
+    """`prime` and `istar`: the implicit reward model learns from each batch after it."""
+    policy_set = PolicySet.for_rollouts(recipe_of(job.team))
+    policy = next(iter(policy_set.policies.values()))
+    model, sketcher = RewardModel(policy), Sketcher(policy.model)
+    recording, credits = job.recording(job.team), {"prime": _Credit(), "istar": _Credit()}
+    with TemporaryDirectory() as temporary:
+        first, now = Path(temporary) / "first", Path(temporary) / "now"
+        model.save(first)
+        for batch in recording.batches:
+            model.save(now)
+            trajectories = batch.to_trajectories()
+            args = f"args: {{path: '{now}', reference: '{first}', beta: {BETA}}}"
+            functions = (
+                f"reward.functions=[{{fn: 'arithmetic_chain.py:answer_right'}}, {{fn: implicit_process, {args}}}]"
+            )
+            components = build_components(recipe_of(job.team, functions))
+            asyncio.run(rescore(components, policy_set.policies, trajectories))
+            scored = TrajectoryBatch.from_trajectories(trajectories)
+            for rule, credit in credits.items():
+                assigned = assign(scored, options_of(job.team, (*COSTLY[rule], functions)))
+                gradient_D = sketcher(scored, assigned.token_advantages()).sum(axis=0)
+                credit.add(gradient_D, scored.n_trajectories, trained_advantages(assigned))
+            model.update(batch)
+    for rule, credit in credits.items():
+        yield from job.same_in_all_cases(rule, credit.made())
+
+
+# ---- rules that sample further rollouts ------------------------------------------------------------------------------
+
+
+class _Counter:
+    """The built-in sampler; counts the response tokens that it samples."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def generate(self, policy: Policy, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Generate one response for each request."""
+        with policy.forward.running():
+            made = generate(policy.model, requests, policy.eos_ids, policy.pad_id, shared=policy.shares)
+        self.tokens += sum(len(one.response_ids) for one in made)
+        return made
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """The part of a recorded batch that a rule uses."""
+
+    batch: TrajectoryBatch
+    sketch_SD: Floats
+    """[S, D] those of the part's steps."""
+    taken_S: Bools
+    """[S] whether a step of the recorded batch is in the part."""
+
+    @classmethod
+    def of(cls, recording: Recording, b: int, tasks: int, rollouts: int) -> _Taken:
+        """The first rollouts of the first tasks of batch `b`."""
+        batch, place_N = recording.batches[b], np.arange(recording.batches[b].n_trajectories)
+        taken_N = (place_N // ROLLOUTS < tasks) & (place_N % ROLLOUTS < rollouts)
+        taken_S = taken_N[batch.trajectory_of_step]
+        part = [one for one, taken in zip(batch.to_trajectories(), taken_N, strict=True) if taken]
+        return cls(TrajectoryBatch.from_trajectories(part), recording.sketches[b][taken_S], taken_S)
+
+    def advantages(self, advantage_S: Floats) -> Floats:
+        """[S] the advantages of the part's steps among all steps of the recorded batch; NaN for the others."""
+        found_S = np.full(len(self.taken_S), np.nan)
+        found_S[self.taken_S] = advantage_S
+        return found_S
+
+
+def branches(job: Job) -> Made:
+    """`replay` and `c3`, on the same branches."""
+    sampler, count = Sampler(job.team, job.cases), _Counter()
+    for policy in sampler.policy_set.policies.values():
+        policy.sampler = count
+    recording = job.recording(job.team)
+    parts = [_Taken.of(recording, b, TASKS, BRANCHED_ROLLOUTS) for b in range(job.batches)]
+    rollouts = [part.batch.to_trajectories() for part in parts]
+    made = _run_branches(sampler, [_plan(job.team, b, of) for b, of in enumerate(rollouts)])
+    credits = {(rule, case): _Credit() for rule in ("replay", "c3") for case in job.cases}
+    for part, recorded, more in zip(parts, rollouts, made, strict=True):
+        new_SD: Floats | None = None
+        for case in job.cases:
+            asyncio.run(sampler.score(case, [*recorded, *more]))
+            batch = TrajectoryBatch.from_trajectories([*recorded, *more])
+            if new_SD is None:
+                new_SD = sampler.sketcher(batch, wanted_S=_new_steps(batch))
+                new_SD[: part.batch.n_steps] = part.sketch_SD
+            for rule in ("replay", "c3"):
+                assigned = assign(batch, options_of(case, COSTLY[rule]))
+                gradient_D = (assigned.share_S * assigned.advantage_S) @ new_SD
+                advantage_S = part.advantages(trained_advantages(assigned)[: part.batch.n_steps])
+                credits[rule, case].add(gradient_D, part.batch.n_trajectories, advantage_S)
+    tokens = _relative_tokens(recording, parts, count)
+    for (rule, case), credit in credits.items():
+        yield rule, case, credit.made(tokens)
+
+
+def _plan(team: str, b: int, rollouts: Sequence[Trajectory]) -> list[PlannedBranch]:
+    """Draw the decisions of a batch, and note them in its rollouts."""
+    recipe = recipe_of(team, *COSTLY["replay"])
+    functions, tokens = build_components(recipe).rewards.functions, sum(new_tokens(one, 0) for one in rollouts)
+    agents = trained_agents(recipe.config)
+    return plan_branches(recipe.config, functions, b, agents, rollouts, tokens, GeneratedTokens(0, 0), History()).first
+
+
+def _run_branches(sampler: Sampler, planned: Sequence[Sequence[PlannedBranch]]) -> list[list[Trajectory]]:
+    """Run the branches of all batches together. Raises RuntimeError if one is refused."""
+    components, scheduler = sampler.components, build_scheduler(sampler.components, sampler.policy_set)
+    every = [one for of in planned for one in of]
+
+    async def run() -> list[Trajectory]:
+        made: list[Trajectory] = []
+        for first in range(0, len(every), AT_ONCE):
+            running = [
+                run_branch(
+                    one.record,
+                    one.at,
+                    # an id by which the saboteur repeats its recorded draws (`benchmarks.cases.recorded_step_id`)
+                    replace(one.rollout, id=f"{one.root.id}~without{one.at}~{one.alternative}"),
+                    components.workflow,
+                    components.agents,
+                    scheduler,
+                    components.sampling,
+                )
+                for one in every[first : first + AT_ONCE]
+            ]
+            made += await together(running, scheduler)
+        return made
+
+    found = asyncio.run(run())
+    if refused := [one.info["error"] for one in found if REFUSED in one.info]:
+        raise RuntimeError(f"{len(refused)} of {len(found)} branches were refused: {refused[0]}")
+    for one, branch in zip(every, found, strict=True):
+        one.mark(branch)
+    sampler.freeze(found)
+    rest = iter(found)
+    return [[next(rest) for _ in of] for of in planned]
+
+
+def _new_steps(batch: TrajectoryBatch) -> Bools:
+    """[S] the sampled steps of branches."""
+    trees = trees_of(batch)
+    assert trees is not None
+    return trees.branch_S(batch) & ~trees.copied_S(batch)
+
+
+def replays(job: Job) -> Made:
+    """`shapley` and `sharp`, with the same replays of coalitions."""
+    sampler, count = Sampler(job.team, job.cases), _Counter()
+    policies = sampler.policy_set.policies
+    for policy in policies.values():
+        policy.sampler = count
+    recording = job.recording(job.team)
+    parts = [_Taken.of(recording, b, REPLAYED_TASKS, REPLAYED_ROLLOUTS) for b in range(job.batches)]
+    rollouts = [part.batch.to_trajectories() for part in parts]
+    baselines = {name: policies[name] for name in sampler.trained}
+
+    async def run() -> Mapping[str, Values]:
+        async with sampler.components.rewards.open(policies):
+            every = [one for of in rollouts for one in of]
+            key = (COUNTERFACTUAL, 0)
+            return (await measure(sampler.components, sampler.policy_set, baselines, every, COALITIONS, key)).by_id
+
+    by_id = asyncio.run(run())
+    for one in (one for of in rollouts for one in of):
+        one.info[SHAPLEY] = by_id[one.id].to_json()
+    credits = {(rule, case): _Credit() for rule in ("shapley", "sharp") for case in job.cases}
+    for part, recorded in zip(parts, rollouts, strict=True):
+        for case in job.cases:
+            asyncio.run(sampler.score(case, recorded))
+            batch = TrajectoryBatch.from_trajectories(recorded)
+            for rule in ("shapley", "sharp"):
+                assigned = assign(batch, options_of(case, COSTLY[rule]))
+                advantage_S = part.advantages(trained_advantages(assigned))
+                credits[rule, case].add(assigned.advantage_S @ part.sketch_SD, batch.n_trajectories, advantage_S)
+    tokens = _relative_tokens(recording, parts, count)
+    for (rule, case), credit in credits.items():
+        yield rule, case, credit.made(tokens)
+
+
+def _relative_tokens(recording: Recording, parts: Sequence[_Taken], count: _Counter) -> float:
+    """The tokens of the parts and of the further rollouts, relative to those of all recorded rollouts."""
+    taken = sum(len(part.batch.response_ids) for part in parts)
+    return (taken + count.tokens) / sum(len(batch.response_ids) for batch in recording.batches)
+
+
+FAMILIES = (critic, implicit, branches, replays)

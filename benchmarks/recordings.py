@@ -1,0 +1,289 @@
+"""Recorded batches of the leaderboard's teams, for measurements that train no policy.
+
+`arithmetic_chain` with its initial model samples batches of 8 tasks and 8 rollouts. Cases that differ in scores alone
+share the batches; each case scores them. The gradient of each step is sketched: per linear layer, inputs and output
+gradients are projected on random directions, which leaves inner products unchanged in expectation. Embeddings and norms
+are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.credit_rules import ALWAYS, CASES
+from benchmarks.study import OTHER_TEAMS, RECIPE
+from creditflow._utils.files import write_whole
+from creditflow._utils.progress import Reporter
+from creditflow.config import Recipe, load_recipe, trained_policies
+from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
+from creditflow.credit.analysis.metrics import batch_stats
+from creditflow.credit.history import History
+from creditflow.data import Bools, Floats, Trajectory, TrajectoryBatch
+from creditflow.engines.common.components import Components, build_components
+from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.policy_set import PolicySet
+from creditflow.engines.local.rollouts import sample_trajectories
+from creditflow.runs.step_files import read_step_file, write_step_file
+
+BATCHES, TASKS, ROLLOUTS = 48, 8, 8
+LAST_BATCHES = 16
+"""Single decisions are measured in the last batches; thresholds and fitted parts adapt over those before."""
+WIDTH = 12
+"""Random directions for the inputs and for the output gradients of a layer; a sketch has their product as its size."""
+_KEY = 7
+"""Added to a batch's number in the random keys of its rollouts."""
+_AT_ONCE = 256
+"""Steps of one backward pass."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The batches of one case, with the sketch of every step's gradient."""
+
+    batches: Sequence[TrajectoryBatch]
+    sketches: Sequence[Floats]
+    """[S, D] sketches of the gradient of each step's log-probability, by batch."""
+
+    @classmethod
+    def load(cls, folder: Path, case: str, batches: int) -> Recording:
+        """Read the batches that `record` wrote."""
+        return cls(
+            [read_step_file(folder / f"{case}-{b}.parquet").batch for b in range(batches)],
+            [np.load(folder / f"{team_of(case)}-{b}.npy").astype(np.float64) for b in range(batches)],
+        )
+
+
+@dataclass(frozen=True)
+class CreditedBatches:
+    """The credit of one rule for the batches of one case."""
+
+    gradient_BD: Floats
+    """[B, D] the sketched gradient of each batch, per trajectory."""
+    advantage_S: Floats
+    """[S] the advantages of the steps of the last batches; NaN for steps that the rule does not train."""
+    tokens: float = 1.0
+    """Sampled response tokens, relative to those of the recorded batches."""
+
+
+def recipe_of(case: str, *overrides: str) -> Recipe:
+    """The recipe of a case."""
+    return load_recipe(RECIPE, [*ALWAYS, *CASES[case], "data.seed=0", *overrides])
+
+
+def cases_by_team() -> dict[str, list[str]]:
+    """The cases that share the batches of each team."""
+    teams = {case: team_of(case) for case in CASES}
+    return {team: [case for case in CASES if teams[case] == team] for team in dict.fromkeys(teams.values())}
+
+
+def record(folder: Path, batches: int) -> Mapping[str, Recording]:
+    """Sample the batches of every team, and score them for every case. `folder` keeps finished batches."""
+    by_team, reporter = cases_by_team(), Reporter()
+    with (
+        ProcessPoolExecutor(len(by_team), get_context("spawn")) as pool,
+        reporter.bar("sampling", len(by_team) * batches, "batches") as bar,
+    ):
+        sampling = [pool.submit(_sample_missing, team, of, batches, folder) for team, of in by_team.items()]
+        while wait(sampling, 1.0).not_done:
+            done = sum((folder / f"{team}-{b}.npy").exists() for team in by_team for b in range(batches))
+            bar.reach(done, len(by_team) * batches)
+        for one in sampling:
+            one.result()
+    return {case: Recording.load(folder, case, batches) for case in CASES}
+
+
+def team_of(case: str) -> str:
+    """The case whose team and batches a case shares: they differ in scores alone."""
+    return case if case in OTHER_TEAMS else "exact"
+
+
+def _sample_missing(team: str, cases: Sequence[str], batches: int, folder: Path) -> None:
+    """Sample the missing batches of a team; runs in a separate process."""
+    torch.set_num_threads(1)
+    sampler: Sampler | None = None
+    for b in range(batches):
+        sketch, files = folder / f"{team}-{b}.npy", {case: folder / f"{case}-{b}.parquet" for case in cases}
+        if not all(file.exists() for file in (sketch, *files.values())):
+            sampler = sampler or Sampler(team, cases)
+            sampler.make(b, sketch, files)
+
+
+class Sampler:
+    """Samples batches of one team and scores them for its cases."""
+
+    def __init__(self, team: str, cases: Sequence[str]) -> None:
+        recipe = recipe_of(team)
+        self.trained = trained_policies(recipe.config)
+        torch.manual_seed(0)
+        self.components = build_components(recipe)
+        self.policy_set = PolicySet.for_rollouts(recipe)
+        self.scorers = {case: build_components(recipe_of(case)) for case in cases}
+        self.sketcher = Sketcher(self.policy_set.policies[self.trained[0]].model)
+
+    def make(self, b: int, sketch: Path, files: Mapping[str, Path]) -> None:
+        trajectories = asyncio.run(self._sample(b))
+        for case, file in files.items():
+            asyncio.run(self.score(case, trajectories))
+            batch = TrajectoryBatch.from_trajectories(trajectories)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_step_file(file, b, batch, None)
+        sketch_SD = self.sketcher(batch).astype(np.float32)
+
+        def save(part: Path) -> None:
+            with part.open("wb") as out:
+                np.save(out, sketch_SD)
+
+        write_whole(sketch, save)
+
+    async def _sample(self, b: int) -> list[Trajectory]:
+        tasks = [self.components.train_tasks[(b * TASKS + t) % len(self.components.train_tasks)] for t in range(TASKS)]
+        async with self.components.rewards.open(self.policy_set.policies):
+            made = await sample_trajectories(self.components, self.policy_set, tasks, ROLLOUTS, 1.0, (0, _KEY + b))
+        self.freeze(made)
+        return made
+
+    def freeze(self, trajectories: Sequence[Trajectory]) -> None:
+        """Zero the response mask of steps whose policy is not trained, as in training."""
+        for step in (step for one in trajectories for step in one.steps if step.policy not in self.trained):
+            step.response_mask = (0,) * len(step.response_ids)
+
+    async def score(self, case: str, trajectories: Sequence[Trajectory]) -> None:
+        """Replace all scores and outcomes by those of a case."""
+        await rescore(self.scorers[case], self.policy_set.policies, trajectories)
+
+
+async def rescore(components: Components, policies: Mapping[str, Policy], trajectories: Sequence[Trajectory]) -> None:
+    """Replace all scores and outcomes of trajectories by those of a recipe."""
+    for trajectory in trajectories:
+        trajectory.outcome, trajectory.outcomes = None, {}
+        for step in trajectory.steps:
+            step.scores = {}
+    async with components.rewards.open(policies):
+        await components.rewards.score(trajectories)
+    components.label(trajectories)
+
+
+class Sketcher:
+    """Sketches of the gradient of each step's log-probability, one backward pass for many steps.
+
+    The gradient of a linear layer's weight for one step is the sum over its tokens of the outer product of output
+    gradient and input. Projecting both sides keeps inner products in expectation.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.eval()
+        generator = torch.Generator().manual_seed(0)
+        self.layers = [one for one in model.modules() if isinstance(one, torch.nn.Linear)]
+        self.sides = [
+            tuple(
+                torch.randn(size, WIDTH, generator=generator) / WIDTH**0.5 for size in (o.in_features, o.out_features)
+            )
+            for o in self.layers
+        ]
+
+    def __call__(self, batch: TrajectoryBatch, weight_T: Floats | None = None, wanted_S: Bools | None = None) -> Floats:
+        """[S, D] the sketches of a batch's steps.
+
+        `weight_T`: [T] a factor for the log-probability of each token; default: 1 for sampled tokens. `wanted_S`: the
+        steps to sketch, default: all; the others get 0.
+        """
+        found = np.zeros((batch.n_steps, len(self.layers) * WIDTH**2))
+        weight_T = np.asarray(batch.response_mask, dtype=np.float64) if weight_T is None else weight_T
+        wanted = np.arange(batch.n_steps) if wanted_S is None else np.flatnonzero(wanted_S)
+        lengths_S = np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
+        in_order = wanted[np.argsort(lengths_S[wanted], kind="stable")]
+        for steps in np.array_split(in_order, -(-len(in_order) // _AT_ONCE)) if len(in_order) else ():
+            found[steps] = self._of_steps(batch, weight_T, steps)
+        return found
+
+    def _of_steps(self, batch: TrajectoryBatch, weight_T: Floats, steps: np.ndarray) -> Floats:
+        ids, mask, weight = _padded(batch, weight_T, steps)
+        inputs: dict[int, Tensor] = {}
+        parts: list[Tensor] = [torch.zeros(0)] * len(self.layers)
+        with torch.enable_grad():
+            hooks = [layer.register_forward_hook(_keep(inputs, at)) for at, layer in enumerate(self.layers)]
+            hooks += [
+                layer.register_full_backward_hook(_project(inputs, parts, at, *self.sides[at]))
+                for at, layer in enumerate(self.layers)
+            ]
+            try:
+                logits = self.model(input_ids=ids, attention_mask=mask).logits[:, :-1].double()
+                logprobs = torch.log_softmax(logits, -1).gather(2, ids[:, 1:, None]).squeeze(2)
+                (logprobs * weight[:, 1:]).sum().backward()
+            finally:
+                for hook in hooks:
+                    hook.remove()
+                self.model.zero_grad(set_to_none=True)
+        return torch.cat([part.flatten(1) for part in parts], dim=1).double().numpy()
+
+
+def _keep(inputs: dict[int, Tensor], at: int) -> Any:
+    def hook(module: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
+        inputs[at] = args[0].detach()
+
+    return hook
+
+
+def _project(inputs: dict[int, Tensor], parts: list[Tensor], at: int, of_input: Tensor, of_output: Tensor) -> Any:
+    def hook(module: Any, grad_input: Any, grad_output: tuple[Tensor, ...]) -> None:
+        parts[at] = torch.einsum("blo,bli->boi", grad_output[0].float() @ of_output, inputs[at].float() @ of_input)
+
+    return hook
+
+
+def _padded(batch: TrajectoryBatch, weight_T: Floats, steps: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, attention mask and the weights of tokens, padded on the right."""
+    rows = []
+    for s in steps.tolist():
+        prompt = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
+        part = slice(batch.token_offsets[s], batch.token_offsets[s + 1])
+        rows.append((np.concatenate([prompt, batch.response_ids[part]]), len(prompt), weight_T[part]))
+    longest = max(len(ids) for ids, _, _ in rows)
+    ids, mask = (torch.zeros(len(rows), longest, dtype=torch.long) for _ in range(2))
+    weight = torch.zeros(len(rows), longest, dtype=torch.float64)
+    for row, (tokens, prompt, of_tokens) in enumerate(rows):
+        ids[row, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
+        mask[row, : len(tokens)] = 1
+        weight[row, prompt : len(tokens)] = torch.from_numpy(of_tokens)
+    return ids, mask, weight
+
+
+def options_of(case: str, overrides: Sequence[str]) -> CreditOptions:
+    """The options of credit in a case under a rule's overrides."""
+    return recipe_of(case, *overrides).config.algorithm
+
+
+def credited(recording: Recording, options: CreditOptions) -> CreditedBatches:
+    """The credit of a rule that only reads the batches. Thresholds and fitted parts adapt from batch to batch."""
+    assigned = list(_assignments(recording, options))
+    gradient_BD = [
+        one.advantage_S @ sketch_SD / one.batch.n_trajectories
+        for one, sketch_SD in zip(assigned, recording.sketches, strict=True)
+    ]
+    return CreditedBatches(
+        np.array(gradient_BD), np.concatenate(list(map(trained_advantages, assigned[-LAST_BATCHES:])))
+    )
+
+
+def _assignments(recording: Recording, options: CreditOptions) -> Iterator[Assignment]:
+    threshold, history = make_threshold(options.propagation_threshold), History()
+    for batch in recording.batches:
+        assigned = assign(batch, options, threshold=threshold, history=history)
+        threshold.update(batch_stats(assigned))
+        history = assigned.history_after or history
+        yield assigned
+
+
+def trained_advantages(assigned: Assignment) -> Floats:
+    """[S] the advantages of a batch; NaN for steps that are not trained."""
+    return np.where(assigned.trained_S, assigned.advantage_S, np.nan)
