@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.credit_rules import BRANCHING
 from benchmarks.recordings import (
@@ -39,12 +42,13 @@ from creditflow._utils.files import write_whole
 from creditflow._utils.progress import Reporter
 from creditflow.config import OptimConfig, trained_agents
 from creditflow.credit import CreditOptions, assign
+from creditflow.credit.analysis.metrics import explained_variance
 from creditflow.credit.decompose import outcomes
 from creditflow.credit.history import History
 from creditflow.credit.shapley import KEY as SHAPLEY
 from creditflow.credit.shapley import Values
 from creditflow.credit.trees import trees_of
-from creditflow.data import Bools, Floats, Trajectory, TrajectoryBatch
+from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.common.branches import GeneratedTokens, PlannedBranch, new_tokens, plan_branches
 from creditflow.engines.common.components import build_components
 from creditflow.engines.common.rollouts import policy_steps
@@ -133,9 +137,9 @@ def credit_costly(folder: Path, batches: int) -> dict[str, dict[str, CreditedBat
         kept = np.load(file)
         for name in (name for name in kept.files if name.endswith("/gradient")):
             rule, case, _ = name.split("/")
-            columns = (kept[f"{rule}/{case}/{column}"] for column in ("gradient", "advantage", "tokens"))
-            gradient_BD, advantage_S, tokens = columns
-            found[rule][case] = CreditedBatches(gradient_BD, advantage_S, float(tokens))
+            columns = (kept[f"{rule}/{case}/{column}"] for column in ("gradient", "advantage", "numbers"))
+            gradient_BD, advantage_S, numbers = columns
+            found[rule][case] = CreditedBatches(gradient_BD, advantage_S, *numbers.tolist())
     return found
 
 
@@ -146,7 +150,7 @@ def _make(family: Callable[[Job], Made], job: Job, file: Path) -> None:
     for rule, case, made in family(job):
         columns[f"{rule}/{case}/gradient"] = made.gradient_BD
         columns[f"{rule}/{case}/advantage"] = made.advantage_S
-        columns[f"{rule}/{case}/tokens"] = np.array(made.tokens)
+        columns[f"{rule}/{case}/numbers"] = np.array([made.tokens, made.explained])
 
     def save(part: Path) -> None:
         with part.open("wb") as out:
@@ -167,9 +171,11 @@ class _Credit:
         self.gradients.append(gradient_D / n_trajectories)
         self.advantages.append(advantage_S)
 
-    def made(self, tokens: float = 1.0) -> CreditedBatches:
-        """The collected credit."""
-        return CreditedBatches(np.array(self.gradients), np.concatenate(self.advantages[-LAST_BATCHES:]), tokens)
+    def made(self, tokens: float = 1.0, explained: Sequence[float] = ()) -> CreditedBatches:
+        """The collected credit. `explained`: by batch, the share of the variance that a model explained."""
+        advantage_S = np.concatenate(self.advantages[-LAST_BATCHES:])
+        share = fmean(explained[-LAST_BATCHES:]) if explained else math.nan
+        return CreditedBatches(np.array(self.gradients), advantage_S, tokens, share)
 
 
 # ---- rules that train a model ----------------------------------------------------------------------------------------
@@ -177,7 +183,7 @@ class _Credit:
 
 def critic(job: Job) -> Made:
     """`mappo`: the central critic learns from each batch after it."""
-    recipe, credit = recipe_of(job.team, *COSTLY["mappo"]), _Credit()
+    recipe, credit, explained = recipe_of(job.team, *COSTLY["mappo"]), _Credit(), list[float]()
     policy_set = PolicySet.from_recipe(recipe, job.batches, keep_reference=False)
     (policy,) = policy_set.actors
     model, sketcher = policy_set.critics[CENTRAL], Sketcher(policy_set.policies[policy].model)
@@ -189,11 +195,13 @@ def critic(job: Job) -> Made:
         assert values_T is not None
         assert assigned.returns_T is not None
         own_S = assigned.trained_S & policy_steps(batch, policy)
-        model.update(batch, assigned.returns_T, values_T, own_S, _mini_batches(batch)[batch.trajectory_of_step])
-    yield from job.same_in_all_cases("mappo", credit.made())
+        mini_batch_S = _mini_batches(batch)[batch.trajectory_of_step]
+        found = model.update(batch, assigned.returns_T, values_T, own_S, mini_batch_S)
+        explained.append(found.get("critic/vf_explained_var", 0.0))
+    yield from job.same_in_all_cases("mappo", credit.made(explained=explained))
 
 
-def _mini_batches(batch: TrajectoryBatch) -> np.ndarray:
+def _mini_batches(batch: TrajectoryBatch) -> Ints:
     """[N] the mini-batch of each trajectory, by task."""
     return np.arange(batch.n_trajectories) * MINI_BATCHES // batch.n_trajectories
 
@@ -217,31 +225,37 @@ class RewardModel:
         self.model.save_pretrained(folder, safe_serialization=True)
         self.policy.tokenizer.save_pretrained(folder)
 
-    @torch.no_grad()
-    def logits(self, batch: TrajectoryBatch) -> Floats:
-        """[N] the log-odds of success."""
-        ratio_T = np.zeros(len(batch.response_ids))
-        for sign, forward in ((1.0, self.forward), (-1.0, self.policy.forward)):
-            for packed in forward.micro_batches(batch, np.arange(batch.n_steps), MOST):
-                ratio_T[packed.token_at] += sign * token_logprobs(forward, packed, batch)[0].double().numpy()
-        step_T, _ = sampled_tokens(batch)
-        of_token_T = batch.trajectory_of_step[step_T]
-        return BETA * np.bincount(of_token_T, ratio_T * batch.response_mask, batch.n_trajectories)
+    def update(self, batch: TrajectoryBatch) -> float:
+        """Learn from the outcomes of a batch.
 
-    def update(self, batch: TrajectoryBatch) -> None:
-        """Learn from the outcomes of a batch."""
-        outcome_N = outcomes(batch, CreditOptions()).value_N
-        step_T, _ = sampled_tokens(batch)
-        trajectory_T, mini_batch_N = batch.trajectory_of_step[step_T], _mini_batches(batch)
+        Returns the share of the outcomes' variance that was explained by predictions made before they were read.
+        """
+        outcome_N, mini_batch_N = torch.from_numpy(outcomes(batch, CreditOptions()).value_N), _mini_batches(batch)
+        predicted_N = torch.full_like(outcome_N, torch.nan)
+        with torch.no_grad():
+            reference_N = self._log_probs(self.policy.forward, batch, np.arange(batch.n_steps))
         for m in list(range(MINI_BATCHES)) * PASSES:
             now_N = mini_batch_N == m
-            error_N = np.where(now_N, outcome_N - 1.0 / (1.0 + np.exp(-self.logits(batch))), 0.0) / now_N.sum()
-            weight_T = BETA * error_N[trajectory_T] * batch.response_mask
             self.learner.begin()
-            for packed in self.forward.micro_batches(batch, np.flatnonzero(now_N[batch.trajectory_of_step]), MOST):
-                logprob, _ = token_logprobs(self.forward, packed, batch)
-                (-logprob * torch.from_numpy(weight_T[packed.token_at]).to(logprob)).sum().backward()
+            log_prob_N = self._log_probs(self.forward, batch, np.flatnonzero(now_N[batch.trajectory_of_step]))
+            logits = BETA * (log_prob_N - reference_N)[now_N]
+            if predicted_N[now_N].isnan().all():
+                predicted_N[now_N] = logits.detach().sigmoid()
+            torch.nn.functional.binary_cross_entropy_with_logits(logits, outcome_N[now_N]).backward()
             self.learner.step()
+        return explained_variance(outcome_N.numpy(), predicted_N.numpy()) or 0.0
+
+    @staticmethod
+    def _log_probs(forward: Forward, batch: TrajectoryBatch, steps: Ints) -> Tensor:
+        """[N] the log-probability of the sampled tokens of the given steps, by trajectory."""
+        step_T, _ = sampled_tokens(batch)
+        trajectory_T, sampled_T = batch.trajectory_of_step[step_T].astype(np.int64), batch.response_mask
+        found_N = torch.zeros(batch.n_trajectories, dtype=torch.float64)
+        for packed in forward.micro_batches(batch, steps, MOST):
+            log_prob, _ = token_logprobs(forward, packed, batch)
+            kept, at = sampled_T[packed.token_at], trajectory_T[packed.token_at]
+            found_N = found_N.index_add(0, torch.from_numpy(at[kept]), log_prob.double()[kept])
+        return found_N
 
 
 def implicit(job: Job) -> Made:
@@ -250,26 +264,33 @@ def implicit(job: Job) -> Made:
     policy = next(iter(policy_set.policies.values()))
     model, sketcher = RewardModel(policy), Sketcher(policy.model)
     recording, credits = job.recording(job.team), {"prime": _Credit(), "istar": _Credit()}
+    options = {rule: options_of(job.team, COSTLY[rule]) for rule in credits}
+    explained = list[float]()
     with TemporaryDirectory() as temporary:
         first, now = Path(temporary) / "first", Path(temporary) / "now"
         model.save(first)
-        for batch in recording.batches:
+        for batch, sketch_SD in zip(recording.batches, recording.sketches, strict=True):
             model.save(now)
             trajectories = batch.to_trajectories()
             args = f"args: {{path: '{now}', reference: '{first}', beta: {BETA}}}"
             functions = (
                 f"reward.functions=[{{fn: 'arithmetic_chain.py:answer_right'}}, {{fn: implicit_process, {args}}}]"
             )
-            components = build_components(recipe_of(job.team, functions))
+            components = build_components(recipe_of(job.team, functions), tasks=False)
             asyncio.run(rescore(components, policy_set.policies, trajectories))
             scored = TrajectoryBatch.from_trajectories(trajectories)
             for rule, credit in credits.items():
-                assigned = assign(scored, options_of(job.team, (*COSTLY[rule], functions)))
-                gradient_D = sketcher(scored, assigned.token_advantages()).sum(axis=0)
+                assigned = assign(scored, options[rule])
+                by_token = assigned.advantage_T is not None
+                gradient_D = (
+                    sketcher(scored, assigned.token_advantages()).sum(axis=0)
+                    if by_token
+                    else assigned.advantage_S @ sketch_SD
+                )
                 credit.add(gradient_D, scored.n_trajectories, trained_advantages(assigned))
-            model.update(batch)
+            explained.append(model.update(batch))
     for rule, credit in credits.items():
-        yield from job.same_in_all_cases(rule, credit.made())
+        yield from job.same_in_all_cases(rule, credit.made(explained=explained))
 
 
 # ---- rules that sample further rollouts ------------------------------------------------------------------------------
@@ -323,8 +344,9 @@ def branches(job: Job) -> Made:
     recording = job.recording(job.team)
     parts = [_Taken.of(recording, b, TASKS, BRANCHED_ROLLOUTS) for b in range(job.batches)]
     rollouts = [part.batch.to_trajectories() for part in parts]
-    made = _run_branches(sampler, [_plan(job.team, b, of) for b, of in enumerate(rollouts)])
+    made = _run_branches(sampler, _plan(job.team, rollouts))
     credits = {(rule, case): _Credit() for rule in ("replay", "c3") for case in job.cases}
+    options = {(rule, case): options_of(case, COSTLY[rule]) for rule, case in credits}
     for part, recorded, more in zip(parts, rollouts, made, strict=True):
         new_SD: Floats | None = None
         for case in job.cases:
@@ -334,7 +356,7 @@ def branches(job: Job) -> Made:
                 new_SD = sampler.sketcher(batch, wanted_S=_new_steps(batch))
                 new_SD[: part.batch.n_steps] = part.sketch_SD
             for rule in ("replay", "c3"):
-                assigned = assign(batch, options_of(case, COSTLY[rule]))
+                assigned = assign(batch, options[rule, case])
                 gradient_D = (assigned.share_S * assigned.advantage_S) @ new_SD
                 advantage_S = part.advantages(trained_advantages(assigned)[: part.batch.n_steps])
                 credits[rule, case].add(gradient_D, part.batch.n_trajectories, advantage_S)
@@ -343,12 +365,15 @@ def branches(job: Job) -> Made:
         yield rule, case, credit.made(tokens)
 
 
-def _plan(team: str, b: int, rollouts: Sequence[Trajectory]) -> list[PlannedBranch]:
-    """Draw the decisions of a batch, and note them in its rollouts."""
+def _plan(team: str, rollouts: Sequence[Sequence[Trajectory]]) -> list[list[PlannedBranch]]:
+    """Draw the decisions of each batch, and note them in its rollouts."""
     recipe = recipe_of(team, *COSTLY["replay"])
-    functions, tokens = build_components(recipe).rewards.functions, sum(new_tokens(one, 0) for one in rollouts)
-    agents = trained_agents(recipe.config)
-    return plan_branches(recipe.config, functions, b, agents, rollouts, tokens, GeneratedTokens(0, 0), History()).first
+    functions, agents = build_components(recipe, tasks=False).rewards.functions, trained_agents(recipe.config)
+    before, planned = GeneratedTokens(0, 0), []
+    for b, of in enumerate(rollouts):
+        tokens = sum(new_tokens(one, 0) for one in of)
+        planned.append(plan_branches(recipe.config, functions, b, agents, of, tokens, before, History()).first)
+    return planned
 
 
 def _run_branches(sampler: Sampler, planned: Sequence[Sequence[PlannedBranch]]) -> list[list[Trajectory]]:
@@ -413,12 +438,13 @@ def replays(job: Job) -> Made:
     for one in (one for of in rollouts for one in of):
         one.info[SHAPLEY] = by_id[one.id].to_json()
     credits = {(rule, case): _Credit() for rule in ("shapley", "sharp") for case in job.cases}
+    options = {(rule, case): options_of(case, COSTLY[rule]) for rule, case in credits}
     for part, recorded in zip(parts, rollouts, strict=True):
         for case in job.cases:
             asyncio.run(sampler.score(case, recorded))
             batch = TrajectoryBatch.from_trajectories(recorded)
             for rule in ("shapley", "sharp"):
-                assigned = assign(batch, options_of(case, COSTLY[rule]))
+                assigned = assign(batch, options[rule, case])
                 advantage_S = part.advantages(trained_advantages(assigned))
                 credits[rule, case].add(assigned.advantage_S @ part.sketch_SD, batch.n_trajectories, advantage_S)
     tokens = _relative_tokens(recording, parts, count)

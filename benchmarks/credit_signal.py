@@ -156,8 +156,11 @@ def main() -> int:
         return 0
     draw(RESULTS / "credit_signal.png", found)
     seconds = time.monotonic() - began
-    tokens = {rule: {case: measured.credit[rule][case].tokens for case in CASES} for rule in COSTLY}
-    facts = {"batches": BATCHES, "seconds": seconds, "inverted": INVERTED, "results": details, "tokens": tokens}
+    budgets = {
+        rule: {case: {"tokens": one.tokens, "explained": one.explained} for case, one in measured.credit[rule].items()}
+        for rule in COSTLY
+    }
+    facts = {"batches": BATCHES, "seconds": seconds, "inverted": INVERTED, "results": details, "budgets": budgets}
     write("credit_signal", figures, ("creditflow", "torch", "numpy"), work.measured, facts)
     fill_page(PAGE, COMMAND, table_lines(details))
     print(f"{MISSED}: 0 of 0")

@@ -9,6 +9,7 @@ are left out.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -73,6 +74,9 @@ class CreditedBatches:
     """[S] the advantages of the steps of the last batches; NaN for steps that the rule does not train."""
     tokens: float = 1.0
     """Sampled response tokens, relative to those of the recorded batches."""
+    explained: float = math.nan
+    """The share of the variance that a trained model explains in the last batches: of the returns for a critic, of the
+    outcome for a reward model."""
 
 
 def recipe_of(case: str, *overrides: str) -> Recipe:

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import benchmarks.__main__
 from benchmarks import cases, faults
 from benchmarks.__main__ import ERROR, FALLS_SHORT, HOLDS, discover, judge, print_outdated, run_command
+from benchmarks.credit_signal import efficiency
 from benchmarks.processes import collecting, start, wait
 from benchmarks.record import RESULTS, ROOT, Figure, peer_missing, show
 from benchmarks.sources import Result, Work, hashes, results
@@ -305,3 +307,18 @@ def test_saboteur_repeats_its_draws_in_kept_steps(side: int, kept: int) -> None:
     ids = [rollout.id + one.id.removeprefix(recorded.id) for one in recorded.steps]
     steps = [replace(one, id=id, trajectory_id=rollout.id) for one, id in zip(recorded.steps, ids, strict=True)]
     assert [cases.recorded_step_id(one) for one in steps] == [one.id for one in recorded.steps[:kept]] + ids[kept:]
+
+
+# Signal of credit rules
+
+
+def test_efficiency_ignores_estimates_that_a_fit_has_read() -> None:
+    rng = np.random.default_rng(0)
+    true_D = np.eye(20)[0]
+    along = []
+    for _ in range(50):
+        estimate_BD, fresh_BD = true_D + rng.normal(size=(2, 60, 20))
+        # A rule fitted on the batch before: its gradient repeats the noise of that batch's estimate.
+        fitted_BD = fresh_BD + 5.0 * (np.roll(estimate_BD, 1, axis=0) - true_D)
+        along.append([efficiency(one, estimate_BD).efficiency for one in (fresh_BD, fitted_BD)])
+    assert np.mean(along, axis=0) == pytest.approx([1 / 21, 1 / 521], rel=0.5)

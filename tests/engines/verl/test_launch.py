@@ -369,8 +369,26 @@ def test_full_disk_error_passes_through_processes(cluster, tmp_path, times):
     assert not isinstance(caught.value, ray.exceptions.RayTaskError)
 
 
-def test_foreign_error_keeps_its_traceback(cluster, tmp_path):
-    cluster.work = raising(remote(ZeroDivisionError("by zero"), 2))
+GLOO = (
+    "[/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:23440: Connection reset by peer. GLHF!"
+)
+NCCL = "NCCL error: remote process exited or there was a network error"
+
+
+@pytest.mark.parametrize("said", [GLOO, NCCL], ids=["gloo", "NCCL"])
+def test_lost_peer_ends_the_run_with_advice(cluster, tmp_path, said):
+    cluster.work = raising(remote(RuntimeError(said), 2))
+
+    with pytest.raises(CreditflowError, match=r"a process of the run died: .*run the same command again"):
+        start(tmp_path / "run")
+    assert cluster.ended == ["Ray"]
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("by zero"), ConnectionResetError("Connection reset by peer")], ids=["division", "reset"]
+)
+def test_foreign_error_keeps_its_traceback(cluster, tmp_path, error):
+    cluster.work = raising(remote(error, 2))
 
     with pytest.raises(ray.exceptions.RayTaskError, match="a long traceback"):
         start(tmp_path / "run")

@@ -266,7 +266,8 @@ def _raise_reason(error: Exception, runner: _TaskRunnerActor) -> NoReturn:
         cause = _cause(error)
         if isinstance(cause, CreditflowError) or says_disk_full(cause):
             raise cause from None
-        if not isinstance(cause, RayError) or isinstance(cause, RayTaskError):
+        dead = isinstance(cause, RayError) and not isinstance(cause, RayTaskError)
+        if not dead and not _says_peer_lost(cause):
             raise error
         raise CreditflowError(f"a process of the run died: {first_line(cause)}; {runner.logs}; {_AGAIN}") from error
     raise CreditflowError(f"the run's driver process ended: {first_line(error)}; {runner.logs}; {_AGAIN}") from error
@@ -318,6 +319,19 @@ def _give_back_devices(token: str) -> None:
     for group in ray.util.placement_group_table().values():
         if token in group["name"] and group["state"] != "REMOVED":
             ray.util.remove_placement_group(ray.util.get_placement_group(group["name"]))
+
+
+_BACKENDS, _LOST = ("gloo", "NCCL"), ("reset by peer", "closed by peer", "remote process exited")
+"""Parts of an error of torch.distributed in a process whose peer has died."""
+
+
+def _says_peer_lost(error: BaseException) -> bool:
+    """Whether collective communication failed because another process of the run died.
+
+    Its survivors often notice it before Ray does.
+    """
+    text = str(error)
+    return isinstance(error, RuntimeError) and all(any(part in text for part in of) for of in (_BACKENDS, _LOST))
 
 
 def _cause(error: BaseException) -> BaseException:
