@@ -26,10 +26,10 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from benchmarks.costly_rules import COSTLY, credit_costly
-from benchmarks.credit_rules import CASES, OWN, REALISTIC, RULES
+from benchmarks.credit_rules import CASES, OWN, REALISTIC
 from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, write
-from benchmarks.recordings import BATCHES, CreditedBatches, Recording, credited, options_of, record
+from benchmarks.recordings import BATCHES, CreditedBatches, Recording, credited, record
+from benchmarks.rule_credit import COSTLY, credit_all
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import alone_in
 from creditflow.credit import CreditOptions
@@ -38,10 +38,10 @@ from creditflow.data import Floats
 MEASURES = (
     *TRAINING,
     "benchmarks/cases.py",
-    "benchmarks/costly_rules.py",
     "benchmarks/credit_rules.py",
     "benchmarks/credit_signal.py",
     "benchmarks/recordings.py",
+    "benchmarks/rule_credit.py",
     "benchmarks/study.py",
     "src/creditflow/recipes/arithmetic_chain.py",
     "src/creditflow/recipes/arithmetic_chain.yaml",
@@ -69,12 +69,7 @@ class Measurements:
         """
         folder, batches = work.folder, 3 if quick else BATCHES
         with alone_in(folder.parent, SystemExit(f"error: {folder}: another process records there")):
-            recordings, costly = record(folder, batches), credit_costly(folder, batches)
-        cheap = {
-            rule: {case: credited(one, options_of(case, overrides)) for case, one in recordings.items()}
-            for rule, overrides in RULES.items()
-        }
-        return cls(recordings, {**cheap, **costly})
+            return cls(record(folder, batches), credit_all(folder, batches))
 
 
 @dataclass(frozen=True)

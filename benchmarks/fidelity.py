@@ -1,7 +1,7 @@
 """Fidelity of each rule's credit: `python -m benchmarks.fidelity [--quick] [--table]`.
 
 Takes the batches of `benchmarks.credit_signal`, and samples the missing ones. In the last 16 batches of each team,
-1,600 decisions are measured: continuations with the decision kept, and with it sampled anew, by other seeds. Cases that
+1,200 decisions are measured: continuations with the decision kept, and with it sampled anew, by other seeds. Cases that
 differ in scores alone have the same trajectories, so they share these values. The fidelity of a rule is the rank
 correlation of its advantages with them; thresholds and fitted parts adapt over the 32 batches before, as in training.
 Writes to `runs/fidelity/` and reuses what it finds there. No targets: it is a measurement.
@@ -49,15 +49,15 @@ MEASURES = (
     "src/creditflow/recipes/arithmetic_chain.py",
     "src/creditflow/recipes/arithmetic_chain.yaml",
     "benchmarks/cases.py",
-    "benchmarks/costly_rules.py",
     "benchmarks/credit_rules.py",
     "benchmarks/credit_signal.py",
     "benchmarks/fidelity.py",
     "benchmarks/recordings.py",
+    "benchmarks/rule_credit.py",
     "benchmarks/study.py",
 )
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.fidelity"
-DECISIONS, CONTINUATIONS = 1600, 8
+DECISIONS, CONTINUATIONS = 1200, 8
 MOST_LOST = 0.01
 """The largest share of continuations without a return; they would bias the values."""
 
@@ -214,6 +214,8 @@ def _details(
 def _difference(credit_D: Floats, own_D: Floats, values: DecisionValues) -> Share:
     """The fidelity of a rule minus that of own + outcome, on the decisions that both train on."""
     known_D = np.isfinite(credit_D) & np.isfinite(own_D) & np.isfinite(values.value_D)
+    if not known_D.any():
+        return Share(math.nan, math.nan, math.nan)
     task_D, value_D = values.task_D[known_D], values.value_D[known_D]
     weight_RD = task_weights(task_D)[:, task_D]
     ours_R, own_R = (spearman(one_D[known_D], value_D, weight_RD) for one_D in (credit_D, own_D))

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.credit_rules import ALWAYS, CASES
@@ -43,7 +44,7 @@ WIDTH = 12
 """Random directions for the inputs and for the output gradients of a layer; a sketch has their product as its size."""
 _KEY = 7
 """Added to a batch's number in the random keys of its rollouts."""
-_AT_ONCE = 256
+_AT_ONCE = 128
 """Steps of one backward pass."""
 
 
@@ -52,7 +53,7 @@ class Recording:
     """The batches of one case, with the sketch of every step's gradient."""
 
     batches: Sequence[TrajectoryBatch]
-    sketches: Sequence[Floats]
+    sketches: Sequence[NDArray[np.float32]]
     """[S, D] sketches of the gradient of each step's log-probability, by batch."""
 
     @classmethod
@@ -60,7 +61,7 @@ class Recording:
         """Read the batches that `record` wrote."""
         return cls(
             [read_step_file(folder / f"{case}-{b}.parquet").batch for b in range(batches)],
-            [np.load(folder / f"{team_of(case)}-{b}.npy").astype(np.float64) for b in range(batches)],
+            [np.load(folder / f"{team_of(case)}-{b}.npy", mmap_mode="r") for b in range(batches)],
         )
 
 
@@ -141,7 +142,7 @@ class Sampler:
             batch = TrajectoryBatch.from_trajectories(trajectories)
             file.parent.mkdir(parents=True, exist_ok=True)
             write_step_file(file, b, batch, None)
-        sketch_SD = self.sketcher(batch).astype(np.float32)
+        sketch_SD = self.sketcher(batch)
 
         def save(part: Path) -> None:
             with part.open("wb") as out:
@@ -201,7 +202,7 @@ class Sketcher:
         `weight_T`: [T] a factor for the log-probability of each token; default: 1 for sampled tokens. `wanted_S`: the
         steps to sketch, default: all; the others get 0.
         """
-        found = np.zeros((batch.n_steps, len(self.layers) * WIDTH**2))
+        found = np.zeros((batch.n_steps, len(self.layers) * WIDTH**2), dtype=np.float32)
         weight_T = np.asarray(batch.response_mask, dtype=np.float64) if weight_T is None else weight_T
         wanted = np.arange(batch.n_steps) if wanted_S is None else np.flatnonzero(wanted_S)
         lengths_S = np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
@@ -210,7 +211,7 @@ class Sketcher:
             found[steps] = self._of_steps(batch, weight_T, steps)
         return found
 
-    def _of_steps(self, batch: TrajectoryBatch, weight_T: Floats, steps: np.ndarray) -> Floats:
+    def _of_steps(self, batch: TrajectoryBatch, weight_T: Floats, steps: np.ndarray) -> NDArray[np.float32]:
         ids, mask, weight = _padded(batch, weight_T, steps)
         inputs: dict[int, Tensor] = {}
         parts: list[Tensor] = [torch.zeros(0)] * len(self.layers)
@@ -228,7 +229,7 @@ class Sketcher:
                 for hook in hooks:
                     hook.remove()
                 self.model.zero_grad(set_to_none=True)
-        return torch.cat([part.flatten(1) for part in parts], dim=1).double().numpy()
+        return torch.cat([part.flatten(1) for part in parts], dim=1).numpy()
 
 
 def _keep(inputs: dict[int, Tensor], at: int) -> Any:
@@ -271,7 +272,7 @@ def credited(recording: Recording, options: CreditOptions) -> CreditedBatches:
     """The credit of a rule that only reads the batches. Thresholds and fitted parts adapt from batch to batch."""
     assigned = list(_assignments(recording, options))
     gradient_BD = [
-        one.advantage_S @ sketch_SD / one.batch.n_trajectories
+        summed(one.advantage_S, sketch_SD) / one.batch.n_trajectories
         for one, sketch_SD in zip(assigned, recording.sketches, strict=True)
     ]
     return CreditedBatches(
@@ -286,6 +287,11 @@ def _assignments(recording: Recording, options: CreditOptions) -> Iterator[Assig
         threshold.update(batch_stats(assigned))
         history = assigned.history_after or history
         yield assigned
+
+
+def summed(weight_S: Floats, sketch_SD: NDArray[np.float32]) -> Floats:
+    """[D] the weighted sum of sketches, which have float32 precision."""
+    return np.asarray(weight_S.astype(np.float32) @ sketch_SD, dtype=np.float64)
 
 
 def trained_advantages(assigned: Assignment) -> Floats:
