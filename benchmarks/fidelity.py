@@ -1,7 +1,7 @@
 """Fidelity of each rule's credit: `python -m benchmarks.fidelity [--quick] [--table]`.
 
 Takes the batches of `benchmarks.credit_signal`, and samples the missing ones. In the last 16 batches of each team,
-1,200 decisions are measured: continuations with the decision kept, and with it sampled anew, by other seeds. Cases that
+1,600 decisions are measured: continuations with the decision kept, and with it sampled anew, by other seeds. Cases that
 differ in scores alone have the same trajectories, so they share these values. The fidelity of a rule is the rank
 correlation of its advantages with them; thresholds and fitted parts adapt over the 32 batches before, as in training.
 Writes to `runs/fidelity/` and reuses what it finds there. No targets: it is a measurement.
@@ -36,7 +36,7 @@ from creditflow._utils.files import write_whole
 from creditflow.config import trained_agents
 from creditflow.credit import CreditOptions, assign
 from creditflow.credit.analysis.fidelity import DecisionValues, Share, fidelity, spearman, task_weights
-from creditflow.data import Floats, TrajectoryBatch
+from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.engines.common.components import build_components
 from creditflow.engines.local.decisions import DECISION_AUDIT, choose_decisions, measure_decisions, workflow_branch
 from creditflow.engines.local.fidelity import decision_candidates
@@ -57,7 +57,7 @@ MEASURES = (
     "benchmarks/study.py",
 )
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.fidelity"
-DECISIONS, CONTINUATIONS = 1200, 8
+DECISIONS, CONTINUATIONS = 1600, 8
 MOST_LOST = 0.01
 """The largest share of continuations without a return; they would bias the values."""
 
@@ -193,16 +193,16 @@ def _details(
     """The kept numbers of one case."""
     values, step_D = DecisionValues(measured["task_D"], measured["after_DK"], measured["before_DK"]), measured["step_D"]
     credit = {rule: by_case[case].advantage_S[step_D] for rule, by_case in credited.items()}
-    found = {name: fidelity(credit_D, values) for name, credit_D in credit.items()}
-    whole, precision = found[OWN], values.precision
+    whole, precision = fidelity(credit[OWN], values), values.precision
+    known_D = np.isfinite(values.value_D)
     return {
         "rules": {
             name: {
-                **_json_share(one.correlation),
-                "above_own": _json_share(_difference(credit[name], credit[OWN], values)),
-                "decisions": one.decisions,
+                **_json_share(_compared(values, known_D, credit_D)),
+                "above_own": _json_share(_compared(values, known_D, credit_D, credit[OWN])),
+                "decisions": int((known_D & np.isfinite(credit_D)).sum()),
             }
-            for name, one in found.items()
+            for name, credit_D in credit.items()
         },
         "ceiling": _json_share(whole.ceiling),
         "reliability": None if precision is None else precision.reliability,
@@ -211,15 +211,19 @@ def _details(
     }
 
 
-def _difference(credit_D: Floats, own_D: Floats, values: DecisionValues) -> Share:
-    """The fidelity of a rule minus that of own + outcome, on the decisions that both train on."""
-    known_D = np.isfinite(credit_D) & np.isfinite(own_D) & np.isfinite(values.value_D)
-    if not known_D.any():
+def _compared(values: DecisionValues, known_D: Bools, credit_D: Floats, own_D: Floats | None = None) -> Share:
+    """The fidelity of a rule, less that of own + outcome (`own_D`), on the decisions that the rule trains on, or both.
+
+    `known_D`: the decisions with a value.
+    """
+    sides = [credit_D] if own_D is None else [credit_D, own_D]
+    at_D = known_D & np.all(np.isfinite(sides), axis=0)
+    if not at_D.any():
         return Share(math.nan, math.nan, math.nan)
-    task_D, value_D = values.task_D[known_D], values.value_D[known_D]
+    task_D, value_D = values.task_D[at_D], values.value_D[at_D]
     weight_RD = task_weights(task_D)[:, task_D]
-    ours_R, own_R = (spearman(one_D[known_D], value_D, weight_RD) for one_D in (credit_D, own_D))
-    return Share.from_resamples(ours_R - own_R)
+    found_R, *other_R = (spearman(side_D[at_D], value_D, weight_RD) for side_D in sides)
+    return Share.from_resamples(found_R - other_R[0] if other_R else found_R)
 
 
 def _or_nan(value: float | None) -> float:
