@@ -109,10 +109,6 @@ class Job:
         """The batches of a case."""
         return Recording.load(self.folder, case, self.batches)
 
-    def same_in_all_cases(self, rule: str, made: CreditedBatches) -> Iterator[tuple[str, str, CreditedBatches]]:
-        """The result of a rule that reads no scores of the cases."""
-        return ((rule, case, made) for case in self.cases)
-
 
 Made = Iterator[tuple[str, str, CreditedBatches]]
 """Names of rule and case, and the result."""
@@ -190,23 +186,27 @@ def cheap(job: Job) -> Made:
 
 
 def critic(job: Job) -> Made:
-    """`mappo`: the central critic learns from each batch after it."""
-    recipe, credit, explained = recipe_of(job.team, *COSTLY["mappo"]), _Credit(), list[float]()
+    """`mappo`: the central critic learns from each batch after it. The cases differ in the strata in force alone."""
+    recipe, explained = recipe_of(job.team, *COSTLY["mappo"]), list[float]()
     policy_set = PolicySet.from_recipe(recipe, job.batches, keep_reference=False)
     (policy,) = policy_set.actors
     model, sketcher = policy_set.critics[CENTRAL], Sketcher(policy_set.policies[policy].model)
-    for batch in job.recording(job.team).batches:
-        values_T = policy_set.values(batch)
-        assigned = assign(batch, recipe.config.algorithm, values_T=values_T)
-        gradient_D = sketcher(batch, assigned.token_advantages()).sum(axis=0, dtype=np.float64)
-        credit.add(gradient_D, batch.n_trajectories, trained_advantages(assigned))
+    credits = {case: _Credit() for case in job.cases}
+    for batches in zip(*(job.recording(case).batches for case in job.cases), strict=True):
+        values_T, gradients = policy_set.values(batches[0]), dict[bytes, Floats]()
         assert values_T is not None
+        for credit, batch in zip(credits.values(), batches, strict=True):
+            assigned = assign(batch, recipe.config.algorithm, values_T=values_T)
+            advantage_T = assigned.token_advantages()
+            if (key := advantage_T.tobytes()) not in gradients:
+                gradients[key] = sketcher(batch, advantage_T).sum(axis=0, dtype=np.float64)
+            credit.add(gradients[key], batch.n_trajectories, trained_advantages(assigned))
+        own_S, mini_batch_S = assigned.trained_S & policy_steps(batch, policy), _mini_batches(batch)
         assert assigned.returns_T is not None
-        own_S = assigned.trained_S & policy_steps(batch, policy)
-        mini_batch_S = _mini_batches(batch)[batch.trajectory_of_step]
-        found = model.update(batch, assigned.returns_T, values_T, own_S, mini_batch_S)
+        found = model.update(batch, assigned.returns_T, values_T, own_S, mini_batch_S[batch.trajectory_of_step])
         explained.append(found.get("critic/vf_explained_var", 0.0))
-    yield from job.same_in_all_cases("mappo", credit.made(explained=explained))
+    for case, credit in credits.items():
+        yield "mappo", case, credit.made(explained=explained)
 
 
 def _mini_batches(batch: TrajectoryBatch) -> Ints:
@@ -296,8 +296,9 @@ def implicit(job: Job) -> Made:
                 )
                 credit.add(gradient_D, scored.n_trajectories, trained_advantages(assigned))
             explained.append(model.update(batch))
-    for rule, credit in credits.items():
-        yield from job.same_in_all_cases(rule, credit.made(explained=explained))
+    for rule, credit in credits.items():  # every step has an implicit score, so the cases do not differ
+        for case in job.cases:
+            yield rule, case, credit.made(explained=explained)
 
 
 # ---- rules that sample further rollouts ------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import json
 import random
 import re
 import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import creditflow
+from benchmarks import credit_rules, credit_signal, fidelity
 from creditflow import Step, Task, Trajectory
 from creditflow.config.shipped import shipped_recipes
 from tests.paths import DOCS, ROOT
@@ -30,6 +31,31 @@ WORDS = re.compile(
     r"95 % (?=bootstrap|interval)|`[^`]*`|\]\([^)]*\)|arXiv[^)]*\)|\(\d{4}\.\d{5}[^)]*\)|\d(?:\.\d)?e-\d+"
 )
 """Text with unmeasured digits: names, code, addresses, papers; and powers of ten, which round differently."""
+
+
+MADE, MADE_END, MADE_BY = "<!-- made by", "<!-- to here -->", re.compile(r"<!-- made by `(.*)` -->")
+
+
+def _results(name: str) -> Any:
+    return json.loads((DOCS / "results" / name).read_text())["results"]
+
+
+TABLES: Mapping[str, Callable[[], list[str]]] = {
+    credit_signal.COMMAND: lambda: credit_signal.table_lines(_results("credit_signal.json")),
+    fidelity.COMMAND: lambda: fidelity.table_lines(_results("fidelity.json")),
+    **{
+        f"{credit_rules.COMMAND}, {title}": lambda board=board: credit_rules.lines(credit_rules.rows(board), board.team)
+        for title, board in credit_rules.boards().items()
+    },
+}
+"""The generated tables that are compared with their results as a whole, by command."""
+
+
+@pytest.mark.parametrize("command", TABLES)
+def test_generated_table_equals_its_results(command: str) -> None:
+    (page,) = [text for page in PAGES if f"<!-- made by `{command}` -->" in (text := page.read_text())]
+    _, _, rest = page.partition(f"<!-- made by `{command}` -->\n")
+    assert rest.partition(MADE_END)[0].splitlines() == TABLES[command]()
 
 
 def numbers(found: Any) -> Iterator[float]:
@@ -75,15 +101,19 @@ class Said:
 
 def measured(text: str) -> Iterator[Said]:
     """Decimals, and whole numbers with a unit, on a page that names result files."""
-    exempt = code = False
+    exempt = code = generated = False
     before, here = set[str](), set(NAMED.findall(text.split("\n## ", maxsplit=1)[0]))
     sections = iter(text.split("\n## ")[1:])
     for place, line in enumerate(text.splitlines(), 1):
         code ^= line.startswith("```")
         exempt = bool(EXEMPT.search(line)) or (exempt and line.strip() != "")
+        if line.startswith(MADE):
+            generated = MADE_BY.sub(r"\1", line) in TABLES
+        elif line.startswith(MADE_END):
+            generated = False
         if line.startswith("## "):
             before, here = before | here, set(NAMED.findall(next(sections)))
-        if code or exempt:
+        if code or exempt or generated:
             continue
         plain = WORDS.sub(" ", line)
         for found in SAID.finditer(plain):
