@@ -3,7 +3,7 @@
 Takes the batches of `benchmarks.credit_signal`, and samples the missing ones. In the last 16 batches of each team,
 1,600 decisions are measured: continuations with the decision kept, and with it sampled anew, by other seeds. Cases that
 differ in scores alone have the same trajectories, so they share these values. The fidelity of a rule is the rank
-correlation of its advantages with them; thresholds and fitted parts adapt over the 32 batches before, as in training.
+correlation of its advantages with them; thresholds and fitted parts adapt over the 24 batches before, as in training.
 Writes to `runs/fidelity/` and reuses what it finds there. No targets: it is a measurement.
 """
 

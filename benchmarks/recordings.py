@@ -37,7 +37,7 @@ from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import sample_trajectories
 from creditflow.runs.step_files import read_step_file, write_step_file
 
-BATCHES, TASKS, ROLLOUTS = 48, 8, 8
+BATCHES, TASKS, ROLLOUTS = 40, 8, 8
 LAST_BATCHES = 16
 """Single decisions are measured in the last batches; thresholds and fitted parts adapt over those before."""
 WIDTH = 12

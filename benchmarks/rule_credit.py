@@ -279,7 +279,7 @@ def implicit(job: Job) -> Made:
         for batch, sketch_SD in zip(recording.batches, recording.sketches, strict=True):
             model.save(now)
             trajectories = batch.to_trajectories()
-            args = f"args: {{path: '{now}', reference: '{first}', beta: {BETA}}}"
+            args = f"args: {{path: '{now}', reference: '{first}', beta: {BETA}, batch_size: 128}}"
             functions = (
                 f"reward.functions=[{{fn: 'arithmetic_chain.py:answer_right'}}, {{fn: implicit_process, {args}}}]"
             )
