@@ -93,13 +93,14 @@ def efficiency(gradient_BD: Floats, true_BD: Floats) -> Signal:
     """The efficiency of a rule's gradients, with a jackknife error over batches.
 
     `gradient_BD`, `true_BD`: [B, D] the gradient of each batch under the rule, and the estimate of grad J from it.
+    Every batch but the last, which has no later one, has the same weight, since rules that learn change meanwhile.
     """
     along_BB, squares_B, true_BB = gradient_BD @ true_BD.T, (gradient_BD**2).sum(axis=1), true_BD @ true_BD.T
     n = len(squares_B)
 
     def over(kept: np.ndarray) -> float:
         along, true = (_mean_of_later(matrix[np.ix_(kept, kept)]) for matrix in (along_BB, true_BB))
-        return float(np.sign(along) * along**2 / (squares_B[kept].mean() * true))
+        return float(np.sign(along) * along**2 / (squares_B[kept[:-1]].mean() * true))
 
     whole = over(np.arange(n))
     left_out = np.array([over(np.delete(np.arange(n), b)) for b in range(n)])
@@ -107,8 +108,9 @@ def efficiency(gradient_BD: Floats, true_BD: Floats) -> Signal:
 
 
 def _mean_of_later(product_BB: Floats) -> float:
-    """The mean product of each batch (row) with the estimates of later batches (columns)."""
-    return float(product_BB[np.triu_indices(len(product_BB), 1)].mean())
+    """The mean product of each batch (row) with the estimates of later batches (columns), averaged over batches."""
+    later_BB = np.triu(np.ones_like(product_BB), 1)[:-1]
+    return float(((product_BB[:-1] * later_BB).sum(axis=1) / later_BB.sum(axis=1)).mean())
 
 
 def main() -> int:

@@ -181,7 +181,8 @@ def main() -> int:
         ]
         seconds = time.monotonic() - began  # less if a part was kept
         facts = {"batches": LAST_BATCHES, "inverted": INVERTED, "seconds": seconds, "results": details}
-        write("fidelity", figures, ("creditflow", "torch", "numpy"), work.measured, facts)
+        hashes = {**work.measured, **recorded.measured}  # the credit may be older than the values
+        write("fidelity", figures, ("creditflow", "torch", "numpy"), hashes, facts)
         fill_page(PAGE, COMMAND, table_lines(details))
     print(f"{MISSED}: 0 of 0")
     return 0

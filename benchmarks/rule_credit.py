@@ -117,7 +117,7 @@ Made = Iterator[tuple[str, str, CreditedBatches]]
 def credit_all(folder: Path, batches: int) -> dict[str, dict[str, CreditedBatches]]:
     """The results of each rule and case. `folder` has the recordings, and keeps finished families."""
     jobs = {
-        folder / f"{family.__name__}-{team}.npz": (family, Job(team, cases, batches, folder))
+        folder / f"{family.__name__}-{team}-{batches}.npz": (family, Job(team, cases, batches, folder))
         for family in FAMILIES
         for team, cases in cases_by_team().items()
     }

@@ -20,7 +20,10 @@ from benchmarks.__main__ import ERROR, FALLS_SHORT, HOLDS, discover, judge, prin
 from benchmarks.credit_signal import efficiency
 from benchmarks.processes import collecting, start, wait
 from benchmarks.record import RESULTS, ROOT, Figure, peer_missing, show
+from benchmarks.recordings import Recording
+from benchmarks.rule_credit import _Taken
 from benchmarks.sources import Result, Work, hashes, results
+from creditflow.data import TrajectoryBatch
 from creditflow.engines.local.decisions import AFTER, BEFORE, _Continuation
 from tests.builders import make_trajectory, step
 from tests.rewards.processes import until
@@ -322,3 +325,27 @@ def test_efficiency_ignores_estimates_that_a_fit_has_read() -> None:
         fitted_BD = fresh_BD + 5.0 * (np.roll(estimate_BD, 1, axis=0) - true_D)
         along.append([efficiency(one, estimate_BD).efficiency for one in (fresh_BD, fitted_BD)])
     assert np.mean(along, axis=0) == pytest.approx([1 / 21, 1 / 521], rel=0.5)
+
+
+def test_efficiency_weighs_the_batches_of_a_learning_rule_alike() -> None:
+    rng, true_D = np.random.default_rng(0), np.eye(20)[0]
+    found = []
+    for _ in range(50):
+        estimate_BD, noise_BD = true_D + rng.normal(size=(60, 20)), rng.normal(size=(60, 20))
+        learning_BD = noise_BD + np.linspace(0.0, 2.0, 60)[:, None] * true_D
+        order = rng.permutation(60)
+        found.append([efficiency(learning_BD[by], estimate_BD[by]).efficiency for by in (np.arange(60), order)])
+    growing, shuffled = np.mean(found, axis=0)
+    assert growing == pytest.approx(shuffled, rel=0.2)
+
+
+def test_part_of_a_recorded_batch_keeps_its_rows() -> None:
+    n_steps = [1 + n % 3 for n in range(16)]
+    trajectories = [make_trajectory(f"{n // 8}-{n % 8}", [step() for _ in range(of)]) for n, of in enumerate(n_steps)]
+    batch = TrajectoryBatch.from_trajectories(trajectories)
+    sketch_SD = np.arange(batch.n_steps, dtype=np.float32)[:, None]
+    part = _Taken.of(Recording([batch], [sketch_SD]), 0, tasks=1, rollouts=3)
+    assert part.batch.trajectory_ids == ("0-0", "0-1", "0-2")
+    rows = [batch.step_ids.index(id) for id in part.batch.step_ids]
+    assert part.sketch_SD[:, 0].tolist() == rows
+    assert np.flatnonzero(~np.isnan(part.advantages(np.ones(part.batch.n_steps)))).tolist() == rows

@@ -269,7 +269,8 @@ def _raise_reason(error: Exception, runner: _TaskRunnerActor) -> NoReturn:
         dead = isinstance(cause, RayError) and not isinstance(cause, RayTaskError)
         if not dead and not _says_peer_lost(cause):
             raise error
-        raise CreditflowError(f"a process of the run died: {first_line(cause)}; {runner.logs}; {_AGAIN}") from error
+        what = "a process of the run died" if dead else "a process of the run died, or the connection to it"
+        raise CreditflowError(f"{what}: {first_line(cause)}; {runner.logs}; {_AGAIN}") from error
     raise CreditflowError(f"the run's driver process ended: {first_line(error)}; {runner.logs}; {_AGAIN}") from error
 
 
@@ -321,7 +322,8 @@ def _give_back_devices(token: str) -> None:
             ray.util.remove_placement_group(ray.util.get_placement_group(group["name"]))
 
 
-_BACKENDS, _LOST = ("gloo", "NCCL"), ("reset by peer", "closed by peer", "remote process exited")
+_BACKENDS = ("gloo", "NCCL", "TCPStore")
+_LOST = ("reset by peer", "closed by peer", "Connection was likely closed", "remote process exited")
 """Parts of an error of torch.distributed in a process whose peer has died."""
 
 
