@@ -1,7 +1,7 @@
 """Fidelity of each rule's credit: `python -m benchmarks.fidelity [--quick] [--table]`.
 
 Takes the batches of `benchmarks.credit_signal`, and samples the missing ones. In the last 16 batches of each team,
-1,600 decisions are measured: continuations with the decision kept, and with it sampled anew, by other seeds. Cases that
+1,200 decisions are measured: continuations with the decision kept, and with it sampled anew, by other seeds. Cases that
 differ in scores alone have the same trajectories, so they share these values. The fidelity of a rule is the rank
 correlation of its advantages with them; thresholds and fitted parts adapt over the 24 batches before, as in training.
 Writes to `runs/fidelity/` and reuses what it finds there. No targets: it is a measurement.
@@ -57,7 +57,7 @@ MEASURES = (
     "benchmarks/study.py",
 )
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.fidelity"
-DECISIONS, CONTINUATIONS = 1600, 8
+DECISIONS, CONTINUATIONS = 1200, 8
 MOST_LOST = 0.01
 """The largest share of continuations without a return; they would bias the values."""
 
