@@ -85,9 +85,9 @@ COSTLY: Mapping[str, tuple[str, ...]] = {
 }
 """The rules that need more than the batches. The critic has the learning rate of the recipe `arithmetic_estimators`."""
 BRANCHED_ROLLOUTS = 5
-"""Of 8 rollouts of each task those that branch, three times each in the second half."""
+"""Rollouts of each task that branch, three times each in the second half; the other rules have 8."""
 REPLAYED_TASKS, REPLAYED_ROLLOUTS, COALITIONS = 4, 3, 7
-"""Of 8 tasks and 8 rollouts those whose coalitions are replayed: all except the full team of three agents."""
+"""Tasks and rollouts (of 8 each) whose coalitions are replayed: all except the full team of three agents."""
 REWARD_RATE, BETA = 2e-4, 0.05
 """Learning rate of the implicit reward model, the better of 1e-4 and 2e-4 by the variance of the outcome that it
 explains, and the factor of its log-ratios (PRIME, arXiv 2502.01456)."""
