@@ -59,7 +59,7 @@ class Measurements:
 
     recordings: Mapping[str, Recording]
     credit: Mapping[str, Mapping[str, CreditedBatches]]
-    """By rule and case."""
+    """Credit for each rule and case."""
 
     @classmethod
     def take(cls, work: Work, *, quick: bool) -> Measurements:

@@ -1,9 +1,10 @@
 """Fidelity of each rule's credit: `python -m benchmarks.fidelity [--quick] [--table]`.
 
-Takes the batches of `benchmarks.credit_signal`, and samples the missing ones. In the last 16 batches of each team,
-1,200 decisions are measured: continuations with the decision kept, and with it sampled anew, by other seeds. Cases that
-differ in scores alone have the same trajectories, so they share these values. The fidelity of a rule is the rank
-correlation of its advantages with them; thresholds and fitted parts adapt over the 24 batches before, as in training.
+Takes the batches of `benchmarks.credit_signal`, and samples them if they do not exist. In the last 16 batches of each
+team, 1,200 decisions are measured: continuations with the decision kept, and with it sampled anew, by other seeds.
+Cases that differ in scores alone have the same trajectories, so they share these values. The fidelity of a rule is the
+rank correlation of its advantages with them; thresholds and fitted parts adapt over the 24 batches before, as in
+training.
 Writes to `runs/fidelity/` and reuses what it finds there. No targets: it is a measurement.
 """
 

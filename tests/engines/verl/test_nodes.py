@@ -56,7 +56,7 @@ def finished_steps(folder: Path) -> int:
 
 
 def test_run_on_two_nodes_survives_the_loss_of_one(cluster: Cluster, tmp_path: Path):
-    """A killed node ends the run with advice; with another node in its place, the same command goes on."""
+    """A killed node ends the run with advice; on a cluster with a new node, the same command goes on."""
     folder = tmp_path / "run"
     process = start(cluster, folder, MANY)
     until(lambda: process.poll() is not None or finished_steps(folder) >= 1, seconds=300)
