@@ -62,7 +62,7 @@ from creditflow.engines.verl import rollouts as rollouts_module
 from creditflow.engines.verl import rows as rows_module
 from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, partition, take
-from creditflow.engines.verl.rows import VerlRows, delete_rows
+from creditflow.engines.verl.rows import VerlRows, delete_rows, select
 from creditflow.engines.verl.runner import Scorer
 from creditflow.engines.verl.trainer import trained_by
 from creditflow.rewards import RewardFunction, RewardManager, ScoringReport
@@ -391,9 +391,10 @@ def drive(queue: Dictionary, path: Path, early: float = EARLY_FRAC) -> Clock:
             assignment = assign(trajectories.batch, OPTIONS, threshold=threshold)
         with clock.part("rows"):
             columns = VerlRows.from_batch(*trajectories.row_keys([POLICY]), trajectories.batch)
-            columns.expect_all(queue.rows)
-            trained = columns.choose(queue.rows, trained_by(POLICY, assignment))
-            delete_rows(queue.rows, keep=trained.keys)
+            step_R = columns.expect_all(queue.rows)
+            trained = select(queue.rows, trained_by(POLICY, assignment)[step_R])
+            if len(trained) < len(queue.rows):
+                delete_rows(queue.rows, keep=trained.keys)
         with clock.part("columns"):
             threshold.update(batch_stats(assignment))
             columns.put(trained, assignment)

@@ -208,7 +208,8 @@ def read_message(message: bytes | memoryview, name: str) -> pa.RecordBatch:
 def join(messages: Sequence[pa.RecordBatch]) -> pa.Table:
     """Join the trajectories of several messages, in order."""
     # One chunk for each column, so that the batch can view its tokens without a copy.
-    return _spread(pa.Table.from_batches(messages, schema()).combine_chunks())
+    whole = [pa.concat_batches(messages)] if messages else []
+    return _spread(pa.Table.from_batches(whole, schema()).combine_chunks())
 
 
 _CODEC = pa.Codec("lz4")

@@ -23,7 +23,7 @@ from creditflow.data import Score, Trajectory, TrajectoryBatch
 from creditflow.engines.local.loss import token_weights
 from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, RolloutRecords, take
-from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished
+from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select
 from creditflow.engines.verl.runner import first_new_step, sampled_steps
 from creditflow.engines.verl.trainer import RolloutBuffer, trained_by
 from creditflow.rewards import ScoringReport
@@ -140,8 +140,7 @@ def test_trees_enter_the_loss_as_on_the_local_engine(queue, estimator, weights):
     rows, merged = send_tree([one for one in trajectories if "~" not in one.id], branches)
     batch, assigned = merged.batch, assign(merged.batch, options)
     columns = VerlRows.from_batch(*merged.row_keys(["default"]), batch)
-    columns.expect_all(rows)
-    trained = columns.choose(rows, trained_by("default", assigned))
+    trained = select(rows, trained_by("default", assigned)[columns.expect_all(rows)])
     steps = [columns.step_of_key[key] for key in trained.keys]
     assert sorted(steps) == np.flatnonzero(assigned.trained_S).tolist()
     assert any("~" in batch.step_ids[s] for s in steps)
@@ -220,7 +219,7 @@ def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options)
     taken = take(WHERE, expected=len(trajectories))
     columns = VerlRows.from_batch(*taken.row_keys(["default"]), taken.batch)
     step_of = columns.step_of_key
-    columns.expect_all(rows)
+    step_R = columns.expect_all(rows)
     if critic is not None:
         spans = {key: slice(*batch.token_offsets[[s, s + 1]]) for key, s in step_of.items()}
         tq.kv_batch_put(
@@ -234,7 +233,7 @@ def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options)
         columns.values(rows, critic)
     threshold = make_threshold(0.5, batch.agent_names)
     ours = assign(taken.batch, chosen, values_T=critic, threshold=threshold, history=history)
-    trained = columns.choose(rows, trained_by("default", ours))
+    trained = select(rows, trained_by("default", ours)[step_R])
     trained = columns.put(trained, ours)
     got = tq.kv_batch_get(keys=trained.keys, partition_id="train", select_fields=["advantages", "response_mask"])
 

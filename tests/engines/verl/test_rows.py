@@ -71,30 +71,23 @@ def test_nested_selects_rows_and_zeroes_padding():
     assert [row.tolist() for row in nested.unbind()] == [want[0], [0.0], want[1]]
 
 
-def test_choose_selects_rows_of_wanted_steps():
+def test_rows_and_steps_must_match():
     trajectories = trajectories_of(*TEAM)
     keys, steps = trajectories.row_keys(["default"])
-    wanted_S = np.zeros(trajectories.batch.n_steps, dtype=bool)
-    wanted_S[steps[1]] = True
-    assert VerlRows.from_batch(keys, steps, trajectories.batch).choose(meta(*keys), wanted_S).keys == [keys[1]]
-
-
-def test_row_without_a_step_is_rejected_by_name():
-    trajectories = trajectories_of(*TEAM)
-    rows = VerlRows.from_batch(*trajectories.row_keys(["default"]), trajectories.batch)
-    with pytest.raises(BatchError, match="row nobody_0_0"):
-        rows.choose(meta("nobody_0_0"), np.ones(trajectories.batch.n_steps, dtype=bool))
+    rows = VerlRows.from_batch(keys, steps, trajectories.batch)
+    assert rows.expect_all(meta(*reversed(keys))).tolist() == steps[::-1].tolist()
+    with pytest.raises(BatchError, match="row nobody_0_0: no step"):
+        rows.expect_all(meta(*keys, "nobody_0_0"))
+    with pytest.raises(BatchError, match=f"1 rows of the trajectories did not come, among them {keys[-1]}"):
+        rows.expect_all(meta(*keys[:-1]))
 
 
 def test_select_keeps_keys_and_tags_together():
     rows = KVBatchMeta(keys=["a", "b", "c"], tags=[{"i": 0}, {"i": 1}, {"i": 2}], partition_id="train")
-    assert (select(rows, [2, 0]).keys, select(rows, [2, 0]).tags) == (["c", "a"], [{"i": 2}, {"i": 0}])
-
-
-def test_select_copies_tags():
-    rows = KVBatchMeta(keys=["a", "b"], tags=[{"i": 0}, {"i": 1}], partition_id="train")
-    select(rows, [1]).tags[0]["i"] = 9
-    assert (rows.tags, len(select(rows, [1])), select(rows, [1]).size) == ([{"i": 0}, {"i": 1}], 1, 1)
+    chosen = select(rows, np.array([True, False, True]))
+    assert (chosen.keys, chosen.tags, len(chosen), chosen.size) == (["a", "c"], [{"i": 0}, {"i": 2}], 2, 2)
+    chosen.tags[0]["i"] = 9
+    assert rows.tags[0] == {"i": 0}
 
 
 def scored(**scores) -> list[float]:

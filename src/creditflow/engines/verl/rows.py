@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 import transfer_queue as tq
@@ -15,7 +16,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from creditflow.credit import Assignment
-from creditflow.data import Floats, Ints, TrajectoryBatch
+from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.errors import BatchError
 
 _PADDING = -1
@@ -36,17 +37,24 @@ class VerlRows:
         """Map the `keys` [R] of rows to `steps` [R] of `batch` (from `RolloutRecords.row_keys`)."""
         return cls(dict(zip(keys, steps.tolist(), strict=True)), batch.token_offsets)
 
-    def choose(self, rows: KVBatchMeta, wanted_S: NDArray[np.bool_]) -> KVBatchMeta:
-        """Select the rows of the steps `wanted_S` [S]. Raises BatchError for a row without a step."""
-        steps = self._steps(rows)
-        if (unknown := steps == _PADDING).any():
-            raise BatchError(f"row {rows.keys[int(np.argmax(unknown))]}: no step of the trajectories that came with it")
-        return select(rows, np.flatnonzero(wanted_S[steps]).tolist())
+    def steps(self, rows: KVBatchMeta) -> Ints:
+        """[R] the step of each row; -1 for padding rows."""
+        return np.fromiter(map(self.step_of_key.get, rows.keys, repeat(_PADDING)), np.int64, len(rows))
 
-    def expect_all(self, rows: KVBatchMeta) -> None:
-        """Raise BatchError if the row of a step is missing, because the step would count as trained."""
-        if missing := self.step_of_key.keys() - set(rows.keys):
+    def expect_all(self, rows: KVBatchMeta) -> Ints:
+        """The step [R] of each row. Raises BatchError for a row without a step, and if the row of a step is missing.
+
+        A step without a row would count as trained.
+        """
+        step_R = self.steps(rows)
+        if (unknown_R := step_R == _PADDING).any():
+            raise BatchError(
+                f"row {rows.keys[int(np.argmax(unknown_R))]}: no step of the trajectories that came with it"
+            )
+        if len(rows) < len(self.step_of_key):  # the keys of rows differ, so otherwise each step has its row
+            missing = self.step_of_key.keys() - set(rows.keys)
             raise BatchError(f"{len(missing)} rows of the trajectories did not come, among them {min(missing)}")
+        return step_R
 
     def put(self, rows: KVBatchMeta, assignment: Assignment) -> KVBatchMeta:
         """Write advantages and returns (a critic's targets) to `rows`, which may include padding rows.
@@ -66,36 +74,54 @@ class VerlRows:
 
     def sequences(self, rows: KVBatchMeta, assignment: Assignment) -> float:
         """The number of sequences in the averages of the loss: the sum of the counts of `rows`, padding rows apart."""
-        steps, count_S = self._steps(rows), row_counts(assignment)
+        steps, count_S = self.steps(rows), row_counts(assignment)
         steps = steps[steps != _PADDING]
         return float(len(steps) if count_S is None else count_S[steps].sum())
 
     def values(self, rows: KVBatchMeta, values_T: Floats) -> None:
         """Copy the critic's values at the response tokens of `rows` into `values_T` [T]."""
         column = tq.kv_batch_get(keys=rows.keys, partition_id=rows.partition_id, select_fields=["values"])["values"]
-        at_R, real_R, _ = self._token_places(rows)
-        values_T[at_R[real_R]] = torch.cat([row.flatten() for row in column.unbind()]).numpy()[real_R]
+        values = torch.cat([row.flatten() for row in column.unbind()]).numpy()
+        _tokens_from_rows(values, self.token_offsets, self.steps(rows), values_T)
 
     def nested(self, rows: KVBatchMeta, column_T: NDArray[Any], dtype: DTypeLike = np.float32) -> torch.Tensor:
         """Convert a [T] column of the batch to a jagged tensor of the rows, with 0 in padding rows."""
-        at_R, real_R, offsets = self._token_places(rows)
-        values = column_T[at_R].astype(dtype, copy=False) if column_T.size else np.zeros(len(at_R), dtype)
-        values[~real_R] = 0
+        step_R = self.steps(rows)
+        lengths_R = np.where(step_R == _PADDING, _PADDING_TOKENS, np.diff(self.token_offsets)[step_R])
+        offsets = np.concatenate([[0], np.cumsum(lengths_R)])
+        values = np.empty(int(offsets[-1]), dtype)
+        if column_T.size:
+            _tokens_of_rows(column_T, self.token_offsets, step_R, values)
+        else:
+            values[:] = 0
         return torch.nested.nested_tensor_from_jagged(torch.from_numpy(values), offsets=torch.from_numpy(offsets))
 
-    def _steps(self, rows: KVBatchMeta) -> Ints:
-        return np.fromiter(map(self.step_of_key.get, rows.keys, repeat(_PADDING)), np.int64, len(rows))
 
-    def _token_places(self, rows: KVBatchMeta) -> tuple[Ints, NDArray[np.bool_], Ints]:
-        """For each token of the rows: its index in the batch's [T] columns and whether it has one; also row offsets."""
-        steps = self._steps(rows)
-        lengths = np.where(steps == _PADDING, _PADDING_TOKENS, np.diff(self.token_offsets)[steps])
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        index_R = np.repeat(self.token_offsets[steps] - offsets[:-1], lengths)
-        index_R += np.arange(len(index_R))
-        real_R = np.repeat(steps != _PADDING, lengths)
-        index_R[~real_R] = 0
-        return index_R, real_R, offsets
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _tokens_of_rows(values_T: NDArray[Any], token_offsets: Ints, step_R: Ints, out: NDArray[Any]) -> None:
+    """Write the values of the steps `step_R`, one step after the other, to `out`; 0 for the token of a padding row."""
+    at = 0
+    for s in step_R:
+        if s == _PADDING:
+            out[at : at + _PADDING_TOKENS] = 0
+            at += _PADDING_TOKENS
+        else:
+            for j in range(token_offsets[s], token_offsets[s + 1]):
+                out[at] = values_T[j]
+                at += 1
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _tokens_from_rows(values: NDArray[Any], token_offsets: Ints, step_R: Ints, out_T: NDArray[Any]) -> None:
+    """The reverse: write the values of the rows to the tokens of their steps."""
+    at = 0
+    for s in step_R:
+        if s == _PADDING:
+            at += _PADDING_TOKENS
+        else:
+            for j in range(token_offsets[s], token_offsets[s + 1]):
+                out_T[j] = values[at]
+                at += 1
 
 
 def row_counts(assignment: Assignment) -> Ints | None:
@@ -111,10 +137,11 @@ def row_counts(assignment: Assignment) -> Ints | None:
     return common
 
 
-def select(rows: KVBatchMeta, places: Sequence[int]) -> KVBatchMeta:
-    """Select the rows at indices `places`. Returns `rows` itself if `places` lists all rows in order."""
-    if len(places) == len(rows) and all(i == place for i, place in enumerate(places)):
+def select(rows: KVBatchMeta, wanted_R: Bools) -> KVBatchMeta:
+    """Select the rows `wanted_R` [R]. Returns `rows` itself if all are wanted."""
+    if wanted_R.all():
         return rows
+    places = np.flatnonzero(wanted_R).tolist()
     chosen = _rows([rows.keys[i] for i in places], [dict(rows.tags[i]) for i in places], rows)
     chosen.fields = rows.fields
     return chosen

@@ -83,7 +83,7 @@ from creditflow.engines.verl.rollouts import (
     sum_metrics,
     take,
 )
-from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, write
+from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select, write
 from creditflow.engines.verl.versions import VersionedClient
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.monitoring import Evaluation, GuardEvent
@@ -580,13 +580,14 @@ class CreditflowTrainer(PolicyTrainer):
             assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=self.history)
         row_keys, steps = sampled.row_keys(self.policies)
         columns = VerlRows.from_batch(row_keys, steps, batch)
-        columns.expect_all(rows)
-        rows_of = {t: columns.choose(rows, trained_by(t.policy, assignment)) for t in self.trainers}
+        step_R = columns.expect_all(rows)
+        rows_of = {t: select(rows, trained_by(t.policy, assignment)[step_R]) for t in self.trainers}
         if values_T is not None:  # an untrained step may follow a trained one, which then needs its values
             for trainer in self.trainers:
                 of_policy_S = policy_steps(batch, trainer.policy) & ~assignment.trained_S
-                trainer.fill_values(columns, columns.choose(rows, of_policy_S), values_T)
-        delete_rows(rows, keep=[key for part in rows_of.values() for key in part.keys])
+                trainer.fill_values(columns, select(rows, of_policy_S[step_R]), values_T)
+        if sum(map(len, rows_of.values())) < len(rows):
+            delete_rows(rows, keep=[key for part in rows_of.values() for key in part.keys])
         rows_of = {trainer: part for trainer, part in rows_of.items() if len(part)}
         for trainer, part in rows_of.items():
             part.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
