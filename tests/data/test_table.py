@@ -136,11 +136,16 @@ def test_pickled_batch_drops_its_table():
     assert again.table is None
 
 
-def test_columns_of_messages_become_one_chunk():
+def test_messages_are_joined_without_copying_long_texts(tmp_path):
     trajectories = [team(str(n)) for n in range(20)]
     table = unpack(map(pack, trajectories))
-    assert {column.num_chunks for column in table.columns} == {1}
-    assert batch_of(table).to_trajectories() == trajectories
+    apart = {name for name in table.column_names if table.column(name).num_chunks == 20}
+    assert apart == {"prompt", "response", "scores", "step_info"}
+    assert {table.column(name).num_chunks for name in table.column_names if name not in apart} == {1}
+    batch = batch_of(table)
+    write_parquet(batch, tmp_path / "steps.parquet")
+    for same in (batch, read_parquet(tmp_path / "steps.parquet")):
+        assert same.to_trajectories() == trajectories
 
 
 def test_trajectory_columns_are_stored_once():
