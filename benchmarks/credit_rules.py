@@ -145,9 +145,9 @@ TRAINED = (
     "calibrated - prefix",
     "calibrated + harm",
     "harm",
+    "at_grpo",
 )
-"""The two baselines, the threshold, the prefix baseline, the six rules with the most signal, and the rule with the
-highest fidelity."""
+"""The baselines, both forms of the threshold, and the rules with the most signal on the first or the second model."""
 BRANCHING: Mapping[str, tuple[str, ...]] = {
     "replay, second half": (
         *_options("propagation=replay"),
