@@ -147,7 +147,7 @@ TRAINED = (
     "harm",
     "at_grpo",
 )
-"""The baselines, both forms of the threshold, and the rules with the most signal on the first or the second model."""
+"""The two baselines, both forms of the threshold, and the six others with the most signal on each of the two models."""
 BRANCHING: Mapping[str, tuple[str, ...]] = {
     "replay, second half": (
         *_options("propagation=replay"),

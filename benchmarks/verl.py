@@ -213,6 +213,8 @@ class Dictionary:
         self.columns: dict[str, torch.Tensor | NonTensorStack] = {}
         self.written: TensorDict | None = None
         self.rows = KVBatchMeta(partition_id="train")
+        self.received = ReceivedRecords()
+        """The trainer's, kept from step to step."""
 
     async def async_kv_put(self, key: str, partition_id: str, fields: Any, tag: dict[str, Any]) -> None:
         self.keys.append(key)
@@ -375,7 +377,7 @@ def drive(queue: Dictionary, path: Path, early: float = EARLY_FRAC) -> Clock:
 
     `whole` is timed from the end of the early fetch. `early`: the share of trajectories that are fetched early.
     """
-    clock, n, received = Clock(), len(queue.payloads), ReceivedRecords()
+    clock, n, received = Clock(), len(queue.payloads), queue.received
     (path / "steps").mkdir(parents=True, exist_ok=True)
     folder = TimedFolder(path)
     folder.clock = clock

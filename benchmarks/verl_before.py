@@ -1,8 +1,8 @@
-"""The driver's part of a training step on verl, before and after: `python -m benchmarks.verl_before [--quick]`.
+"""The driver's part of a training step on verl, at an earlier commit and today: `python -m benchmarks.verl_before`.
 
-Compares today's code with the commit `BEFORE`, which `git archive` writes to a temporary folder. Each side runs in
-a separate process, with its own `benchmarks.verl.drive` and the same trajectories. The sides take turns; a figure is
-the median of the turns. Two minutes on two cores. Needs the history of the repository.
+`git archive` writes the commit `BEFORE` to a temporary folder, so a full clone is needed. Each side runs in a separate
+process, with its own `benchmarks.verl.drive` and the same trajectories. The sides take turns in changing order; a
+figure is the median of the turns. Three minutes on two cores.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from pathlib import Path
 
 from benchmarks.record import ROOT, Figure, exit_with, show, write
 from benchmarks.sources import hashes
-from benchmarks.verl import MEASURES as VERL
+from benchmarks.verl import MEASURES as VERL_MEASURES
 from benchmarks.verl import PACKAGES, TASKS
 
-MEASURES = (*VERL, "benchmarks/verl.py")
-BEFORE = "fb656be~1"
-"""The last commit before the engine was tested with vLLM, and before the driver fetched trajectories early."""
-TURNS, WARM_UP = 9, 2
+MEASURES = (*VERL_MEASURES, "benchmarks/verl.py")
+BEFORE = "7cac71b"
+"""The last commit before several policies, the asynchronous modes and early fetching."""
+TURNS, WARM_UP = 12, 2
+UPDATE, STEP_FILE = "from the last trajectory to the update", "step file"
+TARGETS = {UPDATE: 2.0, STEP_FILE: 2.0}
 
-SIDE = """
+SCRIPT = """
 import gc, json, sys, tempfile
 from pathlib import Path
 from benchmarks import verl
@@ -40,14 +42,14 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
-class Side:
-    """A process that does the driver's part of one training step for each call."""
+class Driver:
+    """A process that does the driver's part of one training step for each call, with the code in a folder."""
 
     def __init__(self, root: Path, tasks: int) -> None:
         paths = (root / "src", root, root / "tests" / "verl_cpu" / "src")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "RAY_USAGE_STATS_ENABLED": "0"}
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", SIDE, str(tasks)],
+            [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tasks)],
             cwd=root,
             env=environment,
             stdin=subprocess.PIPE,
@@ -75,13 +77,14 @@ class Side:
         self._process.wait()
 
 
-PARTS = {
-    "from the last trajectory to the update": lambda seconds: seconds["whole"] - seconds["recording"],
-    "step file": lambda seconds: seconds["step file"],
-    "metrics": lambda seconds: seconds["metrics"],
-    "all of it, with early fetching": lambda seconds: seconds["whole"] + seconds.get("receiving early", 0.0),
-}
-TARGETS = {"from the last trajectory to the update": 2.0, "step file": 2.0}
+def parts(seconds: dict[str, float]) -> dict[str, float]:
+    """The compared parts of a step."""
+    return {
+        UPDATE: seconds["whole"] - seconds["recording"],
+        STEP_FILE: seconds["step file"],
+        "metrics": seconds["metrics"],
+        "the driver's whole part, early fetching included": seconds["whole"] + seconds.get("receiving early", 0.0),
+    }
 
 
 def main() -> int:
@@ -94,13 +97,14 @@ def main() -> int:
         archive = subprocess.run(["git", "archive", BEFORE], cwd=ROOT, check=True, capture_output=True).stdout
         subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
         roots = {"before": Path(folder), "today": ROOT}
-        sides = {name: stack.enter_context(closing(Side(root, tasks))) for name, root in roots.items()}
-        turns = [
-            {name: side.seconds() for name, side in sides.items()} for _ in range(WARM_UP + (2 if quick else TURNS))
-        ]
+        drivers = {name: stack.enter_context(closing(Driver(root, tasks))) for name, root in roots.items()}
+        turns = []
+        for turn in range(WARM_UP + (2 if quick else TURNS)):
+            order = list(drivers)[:: 1 if turn % 2 else -1]  # each side meets the memory that the other leaves
+            turns.append({name: parts(drivers[name].seconds()) for name in order})
     figures = []
-    for part, value in PARTS.items():
-        before, today = ([value(turn[name]) for turn in turns[WARM_UP:]] for name in ("before", "today"))
+    for part in turns[0]["today"]:
+        before, today = ([turn[name][part] for turn in turns[WARM_UP:]] for name in ("before", "today"))
         figures += [
             Figure.from_values(f"{part}, before", before, unit="s"),
             Figure.from_values(f"{part}, today", today, unit="s"),

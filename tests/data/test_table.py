@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
-from creditflow.data.table import Column, batch_of, pack, schema, table_of, unpack
+from creditflow.data import table as table_module
+from creditflow.data.table import Column, batch_of, pack, parts_of, read_message, schema, table_of, unpack
 from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
 from tests.builders import make_trajectory, step
 from tests.credit.strategies import situations
@@ -136,12 +137,27 @@ def test_pickled_batch_drops_its_table():
     assert again.table is None
 
 
+def test_pickled_columns_contain_their_values_alone():
+    trajectories = [make_trajectory(str(n), [step("x", prompt="y" * 10_000)]) for n in range(50)]
+    batch = sent(trajectories)
+    assert len(pickle.dumps(batch)) < 700_000
+    assert pickle.loads(pickle.dumps(batch)).to_trajectories() == trajectories
+
+
+def test_large_messages_are_copied_in_several_blocks(monkeypatch):
+    trajectories = [team(str(n)) for n in range(5)]
+    monkeypatch.setattr(table_module, "_BLOCK", 2 * len(pack(trajectories[0])))
+    assert sent(trajectories).to_trajectories() == trajectories
+    columns = [part.columns for part in parts_of([read_message(pack(one), one.id) for one in trajectories])]
+    assert len({one.column("logprobs").values.buffers()[1].address for one in columns}) > 1
+
+
 def test_messages_are_joined_without_copying_long_texts(tmp_path):
     trajectories = [team(str(n)) for n in range(20)]
     table = unpack(map(pack, trajectories))
-    apart = {name for name in table.column_names if table.column(name).num_chunks == 20}
-    assert apart == {"prompt", "response", "scores", "step_info"}
-    assert {table.column(name).num_chunks for name in table.column_names if name not in apart} == {1}
+    chunked = {name for name in table.column_names if table.column(name).num_chunks == 20}
+    assert chunked == {"prompt", "response", "scores", "step_info"}
+    assert {table.column(name).num_chunks for name in table.column_names if name not in chunked} == {1}
     batch = batch_of(table)
     write_parquet(batch, tmp_path / "steps.parquet")
     for same in (batch, read_parquet(tmp_path / "steps.parquet")):

@@ -115,6 +115,13 @@ class Column(Sequence[T]):
         self._values, self._decode, self._name = values, decode, name
         self._made: dict[int, T] = {}  # so that each access returns the same mutable object
 
+    def __getstate__(self) -> tuple[Any, ...]:
+        # A pickled slice has the whole buffer that it views, so the values of many slices are copied to one first.
+        return pa.chunked_array([_whole(self._values)]), self._decode, self._name, self._made
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._values, self._decode, self._name, self._made = state
+
     def __len__(self) -> int:
         return len(self._values)
 
@@ -202,43 +209,64 @@ def unpack(messages: Iterable[bytes | memoryview]) -> pa.Table:
 
 
 def read_message(message: bytes | memoryview, name: str) -> pa.RecordBatch:
-    """Read the trajectories in one message. Raises BatchError like `unpack`, with the message's `name`."""
+    """Read the trajectories in one message, for `parts_of`. Raises BatchError like `unpack`, with the given name."""
     return pa.ipc.read_record_batch(_opened(memoryview(message), name), schema())
 
 
 _TEXTS = ("prompt", "response", "scores", "step_info")
-"""Long texts of steps, nearly half of a batch's bytes. Credit rarely reads them."""
+"""Long texts of steps, nearly half of a batch's bytes. Most rules of credit read none of them."""
+_BLOCK = 1 << 30
+"""Bytes of a block; a text column of Arrow cannot have more than 2 GiB."""
 
 
 class Part(NamedTuple):
-    """The trajectories of one message, as rows of larger blocks of memory."""
+    """The rows of one message, in larger blocks of memory."""
 
-    numbers: pa.RecordBatch
+    columns: pa.RecordBatch
     """All columns but the long texts."""
     texts: pa.RecordBatch
 
 
 def parts_of(messages: Sequence[pa.RecordBatch]) -> list[Part]:
-    """Copy messages into two blocks of memory, which are freed faster than the memory of thousands of messages."""
-    if not messages:
-        return []
-    numbers, texts = (
-        pa.concat_batches([message.select(names) for message in messages])
-        for names in ([name for name in schema().names if name not in _TEXTS], list(_TEXTS))
-    )
-    stops = accumulate(message.num_rows for message in messages)
-    places = [(stop - message.num_rows, message.num_rows) for stop, message in zip(stops, messages, strict=True)]
-    return [Part(numbers.slice(*place), texts.slice(*place)) for place in places]
+    """Copy messages into a few blocks, which are freed faster than thousands; returns the rows of each message."""
+    split = ([name for name in schema().names if name not in _TEXTS], list(_TEXTS))
+    parts: list[Part] = []
+    for block in _blocks(messages):
+        columns, texts = (pa.concat_batches([message.select(names) for message in block]) for names in split)
+        stops = accumulate(message.num_rows for message in block)
+        places = [(stop - message.num_rows, message.num_rows) for stop, message in zip(stops, block, strict=True)]
+        parts += [Part(columns.slice(*place), texts.slice(*place)) for place in places]
+    return parts
+
+
+def _blocks(messages: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Consecutive messages of at most `_BLOCK` bytes together; a larger message is alone."""
+    block: list[pa.RecordBatch] = []
+    size = 0
+    for message in messages:
+        if block and size + message.nbytes > _BLOCK:
+            yield block
+            block, size = [], 0
+        block.append(message)
+        size += message.nbytes
+    if block:
+        yield block
 
 
 def join(parts: Sequence[Part]) -> pa.Table:
-    """Join the trajectories of several messages, in order. Long texts stay where they are, without a copy."""
+    """Join the rows of several messages, in order. Long texts are not copied.
+
+    Raises BatchError if a column of all messages together is too large for Arrow.
+    """
     if not parts:
         return _spread(schema().empty_table())
-    # One chunk for each column of numbers, so that the batch can view its tokens without a copy.
-    numbers = pa.concat_batches([part.numbers for part in parts])
+    try:
+        # One chunk for each column, so that the batch can view its tokens without a copy.
+        joined = pa.concat_batches([part.columns for part in parts])
+    except pa.ArrowInvalid as error:
+        raise BatchError(f"{len(parts)} messages are too large for one batch; train on fewer tasks: {error}") from error
     texts = pa.Table.from_batches([part.texts for part in parts])
-    columns = [texts.column(name) if name in _TEXTS else numbers.column(name) for name in schema().names]
+    columns = [texts.column(name) if name in _TEXTS else joined.column(name) for name in schema().names]
     return _spread(pa.table(columns, schema=schema()))
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from transfer_queue import KVBatchMeta
 
 from creditflow.data import Score, TrajectoryBatch
+from creditflow.engines.verl import rows as rows_module
 from creditflow.engines.verl.agent_loop import StepOutput, token_rewards
 from creditflow.engines.verl.rollouts import RolloutRecords
 from creditflow.engines.verl.rows import VerlRows, select
@@ -71,7 +72,7 @@ def test_nested_selects_rows_and_zeroes_padding():
     assert [row.tolist() for row in nested.unbind()] == [want[0], [0.0], want[1]]
 
 
-def test_rows_and_steps_must_match():
+def test_expect_all_rejects_unknown_and_missing_rows():
     trajectories = trajectories_of(*TEAM)
     keys, steps = trajectories.row_keys(["default"])
     rows = VerlRows.from_batch(keys, steps, trajectories.batch)
@@ -82,12 +83,29 @@ def test_rows_and_steps_must_match():
         rows.expect_all(meta(*keys[:-1]))
 
 
+def test_columns_of_another_length_are_rejected(monkeypatch):
+    trajectories = trajectories_of(*TEAM)
+    keys, steps = trajectories.row_keys(["default"])
+    rows, n_tokens = VerlRows.from_batch(keys, steps, trajectories.batch), int(trajectories.batch.token_offsets[-1])
+    with pytest.raises(BatchError, match=f"a value for each of {n_tokens} tokens, got {n_tokens - 1}"):
+        rows.nested(meta(*keys), np.zeros(n_tokens - 1))
+    short = {"values": torch.nested.nested_tensor([torch.zeros(1)] * len(keys), layout=torch.jagged)}
+    monkeypatch.setattr(rows_module.tq, "kv_batch_get", lambda **_: short)
+    with pytest.raises(BatchError, match=f"values: expected one for each of 10 tokens, got {len(keys)}"):
+        rows.values(meta(*keys), np.zeros(n_tokens))
+
+
 def test_select_keeps_keys_and_tags_together():
     rows = KVBatchMeta(keys=["a", "b", "c"], tags=[{"i": 0}, {"i": 1}, {"i": 2}], partition_id="train")
     chosen = select(rows, np.array([True, False, True]))
     assert (chosen.keys, chosen.tags, len(chosen), chosen.size) == (["a", "c"], [{"i": 0}, {"i": 2}], 2, 2)
-    chosen.tags[0]["i"] = 9
-    assert rows.tags[0] == {"i": 0}
+    assert select(rows, np.ones(3, dtype=bool)) is rows
+
+
+def test_select_copies_tags():
+    rows = KVBatchMeta(keys=["a", "b"], tags=[{"i": 0}, {"i": 1}], partition_id="train")
+    select(rows, np.array([False, True])).tags[0]["i"] = 9
+    assert rows.tags == [{"i": 0}, {"i": 1}]
 
 
 def scored(**scores) -> list[float]:

@@ -172,14 +172,15 @@ class ReceivedRecords:
 
     def __init__(self) -> None:
         self._records: dict[str, tuple[Part, ScoringReport | None]] = {}
-        self._joined: list[Part] = []
+        self._taken: list[Part] = []
+        """Parts of the last batch, kept until the next fetch, so that no device waits until their memory is freed."""
 
     def fetch(self, where: str, tags: Mapping[str, Mapping[str, Any]]) -> None:
         """Fetch and decode finished records of partition `where`, except those already held. `tags`: by key."""
         new = [key for key, tag in tags.items() if key not in self._records and tag.get("status") == "taken"]
         if not new:
             return
-        self._joined.clear()
+        self._taken.clear()
         messages = [
             read_message(payload, f"record {key}") for key, payload in zip(new, _payloads(new, where), strict=True)
         ]
@@ -191,9 +192,9 @@ class ReceivedRecords:
         """Remove the records with these keys; returns their trajectories, in order, and their joint report."""
         records = [self._records.pop(key) for key in keys]
         reports = [report for _, report in records if report is not None]
-        # To free their memory takes a tenth of a second of a large batch, so the next fetch does it while rollouts run.
-        self._joined += [part for part, _ in records]
-        return batch_of(join([part for part, _ in records])), ScoringReport.merge(reports)
+        parts = [part for part, _ in records]
+        self._taken += parts
+        return batch_of(join(parts)), ScoringReport.merge(reports)
 
     def drop(self, keys: Iterable[str]) -> None:
         """Forget the records with these keys."""

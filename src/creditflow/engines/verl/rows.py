@@ -42,16 +42,17 @@ class VerlRows:
         return np.fromiter(map(self.step_of_key.get, rows.keys, repeat(_PADDING)), np.int64, len(rows))
 
     def expect_all(self, rows: KVBatchMeta) -> Ints:
-        """The step [R] of each row. Raises BatchError for a row without a step, and if the row of a step is missing.
+        """Check that each row has a step, and each step its row; returns the step [R] of each row.
 
-        A step without a row would count as trained.
+        Raises BatchError for a row without a step, and for steps without a row.
         """
         step_R = self.steps(rows)
         if (unknown_R := step_R == _PADDING).any():
             raise BatchError(
                 f"row {rows.keys[int(np.argmax(unknown_R))]}: no step of the trajectories that came with it"
             )
-        if len(rows) < len(self.step_of_key):  # the keys of rows differ, so otherwise each step has its row
+        # Keys are unique, so equal counts mean that every step has a row. Without it, it would count as trained.
+        if len(rows) < len(self.step_of_key):
             missing = self.step_of_key.keys() - set(rows.keys)
             raise BatchError(f"{len(missing)} rows of the trajectories did not come, among them {min(missing)}")
         return step_R
@@ -81,29 +82,33 @@ class VerlRows:
     def values(self, rows: KVBatchMeta, values_T: Floats) -> None:
         """Copy the critic's values at the response tokens of `rows` into `values_T` [T]."""
         column = tq.kv_batch_get(keys=rows.keys, partition_id=rows.partition_id, select_fields=["values"])["values"]
-        values = torch.cat([row.flatten() for row in column.unbind()]).numpy()
-        _tokens_from_rows(values, self.token_offsets, self.steps(rows), values_T)
+        values, step_R = torch.cat([row.flatten() for row in column.unbind()]).numpy(), self.steps(rows)
+        if len(values) != (expected := int(self._lengths(step_R).sum())):
+            raise BatchError(f"values: expected one for each of {expected} tokens, got {len(values)}")
+        _scatter_tokens(values, self.token_offsets, step_R, values_T)
 
     def nested(self, rows: KVBatchMeta, column_T: NDArray[Any], dtype: DTypeLike = np.float32) -> torch.Tensor:
         """Convert a [T] column of the batch to a jagged tensor of the rows, with 0 in padding rows."""
         step_R = self.steps(rows)
-        lengths_R = np.where(step_R == _PADDING, _PADDING_TOKENS, np.diff(self.token_offsets)[step_R])
-        offsets = np.concatenate([[0], np.cumsum(lengths_R)])
-        values = np.empty(int(offsets[-1]), dtype)
+        offsets = np.concatenate([[0], np.cumsum(self._lengths(step_R))])
+        values = np.zeros(int(offsets[-1]), dtype)
         if column_T.size:
-            _tokens_of_rows(column_T, self.token_offsets, step_R, values)
-        else:
-            values[:] = 0
+            if column_T.size != self.token_offsets[-1]:
+                raise BatchError(f"expected a value for each of {self.token_offsets[-1]} tokens, got {column_T.size}")
+            _gather_tokens(column_T, self.token_offsets, step_R, values)
         return torch.nested.nested_tensor_from_jagged(torch.from_numpy(values), offsets=torch.from_numpy(offsets))
+
+    def _lengths(self, step_R: Ints) -> Ints:
+        """[R] the number of response tokens of each row."""
+        return np.where(step_R == _PADDING, _PADDING_TOKENS, np.diff(self.token_offsets)[step_R])
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def _tokens_of_rows(values_T: NDArray[Any], token_offsets: Ints, step_R: Ints, out: NDArray[Any]) -> None:
-    """Write the values of the steps `step_R`, one step after the other, to `out`; 0 for the token of a padding row."""
+def _gather_tokens(values_T: NDArray[Any], token_offsets: Ints, step_R: Ints, out: NDArray[Any]) -> None:
+    """Write the values of the steps `step_R`, one step after the other, to `out`; padding rows stay as they are."""
     at = 0
     for s in step_R:
         if s == _PADDING:
-            out[at : at + _PADDING_TOKENS] = 0
             at += _PADDING_TOKENS
         else:
             for j in range(token_offsets[s], token_offsets[s + 1]):
@@ -112,8 +117,8 @@ def _tokens_of_rows(values_T: NDArray[Any], token_offsets: Ints, step_R: Ints, o
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def _tokens_from_rows(values: NDArray[Any], token_offsets: Ints, step_R: Ints, out_T: NDArray[Any]) -> None:
-    """The reverse: write the values of the rows to the tokens of their steps."""
+def _scatter_tokens(values: NDArray[Any], token_offsets: Ints, step_R: Ints, out_T: NDArray[Any]) -> None:
+    """Write the values of rows to the tokens of their steps in `out_T`."""
     at = 0
     for s in step_R:
         if s == _PADDING:
