@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
-from creditflow.data import table as table_module
-from creditflow.data.table import Column, batch_of, pack, parts_of, read_message, schema, table_of, unpack
+from creditflow.data.table import Column, batch_of, pack, schema, table_of, unpack
 from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
 from tests.builders import make_trajectory, step
 from tests.credit.strategies import situations
@@ -142,14 +141,6 @@ def test_pickled_columns_contain_their_values_alone():
     batch = sent(trajectories)
     assert len(pickle.dumps(batch)) < 700_000
     assert pickle.loads(pickle.dumps(batch)).to_trajectories() == trajectories
-
-
-def test_large_messages_are_copied_in_several_blocks(monkeypatch):
-    trajectories = [team(str(n)) for n in range(5)]
-    monkeypatch.setattr(table_module, "_BLOCK", 2 * len(pack(trajectories[0])))
-    assert sent(trajectories).to_trajectories() == trajectories
-    columns = [part.columns for part in parts_of([read_message(pack(one), one.id) for one in trajectories])]
-    assert len({one.column("logprobs").values.buffers()[1].address for one in columns}) > 1
 
 
 def test_messages_are_joined_without_copying_long_texts(tmp_path):

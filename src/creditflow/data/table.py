@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -204,53 +204,31 @@ def unpack(messages: Iterable[bytes | memoryview]) -> pa.Table:
 
     Raises BatchError for a damaged message, or one packed by a version of creditflow with another schema.
     """
-    read = [read_message(message, f"message {place}") for place, message in enumerate(messages)]
-    return join(parts_of(read))
-
-
-def read_message(message: bytes | memoryview, name: str) -> pa.RecordBatch:
-    """Read the trajectories in one message, for `parts_of`. Raises BatchError like `unpack`, with the given name."""
-    return pa.ipc.read_record_batch(_opened(memoryview(message), name), schema())
+    return join([read_part(message, f"message {place}") for place, message in enumerate(messages)])
 
 
 _TEXTS = ("prompt", "response", "scores", "step_info")
 """Long texts of steps, nearly half of a batch's bytes. Most rules of credit read none of them."""
-_BLOCK = 1 << 30
-"""Bytes of a block; a text column of Arrow cannot have more than 2 GiB."""
 
 
 class Part(NamedTuple):
-    """The rows of one message, in larger blocks of memory."""
+    """The rows of one message."""
 
     columns: pa.RecordBatch
     """All columns but the long texts."""
     texts: pa.RecordBatch
 
 
-def parts_of(messages: Sequence[pa.RecordBatch]) -> list[Part]:
-    """Copy messages into a few blocks, which are freed faster than thousands; returns the rows of each message."""
-    split = ([name for name in schema().names if name not in _TEXTS], list(_TEXTS))
-    parts: list[Part] = []
-    for block in _blocks(messages):
-        columns, texts = (pa.concat_batches([message.select(names) for message in block]) for names in split)
-        stops = accumulate(message.num_rows for message in block)
-        places = [(stop - message.num_rows, message.num_rows) for stop, message in zip(stops, block, strict=True)]
-        parts += [Part(columns.slice(*place), texts.slice(*place)) for place in places]
-    return parts
+def read_part(message: bytes | memoryview, name: str) -> Part:
+    """Read the trajectories in one message. Raises BatchError like `unpack`, with the given name."""
+    rows = pa.ipc.read_record_batch(_opened(memoryview(message), name), schema())
+    return Part(rows.select(_places(texts=False)), rows.select(_places(texts=True)))
 
 
-def _blocks(messages: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Consecutive messages of at most `_BLOCK` bytes together; a larger message is alone."""
-    block: list[pa.RecordBatch] = []
-    size = 0
-    for message in messages:
-        if block and size + message.nbytes > _BLOCK:
-            yield block
-            block, size = [], 0
-        block.append(message)
-        size += message.nbytes
-    if block:
-        yield block
+@cache
+def _places(texts: bool) -> list[int]:
+    """The indices of the columns with long texts, or of the others."""
+    return [i for i, name in enumerate(schema().names) if (name in _TEXTS) == texts]
 
 
 def join(parts: Sequence[Part]) -> pa.Table:

@@ -17,7 +17,7 @@ import transfer_queue as tq
 
 from creditflow.credit.trees import counted_steps
 from creditflow.data import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBatch
-from creditflow.data.table import Part, batch_of, join, pack, parts_of, read_message, unpack
+from creditflow.data.table import Part, batch_of, join, pack, read_part, unpack
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
 from creditflow.engines.verl.servers import LostServer
 from creditflow.errors import ConfigError, InputError, first_line
@@ -181,12 +181,12 @@ class ReceivedRecords:
         if not new:
             return
         self._taken.clear()
-        messages = [
-            read_message(payload, f"record {key}") for key, payload in zip(new, _payloads(new, where), strict=True)
-        ]
-        for key, part in zip(new, parts_of(messages), strict=True):
+        for key, payload in zip(new, _payloads(new, where), strict=True):
             report = tags[key]["report"]
-            self._records[key] = (part, ScoringReport.from_json(report) if report else None)
+            self._records[key] = (
+                read_part(payload, f"record {key}"),
+                ScoringReport.from_json(report) if report else None,
+            )
 
     def take(self, keys: Sequence[str]) -> tuple[TrajectoryBatch, ScoringReport]:
         """Remove the records with these keys; returns their trajectories, in order, and their joint report."""
