@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
-from creditflow.data.table import Column, batch_of, pack, schema, table_of, unpack
+from creditflow.data.table import Column, batch_of, join, pack, read_part, schema, table_of, unpack
 from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
 from tests.builders import make_trajectory, step
 from tests.credit.strategies import situations
@@ -153,6 +153,14 @@ def test_messages_are_joined_without_copying_long_texts(tmp_path):
     write_parquet(batch, tmp_path / "steps.parquet")
     for same in (batch, read_parquet(tmp_path / "steps.parquet")):
         assert same.to_trajectories() == trajectories
+
+
+def test_messages_above_the_limit_of_arrow_are_refused():
+    one = team()
+    one.task.extra_info["tests"] = "x" * (1 << 26)
+    part = read_part(pack(one), "one")
+    with pytest.raises(BatchError, match="33 messages are too large for one batch; train on fewer tasks"):
+        join([part] * 33)
 
 
 def test_trajectory_columns_are_stored_once():
