@@ -214,8 +214,8 @@ def series(trainings: Sequence[Training]) -> dict[str, Any]:
         rows = [row for row in read_metrics(one.folder) if row["step"] > 0]
         of_mode = found.setdefault(one.mode.label, {"val/pass_at_1": [], "val/pass_at_1_greedy": []})
         for name in _SERIES:
-            if name in rows[0]:
-                of_mode.setdefault(name, []).append([row[name] for row in rows])
+            if any(name in row for row in rows):
+                of_mode.setdefault(name, []).append([row.get(name) for row in rows])
         after = RunResult.read(one.folder).after.metrics
         for name in ("pass_at_1", "pass_at_1_greedy"):
             of_mode[f"val/{name}"].append(after[name])
