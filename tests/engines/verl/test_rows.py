@@ -72,6 +72,22 @@ def test_nested_selects_rows_and_zeroes_padding():
     assert [row.tolist() for row in nested.unbind()] == [want[0], [0.0], want[1]]
 
 
+def test_values_reach_the_tokens_of_their_steps(monkeypatch):
+    trajectories = trajectories_of(*TEAM)
+    keys, steps = trajectories.row_keys(["default"])
+    rows, offsets = VerlRows.from_batch(keys, steps, trajectories.batch), trajectories.batch.token_offsets
+    values_T = np.full(int(offsets[-1]), np.nan)
+    expected_T = values_T.copy()
+    expected_T[offsets[steps[2]] : offsets[steps[2] + 1]] = 2.0
+    expected_T[offsets[steps[0]] : offsets[steps[0] + 1]] = 1.0
+    lengths = [int(offsets[steps[2] + 1] - offsets[steps[2]]), 1, int(offsets[steps[0] + 1] - offsets[steps[0]])]
+    rows_of = [torch.full((n,), value) for n, value in zip(lengths, (2.0, 9.0, 1.0), strict=True)]
+    column = {"values": torch.nested.nested_tensor(rows_of, layout=torch.jagged)}
+    monkeypatch.setattr(rows_module.tq, "kv_batch_get", lambda **_: column)
+    rows.values(meta(keys[2], "pad_0_0", keys[0]), values_T)
+    np.testing.assert_array_equal(values_T, expected_T)
+
+
 def test_expect_all_rejects_unknown_and_missing_rows():
     trajectories = trajectories_of(*TEAM)
     keys, steps = trajectories.row_keys(["default"])

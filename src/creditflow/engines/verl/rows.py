@@ -82,51 +82,40 @@ class VerlRows:
     def values(self, rows: KVBatchMeta, values_T: Floats) -> None:
         """Copy the critic's values at the response tokens of `rows` into `values_T` [T]."""
         column = tq.kv_batch_get(keys=rows.keys, partition_id=rows.partition_id, select_fields=["values"])["values"]
-        values, step_R = torch.cat([row.flatten() for row in column.unbind()]).numpy(), self.steps(rows)
-        if len(values) != (expected := int(self._lengths(step_R).sum())):
-            raise BatchError(f"values: expected one for each of {expected} tokens, got {len(values)}")
-        _scatter_tokens(values, self.token_offsets, step_R, values_T)
+        values = torch.cat([row.flatten() for row in column.unbind()]).numpy()
+        start_R, offsets, length_R = self._spans(rows)
+        if len(values) != offsets[-1]:
+            raise BatchError(f"values: expected one for each of {offsets[-1]} tokens, got {len(values)}")
+        _copy_tokens(values, offsets[:-1], values_T, start_R, length_R)
 
     def nested(self, rows: KVBatchMeta, column_T: NDArray[Any], dtype: DTypeLike = np.float32) -> torch.Tensor:
         """Convert a [T] column of the batch to a jagged tensor of the rows, with 0 in padding rows."""
-        step_R = self.steps(rows)
-        offsets = np.concatenate([[0], np.cumsum(self._lengths(step_R))])
+        start_R, offsets, length_R = self._spans(rows)
         values = np.zeros(int(offsets[-1]), dtype)
         if column_T.size:
             if column_T.size != self.token_offsets[-1]:
                 raise BatchError(f"expected a value for each of {self.token_offsets[-1]} tokens, got {column_T.size}")
-            _gather_tokens(column_T, self.token_offsets, step_R, values)
+            _copy_tokens(column_T, start_R, values, offsets[:-1], length_R)
         return torch.nested.nested_tensor_from_jagged(torch.from_numpy(values), offsets=torch.from_numpy(offsets))
 
-    def _lengths(self, step_R: Ints) -> Ints:
-        """[R] the number of response tokens of each row."""
-        return np.where(step_R == _PADDING, _PADDING_TOKENS, np.diff(self.token_offsets)[step_R])
+    def _spans(self, rows: KVBatchMeta) -> tuple[Ints, Ints, Ints]:
+        """Each row's first token in the batch [R], the offsets of all rows' tokens [R+1], and its tokens to copy [R].
+
+        The tokens of padding rows are not copied.
+        """
+        step_R = self.steps(rows)
+        padding_R = step_R == _PADDING
+        length_R = np.where(padding_R, 0, np.diff(self.token_offsets)[step_R])
+        offsets = np.concatenate([[0], np.cumsum(np.where(padding_R, _PADDING_TOKENS, length_R))])
+        return self.token_offsets[step_R], offsets, length_R
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def _gather_tokens(values_T: NDArray[Any], token_offsets: Ints, step_R: Ints, out: NDArray[Any]) -> None:
-    """Write the values of the steps `step_R`, one step after the other, to `out`; padding rows stay as they are."""
-    at = 0
-    for s in step_R:
-        if s == _PADDING:
-            at += _PADDING_TOKENS
-        else:
-            for j in range(token_offsets[s], token_offsets[s + 1]):
-                out[at] = values_T[j]
-                at += 1
-
-
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def _scatter_tokens(values: NDArray[Any], token_offsets: Ints, step_R: Ints, out_T: NDArray[Any]) -> None:
-    """Write the values of rows to the tokens of their steps in `out_T`."""
-    at = 0
-    for s in step_R:
-        if s == _PADDING:
-            at += _PADDING_TOKENS
-        else:
-            for j in range(token_offsets[s], token_offsets[s + 1]):
-                out_T[j] = values[at]
-                at += 1
+def _copy_tokens(source: NDArray[Any], from_R: Ints, target: NDArray[Any], to_R: Ints, length_R: Ints) -> None:
+    """Copy `length_R` values of `source` from the places `from_R` to the places `to_R` of `target`."""
+    for r in range(len(length_R)):
+        for j in range(length_R[r]):
+            target[to_R[r] + j] = source[from_R[r] + j]
 
 
 def row_counts(assignment: Assignment) -> Ints | None:
