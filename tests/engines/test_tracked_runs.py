@@ -5,17 +5,19 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
+from creditflow.engines.common.tracked import FolderTrackers
 from creditflow.engines.local.trainer import train
 from creditflow.errors import ConfigError, InputError
 from creditflow.monitoring.trackers.base import COLUMNS
 from creditflow.monitoring.trackers.mlflow import accepted_names
-from creditflow.monitoring.tracking import Trackers, final_rows
+from creditflow.monitoring.tracking import Trackers, final_rows, sample_rows
 from creditflow.reports.run_report import write_run_report
 from creditflow.runs import Ledger
 from creditflow.runs.run_folder import read_metrics
@@ -156,6 +158,20 @@ def test_mlflow_has_the_metrics_and_options_of_a_run(recipe_file, monkeypatch) -
         assert close(history, path, key), key
 
 
+def test_mlflow_metrics_of_another_thread_reach_the_same_run(recipe_file, monkeypatch, tmp_path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    recipe = load_recipe(recipe_file, ["trainer.logger=[mlflow]", "trainer.project_name=teams"])
+    with FolderTrackers.start(recipe, tmp_path, 0, print) as tracked:
+        thread = threading.Thread(target=tracked.send_step, args=(1, {"loss": 0.5}))
+        thread.start()
+        thread.join()
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name = 'teams'")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.data.metrics == {"loss": 0.5}
+
+
 def wandb_lines(path: Path) -> list[dict]:
     (file,) = path.glob("wandb/offline-run-*/run-*.wandb")
     command = [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", str(file)]
@@ -221,6 +237,33 @@ def test_failing_tracker_is_reported_and_left_out() -> None:
     trackers.finish()
     assert len(said) == 1
     assert "mlflow failed and is left out from now on: the server is gone" in said[0]
+
+
+class Records:
+    def __init__(self):
+        self.logged, self.tables = [], []
+
+    def log(self, step, metrics):
+        self.logged.append((step, metrics))
+
+    def table(self, step, rows):
+        self.tables.append((step, rows))
+
+
+def test_trackers_of_a_folder_get_tables_of_existing_steps(recipe_file) -> None:
+    said: list[str] = []
+    records, path = Records(), run(recipe_file, "run")
+    tracked = FolderTrackers(Trackers(said.append, {"wandb": records}), path, table_freq=2)
+    for step in range(3):
+        tracked.send_step(step, {"a": float(step)})
+    (path / "steps" / "000002.parquet").unlink()  # as in a rollback
+    tracked.send_step(2, {"a": 0.5})
+    assert [(step, metrics["a"]) for step, metrics in records.logged] == [(0, 0.0), (1, 1.0), (2, 2.0), (2, 0.5)]
+    ledger = Ledger.open(path)
+    assert [step for step, _ in records.tables] == [1, 2]
+    assert str(records.tables[0][1]) == str(sample_rows(ledger.read(1).assignment))  # numbers may be nan
+    assert len(said) == 1
+    assert "the trackers get no table of step 2" in said[0]
 
 
 def test_unknown_tracker_is_rejected(recipe_file) -> None:

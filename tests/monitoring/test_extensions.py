@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.errors import ConfigError
-from creditflow.monitoring.trackers.base import TRACKERS, tracker
-from creditflow.monitoring.tracking import verl_trackers
 from tests.distributions import creditflow, install, succeeded
 from tests.paths import TOY
 
@@ -119,13 +116,3 @@ def test_broken_entry_point_breaks_only_its_own_tracker(tmp_path: Path) -> None:
     assert "got 'theirs'; entry point theirs of creditflow.trackers cannot be loaded: ModuleNotFoundError" in (
         result.stderr
     )
-
-
-def test_tracker_without_verl_is_refused_there() -> None:
-    tracker("lines")(lambda run: None)
-    try:
-        assert verl_trackers(["console", "mlflow", "wandb"]) == ["mlflow", "wandb"]
-        with pytest.raises(ConfigError, match="the verl engine has console, mlflow, tensorboard, wandb, got 'lines'"):
-            verl_trackers(["console", "lines"])
-    finally:
-        TRACKERS.remove("lines")

@@ -116,16 +116,6 @@ def _is_installed(distribution: str) -> bool:
     return True
 
 
-def verl_trackers(names: Sequence[str]) -> list[str]:
-    """The names of verl's own trackers. Raises ConfigError for a tracker that is not available on verl."""
-    by_name = {name: TRACKERS[name].verl for name in names}
-    for name, verl_name in by_name.items():
-        if verl_name is None:
-            known = [name for name in TRACKERS.names() if TRACKERS[name].verl is not None]
-            raise ConfigError(f"{KEY}: the verl engine has {', '.join(known)}, got {name!r}")
-    return [verl_name for verl_name in by_name.values() if verl_name]
-
-
 def sample_rows(assignment: Assignment, most: int = SHOWN) -> list[list[Any]]:
     """The steps of the first trajectory of each task, for at most `most` tasks, as rows of `COLUMNS`."""
     first: dict[int, int] = {}

@@ -14,6 +14,7 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
 from creditflow.data import TrajectoryBatch, read_parquet
 from creditflow.engines.verl.launch import launch
+from creditflow.reports.run_report import write_run_report
 from creditflow.runs.run_folder import read_metrics
 from tests.paths import RECIPES
 
@@ -74,5 +75,5 @@ def run(
 ) -> Run:
     """Train `recipe` on verl in `folder`."""
     chosen = load_recipe(recipe, [f"trainer.default_local_dir={folder}", "trainer.device=auto", *overrides])
-    launch(chosen, [*options(n_ranks, servers), *verl], Reporter())
+    launch(chosen, [*options(n_ranks, servers), *verl], Reporter(), write_run_report)
     return Run(folder)

@@ -132,10 +132,10 @@ OTHER_VALUES = {
 }
 
 
-def test_verl_gets_all_trackers_except_the_console():
+def test_trackers_of_the_recipe_are_not_opened_by_verl():
     config = composed("trainer.logger=[console,tensorboard]", "trainer.project_name=p", "trainer.experiment_name=e")
 
-    assert config.trainer.logger == ["tensorboard"]
+    assert config.trainer.logger == []
     assert (config.trainer.project_name, config.trainer.experiment_name) == ("p", "e")
 
 

@@ -479,6 +479,16 @@ def test_tail_skips_existing_and_rewound_lines(tmp_path):
     assert tail.rows() == [{"loss": 2.0, "step": 3}]
 
 
+def test_tail_returns_unread_lines_of_another_file(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    tail = NewLines(file)
+    file.write_text(line(1))
+    tail.rows()
+
+    assert [row["step"] for row in tail.unread((line(1) + line(2)).encode())] == [2]
+    assert tail.unread((line(1) + line(2)).encode()) == []
+
+
 # With a real Ray
 
 

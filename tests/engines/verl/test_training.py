@@ -14,6 +14,7 @@ from creditflow.config import load_recipe
 from creditflow.credit import assign, explain, make_threshold
 from creditflow.engines.local.policy import Policy
 from creditflow.runs import Ledger
+from tests.engines.test_tracked_runs import close, expected_rows, tensorboard_numbers, tensorboard_texts
 from tests.engines.verl.runs import CHAIN, Run, run
 from tests.paths import ROOT, TOY
 
@@ -39,8 +40,17 @@ SMALL = (
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four steps of the arithmetic team on two ranks, the last one after a resume."""
     folder = tmp_path_factory.mktemp("chain") / "run"
-    run(CHAIN, folder, *SMALL, f"trainer.total_training_steps={BEFORE}", n_ranks=2)
-    return run(CHAIN, folder, *SMALL, f"trainer.total_training_steps={STEPS}", n_ranks=2)
+    tracked = (*SMALL, "trainer.logger=[console,tensorboard]")
+    run(CHAIN, folder, *tracked, f"trainer.total_training_steps={BEFORE}", n_ranks=2)
+    return run(CHAIN, folder, *tracked, f"trainer.total_training_steps={STEPS}", n_ranks=2)
+
+
+def test_trackers_have_the_metrics_and_report_of_a_resumed_run(chain: Run):
+    for key in ("actor/grad_norm", "credit/mean/executor", "guard/fallback", "val/pass_at_1"):
+        assert close(tensorboard_numbers(chain.folder, key), chain.folder, key), key
+    texts = tensorboard_texts(chain.folder)
+    assert "| `verifier` |" in texts["report"]
+    assert len(texts["final_trajectories"].splitlines()) == 2 + len(expected_rows(chain.folder))
 
 
 def test_rollout_and_actor_agree_on_log_probs(chain: Run):

@@ -40,7 +40,6 @@ from creditflow.engines.verl import overridden
 from creditflow.engines.verl.policies import optim_values, policy_configs, rollout_devices
 from creditflow.engines.verl.recipe import CAPABILITIES, KEY, NAME, read_run_handle, recipe_section
 from creditflow.errors import ConfigError, did_you_mean, first_line
-from creditflow.monitoring.tracking import verl_trackers
 
 _MOST_NAMED = 5
 """Changed methods of verl that an error names."""
@@ -163,7 +162,7 @@ _BACK = tuple(key for key in _SAME if key not in _WIDER) + _keys("""
     actor_rollout_ref.actor.optim: lr weight_decay betas
     actor_rollout_ref.model: path lora_rank
     critic.optim: lr weight_decay betas
-    trainer: total_epochs
+    trainer: total_epochs project_name experiment_name
 """)
 """verl options that also set the recipe, because creditflow reads them or computes other verl options from them."""
 
@@ -217,7 +216,7 @@ def _fixed(run_folder: Path, recipe: Recipe) -> dict[str, Any]:
         "trainer.use_v1": True,
         "trainer.project_name": trainer.project_name,
         "trainer.experiment_name": trainer.experiment_name or run_folder.name,
-        "trainer.logger": verl_trackers(trainer.logger),
+        "trainer.logger": [],  # the launching process opens the recipe's trackers
         "trainer.default_local_dir": str(checkpoints(run_folder)),
     }
 

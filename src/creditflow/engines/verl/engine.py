@@ -9,6 +9,7 @@ from creditflow.config import Recipe
 from creditflow.engines.base import Engine
 from creditflow.engines.verl import launch
 from creditflow.engines.verl.recipe import CAPABILITIES, NAME
+from creditflow.monitoring.trackers.base import MakeReport
 from creditflow.runs import RunFolder
 
 
@@ -18,8 +19,10 @@ class VerlEngine(Engine):
     name = NAME
     capabilities = CAPABILITIES
 
-    def train(self, recipe: Recipe, options: Sequence[str], reporter: Reporter) -> RunFolder:
-        return launch.launch(recipe, options, reporter)
+    def train(
+        self, recipe: Recipe, options: Sequence[str], reporter: Reporter, make_report: MakeReport | None = None
+    ) -> RunFolder:
+        return launch.launch(recipe, options, reporter, make_report)
 
     def expect_trainable(self, recipe: Recipe, reporter: Reporter) -> None:
         launch.expect_trainable(recipe, reporter)

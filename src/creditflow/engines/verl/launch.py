@@ -39,6 +39,7 @@ from creditflow.engines.common.run import (
     run_path,
     sole_writer,
 )
+from creditflow.engines.common.tracked import FolderTrackers
 from creditflow.engines.models.folders import critic_folder, is_hub_name, model_folder
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
 from creditflow.engines.verl.policies import rollout_devices
@@ -46,6 +47,8 @@ from creditflow.engines.verl.recipe import KEY, NAME, read_run_handle, recipe_se
 from creditflow.errors import ConfigError, CreditflowError, first_line, says_disk_full
 from creditflow.monitoring import GuardEvent
 from creditflow.monitoring.guard import RolledBack
+from creditflow.monitoring.trackers.base import MakeReport
+from creditflow.monitoring.tracking import expect_installed
 from creditflow.rewards.builtin.judge import Judge
 from creditflow.rewards.registry import leaves
 from creditflow.runs import RunFolder
@@ -65,12 +68,17 @@ def dry_run(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) -
     return as_yaml(_checked(recipe, verl_overrides, reporter))
 
 
-def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) -> RunFolder:
+def launch(
+    recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter, make_report: MakeReport | None = None
+) -> RunFolder:
     """Train the recipe on verl or resume its run; returns the run's folder.
 
-    Raises on bad input before anything is written, and CreditflowError if training failed. Errors of creditflow in
-    other processes are raised unchanged.
+    `make_report`: makes the report of the finished run for its trackers; None: no report.
+
+    Raises on bad input before a run is written, and CreditflowError if training failed. Errors of creditflow in other
+    processes are raised unchanged.
     """
+    expect_installed(recipe.config.trainer.logger)
     with reporter.bar("loading verl, tasks and models", keep=False):
         config = _checked(recipe, verl_overrides, reporter)
         run = read_run_handle(config)
@@ -81,24 +89,31 @@ def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) ->
         total = total_steps(config, len(components.train_tasks))
         begun = _begun(config, run.run_folder, total)
         _bring_models(config, run.recipe)
-    with sole_writer(run.run_folder):
+    with (
+        sole_writer(run.run_folder),
+        FolderTrackers.start(run.recipe, run.run_folder, begun or 0, reporter.say) as tracked,
+    ):
         while True:
             folder = _open_folder(config, run.recipe, run.run_folder, begun, reporter)
             try:
                 with (
                     reporter.bar("train", total, "steps") as bar,
-                    _watching(folder, begun, _ProgressPrinter(bar, reporter, components, folder.path)),
+                    _watching(folder, begun, _MetricsSink(bar, reporter, components, tracked)),
                 ):
                     _run(config, reporter)
-                return folder
+                break
             except RolledBack as back:
                 reporter.say(str(back))
                 config.trainer.resume_mode, config.trainer.resume_from_path = "auto", None
                 begun = _begun(config, run.run_folder, total)
+        if make_report is not None:
+            tracked.send_report(make_report)
+    return folder
 
 
 def expect_trainable(recipe: Recipe, reporter: Reporter) -> None:
     """Raise ConfigError if verl cannot train the recipe; print verl's warnings. Starts and writes nothing."""
+    expect_installed(recipe.config.trainer.logger)
     _checked(recipe, (), reporter)
     _expect_rewards(build_components(recipe))
 
@@ -380,35 +395,39 @@ class _TaskRunnerActor:
 
 
 @dataclass(frozen=True)
-class _ProgressPrinter:
-    """Prints a run's metrics like the local engine."""
+class _MetricsSink:
+    """Receives a run's metrics: prints them like the local engine, and sends them to the run's trackers."""
 
     bar: Bar
     reporter: Reporter
     components: Components
-    folder: Path
+    tracked: FolderTrackers
 
-    def show(self, row: Mapping[str, Any]) -> None:
-        """Print one line of `metrics.jsonl`."""
+    def send(self, row: Mapping[str, Any]) -> None:
+        """Print and send one line of `metrics.jsonl`, of a training step or of a validation alone."""
         step = int(row["step"])
-        numbers = {key: value for key, value in row.items() if value is not None}
+        numbers = {key: value for key, value in row.items() if value is not None and key != "step"}
         validated = {key: value for key, value in numbers.items() if key.startswith("val/")}
-        if step == 1:
-            warn_of_first_step(numbers, self.components, self.folder, self.reporter)
-        if step > 0:
-            self.bar.advance(status=status_line({key: numbers[key] for key in numbers.keys() - validated.keys()}))
+        if trained := {key: value for key, value in numbers.items() if key not in validated}:
+            if step == 1:
+                warn_of_first_step(numbers, self.components, self.tracked.folder, self.reporter)
+            self.bar.advance(status=status_line(trained))
         if validated:
             when = "before training" if step == 0 else f"after step {step}"
             self.reporter.say(evaluation_line(validated, when, self.components))
+        self.tracked.send_step(step, numbers)
 
 
 @contextlib.contextmanager
-def _watching(folder: RunFolder, begun: int | None, shown: _ProgressPrinter) -> Iterator[None]:
-    """Print new metrics and events of the folder from a thread, while the calling thread waits for Ray."""
-    after = -1 if begun is None else begun
+def _watching(folder: RunFolder, begun: int | None, sink: _MetricsSink) -> Iterator[None]:
+    """Print and send new metrics and events of the folder from a thread, while the calling thread waits for Ray.
+
+    A rollback moves the lines of later steps aside, some of them before they were read: these are sent from there.
+    """
     metrics, events = NewLines(folder.path / "metrics.jsonl"), NewLines(folder.path / "events.jsonl")
+    aside = set(_set_aside(folder))
     if begun:
-        shown.bar.skip(begun)
+        sink.bar.skip(begun)
     over = threading.Event()
 
     def watch() -> None:
@@ -416,10 +435,10 @@ def _watching(folder: RunFolder, begun: int | None, shown: _ProgressPrinter) -> 
         while not last:
             last = over.wait(_POLL_S)
             for row in metrics.rows():
-                if row["step"] > after:  # the others were shown before the run resumed
-                    shown.show(row)
+                if begun is None or row["step"] >= begun:  # the others were sent before the run resumed
+                    sink.send(row)
             for row in events.rows():
-                shown.reporter.say(GuardEvent.from_dict(row).text)
+                sink.reporter.say(GuardEvent.from_dict(row).text)
 
     thread = threading.Thread(target=watch, name="creditflow-progress", daemon=True)
     thread.start()
@@ -428,6 +447,15 @@ def _watching(folder: RunFolder, begun: int | None, shown: _ProgressPrinter) -> 
     finally:
         over.set()
         thread.join()
+        for file in _set_aside(folder):
+            if file not in aside:
+                for row in metrics.unread(file.read_bytes()):
+                    sink.send(row)
+
+
+def _set_aside(folder: RunFolder) -> list[Path]:
+    """The metrics of steps that rollbacks have discarded."""
+    return sorted(folder.path.glob("rolled_back/*/metrics.jsonl"))
 
 
 class NewLines:
@@ -449,6 +477,10 @@ class NewLines:
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]
         self._end += len(whole)
-        new = [line for line in whole.splitlines() if line not in self._seen]
+        return self.unread(whole)
+
+    def unread(self, text: bytes) -> list[dict[str, Any]]:
+        """The lines of `text` that were not returned before."""
+        new = [line for line in text.splitlines() if line not in self._seen]
         self._seen.update(new)
         return [json.loads(line) for line in new]

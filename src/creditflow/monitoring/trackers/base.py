@@ -54,6 +54,7 @@ MakeReport = Callable[[Path], tuple[Path, str]]
 class Tracker(Protocol):
     """The interface of an open tracker. An exception ends the tracker, not the run.
 
+    Calls follow one another, but on verl `log` and `table` come from another thread than opening and the other calls.
     A tracker with tables also has `table(step, rows)`; its record then says `tables=True`. One that takes reports has
     `report(report)`, and its record says `reports=True`.
     """
@@ -77,8 +78,6 @@ class TrackerKind:
     """Whether the tracker has tables."""
     reports: bool = False
     """Whether the tracker takes the report of a finished run."""
-    verl: str | None = None
-    """The name of verl's own tracker for it; empty: nothing to do on verl; None: not available on verl."""
 
 
 Open = TypeVar("Open", bound=Callable[[TrackedRun], Tracker])
@@ -92,7 +91,6 @@ def tracker(
     packages: Sequence[str] = (),
     tables: bool = False,
     reports: bool = False,
-    verl: str | None = None,
 ) -> Callable[[Open], Open]:
     """Register a function from TrackedRun to Tracker as `trainer.logger: [name]`.
 
@@ -100,7 +98,7 @@ def tracker(
     """
 
     def register(function: Open) -> Open:
-        TRACKERS.add(name, TrackerKind(function, packages, tables, reports, verl))
+        TRACKERS.add(name, TrackerKind(function, packages, tables, reports))
         return function
 
     return register

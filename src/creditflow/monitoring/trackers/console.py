@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from creditflow.monitoring.trackers.base import TrackedRun, tracker
 
 
-@tracker("console", verl="")
+@tracker("console")
 class Console:
     """A tracker without a destination."""
 

@@ -17,7 +17,7 @@ _RUN_ID = "mlflow_run_id"
 """File in the run's folder with the id of the run in MLflow."""
 
 
-@tracker("mlflow", packages=("accelerate", "mlflow"), reports=True, verl="mlflow")
+@tracker("mlflow", packages=("accelerate", "mlflow"), reports=True)
 class MLflow(AcceleratedTracker):
     """A run in MLflow; a continued run keeps its id."""
 
@@ -27,8 +27,8 @@ class MLflow(AcceleratedTracker):
         write_whole(run.folder / _RUN_ID, partial(Path.write_text, data=run_id))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of a training step."""
-        super().log(step, accepted_names(metrics))
+        """Send the metrics of a training step, from any thread: MLflow's active run is that of the opening one."""
+        self.inner.log(accepted_names(metrics), step=step, run_id=self.inner.active_run.info.run_id)
 
     def report(self, report: FinalReport) -> None:
         """Send the report as an artifact, and the last trajectories as a table."""
