@@ -63,7 +63,7 @@ class RolloutRecord:
     message: str = ""
     trajectory: bytes = b""
     report: str = ""
-    """The scoring report as JSON; empty if another record of the same scoring has it."""
+    """The report on its scores as JSON; empty for a failed trajectory."""
     counted: Mapping[str, float] = field(default_factory=dict)
     """The worker's endpoint metrics since the last record."""
     place: tuple[int, int] = (0, 0)

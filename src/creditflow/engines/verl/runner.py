@@ -11,14 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from creditflow.config import Recipe
 from creditflow.data import Trajectory
 from creditflow.engines.common.components import Components, build_components
-from creditflow.rewards import RewardManager, ScoringReport
+from creditflow.rewards import FunctionReport, RewardFunction, RewardManager, ScoringReport
+from creditflow.rewards.scores import mean_value, not_applicable
 from creditflow.rollout import Generator, Rollout
 from creditflow.rollout.branching import run_branch
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.runner import run_rollout
+
+_SHOWN_REASONS = 3
+"""The number of distinct reasons of failure in a trajectory's part of a report."""
 
 
 class RolloutRunner:
@@ -29,10 +35,9 @@ class RolloutRunner:
         self.scorer = Scorer(components.rewards)
 
     async def run(self, rollout: Rollout, generator: Generator, sampling: Sampling) -> tuple[Trajectory, ScoringReport]:
-        """Run, score and label one rollout; returns its trajectory and a scoring report.
+        """Run, score and label one rollout; returns its trajectory and the report on its scores.
 
-        Trajectories may be scored together. One of them then returns the report, the others empty reports. Raises
-        ConfigError for a mistake in the recipe.
+        Raises ConfigError for a mistake in the recipe.
         """
         components = self.components
         return await self._scored(
@@ -74,7 +79,7 @@ class Scorer:
         self._running: asyncio.Task[None] | None = None
 
     async def score(self, trajectory: Trajectory) -> ScoringReport:
-        """Fill in the trajectory's scores.
+        """Fill in the trajectory's scores; returns its part of the report (`split_report`).
 
         Does not limit failures, because a worker sees few trajectories.
         """
@@ -88,16 +93,63 @@ class Scorer:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             try:
-                report = await self.manager.score([trajectory for trajectory, _ in batch], max_failed_frac=1.0)
+                trajectories = [trajectory for trajectory, _ in batch]
+                report = await self.manager.score(trajectories, max_failed_frac=1.0)
+                parts = split_report(report, self.manager.functions, trajectories)
             except Exception as error:  # passed to every caller, since none of the trajectories is scored
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(error)
                 continue
-            for _, future in batch:
+            for (_, future), part in zip(batch, parts, strict=True):
                 if not future.done():
-                    future.set_result(report)
-                    report = ScoringReport((), 0.0)
+                    future.set_result(part)
+
+
+def split_report(
+    report: ScoringReport, functions: Sequence[RewardFunction], trajectories: Sequence[Trajectory]
+) -> list[ScoringReport]:
+    """Split the report on a joint scoring into one for each trajectory, since their training steps may differ.
+
+    Each part has the number, mean and failures of the trajectory's own scores. The first part has everything else:
+    seconds, calls, and the numbers that functions count or return beside their scores.
+    """
+    first, *others = (tuple(_own_scores(function, trajectory) for function in functions) for trajectory in trajectories)
+    own = ("matched", "failed", "mean", "sd", "timeouts", "reasons")
+    with_rest = tuple(
+        replace(whole, **{name: getattr(part, name) for name in own})
+        for whole, part in zip(report.functions, first, strict=True)
+    )
+    return [ScoringReport(with_rest, report.seconds), *(ScoringReport(part, 0.0) for part in others)]
+
+
+def _own_scores(function: RewardFunction, trajectory: Trajectory) -> FunctionReport:
+    """Report on the function's scores of one trajectory, counted as in `RewardManager.score`."""
+    name, place = function.name, f"trajectory {trajectory.id}"
+    if function.level != "outcome":
+        scored = [(f"step {step.id}", step.scores[name]) for step in trajectory.steps if name in step.scores]
+    elif trajectory.outcome is None or trajectory.outcome == not_applicable(function):
+        scored = []
+    else:  # one outcome per trajectory; it counts as failed if an agent's failed
+        outcomes = [(place, trajectory.outcome)]
+        outcomes += [(f"{place}, agent {agent}", score) for agent, score in trajectory.outcomes.items()]
+        scored = [next((one for one in outcomes if one[1].status != "ok"), outcomes[0])]
+    failed = [(where, score) for where, score in scored if score.status != "ok"]
+    values = [mean_value(score) for _, score in scored if score.status == "ok"]
+    reasons: dict[str, str] = {}
+    for where, score in failed:
+        reasons.setdefault(score.reason, f"{name}, {where}: {score.reason}")
+    return FunctionReport(
+        name=name,
+        level=function.level,
+        matched=len(scored),
+        failed=len(failed),
+        mean=float(np.mean(values)) if values else math.nan,
+        sd=float(np.std(values)) if values else 0.0,
+        seconds=0.0,
+        reasons=tuple(reasons.values())[:_SHOWN_REASONS],
+        timeouts=sum(score.status == "timeout" for _, score in failed),
+    )
 
 
 def build_runner(recipe: Recipe, n_runners: int) -> RolloutRunner:
