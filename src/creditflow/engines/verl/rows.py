@@ -83,14 +83,14 @@ class VerlRows:
         """Copy the critic's values at the response tokens of `rows` into `values_T` [T]."""
         column = tq.kv_batch_get(keys=rows.keys, partition_id=rows.partition_id, select_fields=["values"])["values"]
         values = torch.cat([row.flatten() for row in column.unbind()]).numpy()
-        start_R, offsets, length_R = self._spans(rows)
+        start_R, offsets, length_R = self._places(rows)
         if len(values) != offsets[-1]:
             raise BatchError(f"values: expected one for each of {offsets[-1]} tokens, got {len(values)}")
         _copy_tokens(values, offsets[:-1], values_T, start_R, length_R)
 
     def nested(self, rows: KVBatchMeta, column_T: NDArray[Any], dtype: DTypeLike = np.float32) -> torch.Tensor:
         """Convert a [T] column of the batch to a jagged tensor of the rows, with 0 in padding rows."""
-        start_R, offsets, length_R = self._spans(rows)
+        start_R, offsets, length_R = self._places(rows)
         values = np.zeros(int(offsets[-1]), dtype)
         if column_T.size:
             if column_T.size != self.token_offsets[-1]:
@@ -98,10 +98,10 @@ class VerlRows:
             _copy_tokens(column_T, start_R, values, offsets[:-1], length_R)
         return torch.nested.nested_tensor_from_jagged(torch.from_numpy(values), offsets=torch.from_numpy(offsets))
 
-    def _spans(self, rows: KVBatchMeta) -> tuple[Ints, Ints, Ints]:
-        """Each row's first token in the batch [R], the offsets of all rows' tokens [R+1], and its tokens to copy [R].
+    def _places(self, rows: KVBatchMeta) -> tuple[Ints, Ints, Ints]:
+        """The places of the rows' tokens: their starts in the batch [R], their offsets in a column of rows [R+1].
 
-        The tokens of padding rows are not copied.
+        The third array has the number of tokens [R] that both have in common: 0 for padding rows.
         """
         step_R = self.steps(rows)
         padding_R = step_R == _PADDING
@@ -112,7 +112,7 @@ class VerlRows:
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _copy_tokens(source: NDArray[Any], from_R: Ints, target: NDArray[Any], to_R: Ints, length_R: Ints) -> None:
-    """Copy `length_R` values of `source` from the places `from_R` to the places `to_R` of `target`."""
+    """For each row r, copy `length_R[r]` values from `source`, from `from_R[r]` on, to `target`, from `to_R[r]` on."""
     for r in range(len(length_R)):
         for j in range(length_R[r]):
             target[to_R[r] + j] = source[from_R[r] + j]
