@@ -22,6 +22,8 @@ from creditflow.engines.models.gguf_models import Source, converted
 from creditflow.engines.verl.launch import NewLines, launch, total_steps
 from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.errors import ConfigError, CreditflowError, InputError, says_disk_full
+from creditflow.monitoring.guard import RolledBack
+from creditflow.monitoring.trackers.base import TRACKERS, tracker
 from creditflow.runs import RunFolder
 from tests.engines.gguf_files import tiny_model, write_gguf
 from tests.paths import TOY
@@ -487,6 +489,59 @@ def test_tail_returns_unread_lines_of_another_file(tmp_path):
 
     assert [row["step"] for row in tail.unread((line(1) + line(2)).encode())] == [2]
     assert tail.unread((line(1) + line(2)).encode()) == []
+
+
+# Trackers
+
+
+@pytest.fixture
+def sent():
+    """The steps and losses that the tracker `lines` gets."""
+    found = []
+
+    class Lines:
+        def log(self, step, metrics):
+            found.append((step, metrics.get("loss", metrics.get("val/pass_at_1"))))
+
+        def finish(self):
+            found.append("end")
+
+    tracker("lines")(lambda run: Lines())
+    yield found
+    TRACKERS.remove("lines")
+
+
+def test_trackers_get_each_step_of_a_rollback_once(cluster, tmp_path, sent):
+    def roll_back(config):
+        write(config, [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}])
+        (tmp_path / "run/checkpoints").mkdir()
+        (tmp_path / "run/checkpoints/latest_checkpointed_iteration.txt").write_text("1")
+        RunFolder(tmp_path / "run").rewind(1, aside="rolled_back/1")
+        cluster.work = lambda config: write(config, [{"step": 2, "loss": 0.5}])
+        raise RolledBack("back to step 1")
+
+    cluster.work = roll_back
+    start(tmp_path / "run", "trainer.logger=[lines]")
+
+    assert sent == [(1, 1.0), (2, 2.0), (2, 0.5), "end"]
+
+
+def test_trackers_get_a_repeated_validation(cluster, tmp_path, sent):
+    begun(tmp_path / "run", 1)
+    cluster.work = lambda config: write(config, [{"step": 1, "val/pass_at_1": 0.25}, {"step": 2, "loss": 1.0}])
+
+    start(tmp_path / "run", "trainer.logger=[lines]")
+
+    assert sent == [(1, 0.25), (2, 1.0), "end"]
+
+
+def test_tracker_that_cannot_start_leaves_no_run(cluster, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nosuch://somewhere")
+    with pytest.raises(ConfigError, match=r"trainer\.logger: mlflow cannot be set up"):
+        start(tmp_path / "run", "trainer.logger=[mlflow]")
+
+    start(tmp_path / "run")
 
 
 # With a real Ray
