@@ -345,7 +345,7 @@ def test_file_is_independent_of_the_batch_origin(tmp_path: Path) -> None:
     assert here.schema.field("task").type == pa.string()  # for readers without support for dictionaries
 
 
-def test_long_task_is_stored_once_per_file(tmp_path: Path) -> None:
+def test_long_task_is_stored_once(tmp_path: Path) -> None:
     trajectories = [team(str(n)) for n in range(30)]
     for n, trajectory in enumerate(trajectories):
         trajectory.task = replace(trajectory.task, extra_info={"tests": str(n) * 100_000})
@@ -354,6 +354,18 @@ def test_long_task_is_stored_once_per_file(tmp_path: Path) -> None:
     (task,) = (c for c in map(columns.column, range(columns.num_columns)) if c.path_in_schema == "task")
     assert task.total_uncompressed_size < 1.1 * 100_000 * len("".join(map(str, range(30))))
     assert read_parquet(tmp_path / "b.parquet").to_trajectories() == trajectories
+
+
+def test_file_of_several_row_groups_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("creditflow.data.table._GROUP_BYTES", 2000)
+    trajectories = [team(f"t{n}", f"q{n % 3}") for n in range(20)]
+    write_parquet(TrajectoryBatch.from_trajectories(trajectories), tmp_path / "first.parquet")
+    assert pq.read_metadata(tmp_path / "first.parquet").num_row_groups > 3
+
+    batch = read_parquet(tmp_path / "first.parquet")
+    assert batch.to_trajectories() == trajectories
+    write_parquet(batch, tmp_path / "second.parquet")
+    assert read_parquet(tmp_path / "second.parquet").to_trajectories() == trajectories
 
 
 def test_file_has_scores_as_numbers(tmp_path: Path) -> None:
