@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from copy import deepcopy
 from dataclasses import replace
 
@@ -10,9 +11,10 @@ import pytest
 from creditflow.data import Score, Trajectory
 from creditflow.engines.verl.runner import Scorer
 from creditflow.rewards import RewardFunction, RewardManager, ScoringReport
+from creditflow.rewards.values import NotApplicable
 from tests.rewards.trajectories import a_trajectory
 
-OWN = ("name", "level", "matched", "failed", "timeouts")
+OWN = ("name", "level", "matched", "failed", "timeouts", "not_applicable")
 
 
 def of_length(step, trajectory):
@@ -23,13 +25,27 @@ def of_length(step, trajectory):
 
 def by_agent(trajectory):
     if len(trajectory.steps) == 1:
-        return None
+        return NotApplicable()
     values = {"p": 0.5, "e": 0.25} if len(trajectory.steps) > 2 else {"p": 0.5, "e": "none"}
     return values if len(trajectory.steps) != 5 else math.nan
 
 
+class Clipped:
+    """A function with a share, a maximum and a sum as metrics."""
+
+    def metrics(self):
+        return {"clipped": 0.5, "wait_max": 3.0, "requests": 7.0}
+
+    def __call__(self, step, trajectory):
+        return 0.5
+
+
 def functions() -> list[RewardFunction]:
+    clipped = Clipped()
     return [
+        RewardFunction("clipped", "step", clipped, re.compile("^e$"), instance=clipped),
+        RewardFunction("odd", "step", lambda step, trajectory: NotApplicable() if step.index % 2 else 1.0),
+        RewardFunction("long", "trajectory", lambda t: NotApplicable() if len(t.steps) < 3 else [1.0] * len(t.steps)),
         RewardFunction("length", "step", of_length),
         RewardFunction("tokens", "step", lambda step, trajectory: [0.25] * len(step.response_ids)),
         RewardFunction("all", "trajectory", lambda trajectory: [step.index / 5 for step in trajectory.steps]),
@@ -75,6 +91,22 @@ def test_parts_of_a_report_have_its_calls_once(trajectories):
 
     merged = ScoringReport.merge(scored_together(trajectories))
 
-    for name in ("calls", "cached", "not_applicable", "extra", *OWN):
+    for name in ("calls", "cached", "extra", "counted", *OWN):
         assert [getattr(f, name) for f in merged.functions] == [getattr(f, name) for f in whole.functions]
     assert sum(f.calls for f in whole.functions) > 20
+    assert sum(f.not_applicable for f in whole.functions) > 5
+    assert whole.functions[0].counted == {"clipped": 0.5, "wait_max": 3.0, "requests": 7.0}
+
+
+def test_cancelled_caller_takes_no_part(trajectories):
+    async def score():
+        scorer = Scorer(RewardManager(functions()))
+        calls = [asyncio.create_task(scorer.score(one)) for one in trajectories[:3]]
+        await asyncio.sleep(0)  # all three wait
+        calls[0].cancel()
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    cancelled, *parts = asyncio.run(score())
+
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert [part.functions[0].calls for part in parts] == [4, 0]

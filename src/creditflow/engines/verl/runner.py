@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from creditflow.config import Recipe
-from creditflow.data import Trajectory
+from creditflow.data import Score, Trajectory
 from creditflow.engines.common.components import Components, build_components
 from creditflow.rewards import FunctionReport, RewardFunction, RewardManager, ScoringReport
 from creditflow.rewards.scores import mean_value, not_applicable
@@ -24,7 +24,7 @@ from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.runner import run_rollout
 
 _SHOWN_REASONS = 3
-"""The number of distinct reasons of failure in a trajectory's part of a report."""
+"""The maximum number of distinct reasons of failure per function and trajectory."""
 
 
 class RolloutRunner:
@@ -93,17 +93,17 @@ class Scorer:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             try:
-                trajectories = [trajectory for trajectory, _ in batch]
-                report = await self.manager.score(trajectories, max_failed_frac=1.0)
-                parts = split_report(report, self.manager.functions, trajectories)
+                report = await self.manager.score([trajectory for trajectory, _ in batch], max_failed_frac=1.0)
+                # A cancelled caller takes no part.
+                batch = [(trajectory, future) for trajectory, future in batch if not future.done()]
+                parts = split_report(report, self.manager.functions, [trajectory for trajectory, _ in batch])
             except Exception as error:  # passed to every caller, since none of the trajectories is scored
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(error)
                 continue
             for (_, future), part in zip(batch, parts, strict=True):
-                if not future.done():
-                    future.set_result(part)
+                future.set_result(part)
 
 
 def split_report(
@@ -111,29 +111,47 @@ def split_report(
 ) -> list[ScoringReport]:
     """Split the report on a joint scoring into one for each trajectory, since their training steps may differ.
 
-    Each part has the number, mean and failures of the trajectory's own scores. The first part has everything else:
-    seconds, calls, and the numbers that functions count or return beside their scores.
+    Each part counts the trajectory's own scores. The functions' own shares and maxima are the same in all parts. Only
+    the first part has seconds, calls, cached answers, other own metrics, and extra numbers.
     """
-    first, *others = (tuple(_own_scores(function, trajectory) for function in functions) for trajectory in trajectories)
-    own = ("matched", "failed", "mean", "sd", "timeouts", "reasons")
-    with_rest = tuple(
-        replace(whole, **{name: getattr(part, name) for name in own})
-        for whole, part in zip(report.functions, first, strict=True)
-    )
-    return [ScoringReport(with_rest, report.seconds), *(ScoringReport(part, 0.0) for part in others)]
+    parts = []
+    for n, trajectory in enumerate(trajectories):
+        counted = []
+        for whole, function in zip(report.functions, functions, strict=True):
+            scores = _count_scores(function, trajectory)
+            if n == 0:
+                counts = {name: getattr(scores, name) for name in _COUNTS}
+                scores = replace(whole, **counts)
+            else:
+                # Merging a share or a maximum with itself does not change it, but doubles a sum.
+                merged = FunctionReport.merge([whole, whole]).counted
+                kept = {name: value for name, value in whole.counted.items() if merged[name] == value}
+                scores = replace(scores, counted=kept)
+            counted.append(scores)
+        parts.append(ScoringReport(tuple(counted), 0.0 if n else report.seconds))
+    return parts
 
 
-def _own_scores(function: RewardFunction, trajectory: Trajectory) -> FunctionReport:
+_COUNTS = ("matched", "failed", "mean", "sd", "timeouts", "not_applicable", "reasons")
+"""Fields of a `FunctionReport` that follow from a trajectory and its scores."""
+
+
+def _count_scores(function: RewardFunction, trajectory: Trajectory) -> FunctionReport:
     """Report on the function's scores of one trajectory, counted as in `RewardManager.score`."""
-    name, place = function.name, f"trajectory {trajectory.id}"
+    name, label = function.name, f"trajectory {trajectory.id}"
+    scored: list[tuple[str, Score]] = []
+    not_applied = 0
     if function.level != "outcome":
         scored = [(f"step {step.id}", step.scores[name]) for step in trajectory.steps if name in step.scores]
-    elif trajectory.outcome is None or trajectory.outcome == not_applicable(function):
-        scored = []
-    else:  # one outcome per trajectory; it counts as failed if an agent's failed
-        outcomes = [(place, trajectory.outcome)]
-        outcomes += [(f"{place}, agent {agent}", score) for agent, score in trajectory.outcomes.items()]
-        scored = [next((one for one in outcomes if one[1].status != "ok"), outcomes[0])]
+        not_applied = sum(name not in step.scores and function.matches(step) for step in trajectory.steps)
+        if function.level == "trajectory":  # one call
+            not_applied = min(not_applied, 1)
+    elif trajectory.outcome is not None:
+        not_applied = int(trajectory.outcome == not_applicable(function))
+        outcomes = [(label, trajectory.outcome)]
+        outcomes += [(f"{label}, agent {agent}", score) for agent, score in trajectory.outcomes.items()]
+        # A trajectory counts once: as failed if any of its outcomes failed.
+        scored = [] if not_applied else [next((one for one in outcomes if one[1].status != "ok"), outcomes[0])]
     failed = [(where, score) for where, score in scored if score.status != "ok"]
     values = [mean_value(score) for _, score in scored if score.status == "ok"]
     reasons: dict[str, str] = {}
@@ -149,6 +167,7 @@ def _own_scores(function: RewardFunction, trajectory: Trajectory) -> FunctionRep
         seconds=0.0,
         reasons=tuple(reasons.values())[:_SHOWN_REASONS],
         timeouts=sum(score.status == "timeout" for _, score in failed),
+        not_applicable=not_applied,
     )
 
 
