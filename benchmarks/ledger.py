@@ -29,7 +29,12 @@ from creditflow.credit import Assignment
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.run_folder import read_metrics
 
-MEASURES = ("src/creditflow/runs", "src/creditflow/reports", "src/creditflow/data/table.py")
+MEASURES = (
+    "src/creditflow/runs",
+    "src/creditflow/reports",
+    "src/creditflow/data/table.py",
+    "src/creditflow/data/parallel_parquet.py",
+)
 STEPS = 1_000_000
 TRAINED = 12
 FILTERS = (

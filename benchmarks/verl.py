@@ -76,6 +76,7 @@ MEASURES = (
     "src/creditflow/runs",
     "src/creditflow/monitoring/metrics.py",
     "src/creditflow/rewards",
+    "src/creditflow/data/parallel_parquet.py",
     "src/creditflow/data/table.py",
     "src/creditflow/data/__init__.py",
 )

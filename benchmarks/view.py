@@ -32,7 +32,12 @@ from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Task, TrajectoryBatch
 from creditflow.runs import Ledger, RunFolder
 
-MEASURES = ("src/creditflow/runs", "src/creditflow/reports", "src/creditflow/data/table.py")
+MEASURES = (
+    "src/creditflow/runs",
+    "src/creditflow/reports",
+    "src/creditflow/data/table.py",
+    "src/creditflow/data/parallel_parquet.py",
+)
 TRAINING_STEPS = 977
 TASKS, TRAJECTORIES, STEPS = 256, 4, 30
 KINDS = 4
