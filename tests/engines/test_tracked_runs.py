@@ -27,6 +27,13 @@ from tests.rewards.processes import alive, descendants, until
 KEYS = ("actor/entropy", "reward/verdicts", "credit/mean/writer", "guard/fallback", "val/pass_at_1")
 
 
+@pytest.fixture(autouse=True)
+def new_process() -> None:
+    """accelerate's state belongs to the process: without this, a test could rely on an earlier one."""
+    PartialState = pytest.importorskip("accelerate").PartialState
+    PartialState._reset_state()
+
+
 @pytest.fixture
 def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
     (tmp_path / "team.py").write_text(TRAJECTORY)

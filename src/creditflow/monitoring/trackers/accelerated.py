@@ -14,6 +14,9 @@ class AcceleratedTracker:
 
     def __init__(self, inner: Any, run: TrackedRun) -> None:
         """Start `inner`. A new run's configuration is stored with its metrics."""
+        from accelerate import PartialState
+
+        PartialState(cpu=True)  # accelerate's log needs it, and not all of its trackers make it
         self.inner = inner
         inner.start()
         if run.done == 0:
