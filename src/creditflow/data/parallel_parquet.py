@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 _MAGIC = b"PAR1"
 _MAX_THREADS = 8
-"""Leaves cores of a large machine to its other processes."""
+"""The limit on a machine with many cores, whose other processes need them, too."""
 
 
 def write_row_groups(
@@ -169,7 +169,7 @@ class _OffsetShifter:
         self._footer, self._shift, self._position = footer, shift, 0
 
     def struct(self, path: tuple[int, ...]) -> bytearray:
-        """Read the struct that follows; `path`: its field numbers."""
+        """Read the struct at the current position. `path`: the field numbers that lead to it."""
         out, field = bytearray(), 0
         while (head := self._read(1))[0] != _Kind.STOP:
             out += head

@@ -726,6 +726,7 @@ def write_parquet(
 _GROUP_BYTES = 32 << 20
 """The approximate size of a row group in memory, without repeated texts."""
 _MAX_GROUPS = 64
+"""The maximum number of row groups: if the sampled rows are much longer than the others, groups would be tiny."""
 
 
 def _row_group_size(table: pa.Table) -> int:

@@ -79,7 +79,7 @@ class Scorer:
         self._running: asyncio.Task[None] | None = None
 
     async def score(self, trajectory: Trajectory) -> ScoringReport:
-        """Fill in the trajectory's scores; returns its part of the report (`split_report`).
+        """Fill in the trajectory's scores; returns the report on them, see `split_report`.
 
         Does not limit failures, because a worker sees few trajectories.
         """
