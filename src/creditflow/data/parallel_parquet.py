@@ -13,7 +13,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,8 @@ def write_row_groups(
             write_statistics=False,
             store_schema=False,  # other readers need not know that texts were dictionaries here
         ) as writer:
-            group = _without_unused_entries(table.slice(begin, row_group_size))
+            # A received table has a chunk for each trajectory, and pyarrow's writer takes longer for many chunks.
+            group = _without_unused_entries(table.slice(begin, row_group_size).combine_chunks())
             writer.write_table(group, row_group_size=row_group_size)
             if begin == 0:
                 writer.add_key_value_metadata(metadata)
@@ -70,6 +70,8 @@ def write_row_groups(
             pages, group_footer = _split(encoded)
             shifted = _shift_offsets(group_footer, file.tell() - len(_MAGIC))
             file.write(pages)
+            file.flush()
+            os.fsync(file.fileno())  # while other row groups are encoded, so that little is left for the end
             metadata_of_group = pq.read_metadata(pa.BufferReader(_footer_file(shifted)))
             if footer is None:
                 footer = metadata_of_group
@@ -127,7 +129,7 @@ def _footer_file(footer: bytes) -> bytes:
 # ---- Thrift --------------------------------------------------------------------------------------------------------
 
 
-class _Kind(IntEnum):
+class _Kind:
     """The type of a value in Thrift's compact protocol. A boolean field's value is its type: TRUE or FALSE."""
 
     STOP = 0
@@ -144,14 +146,25 @@ class _Kind(IntEnum):
     STRUCT = 12
 
 
-_OFFSETS = {
-    (4, 5),  # RowGroup.file_offset
-    (4, 1, 2),  # ColumnChunk.file_offset
-    (4, 1, 3, 9),  # ColumnMetaData.data_page_offset
-    (4, 1, 3, 10),  # ColumnMetaData.index_page_offset
-    (4, 1, 3, 11),  # ColumnMetaData.dictionary_page_offset
+_INTEGERS = (_Kind.I16, _Kind.I32, _Kind.I64)
+_WIDTHS = {_Kind.TRUE: 0, _Kind.FALSE: 0, _Kind.BYTE: 1, _Kind.DOUBLE: 8}
+"""The bytes of a field's value. In a list, booleans take one byte each."""
+
+_OFFSET = object()
+_OFFSETS: dict[int, Any] = {
+    4: {  # FileMetaData.row_groups, a list of RowGroup
+        5: _OFFSET,  # file_offset
+        1: {  # columns, a list of ColumnChunk
+            2: _OFFSET,  # file_offset
+            3: {  # meta_data, a ColumnMetaData
+                9: _OFFSET,  # data_page_offset
+                10: _OFFSET,  # index_page_offset
+                11: _OFFSET,  # dictionary_page_offset
+            },
+        },
+    }
 }
-"""Offsets in the file, as paths of field numbers that begin at FileMetaData: row groups are its field 4.
+"""Offsets in the file: the fields of FileMetaData, by number, that are or contain offsets.
 
 Page indexes and Bloom filters have further ones. They are not written.
 """
@@ -159,73 +172,95 @@ Page indexes and Bloom filters have further ones. They are not written.
 
 def _shift_offsets(footer: bytes, shift: int) -> bytes:
     """Add `shift` to the offsets in a FileMetaData. An offset of 0 means absent and stays 0."""
-    return bytes(_OffsetShifter(footer, shift).struct(()))
+    found: list[tuple[int, int, int]] = []
+    _find_offsets(footer, 0, _OFFSETS, found)
+    out, copied = bytearray(), 0
+    for begin, end, offset in found:
+        out += footer[copied:begin] + _varint(offset + shift if offset else 0)
+        copied = end
+    return bytes(out + footer[copied:])
 
 
-class _OffsetShifter:
-    """A reader of Thrift structs that returns their bytes, with shifted offsets."""
+def _find_offsets(data: bytes, at: int, wanted: Mapping[int, Any], found: list[tuple[int, int, int]]) -> int:
+    """Append the begin, end and value of each offset in the struct at `at`; returns the struct's end.
 
-    def __init__(self, footer: bytes, shift: int) -> None:
-        self._footer, self._shift, self._position = footer, shift, 0
+    `wanted`: as `_OFFSETS`.
+    """
+    field = 0
+    while head := data[at]:
+        at += 1
+        kind = head & 15
+        if difference := head >> 4:  # to the field before
+            field += difference
+        else:
+            field, at = _read_integer(data, at)
+        inner = wanted.get(field)
+        if inner is None:
+            at = _skip(data, at, kind)
+        elif inner is _OFFSET:
+            offset, end = _read_integer(data, at)
+            found.append((at, end, offset))
+            at = end
+        else:
+            size = 1
+            if kind == _Kind.LIST:
+                size, _, at = _read_list_head(data, at)
+            for _ in range(size):
+                at = _find_offsets(data, at, inner, found)
+    return at + 1
 
-    def struct(self, path: tuple[int, ...]) -> bytearray:
-        """Read the struct at the current position. `path`: the field numbers that lead to it."""
-        out, field = bytearray(), 0
-        while (head := self._read(1))[0] != _Kind.STOP:
-            out += head
-            if difference := head[0] >> 4:  # to the field before
-                field += difference
-            else:
-                number, encoded = self._read_varint()
-                out += encoded
-                field = number >> 1  # zigzag; Parquet's field numbers are positive
-            kind = _Kind(head[0] & 15)
-            if kind not in (_Kind.TRUE, _Kind.FALSE):
-                out += self._value(kind, (*path, field))
-        return out + head
 
-    def _value(self, kind: _Kind, path: tuple[int, ...]) -> bytes | bytearray:
-        match kind:
-            case _Kind.TRUE | _Kind.FALSE | _Kind.BYTE:
-                return self._read(1)
-            case _Kind.I16 | _Kind.I32 | _Kind.I64:
-                number, encoded = self._read_varint()
-                # In zigzag coding, a positive number is stored as twice its value.
-                return _varint(number + 2 * self._shift) if path in _OFFSETS and number else encoded
-            case _Kind.DOUBLE:
-                return self._read(8)
-            case _Kind.BINARY:
-                size, encoded = self._read_varint()
-                return encoded + self._read(size)
-            case _Kind.LIST | _Kind.SET:
-                out = bytearray(self._read(1))
-                size, element = out[0] >> 4, _Kind(out[0] & 15)
-                if size == 15:
-                    size, encoded = self._read_varint()
-                    out += encoded
-                for _ in range(size):
-                    out += self._value(element, path)
-                return out
-            case _Kind.STRUCT:
-                return self.struct(path)
-        raise ValueError(f"Parquet footer: expected a value, got Thrift's type {kind}")
+def _skip(data: bytes, at: int, kind: int) -> int:
+    """The end of the field's value at `at`."""
+    if kind in _INTEGERS:
+        _, end = _read_varint(data, at)
+    elif kind == _Kind.BINARY:
+        size, begin = _read_varint(data, at)
+        end = begin + size
+    elif kind == _Kind.STRUCT:
+        end = _find_offsets(data, at, {}, [])
+    elif kind in (_Kind.LIST, _Kind.SET):
+        size, element, end = _read_list_head(data, at)
+        if element in (_Kind.TRUE, _Kind.FALSE):
+            end += size
+        else:
+            for _ in range(size):
+                end = _skip(data, end, element)
+    elif kind in _WIDTHS:
+        end = at + _WIDTHS[kind]
+    else:
+        raise ValueError(f"Parquet footer: expected a value at byte {at}, got Thrift's type {kind}")
+    return end
 
-    def _read(self, size: int) -> bytes:
-        self._position += size
-        return self._footer[self._position - size : self._position]
 
-    def _read_varint(self) -> tuple[int, bytes]:
-        """Read a number of seven bits per byte, lowest first; returns the number and its bytes."""
-        begin = self._position
-        while self._footer[self._position] > 127:
-            self._position += 1
-        self._position += 1
-        encoded = self._footer[begin : self._position]
-        return sum((byte & 127) << 7 * i for i, byte in enumerate(encoded)), encoded
+def _read_list_head(data: bytes, at: int) -> tuple[int, int, int]:
+    """The size of the list at `at`, the type of its elements, and the place of the first."""
+    size, element = data[at] >> 4, data[at] & 15
+    if size < 15:
+        return size, element, at + 1
+    size, at = _read_varint(data, at + 1)
+    return size, element, at
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number of seven bits per byte, lowest first, at `at`, and its end."""
+    number = shift = 0
+    while (byte := data[at]) > 127:
+        number |= (byte & 127) << shift
+        shift += 7
+        at += 1
+    return number | byte << shift, at + 1
+
+
+def _read_integer(data: bytes, at: int) -> tuple[int, int]:
+    """The signed integer at `at`, in zigzag coding, and its end."""
+    number, end = _read_varint(data, at)
+    return number >> 1 ^ -(number & 1), end
 
 
 def _varint(number: int) -> bytes:
-    out = bytearray()
+    """A positive integer in zigzag coding."""
+    number, out = number << 1, bytearray()
     while number > 127:
         out.append(number & 127 | 128)
         number >>= 7

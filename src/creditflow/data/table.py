@@ -399,6 +399,8 @@ def _names(names: Sequence[str], codes: Ints) -> pa.Array:
 
 def _take(array: pa.Array, at: Ints) -> pa.Array:
     """The entries of `array` at `at`; -1: null."""
+    if np.array_equal(at, np.arange(len(array))):
+        return array
     return array.take(pa.array(at, mask=at < 0))
 
 
@@ -668,7 +670,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 
 _REPEATED = {
     *(field.name for field in _OF_TRAJECTORY if field.type == _TEXT),
-    *("agent", "policy", "stratum", "response_mask", "score_names", "score_status"),
+    *("agent", "policy", "stratum", "score_names", "score_status"),
 }
 """Columns with few distinct values, written with a dictionary, which for other columns costs more than it saves."""
 
@@ -736,8 +738,8 @@ def _row_group_size(table: pa.Table) -> int:
     """
     total = int(table.num_rows)
     # `nbytes` of a dictionary-encoded slice includes the whole dictionary, so these columns are left out.
-    plain = [i for i, field in enumerate(table.schema) if not pa.types.is_dictionary(field.type)]
-    samples = [table.slice(begin, 8).select(plain) for begin in range(0, total, max(1, total // 64))]
+    plain = table.select([i for i, field in enumerate(table.schema) if not pa.types.is_dictionary(field.type)])
+    samples = [plain.slice(begin, 32) for begin in range(0, total, max(1, total // 16))]
     n_rows = sum(int(sample.num_rows) for sample in samples)
     n_bytes = sum(int(sample.nbytes) for sample in samples)
     return max(1, _GROUP_BYTES * n_rows // max(1, n_bytes), -(-total // _MAX_GROUPS))
