@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
-from creditflow.data.table import Column, batch_of, join, pack, read_part, schema, table_of, unpack
+from creditflow.data.table import Column, _row_group_size, batch_of, join, pack, read_part, schema, table_of, unpack
 from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
 from tests.builders import make_trajectory, step
 from tests.credit.strategies import situations
@@ -366,6 +366,18 @@ def test_file_of_several_row_groups_reads_back(tmp_path: Path, monkeypatch: pyte
     assert batch.to_trajectories() == trajectories
     write_parquet(batch, tmp_path / "second.parquet")
     assert read_parquet(tmp_path / "second.parquet").to_trajectories() == trajectories
+
+
+@pytest.mark.parametrize(("n_trajectories", "n_steps"), [(16, 200), (48, 100), (256, 30)])
+def test_row_groups_of_growing_prompts_have_target_size(
+    monkeypatch: pytest.MonkeyPatch, n_trajectories: int, n_steps: int
+) -> None:
+    target = 200_000
+    monkeypatch.setattr("creditflow.data.table._GROUP_BYTES", target)
+    lengths = np.tile(np.arange(n_steps) * 10, n_trajectories)
+    table = pa.table({"prompt": pa.array(["p" * n for n in lengths.tolist()])})
+
+    assert 0.8 < _row_group_size(table) * lengths.mean() / target < 1.25
 
 
 def test_file_has_scores_as_numbers(tmp_path: Path) -> None:

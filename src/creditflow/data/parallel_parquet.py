@@ -23,6 +23,8 @@ import pyarrow.parquet as pq
 _MAGIC = b"PAR1"
 _MAX_THREADS = 8
 """The limit on a machine with many cores, whose other processes need them, too."""
+_JOINED_BYTES = 4 << 20
+"""The maximum size of a column of a row group whose chunks are joined."""
 
 
 def write_row_groups(
@@ -56,8 +58,7 @@ def write_row_groups(
             write_statistics=False,
             store_schema=False,  # other readers need not know that texts were dictionaries here
         ) as writer:
-            # A received table has a chunk for each trajectory, and pyarrow's writer takes longer for many chunks.
-            group = _without_unused_entries(table.slice(begin, row_group_size).combine_chunks())
+            group = _without_unused_entries(_in_few_chunks(table.slice(begin, row_group_size)))
             writer.write_table(group, row_group_size=row_group_size)
             if begin == 0:
                 writer.add_key_value_metadata(metadata)
@@ -70,8 +71,6 @@ def write_row_groups(
             pages, group_footer = _split(encoded)
             shifted = _shift_offsets(group_footer, file.tell() - len(_MAGIC))
             file.write(pages)
-            file.flush()
-            os.fsync(file.fileno())  # while other row groups are encoded, so that little is left for the end
             metadata_of_group = pq.read_metadata(pa.BufferReader(_footer_file(shifted)))
             if footer is None:
                 footer = metadata_of_group
@@ -102,6 +101,17 @@ def _in_threads(encode: Callable[[int], pa.Buffer], begins: range) -> Iterator[p
             yield pending.popleft().result()
 
 
+def _in_few_chunks(group: pa.Table) -> pa.Table:
+    """Join the chunks of columns with little data, because pyarrow's writer is slower with many small chunks.
+
+    Received texts have one chunk per message. Long ones are not copied.
+    """
+    for i, column in enumerate(group.columns):
+        if column.num_chunks > 1 and column.nbytes <= _JOINED_BYTES:
+            group = group.set_column(i, group.field(i), column.combine_chunks())
+    return group
+
+
 def _without_unused_entries(group: pa.Table) -> pa.Table:
     """Drop dictionary entries that the rows do not use, because pyarrow would write them all."""
     for i, field in enumerate(group.schema):
@@ -130,7 +140,7 @@ def _footer_file(footer: bytes) -> bytes:
 
 
 class _Kind:
-    """The type of a value in Thrift's compact protocol. A boolean field's value is its type: TRUE or FALSE."""
+    """Type codes of Thrift's compact protocol. A boolean field has no other value than its type: TRUE or FALSE."""
 
     STOP = 0
     TRUE = 1
@@ -147,8 +157,8 @@ class _Kind:
 
 
 _INTEGERS = (_Kind.I16, _Kind.I32, _Kind.I64)
-_WIDTHS = {_Kind.TRUE: 0, _Kind.FALSE: 0, _Kind.BYTE: 1, _Kind.DOUBLE: 8}
-"""The bytes of a field's value. In a list, booleans take one byte each."""
+_FIXED_SIZES = {_Kind.TRUE: 0, _Kind.FALSE: 0, _Kind.BYTE: 1, _Kind.DOUBLE: 8}
+"""The size in bytes of a field's value. In a list, a boolean takes one byte."""
 
 _OFFSET = object()
 _OFFSETS: dict[int, Any] = {
@@ -164,7 +174,7 @@ _OFFSETS: dict[int, Any] = {
         },
     }
 }
-"""Offsets in the file: the fields of FileMetaData, by number, that are or contain offsets.
+"""The offsets in FileMetaData: field numbers, nested like its structs.
 
 Page indexes and Bloom filters have further ones. They are not written.
 """
@@ -176,37 +186,37 @@ def _shift_offsets(footer: bytes, shift: int) -> bytes:
     _find_offsets(footer, 0, _OFFSETS, found)
     out, copied = bytearray(), 0
     for begin, end, offset in found:
-        out += footer[copied:begin] + _varint(offset + shift if offset else 0)
+        out += footer[copied:begin] + _encode_integer(offset + shift if offset else 0)
         copied = end
     return bytes(out + footer[copied:])
 
 
 def _find_offsets(data: bytes, at: int, wanted: Mapping[int, Any], found: list[tuple[int, int, int]]) -> int:
-    """Append the begin, end and value of each offset in the struct at `at`; returns the struct's end.
+    """Read the struct at `at`, append the begin, end and value of each offset to `found`; returns the struct's end.
 
-    `wanted`: as `_OFFSETS`.
+    `wanted`: the part of `_OFFSETS` for this struct, {} for none.
     """
     field = 0
     while head := data[at]:
         at += 1
         kind = head & 15
-        if difference := head >> 4:  # to the field before
+        if difference := head >> 4:  # from the previous field's number
             field += difference
         else:
             field, at = _read_integer(data, at)
-        inner = wanted.get(field)
-        if inner is None:
+        wanted_there = wanted.get(field)
+        if wanted_there is None:
             at = _skip(data, at, kind)
-        elif inner is _OFFSET:
+        elif wanted_there is _OFFSET:
             offset, end = _read_integer(data, at)
             found.append((at, end, offset))
             at = end
         else:
-            size = 1
+            size = 1  # a struct is read like a list of one
             if kind == _Kind.LIST:
                 size, _, at = _read_list_head(data, at)
             for _ in range(size):
-                at = _find_offsets(data, at, inner, found)
+                at = _find_offsets(data, at, wanted_there, found)
     return at + 1
 
 
@@ -226,15 +236,15 @@ def _skip(data: bytes, at: int, kind: int) -> int:
         else:
             for _ in range(size):
                 end = _skip(data, end, element)
-    elif kind in _WIDTHS:
-        end = at + _WIDTHS[kind]
+    elif kind in _FIXED_SIZES:
+        end = at + _FIXED_SIZES[kind]
     else:
         raise ValueError(f"Parquet footer: expected a value at byte {at}, got Thrift's type {kind}")
     return end
 
 
 def _read_list_head(data: bytes, at: int) -> tuple[int, int, int]:
-    """The size of the list at `at`, the type of its elements, and the place of the first."""
+    """The size of the list at `at`, the type of its elements, and where the first begins."""
     size, element = data[at] >> 4, data[at] & 15
     if size < 15:
         return size, element, at + 1
@@ -243,7 +253,7 @@ def _read_list_head(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number of seven bits per byte, lowest first, at `at`, and its end."""
+    """The unsigned integer at `at`, of seven bits per byte, lowest first, and its end."""
     number = shift = 0
     while (byte := data[at]) > 127:
         number |= (byte & 127) << shift
@@ -258,8 +268,8 @@ def _read_integer(data: bytes, at: int) -> tuple[int, int]:
     return number >> 1 ^ -(number & 1), end
 
 
-def _varint(number: int) -> bytes:
-    """A positive integer in zigzag coding."""
+def _encode_integer(number: int) -> bytes:
+    """Encode a non-negative integer in zigzag coding."""
     number, out = number << 1, bytearray()
     while number > 127:
         out.append(number & 127 | 128)

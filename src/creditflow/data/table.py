@@ -672,7 +672,10 @@ _REPEATED = {
     *(field.name for field in _OF_TRAJECTORY if field.type == _TEXT),
     *("agent", "policy", "stratum", "score_names", "score_status"),
 }
-"""Columns with few distinct values, written with a dictionary, which for other columns costs more than it saves."""
+"""Columns with few distinct values, written with a dictionary, which for other columns costs more than it saves.
+
+So it does for `response_mask`: without one, a mask of ones takes a tenth of the time, and is still small.
+"""
 
 
 _SPLIT = ("prompt_ids", "response_ids", "logprobs", "ref_logprobs")
@@ -739,7 +742,8 @@ def _row_group_size(table: pa.Table) -> int:
     total = int(table.num_rows)
     # `nbytes` of a dictionary-encoded slice includes the whole dictionary, so these columns are left out.
     plain = table.select([i for i, field in enumerate(table.schema) if not pa.types.is_dictionary(field.type)])
-    samples = [plain.slice(begin, 32) for begin in range(0, total, max(1, total // 16))]
+    # Evenly spaced, the last at the end: a step that divides the number of trajectories would sample their beginnings.
+    samples = [plain.slice(begin, 32) for begin in np.linspace(0, max(0, total - 32), 17).astype(int).tolist()]
     n_rows = sum(int(sample.num_rows) for sample in samples)
     n_bytes = sum(int(sample.nbytes) for sample in samples)
     return max(1, _GROUP_BYTES * n_rows // max(1, n_bytes), -(-total // _MAX_GROUPS))
