@@ -42,14 +42,17 @@ def table_of(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
-@given(ROWS, st.integers(1, 50))
+@given(ROWS, st.integers(1, 50), st.integers(1, 50), st.sampled_from((0, 100, 1 << 20)))
 @settings(max_examples=40, deadline=None)
 def test_row_groups_are_read_as_the_table(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], size: int
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], size: int, chunk: int, joined_bytes: int
 ) -> None:
     path = tmp_path_factory.mktemp("groups") / "t.parquet"
+    table = pa.concat_tables([table_of(rows[begin : begin + chunk]) for begin in range(0, max(1, len(rows)), chunk)])
 
-    write_row_groups(table_of(rows), path, {b"k": [1]}, row_group_size=size, **OPTIONS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("creditflow.data.parallel_parquet._JOINED_BYTES", joined_bytes)
+        write_row_groups(table, path, {b"k": [1]}, row_group_size=size, **OPTIONS)
 
     with pq.ParquetFile(path) as file:
         assert file.metadata.metadata == {b"k": b"[1]"}
