@@ -20,6 +20,7 @@ import creditflow
 from benchmarks import credit_rules, credit_signal, fidelity
 from creditflow import Step, Task, Trajectory
 from creditflow.config.shipped import shipped_recipes
+from creditflow.removed import REMOVED
 from tests.paths import DOCS, ROOT
 
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
@@ -205,6 +206,12 @@ def imports_of(code: str) -> Iterator[str]:
             yield ast.unparse(node)
 
 
+def test_migration_page_lists_each_removed_name() -> None:
+    page = (DOCS / "migration.md").read_text()
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", page, re.MULTILINE))
+    assert rows == REMOVED
+
+
 def test_imports_in_the_docs_resolve() -> None:
     statements = {line for page in PAGES for block in CODE.findall(page.read_text()) for line in imports_of(block)}
     assert len(statements) > 20
@@ -246,7 +253,7 @@ def test_layout_page_shows_the_folders() -> None:
     folders = [path for pattern in ("*/", "*/*/") for path in root.glob(pattern) if "__pycache__" not in path.parts]
     assert shown == {f"{path.relative_to(root)}/" for path in folders if any(path.iterdir())}
     files = {path.name for path in root.iterdir() if path.is_file()}
-    assert files == {"__init__.py", "__main__.py", "errors.py", "py.typed"}
+    assert files == {"__init__.py", "__main__.py", "errors.py", "removed.py", "py.typed"}
 
 
 PIN = re.compile(r"^([\w.-]+)==([\w.]+)", re.MULTILINE)

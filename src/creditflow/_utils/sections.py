@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchem
 from pydantic_core import CoreSchema, ErrorDetails
 
 from creditflow.errors import ConfigError, did_you_mean
+from creditflow.removed import removed_hint
 
 T = TypeVar("T")
 
@@ -108,7 +109,8 @@ def _message(found: Sequence[ErrorDetails], values: Any, root: Mapping[str, Any]
         part = _part(schema, name, root)
         if part is None and error["type"] in _UNKNOWN and name == error["loc"][-1]:
             siblings = [name for one in _alternatives(schema, root) for name in one.get("properties", ())]
-            return f"unknown key {_joined(path, name)!r}{_nearest(str(name), path, siblings, root)}"
+            full = _joined(path, name)
+            return f"unknown key {full!r}{removed_hint(full) or _nearest(str(name), path, siblings, root)}"
         if part is None or "expected" in schema:  # the name of an alternative, or an item of a described value
             break
         schema, path = part, _joined(path, name)
@@ -116,7 +118,8 @@ def _message(found: Sequence[ErrorDetails], values: Any, root: Mapping[str, Any]
     names = _choices(schema, root)
     number = _NUMBERS.get(error["type"], "a number")
     got = "nothing" if error["type"] == "missing" else repr(str(value) if names and type(value) is int else value)
-    return f"{path}: expected {_words(schema, root, number)}, got {got}{did_you_mean(value, names)}"
+    hint = removed_hint(path, value) or did_you_mean(value, names)
+    return f"{path}: expected {_words(schema, root, number)}, got {got}{hint}"
 
 
 def _joined(path: str, name: object) -> str:

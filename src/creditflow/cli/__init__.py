@@ -27,6 +27,7 @@ from typer.core import TyperCommand, TyperGroup
 from creditflow._utils.plugins import installed, load
 from creditflow._utils.processes import end_with_parent
 from creditflow.errors import ConfigError, CreditflowError, InputError, did_you_mean, says_disk_full
+from creditflow.removed import removed_hint
 
 ENTRY_POINTS = "creditflow.commands"
 """The entry point group of commands from other distributions."""
@@ -55,7 +56,7 @@ class CommandGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.entries:
-            close = did_you_mean(cmd_name, self.entries)
+            close = removed_hint(f"{ctx.command_path} {cmd_name}") or did_you_mean(cmd_name, self.entries)
             raise InputError(f"unknown command {cmd_name!r}{close or f'; `{ctx.command_path} --help` lists them'}")
         return self.entries[cmd_name].load()
 

@@ -24,6 +24,7 @@ from creditflow.credit.presets import find_preset
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, GATE_OPTIONS, PROPAGATION_RULES, SCORE_OPTIONS
 from creditflow.data.verifiers_tasks import is_verifiers_address
 from creditflow.errors import ConfigError, did_you_mean, first_line
+from creditflow.removed import removed_hint
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -257,7 +258,8 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             found |= {name: one for name, one in named.items() if name in known}
             continue
         if not equals or key not in known:
-            raise ConfigError(f"{override}: expected an option of credit, key=value{did_you_mean(key, known)}")
+            hint = removed_hint(f"algorithm.{key}") or did_you_mean(key, known)
+            raise ConfigError(f"{override}: expected an option of credit, key=value{hint}")
         found |= OmegaConf.to_container(_dotlist([f"{key}={value}"]))  # type: ignore[arg-type]
     return load_named_files(found, Path.cwd())
 

@@ -21,6 +21,7 @@ from creditflow.credit.records import (
 from creditflow.credit.registry import Registry
 from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
+from creditflow.removed import removed_hint
 
 
 @dataclass
@@ -125,7 +126,8 @@ class CreditOptions:
             value, names = getattr(self, key), choices()
             registry = _REGISTRIES.get(key)
             if not (isinstance(value, str) and value in (names if registry is None else registry)):
-                hint = did_you_mean(value, names) if registry is None else registry.hint(value)
+                removed = removed_hint(f"algorithm.{key}", value)
+                hint = removed or (did_you_mean(value, names) if registry is None else registry.hint(value))
                 _expect(False, key, " or ".join(names), value, hint)
         if self.prefix_features is not None and self.prefix_features not in PREFIX_FEATURES:
             PREFIX_FEATURES[self.prefix_features]  # raises, with the known names

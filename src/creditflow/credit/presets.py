@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from creditflow.errors import ConfigError, did_you_mean
+from creditflow.removed import removed_hint
 
 KEY = "algorithm.preset"
 
@@ -128,7 +129,8 @@ def find_preset(name: object) -> Preset:
     """The preset `name`. Raises ConfigError for an unknown one, with the known names."""
     if isinstance(name, str) and name in PRESETS:
         return PRESETS[name]
-    raise ConfigError(f"{KEY}: expected one of {', '.join(PRESETS)}, got {name!r}{did_you_mean(name, PRESETS)}")
+    hint = removed_hint(KEY, name) or did_you_mean(name, PRESETS)
+    raise ConfigError(f"{KEY}: expected one of {', '.join(PRESETS)}, got {name!r}{hint}")
 
 
 def preset_text(name: str) -> str:

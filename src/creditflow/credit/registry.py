@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from typing import Any, Generic, TypeGuard, TypeVar
 
 from creditflow.errors import USER_MODULE, ConfigError, did_you_mean
+from creditflow.removed import removed_hint
 
 Entry = TypeVar("Entry")
 
@@ -112,6 +113,8 @@ class Registry(Generic[Entry]):
         self._complete()
         if is_file_reference(name):
             return "; a file is loaded with the recipe that names it"
+        if removed := removed_hint(self.key, name):
+            return removed
         return did_you_mean(name, self._entries) + "".join(f"; {reason}" for reason in self._unloadable)
 
     def _complete(self) -> None:

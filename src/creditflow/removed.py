@@ -1,0 +1,14 @@
+"""Keys, values and commands that were removed before the first release, with their replacements.
+
+docs/migration.md has a row for each entry, with the same words.
+"""
+
+REMOVED: dict[str, str] = {}
+"""Removed name -> advice. A name is a dotted key (`algorithm.tau`), a key with a value
+(`algorithm.propagation=replay`), or a command (`creditflow diff`)."""
+
+
+def removed_hint(key: str, value: object = None) -> str:
+    """`; removed in 0.1: <advice>` for a removed key or a removed value of a key; empty for other names."""
+    advice = REMOVED.get(key) or REMOVED.get(f"{key}={value}")
+    return f"; removed in 0.1: {advice}" if advice else ""
