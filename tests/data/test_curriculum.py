@@ -58,6 +58,14 @@ def test_level_rises_and_falls_with_success():
     assert curriculum.levels == {"sums": 2}, "the highest level"
 
 
+def test_level_stays_at_exactly_the_lower_limit():
+    every = tasks(sums=(8, 8))
+    curriculum = Curriculum(every, CurriculumRule(raise_at=0.7, lower_at=0.25, window=4, review=0.0), seed=0)
+    advance(curriculum, every, 4, 1.0)
+    advance(curriculum, every, 4, 0.25)
+    assert curriculum.levels == {"sums": 1}
+
+
 def test_passed_levels_are_reviewed():
     every = tasks(sums=(5, 50))
     curriculum = Curriculum(every, RULE, seed=0)

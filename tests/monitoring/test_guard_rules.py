@@ -160,6 +160,15 @@ def test_drop_tests_the_fall_of_the_least_squares_line():
     assert found.bad
 
 
+def test_drop_error_covers_scatter_beyond_the_counts():
+    values = [0.9, 0.5, 0.8, 0.6, 0.7, 0.5]
+    x = np.arange(6)
+    residuals = np.array(values) - np.polyval(np.polyfit(x, values, 1), x)
+    found = looks(Drop(window=5), values, 10**9)[-1]
+    variance = (residuals**2).sum() / (6 - 2)  # two parameters of the line
+    assert found.numbers["standard_error"] == pytest.approx(5 * math.sqrt(variance / 17.5))
+
+
 def test_drop_ignores_chance_falls():
     values = [0.7, 0.68, 0.69, 0.64, 0.62, 0.60]
     assert not looks(Drop(by=0.05, window=5), values, 30)[-1].bad

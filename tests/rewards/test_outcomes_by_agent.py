@@ -35,6 +35,11 @@ def test_dict_by_agent_fills_the_outcomes_of_agents():
     assert (report.matched, report.failed, report.mean) == (1, 0, 0.0)
 
 
+def test_mean_of_agents_with_different_ranges_is_rescaled():
+    made, _ = score({"p": Score(1.0, range=(0.0, 2.0)), "e": Score(-1.0, range=(-1.0, 1.0))})
+    assert (made.outcome.value, made.outcome.range) == (0.25, (0.0, 1.0))
+
+
 def test_star_is_the_common_outcome():
     made, report = score({"*": 0.5, "p": 1.0})
     assert (made.outcome.value, list(made.outcomes), report.mean) == (0.5, ["p"], 0.5)
