@@ -1,7 +1,7 @@
 """The credit that each rule of the leaderboard assigns to the recorded batches.
 
-Most rules only read the batches. `mappo` trains a critic, `prime` and `istar` an implicit reward model. The model
-learns from each batch after the batch is credited, as in training, so it credits only batches that it has not read.
+Most rules only read the batches. `mappo` trains a critic. It learns from each batch after the batch is credited, as in
+training, so it values only batches that it has not read.
 `replay` and `c3` branch, `shapley` and `sharp` replay coalitions of agents. They take fewer of the recorded rollouts,
 so that all rules have about the same number of sampled tokens.
 """
@@ -9,7 +9,6 @@ so that all rules have about the same number of sampled tokens.
 from __future__ import annotations
 
 import asyncio
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
@@ -17,12 +16,10 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from benchmarks.credit_rules import BRANCHING, RULES
 from benchmarks.recordings import (
@@ -37,16 +34,13 @@ from benchmarks.recordings import (
     credited,
     options_of,
     recipe_of,
-    rescore,
     summed,
     trained_advantages,
 )
 from creditflow._utils.files import write_whole
 from creditflow._utils.progress import Reporter
-from creditflow.config import OptimConfig, trained_agents
-from creditflow.credit import CreditOptions, assign
-from creditflow.credit.analysis.metrics import explained_variance
-from creditflow.credit.decompose import outcomes
+from creditflow.config import trained_agents
+from creditflow.credit import assign
 from creditflow.credit.history import History
 from creditflow.credit.shapley import KEY as SHAPLEY
 from creditflow.credit.shapley import Values
@@ -55,12 +49,8 @@ from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.common.branches import GeneratedTokens, PlannedBranch, new_tokens, plan_branches
 from creditflow.engines.common.components import build_components
 from creditflow.engines.common.rollouts import policy_steps
-from creditflow.engines.local.actor import token_logprobs
 from creditflow.engines.local.counterfactual import COUNTERFACTUAL, measure
-from creditflow.engines.local.forward import Forward
-from creditflow.engines.local.learner import Learner, sampled_tokens
 from creditflow.engines.local.outcomes import AT_ONCE
-from creditflow.engines.local.planning import MOST
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.policy_set import CENTRAL, PolicySet
 from creditflow.engines.local.rollouts import build_scheduler
@@ -76,8 +66,6 @@ COSTLY: Mapping[str, tuple[str, ...]] = {
         "critic.optim.lr=1.0e-3",
         "critic.cliprange_value=10",
     ),
-    "prime": ("algorithm.preset=prime",),
-    "istar": ("algorithm.preset=istar",),
     "replay": _REPLAY,
     "c3": ("algorithm.preset=c3", *(one for one in _REPLAY if not one.startswith("algorithm."))),
     "shapley": ("algorithm.propagation=shapley",),
@@ -88,9 +76,6 @@ BRANCHED_ROLLOUTS = 5
 """Rollouts of each task that branch, three times each in the second half; the other rules have 8."""
 REPLAYED_TASKS, REPLAYED_ROLLOUTS, COALITIONS = 4, 3, 7
 """Tasks and rollouts (of 8 each) whose coalitions are replayed: all except the full team of three agents."""
-REWARD_RATE, BETA = 2e-4, 0.05
-"""Learning rate of the implicit reward model, the better of 1e-4 and 2e-4 by the variance of the outcome that it
-explains, and the factor of its log-ratios (PRIME, arXiv 2502.01456)."""
 MINI_BATCHES = 2
 """Updates of a model for each batch, which it reads once."""
 
@@ -212,93 +197,6 @@ def critic(job: Job) -> Made:
 def _mini_batches(batch: TrajectoryBatch) -> Ints:
     """[N] the mini-batch of each trajectory, by task."""
     return np.arange(batch.n_trajectories) * MINI_BATCHES // batch.n_trajectories
-
-
-class RewardModel:
-    """An implicit reward model: it learns to predict the outcome by `sigmoid(beta * sum of log-ratios)`.
-
-    The sum is over the sampled tokens of all steps of a trajectory; the ratio is to the model's initial state. Cross
-    entropy, as in PRIME (arXiv 2502.01456, eq. 5).
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.model = copy.deepcopy(policy.model).requires_grad_(True)
-        self.forward = Forward(self.model)
-        optim = OptimConfig(lr=REWARD_RATE, weight_decay=0.0)
-        self.learner = Learner(self.model.parameters(), optim, grad_clip=1.0)
-
-    def save(self, folder: Path) -> None:
-        """Save a Hugging Face folder."""
-        self.model.save_pretrained(folder, safe_serialization=True)
-        self.policy.tokenizer.save_pretrained(folder)
-
-    def update(self, batch: TrajectoryBatch) -> float:
-        """Learn from the outcomes of a batch.
-
-        Returns the share of the outcomes' variance that was explained by predictions made before they were read.
-        """
-        outcome_N, mini_batch_N = torch.from_numpy(outcomes(batch, CreditOptions()).value_N), _mini_batches(batch)
-        predicted_N = torch.full_like(outcome_N, torch.nan)
-        with torch.no_grad():
-            reference_N = self._log_probs(self.policy.forward, batch, np.arange(batch.n_steps))
-        for m in range(MINI_BATCHES):
-            now_N = mini_batch_N == m
-            self.learner.begin()
-            log_prob_N = self._log_probs(self.forward, batch, np.flatnonzero(now_N[batch.trajectory_of_step]))
-            logits = BETA * (log_prob_N - reference_N)[now_N]
-            predicted_N[now_N] = logits.detach().sigmoid()
-            torch.nn.functional.binary_cross_entropy_with_logits(logits, outcome_N[now_N]).backward()
-            self.learner.step()
-        return explained_variance(outcome_N.numpy(), predicted_N.numpy()) or 0.0
-
-    @staticmethod
-    def _log_probs(forward: Forward, batch: TrajectoryBatch, steps: Ints) -> Tensor:
-        """[N] the log-probability of the sampled tokens of the given steps, by trajectory."""
-        step_T, _ = sampled_tokens(batch)
-        trajectory_T, sampled_T = batch.trajectory_of_step[step_T].astype(np.int64), batch.response_mask
-        found_N = torch.zeros(batch.n_trajectories, dtype=torch.float64)
-        for packed in forward.micro_batches(batch, steps, MOST):
-            log_prob, _ = token_logprobs(forward, packed, batch)
-            kept, at = sampled_T[packed.token_at], trajectory_T[packed.token_at]
-            found_N = found_N.index_add(0, torch.from_numpy(at[kept]), log_prob.double()[kept])
-        return found_N
-
-
-def implicit(job: Job) -> Made:
-    """`prime` and `istar`: the implicit reward model learns from each batch after it."""
-    policy_set = PolicySet.for_rollouts(recipe_of(job.team))
-    policy = next(iter(policy_set.policies.values()))
-    model, sketcher = RewardModel(policy), Sketcher(policy.model)
-    recording, credits = job.recording(job.team), {"prime": _Credit(), "istar": _Credit()}
-    options = {rule: options_of(job.team, COSTLY[rule]) for rule in credits}
-    explained = list[float]()
-    with TemporaryDirectory() as temporary:
-        first, now = Path(temporary) / "first", Path(temporary) / "now"
-        model.save(first)
-        for batch, sketch_SD in zip(recording.batches, recording.sketches, strict=True):
-            model.save(now)
-            trajectories = batch.to_trajectories()
-            args = f"args: {{path: '{now}', reference: '{first}', beta: {BETA}, batch_size: 128}}"
-            functions = (
-                f"reward.functions=[{{fn: 'arithmetic_chain.py:answer_right'}}, {{fn: implicit_process, {args}}}]"
-            )
-            components = build_components(recipe_of(job.team, functions), tasks=False)
-            asyncio.run(rescore(components, policy_set.policies, trajectories))
-            scored = TrajectoryBatch.from_trajectories(trajectories)
-            for rule, credit in credits.items():
-                assigned = assign(scored, options[rule])
-                by_token = assigned.advantage_T is not None
-                gradient_D = (
-                    sketcher(scored, assigned.token_advantages()).sum(axis=0, dtype=np.float64)
-                    if by_token
-                    else summed(assigned.advantage_S, sketch_SD)
-                )
-                credit.add(gradient_D, scored.n_trajectories, trained_advantages(assigned))
-            explained.append(model.update(batch))
-    for rule, credit in credits.items():  # every step has an implicit score, so the cases do not differ
-        for case in job.cases:
-            yield rule, case, credit.made(explained=explained)
 
 
 # ---- rules that sample further rollouts ------------------------------------------------------------------------------
@@ -466,4 +364,4 @@ def _relative_tokens(recording: Recording, parts: Sequence[_Taken], count: _Coun
     return (taken + count.tokens) / sum(len(batch.response_ids) for batch in recording.batches)
 
 
-FAMILIES = (critic, implicit, cheap, branches, replays)
+FAMILIES = (critic, cheap, branches, replays)

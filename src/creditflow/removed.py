@@ -3,7 +3,12 @@
 docs/migration.md has a row for each entry, with the same words.
 """
 
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "algorithm.preset=istar": "use `posterior`, which has more signal in every comparison and needs no reward model",
+    "algorithm.preset=prime": "use `posterior`, which has more signal in every comparison and needs no reward model",
+    "algorithm.propagation=implicit_step": "use `posterior`",
+    "reward.functions.fn=implicit_process": "use `process_model`, or a function of your own",
+}
 """Removed name -> advice. A name is a dotted key (`algorithm.tau`), a key with a value
 (`algorithm.propagation=replay`), or a command (`creditflow diff`)."""
 

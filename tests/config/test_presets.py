@@ -49,12 +49,6 @@ def test_preset_refuses_a_contradicting_alias(tmp_path):
         load_recipe(recipe(tmp_path, "{preset: dr_mas, threshold_share: true}"))
 
 
-def test_preset_refuses_a_contradicting_granularity(tmp_path):
-    path = recipe(tmp_path, "{preset: prime}")
-    with pytest.raises(ConfigError, match=r"reward.decomp_granularity: got 'step', but algorithm.preset: prime"):
-        load_recipe(path, ["reward.decomp_granularity=step"])
-
-
 def test_preset_replaces_options_of_an_extended_recipe(tmp_path):
     base = recipe(tmp_path, "{propagation: threshold, propagation_threshold: 0.3, group_by: agent}", "base")
     path = tmp_path / "mine.yaml"
@@ -76,6 +70,11 @@ def test_unknown_preset_names_the_nearest(tmp_path):
         ConfigError, match=r"algorithm.preset: expected one of .*got 'magrp' \(did you mean 'magrpo'\?\)"
     ):
         load_recipe(recipe(tmp_path, "{preset: magrp}"))
+
+
+def test_removed_preset_names_its_replacement(tmp_path):
+    with pytest.raises(ConfigError, match=r"got 'prime'; removed in 0.1: use `posterior`"):
+        load_recipe(recipe(tmp_path, "{preset: prime}"))
 
 
 def test_recipe_with_a_preset_loads_from_its_record(tmp_path):

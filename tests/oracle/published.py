@@ -50,22 +50,6 @@ def at_grpo(steps, outcome, alpha=1.0):
     return [normalised(mixed[id(one)], [mixed[id(s)] for s in group]) for one, group in groups]
 
 
-def prime(trajectories, outcome):
-    """PRIME (arXiv 2502.01456), as lists of token advantages: leave-one-out outcome and token rewards to go.
-
-    `trajectories`: the token rewards of each trajectory's one response. Token rewards are divided by the mean length.
-    """
-    made, n = [], len(trajectories)
-    length = statistics.fmean(len(tokens) for tokens in trajectories)
-    means = [statistics.fmean(tokens) for tokens in trajectories]
-    for i, tokens in enumerate(trajectories):
-        others = [k for k in range(n) if k != i]
-        base = outcome[i] - statistics.fmean(outcome[k] for k in others)
-        mean = statistics.fmean(means[k] for k in others)
-        made.append([base + sum(r - mean for r in tokens[j:]) / length for j in range(len(tokens))])
-    return made
-
-
 def returns(steps, outcome, gamma, rewards=None):
     """`G_t = e_t + gamma * sum of share * G_k` over children; the outcome is at the trajectory's last step."""
     rewards = [one["reward"] for one in steps] if rewards is None else rewards
@@ -133,12 +117,6 @@ def irc(steps, outcome, gamma=0.9, weight=0.3):
         rewards.append(statistics.correlation(*zip(*pairs, strict=True)) * one["reward"])
     turns = compared(steps, returns(steps, outcome, gamma, rewards), "task", "agent", "turn")
     return weighted(turns, episodes(steps, outcome), 1.0, weight)
-
-
-def istar(steps, outcome, weight=1.0):
-    """iStar (arXiv 2509.19199): compared episodes, and the steps' summed log-ratios compared over the task."""
-    sums = [one["tokens"] * (one["reward"] - 0.5) for one in steps]
-    return weighted(episodes(steps, outcome), compared(steps, sums, "task"), 1.0, weight)
 
 
 def sharp(steps, outcome, without, alpha=1.0):

@@ -5,15 +5,13 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from creditflow.errors import ModelError
-from creditflow.rewards.support.models import Batcher, by_length, cut_prompt, load_model, response_logprobs, stamp
+from creditflow.rewards.support.models import Batcher, by_length, cut_prompt, load_model, stamp
 from tests.rewards.tiny_models import bpe_tokenizer, save_causal, save_classifier
 
 BPE = bpe_tokenizer()
@@ -61,31 +59,6 @@ def test_code_of_a_folder_is_never_run(causal: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no usable config\.json"):
         load_model(folder, "causal")
     assert not (tmp_path / "ran").exists()
-
-
-def slow_logprobs(model: torch.nn.Module, prompt: Sequence[int], response: Sequence[int], t: float) -> list[float]:
-    """Log-probs of one row, without padding, position by position."""
-    logits = model(torch.tensor([[*prompt, *response]])).logits[0]
-    found = []
-    for j, token in enumerate(response):
-        scaled = logits[len(prompt) + j - 1] / t
-        found.append(float(scaled[token] - torch.logsumexp(scaled, 0)))
-    return found
-
-
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_batched_logprobs_equal_those_of_single_rows(causal: Path, batch_size: int) -> None:
-    loaded = load_model(causal, "causal")
-    rng = np.random.default_rng(0)
-    rows = [
-        (rng.integers(0, 330, rng.integers(1, 30)).tolist(), rng.integers(0, 330, rng.integers(1, 20)).tolist())
-        for _ in range(17)
-    ]
-    temperatures = [(1.0, 0.0, 0.7)[k % 3] for k in range(17)]
-    found = response_logprobs(loaded, rows, temperatures, batch_size)
-    for (prompt, response), temperature, logprobs in zip(rows, temperatures, found, strict=True):
-        expected = slow_logprobs(loaded.model, prompt, response, temperature or 1.0)
-        np.testing.assert_allclose(logprobs, expected, atol=1e-5)
 
 
 def test_batches_respect_row_and_token_limits() -> None:

@@ -29,9 +29,6 @@ from creditflow.removed import removed_hint
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_OTHER_KEYS = {"algorithm.decomp_granularity": ("reward.decomp_granularity",)}
-"""Other spellings of an option that a preset may set."""
-
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe, apply `key=value` overrides, resolve aliases and validate.
@@ -108,19 +105,12 @@ def _spell_out_preset(layers: Sequence[DictConfig]) -> tuple[str, ...]:
     place, notices = chosen[-1], []
     for key, value in find_preset(name).options.items():
         for i, keys in enumerate(given):
-            for spelling in (key, *_OTHER_KEYS.get(key, ())):
-                own = keys.get(spelling)
-                if own is None or own == value:
-                    continue
-                if i >= place:
-                    raise ConfigError(
-                        f"{spelling}: got {own!r}, but {PRESET}: {name} sets {value!r}; leave one of them out"
-                    )
-                notices.append(
-                    f"{spelling}: {own!r} of an extended recipe is replaced: {PRESET}: {name} sets {value!r}"
-                )
-                if spelling != key:
-                    OmegaConf.update(layers[i], spelling, value)
+            own = keys.get(key)
+            if own is None or own == value:
+                continue
+            if i >= place:
+                raise ConfigError(f"{key}: got {own!r}, but {PRESET}: {name} sets {value!r}; leave one of them out")
+            notices.append(f"{key}: {own!r} of an extended recipe is replaced: {PRESET}: {name} sets {value!r}")
         OmegaConf.update(layers[place], key, value)
     return tuple(notices)
 

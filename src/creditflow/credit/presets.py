@@ -83,7 +83,6 @@ PRESETS: dict[str, Preset] = {
     "gagpo": _credit("2605.13217", propagation="gagpo", **_RELATIVE),
     "gigpo": _credit("2505.10978", propagation="gigpo", **_RELATIVE, gamma=0.95),
     "irc": _credit("2604.02869", propagation="irc", **_RELATIVE, gamma=0.9, episode_weight=0.3),
-    "istar": _credit("2509.19199", propagation="implicit_step", **_RELATIVE, sub_reward_origin=0.5),
     "magrpo": _credit(
         "2508.04652",
         propagation="identical",
@@ -104,16 +103,6 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "mt_grpo": _credit("2505.11821", propagation="mt_grpo", **_RELATIVE, gamma=1.0),
-    "prime": _credit(
-        "2502.01456",
-        propagation="none",
-        outcome_to="all",
-        decomp_granularity="token_level",
-        adv_estimator="rloo",
-        baseline="group",
-        group_by="task",
-        gamma_token=1.0,
-    ),
     "sharp": _credit(
         "2602.08335",
         propagation="leave_one_out",

@@ -20,6 +20,7 @@ from creditflow._utils.loading import load_object
 from creditflow._utils.sections import OPTIONS, FromMapping, Text, checked
 from creditflow.data import Score, Step, Trajectory
 from creditflow.errors import ConfigError, RewardError, did_you_mean, first_line
+from creditflow.removed import removed_hint
 from creditflow.rewards import registry
 from creditflow.rewards.cache import plain_text
 from creditflow.rewards.compose import call_here
@@ -403,8 +404,9 @@ def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
         if (named := named_function(fn)) is not None:
             return named
         known = function_names()
+        hint = removed_hint("reward.functions.fn", fn) or did_you_mean(fn, known)
         raise RewardError(
-            f"{key}.fn: no ready-made reward function {fn!r}{did_you_mean(fn, known)}; ready-made are "
+            f"{key}.fn: no ready-made reward function {fn!r}{hint}; ready-made are "
             f"{', '.join(known)}; one's own are `file.py:function` or `package.module:function`"
         )
     function = load_object(fn, base, f"{key}.fn")

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from creditflow._utils.sections import expected
 from creditflow.data import Score, Step, Trajectory
 from creditflow.rewards.registry import builtin, reward
 from creditflow.rewards.support.arguments import Above0, check_arguments
-from creditflow.rewards.support.step_model import CountedShare
+from creditflow.rewards.support.step_values import CountedShare, neutral_where_not_sampled
 
 NO_REFERENCE = (
     "the engine hands over no reference log-probabilities: the local engine computes them for every trajectory where a "
@@ -37,18 +37,6 @@ ESTIMATORS: dict[str, Callable[[float], float]] = {
     "low_var_kl": _k3,
 }
 """Estimates of a token's KL(policy || reference) from `logprob - reference logprob`, under verl's names."""
-
-
-def neutral_where_not_sampled(values: Sequence[float], response_mask: Sequence[int]) -> list[float]:
-    """Give tokens that were not sampled, and are not trained on, the mean of the sampled ones.
-
-    The plain mean over all tokens then equals the mean over the sampled ones. Unchanged if no token was sampled.
-    """
-    sampled = [value for value, one in zip(values, response_mask, strict=True) if one]
-    if not sampled:
-        return list(values)
-    mean = sum(sampled) / len(sampled)
-    return [value if one else mean for value, one in zip(values, response_mask, strict=True)]
 
 
 @builtin

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
 from creditflow._utils.sections import expected
 from creditflow.data import Score, Step, Trajectory
-from creditflow.errors import did_you_mean
-from creditflow.rewards.builtin.kl import neutral_where_not_sampled
+from creditflow.errors import CreditflowError, did_you_mean
 from creditflow.rewards.registry import builtin, reward
-from creditflow.rewards.support.alignment import token_at
+from creditflow.rewards.support.alignment import PolicyTokens, token_at
 from creditflow.rewards.support.arguments import BatchSize, Device, OptionalLength, check_arguments
 from creditflow.rewards.support.models import (
+    Batcher,
     LoadedModel,
     by_length,
+    cut_prompt,
     load_model,
     model_folder,
     padded,
+    stamp,
 )
-from creditflow.rewards.support.step_model import CountedShare, StepModel
+from creditflow.rewards.support.step_values import CountedShare, neutral_where_not_sampled
+
+Result = TypeVar("Result")
 
 REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
@@ -50,7 +54,7 @@ class _ScoredInput:
 
 @builtin
 @reward(name="process_model", timeout=600.0)
-class ProcessModel(StepModel[_ScoredInput]):
+class ProcessModel:
     """The probability, by a process reward model, that each part of the response is right.
 
     `path`: the Hugging Face folder of a token classifier (`AutoModelForTokenClassification`, as TRL's PRMTrainer saves
@@ -72,6 +76,9 @@ class ProcessModel(StepModel[_ScoredInput]):
     that bring their own code are refused.
     """
 
+    inline = True
+    file_arguments = ("path", "tokenizer")
+
     def __init__(
         self,
         path: str,
@@ -86,10 +93,25 @@ class ProcessModel(StepModel[_ScoredInput]):
     ) -> None:
         check_arguments(ProcessModel.__init__, locals())
         folder = model_folder(path, "path")
-        super().__init__([folder], tokenizer, max_length, batch_size, device)
-        self.label = _class_index(folder, label)
+        self.folder, self.label = folder, _class_index(folder, label)
         self.per, self.reduce, self.separator = per, reduce, separator
+        self.max_length, self.batch_size, self.device = max_length, batch_size, device
+        self._stamp = stamp(folder)
+        self._tokens = PolicyTokens(None if tokenizer is None else model_folder(tokenizer, "tokenizer"))
+        self._batcher: Batcher[Step, Score | Exception] = Batcher(self._score_all)
+        self._loaded: LoadedModel | None = None
         self._cut_prompts = CountedShare()
+
+    def connect(self, clients: Mapping[str, Any]) -> None:
+        """Set the run's policies, which decode their tokens."""
+        self._tokens.connect(clients)
+
+    async def __call__(self, step: Step, trajectory: Trajectory) -> Score:
+        """One value per response token, or one for the step."""
+        scored = await self._batcher(step)
+        if isinstance(scored, Exception):
+            raise scored
+        return scored
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
         """The model's input, the tokens of the response, and the identity of the model."""
@@ -99,18 +121,27 @@ class ProcessModel(StepModel[_ScoredInput]):
         """`cut_prompts`: the share of steps whose prompt was cut to fit."""
         return {"cut_prompts": self._cut_prompts.take()}
 
-    def _load(self) -> list[LoadedModel]:
-        return [load_model(self.folders[0], "token_classification", self.device)]
+    def _score_all(self, steps: list[Step]) -> list[Score | Exception]:
+        """A score or an error for each step; an error of one step does not affect the others."""
+        model = self._loaded = self._loaded or load_model(self.folder, "token_classification", self.device)
+        with model.lock:
+            rows = [_attempt(self._row, model, step) for step in steps]
+        values = iter(self._compute(model, [row for row in rows if not isinstance(row, Exception)]))
+        return [
+            row if isinstance(row, Exception) else _attempt(self._score, step, row, next(values))
+            for step, row in zip(steps, rows, strict=True)
+        ]
 
-    def _row(self, step: Step) -> _ScoredInput:
-        (model,) = self._models
+    def _row(self, model: LoadedModel, step: Step) -> _ScoredInput:
         response, at, ends = self._whole(model, step) if self.per == "token" else self._lines(model, step)
         if not response:
             raise ValueError("the response has nothing that could be scored: it is empty, or blank")
         prompt, keep = model.encode_prompt(step.prompt)
-        kept, note = self._cut(prompt, len(response), keep)
-        self._cut_prompts.add(bool(note), 1)
-        reason = f"the model {note}" if note else ""
+        limit = min(self.max_length or model.max_positions, model.max_positions)
+        kept = cut_prompt(prompt, len(response), limit, keep)
+        is_cut = len(kept) < len(prompt)
+        self._cut_prompts.add(is_cut, 1)
+        reason = f"the model saw {len(kept)} of the prompt's {len(prompt)} tokens" if is_cut else ""
         return _ScoredInput([*kept, *response], [len(kept) + position for position in at], ends, reason)
 
     def _whole(self, model: LoadedModel, step: Step) -> tuple[list[int], list[int], list[int]]:
@@ -138,11 +169,10 @@ class ProcessModel(StepModel[_ScoredInput]):
                 ends[-1] = end
         return ids, at, ends
 
-    def _compute(self, rows: list[_ScoredInput]) -> list[list[float]]:
+    def _compute(self, model: LoadedModel, rows: list[_ScoredInput]) -> list[list[float]]:
         """For each row, the probability of the class "right" at each scored position."""
         import torch
 
-        (model,) = self._models
         probabilities: list[list[float]] = [[]] * len(rows)
         with model.lock, torch.inference_mode():
             for batch in by_length([len(row.ids) for row in rows], self.batch_size):
@@ -160,6 +190,13 @@ class ProcessModel(StepModel[_ScoredInput]):
             return Score(REDUCE[self.reduce](values), reason=row.reason)
         tokens = [values[token_at(row.ends, max(end - 1, 0))] for end in self._tokens.ends(step)]
         return Score(tuple(neutral_where_not_sampled(tokens, step.response_mask)), reason=row.reason)
+
+
+def _attempt(make: Callable[..., Result], *arguments: Any) -> Result | Exception:
+    try:
+        return make(*arguments)
+    except (ValueError, CreditflowError) as error:
+        return error
 
 
 def _class_index(folder: Path, label: int | str | None) -> int:

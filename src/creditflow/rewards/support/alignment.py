@@ -95,26 +95,17 @@ class PolicyTokens:
         self._clients: Mapping[str, Any] = {}
         self._tokenizer: Any = None
         self._ends: dict[str, TokenEnds] = {}
-        self._same: dict[str, bool] = {}
 
     def connect(self, clients: Mapping[str, Any]) -> None:
         """Set the run's policies, by name."""
         self._clients = clients
         self._ends.clear()
-        self._same.clear()
 
     def ends(self, step: Step) -> list[int]:
         """[T] end of each response token of the step, as a position in its response. Raises AlignmentError."""
         if step.policy not in self._ends:
             self._ends[step.policy] = TokenEnds(self._decoder(step.policy))
         return self._ends[step.policy](step.response_ids, step.response)
-
-    def spelled_by(self, tokenizer: Any, policy: str) -> bool:
-        """Whether `tokenizer` has exactly the policy's vocabulary; False if the policy's vocabulary is unknown."""
-        if policy not in self._same:
-            own = self._loaded() or getattr(self._clients.get(policy), "tokenizer", None)
-            self._same[policy] = own is not None and own.get_vocab() == tokenizer.get_vocab()
-        return self._same[policy]
 
     def _decoder(self, policy: str) -> Callable[[Sequence[int]], str]:
         if tokenizer := self._loaded():

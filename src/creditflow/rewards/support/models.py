@@ -145,44 +145,6 @@ def by_length(lengths: Sequence[int], max_rows: int, max_tokens: int = MAX_BATCH
     return batches
 
 
-def response_logprobs(
-    loaded: LoadedModel,
-    rows: Sequence[tuple[Sequence[int], Sequence[int]]],
-    temperatures: Sequence[float],
-    batch_size: int,
-) -> list[list[float]]:
-    """Natural log-probability of each response token of rows (prompt, response); temperature 0 counts as 1.
-
-    Prompts must not be empty. Cost: one forward pass per row.
-    """
-    results: list[list[float]] = [[]] * len(rows)
-    for batch in by_length([len(prompt) + len(response) for prompt, response in rows], batch_size):
-        computed = _batch_logprobs(loaded, [rows[i] for i in batch], [temperatures[i] for i in batch])
-        for i, logprobs in zip(batch, computed, strict=True):
-            results[i] = logprobs
-    return results
-
-
-def _batch_logprobs(
-    loaded: LoadedModel, rows: Sequence[tuple[Sequence[int], Sequence[int]]], temperatures: Sequence[float]
-) -> list[list[float]]:
-    import torch
-
-    input_ids, mask = padded(loaded, [[*prompt, *response] for prompt, response in rows])
-    first = min(len(prompt) for prompt, _ in rows) - 1  # the first position that predicts a response token
-    with torch.inference_mode():
-        logits = loaded.model(
-            input_ids=input_ids, attention_mask=mask, use_cache=False, logits_to_keep=input_ids.shape[1] - first
-        ).logits
-        results = []
-        for row, ((prompt, response), temperature) in enumerate(zip(rows, temperatures, strict=True)):
-            start = len(prompt) - 1 - first
-            scaled = logits[row, start : start + len(response)].float() / (temperature or 1.0)
-            wanted = torch.tensor(list(response), dtype=torch.long, device=scaled.device)[:, None]
-            results.append(torch.log_softmax(scaled, -1).gather(1, wanted)[:, 0].tolist())
-    return results
-
-
 def padded(loaded: LoadedModel, rows: Sequence[Sequence[int]]) -> tuple[Any, Any]:
     """Token ids and attention mask of rows, padded on the right, on the model's device."""
     import torch
