@@ -29,9 +29,9 @@ from typing import Any
 from benchmarks.record import ROOT, Figure, exit_with, peer_missing, show, write
 from benchmarks.sources import hashes
 from creditflow._utils.progress import Reporter
-from creditflow.traces import convert, from_agent_lightning
+from creditflow.plugins.traces import convert, from_agent_lightning
 
-MEASURES = ("src/creditflow/traces", "src/creditflow/_utils/text_search.py", "src/creditflow/data/__init__.py")
+MEASURES = ("src/creditflow/plugins/traces", "src/creditflow/_utils/text_search.py", "src/creditflow/data/__init__.py")
 TRACES, CALLS = 1024, 30
 SPEED, LINEAR = 50_000, 0.8
 THEIR_PYTHON = ROOT / ".venv" / "agentlightning" / "bin" / "python"

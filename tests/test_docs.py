@@ -21,7 +21,7 @@ from benchmarks import credit_rules, credit_signal, fidelity
 from creditflow import Step, Task, Trajectory
 from creditflow.config.shipped import shipped_recipes
 from creditflow.removed import REMOVED
-from tests.paths import DOCS, ROOT
+from tests.paths import DOCS, ROOT, TRACES
 
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
 EXEMPT = re.compile(r"<!-- not in a file of results: [^>]+ -->")
@@ -262,7 +262,7 @@ TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
 
 def pins_by_test() -> dict[str, set[tuple[str, str]]]:
     """Libraries with their versions, by where they are pinned: `make test`, the Makefile's own, and recordings."""
-    makefile, exports = (ROOT / "Makefile").read_text(), ROOT / "tests" / "traces" / "recorded" / "exports"
+    makefile, exports = (ROOT / "Makefile").read_text(), TRACES / "exports"
     names = "".join((exports / name).read_text()[:2000] for name in ("record.py", "record_vercel.mjs"))
     axe = (ROOT / "tests" / "reports" / "axe" / "axe.min.js").read_text(encoding="utf-8").split("\n")[0]
     return {

@@ -36,7 +36,7 @@ def collections(*words: str | Path) -> list[list[str]]:
     return [[line for line in output.splitlines() if "::" in line] for output in printed]
 
 
-@pytest.mark.parametrize("tests", ["tests/traces/test_spans.py", pytest.param("tests", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tests", ["tests/plugins/traces/test_spans.py", pytest.param("tests", marks=pytest.mark.slow)])
 def test_ids_are_independent_of_clock_process_and_hash_seed(tests, tmp_path):
     lines = ["import os, pytest, time", "def test_steady(): pass"]
     for name, value in UNSTABLE.items():

@@ -9,13 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 import creditflow.cli
-from creditflow.cli import app
+from creditflow._utils.plugins import installed
+from creditflow.cli import ENTRY_POINTS, app
 
 FOLDER = Path(creditflow.cli.__file__).parent
 COMMANDS = sorted(
-    [*path.relative_to(FOLDER).parts[:-1], path.stem] for path in FOLDER.rglob("*.py") if not path.name.startswith("_")
+    [[*path.relative_to(FOLDER).parts[:-1], path.stem] for path in FOLDER.rglob("*.py") if path.name[0] != "_"]
+    + [[name] for name in installed(ENTRY_POINTS)]
 )
-"""Every command as its words."""
+"""Every command as its words, with those of plug-ins."""
 HEAVY = {"torch", "transformers", "pyarrow", "matplotlib", "omegaconf", "sympy", "numba", "verl", "ray"}
 
 
@@ -133,7 +135,7 @@ def test_broken_command_breaks_only_itself(package):
     assert (text.returncode, text.stderr) == (0, "")
     assert [line.split() for line in text.stdout.splitlines() if "broken" in line or "greet-all" in line] == [
         ["broken", "(from", "greetings", "1.2)"],
-        ["greet-all", "(from", "greetings", "1.2)"],
+        ["greet-all", "Greet", "a", "person."],
     ]
     broken = run_python("-m", "creditflow", "broken", path=package)
     assert (broken.returncode, broken.stdout, broken.stderr) == (

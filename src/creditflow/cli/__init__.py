@@ -2,9 +2,9 @@
 
 A module of this package is a command: `why.py` defines `creditflow why`. The function of the same name is its body, the
 parameters are its options, and the docstring is its help. A folder is a group of commands: `guard/test.py` defines
-`creditflow guard test`. Names that begin with an underscore are skipped. Other distributions add commands by entry
-points of group `creditflow.commands`; each names a function. A module is imported when its command or its help is
-called.
+`creditflow guard test`. Names that begin with an underscore are skipped. Plug-ins and other distributions add commands
+by entry points of group `creditflow.commands`; each names a function. A module is imported when its command or its help
+is called.
 
 Exit codes: 0 success; 1 failure; 2 wrong input; 130 interrupted.
 """
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,11 +112,10 @@ def _commands_in(folder: Path, package: str) -> dict[str, CommandEntry]:
 def _module_entry(file: Path, module: str) -> CommandEntry:
     """The command of a module: its function of the same name."""
 
-    def summarize() -> str:
-        functions = (node for node in ast.parse(file.read_bytes()).body if isinstance(node, ast.FunctionDef))
-        return _first_line(next(node for node in functions if node.name == file.stem))
+    def load() -> Any:
+        return _make_command(getattr(import_module(module), file.stem), file.stem)
 
-    return CommandEntry(summarize, lambda: _make_command(getattr(import_module(module), file.stem), file.stem))
+    return CommandEntry(lambda: _summary(file, file.stem), load)
 
 
 def _group_entry(folder: Path, package: str) -> CommandEntry:
@@ -130,6 +130,12 @@ def _group_entry(folder: Path, package: str) -> CommandEntry:
         return group
 
     return CommandEntry(summarize, load)
+
+
+def _summary(file: Path, name: str) -> str:
+    """The first line of the docstring of a module's function. The module is read, not imported."""
+    functions = (node for node in ast.parse(file.read_bytes()).body if isinstance(node, ast.FunctionDef))
+    return next((_first_line(node) for node in functions if node.name == name), "")
 
 
 def _first_line(node: ast.Module | ast.FunctionDef) -> str:
@@ -153,7 +159,16 @@ def _external_command(point: metadata.EntryPoint) -> CommandEntry:
             reason = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             raise CreditflowError(f"command {point.name!r} of {origin}: {reason}") from error
 
-    return CommandEntry(lambda: f"(from {origin})", load_command)
+    def summarize() -> str:
+        package, *path = point.module.split(".")
+        spec = find_spec(package)  # of the outermost package, which imports nothing
+        folders = (spec.submodule_search_locations or ()) if spec and path else ()
+        files = [Path(folder, *path).with_suffix(".py") for folder in folders]
+        if spec and spec.origin and not path:
+            files = [Path(spec.origin)]
+        return next((_summary(file, point.attr) for file in files if file.is_file()), "") or f"(from {origin})"
+
+    return CommandEntry(summarize, load_command)
 
 
 def _make_command(function: Callable[..., Any], name: str) -> Any:

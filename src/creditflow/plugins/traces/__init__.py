@@ -1,0 +1,32 @@
+"""Trajectories from traces of other systems.
+
+`read_spans` and the `from_*` functions read spans into one form; `convert` builds trajectories from them.
+"""
+
+from creditflow.plugins.traces.chat_log import from_chat_log
+from creditflow.plugins.traces.convert import Converted, ConvertOptions, LeftOut, Tokens, convert
+from creditflow.plugins.traces.read import read_spans
+from creditflow.plugins.traces.spans import (
+    Span,
+    from_agent_lightning,
+    from_json,
+    from_otlp_json,
+    from_otlp_protobuf,
+    from_readable,
+)
+
+__all__ = [
+    "ConvertOptions",
+    "Converted",
+    "LeftOut",
+    "Span",
+    "Tokens",
+    "convert",
+    "from_agent_lightning",
+    "from_chat_log",
+    "from_json",
+    "from_otlp_json",
+    "from_otlp_protobuf",
+    "from_readable",
+    "read_spans",
+]

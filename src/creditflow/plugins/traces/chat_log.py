@@ -1,0 +1,165 @@
+"""Chat logs as spans, so that `convert` applies the same rules to them.
+
+A line is either a conversation,
+
+    {"messages": [..., {"role": "assistant", "content": ..., "name": AGENT, "reward": ...}], "reward": ...}
+
+in which each assistant message responds to all messages before it, or one call,
+
+    {"request": {"messages": [...], ...}, "response": {... a chat completion ...}, "agent": AGENT, "reward": ...}
+
+with the request and the response of the OpenAI, Anthropic, Bedrock, Gemini or Ollama API.
+
+Lines with the same `trajectory_id` (or `trace_id`, `conversation_id`, `session_id`) form one trajectory, in file order;
+a line without such an id is a trajectory. A reward is a number or `{name: number}`. A conversation's reward belongs to
+the trajectory and a call's or a message's to that step, except that a reward named `outcome` or `final_reward` always
+belongs to the trajectory. Chat logs often repeat earlier messages in later lines; these count once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from creditflow.errors import DataError
+from creditflow.plugins.traces.requests import (
+    PROMPT_TOKENS,
+    RESPONSE_TOKENS,
+    WHY_ENDED,
+    choices_of,
+    first_in,
+    mapping,
+    prompt_of,
+)
+from creditflow.plugins.traces.spans import Span, text_of
+
+_TRAJECTORY = ("trajectory_id", "trace_id", "conversation_id", "session_id")
+
+
+def is_chat_log(value: Any) -> bool:
+    """Whether a JSON value looks like a line of a chat log."""
+    return isinstance(value, Mapping) and ("messages" in value or {"request", "response"} <= value.keys())
+
+
+def from_chat_log(lines: Iterable[Any], where: str = "chat log", *, after: int = 0) -> list[Span]:
+    """Convert lines, given as JSON values, to spans.
+
+    `after`: the number of lines in the files before this one. Raises DataError for a line of another form.
+    """
+    spans: list[Span] = []
+    for number, line in enumerate(lines, after + 1):
+        if not is_chat_log(line):
+            raise DataError(f"{where}: line {number - after}: expected `messages`, or `request` and `response`")
+        if not isinstance(line.get("messages", []), list):
+            raise DataError(f"{where}: line {number - after}: messages: expected a list of them")
+        trajectory_id = next((text_of(line[key]) for key in _TRAJECTORY if line.get(key) is not None), f"line {number}")
+        spans += _call(line, trajectory_id, number) if "request" in line else _conversation(line, trajectory_id, number)
+    return spans
+
+
+_STRIDE = 1 << 32
+"""Nanoseconds between lines. Logs have an order but no reliable times, so times are made from line numbers."""
+
+
+def _conversation(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[Span]:
+    messages = [one if isinstance(one, Mapping) else {"content": one} for one in _listed(line.get("messages"))]
+    time, around = number * _STRIDE, f"{number}"
+    given = _named(line.get("reward", line.get("rewards")))
+    attributes = {f"trace.annotations.{i}.annotation.name": name for i, name in enumerate(given)}
+    attributes |= {f"trace.annotations.{i}.annotation.score": value for i, value in enumerate(given.values())}
+    answers = [place for place, message in enumerate(messages) if message.get("role") in _ANSWERING]
+    rest = len(messages) - (answers[-1] + 1 if answers else 0)
+    unread = [(f"line {number}", f"{rest} of its messages come after the last response")] if rest else []
+    unread += _unread_rewards(line, number)
+    for place, message in enumerate(messages):
+        unread += _unread_rewards(message, number, () if place in answers else _REWARDS)
+    yield Span(trajectory_id, around, None, "conversation", time, time + _STRIDE - 1, attributes, unread=unread)
+    so_far = hashlib.sha256()
+    for place, message in enumerate(messages):
+        so_far.update(_spelled(message) or f"{number}.{place}".encode())
+        if place in answers:
+            start = time + 2 * place + 1
+            more = {
+                "gen_ai.input.messages": messages[:place],
+                "gen_ai.output.messages": [message],
+                "creditflow.agent": message.get("name") or "assistant",
+                "gen_ai.request.model": line.get("model"),
+                "gen_ai.response.id": so_far.hexdigest(),
+                **_rewards(message.get("reward", message.get("rewards"))),
+            }
+            yield Span(trajectory_id, f"{number}.{place}", around, "chat", start, start + 1, _call_attributes(more))
+
+
+_ANSWERING = ("assistant", "model")
+"""Roles of a model's messages: OpenAI's and Gemini's."""
+
+
+def _spelled(message: Mapping[str, Any]) -> bytes:
+    """A message as canonical JSON, for hashing; empty if JSON cannot hold it."""
+    try:
+        return json.dumps(message, sort_keys=True).encode()
+    except (TypeError, ValueError, RecursionError):
+        return b""
+
+
+def _call(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[Span]:
+    request, response = mapping(line.get("request")), line.get("response")
+    answer = mapping(response)
+    usage = mapping(first_in(answer, ("usage", "usageMetadata", "usage_metadata")))
+    common = {
+        "gen_ai.input.messages": prompt_of(request),
+        "gen_ai.request.model": request.get("model") or answer.get("model"),
+        "gen_ai.request.temperature": request.get("temperature"),
+        "gen_ai.usage.input_tokens": first_in(usage, PROMPT_TOKENS),
+        "gen_ai.usage.output_tokens": first_in(usage, RESPONSE_TOKENS),
+        "prompt_token_ids": answer.get("prompt_token_ids"),
+        "creditflow.agent": line.get("agent"),
+        **_rewards(line.get("reward", line.get("rewards"))),
+    }
+    choices = choices_of(response)
+    time = number * _STRIDE
+    for place, (message, choice) in enumerate(choices):
+        # Several choices share the id of one response. Without an id they do not count as one call recorded twice.
+        response_id = first_in(answer, ("id", "responseId", "response_id")) if len(choices) == 1 else None
+        more = {
+            "gen_ai.output.messages": [{**message, "finish_reason": first_in(choice, WHY_ENDED)}],
+            "gen_ai.response.id": response_id,
+            "response_token_ids": choice.get("token_ids"),
+            "logprobs.content": mapping(choice.get("logprobs")).get("content"),
+        }
+        unread = list(_unread_rewards(line, number)) if place == 0 else ()
+        attributes = _call_attributes(common | more)
+        yield Span(trajectory_id, f"{number}.{place}", None, "chat", time, time + 1, attributes, unread=unread)
+
+
+def _call_attributes(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"gen_ai.operation.name": "chat", **{key: value for key, value in given.items() if value is not None}}
+
+
+def _rewards(given: Any) -> dict[str, Any]:
+    return {f"creditflow.reward.{text_of(name)}": value for name, value in _named(given).items()}
+
+
+_REWARDS = ("reward", "rewards")
+
+
+def _unread_rewards(holder: Mapping[str, Any], number: int, more: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """Keys of a line or a message that look like rewards but are not read as such; `more`: further keys."""
+    given = [key for key in _REWARDS if holder.get(key) is not None]
+    for key in holder:
+        if isinstance(key, str) and "reward" in key.lower() and (key not in _REWARDS or key in given[1:]):
+            yield f"line {number}: {key}", "it is not read as a reward: name it `reward`"
+        elif key in more and holder[key] is not None:
+            yield f"line {number}: {key}", "it is given to a message that is no response"
+
+
+def _named(given: Any) -> Mapping[Any, Any]:
+    if given is None:
+        return {}
+    return given if isinstance(given, Mapping) else {"reward": given}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,294 @@
+"""`creditflow convert`: turn traces of other systems into trajectories."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any
+
+import typer
+
+from creditflow._utils.files import write_named
+from creditflow._utils.progress import Reporter
+from creditflow.credit import CreditOptions, assign
+from creditflow.credit.analysis.metrics import credit_metrics
+from creditflow.data import Message, Score, Step, Trajectory, TrajectoryBatch
+from creditflow.errors import BatchError, DataError, InputError
+from creditflow.plugins import traces
+from creditflow.plugins.traces import Converted, ConvertOptions, Span, read_spans
+from creditflow.reports.tables import new_table, results_console, show
+from creditflow.reports.text import counted
+from creditflow.runs import RunFolder
+
+_MOST_ROWS = 20
+"""Maximum rows of a table of counts."""
+
+
+def convert(
+    spans: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SPANS...",
+            help="Files of OpenTelemetry spans and log records (OTLP), exports of LangSmith, Langfuse, MLflow, Phoenix "
+            "or Agent Lightning, chat logs, or Parquet files of creditflow.",
+        ),
+    ],
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The Parquet file to write.")],
+    agent_match: Annotated[
+        str, typer.Option(metavar="REGEX", help="Keep only calls of agents that match; default: all.")
+    ] = "",
+    outcome: Annotated[str, typer.Option(metavar="NAME", help="The reward to use as the outcome.")] = "",
+    range: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=LOW:HIGH", help="The range of a reward; may be repeated; default: 0:1."),
+    ] = None,
+    trajectory_by: Annotated[
+        str, typer.Option(metavar="KEY", help="The attribute that identifies a trajectory; default: the trace.")
+    ] = "",
+    uid_by: Annotated[
+        str, typer.Option(metavar="KEY", help="The attribute that identifies the task; default: the first prompt.")
+    ] = "",
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Tokenizer for steps without token ids in the trace.")
+    ] = None,
+    left_out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write the records that are no step and no reward, as JSON."),
+    ] = None,
+    credit: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Also assign credit and write a run, for why, recredit, report and view."),
+    ] = None,
+) -> None:
+    """Turn traces of other systems into trajectories.
+
+    Each model call becomes a step. Prints steps by agent, rewards by name, and the records left out with the reasons.
+    """
+    from creditflow.data import write_parquet
+
+    if out.suffix != ".parquet":
+        raise InputError(f"--out: expected a name that ends with .parquet, got {out}")
+    if credit is not None and (credit / "run.json" if credit.is_dir() else credit).exists():
+        kind = "run" if credit.is_dir() else "file"
+        raise InputError(f"--credit: {credit} is a {kind} already; name another folder")
+    tokens = None if tokenizer is None else _Tokenizer(tokenizer)
+    options = traces.ConvertOptions(agent_match, outcome, _ranges(range or []), trajectory_by, uid_by, tokens)
+    reporter, console = Reporter(), results_console()
+    records, copied = _read(spans, options, reporter)
+    converted = traces.convert(records, options)
+    _expect_named_fields(records, converted, options)
+    if left_out is not None:
+        lines = "".join(json.dumps(asdict(record)) + "\n" for record in converted.left_out)
+        write_named(left_out, lambda path: path.write_text(lines), "--left-out")
+    _print(converted)
+    _warn(converted, reporter)
+    if copied:
+        console.print(f"creditflow's Parquet: {_size(copied)}, unchanged", soft_wrap=True)
+    trajectories, files = [*converted.trajectories, *copied], ", ".join(map(str, spans))
+    if not trajectories:
+        raise DataError(f"{files}: nothing to write, no model call has become a step")
+    ids = Counter(trajectory.id for trajectory in trajectories)
+    if repeated := [id for id, n in ids.items() if n > 1]:
+        raise DataError(f"{files}: trajectory {repeated[0]} occurs twice; give each trajectory once")
+    batch = TrajectoryBatch.from_trajectories(trajectories)
+    write_named(out, partial(write_parquet, batch), "--out")
+    console.print(f"written: {out}", soft_wrap=True)
+    if credit is not None:
+        _write_run(batch, credit, spans)
+        arguments = [str(credit), batch.step_ids[-1]]
+        dashes = ["--"] if any(argument.startswith("-") for argument in arguments) else []
+        why = shlex.join(["creditflow", "why", *dashes, *arguments])
+        console.print(f"written: {credit}; see {why}", soft_wrap=True)
+
+
+def _read(
+    sources: Sequence[Path], options: ConvertOptions, reporter: Reporter
+) -> tuple[Sequence[Span], list[Trajectory]]:
+    """The spans of the traces, and the trajectories of creditflow's Parquet files."""
+    copied: list[Trajectory] = []
+    with reporter.bar("read", len(sources)) as bar:
+
+        def each(files: Sequence[Path]) -> Iterator[Path]:
+            for file in files:
+                yield file
+                bar.advance()
+
+        for source in each([source for source in sources if source.suffix == ".parquet"]):
+            copied += _read_parquet(source, options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            spans = read_spans(each([source for source in sources if source.suffix != ".parquet"]))
+    for warning in caught:
+        reporter.say(f"warning: {warning.message}")
+    return spans, copied
+
+
+def _expect_named_fields(spans: Sequence[Span], converted: Converted, options: ConvertOptions) -> None:
+    """Raise InputError if an option names a missing attribute or reward; it would silently have no effect."""
+    for option, key in (("--trajectory-by", options.trajectory_by), ("--uid-by", options.uid_by)):
+        if key and spans and not any(key in span.attributes or key in span.resource for span in spans):
+            raise InputError(f"{option}: no span has an attribute {key!r}")
+    if not converted.trajectories:
+        return
+    rewards: set[str] = set()
+    for trajectory in converted.trajectories:
+        rewards |= {trajectory.info.get("outcome"), *trajectory.info.get("rewards", ())} - {None}
+        rewards |= {name for step in trajectory.steps for name in step.scores}
+    known = ", ".join(sorted(map(str, rewards))) or "none"
+    outcome = [("--outcome", options.outcome)] if options.outcome else []
+    for option, name in (*outcome, *(("--range", name) for name in options.ranges)):
+        if name not in rewards:
+            raise InputError(f"{option}: no reward is called {name!r}; the traces have {known}")
+
+
+def _read_parquet(source: Path, options: ConvertOptions) -> list[Trajectory]:
+    """Read trajectories written by `serve` or `convert`, unchanged."""
+    from creditflow.data import read_parquet
+
+    if options != ConvertOptions():
+        raise InputError(
+            f"{source}: creditflow's Parquet is copied unchanged; the options are for traces, convert those separately"
+        )
+    try:
+        return read_parquet(source).to_trajectories()
+    except BatchError as error:
+        raise DataError(str(error)) from error  # the message names the file
+    except OSError as error:
+        raise DataError(f"{source}: cannot be read: {error.strerror or error}") from error
+
+
+def _write_run(batch: TrajectoryBatch, run: Path, sources: Sequence[Path]) -> None:
+    """Write the trajectories as a run of one training step, with credit under the default options."""
+    facts = {"engine": "none", "converted_from": [str(source.resolve()) for source in sources], "config": {}}
+    assignment = assign(batch, CreditOptions())
+    folder = RunFolder.create(run, facts, "{}\n")
+    folder.write_steps(1, batch, assignment)
+    folder.append_metrics(1, credit_metrics(assignment))
+
+
+def _ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Parse `NAME=LOW:HIGH`."""
+    ranges: dict[str, tuple[float, float]] = {}
+    for text in texts:
+        name, _, bounds = text.partition("=")
+        low, _, high = bounds.partition(":")
+        if name in ranges:
+            raise InputError(f"--range: {name} is given twice")
+        try:
+            ranges[name] = float(low), float(high)
+        except ValueError as error:
+            raise InputError(f"--range: expected NAME=LOW:HIGH, such as right=-1:1, got {text!r}") from error
+    return ranges
+
+
+class _Tokenizer:
+    """A Hugging Face tokenizer with its chat template, as `creditflow.plugins.traces.Tokens`."""
+
+    def __init__(self, folder: Path) -> None:
+        from creditflow._utils.huggingface import load_tokenizer
+        from creditflow.rollout.chat import ChatTokenizer
+
+        if not folder.is_dir():
+            raise InputError(f"--tokenizer: {folder} is no folder")
+        self._chat = ChatTokenizer(load_tokenizer(folder, "--tokenizer"))
+
+    def prompt(self, messages: Sequence[Message]) -> Sequence[int]:
+        return self._chat.encode(messages)[1]
+
+    def response(self, text: str, *, ended: bool) -> Sequence[int]:
+        tokenizer = self._chat.tokenizer
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [*ids, tokenizer.eos_token_id] if ended and tokenizer.eos_token_id is not None else ids
+
+
+def _print(converted: Converted) -> None:
+    """Print the steps, the rewards, and the records left out or mended."""
+    if not converted.spans:
+        return
+    console = results_console()
+    steps = [step for trajectory in converted.trajectories for step in trajectory.steps]
+    console.print(f"{counted(converted.spans, 'span')}: {_size(converted.trajectories)}", soft_wrap=True)
+    if steps:
+        show("steps", new_table(("agent", "steps", "parents by text", "with tokens"), _step_rows(steps)))
+    values: dict[str, list[Any]] = defaultdict(list)
+    """Values of each reward; None for a failed score."""
+    reasons: dict[str, str] = {}
+
+    def add(name: str, score: Score) -> None:
+        values[name].append(score.value if score.status == "ok" else None)
+        if score.status != "ok":
+            reasons[name] = score.reason
+
+    for step in steps:
+        for name, score in step.scores.items():
+            add(name, score)
+    for trajectory in converted.trajectories:
+        if trajectory.outcome is not None:
+            add(f"{trajectory.info.get('outcome', '')} (outcome)".strip(), trajectory.outcome)
+    for trajectory in converted.trajectories:
+        for name, value in trajectory.info.get("rewards", {}).items():
+            values[f"{name} (in info)"].append(value)
+    if values:
+        show("rewards", new_table(("reward", "count", "mean", "failed"), _reward_rows(values)))
+    for name, reason in reasons.items():
+        console.print(f"{name}: {reason}", soft_wrap=True)
+    _print_counts("left out", Counter(f"{record.what}: {_kind(record.reason)}" for record in converted.left_out))
+    _print_counts("mended", Counter(converted.mended))
+    _print_counts("passed over", Counter(converted.passed_over))
+
+
+def _step_rows(steps: Sequence[Step]) -> Iterator[Sequence[object]]:
+    for agent, n in Counter(step.agent for step in steps).most_common():
+        own = [step for step in steps if step.agent == agent]
+        by_text = sum(step.info.get("parents_by") == "text" for step in own)
+        yield agent, n, by_text, sum(bool(step.response_ids) for step in own)
+
+
+def _reward_rows(values: Mapping[str, Sequence[Any]]) -> Iterator[Sequence[object]]:
+    for name, group in values.items():
+        valid = [value for value in group if isinstance(value, float) and math.isfinite(value)]
+        yield name, len(group), mean(valid) if valid else "", len(group) - len(valid)
+
+
+def _warn(converted: Converted, reporter: Reporter) -> None:
+    """Warn if no trajectory has an outcome."""
+    trajectories = converted.trajectories
+    if not trajectories or any(trajectory.outcome is not None for trajectory in trajectories):
+        return
+    rewards = {name for trajectory in trajectories for step in trajectory.steps for name in step.scores}
+    advice = (
+        f"name one of the rewards with --outcome ({', '.join(sorted(rewards)[:8])})"
+        if rewards
+        else "the traces have no reward"
+    )
+    reporter.say(f"warning: no trajectory has an outcome, so that credit comes from the sub-rewards alone; {advice}")
+
+
+def _size(trajectories: Sequence[Trajectory]) -> str:
+    tasks, steps = len({trajectory.uid for trajectory in trajectories}), sum(len(t.steps) for t in trajectories)
+    return (
+        f"{counted(len(trajectories), 'trajectory', 'trajectories')} of {counted(tasks, 'task')}, "
+        f"{counted(steps, 'step')}"
+    )
+
+
+def _kind(reason: str) -> str:
+    """`reason` without the ids in it."""
+    return "the same call as another span" if reason.startswith("the same call as span") else reason
+
+
+def _print_counts(title: str, counts: Counter[str]) -> None:
+    rows = counts.most_common(_MOST_ROWS)
+    if rest := len(counts) - len(rows):
+        rows.append((f"{rest} others", counts.total() - sum(n for _, n in rows)))
+    if rows:
+        show(title, new_table((title, "spans"), rows))

@@ -1,0 +1,390 @@
+"""Converts spans to trajectories: selects the steps and sets their agents, parents and rewards.
+
+docs/how_to/traces.md explains the rules. Every model call becomes a step or is listed as left out, with the reason;
+every reward is assigned or listed likewise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal, Protocol
+
+from creditflow._utils.text_search import reused
+from creditflow.data import Message, Score, Step, Task, Trajectory, into_range
+from creditflow.errors import ConfigError, ScoreRangeError
+from creditflow.plugins.traces.collector import without_collection
+from creditflow.plugins.traces.content import dumped
+from creditflow.plugins.traces.conventions.base import ModelCall
+from creditflow.plugins.traces.events import unread, with_calls_apart
+from creditflow.plugins.traces.rewards import OF_THE_WHOLE, WHOLE, PlacedReward, place
+from creditflow.plugins.traces.selection import Selection, TrajectorySpans, choose
+from creditflow.plugins.traces.span_reading import message_kind
+from creditflow.plugins.traces.span_tree import before, build_tree
+from creditflow.plugins.traces.spans import NO_SPAN, UNREADABLE, Span, text_of
+
+OUTCOMES = (*OF_THE_WHOLE, "reward", "primary")
+"""Names of outcome rewards, in order of precedence. If none is given, a trajectory's first reward is its outcome."""
+
+
+class Tokens(Protocol):
+    """A tokenizer for steps without token ids in the trace."""
+
+    def prompt(self, messages: Sequence[Message]) -> Sequence[int]:
+        """Token ids of a prompt."""
+        ...
+
+    def response(self, text: str, *, ended: bool) -> Sequence[int]:
+        """Token ids of a response; `ended`: the model stopped by itself, before any length limit."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """Options of `convert`."""
+
+    agent_match: str = ""
+    """A regular expression (`re.search`): calls of other agents are left out."""
+    outcome: str = ""
+    """The name of the reward that is the outcome; empty: see `rewards.place`."""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Reward name to range of values; [0, 1] for rewards without an entry."""
+    trajectory_by: str = ""
+    """The attribute that identifies a span's trajectory, read from the span, an enclosing span or the resource. Empty:
+    a trace is a trajectory, together with the traces that link to it."""
+    uid_by: str = ""
+    """The attribute that names the task, read likewise. Empty: trajectories with the same first prompt share a task."""
+    tokens: Tokens | None = None
+    """A tokenizer for steps without token ids in the trace; `info["tokens"]` records the source of the ids."""
+
+
+What = Literal["model call", "choice", "reward", "record"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A model call, a further response, a reward or a record that was not converted, with the reason.
+
+    A record is a `gen_ai.*` event that no rule reads, or a part of a file that could not be read.
+    """
+
+    what: What
+    trajectory: str
+    span: str
+    name: str
+    """The name of the span, reward or record; the text of a choice."""
+    reason: str
+
+
+@dataclass(slots=True)
+class Converted:
+    """The result of `convert`."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    mended: Counter[str] = field(default_factory=Counter)
+    """Defects of spans that were used all the same, with their counts."""
+    passed_over: Counter[str] = field(default_factory=Counter)
+    """Counts by name of ignored spans (neither call, agent nor reward) and of message events on other spans."""
+    spans: int = 0
+
+
+def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Converted:
+    """Convert spans to trajectories by the rules of docs/how_to/traces.md.
+
+    The spans of one trajectory need not be adjacent. Steps without token ids in the trace have no tokens unless
+    `options.tokens` is given; unknown log-probabilities are NaN. Raises ConfigError for unusable `options`.
+    """
+    options = options or ConvertOptions()
+    try:
+        wanted = re.compile(options.agent_match)
+    except re.error as error:
+        raise ConfigError(f"agent_match {options.agent_match!r} is not a regular expression: {error}") from error
+    for name, (low, high) in options.ranges.items():
+        if not (math.isfinite(high - low) and low < high):
+            raise ConfigError(f"range of reward {name!r}: expected two finite numbers, low < high, got {low}, {high}")
+    result = Converted()
+    traces: dict[str, list[Span]] = {}
+    with without_collection():
+        for span in with_calls_apart(spans):
+            traces.setdefault(span.trace, []).append(span)
+            result.spans += 1
+        spans_by_trajectory = _by_attribute(traces, options.trajectory_by) if options.trajectory_by else _linked(traces)
+        for name, of_trajectory in spans_by_trajectory.items():
+            _convert(name, of_trajectory, options, wanted, result)
+    return result
+
+
+def _by_attribute(traces: Mapping[str, Sequence[Span]], key: str) -> dict[str, list[Span]]:
+    """Group spans by the value of an attribute; a trace's spans without a value form one group."""
+    spans_by_trajectory: dict[str, list[Span]] = {}
+    for trace, spans in traces.items():
+        for span, value in zip(spans, _inherited(spans, key), strict=True):
+            spans_by_trajectory.setdefault(trace if value is None else value, []).append(span)
+    return spans_by_trajectory
+
+
+def _linked(traces: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
+    """Join traces that link to one another into one group, under the name of the first.
+
+    A message's receiver often starts a new trace, and so does a later scoring of the trajectory. A span that links to
+    several traces joins none: it may be a batch of many trajectories.
+    """
+    joined = {trace: trace for trace in traces}
+
+    def trajectory_of(trace: str) -> str:
+        while joined[trace] != trace:
+            joined[trace] = joined[joined[trace]]
+            trace = joined[trace]
+        return trace
+
+    order = {trace: place for place, trace in enumerate(traces)}
+    for trace, spans in traces.items():
+        for span in spans:
+            if not span.links:
+                continue
+            others = {link.trace for link in span.links if link.trace != trace and link.trace in traces}
+            if len(others) == 1:
+                one, other = sorted((trajectory_of(trace), trajectory_of(others.pop())), key=order.__getitem__)
+                joined[other] = one
+    spans_by_trajectory: dict[str, list[Span]] = {}
+    for trace, spans in traces.items():
+        spans_by_trajectory.setdefault(trajectory_of(trace), []).extend(spans)
+    return spans_by_trajectory
+
+
+def _inherited(spans: Sequence[Span], key: str) -> list[str | None]:
+    """[n] an attribute's value for each span: its own, the nearest enclosing span's, or its resource's."""
+    own = [span.attributes.get(key) for span in spans]
+    tree = build_tree([span.id for span in spans], [span.parent for span in spans])
+    values = zip(tree.inherited(own), spans, strict=True)
+    return [
+        None if (v := span.resource.get(key) if value is None else value) is None else text_of(v)
+        for value, span in values
+    ]
+
+
+def _convert(
+    name: str, spans: Sequence[Span], options: ConvertOptions, wanted: re.Pattern[str], result: Converted
+) -> None:
+    """Convert the spans of one trajectory and add the results to `result`."""
+    trajectory_spans = TrajectorySpans.read(spans, result.mended)
+    chosen = choose(trajectory_spans, wanted)
+
+    def leave_out(what: What, at: int, part: str, reason: str) -> None:
+        result.left_out.append(LeftOut(what, name, spans[at].id, part, reason))
+
+    _note_what_is_not_read(trajectory_spans, result, leave_out)
+    if chosen.shared_ids:
+        result.mended["a response id of another call"] += chosen.shared_ids
+    for at, reason in sorted(chosen.left_out.items()):
+        leave_out("model call", at, spans[at].name, reason)
+    for at in chosen.several:
+        for choice in trajectory_spans.call(at).choices:
+            leave_out("choice", at, choice, "one of several responses of a call: the first is the step's")
+    calls = [trajectory_spans.call(at) for at in chosen.calls]
+    steps = _steps(name, trajectory_spans, chosen, calls, options.tokens)
+    for call in calls:
+        if not (call.messages or call.prompt_ids):
+            result.mended["a call without its prompt"] += 1
+        for part in call.unknown:
+            result.mended[f"a part of a message in a form that is not known: {part}"] += 1
+    prompt = _first_prompt(trajectory_spans, chosen)
+    trajectory = Trajectory(name, _uid(trajectory_spans, prompt, options.uid_by), _task(prompt), steps)
+    rewards = place(trajectory_spans, chosen, options.outcome)
+    for one in rewards:
+        if one.owner is None:
+            leave_out("reward", one.at, one.name, one.nobody)
+    for one in _pay(trajectory, rewards, options):
+        leave_out("reward", one.at, one.name, "given again later")
+    if not steps:
+        return
+    trajectory.answer, trajectory.answer_steps = steps[-1].response, (len(steps) - 1,)
+    if cut := [step.agent for step in steps if step.info.get("finish_reason") == "length"]:
+        trajectory.status, trajectory.info["truncated"] = "truncated", f"{cut[0]} was cut off"
+    result.trajectories.append(trajectory)
+
+
+def _note_what_is_not_read(
+    trajectory_spans: TrajectorySpans, result: Converted, leave_out: Callable[[What, int, str, str], None]
+) -> None:
+    giving = {at for at, _ in trajectory_spans.rewards}
+    for at, (span, meaning) in enumerate(zip(trajectory_spans.spans, trajectory_spans.meanings, strict=True)):
+        if meaning is None and at not in giving and span.id not in (NO_SPAN, UNREADABLE):
+            result.passed_over[span.name or "a span without a name"] += 1
+        for record, reason in span.unread:
+            leave_out("record", at, record, reason)
+        for event in unread(span) if span.events else ():
+            leave_out("record", at, event, "an event of this name is not read")
+        if span.events and type(meaning) is not ModelCall:
+            names = (event.name for event in span.events if message_kind(event))
+            result.passed_over.update(f"{event} on a span of no call" for event in names)
+
+
+def _steps(
+    name: str, trajectory_spans: TrajectorySpans, chosen: Selection, calls: Sequence[ModelCall], tokens: Tokens | None
+) -> list[Step]:
+    spans, start, end = trajectory_spans.spans, trajectory_spans.start, trajectory_spans.end
+    read = reused(
+        [[message["content"] for message in call.messages] for call in calls],
+        [call.spoken for call in calls],
+        [start[at] for at in chosen.calls],
+        [end[at] for at in chosen.calls],
+    )
+    has_parents = all(read[1:])  # the first step has none either way
+    parents = read if has_parents else _parents(trajectory_spans, chosen, read)
+    turns: dict[str, int] = {}
+    originals: set[str] = set()
+    steps = []
+    for index, (at, call, agent) in enumerate(zip(chosen.calls, calls, chosen.agents, strict=True)):
+        turn = turns[agent] = turns.get(agent, -1) + 1
+        info = {
+            "span_id": spans[at].id,
+            "start_ns": start[at],
+            "end_ns": end[at],
+            "parents_by": "text" if read[index] else "time",
+            "done": index == len(calls) - 1,
+            **call.info,
+        }
+        if call.media:
+            info["media"] = list(_media(call.media, originals))
+        prompt_ids, response_ids = call.prompt_ids, call.response_ids
+        of_trace = bool(response_ids)
+        if of_trace:
+            info["tokens"] = "of the trace"
+        elif tokens is not None:
+            info["tokens"] = "by a tokenizer"
+            prompt_ids = tuple(tokens.prompt(call.messages))
+            response_ids = tuple(tokens.response(call.response, ended=call.info.get("finish_reason") != "length"))
+        n_tokens = len(response_ids)
+        steps.append(
+            Step(
+                f"{name}/{index}",
+                name,
+                index,
+                agent,
+                turn,
+                parents[index],
+                _spelled(call.messages),
+                call.response,
+                prompt_ids,
+                response_ids,
+                _times(1, n_tokens),
+                call.logprobs if of_trace and len(call.logprobs) == n_tokens else _times(math.nan, n_tokens),
+                call.temperature,
+                call.model or "default",
+                info=info,
+            )
+        )
+    return steps
+
+
+def _spelled(messages: Sequence[Message]) -> str:
+    """Messages as the recorder's `spelled` writes them; here every content is a text, which simplifies it."""
+    return "\n\n".join([f"[{message['role']}]\n{message['content']}" for message in messages])
+
+
+def _media(media: Sequence[tuple[str, Any]], originals: set[str]) -> Iterator[dict[str, Any]]:
+    """The marker of each medium, with its original on first use in the trajectory (`originals` holds the hashes).
+
+    Prompts repeat the conversation, so an image of the first prompt is in every later one.
+    """
+    for marker, original in media:
+        text = dumped(original)
+        digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
+        entry: dict[str, Any] = {"marker": marker, "sha256": digest}
+        if digest not in originals:
+            originals.add(digest)
+            entry["original"] = json.loads(text) if text else None
+        yield entry
+
+
+def _parents(spans: TrajectorySpans, chosen: Selection, read: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Parents from reused text, or from times and nesting for steps that reuse none."""
+    step_of = {at: step for step, at in enumerate(chosen.calls)}
+    after = before(spans.tree, spans.start, spans.end, [at in step_of for at in range(len(spans.spans))])
+    return [
+        by_text or tuple(sorted([step_of[earlier] for earlier in after[at]]))
+        for at, by_text in zip(chosen.calls, read, strict=True)
+    ]
+
+
+def _times(value: float, n: int) -> tuple[Any, ...]:
+    """A tuple of `n` times `value`. Steps share short ones.
+
+    Separate tuples, and their garbage collection, would take a tenth of the conversion time.
+    """
+    return _shared(value, n) if n <= _SHORT else (value,) * n
+
+
+_SHORT = 256
+_shared = lru_cache(maxsize=2 * _SHORT)(lambda value, n: (value,) * n)
+
+
+def _first_prompt(trajectory_spans: TrajectorySpans, chosen: Selection) -> Sequence[Message]:
+    """The prompt of the trajectory's first call, whether that call is a step or is left out."""
+    prompts = (messages for at in chosen.made if (messages := trajectory_spans.call(at).messages))
+    return next(prompts, ())
+
+
+def _task(prompt: Sequence[Message]) -> Task:
+    return Task("trace", tuple(message for message in prompt if message["role"] == "user") or tuple(prompt), None)
+
+
+def _uid(trajectory_spans: TrajectorySpans, prompt: Sequence[Message], key: str) -> str:
+    if key and (named := next((value for value in _inherited(trajectory_spans.spans, key) if value is not None), None)):
+        return named
+    return hashlib.sha256(_spelled(prompt).encode(errors="replace")).hexdigest()[:16]
+
+
+def _pay(trajectory: Trajectory, given: Sequence[PlacedReward], options: ConvertOptions) -> list[PlacedReward]:
+    """Assign rewards to the steps and the trajectory; return those that a later one replaced."""
+    replaced: list[PlacedReward] = []
+    last: dict[tuple[int, str], PlacedReward] = {}
+    for one in given:
+        if one.owner is not None:
+            if (earlier := last.pop((one.owner, one.name), None)) is not None:
+                replaced.append(earlier)
+            last[one.owner, one.name] = one
+    whole: dict[str, Score] = {}
+    for (owner, name), one in last.items():
+        score = _score(one.value, options.ranges.get(name, (0.0, 1.0)))
+        if owner == WHOLE:
+            whole[name] = score
+        else:
+            step = trajectory.steps[owner]
+            step.scores[name] = score
+            step.info.setdefault("rewards_by", {})[name] = one.rule
+    if whole:
+        names = (options.outcome, *OUTCOMES, *whole)
+        outcome = next(name for name in names if name in whole)
+        trajectory.outcome = whole.pop(outcome)
+        trajectory.info["outcome"] = outcome
+    if whole:
+        trajectory.info["rewards"] = {name: score.value for name, score in whole.items()}
+    return replaced
+
+
+def _score(value: Any, range_: tuple[float, float]) -> Score:
+    """A reward as a score, with status `failed` unless the value is a number in its range."""
+    number = _number(value)
+    try:
+        return Score(into_range(number, range_), range_)
+    except ScoreRangeError as error:
+        beyond = f"{error}; give the reward's range"
+    why = beyond if math.isfinite(number) else f"expected a number, got {text_of(value)[:80]!r}"
+    return Score(math.nan, range_, status="failed", reason=why)
+
+
+def _number(value: Any) -> float:
+    """`value` as a float; NaN if it is not a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

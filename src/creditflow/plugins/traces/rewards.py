@@ -1,0 +1,221 @@
+"""Assigns each reward of a trace to a step or to the whole trajectory.
+
+The rules, in order: the reward's own links, the agent span around it, its time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from creditflow.plugins.traces.conventions.base import Reward, RewardWithoutNumber
+from creditflow.plugins.traces.selection import Selection, TrajectorySpans
+from creditflow.plugins.traces.spans import text_of
+
+Rule = Literal["name", "link", "agent", "time"]
+WHOLE = -1
+"""The owner of a reward for the whole trajectory, in place of a step's index."""
+OF_THE_WHOLE = ("outcome", "final_reward")
+"""Names of rewards that belong to the whole trajectory, wherever they were given."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedReward:
+    """One value of a reward, with its owner."""
+
+    at: int
+    """The reward's span."""
+    name: str
+    value: Any
+    owner: int | None
+    """A step's index, `WHOLE`, or None if unassigned."""
+    rule: Rule
+    nobody: str = ""
+    """The reason why it is unassigned."""
+
+
+def place(trajectory_spans: TrajectorySpans, chosen: Selection, outcome: str) -> list[PlacedReward]:
+    """Assign every value of every reward of `trajectory_spans`, in order of time.
+
+    1. A reward named `outcome` or one of `OF_THE_WHOLE` belongs to the whole trajectory.
+    2. A reward with a target (a link to a span, a response id, or an attribute of the span itself) belongs to it. A
+       call's reward belongs to its step, and that of a span around all calls to the whole trajectory. That of an
+       agent's span belongs to the agent's last step so far, that of any other span to the last call inside it so far.
+       If a span has no calls (a tool's), its reward is treated as one given when the span began. Of several links the
+       first one that resolves counts.
+    3. A reward inside an agent's span belongs to the agent's last step so far. This rule does not apply if the span
+       contains all calls, unless some reward lies outside all agents' spans.
+    4. Any other reward belongs to the last step that had ended by then. It belongs to the whole trajectory if all steps
+       had ended and no step has a reward of that name.
+
+    Calls that are left out count as well: a reward that belongs to one of them is unassigned, rather than the next
+    step's.
+    """
+    if not trajectory_spans.rewards:
+        return []
+    owners = _Owners(trajectory_spans, chosen)
+    placed = [given for at, reward in trajectory_spans.rewards for given in owners.given(at, reward, outcome)]
+    late = [given.rule == "time" and trajectory_spans.start[given.at] >= owners.all_ended for given in placed]
+    of_steps = {given.name for given, is_late in zip(placed, late, strict=True) if not is_late and given.owner != WHOLE}
+    return [
+        replace(given, owner=WHOLE, nobody="")
+        if is_late and chosen.calls and given.name not in of_steps and not isinstance(given.value, RewardWithoutNumber)
+        else given
+        for given, is_late in zip(placed, late, strict=True)
+    ]
+
+
+class _Owners:
+    """Look-ups over one trajectory that every reward shares."""
+
+    def __init__(self, trajectory_spans: TrajectorySpans, chosen: Selection) -> None:
+        self._trajectory, self._chosen = trajectory_spans, chosen
+        self._step_of = {at: step for step, at in enumerate(chosen.calls)}
+        self._spans_with: dict[str, dict[str, list[int]]] = {}
+        self._calls = sorted(chosen.made, key=trajectory_spans.end.__getitem__)
+        """All calls made, by end."""
+        self.all_ended = trajectory_spans.end[self._calls[-1]] if self._calls else 0
+        self._of_agent: dict[int, list[int]] = {}
+        """The same for each agent's span."""
+        for at in self._calls:
+            if (agent := trajectory_spans.agent_at[at]) is not None:
+                self._of_agent.setdefault(agent, []).append(at)
+        self._outside = any(trajectory_spans.agent_around[at] is None for at, _ in trajectory_spans.rewards)
+        """Whether a reward lies outside all agents' spans; rule 3 then applies even to a span around all calls."""
+        inside = [0] * len(trajectory_spans.spans)
+        for at in chosen.made:
+            inside[at] = 1
+        for at in reversed(trajectory_spans.tree.order):
+            if (parent := trajectory_spans.tree.parents[at]) >= 0:
+                inside[parent] += inside[at]
+        self._n_inside = inside
+        """[n] number of calls at and inside each span."""
+
+    def given(self, at: int, reward: Reward, outcome: str) -> Iterator[PlacedReward]:
+        owner, rule, nobody = self._owner(at, reward)
+        for name, value in reward.values:
+            if isinstance(value, RewardWithoutNumber):
+                yield PlacedReward(at, name, value, None, rule, value.reason)
+            elif self._chosen.calls and (name in OF_THE_WHOLE or (outcome and name == outcome)):
+                yield PlacedReward(at, name, value, WHOLE, "name")
+            else:
+                yield PlacedReward(at, name, value, owner, rule, nobody)
+
+    def _owner(self, at: int, reward: Reward) -> _Owner:
+        own = not isinstance(self._trajectory.meanings[at], Reward)  # an attribute of its target span
+        time = self._trajectory.end[at] if own else self._trajectory.start[at]
+        if not self._chosen.calls:
+            return None, "time", "the trajectory has no step"
+        return self._linked(at, reward, time) if reward.links else self._by_place(at, time)
+
+    def _by_place(self, at: int, time: int) -> _Owner:
+        """The owner of a reward at `at` without a target, by rules 3 and 4."""
+        around = self._trajectory.agent_around[at]
+        if around in self._of_agent and (self._outside or self._n_inside[around] < len(self._chosen.made)):
+            call = self._last_by(self._of_agent[around], time)
+            return self._step(call, "agent", "its agent had made no call by then")
+        return self._step(self._last_by(self._calls, time), "time", "no step had ended by then")
+
+    def _last_by(self, calls: Sequence[int], time: int) -> int | None:
+        """The last of `calls`, which are sorted by end, that had ended by `time`."""
+        place = bisect_right(calls, time, key=self._trajectory.end.__getitem__)
+        return calls[place - 1] if place else None
+
+    def _step(self, call: int | None, rule: Rule, otherwise: str) -> _Owner:
+        """The step of a call, or the reason for its omission; `otherwise`: the reason without a call."""
+        if call is None:
+            return None, rule, otherwise
+        call = self._chosen.same_as.get(call, call)
+        if call in self._step_of:
+            return self._step_of[call], rule, ""
+        return None, rule, f"the call that it belongs to is left out: {self._chosen.left_out[call]}"
+
+    def _linked(self, at: int, reward: Reward, time: int) -> _Owner:
+        for link in reward.links:
+            owner = self._at(link, at, time)
+            if owner[0] is not None:
+                break
+        return owner
+
+    def _at(self, link: tuple[tuple[str, str], ...], given_at: int, time: int) -> _Owner:
+        """The owner that a link resolves to, or the reason why it resolves to none."""
+        if not link:
+            return WHOLE, "link", ""
+        first, *others = sorted([self._with(key, value) for key, value in link], key=len)
+        spans = [at for at in first[:_MOST_SPANS] if all(_is_in(other, at) for other in others)]
+        if not spans:
+            return None, "link", f"what it is linked to ({_spelled(link)}) is not in the trajectory"
+        same_as, end = self._chosen.same_as, self._trajectory.end
+        if steps := [at for one in spans if (at := same_as.get(one, one)) in self._step_of]:
+            # A server may have reused a response id: the link means the last such call so far.
+            return self._step(next((at for at in reversed(steps) if end[at] <= time), steps[0]), "link", "")
+        owner, rule, nobody = self._of_span(spans[0], time)
+        return owner, rule if spans[0] == given_at else "link", nobody
+
+    def _of_span(self, at: int, time: int) -> _Owner:
+        """The owner of a reward whose target span is not a step's."""
+        n_inside = self._n_inside[at]
+        if at in self._chosen.left_out:
+            return self._step(at, "link", "")
+        if n_inside == len(self._chosen.made):
+            return WHOLE, "link", ""
+        if at in self._of_agent:
+            call = self._last_by(self._of_agent[at], time)
+            return self._step(call, "link", "its agent had made no call by then")
+        if n_inside:
+            return self._step(self._last_inside(at, time), "link", "no call inside of what it is linked to had ended")
+        return self._by_place(at, self._trajectory.start[at])
+
+    def _last_inside(self, at: int, time: int) -> int | None:
+        """The last call inside a span that had ended by `time`."""
+        place, behind = self._extent
+        stop = bisect_right(self._calls, time, key=self._trajectory.end.__getitem__)
+        recent = reversed(self._calls[max(0, stop - _LOOKED_BACK) : stop])
+        return next((call for call in recent if place[at] <= place[call] < behind[at]), None)
+
+    @cached_property
+    def _extent(self) -> tuple[list[int], list[int]]:
+        """[n], [n] each span's position in depth-first order, and the first position after the spans it encloses."""
+        order, parents = self._trajectory.tree.order, self._trajectory.tree.parents
+        place = [0] * len(order)
+        for at, span in enumerate(order):
+            place[span] = at
+        behind = [at + 1 for at in place]
+        for span in reversed(order):
+            if (parent := parents[span]) >= 0:
+                behind[parent] = max(behind[parent], behind[span])
+        return place, behind
+
+    def _with(self, key: str, value: str) -> Sequence[int]:
+        """Spans whose attribute (or id) `key` has this value."""
+        if key not in self._spans_with:
+            if len(self._spans_with) == _MOST_KEYS:
+                return ()
+            spans: dict[str, list[int]] = {}
+            for at, span in enumerate(self._trajectory.spans):
+                ids = {"span_id": span.id, "trace_id": span.trace_id or span.trace}
+                has = ids.get(key) or span.attributes.get(key)
+                if has is not None:
+                    spans.setdefault(text_of(has), []).append(at)
+            self._spans_with[key] = spans
+        return self._spans_with[key].get(value, ())
+
+
+_Owner = tuple[int | None, Rule, str]
+"""The owner, the rule that found it, and the reason for a missing owner."""
+_MOST_KEYS, _MOST_SPANS = 16, 64
+"""Limits: different link attributes in one trajectory, and candidate spans that match a link's rarest pair."""
+_LOOKED_BACK = 1024
+"""The number of last-ended calls searched for one inside a span."""
+
+
+def _is_in(rising: Sequence[int], number: int) -> bool:
+    place = bisect_left(rising, number)
+    return place < len(rising) and rising[place] == number
+
+
+def _spelled(link: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in link)

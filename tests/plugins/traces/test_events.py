@@ -1,0 +1,159 @@
+"""Tests of model calls recorded only in events, in any place and under any span id."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.data import Step
+from creditflow.plugins.traces import Converted, convert, from_json
+from creditflow.plugins.traces.spans import Span, SpanEvent
+
+DETAILS = "gen_ai.client.inference.operation.details"
+CHAT, HANDLER, AGENT = "c" * 16, "d" * 16, "e" * 16
+
+
+def value(raw: Any) -> dict[str, Any]:
+    if isinstance(raw, str):
+        return {"stringValue": raw}
+    if isinstance(raw, list):
+        return {"arrayValue": {"values": [value(one) for one in raw]}}
+    return {"kvlistValue": {"values": attributes(raw)}}
+
+
+def attributes(raw: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": value(one)} for key, one in raw.items()]
+
+
+def span(id: str, parent: str = "", **said: str) -> dict[str, Any]:
+    named = attributes({key.replace("_kind", ".span.kind").replace("__", "."): one for key, one in said.items()})
+    return {"traceId": "a" * 32, "spanId": id, "parentSpanId": parent, "name": f"span {id[0]}", "attributes": named,
+            "startTimeUnixNano": "1", "endTimeUnixNano": "1000000"}  # fmt: skip
+
+
+SPANS = [
+    span(AGENT, openinference_kind="AGENT", agent__name="writer"),
+    span(HANDLER, AGENT),
+    span(CHAT, AGENT, gen_ai__operation__name="chat"),
+]
+
+
+def message(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": text}]}
+
+
+def whole(number: int, span_id: str, trace: str = "a" * 32) -> list[dict[str, Any]]:
+    """A call in one log record, by the current conventions."""
+    said = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.response.id": f"id {number}",
+        "gen_ai.input.messages": [message("user", f"question {number}")],
+        "gen_ai.output.messages": [message("assistant", f"answer {number}")],
+    }
+    time = str(10 + 10 * number)
+    return [
+        {
+            "traceId": trace,
+            "spanId": span_id,
+            "timeUnixNano": time,
+            "eventName": DETAILS,
+            "attributes": attributes(said),
+        }
+    ]
+
+
+def spoken(number: int, span_id: str, trace: str = "a" * 32) -> list[dict[str, Any]]:
+    """A call with one log record per message, by the previous conventions."""
+    said = {"gen_ai.user.message": {"content": f"question {number}"},
+            "gen_ai.choice": {"message": {"content": f"answer {number}"}}}  # fmt: skip
+    return [
+        {"traceId": trace, "spanId": span_id, "timeUnixNano": str(10 + 10 * number + place), "eventName": name,
+         "body": value(body)}
+        for place, (name, body) in enumerate(said.items())
+    ]  # fmt: skip
+
+
+def read(logs: list[dict[str, Any]], spans: list[dict[str, Any]] = SPANS) -> Converted:
+    return convert(
+        from_json(
+            [
+                {"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]},
+                {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]},
+            ]
+        )
+    )
+
+
+def steps(made: Converted) -> list[Step]:
+    return [step for trajectory in made.trajectories for step in trajectory.steps]
+
+
+@given(
+    st.lists(st.sampled_from([CHAT, HANDLER, AGENT, "f" * 16, "0" * 16, ""]), min_size=1, max_size=8),
+    st.sampled_from(["a" * 32, "b" * 32, "0" * 32]),
+    st.integers(0, 99),
+)
+def test_each_recorded_call_is_a_step_with_its_prompt(places: list[str], trace: str, seed: int) -> None:
+    logs = [log for number, place in enumerate(places) for log in whole(number, place, trace)]
+    logs += random.Random(seed).sample(logs, 1)  # written twice
+    random.Random(seed).shuffle(logs)
+    made = read(logs)
+    assert sorted((step.response, step.prompt) for step in steps(made)) == [
+        (f"answer {number}", f"[user]\nquestion {number}") for number in range(len(places))
+    ]
+    known = ("neither messages nor a response were recorded in a form that is known", "the same call as span")
+    assert all(left.reason.startswith(known) for left in made.left_out)
+
+
+@given(st.lists(st.sampled_from([HANDLER, "f" * 16]), min_size=1, max_size=8), st.integers(0, 99))
+def test_one_record_per_message_groups_calls_by_time(places: list[str], seed: int) -> None:
+    logs = [log for number, place in enumerate(places) for log in spoken(number, place)]
+    random.Random(seed).shuffle(logs)
+    assert sorted((step.response, step.prompt) for step in steps(read(logs))) == [
+        (f"answer {number}", f"[user]\nquestion {number}") for number in range(len(places))
+    ]
+
+
+@pytest.mark.parametrize("call", [whole, spoken])
+def test_calls_inside_an_agent_span_belong_to_it(call: Any) -> None:
+    made = read([*call(0, CHAT), *call(1, HANDLER)])
+    assert [(step.agent, step.response) for step in steps(made)] == [("writer", "answer 0"), ("writer", "answer 1")]
+    assert made.left_out == []
+
+
+def test_messages_on_an_agent_span_are_not_a_call() -> None:
+    made = read([*spoken(0, CHAT), *spoken(1, AGENT)])
+    assert [step.response for step in steps(made)] == ["answer 0"]
+
+
+def test_failed_call_with_only_a_prompt_is_listed() -> None:
+    (left,) = read(spoken(0, "f" * 16)[:1], []).left_out
+    assert (left.what, left.reason) == ("model call", "no response was recorded")
+
+
+def test_span_with_several_calls_keeps_its_rewards() -> None:
+    events = [SpanEvent(DETAILS, {"gen_ai.output.messages": [message("assistant", f"answer {k}")]}) for k in range(2)]
+    score = {"gen_ai.evaluation.name": "good", "gen_ai.evaluation.score.value": 0.5}
+    events.insert(1, SpanEvent("gen_ai.evaluation.result", score))
+    (trajectory,) = convert([Span("t", "s", None, "handler", 1, 9, {}, events)]).trajectories
+    assert [step.response for step in trajectory.steps] == ["answer 0", "answer 1"]
+    assert trajectory.outcome is not None
+    assert trajectory.outcome.value == 0.5
+
+
+def test_records_attach_to_agent_lightning_spans_by_id() -> None:
+    span = {"span_id": CHAT, "trace_id": "a" * 32, "rollout_id": "r", "attempt_id": "1", "name": "chat",
+            "attributes": {"gen_ai.operation.name": "chat"}}  # fmt: skip
+    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": whole(0, CHAT)}]}]}
+    (trajectory,) = convert(from_json([span, logs])).trajectories
+    assert (trajectory.id, trajectory.answer) == ("r/1", "answer 0")
+
+
+def test_record_of_another_trace_with_one_id_is_separate() -> None:
+    made = read([*whole(0, CHAT), *whole(1, CHAT, "b" * 32)])
+    assert sorted((trajectory.id[0], trajectory.answer) for trajectory in made.trajectories) == [
+        ("a", "answer 0"),
+        ("b", "answer 1"),
+    ]

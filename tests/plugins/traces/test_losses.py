@@ -1,0 +1,251 @@
+"""Tests that every span, record and evaluation is imported or listed."""
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from creditflow.errors import DataError
+from creditflow.plugins.traces import Converted, Span, convert, from_chat_log, from_json
+from creditflow.plugins.traces.spans import SpanEvent
+from tests.paths import TRACES
+from tests.plugins.traces.test_fuzz import all_of, logs_of
+
+RECORDED = {path.stem: json.loads(path.read_text()) for path in sorted((TRACES).glob("*.json"))}
+SAYS_CALL = {"chat", "LLM"}
+GIVES = ("agentlightning.reward.", "gen_ai.evaluation.", "creditflow.rewards.")
+
+
+def keys_of(record: dict[str, Any]) -> list[str]:
+    return [pair["key"] for pair in record.get("attributes", ())]
+
+
+def is_call(span: dict[str, Any]) -> bool:
+    values = {pair["key"]: pair["value"].get("stringValue") for pair in span.get("attributes", ())}
+    return values.get("gen_ai.operation.name") == "chat" or values.get("openinference.span.kind") == "LLM"
+
+
+def counts(made: Converted) -> tuple[set[str], int]:
+    """Ids of the spans with an imported or listed call, and the number of imported or listed rewards."""
+    steps = [step for trajectory in made.trajectories for step in trajectory.steps]
+    calls = {step.info["span_id"] for step in steps} | {one.span for one in made.left_out if one.what == "model call"}
+    rewards = sum(len(step.scores) for step in steps) + sum(one.what == "reward" for one in made.left_out)
+    rewards += sum(
+        (trajectory.outcome is not None) + len(trajectory.info.get("rewards", ())) for trajectory in made.trajectories
+    )
+    return calls, rewards
+
+
+def renamed(recorded: dict[str, Any], old: str) -> dict[str, Any]:
+    """A copy with attribute `old`, and all attributes that begin with `old.`, renamed."""
+    copy = deepcopy(recorded)
+    for record in (*all_of([copy]), *logs_of([copy])):
+        for pair in record.get("attributes", ()):
+            if pair["key"] == old or pair["key"].startswith(f"{old}."):
+                pair["key"] = f"{old}_x{pair['key'][len(old) :]}"
+    return copy
+
+
+def names(recorded: dict[str, Any]) -> Iterator[str]:
+    """Names and name prefixes of the attributes of calls and rewards."""
+    found = set()
+    for record in (*all_of([recorded]), *logs_of([recorded])):
+        if is_call(record) or any(key.startswith(GIVES) for key in keys_of(record)) or "body" in record:
+            for key in keys_of(record):
+                parts = key.split(".")
+                found |= {".".join(parts[:stop]) for stop in range(2, len(parts) + 1)}
+    return iter(sorted(found))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_renamed_attribute_keeps_calls_and_rewards(name: str) -> None:
+    recorded = RECORDED[name]
+    called = {span["spanId"] for span in all_of([recorded]) if is_call(span)}
+    _, n_rewards = counts(convert(from_json([recorded])))
+    assert called
+    assert n_rewards
+    for old in names(recorded):
+        made = convert(from_json([renamed(recorded, old)]))
+        calls, rewards = counts(made)
+        assert called <= calls, old
+        assert rewards >= n_rewards, old
+        lost = any(step.prompt == "" for trajectory in made.trajectories for step in trajectory.steps)
+        assert not lost or made.mended["a call without its prompt"], old
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_span_is_accounted_for(name: str) -> None:
+    made = convert(from_json([RECORDED[name]]))
+    calls, _ = counts(made)
+    spans = {span["spanId"]: span for span in all_of([RECORDED[name]])}
+    rest = [span for id, span in spans.items() if id not in calls]
+    quiet = [
+        span["name"] for span in rest if not (_is_agents(span) or any(key.startswith(GIVES) for key in keys_of(span)))
+    ]
+    assert made.passed_over.total() == len(quiet)
+    assert set(made.passed_over) == set(quiet)
+
+
+def _is_agents(span: dict[str, Any]) -> bool:
+    values = {pair["key"]: pair["value"].get("stringValue", "") for pair in span.get("attributes", ())}
+    named = any(values.get(key, "OpenAI Agent") != "OpenAI Agent" for key in ("gen_ai.agent.name", "agent.name"))
+    node = values.get("traceloop.association.properties.langgraph_node") or "langgraph_node" in values.get(
+        "metadata", ""
+    )
+    kind = values.get("openinference.span.kind") == "AGENT" or values.get("gen_ai.operation.name") == "invoke_agent"
+    made = values.get("gen_ai.operation.name") == "create_agent"
+    return not made and bool(named or node or kind or values.get("recipient_agent_type"))
+
+
+@pytest.mark.parametrize("place", ["scopeSpans", "spans", "resourceLogs", "scopeLogs", "logRecords"])
+def test_renamed_container_is_listed(place: str) -> None:
+    recorded = json.loads(json.dumps(RECORDED["autogen_otel_logs"]).replace(f'"{place}"', f'"{place}_x"'))
+    made = convert(from_json([recorded]))
+    assert any(one.what == "record" and f"{place}_x" in one.reason for one in made.left_out)
+
+
+SCORE = {"gen_ai.evaluation.name": "good", "gen_ai.evaluation.score.value": 0.5}
+CALL = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.input.messages": json.dumps([{"role": "user", "content": "What colour is the sky?"}]),
+    "gen_ai.output.messages": json.dumps([{"role": "assistant", "content": "The sky is blue."}]),
+}
+
+
+def pairs(given: dict[str, Any]) -> list[dict[str, Any]]:
+    kinds = {str: "stringValue", float: "doubleValue", dict: "kvlistValue"}
+    return [
+        {"key": key, "value": {kinds[type(value)]: {"values": pairs(value)} if isinstance(value, dict) else value}}
+        for key, value in given.items()
+    ]
+
+
+def span(attributes: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"traceId": "c" * 32, "spanId": "a" * 16, "name": "chat", "startTimeUnixNano": "1000",
+            "endTimeUnixNano": "2000", "attributes": pairs(attributes), **more}  # fmt: skip
+
+
+def read(spans: list[dict[str, Any]], logs: list[dict[str, Any]]) -> Converted:
+    return convert(from_json([{
+        "resourceSpans": [{"scopeSpans": [{"spans": spans}]}], "resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}],
+    }]))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        {"eventName": "gen_ai.evaluation.result", "attributes": pairs(SCORE)},
+        {"attributes": pairs({**SCORE, "event.name": "gen_ai.evaluation.result"})},
+        {"attributes": pairs({**SCORE, "otel.event.name": "gen_ai.evaluation.result"})},
+        {"eventName": "log", "attributes": pairs({**SCORE, "otel.event.name": "gen_ai.evaluation.result"})},
+        {"eventName": "gen_ai.evaluation.result", "body": {"kvlistValue": {"values": pairs(SCORE)}}},
+        {"attributes": pairs(SCORE)},
+    ],
+    ids=["eventName", "event.name", "otel.event.name", "both names", "body", "no name"],
+)
+def test_evaluation_is_imported_under_each_name(log: dict[str, Any]) -> None:
+    made = read([span(CALL)], [{"traceId": "c" * 32, "spanId": "a" * 16, "timeUnixNano": "3000", **log}])
+    (step,) = made.trajectories[0].steps
+    assert {name: score.value for name, score in step.scores.items()} == {"good": 0.5}
+
+
+def test_evaluation_in_span_attributes_is_imported() -> None:
+    made = read([span({**CALL, **SCORE})], [])
+    assert [list(step.scores) for step in made.trajectories[0].steps] == [["good"]]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "name"),
+    [
+        ({"gen_ai.evaluation.name": "good"}, "good"),
+        ({"gen_ai.evaluation.explanation": "well done"}, "evaluation"),
+        ({"agentlightning.reward.0.name": "good"}, "good"),
+        ({"evaluations.0.evaluation.name": "good", "evaluations.0.evaluation.explanation": "fine"}, "good"),
+        ({"openinference.span.kind": "EVALUATOR", "output.value": "{}"}, "judge"),
+        ({"reward": 0.5}, "reward"),
+        ({"my.reward.good": 0.5}, "my.reward.good"),
+    ],
+)
+def test_evaluation_without_a_known_score_is_listed(attributes: dict[str, Any], name: str) -> None:
+    spans = [Span("t", "a", None, "chat", 1, 2, CALL), Span("t", "b", None, "judge", 3, 4, attributes)]
+    (left,) = convert(spans).left_out
+    assert (left.what, left.span, left.name) == ("reward", "b", name)
+
+
+def test_messages_without_span_ids_attach_to_empty_calls() -> None:
+    def message(time: int, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        return {"traceId": "c" * 32, "timeUnixNano": str(time), "eventName": name,
+                "body": {"kvlistValue": {"values": pairs(body)}}}  # fmt: skip
+
+    logs = [
+        message(1100 + 1000 * at, name, body)
+        for at in range(2)
+        for name, body in (
+            ("gen_ai.user.message", {"content": f"Question {at}?"}),
+            ("gen_ai.choice", {"message": {"content": f"Answer {at}."}, "finish_reason": "stop"}),
+        )
+    ]
+    calls = [span({"gen_ai.operation.name": "chat"}, spanId=str(at) * 16, startTimeUnixNano=str(1000 + 1000 * at))
+             for at in (3, 4)]  # fmt: skip
+    for n in (1, 2):
+        made = read(calls[:n], logs[: 2 * n])
+        assert [(step.prompt, step.response) for step in made.trajectories[0].steps] == [
+            (f"[user]\nQuestion {at}?", f"Answer {at}.") for at in range(n)
+        ]
+        assert [step.info["span_id"][0] for step in made.trajectories[0].steps] == ["3", "4"][:n]
+        assert made.left_out == []
+    alone = read([], logs[:2])
+    assert [step.prompt for step in alone.trajectories[0].steps] == ["[user]\nQuestion 0?"]
+    assert alone.left_out == []
+
+
+def test_unknown_event_is_listed() -> None:
+    event = SpanEvent("gen_ai.choice.delta", {"content": "Hi"})
+    made = convert([Span("t", "a", None, "chat", 1, 2, CALL, [event, SpanEvent("exception", {})])])
+    assert [(one.what, one.name, one.reason) for one in made.left_out] == [
+        ("record", "gen_ai.choice.delta", "an event of this name is not read")
+    ]
+
+
+NUMBERS = {"line": 1.0, "message": 0.5, "call": 0.25}
+LINES: list[dict[str, Any]] = [
+    {"reward": {"right": NUMBERS["line"]}, "messages": [
+        {"role": "user", "content": "Plan it."},
+        {"role": "assistant", "content": "First add, then halve.", "reward": NUMBERS["message"]},
+        {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "Done it all."}]},
+    {"agent": "b", "request": {"messages": [{"role": "user", "content": "Add, then halve."}]},
+     "response": {"choices": [{"message": {"role": "assistant", "content": "I did it."}}]}, "reward": NUMBERS["call"]},
+]  # fmt: skip
+
+
+def _holders(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _holders(inner)
+
+
+def test_renamed_chat_log_key_keeps_texts_and_rewards() -> None:
+    """Every response is a step, in a prompt, or listed; every reward is assigned or listed."""
+    n = 0
+    for place, holder in enumerate(_holders(LINES)):
+        for key in holder:
+            lines = deepcopy(LINES)
+            changed = list(_holders(lines))[place]
+            changed[f"{key}_x"] = changed.pop(key)
+            n += 1
+            try:
+                made = convert(from_chat_log(lines))
+            except DataError:
+                continue  # the whole file is refused
+            steps = [step for trajectory in made.trajectories for step in trajectory.steps]
+            listed = [one for one in made.left_out if one.what in ("model call", "record")]
+            for text in ("First add, then halve.", "Done it all.", "I did it."):
+                assert any(text in (step.response, *step.prompt.split("\n")) for step in steps) or listed, (key, text)
+            given = [score.value for step in steps for score in step.scores.values()]
+            given += [trajectory.outcome.value for trajectory in made.trajectories if trajectory.outcome is not None]
+            rewards = [one for one in made.left_out if one.what == "reward" or "reward" in one.name]
+            assert len(given) + len(rewards) >= len(NUMBERS), key
+    assert n > 20

@@ -1,0 +1,321 @@
+"""Tests of messages in each provider's form: texts, media, reasoning, tool calls."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from creditflow.data import Step, TrajectoryBatch
+from creditflow.plugins.traces import Converted, Span, convert, from_chat_log
+from creditflow.plugins.traces.spans import SpanEvent
+
+PNG = base64.b64encode(bytes(range(256)) * 879).decode()  # 225,024 bytes: 225 kB
+URL = f"data:image/png;base64,{PNG}"
+MARKER = "[image: image/png, 225 kB]"
+IMAGES = {
+    "openai": {"type": "image_url", "image_url": {"url": URL}},
+    "responses": {"type": "input_image", "image_url": URL},
+    "anthropic": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
+    "bedrock": {"image": {"format": "png", "source": {"bytes": PNG}}},
+    "gemini": {"inlineData": {"mimeType": "image/png", "data": PNG}},
+    "vercel": {"type": "image", "image": PNG, "mediaType": "image/png"},
+    "mcp": {"type": "image", "data": PNG, "mimeType": "image/png"},
+    "opentelemetry": {"type": "blob", "mime_type": "image/png", "modality": "image", "content": PNG},
+}
+
+
+def call(read: Any, wrote: Any) -> Converted:
+    """Convert one call in OpenTelemetry's conventions."""
+    attributes = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": json.dumps(read),
+        "gen_ai.output.messages": json.dumps(wrote),
+    }
+    return convert([Span("t", "a", None, "chat", 1, 2, attributes)])
+
+
+def spread(prompt: dict[str, Any], response: dict[str, Any], read: str, wrote: str, **more: Any) -> Converted:
+    """Convert one call with messages spread over attributes."""
+    attributes = {f"{read}.0.{key}": value for key, value in prompt.items()}
+    attributes |= {f"{wrote}.0.{key}": value for key, value in response.items()}
+    return convert([Span("t", "a", None, "chat", 1, 2, attributes | more)])
+
+
+def logged(request: dict[str, Any], response: Any, **more: Any) -> Converted:
+    return convert(from_chat_log([{"request": request, "response": response, **more}]))
+
+
+def step(made: Converted) -> Step:
+    (trajectory,) = made.trajectories
+    (only,) = trajectory.steps
+    assert made.left_out == []
+    assert not made.mended
+    TrajectoryBatch.from_trajectories([trajectory])
+    return only
+
+
+ANSWER = {"role": "assistant", "content": "A cat is on the mat."}
+
+
+@pytest.mark.parametrize("form", IMAGES)
+@pytest.mark.parametrize("reader", ["attributes", "openllmetry", "chat log", "event", "vercel", "tool result"])
+def test_image_part_becomes_a_marker(form: str, reader: str) -> None:
+    content = [{"type": "text", "text": "See this:"}, IMAGES[form]]
+    if form in ("bedrock", "gemini"):
+        content[0] = {"text": "See this:"}
+    user = {"role": "user", "content": content}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": content}]}
+    chat = {"gen_ai.operation.name": "chat"}
+    events = [SpanEvent("gen_ai.user.message", {"content": json.dumps(content)}), SpanEvent("gen_ai.choice", ANSWER)]
+    vercel = {"ai.operationId": "ai.generateText.doGenerate", "ai.response.text": ANSWER["content"]}
+    found = step(
+        {
+            "attributes": lambda: call([user], [ANSWER]),
+            "openllmetry": lambda: spread(
+                {"role": "user", "content": json.dumps(content)}, ANSWER, "gen_ai.prompt", "gen_ai.completion"
+            ),
+            "chat log": lambda: logged({"messages": [user]}, {"choices": [{"message": ANSWER}]}),
+            "event": lambda: convert([Span("t", "a", None, "chat", 1, 2, chat, events)]),
+            "vercel": lambda: convert(
+                [Span("t", "a", None, "x", 1, 2, {**vercel, "ai.prompt.messages": json.dumps([user])})]
+            ),
+            "tool result": lambda: call([result], [ANSWER]),
+        }[reader]()
+    )
+    assert found.prompt == f"[user]\nSee this:\n{MARKER}"
+    (medium,) = found.info["media"]
+    assert (medium["marker"], medium["original"]) == (MARKER, IMAGES[form])
+
+
+@pytest.mark.parametrize(
+    ("part", "marker"),
+    [
+        ({"type": "input_audio", "input_audio": {"data": "AAAA" * 500, "format": "wav"}}, "[audio: audio/wav, 1.5 kB]"),
+        ({"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,QUJD"}},
+         "[file: application/pdf, 3 B]"),
+        ({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "QUI="}},
+         "[file: application/pdf, 2 B]"),
+        ({"type": "uri", "modality": "image", "uri": "https://e.x/a.png"}, "[image: https://e.x/a.png]"),
+        ({"type": "file", "modality": "video", "file_id": "f1"}, "[video: f1]"),
+        ({"video": {"format": "mp4", "source": {"bytes": "QUJD"}}}, "[video: video/mp4, 3 B]"),
+        (URL, "[image: image/png, 225 kB]"),
+    ],
+)  # fmt: skip
+def test_other_media_become_markers(part: Any, marker: str) -> None:
+    found = step(call([{"role": "user", "content": [part]}], [ANSWER]))
+    assert found.prompt == f"[user]\n{marker}"
+    assert found.info["media"][0]["original"] == part
+
+
+def test_openinference_image_becomes_a_marker() -> None:
+    prompt = {
+        "message.role": "user",
+        "message.contents.0.message_content.type": "text",
+        "message.contents.0.message_content.text": "See this:",
+        "message.contents.1.message_content.type": "image",
+        "message.contents.1.message_content.image.image.url": URL,
+    }
+    answer = {"message.content": ANSWER["content"]}
+    found = step(spread(prompt, answer, "llm.input_messages", "llm.output_messages"))
+    assert found.prompt == f"[user]\nSee this:\n{MARKER}"
+    assert found.info["media"][0]["original"]["url"] == URL
+
+
+def test_original_of_a_repeated_image_is_kept_once() -> None:
+    user = {"role": "user", "content": [IMAGES["openai"]]}
+    again = [user, ANSWER, {"role": "user", "content": "And now?"}, {"role": "assistant", "content": "It sleeps."}]
+    (trajectory,) = convert(from_chat_log([{"messages": again}])).trajectories
+    first, second = (step.info["media"][0] for step in trajectory.steps)
+    assert ("original" in first, "original" in second) == (True, False)
+    assert first["sha256"] == second["sha256"]
+
+
+USER = {"role": "user", "content": "How many?"}
+THOUGHT, SAID = "3 + 4 makes 7.", "There are seven of them."
+THINKING = [
+    {"reasoning_content": THOUGHT, "content": SAID},
+    {"reasoning": THOUGHT, "content": SAID},
+    {"thinking": THOUGHT, "content": SAID},
+    {"reasoning_details": [{"type": "reasoning.text", "text": THOUGHT}], "content": SAID},
+    {"content": [{"type": "thinking", "thinking": THOUGHT, "signature": "x"}, {"type": "text", "text": SAID}]},
+    {"content": [{"reasoningContent": {"reasoningText": {"text": THOUGHT, "signature": "x"}}}, {"text": SAID}]},
+    {"content": [{"text": THOUGHT, "thought": True}, {"text": SAID}]},
+    {"content": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": THOUGHT}]},
+                 {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": SAID}]}]},
+    {"parts": [{"type": "reasoning", "content": THOUGHT}, {"type": "text", "content": SAID}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("message", THINKING, ids=lambda message: ",".join(map(str, message)))
+@pytest.mark.parametrize("form", ["conversation", "call", "attributes"])
+def test_reasoning_is_part_of_the_response(message: dict[str, Any], form: str) -> None:
+    message = {"role": "assistant", **message}
+    reader = {"role": "user", "content": f"Check: {SAID}"}
+    checked = {"role": "assistant", "content": "Yes, right."}
+    lines: dict[str, list[dict[str, Any]]] = {
+        "conversation": [{"messages": [USER, message], "session_id": "s"}],
+        "call": [{"request": {"messages": [USER]}, "response": {"choices": [{"message": message}]}, "session_id": "s"}],
+        "attributes": [],
+    }
+    spans = from_chat_log([*lines[form], {"messages": [reader, checked], "session_id": "s"}])
+    if form == "attributes":
+        attributes = {"gen_ai.operation.name": "chat", "gen_ai.output.messages": json.dumps([message])}
+        spans = [Span("s", "a", None, "chat", 1, 2, attributes), *spans]
+    (trajectory,) = convert(spans).trajectories
+    assert [one.response for one in trajectory.steps] == [f"{THOUGHT}\n{SAID}", "Yes, right."]
+    assert (trajectory.steps[1].parents, trajectory.steps[1].info["parents_by"]) == ((0,), "text")
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_call_cut_off_in_its_reasoning_is_kept(key: str) -> None:
+    message = {"role": "assistant", "content": None, key: "3 + 4 ="}
+    made = logged({"messages": [USER]}, {"id": "r", "choices": [{"message": message, "finish_reason": "length"}]})
+    assert step(made).response == "3 + 4 ="
+    assert made.trajectories[0].status == "truncated"
+
+
+def test_thinking_of_openllmetry_is_part_of_the_response() -> None:
+    attributes = {
+        "gen_ai.prompt.0.content": "How many?",
+        "gen_ai.completion.0.finish_reason": "end_turn",
+        "gen_ai.completion.0.role": "thinking",
+        "gen_ai.completion.0.content": THOUGHT,
+        "gen_ai.completion.1.role": "assistant",
+        "gen_ai.completion.1.content": SAID,
+    }
+    found = step(convert([Span("t", "a", None, "anthropic.chat", 1, 2, attributes)]))
+    assert (found.response, found.info["finish_reason"]) == (f"{THOUGHT}\n{SAID}", "end_turn")
+
+
+CALL = '{"name": "weather", "arguments": {"city": "Bern"}}'
+LOOKED = f"Let me look.\n{CALL}"
+ROUNDS = {
+    "bedrock": ([{"text": "Let me look."},
+                 {"toolUse": {"toolUseId": "1", "name": "weather", "input": {"city": "Bern"}}}],
+                [{"toolResult": {"toolUseId": "1", "status": "success", "content": [{"text": "21 degrees"}]}}]),
+    "anthropic": ([{"type": "text", "text": "Let me look."},
+                   {"type": "tool_use", "id": "1", "name": "weather", "input": {"city": "Bern"}}],
+                  [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "21 degrees"}]}]),
+    "gemini": ([{"text": "Let me look."}, {"functionCall": {"name": "weather", "args": {"city": "Bern"}}}],
+               [{"functionResponse": {"name": "weather", "response": "21 degrees"}}]),
+    "vercel": ([{"type": "text", "text": "Let me look."},
+                {"type": "tool-call", "toolCallId": "1", "toolName": "weather", "input": {"city": "Bern"}}],
+               [{"type": "tool-result", "toolCallId": "1", "toolName": "weather",
+                 "output": {"type": "text", "value": "21 degrees"}}]),
+    "responses": ([{"type": "message", "role": "assistant",
+                    "content": [{"type": "output_text", "text": "Let me look."}]},
+                   {"type": "function_call", "call_id": "1", "name": "weather", "arguments": '{"city": "Bern"}'}],
+                  [{"type": "function_call_output", "call_id": "1", "output": "21 degrees"}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ROUNDS)
+def test_tool_calls_and_results_are_read_in_each_form(form: str) -> None:
+    looked, result = ROUNDS[form]
+    user = {"role": "user", "content": "Weather?"}
+    events = [
+        SpanEvent("gen_ai.user.message", {"content": "Weather?"}),
+        SpanEvent("gen_ai.assistant.message", {"content": json.dumps(looked)}),
+        SpanEvent("gen_ai.tool.message", {"content": json.dumps(result)}),
+        SpanEvent("gen_ai.choice", {"message": json.dumps(looked), "finish_reason": "tool_use"}),
+    ]
+    messages = [user, {"role": "assistant", "content": looked}, {"role": "tool", "content": result}]
+    for made in (
+        call(messages, [{"role": "assistant", "content": looked}]),
+        convert([Span("t", "a", None, "chat", 1, 2, {"gen_ai.operation.name": "chat"}, events)]),
+    ):
+        found = step(made)
+        assert found.response == LOOKED
+        assert found.prompt == f"[user]\nWeather?\n\n[assistant]\n{LOOKED}\n\n[tool]\n21 degrees"
+
+
+def test_json_of_a_tool_result_is_read_as_its_value() -> None:
+    result = [{"toolResult": {"toolUseId": "1", "content": [{"json": {"degrees": 21}}]}}]
+    messages = [{"role": "user", "content": "Weather?"}, {"role": "tool", "content": result}]
+    found = step(call(messages, [{"role": "assistant", "content": SAID}]))
+    assert found.prompt == '[user]\nWeather?\n\n[tool]\n{"degrees": 21}'
+
+
+@pytest.mark.parametrize(
+    ("request_", "response"),
+    [
+        ({"system": "Be brief.", "messages": [USER]},
+         {"id": "1", "type": "message", "role": "assistant", "content": [{"type": "text", "text": SAID}],
+          "stop_reason": "end_turn", "usage": {"input_tokens": 3, "output_tokens": 2}}),
+        ({"system": [{"text": "Be brief."}], "messages": [{"role": "user", "content": [{"text": "How many?"}]}]},
+         {"output": {"message": {"role": "assistant", "content": [{"text": SAID}]}}, "stopReason": "end_turn",
+          "usage": {"inputTokens": 3, "outputTokens": 2}}),
+        ({"systemInstruction": {"parts": [{"text": "Be brief."}]},
+          "contents": [{"role": "user", "parts": [{"text": "How many?"}]}]},
+         {"candidates": [{"content": {"role": "model", "parts": [{"text": SAID}]}, "finishReason": "STOP"}],
+          "usageMetadata": {"promptTokenCount": 3, "candidatesTokenCount": 2}}),
+        ({"instructions": "Be brief.", "input": "How many?"},
+         {"id": "1", "output": [{"type": "message", "role": "assistant",
+                                 "content": [{"type": "output_text", "text": SAID}]}],
+          "usage": {"input_tokens": 3, "output_tokens": 2}}),
+        ({"messages": [{"role": "system", "content": "Be brief."}, USER]},
+         {"message": {"role": "assistant", "content": SAID}, "done_reason": "stop",
+          "usage": {"prompt_tokens": 3, "completion_tokens": 2}}),
+    ],
+    ids=["anthropic", "bedrock", "gemini", "responses", "ollama"],
+)  # fmt: skip
+def test_call_log_of_each_provider_is_read(request_: dict[str, Any], response: dict[str, Any]) -> None:
+    found = step(logged(request_, response))
+    assert (found.prompt, found.response) == ("[system]\nBe brief.\n\n[user]\nHow many?", SAID)
+    assert (found.info["prompt_tokens"], found.info["completion_tokens"]) == (3, 2)
+
+
+def test_blocks_of_one_text_are_joined_unchanged() -> None:
+    parts = [{"type": "text", "text": "There are "}, {"type": "text", "text": "seven of them."}]
+    assert step(call([USER], [{"role": "assistant", "content": parts}])).response == SAID
+
+
+@pytest.mark.parametrize("text", ['[{"type": "circle", "r": 1}]', '{"text": "hi"}', "[1, 2]", "data: none", "[x]"])
+def test_json_written_by_a_model_is_unchanged(text: str) -> None:
+    assert step(call([USER], [{"role": "assistant", "content": text}])).response == text
+
+
+@pytest.mark.parametrize(
+    ("attributes", "names"),
+    [
+        ({"gen_ai.operation.name": "chat",
+          "gen_ai.output.messages": '[{"role": "assistant", "content": [{"type": "hologram"}]}]'},
+         "its response is in a form that is not known: hologram"),
+        ({"gen_ai.operation.name": "chat", "gen_ai.output.messages": '[{"utterance": "hi"}]'},
+         "its response is in a form that is not known: utterance"),
+        ({"langsmith.span.kind": "llm", "gen_ai.prompt": '{"messages": []}', "gen_ai.completion": '{"utterances": []}'},
+         "its response is in a form that is not known: utterances"),
+        ({"openinference.span.kind": "LLM", "input.value": "hi", "output.value": "ho"},
+         "it has input.value, output.value"),
+        ({"mlflow.spanType": '"LLM"', "mlflow.spanInputs": "{}", "mlflow.spanOutputs": "{}"},
+         "it has mlflow.spanInputs, mlflow.spanOutputs"),
+    ],
+)  # fmt: skip
+def test_call_in_an_unknown_form_is_left_out_by_name(attributes: dict[str, Any], names: str) -> None:
+    (left,) = convert([Span("t", "a", None, "chat", 1, 2, attributes)]).left_out
+    assert left.what == "model call"
+    assert names in left.reason
+
+
+def test_unknown_part_beside_a_text_is_marked_and_counted() -> None:
+    made = call(
+        [{"role": "user", "content": [{"type": "text", "text": "See:"}, {"type": "hologram", "x": 1}]}], [ANSWER]
+    )
+    assert made.trajectories[0].steps[0].prompt == "[user]\nSee:\n[hologram]"
+    assert made.mended == {"a part of a message in a form that is not known: hologram": 1}
+
+
+def test_langfuse_generation_is_a_step() -> None:
+    attributes = {
+        "langfuse.observation.type": "generation",
+        "langfuse.observation.model.name": "m",
+        "langfuse.observation.model.parameters": '{"temperature": 0.5}',
+        "langfuse.observation.input": json.dumps([USER]),
+        "langfuse.observation.output": json.dumps({"role": "assistant", "content": SAID}),
+    }
+    agent = {"langfuse.observation.type": "agent", "langfuse.observation.input": "How many?"}
+    spans = [Span("t", "b", None, "counter", 1, 9, agent), Span("t", "a", "b", "chat", 2, 3, attributes)]
+    found = step(convert(spans))
+    assert (found.agent, found.policy, found.temperature) == ("counter", "m", 0.5)
+    assert (found.prompt, found.response) == ("[user]\nHow many?", SAID)

@@ -1,0 +1,121 @@
+"""Tests of the enclosure and the order of spans against plain definitions."""
+
+import random
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from creditflow.plugins.traces.span_tree import CIRCLE, MISSING, MOST_EXITS, before, build_tree
+
+
+def enclosing(parents: list[int], at: int) -> list[int]:
+    found = []
+    while (at := parents[at]) >= 0:
+        found.append(at)
+    return found
+
+
+def plainly_before(parents: list[int], start: list[int], end: list[int], chosen: list[bool], at: int) -> set[int]:
+    """Compute the predecessors directly from the definition, with units as sets and a full search."""
+    n = len(parents)
+    calls = [i for i in range(n) if chosen[i]]
+
+    def inside(span: int) -> set[int]:
+        return {call for call in calls if span in (call, *enclosing(parents, call))}
+
+    def children(span: int) -> list[int]:
+        return [i for i in range(n) if parents[i] == span]
+
+    for around in [*enclosing(parents, at), -1]:
+        units = [unit for child in children(around) if (unit := inside(child))]
+        over = [unit for unit in units if max(end[c] for c in unit) <= start[at]]
+        if not over:
+            continue
+        last = [u for u in over if not any(max(end[c] for c in u) <= min(start[c] for c in v) for v in over)]
+        return {c for u in last for c in u if not any(end[c] <= start[d] for d in u)}
+    return set()
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[bool]]:
+    n = draw(st.integers(1, 14))
+    parents = [draw(st.integers(-1, at - 1)) for at in range(n)]
+    start = [draw(st.integers(0, 20)) for _ in range(n)]
+    end = [begin + draw(st.integers(1, 8)) for begin in start]
+    return parents, start, end, draw(st.lists(st.booleans(), min_size=n, max_size=n))
+
+
+@settings(max_examples=500)
+@given(traces())
+def test_before_matches_the_plain_definition(
+    trace: tuple[list[int], list[int], list[int], list[bool]],
+) -> None:
+    parents, start, end, chosen = trace
+    ids = [str(at) for at in range(len(parents))]
+    tree = build_tree(ids, [None if parent < 0 else str(parent) for parent in parents])
+    follows = before(tree, start, end, chosen)
+    for at, found in enumerate(follows):
+        assert len(set(found)) == len(found)
+        expected = plainly_before(parents, start, end, chosen, at) if chosen[at] else set()
+        assert set(found) == expected
+        assert all(end[parent] <= start[at] for parent in found)
+
+
+def test_branches_follow_the_plan_and_join_in_the_summary() -> None:
+    #        plan, branch a (2 calls), branch b (2 calls, parallel to a), summary
+    ids = ["root", "plan", "a", "a1", "a2", "b", "b1", "b2", "sum"]
+    of = [None, "root", "root", "a", "a", "root", "b", "b", "root"]
+    start = [0, 1, 4, 4, 8, 4, 5, 9, 20]
+    end = [30, 3, 12, 7, 12, 14, 8, 14, 22]
+    calls = [name in ("plan", "a1", "a2", "b1", "b2", "sum") for name in ids]
+    follows = before(build_tree(ids, of), start, end, calls)
+    names = {ids[at]: sorted(ids[i] for i in found) for at, found in enumerate(follows) if calls[at]}
+    assert names == {"plan": [], "a1": ["plan"], "a2": ["a1"], "b1": ["plan"], "b2": ["b1"], "sum": ["a2", "b2"]}
+
+
+def test_cycle_is_cut_at_its_first_span() -> None:
+    tree = build_tree(["a", "b", "c", "d"], ["c", "a", "b", "c"])
+    assert tree.parents == [-1, 0, 1, 2]
+    assert tree.mended == {0: CIRCLE}
+    assert build_tree(["a"], ["a"]).parents == [-1]
+
+
+def test_missing_parent_is_removed() -> None:
+    tree = build_tree(["a", "b"], ["nobody", "a"])
+    assert tree.parents == [-1, 0]
+    assert tree.mended == {0: MISSING}
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 9)), max_size=12))
+def test_forest_order_has_parents_first(pairs: list[tuple[int, int]]) -> None:
+    tree = build_tree([str(name) for name, _ in pairs], [str(parent) for _, parent in pairs])
+    assert sorted(tree.order) == list(range(len(pairs)))
+    place = {at: order for order, at in enumerate(tree.order)}
+    assert all(parent < 0 or place[parent] < place[at] for at, parent in enumerate(tree.parents))
+
+
+def test_deep_trace_needs_no_recursion() -> None:
+    n = 20_000
+    tree = build_tree([str(at) for at in range(n)], [None, *(str(at) for at in range(n - 1))])
+    start, end = list(range(0, 2 * n, 2)), list(range(1, 2 * n, 2))
+    follows = before(tree, start, end, [True] * n)  # each span is inside the one before but begins after its end
+    assert follows[0] == ()
+    assert tree.inherited(["deep", *[None] * (n - 1)])[-1] == "deep"
+
+
+def test_parents_by_time_are_limited_to_the_last_ended() -> None:
+    n = 500
+    start = [0] * n + [1000] * n
+    end = [1 + at for at in range(n)] + [2000] * n
+    follows = before(build_tree([str(at) for at in range(2 * n)], [None] * (2 * n)), start, end, [True] * (2 * n))
+    assert all(sorted(found) == list(range(n - MOST_EXITS, n)) for found in follows[n:])
+
+
+def test_flat_trace_is_a_chain() -> None:
+    times = random.Random(0).sample(range(0, 1000, 3), 50)
+    order = sorted(range(50), key=times.__getitem__)
+    end = [time + 1 for time in times]
+    follows = before(build_tree([str(at) for at in range(50)], [None] * 50), times, end, [True] * 50)
+    assert follows[order[0]] == ()
+    assert all(follows[later] == (earlier,) for earlier, later in pairwise(order))
