@@ -4,10 +4,15 @@ docs/migration.md has a row for each entry, with the same words.
 """
 
 REMOVED: dict[str, str] = {
+    "actor_rollout_ref.rollout.overlap": (
+        "use verl's asynchronous modes (`--engine verl -- trainer.v1.trainer_mode=colocate_async`)"
+    ),
     "algorithm.preset=istar": "use `posterior`, which has more signal in every comparison and needs no reward model",
     "algorithm.preset=prime": "use `posterior`, which has more signal in every comparison and needs no reward model",
     "algorithm.propagation=implicit_step": "use `posterior`",
     "reward.functions.fn=implicit_process": "use `process_model`, or a function of your own",
+    "trainer.sequential_ratio_max": "leave it out: every training step updates all policies",
+    "trainer.update_schedule": "leave it out: every training step updates all policies",
 }
 """Removed name -> advice. A name is a dotted key (`algorithm.tau`), a key with a value
 (`algorithm.propagation=replay`), or a command (`creditflow diff`)."""

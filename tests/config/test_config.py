@@ -186,13 +186,6 @@ def test_unknown_section_names_the_nearest(recipe):
         ("actor_rollout_ref.actor.optim.lr=0", "actor_rollout_ref.actor.optim.lr: expected a number above 0"),
         ("actor_rollout_ref.actor.loss_agg_mode=mean", "loss_agg_mode: expected one of token-mean"),
         ("actor_rollout_ref.actor.kl_loss_type=k9", "kl_loss_type: expected one of k1"),
-        ("trainer.update_schedule=alternating", "alternating needs several trained policies, got default"),
-        ("trainer.update_schedule=sequential", "sequential needs several trained policies, got default"),
-        (
-            "trainer.update_schedule=sequentially",
-            "update_schedule: expected one of simultaneous, alternating, sequential",
-        ),
-        ("trainer.sequential_ratio_max=0", "trainer.sequential_ratio_max: expected a number above 0, got 0"),
         ("trainer.critic_warmup=3", "trainer.critic_warmup: 3, but algorithm.adv_estimator: grpo has no critic"),
         ("policies={default: {optim: {rl: 1}}}", "unknown key 'policies.default.optim.rl'"),
         ("policies={default: {optim: {lr: fast}}}", "policies.default.optim.lr: expected a number above 0, got 'fast'"),

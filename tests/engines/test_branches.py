@@ -176,17 +176,6 @@ def test_run_without_branches_warns(recipe_file, capsys) -> None:
     assert read_metrics(path)[-1]["rollout/branches"] == 0
 
 
-def test_alternating_draws_decisions_of_the_updated_policy(recipe_file) -> None:
-    policies = ("policies={one: {}, two: {}}", "team.agents.writer.policy=two", "team.agents.editor.policy=one")
-    more = ("trainer.update_schedule=alternating", "trainer.total_training_steps=2", "trainer.test_freq=-1")
-    path = run(recipe_file, "alternating", *REPLAY[:2], *policies, *more)
-    for recorded in Ledger.open(path):
-        at = {info[KEY]["at"] for info in recorded.batch.trajectory_info if "at" in info.get(KEY, {})}
-        due = [row for row in read_metrics(path) if row["step"] == recorded.step]
-        updated = {name for name in ("one", "two") if f"{name}/actor/grad_norm" in due[0]}
-        assert at == ({1} if updated == {"one"} else {0})
-
-
 def test_replay_without_weight_of_the_outcome_is_refused(recipe_file) -> None:
     with pytest.raises(ConfigError, match=r"algorithm.w_o: 0, but algorithm.propagation: replay compares outcomes"):
         load_recipe(recipe_file, [REPLAY[0], "algorithm.w_o=0"])

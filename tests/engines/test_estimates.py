@@ -29,7 +29,7 @@ def test_memory_names_the_option_and_the_sizes() -> None:
     assert memory.text() == "memory: a step needs about 8.0 GiB with a.key=2048; 17.0 of 24.0 GiB are available"
 
 
-def test_run_estimate_counts_branches_and_update_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_estimate_counts_branches(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(run: Callable[[], object]) -> float:
         run()
         return 1.0
@@ -42,9 +42,6 @@ def test_run_estimate_counts_branches_and_update_schedules(monkeypatch: pytest.M
         assert run is not None
         return run.update_s
 
-    plain, n_policies, scale = update_s(), 2, 16 / 2
-    assert update_s("trainer.update_schedule=alternating") == pytest.approx(plain / n_policies)
-    assert update_s("trainer.update_schedule=sequential") == pytest.approx(plain + 2 * scale * n_policies)
     branches = "actor_rollout_ref.rollout.branching.budget=0.5"
     assert update_s("algorithm.propagation=replay", branches) == pytest.approx(
         2 * update_s("algorithm.propagation=identical")

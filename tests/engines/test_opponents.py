@@ -136,7 +136,6 @@ def test_resumed_self_play_repeats_the_run(tmp_path):
         (["policies.learner.lora_rank=2"], "expected a policy without an adapter"),
         (["guard.fallback.trainable=lora"], "guard.fallback.trainable is lora; use all"),
         (["policies.earlier.pool.size=1"], "pool.size"),
-        (["actor_rollout_ref.rollout.overlap=true", "algorithm.max_version_lag=1"], "use overlap: false"),
     ],
 )
 def test_impossible_pool_is_refused(settings, message):

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from creditflow.config import TrainerConfig, load_recipe
+from creditflow.config import load_recipe
 from creditflow.engines.common.run import sole_writer
-from creditflow.engines.common.update_schedule import policies_due
 from creditflow.engines.local import checkpoint, trainer
 from creditflow.errors import ConfigError, DataError, InputError
 from creditflow.runs.run_folder import read_metrics
@@ -28,11 +27,6 @@ KINDS = {
         "team.agents.writer.policy=one",
         "team.agents.editor.policy=two",
     ),
-    "two policies in turn": (
-        *TWO_POLICIES,
-        "trainer.update_schedule=alternating",
-        "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
-    ),
     "a central critic": (
         *TWO_POLICIES,
         "algorithm.adv_estimator=gae",
@@ -40,7 +34,6 @@ KINDS = {
         "critic={central: true, optim: {lr: 0.01}}",
         "trainer.critic_warmup=1",
     ),
-    "one policy after another": (*TWO_POLICIES, "trainer.update_schedule=sequential"),
     "dynamic sampling": ("algorithm.filter_groups.enable=true",),
     "a curriculum": ("data.curriculum={raise_at: 0.0, window: 6, review: 0.5}",),
     "fitted parts": (
@@ -123,10 +116,7 @@ def expect_the_same(one: Path, two: Path) -> None:
     "kind",
     mostly_slow(
         KINDS,
-        (
-            *("one policy", "a critic", "fitted parts", "a threshold that moves"),
-            *("two policies in turn", "one policy after another"),
-        ),
+        ("one policy", "two policies, one with an adapter", "a critic", "fitted parts", "a threshold that moves"),
     ),
 )
 def test_resumed_run_equals_an_unstopped_run(recipe_file, monkeypatch, kind) -> None:
@@ -137,33 +127,15 @@ def test_resumed_run_equals_an_unstopped_run(recipe_file, monkeypatch, kind) -> 
     expect_the_same(whole, run(recipe_file, "stopped", *settings))
 
 
-def test_alternating_schedule_updates_one_policy_a_step(recipe_file) -> None:
-    path = run(recipe_file, "whole", *EVERY_STEP, *KINDS["two policies in turn"])
-    updated = [
-        {name.partition("/")[0] for name in row if name.endswith("/actor/grad_norm")}
-        for row in read_metrics(path)
-        if row["step"] > 0
-    ]
-    assert updated == [{"one"}, {"two"}, {"one"}, {"two"}]
-
-
-def test_alternating_schedule_trains_critics_in_every_step(recipe_file) -> None:
-    critic = ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer")
-    rows = read_metrics(run(recipe_file, "run", *EVERY_STEP, *KINDS["two policies in turn"], *critic))[1:]
-    assert all(row[f"{name}/critic/grad_norm"] > 0 for row in rows for name in ("one", "two"))
-    # Two updates a step, so each policy has four updates: half a cosine of four.
-    expected = [0.01 * (1 + math.cos(math.pi * k / 4)) / 2 for k in range(4)]
-    for name, first in (("one", 0), ("two", 1)):
-        rates = [rows[first + 2 * k][f"{name}/actor/lr"] for k in range(2)]
-        assert rates == pytest.approx([(expected[0] + expected[1]) / 2, (expected[2] + expected[3]) / 2])
-
-
-@pytest.mark.parametrize(
-    ("warmup", "expected"), [(0, [["a"], ["b"], ["c"], ["a"]]), (2, [[], [], ["a"], ["b"]])], ids=["at once", "later"]
-)
-def test_policies_take_turns_after_the_warm_up(warmup, expected) -> None:
-    schedule = TrainerConfig(update_schedule="alternating", critic_warmup=warmup)
-    assert [policies_due(step, schedule, ["a", "b", "c"], 0) for step in (1, 2, 3, 4)] == expected
+def test_warm_up_delays_actors_and_their_schedule(recipe_file) -> None:
+    cosine = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
+    rows = read_metrics(run(recipe_file, "run", *EVERY_STEP, *KINDS["a critic"], cosine))[1:]
+    assert all(row["critic/grad_norm"] > 0 for row in rows)
+    assert ["actor/grad_norm" in row for row in rows] == [False, True, True, True]
+    # Two updates a step in three steps: half a cosine of six.
+    expected = [0.01 * (1 + math.cos(math.pi * k / 6)) / 2 for k in range(6)]
+    rates = [row["actor/lr"] for row in rows[1:]]
+    assert rates == pytest.approx([(expected[k] + expected[k + 1]) / 2 for k in (0, 2, 4)])
 
 
 def test_run_without_a_checkpoint_starts_again(recipe_file, monkeypatch) -> None:

@@ -72,10 +72,6 @@ class RolloutConfig(Section):
     """Seconds for one rollout; time in the run's own sampler does not count. A longer rollout is cancelled."""
     timeout_outcome: Literal["mask", "zero"] = "mask"
     """`mask`: the trajectory is `failed` and left out of training. `zero`: it gets the worst outcome, by default 0."""
-    overlap: bool = False
-    """Begin the next training step's rollouts when half of this step's are finished, so that a few slow ones do not
-    leave the sampler idle. They are sampled from policies one version behind those that they train. For `--engine
-    local`; needs `algorithm.max_version_lag` of at least 1."""
     min_complete_frac: Annotated[float, Field(gt=0, le=1), expected("a share above 0 and at most 1")] = 1.0
     """Train as soon as this share of a batch's groups is complete. The others join the next batch, with the versions
     that sampled them, so batches differ in size. Below 1 needs `--engine verl` with an asynchronous trainer mode."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from creditflow._utils.sections import Section, Text, expected
 
@@ -50,13 +50,6 @@ class TrainerConfig(Section):
     """torch threads; 0: torch's own choice."""
     critic_warmup: NonNegativeInt = 0
     """Training steps at the beginning in which only the critic is trained."""
-    update_schedule: Literal["simultaneous", "alternating", "sequential"] = "simultaneous"
-    """With several trained policies: `simultaneous` updates all of them in every training step; `alternating` updates
-    one in each step, in turn, so that the others do not change meanwhile; `sequential` updates one after another in
-    every step, in random order, and multiplies the advantages of later ones by the probability ratio of earlier ones
-    (HAPPO, arXiv 2109.11251). Critics are updated in every step."""
-    sequential_ratio_max: PositiveFloat | None = 2.0
-    """Upper limit of that ratio; null: none, as in HAPPO."""
 
 
 class AuditConfig(Section):

@@ -69,17 +69,6 @@ def _validate_training(config: Config) -> None:
             f"critic.context: {config.critic.context}, but critic.central: true reads the steps of all policies; "
             "leave critic.context out"
         )
-    if trainer.update_schedule != "simultaneous" and len(trained := trained_policies(config)) < 2:
-        raise ConfigError(
-            f"trainer.update_schedule: {trainer.update_schedule} needs several trained policies, got "
-            f"{', '.join(trained) or 'none'}"
-        )
-    if trainer.update_schedule == "sequential" and PROPAGATION_RULES[config.algorithm.propagation].branches:
-        raise ConfigError(
-            f"trainer.update_schedule: sequential, but the values of algorithm.propagation: "
-            f"{config.algorithm.propagation} are means over branches, which have different probability ratios; use "
-            "simultaneous or alternating"
-        )
     _validate_branching(config)
     for section, averaged in (("actor_rollout_ref.actor", actor), ("critic", config.critic)):
         if averaged.loss_agg_mode == SUM_NORM and averaged.loss_scale_factor is None:
@@ -172,11 +161,6 @@ def _validate_pool(config: Config, key: str, policy: PolicyConfig, pool: PoolCon
         raise ConfigError(f"{key}.pool.of: expected a policy without an adapter (lora_rank: 0), got {pool.of}")
     if config.guard.fallback.trainable == "lora":
         raise ConfigError(f"{key}.pool: snapshots need all weights, but guard.fallback.trainable is lora; use all")
-    if config.actor_rollout_ref.rollout.overlap:
-        raise ConfigError(
-            f"{key}.pool: a rollout meets one snapshot, but with actor_rollout_ref.rollout.overlap the pool changes "
-            "while rollouts run; use overlap: false"
-        )
 
 
 def _validate_endpoint(key: str, policy: PolicyConfig, endpoint: EndpointConfig) -> None:

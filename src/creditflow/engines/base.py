@@ -48,8 +48,6 @@ class Capability(StrEnum):
     """`critic.context` or `critic.central` other than the default."""
     FALLBACK_ADAPTERS = "adapters in the fallback"
     """`guard.fallback.trainable: lora`."""
-    UPDATE_SCHEDULE = "updates of policies in turn"
-    """`trainer.update_schedule` other than the default."""
     TRACKED_REPORT = "reports in trackers"
     """`train` takes `make_report`, and sends the report of a finished run to its trackers."""
     OWN_OPTIONS = "options of its own"
@@ -60,7 +58,6 @@ CAPABILITY_OPTIONS = {
     "critic.context": (("trajectory",), Capability.CRITIC_CONTEXT),
     "critic.central": ((True,), Capability.CRITIC_CONTEXT),
     "guard.fallback.trainable": (("lora",), Capability.FALLBACK_ADAPTERS),
-    "trainer.update_schedule": (("alternating", "sequential"), Capability.UPDATE_SCHEDULE),
 }
 """Recipe options, and their values that need a capability. Propagation rules declare their needs in their records."""
 

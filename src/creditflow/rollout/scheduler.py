@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import replace
 
 from creditflow.errors import CreditflowError
 from creditflow.rollout.client import ChatClient, Generation, GenerationRequest, ModelClient
@@ -35,13 +34,10 @@ class Scheduler:
     world (a tool, a judge, an endpoint). Calls that arrive during a generation join the next one; the loop stays free
     meanwhile. Rollouts whose agents call over HTTP run outside the loop: a batch waits for them while calls keep
     coming, and for at most `_LONGEST_WAIT`. The calls of a batch are ordered by their seeds, not by arrival.
-
-    Between `hold` and `release` no generation begins, so that policies can be updated while rollouts wait.
     """
 
     def __init__(self, clients: Mapping[str, ModelClient | ChatClient], max_num_seqs: int = 1024) -> None:
         self.clients = clients
-        self._held = False
         self._models = {name: client for name, client in clients.items() if not isinstance(client, ChatClient)}
         self.max_num_seqs = max_num_seqs
         self.fault: Exception | None = None
@@ -60,25 +56,12 @@ class Scheduler:
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         pending = self._pending[policy]
         pending[future] = request
-        self._start()
+        if self._dispatcher is None or self._dispatcher.done():
+            self._dispatcher = asyncio.create_task(self._dispatch())
         try:
             return await future
         finally:
             pending.pop(future, None)  # a cancelled call is neither waited for nor generated
-
-    def hold(self) -> None:
-        """Begin no generation until `release`. One that runs goes on; `idle` waits for it."""
-        self._held = True
-
-    def release(self) -> None:
-        """Resume generation."""
-        self._held = False
-        self._start()
-
-    def _start(self) -> None:
-        idle = self._dispatcher is None or self._dispatcher.done()
-        if idle and not self._held and any(self._pending.values()):
-            self._dispatcher = asyncio.create_task(self._dispatch())
 
     def expect(self, rollouts: int) -> None:
         """Add to the number of rollouts that run outside the event loop and are about to call (negative: subtract)."""
@@ -90,11 +73,9 @@ class Scheduler:
             await self._dispatcher
 
     async def _dispatch(self) -> None:
-        while any(self._pending.values()) and not self._held:
+        while any(self._pending.values()):
             await self._until_quiet()
             for policy, pending in self._pending.items():
-                if self._held:
-                    return
                 ordered = sorted(pending, key=lambda future: pending[future].seed)
                 batch = {future: pending.pop(future) for future in ordered[: self.max_num_seqs]}
                 if batch:
@@ -118,11 +99,9 @@ class Scheduler:
 
     async def _run(self, policy: str, batch: _Pending) -> None:
         self.batch_sizes.append(len(batch))
-        model = self._models[policy]
-        version = model.version
         try:
             generations = await asyncio.get_running_loop().run_in_executor(
-                _MODELS, self._context.run, model.generate, list(batch.values())
+                _MODELS, self._context.run, self._models[policy].generate, list(batch.values())
             )
             if len(generations) != len(batch):
                 raise CreditflowError(
@@ -136,7 +115,4 @@ class Scheduler:
             return
         for future, generation in zip(batch, generations, strict=True):
             if not future.done():  # its rollout may have been cancelled meanwhile
-                # The policy may be updated before the rollout reads the response.
-                future.set_result(
-                    generation if generation.version is not None else replace(generation, version=version)
-                )
+                future.set_result(generation)

@@ -238,7 +238,6 @@ def test_each_policy_has_its_own_adapter_and_optimizer():
         f"{ACTOR}.loss_agg_mode=traj-mean-step-mean",
         "critic.loss_agg_mode=traj-mean-step-mean",
         "critic.context=trajectory",
-        "trainer.sequential_ratio_max=5.0",
         "algorithm.propagation=shapley",
         "audit.every=1",
     ],
@@ -253,13 +252,6 @@ def test_central_critic_is_rejected_by_name():
     words = refused("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer", "critic.central=true")
 
     assert words.startswith("critic.central: True is for --engine local")
-
-
-@pytest.mark.parametrize("kind", ["alternating", "sequential"])
-def test_update_schedules_are_rejected_by_name(kind):
-    words = refused(*SEVERAL, f"trainer.update_schedule={kind}")
-
-    assert words.startswith(f"trainer.update_schedule: {kind} is for --engine local")
 
 
 def test_final_only_frequency_exceeds_any_run():

@@ -16,7 +16,6 @@ from creditflow.engines.common.branches import (
     new_tokens,
     plan_branches,
 )
-from creditflow.engines.common.update_schedule import policies_due
 from creditflow.engines.local.outcomes import AT_ONCE
 from creditflow.engines.local.rollouts import complete, fill_references, score
 from creditflow.engines.local.run import RunState
@@ -68,7 +67,7 @@ async def add_branches(
 def _agents_due(run: RunState, step: int) -> list[str]:
     """The agents whose policies this training step updates. A decision of another agent would hardly be trained."""
     config = run.config
-    due = policies_due(step, config.trainer, trained_policies(config), config.data.seed)
+    due = trained_policies(config) if step > config.trainer.critic_warmup else ()
     return [agent for policy in due for agent in policies_in_use(config)[policy]]
 
 

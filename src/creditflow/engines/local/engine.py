@@ -14,7 +14,6 @@ from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.engines.base import Capability, CheckResult, Engine
 from creditflow.engines.common.components import Components
 from creditflow.engines.common.rollouts import needs_reference
-from creditflow.engines.local.ahead import expect_overlap_possible
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.estimate import estimate_run
 from creditflow.engines.local.policy import Policy, pick_device
@@ -61,7 +60,6 @@ class LocalEngine(Engine):
         super().expect_trainable(recipe, reporter)
         expect_installed(recipe.config.trainer.logger)
         _expect_whole_batches(recipe)
-        expect_overlap_possible(recipe.config)
         if wants_values(recipe.config.algorithm):
             expect_enough_rollouts(recipe.config)
 

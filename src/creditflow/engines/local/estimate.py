@@ -19,7 +19,6 @@ from creditflow.engines.common.branches import wants_branches
 from creditflow.engines.common.components import Components
 from creditflow.engines.common.rollouts import policy_steps, total_steps
 from creditflow.engines.local.actor import Actor
-from creditflow.engines.local.correction import actor_logprobs
 from creditflow.engines.local.learner import sampled_tokens
 from creditflow.engines.local.packing import PackedSteps
 from creditflow.engines.local.policy import Policy
@@ -57,12 +56,6 @@ def estimate_run(
         _update_seconds(actor, assignment, policy_steps(batch, name), scale, n_updates)
         for name, actor in policy_set.actors.items()
     )
-    if trainer.update_schedule == "alternating":
-        update /= max(len(policy_set.actors), 1)
-    elif trainer.update_schedule == "sequential":
-        update += scale * sum(
-            _factor_seconds(actor, batch, policy_steps(batch, name)) for name, actor in policy_set.actors.items()
-        )
     # Branches are made in addition, and are scored and trained like other rollouts.
     more = 1.0 / (1.0 - rollout.branching.budget) if wants_branches(config.algorithm) else 1.0
     evaluations = 1 + trainer.val_before_train
@@ -125,13 +118,6 @@ def _update_seconds(actor: Actor, assignment: Assignment, own_S: Bools, scale: f
     whole = update(largest)
     optimizer = _timed(actor.learner.step)
     return tokens * max(whole - optimizer, 0.0) / len(largest.input_ids) + n_updates * optimizer
-
-
-def _factor_seconds(actor: Actor, batch: TrajectoryBatch, own_S: Bools) -> float:
-    """Seconds of the log-probs before and after a policy's update, which the factor of sequential updates needs."""
-    _, sampled_S = sampled_tokens(batch)
-    steps = np.flatnonzero(own_S & (sampled_S > 0))
-    return 2 * _timed(lambda: actor_logprobs(actor, batch, steps)) if len(steps) else 0.0
 
 
 def _timed(run: Callable[[], object]) -> float:

@@ -40,7 +40,6 @@ from creditflow.engines.local.planning import MemoryPlan
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.products import cast_bytes
 from creditflow.engines.local.samplers.vllm import attach_samplers
-from creditflow.engines.local.sequential import JointRatio
 from creditflow.engines.models.folders import critic_folder, model_folder
 from creditflow.errors import ConfigError
 from creditflow.monitoring.memory import forget_peak, peak_gib
@@ -173,15 +172,11 @@ class PolicySet:
         mini_batches = math.ceil(config.data.train_batch_size / section.ppo_mini_batch_size)
         learning = steps - min(steps, config.trainer.critic_warmup)
         actors = dict[str, Actor]()
-        trained = trained_policies(config)
-        for place, name in enumerate(trained):
-            own_steps = learning
-            if config.trainer.update_schedule == "alternating":
-                own_steps = len(range(place, learning, len(trained)))
+        for name in trained_policies(config):
             actors[name] = Actor(
                 policies[name],
                 section,
-                own_steps * mini_batches * section.ppo_epochs,
+                learning * mini_batches * section.ppo_epochs,
                 optim=optim_of(config, name),
                 keep_reference=keep_reference,
             )
@@ -334,15 +329,12 @@ class PolicySet:
         values_T: Floats | None,
         mini_batch_of_step: Ints,
         *,
-        only: Sequence[str] | None = None,
-        joint: JointRatio | None = None,
+        update_actors: bool = True,
     ) -> dict[str, float]:
-        """Update each actor and critic from its policy's steps; returns metrics.
+        """Update each critic and, with `update_actors`, each actor from its policy's steps; returns metrics.
 
         With several trained policies, metric names start with the policy's name, except those of a central critic.
         `values_T`: the result of `values`.
-        `only`: the policies whose actors are updated, in this order; None: all. `joint`: the factor of sequential
-        updates.
         """
         memory.release()  # what sampling left
         batch, returns_T, advantage_T = assignment.batch, assignment.returns_T, assignment.token_advantages()
@@ -354,23 +346,13 @@ class PolicySet:
             own_S = assignment.trained_S & self._critic_steps(batch, name)
             measured = critic.update(batch, returns_T, values_T, own_S, mini_batch_of_step)
             (common if critic.config.central else metrics[name]).update(measured)
-        due = list(self.actors) if only is None else only
-        for name in due:
-            actor, steps_S = self.actors[name], policy_steps(batch, name)
-            own_S = assignment.trained_S & steps_S
+        for name, actor in self.actors.items() if update_actors else ():
+            own_S = assignment.trained_S & policy_steps(batch, name)
             corrected, weighted_T = batch, advantage_T
-            if joint is not None:
-                weighted_T, measured = joint.apply(weighted_T, own_S)
-                metrics[name] |= measured
             if self.correction is not None:
                 corrected, weighted_T, measured = self.correction.apply(actor, batch, weighted_T, own_S)
                 metrics[name] |= measured
-            later = joint if name != due[-1] else None  # no policy reads the factor of the last one
-            if later is not None:
-                later.begin(actor, steps_S)
             metrics[name] |= actor.update(corrected, weighted_T, own_S, mini_batch_of_step, assignment.share_S)
-            if later is not None:
-                later.end(actor, steps_S)
         return common | {key: value for name, own in metrics.items() for key, value in self._named(name, own).items()}
 
     def _critic_steps(self, batch: TrajectoryBatch, name: str) -> Bools:

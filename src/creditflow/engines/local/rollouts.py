@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -27,7 +27,6 @@ from creditflow.monitoring import evaluation_metrics
 from creditflow.rewards import ScoringReport
 from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, run_rollouts
 
-Sampler = Callable[[tuple[int, ...], Sequence[Task]], Awaitable[list[Trajectory]]]
 TRAIN = 0
 """The first part of a training rollout's random key; other uses have other numbers."""
 
@@ -88,7 +87,6 @@ async def gather(
     policy_set: PolicySet,
     tasks_taken: int,
     timing: Stopwatch,
-    ahead: Sampler | None = None,
     curriculum: Curriculum | None = None,
 ) -> SampledBatch:
     """Sample and score the trajectories of a training step.
@@ -97,8 +95,7 @@ async def gather(
     DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2), until the batch is full or `max_num_gen_batches` is reached.
     The result is then the kept groups, or the last sampled groups if none was kept.
 
-    `ahead`: samples the rollouts in place of `sample_trajectories`, from the step's key and tasks. `curriculum`: draws
-    the tasks in place of `tasks_at`.
+    `curriculum`: draws the tasks in place of `tasks_at`.
 
     Raises CreditflowError if too many rollouts failed, TooManyFailedScores if too many scores did.
     """
@@ -115,10 +112,7 @@ async def gather(
         tasks = [components.train_tasks[i] for i in drawn]
         tasks_taken += size
         with timing("rollout"):
-            if ahead is not None:
-                some = await ahead(key, tasks)
-            else:
-                some = await sample_trajectories(components, policy_set, tasks, n, components.sampling.temperature, key)
+            some = await sample_trajectories(components, policy_set, tasks, n, components.sampling.temperature, key)
         with timing("reward"):
             components.label(some)
             try:
@@ -227,18 +221,12 @@ async def score(
 
 
 async def complete(running: Awaitable[list[Trajectory]], components: Components) -> list[Trajectory]:
-    """Wait for rollouts, then close the connections to endpoints, unless other rollouts go on (`rollout.overlap`)."""
+    """Wait for rollouts, then close the connections to endpoints."""
     try:
         return await running
     finally:
-        if not components.recipe.config.actor_rollout_ref.rollout.overlap:
-            await close_clients(components)
-
-
-async def close_clients(components: Components) -> None:
-    """Close the connections to endpoints."""
-    for client in components.chat_clients.values():
-        await client.aclose()
+        for client in components.chat_clients.values():
+            await client.aclose()
 
 
 def fill_references(

@@ -30,7 +30,6 @@ from creditflow.engines.common.run import (
     run_facts,
 )
 from creditflow.engines.local import checkpoint
-from creditflow.engines.local.ahead import RolloutsAhead
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import ConfigError, InputError
 from creditflow.monitoring import Guard, GuardEvent, GuardStop
@@ -70,12 +69,8 @@ class RunState:
     """Response tokens that branches have generated, which are part of `generated_tokens`."""
     audit_tokens: int = 0
     """Response tokens that measurements of fidelity have generated."""
-    steps: int = 0
-    """The training steps of the run."""
     curriculum: Curriculum | None = None
     """The order of the tasks with `data.curriculum`."""
-    ahead: RolloutsAhead | None = None
-    """The sampler with `rollout.overlap`."""
     peak_before: float | None = None
     """Peak memory in GiB of the step before the fallback to adapters; None after the comparison."""
 

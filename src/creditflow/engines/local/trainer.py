@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -15,13 +14,12 @@ from creditflow.config import Recipe
 from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.trees import trees_of
-from creditflow.data import Floats, Ints, Task, Trajectory, TrajectoryBatch
+from creditflow.data import Floats, Ints, TrajectoryBatch
 from creditflow.engines.common.branches import wants_branches
 from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.common.guard import build_guard, run_guard
 from creditflow.engines.common.metrics import (
     evaluation_line,
-    staleness_metrics,
     status_line,
     step_metrics,
     update_threshold,
@@ -30,24 +28,18 @@ from creditflow.engines.common.metrics import (
 )
 from creditflow.engines.common.rollouts import needs_reference, total_steps
 from creditflow.engines.common.run import FINISHED, run_path, sole_writer
-from creditflow.engines.common.update_schedule import policies_due
-from creditflow.engines.local.ahead import RolloutsAhead, expect_overlap_possible
 from creditflow.engines.local.branches import BranchedStep, add_branches
 from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.fidelity import fidelity_metrics
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import (
-    TRAIN,
     SampledBatch,
-    Sampler,
     Stopwatch,
     gather,
     sample_trajectories,
     score,
-    tasks_at,
 )
 from creditflow.engines.local.run import NAME, RunState, apply_guard_action, begin, expect_resumable
-from creditflow.engines.local.sequential import JointRatio
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.monitoring import Evaluation, GuardEvent
 from creditflow.monitoring.guard import STOP
@@ -57,7 +49,6 @@ from creditflow.monitoring.tracking import Trackers, expect_installed, final_row
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.run_folder import log_failures
 
-T = TypeVar("T")
 _VAL = 1
 """The first part of a validation trajectory's random key; training uses 0."""
 
@@ -77,7 +68,6 @@ def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = N
     expect_resumable(recipe, path, steps)
     guard = build_guard(recipe.config, recipe.folder, components.rewards.functions, NAME)
     expect_installed(recipe.config.trainer.logger)
-    expect_overlap_possible(recipe.config)
     measures = wants_values(recipe.config.algorithm)
     if measures:
         expect_enough_rollouts(recipe.config)
@@ -129,15 +119,8 @@ def _send_report(run: RunState, make_report: MakeReport) -> None:
 
 
 async def _with_rewards(run: RunState, steps: int) -> None:
-    run.steps = steps
-    if run.config.actor_rollout_ref.rollout.overlap:
-        run.ahead = RolloutsAhead(run.components, run.policy_set)
     async with run.components.rewards.open(run.policy_set.policies):
-        try:
-            await _train(run, steps)
-        finally:
-            if run.ahead is not None:
-                await run.ahead.close()
+        await _train(run, steps)
 
 
 async def _train(run: RunState, steps: int) -> None:
@@ -174,8 +157,6 @@ async def _train(run: RunState, steps: int) -> None:
                     run.save(trainer.max_actor_ckpt_to_keep)
             if action is not None:
                 apply_guard_action(action, run)
-                if run.ahead is not None:  # it began from the policies that were discarded
-                    await run.ahead.cancel_next()
                 bar.skip(run.done - step)
                 await rerun_interrupted_evaluation(run, steps)
     if evaluation is not None:
@@ -233,9 +214,7 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     policy_set.forget_peaks()
     options = run.guard.options(config.algorithm)
     try:
-        gathered = await gather(
-            step, components, policy_set, run.tasks_taken, timing, _ahead(run, step), run.curriculum
-        )
+        gathered = await gather(step, components, policy_set, run.tasks_taken, timing, run.curriculum)
         if wants_values(options):
             with timing("counterfactual"):
                 gathered.metrics.update(await add_values(components, policy_set, gathered.trajectories, step))
@@ -250,12 +229,12 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     run.branch_tokens += branched.tokens
     batch = TrajectoryBatch.from_trajectories(trajectories)
     run.warn(rollout_events(batch, step, run.folder.events()))
-    assignment, values_T = await _beside(run, lambda: _credited(run, batch, options, timing))
+    assignment, values_T = _credited(run, batch, options, timing)
     if config.audit.every > 0 and step % config.audit.every == 0:
         with timing("audit"):
             audited = _audited(run, assignment, values_T)
             gathered.metrics.update(await fidelity_metrics(run, step, audited, trajectories))
-    metrics = await _beside(run, lambda: _trained(run, step, gathered, branched, assignment, values_T, timing))
+    metrics = _trained(run, step, gathered, branched, assignment, values_T, timing)
     metrics["timing/processor_s"] = time.process_time() - processor_s
     tokens = gathered.tokens + branched.prompt_tokens + branched.tokens
     return metrics | {
@@ -263,11 +242,6 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
         "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],
         **_update_rate(metrics),
     }
-
-
-async def _beside(run: RunState, work: Callable[[], T]) -> T:
-    """Do `work`; in a thread if rollouts go on meanwhile, so that their tools and time limits find the event loop."""
-    return work() if run.ahead is None else await asyncio.to_thread(work)
 
 
 def _credited(
@@ -297,7 +271,6 @@ def _trained(
     config, policy_set, batch = run.config, run.policy_set, assignment.batch
     section = config.actor_rollout_ref.actor
     threshold = run.guard.threshold(run.threshold)
-    versions = {name: actor.policy.version for name, actor in policy_set.actors.items()}
     terms = [name for name, on in (("KL", section.use_kl_loss), ("entropy", section.entropy_coeff)) if on]
     run.warn(tied_events(assignment, terms, step, run.folder.events()))
     with timing("update"):
@@ -319,23 +292,7 @@ def _trained(
             **rated,
             **policy_set.peaks(),
         }
-        if run.ahead is not None:
-            metrics |= staleness_metrics(batch, versions)
     return metrics | timing.metrics()
-
-
-def _ahead(run: RunState, step: int) -> Sampler | None:
-    """The sampler of a training step that begins the next one's rollouts; None without `rollout.overlap`."""
-    ahead, config, every = run.ahead, run.config, run.components.train_tasks
-    if ahead is None:
-        return None
-    size = config.data.train_batch_size
-    following = tasks_at(run.tasks_taken + size, size, len(every), config) if step < run.steps else []
-
-    async def sample(key: tuple[int, ...], tasks: Sequence[Task]) -> list[Trajectory]:
-        return await ahead.sample(key, tasks, (TRAIN, step + 1), [every[i] for i in following])
-
-    return sample
 
 
 async def _branched(
@@ -375,14 +332,12 @@ def _audited(run: RunState, assignment: Assignment, values_T: Floats | None) -> 
 
 
 def _update(run: RunState, step: int, assignment: Assignment, values_T: Floats | None) -> dict[str, float]:
-    """Update the policies that are due in a training step, and all critics; returns metrics."""
+    """Update the critics, and after `trainer.critic_warmup` the policies; returns metrics."""
     config, policy_set, batch = run.config, run.policy_set, assignment.batch
     nth_task = _recorded(batch) // config.actor_rollout_ref.rollout.n
     mini_batch_of_step = (nth_task // config.actor_rollout_ref.actor.ppo_mini_batch_size)[batch.trajectory_of_step]
-    due, joint = policies_due(step, config.trainer, list(policy_set.actors), config.data.seed), None
-    if config.trainer.update_schedule == "sequential":
-        joint = JointRatio(batch, config.trainer.sequential_ratio_max)
-    return policy_set.update(assignment, values_T, mini_batch_of_step, only=due, joint=joint)
+    warmed_up = step > config.trainer.critic_warmup
+    return policy_set.update(assignment, values_T, mini_batch_of_step, update_actors=warmed_up)
 
 
 def _update_rate(metrics: Mapping[str, float]) -> dict[str, float]:

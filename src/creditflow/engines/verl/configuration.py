@@ -169,8 +169,6 @@ _BACK = tuple(key for key in _SAME if key not in _WIDER) + _keys("""
 _LOCAL = (
     "actor_rollout_ref.model.layers_to_transform",
     "algorithm.filter_groups.max_num_gen_batches",
-    "actor_rollout_ref.rollout.overlap",
-    "trainer.sequential_ratio_max",
 )
 """Options without an equivalent in verl."""
 _APART = ("actor_rollout_ref.rollout.name", "actor_rollout_ref.rollout.engine_kwargs", "algorithm.rollout_correction")
