@@ -29,6 +29,7 @@ import numpy as np
 from benchmarks.guarded import runs_of
 from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, show, write
 from benchmarks.runs import Run, finish
+from benchmarks.simulation import Chain, amplification, draw, moved_outputs
 from benchmarks.sources import TRAINING, Work
 from benchmarks.synthetic import chain_batch
 from creditflow.config.shipped import find_recipe
@@ -36,13 +37,12 @@ from creditflow.credit import CreditOptions, assign
 from creditflow.runs.run_folder import read_metrics
 from creditflow.studies.comparison.bootstrap import Difference, paired_difference
 from creditflow.studies.comparison.results import ArmResult
-from creditflow.studies.simulation import SimulatedTeam, credited, draw, moved_outputs
 
 MEASURES = (
     *TRAINING,
     "src/creditflow/monitoring/guard.py",
     "src/creditflow/monitoring/guard_rules",
-    "src/creditflow/studies/simulation.py",
+    "benchmarks/simulation.py",
     "benchmarks/cases.py",
     "src/creditflow/recipes/arithmetic_chain.py",
     "src/creditflow/recipes/arithmetic_chain.yaml",
@@ -302,20 +302,19 @@ def _healthy(claims: Claims) -> Row:
     )
 
 
-CHAIN = SimulatedTeam(steps=30, error=0.05, tasks=512)
+CHAIN = Chain(steps=30, error=0.05, tasks=512)
 """Each step errs on 5 % of correct inputs; the outcome is that of the last step."""
 
 
 def simulated() -> Iterable[Row]:
     """Effects of an early error in a chain of 30 steps, on outputs and on blame."""
     for recovery, words in ((0.0, "nothing is mended"), (0.3, "3 wrong inputs in 10 are mended")):
-        team = replace(CHAIN, recovery=recovery)
-        drawn = draw(team)
-        moved = moved_outputs(team, drawn)
+        drawn = draw(replace(CHAIN, recovery=recovery))
+        moved = moved_outputs(drawn)
         early, late = float(moved[:10].mean()), float(moved[-10:].mean())
         of = f"a chain of 30 steps, {words}"
         blamed = {
-            rule: float(np.nanmean(credited(rule, drawn, CreditOptions(propagation=rule)).amplification_K[:10]))
+            rule: float(np.nanmean(amplification(drawn, CreditOptions(propagation=rule))[:10]))
             for rule in ("identical", "none", GATED)
         }
         yield Row(

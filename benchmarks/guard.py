@@ -25,14 +25,14 @@ from creditflow.config import default_rules, load_recipe
 from creditflow.engines.common.components import build_components
 from creditflow.engines.common.guard import build_guard
 from creditflow.monitoring.guard import WARN, Guard, specs
-from creditflow.monitoring.scenarios import SCENARIOS, Setting, series
 from creditflow.runs.run_folder import read_metrics
+from tests.monitoring.scenarios import SCENARIOS, Setting, series
 
 MEASURES = (
     "src/creditflow/monitoring/guard.py",
     "src/creditflow/monitoring/metrics.py",
     "src/creditflow/monitoring/guard_rules",
-    "src/creditflow/monitoring/scenarios.py",
+    "tests/monitoring/scenarios.py",
 )
 SETTING = Setting(steps=100, test_freq=5, onset=20)
 FEW = 32
@@ -119,7 +119,7 @@ def cost(steps: int) -> Iterable[Figure]:
         subprocess.run([*command, *more], cwd=ROOT, check=True)
         rows = read_metrics(Path(folder) / "run")[1:]
     loaded = load_recipe("arithmetic_chain")
-    guard = build_guard(loaded.config, loaded.folder, build_components(loaded, tasks=False).rewards.functions)
+    guard = build_guard(loaded.config, loaded.folder, build_components(loaded, tasks=False).rewards.functions, "local")
     shares, looks = [], []
     for row in rows:
         numbers = {key: value for key, value in row.items() if value is not None}

@@ -22,7 +22,9 @@ from benchmarks.processes import collecting, start, wait
 from benchmarks.record import RESULTS, ROOT, Figure, peer_missing, show
 from benchmarks.recordings import Recording
 from benchmarks.rule_credit import _Taken
+from benchmarks.simulation import Chain, amplification, draw, moved_outputs
 from benchmarks.sources import Result, Work, hashes, results
+from creditflow.credit import CreditOptions
 from creditflow.data import TrajectoryBatch
 from creditflow.engines.local.decisions import AFTER, BEFORE, _Continuation
 from tests.builders import make_trajectory, step
@@ -347,3 +349,22 @@ def test_part_of_a_recorded_batch_keeps_its_rows() -> None:
     rows = [batch.step_ids.index(id) for id in part.batch.step_ids]
     assert part.sketch_SD[:, 0].tolist() == rows
     assert np.flatnonzero(~np.isnan(part.advantages(np.ones(part.batch.n_steps)))).tolist() == rows
+
+
+# Simulated chains
+
+
+def test_error_without_recovery_spoils_all_later_outputs() -> None:
+    """do(error at t) makes outputs t..n wrong; without it, output s >= t is right with probability p^(s - 1)."""
+    n, p = 12, 0.9
+    expected = [sum(p ** (s - 1) for s in range(t, n + 1)) for t in range(1, n + 1)]
+    assert moved_outputs(draw(Chain(n, 1 - p, tasks=2000))) == pytest.approx(expected, abs=0.13)
+
+
+def test_error_with_full_recovery_spoils_one_output() -> None:
+    assert moved_outputs(draw(Chain(12, 0.1, tasks=100, recovery=1.0))) == pytest.approx(np.ones(12), abs=1e-12)
+
+
+def test_shared_reward_spreads_blame_evenly() -> None:
+    drawn = draw(Chain(13, 0.02, tasks=2000))
+    assert amplification(drawn, CreditOptions(propagation="identical")) == pytest.approx(np.full(13, 13.0))

@@ -84,7 +84,7 @@ def test_version_names_python_torch_and_verl():
     ("words", "message"),
     [
         (["trian"], "unknown command 'trian' (did you mean 'train'?)"),
-        (["guard", "tset"], "unknown command 'tset' (did you mean 'test'?)"),
+        (["sandbox", "chekc"], "unknown command 'chekc' (did you mean 'check'?)"),
         (["xyzzy"], "unknown command 'xyzzy'; `creditflow --help` lists them"),
         (["data", "xyzzy"], "unknown command 'xyzzy'; `creditflow data --help` lists them"),
     ],

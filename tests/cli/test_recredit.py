@@ -1,4 +1,4 @@
-"""`creditflow recredit` and `diff` on small real runs: the same trajectories under other settings."""
+"""`creditflow recredit` on small real runs: the same trajectories under other settings."""
 
 import json
 import math
@@ -17,6 +17,8 @@ from creditflow.config import credit_overrides, load_recipe
 from creditflow.credit import CreditOptions, assign
 from creditflow.credit.analysis.difference import CreditChange, moved
 from creditflow.engines.local.trainer import train
+from creditflow.reports.overview import different
+from creditflow.reports.overview import settings as settings_of
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.run_folder import read_metrics
 from creditflow.studies.reassignment import reassigned
@@ -36,6 +38,10 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 
 def creditflow(*arguments: object):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def different_settings(*folders: Path) -> dict[str, list]:
+    return different([settings_of(Ledger.open(folder)) for folder in folders])
 
 
 def refused(*arguments: object) -> str:
@@ -127,7 +133,7 @@ def test_recredit_spells_out_a_preset(ledger: Ledger, tmp_path: Path) -> None:
     assert "did you mean 'magrpo'" in refused("recredit", ledger.path, "preset=magrp")
 
 
-def test_recredited_run_is_read_by_why_and_diff(ledger: Ledger) -> None:
+def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
     assert creditflow("recredit", ledger.path, "algorithm.w_o=0.5").exit_code == 0
     folder = ledger.path / "recredited" / "algorithm.w_o=0.5"
     assert Ledger.open(folder).run["changed"] == {"w_o": 0.5}
@@ -136,11 +142,8 @@ def test_recredited_run_is_read_by_why_and_diff(ledger: Ledger) -> None:
     twice = creditflow("recredit", folder, "share=once", "-o", folder.parent / "twice")
     assert twice.exit_code == 0, twice.output
     assert Ledger.open(folder.parent / "twice").run["changed"] == {"w_o": 0.5, "share": "once"}
-    diff = creditflow("diff", ledger.path, folder)
-    settings = rows(diff.stdout, "settings")
-    assert settings["algorithm.w_o"] == ["1.0", "0.5"]
-    assert sum(key.count(".") for key in settings) == 1
-    assert "the same trajectories in 2 training steps: changes of credit" in diff.stdout
+    assert creditflow("report", ledger.path, folder, "-o", folder.parent / "r.html").exit_code == 0
+    assert different_settings(ledger.path, folder) == {"algorithm.w_o": [1.0, 0.5]}
     again = refused("recredit", ledger.path, "algorithm.w_o=0.5")
     assert again == f"{folder} holds an assignment already; name another folder with -o"
     (folder.parent / "full").mkdir()
@@ -148,16 +151,6 @@ def test_recredited_run_is_read_by_why_and_diff(ledger: Ledger) -> None:
     for name in ("full", "full/kept.txt"):
         message = refused("recredit", ledger.path, "algorithm.w_o=0.5", "-o", folder.parent / name)
         assert message == f"-o: {folder.parent / name} exists and is not an empty folder; name another one"
-
-
-def test_diff_compares_runs_with_different_trajectories(ledger: Ledger, tmp_path: Path) -> None:
-    other = a_run(tmp_path / "other", "data.seed=1")
-    output = creditflow("diff", ledger.path, other.path).stdout
-    assert "2 training steps with different trajectories, by agent" in output
-    assert {"writer", "critic"} <= rows(output, "by agent").keys()
-    last = read_metrics(other.path)[-1]["val/pass_at_1"]
-    assert rows(output, "last metrics of each run")["val/pass_at_1"][1] == f"{last:.3f}"
-    assert rows(output, "settings")["data.seed"] == ["0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +189,7 @@ def test_every_reader_sets_a_torn_file_aside(tmp_path: Path) -> None:
     torn = ledger.file(2)
     torn.write_bytes(torn.read_bytes()[:1000])
     assert Ledger.open(ledger.path).steps == (1, 3)
-    for command in (["recredit", ledger.path], ["calibrate", ledger.path], ["diff", ledger.path, ledger.path]):
+    for command in (["recredit", ledger.path], ["report", ledger.path, ledger.path, "-o", tmp_path / "r.html"]):
         result = creditflow(*command)
         assert result.exit_code == 0, result.output
 
@@ -214,14 +207,14 @@ def test_recredit_keeps_steps_without_assigned_credit(ledger: Ledger, tmp_path: 
     assert json.loads((tmp_path / "out" / "run.json").read_text())["recredited_from"] == str(folder.path.resolve())
 
 
-def test_diff_compares_mappings_key_by_key(ledger: Ledger, tmp_path: Path) -> None:
+def test_settings_of_mappings_differ_key_by_key(ledger: Ledger, tmp_path: Path) -> None:
     assert credit_overrides(["gamma=9e-1", "algorithm.share=once"]) == {"gamma": 0.9, "share": "once"}
     changes = ("propagation_threshold={kind: noise}", "reward.decomp_granularity=agent")
     assert creditflow("recredit", ledger.path, *changes, "-o", tmp_path / "other").exit_code == 0
-    shown = rows(creditflow("diff", ledger.path, tmp_path / "other").stdout, "settings")
-    assert shown["algorithm.propagation_threshold.kind"] == ["null", '"noise"']
-    assert shown["reward.decomp_granularity"] == ['"step"', '"agent"']
-    assert "algorithm.decomp_granularity" not in shown
+    changed = different_settings(ledger.path, tmp_path / "other")
+    assert changed["algorithm.propagation_threshold.kind"] == [None, "noise"]
+    assert changed["reward.decomp_granularity"] == ["step", "agent"]
+    assert "algorithm.decomp_granularity" not in changed
 
 
 @given(st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3)), min_size=1, max_size=8))

@@ -63,9 +63,6 @@ def json_lines(file: Path) -> list:
 def test_installed_guard_rule_works_in_every_command(tmp_path: Path) -> None:
     install(tmp_path, "[creditflow.guard_rules]\nparity = theirs\n", theirs=RULE)
     succeeded(tmp_path, "check", TOY, *WATCHED)
-    (tmp_path / "series.jsonl").write_text('{"rollout/tokens": 5}\n' * 3)
-    table = succeeded(tmp_path, "guard", "test", TOY, *WATCHED, "--scenario", "series.jsonl")
-    assert [line.split()[:3] for line in table.splitlines() if "mine" in line] == [["2", "mine", "fired"]]
     printed = succeeded(tmp_path, "train", TOY, *WATCHED, *TWO_STEPS)
     assert "guard: mine fired: rollout/tokens (seen 2): a warning only" in printed
     events = [event for event in json_lines(tmp_path / "run/events.jsonl") if event["rule"] == "mine"]

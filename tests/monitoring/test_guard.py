@@ -14,7 +14,7 @@ from creditflow.engines.common.guard import build_guard
 from creditflow.errors import ConfigError
 from creditflow.monitoring.catalog import Names, as_markdown, described, matching
 from creditflow.monitoring.guard import Guard, engine_action, specs
-from creditflow.monitoring.scenarios import SCENARIOS, Setting, series
+from tests.monitoring.scenarios import SCENARIOS, Setting, series
 from tests.paths import RECIPES, ROOT
 
 RECIPE = RECIPES / "arithmetic_chain.yaml"

@@ -199,19 +199,3 @@ def test_why_of_a_run_counts_rollouts_and_lists_no_copy(ledger: Ledger) -> None:
     output = why(ledger)
     assert output.startswith("training step 1: 6 steps of 2 trajectories, beside 4 branches")
     assert "frozen" not in output
-
-
-def test_diff_sums_rollouts_alone(ledger: Ledger, tmp_path: Path) -> None:
-    other = RunFolder.create(tmp_path / "other", {"recipe": "trees", "engine": "local", "seed": 1, "config": {}}, "")
-    trajectories = tree_of_branches()[:2]
-    trajectories[0].steps[0].response = "another"
-    write_step(other, 1, TrajectoryBatch.from_trajectories(trajectories), **REPLAY)
-    result = CliRunner().invoke(app, ["diff", str(ledger.path), str(other.path)])
-    assert result.exit_code == 0, result.output
-    rows = [re.split(r"  +", line.strip()) for line in result.stdout.splitlines()]
-    assert {row[0]: row[1] for row in rows if len(row) == 5} | {"agent": "steps"} == {
-        "agent": "steps",
-        "planner": "2 / 2",
-        "executor": "2 / 2",
-        "verifier": "2 / 2",
-    }

@@ -109,10 +109,6 @@ def test_installed_reward_is_recredited(site: Path, run: Path) -> None:
     creditflow(site, run.parent, "recredit", run, "algorithm.propagation=discounted")
 
 
-def test_installed_reward_is_calibrated(site: Path, run: Path) -> None:
-    assert "dummy_ascii" in creditflow(site, run.parent, "calibrate", run)
-
-
 def test_unknown_reward_suggests_the_installed_one(site: Path, tmp_path: Path) -> None:
     done = python(site, tmp_path, "-m", "creditflow", "check", TOY, "reward.functions=[{fn: dummy_asci}]")
     assert done.returncode == 2

@@ -1,8 +1,8 @@
 """The command line: finds the commands, and turns errors into messages and exit codes.
 
 A module of this package is a command: `why.py` defines `creditflow why`. The function of the same name is its body, the
-parameters are its options, and the docstring is its help. A folder is a group of commands: `guard/test.py` defines
-`creditflow guard test`. Names that begin with an underscore are skipped. Plug-ins and other distributions add commands
+parameters are its options, and the docstring is its help. A folder is a group of commands: `sandbox/check.py` defines
+`creditflow sandbox check`. Names that begin with an underscore are skipped. Plug-ins and other distributions add commands
 by entry points of group `creditflow.commands`; each names a function. A module is imported when its command or its help
 is called.
 

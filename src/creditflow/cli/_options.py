@@ -14,9 +14,6 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Recipe options to set, such as data.seed=1.")
 ]
-CreditOverrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Credit options to set, such as gamma=0.9.")
-]
 Host = Annotated[str, typer.Option(help="The address to listen on.")]
 AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Allow a --host that other machines can reach.")]
 EngineName = Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from creditflow._utils.progress import Reporter
-from creditflow.cli._options import CreditOverrides, Run
+from creditflow.cli._options import Run
 from creditflow.credit.analysis.difference import CreditChange, added, moved
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.errors import InputError
@@ -21,7 +21,9 @@ from creditflow.runs import Ledger, RunFolder
 
 def recredit(
     run: Run,
-    overrides: CreditOverrides = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Credit options to set, such as gamma=0.9.")
+    ] = None,
     *,
     out: Annotated[
         Path | None,
@@ -30,8 +32,8 @@ def recredit(
 ) -> None:
     """Assign a run's credit again under other settings.
 
-    Needs no model. Prints how much credit moved, and writes the new assignment as a run, which why, diff, report and
-    view read.
+    Needs no model. Prints how much credit moved, and writes the new assignment as a run, which why, report and view
+    read.
     """
     from creditflow.config import credit_overrides
     from creditflow.studies.reassignment import reassigned

@@ -1,1 +1,1 @@
-"""Studies of credit: audits, comparisons, calibration, simulation."""
+"""Studies of credit: audits, reassignment, comparisons of runs."""

@@ -19,9 +19,8 @@ from creditflow.runs import RunFolder
 def build_guard(config: Config, folder: Path, functions: Sequence[RewardFunction], engine: str) -> Guard:
     """Build a recipe's guard, without rules if `guard.enable` is false.
 
-    `folder`: the base of `file.py:kind`. `functions`: the recipe's reward functions. `engine`: its name; "" accepts
-    the metrics of every engine. A default rule on a metric that the engine lacks is left out. Raises ConfigError for
-    an invalid rule or an unknown metric.
+    `folder`: the base of `file.py:kind`. `functions`: the recipe's reward functions. `engine`: its name. A default
+    rule on a metric that the engine lacks is left out. Raises ConfigError for an invalid rule or an unknown metric.
     """
     if not config.guard.enable:
         return Guard(())

@@ -40,7 +40,6 @@ Spoil = Callable[[list[Row], Setting, np.random.Generator], None]
 class Scenario:
     """A healthy run with a fault from the onset on."""
 
-    fault: str
     spoil: Spoil
     rule: str | None = None
     """The default rule that detects the fault."""
@@ -140,6 +139,7 @@ def _credit_misleads(rows: list[Row], setting: Setting, rng: np.random.Generator
 
 
 def _accuracy_falls(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
+    """Let the accuracy fall from .7 by 3 points from validation to validation."""
     start = 0.7
     fall = 0.0
     for row in rows:
@@ -152,38 +152,25 @@ def _accuracy_falls(rows: list[Row], setting: Setting, rng: np.random.Generator)
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "healthy": Scenario("nothing is wrong", _changed({})),
+    "healthy": Scenario(_changed({})),
     "entropy_collapse": Scenario(
-        "entropy halves with every step",
-        _changed({"actor/entropy": lambda row, k, rng: row["actor/entropy"] * max(1e-4, 0.5 ** (k + 1))}),
-        "entropy",
+        _changed({"actor/entropy": lambda row, k, rng: row["actor/entropy"] * max(1e-4, 0.5 ** (k + 1))}), "entropy"
     ),
-    "failing_rewards": Scenario(
-        "15 % of the verdicts fail", _changed({"reward/error_rate": _failing(0.15)}), "error_rate"
-    ),
+    "failing_rewards": Scenario(_changed({"reward/error_rate": _failing(0.15)}), "error_rate"),
     "contradictory": Scenario(
-        "right trajectories are scored worse than wrong ones",
-        _changed({"reward/error_rate": _failing(0.5), "reward/agreement": _disagreement}),
-        "agreement",
+        _changed({"reward/error_rate": _failing(0.5), "reward/agreement": _disagreement}), "agreement"
     ),
-    "not_finite": Scenario("no gradient is finite", _changed({"actor/skipped_updates": lambda *_: 1.0}), "not_finite"),
-    "accuracy_drop": Scenario(
-        "accuracy falls from .7 by 3 points from validation to validation", _accuracy_falls, "accuracy"
-    ),
+    "not_finite": Scenario(_changed({"actor/skipped_updates": lambda *_: 1.0}), "not_finite"),
+    "accuracy_drop": Scenario(_accuracy_falls, "accuracy"),
     "shut_out": Scenario(
-        "no signal reaches the first agent",
-        _changed({"credit/reach/{agent}": lambda *_: 0.0, "propagation/pass_rate": lambda *_: 0.3}),
-        "shut_out",
+        _changed({"credit/reach/{agent}": lambda *_: 0.0, "propagation/pass_rate": lambda *_: 0.3}), "shut_out"
     ),
     "unstable": Scenario(
-        "the first agent's sub-reward is nearly a coin",
         _changed({"reward/sub_reward_var/{agent}": lambda row, k, rng: float(rng.uniform(0.21, 0.25))}),
         "sub_reward_var",
     ),
-    "misleading_credit": Scenario("credit opposes the measured values of decisions", _credit_misleads, "fidelity_low"),
+    "misleading_credit": Scenario(_credit_misleads, "fidelity_low"),
     "slow": Scenario(
-        "credit takes longer than a second",
-        _changed({"timing/propagation_s": lambda row, k, rng: float(rng.uniform(1.5, 3.0))}),
-        "propagation_s",
+        _changed({"timing/propagation_s": lambda row, k, rng: float(rng.uniform(1.5, 3.0))}), "propagation_s"
     ),
 }

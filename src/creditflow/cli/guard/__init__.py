@@ -1,1 +1,0 @@
-"""Test guard rules, the monitors of a run."""
