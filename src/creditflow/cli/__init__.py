@@ -2,9 +2,9 @@
 
 A module of this package is a command: `why.py` defines `creditflow why`. The function of the same name is its body, the
 parameters are its options, and the docstring is its help. A folder is a group of commands: `sandbox/check.py` defines
-`creditflow sandbox check`. Names that begin with an underscore are skipped. Plug-ins and other distributions add commands
-by entry points of group `creditflow.commands`; each names a function. A module is imported when its command or its help
-is called.
+`creditflow sandbox check`. Names that begin with an underscore are skipped. Plug-ins and other distributions add
+commands by entry points of group `creditflow.commands`; each names a function. A module is imported when its command or
+its help is called.
 
 Exit codes: 0 success; 1 failure; 2 wrong input; 130 interrupted.
 """
