@@ -79,7 +79,7 @@ def measure_values(
 
     async def measure() -> Any:
         async with components.rewards.open(policies.policies):
-            rollouts = MeasuringRollouts(components, policies, {})
+            rollouts = MeasuringRollouts(components, policies)
             branch = workflow_branch(components, rollouts)
             return await measure_decisions(
                 components, rollouts, branch, whole, trajectories, chosen, continuations, (DECISION_AUDIT, 0)

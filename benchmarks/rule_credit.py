@@ -2,7 +2,7 @@
 
 Most rules only read the batches. `mappo` trains a critic. It learns from each batch after the batch is credited, as in
 training, so it values only batches that it has not read.
-`replay` and `c3` branch, `shapley` and `sharp` replay coalitions of agents. They take fewer of the recorded rollouts,
+`replay` and `c3` branch. They take fewer of the recorded rollouts,
 so that all rules have about the same number of sampled tokens.
 """
 
@@ -42,14 +42,11 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import trained_agents
 from creditflow.credit import assign
 from creditflow.credit.history import History
-from creditflow.credit.shapley import KEY as SHAPLEY
-from creditflow.credit.shapley import Values
 from creditflow.credit.trees import trees_of
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.common.branches import GeneratedTokens, PlannedBranch, new_tokens, plan_branches
 from creditflow.engines.common.components import build_components
 from creditflow.engines.common.rollouts import policy_steps
-from creditflow.engines.local.counterfactual import COUNTERFACTUAL, measure
 from creditflow.engines.local.outcomes import AT_ONCE
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.policy_set import CENTRAL, PolicySet
@@ -68,14 +65,10 @@ COSTLY: Mapping[str, tuple[str, ...]] = {
     ),
     "replay": _REPLAY,
     "c3": ("algorithm.preset=c3", *(one for one in _REPLAY if not one.startswith("algorithm."))),
-    "shapley": ("algorithm.propagation=shapley",),
-    "sharp": ("algorithm.preset=sharp",),
 }
 """The rules that need more than the batches. The critic has the learning rate of the recipe `arithmetic_estimators`."""
 BRANCHED_ROLLOUTS = 5
 """Rollouts of each task that branch, three times each in the second half; the other rules have 8."""
-REPLAYED_TASKS, REPLAYED_ROLLOUTS, COALITIONS = 4, 3, 7
-"""Tasks and rollouts (of 8 each) whose coalitions are replayed: all except the full team of three agents."""
 MINI_BATCHES = 2
 """Updates of a model for each batch, which it reads once."""
 
@@ -323,45 +316,10 @@ def _new_steps(batch: TrajectoryBatch) -> Bools:
     return trees.branch_S(batch) & ~trees.copied_S(batch)
 
 
-def replays(job: Job) -> Made:
-    """`shapley` and `sharp`, with the same replays of coalitions."""
-    sampler, count = Sampler(job.team, job.cases), _Counter()
-    policies = sampler.policy_set.policies
-    for policy in policies.values():
-        policy.sampler = count
-    recording = job.recording(job.team)
-    parts = [_Taken.of(recording, b, REPLAYED_TASKS, REPLAYED_ROLLOUTS) for b in range(job.batches)]
-    rollouts = [part.batch.to_trajectories() for part in parts]
-    baselines = {name: policies[name] for name in sampler.trained}
-
-    async def run() -> Mapping[str, Values]:
-        async with sampler.components.rewards.open(policies):
-            every = [one for of in rollouts for one in of]
-            key = (COUNTERFACTUAL, 0)
-            return (await measure(sampler.components, sampler.policy_set, baselines, every, COALITIONS, key)).by_id
-
-    by_id = asyncio.run(run())
-    for one in (one for of in rollouts for one in of):
-        one.info[SHAPLEY] = by_id[one.id].to_json()
-    credits = {(rule, case): _Credit() for rule in ("shapley", "sharp") for case in job.cases}
-    options = {(rule, case): options_of(case, COSTLY[rule]) for rule, case in credits}
-    for part, recorded in zip(parts, rollouts, strict=True):
-        for case in job.cases:
-            asyncio.run(sampler.score(case, recorded))
-            batch = TrajectoryBatch.from_trajectories(recorded)
-            for rule in ("shapley", "sharp"):
-                assigned = assign(batch, options[rule, case])
-                advantage_S = part.advantages(trained_advantages(assigned))
-                credits[rule, case].add(summed(assigned.advantage_S, part.sketch_SD), batch.n_trajectories, advantage_S)
-    tokens = _relative_tokens(recording, parts, count)
-    for (rule, case), credit in credits.items():
-        yield rule, case, credit.made(tokens)
-
-
 def _relative_tokens(recording: Recording, parts: Sequence[_Taken], count: _Counter) -> float:
     """The tokens of the parts and of the further rollouts, relative to those of all recorded rollouts."""
     taken = sum(len(part.batch.response_ids) for part in parts)
     return (taken + count.tokens) / sum(len(batch.response_ids) for batch in recording.batches)
 
 
-FAMILIES = (critic, cheap, branches, replays)
+FAMILIES = (critic, cheap, branches)

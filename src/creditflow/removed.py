@@ -7,9 +7,13 @@ REMOVED: dict[str, str] = {
     "actor_rollout_ref.rollout.overlap": (
         "use verl's asynchronous modes (`--engine verl -- trainer.v1.trainer_mode=colocate_async`)"
     ),
+    "algorithm.counterfactual_rollouts": "leave it out; `creditflow audit RUN` measures the values of single steps",
     "algorithm.preset=istar": "use `posterior`, which has more signal in every comparison and needs no reward model",
     "algorithm.preset=prime": "use `posterior`, which has more signal in every comparison and needs no reward model",
+    "algorithm.preset=sharp": "use `posterior`, which has more signal and needs no further rollouts",
     "algorithm.propagation=implicit_step": "use `posterior`",
+    "algorithm.propagation=leave_one_out": "use `none` or `posterior`",
+    "algorithm.propagation=shapley": "use `none` or `posterior`",
     "creditflow calibrate": "compute it from `creditflow.open_run(RUN).scores()` and `.trajectories()`",
     "creditflow diff": "use `creditflow report RUN RUN`; `creditflow recredit` prints how credit moves",
     "creditflow guard": "use `creditflow check`, which validates the rules; a run's `events.jsonl` has their events",

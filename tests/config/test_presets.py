@@ -85,12 +85,6 @@ def test_recipe_with_a_preset_loads_from_its_record(tmp_path):
     assert load_recipe(again).config.algorithm == made.config.algorithm
 
 
-def test_engine_without_replays_refuses_sharp_by_name(tmp_path):
-    config = load_recipe(recipe(tmp_path, "{preset: sharp}")).config
-    with pytest.raises(ConfigError, match=r"algorithm.propagation: leave_one_out is for --engine local; verl does not"):
-        expect_capabilities(config, "verl", set())
-
-
 @pytest.mark.parametrize(("name", "key"), [("c3", "algorithm.propagation: replay"), ("mappo", "critic.central: True")])
 def test_engine_without_capabilities_refuses_by_name(tmp_path, name, key):
     config = load_recipe(recipe(tmp_path, f"{{preset: {name}}}")).config
@@ -105,7 +99,7 @@ def test_c3_takes_branching_options_of_the_recipe(tmp_path):
     assert not made.algorithm.reward_decomp
 
 
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"c3", "mappo", "sharp"}))
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"c3", "mappo"}))
 def test_verl_runs_presets_without_replays_or_central_critic(tmp_path, name):
     expect_capabilities(load_recipe(recipe(tmp_path, f"{{preset: {name}}}")).config, "verl", set())
 

@@ -31,7 +31,7 @@ from creditflow.credit.rules.base import OUTCOME_TO, sources
 from creditflow.credit.thresholds.base import METRIC
 
 
-@propagation_rule("before_tool", ignores=("share",), flows=NOTHING, engines=("local",))
+@propagation_rule("before_tool", ignores=("share",), flows=NOTHING)
 def before_tool(inputs):
     own_S, shared_S = OUTCOME_TO[inputs.options.outcome_to](inputs)
     nothing_S = np.zeros_like(own_S)
@@ -373,7 +373,7 @@ def test_recredit_without_the_file_is_refused(gone: Path, run: Path) -> None:
 def test_audit_scores_the_rule_of_a_file(run: Path, recipe: Path) -> None:
     file = run.parent / "audit.json"
     rule = "rules.py:before_tool"
-    words = ("--rollouts", 3, "--budget", 12, "--rule", rule, "--json", file)
+    words = ("--decisions", 3, "--continuations", 2, "--rule", rule, "--json", file)
     succeeded(recipe.parent, "audit", run, *words)
     assert rule in json.dumps(json.loads(file.read_text())["rules"])
 

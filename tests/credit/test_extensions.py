@@ -23,7 +23,7 @@ from creditflow.credit.records import NOTHING, propagation_rule
 from creditflow.credit.rules.base import OUTCOME_TO, Credit, sources
 
 
-@propagation_rule("halves", ignores=("share",), flows=NOTHING, engines=("local",))
+@propagation_rule("halves", ignores=("share",), flows=NOTHING)
 def halves(inputs):
     own_S, shared_S = OUTCOME_TO[inputs.options.outcome_to](inputs)
     nothing_S = np.zeros_like(own_S)
@@ -130,7 +130,7 @@ def test_recredit_applies_the_installed_rule(site: Path, run: Path) -> None:
 
 def test_audit_scores_the_installed_rule(site: Path, run: Path) -> None:
     file = run.parent / "audit.json"
-    succeeded(site, "audit", run, "--rollouts", 9, "--budget", 36, "--rule", "halves", "--json", file)
+    succeeded(site, "audit", run, "--decisions", 3, "--continuations", 2, "--rule", "halves", "--json", file)
     assert "halves" in json.dumps(json.loads(file.read_text())["rules"])
 
 

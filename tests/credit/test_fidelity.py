@@ -146,13 +146,3 @@ def test_precision_distinguishes_noise_from_real_differences(real: float, noise:
         true_X, error = rng.normal(0, real, 60), 0.5
         told.append(Precision(float(np.var(true_X + rng.normal(0, error, 60))), error**2, 60).is_noise)
     assert np.mean(told) > 0.9 if noise else np.mean(told) < 0.05
-
-
-def test_precision_factor_makes_half_the_variance_real() -> None:
-    rng = np.random.default_rng(1)
-    true, error, n = 0.1, 0.3, 200_000
-    values = rng.normal(0, true, n) + rng.normal(0, error, n)
-    factor = Precision(float(np.var(values)), error**2, n).sufficient_factor
-    again = rng.normal(0, true, n) + rng.normal(0, error / math.sqrt(factor), n)
-    assert math.isclose(true**2 / float(np.var(again)), 0.5, abs_tol=0.02)
-    assert Precision(0.01, 0.09, 20).sufficient_factor == math.inf

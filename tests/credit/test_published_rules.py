@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, assign, explain, shapley
+from creditflow.credit import CreditOptions, assign, explain
 from creditflow.credit.presets import PRESETS
 from creditflow.data import Score
-from creditflow.errors import BatchError, ConfigError
+from creditflow.errors import ConfigError
 from tests.builders import batch_of, make_trajectory, step
 from tests.credit.forests import forest
 from tests.oracle import published
@@ -177,36 +177,6 @@ def test_irc_gives_no_weight_to_scores_without_correlation():
     )
     one, other = (assign(batch_of(*trajectories), options("irc")) for trajectories in (scored, unscored))
     near(one, other.advantage_S)
-
-
-@pytest.mark.parametrize("alpha", [1.0, 0.25])
-def test_sharp_equals_its_formula(alpha):
-    rng = random.Random(1)
-    agents = ("planner", "executor", "verifier")
-    trajectories, without = chains(agents=agents), []
-    for trajectory in trajectories:
-        without.append({agent: rng.randrange(9) / 8 for agent in agents})
-        left_A = np.array([trajectory.outcome.value - without[-1][agent] for agent in agents])
-        values = shapley.Values(left_A / 3, left_A, left_A, left_A, 7, agents)
-        trajectory.info[shapley.KEY] = values.to_json()
-    assigned = assign(batch_of(*trajectories), options("sharp", step_weight=alpha))
-    near(assigned, published.sharp(*rows(trajectories), without, alpha))
-    explained(assigned)
-
-
-def test_agent_with_an_unknown_contribution_is_not_trained():
-    trajectories = chains(agents=("planner", "executor"))
-    for n, trajectory in enumerate(trajectories):
-        left_A = np.array([np.nan if n == 0 else 0.25, 0.5])
-        values = shapley.Values(left_A, left_A, left_A, left_A, 25, ("planner", "executor"))
-        trajectory.info[shapley.KEY] = values.to_json()
-    assigned = assign(batch_of(*trajectories), options("sharp"))
-    assert np.flatnonzero(~assigned.trained_S).tolist() == [0]
-
-
-def test_leave_one_out_needs_measured_values():
-    with pytest.raises(BatchError, match=r"expected left-out values, found none; .*propagation: leave_one_out"):
-        assign(batch_of(*chains()), options("sharp"))
 
 
 def test_step_alone_at_its_state_has_the_part_of_its_episode():

@@ -39,7 +39,7 @@ def test_loaded_rule_takes_precedence_over_a_recorded_one() -> None:
 
 
 def test_properties_survive_a_round_trip() -> None:
-    rule = PropagationRule(lambda inputs: None, ignores=("share",), engines=("local",))
+    rule = PropagationRule(lambda inputs: None, ignores=("share",))
     PROPAGATION_RULES.load("/c.py:rule", rule)
     recorded = recorded_properties(CreditOptions(shadow={"propagation": "/c.py:rule"}))
     moved = {key: {"/d.py:rule": properties["/c.py:rule"]} for key, properties in recorded.items()}

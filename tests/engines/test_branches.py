@@ -265,7 +265,7 @@ def test_failed_scores_of_branches_leave_readable_evidence(recipe_file) -> None:
 def test_replay_is_refused_on_an_engine_without_branches(recipe_file) -> None:
     config = load_recipe(recipe_file, [REPLAY[0]]).config
     with pytest.raises(ConfigError, match=r"propagation: replay is for .*; other does not support it"):
-        expect_capabilities(config, "other", {Capability.COUNTERFACTUAL})
+        expect_capabilities(config, "other", {Capability.AUDIT})
     expect_capabilities(config, "other", {Capability.BRANCHES})
 
 

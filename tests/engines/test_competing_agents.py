@@ -10,7 +10,6 @@ from creditflow._utils.progress import Reporter
 from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.credit import CreditOptions, assign, explain
-from creditflow.credit.shapley import KEY
 from creditflow.engines.local.rollouts import outcomes_differ
 from creditflow.engines.local.trainer import train
 from creditflow.reports.detail import trajectory_graph
@@ -97,20 +96,6 @@ def test_recredit_reproduces_files_with_outcomes_of_agents(ledger: Ledger, tmp_p
 def test_report_is_written_for_a_run_of_competing_agents(ledger: Ledger, tmp_path: Path) -> None:
     creditflow("report", ledger.path, "-o", tmp_path / "report.html")
     assert "outcome of " in (tmp_path / "report.html").read_text()
-
-
-def test_shapley_values_are_those_of_each_agents_outcome(tmp_path: Path) -> None:
-    """In a zero-sum game, the writer's value less the critic's is the gain of both over two stand-ins: from -1 or 1."""
-    shapley = ("algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=3", "algorithm.w_r=0")
-    ledger = a_run(tmp_path, "zero_sum", *shapley, "trainer.total_training_steps=1", "trainer.val_before_train=false")
-    recorded = ledger.read(1)
-    batch, values_N = recorded.batch, [info[KEY]["shapley"] for info in recorded.batch.trajectory_info]
-    for outcomes, values in zip(batch.outcomes_of_agents, values_N, strict=True):
-        assert abs(values["writer"] - values["critic"] - outcomes["writer"].value) == pytest.approx(1.0)
-    agents = [batch.agent_names[a] for a in batch.agent_of_step]
-    expected = [values_N[n][agent] for n, agent in zip(batch.trajectory_of_step, agents, strict=True)]
-    assert recorded.assignment.shared_S.tolist() == expected
-    assert any(expected)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def components() -> Components:
 
 
 async def recorded_team(components: Components, n: int) -> list[Trajectory]:
-    rollouts = MeasuringRollouts(components, None, {})
+    rollouts = MeasuringRollouts(components, None)
     task = build_components(load_recipe(TOY)).train_tasks[0]
     jobs = [Rollout(task, "u", f"t{k}", (0, k)) for k in range(n)]
     sampling = components.sampling
@@ -77,7 +77,7 @@ async def recorded_team(components: Components, n: int) -> list[Trajectory]:
 
 async def measured(components: Components, trajectories: list[Trajectory], k: int, key: int) -> MeasuredDecisions:
     batch = TrajectoryBatch.from_trajectories(trajectories)
-    rollouts = MeasuringRollouts(components, None, {})
+    rollouts = MeasuringRollouts(components, None)
     chosen = ChosenDecisions(np.arange(batch.n_steps), 1.0)
     branch = workflow_branch(components, rollouts)
     async with components.rewards.open({}):

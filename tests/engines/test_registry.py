@@ -148,9 +148,9 @@ def test_engine_that_cannot_be_loaded_is_named(distribution, monkeypatch):
 
 def test_option_without_the_capability_is_refused(distribution, monkeypatch):
     monkeypatch.syspath_prepend(distribution)
-    done = CliRunner().invoke(app, ["train", str(TOY), "--engine", "dummy", "algorithm.propagation=shapley"])
+    done = CliRunner().invoke(app, ["train", str(TOY), "--engine", "dummy", "audit.every=1"])
 
-    message = "error: algorithm.propagation: shapley is for --engine local; dummy does not support it\n"
+    message = "error: audit.every: 1 is for --engine local; dummy does not support it\n"
     assert (done.exit_code, done.stderr.splitlines(keepends=True)[-1]) == (2, message)
 
 

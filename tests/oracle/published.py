@@ -119,18 +119,6 @@ def irc(steps, outcome, gamma=0.9, weight=0.3):
     return weighted(turns, episodes(steps, outcome), 1.0, weight)
 
 
-def sharp(steps, outcome, without, alpha=1.0):
-    """SHARP (arXiv 2602.08335): process, outcome and marginal contribution, normalised per agent and task.
-
-    `without`: by trajectory and agent, the outcome without the agent.
-    """
-    mixed = []
-    for one in steps:
-        whole = outcome[one["trajectory"]]
-        mixed.append(one["reward"] + whole + alpha * (whole - without[one["trajectory"]][one["agent"]]))
-    return compared(steps, mixed, "task", "agent")
-
-
 def c3(trees):
     """C3 (arXiv 2603.06859), by node id: a mean return of continuations minus the mean of the other alternatives'.
 

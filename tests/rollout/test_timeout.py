@@ -23,7 +23,6 @@ from creditflow.rollout import (
     Generation,
     Rollout,
     Scheduler,
-    replay_rollout,
     run_rollouts,
 )
 from creditflow.rollout.endpoint import Endpoint
@@ -274,28 +273,6 @@ def test_timeout_outcome_masks_or_counts_zero(end):
     assert metrics["rollout/timeout_frac"] == pytest.approx(1 / 3)
     assert metrics["rollout/failed_frac"] == pytest.approx(0 if zero else 1 / 3)
     assert metrics["rollout/agent_error_frac"] == pytest.approx(1 / 3 if zero else 0)
-
-
-def test_replay_has_the_same_limit():
-    async def solve(task, team):
-        first = await team.writer("one")
-        if seen:
-            await pass_(601)
-            await forever()
-        seen.append(first)
-
-    async def main():
-        scheduler = Scheduler({"default": Model(), "base": Model()})
-        (recorded,) = await run_rollouts(rollouts(1), solve, {"writer": AgentSpec()}, scheduler, Sampling())
-        (again,) = rollouts(1)
-        baselines = {"default": "base"}
-        return await replay_rollout(
-            recorded, again, ["writer"], baselines, solve, {"writer": AgentSpec()}, scheduler, Sampling()
-        )
-
-    seen = []
-    made = run(main)
-    assert (made.status, made.info["timed_out"], len(made.steps)) == ("failed", 600, 1)
 
 
 TEAM = """

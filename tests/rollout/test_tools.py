@@ -20,7 +20,7 @@ from creditflow.data import Task, Trajectory, TrajectoryBatch
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
-from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, chat, replay_rollout, run_rollouts
+from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, chat, run_rollouts
 from creditflow.rollout.chat import ChatTokenizer, ToolCall, opens_thought, parse_tool_calls
 from creditflow.rollout.recorder import AgentCall, Recorder, Sampling
 from creditflow.rollout.toolbox import inline, load_tools
@@ -713,24 +713,6 @@ def test_greedy_step_with_tools_is_masked():
     made = run_workflow(Scripted(call("calculator", expression="2"), "two"), "calculator", temperature=0.0)
     assert not any(made.steps[0].response_mask)
     assert made.steps[0].info["turns"][1][1] == len(made.steps[0].response_ids)
-
-
-def test_replay_repeats_steps_with_tools():
-    async def solve(task, team):
-        first = await team.a("one")
-        return await team.b(f"after {first}")
-
-    lines = (call("calculator", expression="2 + 2"), "four", "five")
-    client = Scripted(*lines)
-    made = run_workflow(client, "calculator", workflow=solve)
-    agents = {name: AgentSpec(tools=tools("calculator")) for name in ("a", "b")}
-    rollout = Rollout(made.task, "u", "again", (9,))
-    stand_in = Scripted("six")
-    scheduler = Scheduler({"default": Scripted(), "base": stand_in})
-    again = asyncio.run(replay_rollout(made, rollout, ["b"], {"default": "base"}, solve, agents, scheduler, Sampling()))
-    assert again.steps[0].response_ids == made.steps[0].response_ids
-    assert again.steps[0].response_mask == made.steps[0].response_mask
-    assert again.answer == "six"
 
 
 def test_log_probs_after_a_result_match_one_forward_pass():

@@ -1,4 +1,4 @@
-"""Tests of counterfactual credit on real, small runs: measured in training and by `creditflow audit`."""
+"""Tests of `creditflow audit`: of a run, and of imported trajectories."""
 
 import json
 import math
@@ -7,154 +7,202 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from creditflow._utils.progress import Reporter
 from creditflow.cli import app
-from creditflow.cli.audit import _spread_over_tasks
 from creditflow.config import load_recipe
-from creditflow.credit import CreditOptions, assign, explain
-from creditflow.credit.shapley import KEY, Values
+from creditflow.credit import CreditOptions, assign
+from creditflow.credit.analysis.fidelity import DecisionValues
+from creditflow.data import Task, Trajectory, TrajectoryBatch, write_parquet
+from creditflow.engines.local.final_steps import final_step_problem, messages_of_prompt
 from creditflow.engines.local.trainer import train
-from creditflow.errors import ConfigError, TooManyFailedScores
+from creditflow.rollout.recorder import spelled
 from creditflow.runs import Ledger
-from creditflow.studies.audit import Measured, agreement
+from creditflow.studies.decisions import decision_rows, rule_fidelities
 from tests.builders import batch_of, make_trajectory, step
 from tests.paths import TOY
-from tests.trees import tree_of_branches
+from tests.rewards.judge_server import Answer, JudgeServer, Request
 
-
-def a_run(folder: Path, *overrides: str) -> Ledger:
-    options = [f"trainer.default_local_dir={folder}", "trainer.test_freq=-1", "trainer.val_before_train=false"]
-    return Ledger.open(train(load_recipe(TOY, [*options, *overrides]), Reporter()).path)
+FUNCTIONS = TOY.with_name("toy.py")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return a_run(tmp_path_factory.mktemp("audit") / "run", "trainer.save_freq=1").path
+    folder = tmp_path_factory.mktemp("audit") / "run"
+    options = ["trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1"]
+    return train(load_recipe(TOY, [f"trainer.default_local_dir={folder}", *options]), Reporter()).path
 
 
-def audit(*arguments: object):
+@pytest.fixture(scope="module")
+def imported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trajectories of the first training step, as a Parquet file without its run."""
+    file = tmp_path_factory.mktemp("imported") / "trajectories.parquet"
+    write_parquet(Ledger.open(run).read(1).batch, file)
+    return file
+
+
+def audit(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["audit", *map(str, arguments)])
 
 
-def a_trajectory(id: str, task: str, good: float, outcome: float):
-    return make_trajectory(id, [step("one", good, tokens=1), step("two", 1.0, tokens=1)], outcome=outcome, task=task)
-
-
-def added(good: float) -> Values:
-    """Values of one trajectory: the first agent's follow its score, the second agent's are zero."""
-    value_A = np.array([good - 0.5, 0.0])
-    return Values(value_A, np.full(2, 0.1), value_A, np.full(2, np.nan), 4, ("one", "two"))
-
-
-@settings(max_examples=10)
-@given(st.integers(0, 100))
-def test_agreement_of_exact_and_shared_credit(seed):
-    rng = np.random.default_rng(seed)
-    good = rng.choice([0.0, 0.25, 0.75], size=24).tolist()
-    batch = batch_of(*(a_trajectory(f"p{i}", f"q{i // 4}", good[i], float(i % 2)) for i in range(24)))
-    seen = Measured.from_values(batch, {f"p{i}": added(good[i]) for i in range(24)})
-    assert len(seen.shapley_X) == 48
-    values = [value for one in good for value in (one - 0.5, 0.0)]
-    assert seen.precision is not None
-    assert math.isclose(seen.precision.reliability, max(0.0, 1 - 0.01 / np.var(values)))
-    own = agreement("own", assign(batch, CreditOptions(propagation="none", w_o=0.0)), seen)
-    shared = agreement("shared", assign(batch, CreditOptions(propagation="identical")), seen)
-    assert math.isclose(own.by_agent["one"].value, 1.0)
-    assert math.isnan(own.by_agent["two"].value)
-    assert shared.within.value == 0.5
-    assert own.by_agent["one"].low <= own.by_agent["one"].value <= own.by_agent["one"].high + 1e-12
-
-
-@pytest.mark.parametrize("error", [[np.nan, np.nan], [0.1, np.nan]])
-def test_agreement_needs_known_errors_and_several_tasks(error: list[float]):
-    batch = batch_of(a_trajectory("p", "q", 0.5, 1.0), a_trajectory("o", "q", 0.0, 0.0))
-    columns = (np.array([0.5, 0.0]), np.array(error), np.array([0.5, 0.0]), np.array(error))
-    seen = Measured.from_values(batch, {"p": Values(*columns, 3, ("one", "two"))})
-    assert seen.precision is None
-    found = agreement("own", assign(batch, CreditOptions(propagation="none")), seen).credit
-    assert (found.value, math.isnan(found.low), math.isnan(found.high)) == (-1.0, True, True)
-
-
-def test_audit_chooses_no_branches():
-    chosen = _spread_over_tasks(batch_of(*tree_of_branches()), 10)
-    assert [one.id for one in chosen] == ["t", "other"]
-
-
-def test_audit_prints_a_row_per_rule_and_saves_its_values(run: Path, tmp_path: Path):
-    done = audit(run, "--rollouts", 9, "--rule", "identical", "--rule", "propagation=none outcome_to=answer",
-                 "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")  # fmt: skip
+def test_audit_prints_decisions_and_fidelity_by_rule(run: Path, tmp_path: Path) -> None:
+    words = ("--decisions", 6, "--continuations", 2, "--rule", "identical", "--top", 3)
+    done = audit(run, *words, "--json", tmp_path / "a.json")
     assert done.exit_code == 0, done.output
-    assert "training step 2: 8 trajectories replayed; checkpoint 1 acts" in done.output
-    for words in ("in force", "identical", "propagation=none outcome_to=answer", "writer", "critic"):
-        assert words in done.output
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "training step 2; checkpoint 1 acts: 6 of 16 decisions" in done.output
+    for text in ("decisions that mattered most", "standard error", "agree", "noise ceiling", "in force", "identical"):
+        assert text in done.output
     kept = json.loads((run / "audit/000002.json").read_text())
     assert kept == json.loads((tmp_path / "a.json").read_text())
-    batch = Ledger.open(run).read(2).batch
-    assert kept["values"].keys() == set(batch.trajectory_ids)
-    assert all(
-        one["rollouts"] == 9 for one in kept["values"].values()
-    )  # two agents: three coalitions, three times each
-    # The writer affects the outcome only through the critic, and both answer with random bytes.
-    for id, outcome in zip(batch.trajectory_ids, batch.outcome.tolist(), strict=True):
-        total = sum(kept["values"][id]["shapley"].values())
-        assert -1e-9 <= outcome - total <= 1 + 1e-9  # the outcome of the baseline alone
-    again = audit(run, "--rollouts", 9, "--rule", "identical", "--json", tmp_path / "b.json")
+    assert len(kept["decisions"]) == 6
+    assert kept["probability"] == 6 / 16
+    assert (kept["refused"], kept["failed"]) == (0, 0)
+    recorded = Ledger.open(run).read(2)
+    assert recorded.assignment is not None
+    advantage = dict(zip(recorded.batch.step_ids, recorded.assignment.advantage_S.tolist(), strict=True))
+    for row in kept["decisions"]:
+        assert row["advantage"] == advantage[row["step_id"]]
+        assert -1 <= row["value"] <= 1
+    sizes = [abs(row["value"]) for row in kept["decisions"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(row["step_id"] in done.output for row in kept["decisions"]) == 3
+    again = audit(run, *words, "--json", tmp_path / "b.json")
     assert again.exit_code == 0
-    assert json.loads((tmp_path / "b.json").read_text())["values"] == kept["values"]
+    assert json.loads((tmp_path / "b.json").read_text()) == kept
 
 
-def test_audit_of_noise_advises_against_comparing_rules(run: Path):
-    done = audit(run, "--rollouts", 9)
-    words = " ".join(done.output.split())
-    kept = json.loads((run / "audit/000002.json").read_text())
-    values = [v for one in kept["values"].values() for v in one["shapley"].values() if v is not None]
-    errors = [v for one in kept["values"].values() for v in one["shapley_se"].values() if v is not None]
-    allowed = 1 + 1.645 * math.sqrt(2 / (len(values) - 1))
-    assert kept["is_noise"] == (np.var(values) <= np.mean(np.square(errors)) * allowed)
-    assert ("These values are noise at 9 rollouts per trajectory: do not compare rules" in words) is kept["is_noise"]
-
-
-def test_audit_with_other_models_prints_their_paths(run: Path):
-    model = run / "checkpoints/global_step_2"
-    done = audit(run, "--training-step", 1, "--rollouts", 3, "--budget", 12, "--model", model, "--baseline", model)
+def test_audit_of_an_imported_table_needs_its_recipe(imported: Path, tmp_path: Path) -> None:
+    alone = audit(imported)
+    assert alone.exit_code == 2
+    assert "it has no workflow to roll out its tasks again; name its recipe with --recipe" in alone.output
+    done = audit(
+        imported, "reward.backend=inline", "--recipe", TOY, "--continuations", 2, "--json", tmp_path / "a.json"
+    )
     assert done.exit_code == 0, done.output
-    assert "training step 1: 4 trajectories replayed" in done.output
-    assert done.output.count(str(model)) == 2
-    assert "measurement error" not in done.output  # with one rollout per coalition the error is unknown
-    assert "noise" not in done.output
-    first = audit(run, "--training-step", 1, "--rollouts", 3)
-    assert "the initial model acts" in first.output
+    kept = json.loads((tmp_path / "a.json").read_text())
+    assert len(kept["decisions"]) == 16
+    assert (kept["refused"], kept["failed"], kept["not_auditable"]) == (0, 0, {})
+    assert {row["advantage"] for row in kept["decisions"]} == {None}
+    assert 0 < kept["tokens"] <= 8 * 2 * (8 + 4 + 4)  # two continuations of each prefix, up to four tokens a step
+
+
+def chat_trajectory(id: str, draft: str, answer: str) -> Trajectory:
+    """A trajectory of the toy team with a model behind an endpoint: prompts are spelled out, tokens are unknown."""
+    prompts = (
+        [{"role": "system", "content": "Write."}, {"role": "user", "content": "Say 1."}],
+        [{"role": "system", "content": "Judge."}, {"role": "user", "content": f"Say 1. {draft}"}],
+    )
+    made = make_trajectory(id, [step("writer", None), step("critic", None)], outcome=float(answer.isprintable()))
+    made.task = Task("toy", ({"role": "user", "content": "Say 1."},), 1)
+    for one, messages, response in zip(made.steps, prompts, (draft, answer), strict=True):
+        one.prompt, one.response = spelled(messages), response
+        one.prompt_ids = one.response_ids = one.response_mask = one.logprobs = ()
+    return made
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    file = tmp_path / "chats.parquet"
+    made = [
+        chat_trajectory("a", "good", "yes"),
+        chat_trajectory("b", "bad", "\x00"),
+        chat_trajectory("c", "good", "yes"),
+    ]
+    for one in made[2].steps:  # tokens of a tokenizer, which the endpoint does not have
+        one.prompt_ids, one.response_ids, one.response_mask, one.logprobs = (1, 2), (3,), (1,), (-1.0,)
+    write_parquet(TrajectoryBatch.from_trajectories(made), file)
+    return file
+
+
+def answer(request: Request) -> Answer:
+    """The writer drafts `good`; the critic answers rightly after a good draft only."""
+    system, said = (message["content"] for message in request.body["messages"])
+    return Answer("good" if system == "Write." else "yes" if said.endswith("good") else "\x00", usage=(10, 3))
+
+
+def test_audit_with_recipe_and_endpoint_continues_all_steps(chats: Path, tmp_path: Path) -> None:
+    with JudgeServer(answer) as server:
+        done = audit(chats, "--recipe", TOY, "--endpoint", server.url, "--served-model", "m", "--continuations", 2,
+                     "--json", tmp_path / "a.json")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    kept = json.loads((tmp_path / "a.json").read_text())
+    values = {row["step_id"]: row["value"] for row in kept["decisions"]}
+    # The bad draft loses the outcome that the endpoint's writer always earns; the answers add nothing to their drafts.
+    assert values == {"a.0": 0, "b.0": -1, "c.0": 0, "a.1": 0, "b.1": 0, "c.1": 0}
+    assert kept["tokens"] == 3 * 2 * (1 + 2 + 1) * 3
+
+
+def test_audit_with_an_endpoint_alone_samples_final_steps(chats: Path, tmp_path: Path) -> None:
+    with JudgeServer(answer) as server:
+        done = audit(chats, "--endpoint", server.url, "--served-model", "m", "--continuations", 2,
+                     "--outcome", f"{FUNCTIONS}:first_byte_is_printable", "--json", tmp_path / "a.json")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    kept = json.loads((tmp_path / "a.json").read_text())
+    assert {row["step_id"]: row["value"] for row in kept["decisions"]} == {"a.1": 0, "b.1": 0, "c.1": 0}
+    (reason,) = kept["not_auditable"]
+    assert kept["not_auditable"][reason] == 3
+    assert "only the workflow can make them again" in reason
+    assert f"not auditable: 3 steps: {reason}" in done.output
+    prompts = {message["content"] for request in server.requests for message in request.body["messages"]}
+    assert prompts == {"Judge.", "Say 1. good", "Say 1. bad"}
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--rule", ""], "--rule: expected the name of a rule, or options of credit, got nothing"),
-        (["--rule", "propagation=gae"], "got 'gae'"),
-        (["--rollouts", "2"], "expected at least 3 rollouts for 2 agents, got 2"),
+        (["--endpoint", "http://127.0.0.1:1/v1"], "--outcome: expected an outcome function"),
+        (["--endpoint", "http://127.0.0.1:1/v1", "--outcome", f"{FUNCTIONS}:solve"], "--served-model"),
+        (["--recipe", str(TOY), "--endpoint", "ftp://x", "--served-model", "m"], "--endpoint"),
         (
-            ["--rollouts", "30", "--budget", "20"],
-            "--budget: expected at least --rollouts",
+            ["--recipe", str(TOY), "--endpoint", "http://127.0.0.1:1/v1", "--served-model", "m", "--model", "x"],
+            "--model, --endpoint: expected one of them",
         ),
-        (["--training-step", "7"], "expected a training step that is on record (1 to 2), got 7"),
-        (["--rule", "treshold"], "shapley, threshold, uniform, got 'treshold'"),
-        (["--rule", "gama=1"], "did you mean 'gamma'?"),
-        (["--model", "nowhere"], "nowhere"),
-        (["--rule", "shapley", "--budget", "30", "--rollouts", "9"], "expected Shapley values, found none"),
+        (
+            [
+                *("--endpoint", "http://127.0.0.1:1/v1", "--served-model", "m"),
+                *("--outcome", f"{FUNCTIONS}:compute_decomposed_reward"),
+            ],
+            "--outcome: expected an outcome function, got",
+        ),
+        (["--recipe", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )
-def test_audit_refuses_bad_input(run: Path, options: list[str], said: str):
+def test_audit_of_a_table_refuses_bad_input(chats: Path, options: list[str], said: str) -> None:
+    done = audit(chats, *options)
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--recipe", str(TOY)], "--recipe: is for imported trajectories"),
+        (["--endpoint", "http://x/v1"], "--endpoint: is for imported trajectories"),
+        (["data.seed=1"], "KEY=VALUE: is for imported trajectories"),
+        (["--rule", ""], "--rule: expected the name of a rule, or options of credit, got nothing"),
+        (["--rule", "propagation=gae"], "got 'gae'"),
+        (["--rule", "treshold"], "threshold, uniform, got 'treshold'"),
+        (["--rule", "gama=1"], "did you mean 'gamma'?"),
+        (["--training-step", "7"], "expected a training step that is on record (1 to 2), got 7"),
+        (["--model", "nowhere"], "nowhere"),
+    ],
+)
+def test_audit_of_a_run_refuses_bad_input(run: Path, options: list[str], said: str) -> None:
     done = audit(run, *options)
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())
 
 
-def test_audit_without_a_checkpoint_requires_a_model(run: Path, tmp_path: Path):
+def test_audit_of_an_earlier_step_names_who_acts(run: Path) -> None:
+    model, few = run / "checkpoints/global_step_2", ("--training-step", 1, "--decisions", 2, "--continuations", 2)
+    with_model = audit(run, *few, "--model", model)
+    assert with_model.exit_code == 0, with_model.output
+    assert f"training step 1; {model} acts: 2 of 16 decisions" in with_model.output
+    assert "training step 1; the initial model acts" in audit(run, *few).output
+
+
+def test_audit_without_a_checkpoint_requires_a_model(run: Path, tmp_path: Path) -> None:
     (tmp_path / "steps").mkdir()
     for name in ("run.json", "config.yaml", "steps/000001.parquet"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
@@ -163,86 +211,67 @@ def test_audit_without_a_checkpoint_requires_a_model(run: Path, tmp_path: Path):
     assert "expected a checkpoint of the embedded engine, found none; name a model with --model" in done.output
 
 
-def test_audit_checks_its_folder_before_rollouts(run: Path, tmp_path: Path):
-    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("audit"))
-    (tmp_path / "run/audit").write_text("in the way")
-    done = audit(tmp_path / "run")
-    assert done.exit_code == 2
-    assert "audit cannot be made: File exists" in done.output
-    assert "replayed" not in done.output
-
-
-def test_audit_of_a_verl_run_requires_a_model(run: Path, tmp_path: Path):
+def test_audit_of_a_verl_run_requires_a_model(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     facts = json.loads((run / "run.json").read_text()) | {"engine": "verl"}
     (tmp_path / "run/run.json").write_text(json.dumps(facts))
     assert "name a model with --model" in audit(tmp_path / "run").output
 
 
-def test_audit_of_a_shapley_run_measures_new_values(tmp_path: Path):
-    options = ("algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=9", "algorithm.w_r=0")
-    ledger = a_run(tmp_path / "run", *options, "trainer.save_freq=1")
-    done = audit(ledger.path, "--rollouts", 9, "--budget", 36, "--rule", "shapley")
-    assert done.exit_code == 0, done.output
-    kept = json.loads((ledger.path / "audit/000002.json").read_text())
-    assert len(kept["values"]) == 4
-    in_force, again = kept["rules"]
-    assert {**in_force, "rule": "", "options": {}} == {**again, "rule": "", "options": {}}
-    assert in_force["credit"]["value"] is None or in_force["credit"]["value"] < 0.99
-    batch = ledger.read(2).batch
-    trained = {id: info[KEY]["shapley"] for id, info in zip(batch.trajectory_ids, batch.trajectory_info, strict=True)}
-    assert any(kept["values"][id]["shapley"] != trained[id] for id in kept["values"])
+def test_audit_checks_its_folder_before_rollouts(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("audit"))
+    (tmp_path / "run/audit").write_text("in the way")
+    done = audit(tmp_path / "run")
+    assert done.exit_code == 2
+    assert "audit cannot be made: File exists" in done.output
+    assert "decisions" not in done.output
 
 
-def test_check_accepts_a_recipe_with_shapley():
-    result = CliRunner().invoke(app, ["check", str(TOY), "algorithm.propagation=shapley"])
-    assert result.exit_code == 0, result.output
-    assert "the recipe can be trained" in result.output
+def test_audit_lists_steps_of_unknown_agents_as_not_auditable(tmp_path: Path) -> None:
+    made = chat_trajectory("a", "good", "yes")
+    made.steps[1].agent = "stranger"
+    write_parquet(TrajectoryBatch.from_trajectories([made]), tmp_path / "a.parquet")
+    with JudgeServer(answer) as server:
+        done = audit(tmp_path / "a.parquet", "--recipe", TOY, "--endpoint", server.url, "--served-model", "m",
+                     "--continuations", 2)  # fmt: skip
+    assert "1 steps: the recipe's team has no agent stranger" in done.output
 
 
-def test_failing_counterfactual_rollouts_end_the_run(tmp_path: Path):
-    (tmp_path / "toy.yaml").write_text(TOY.read_text().replace("toy.py:solve", "broken.py:solve"))
-    (tmp_path / "toy.py").write_text(TOY.with_name("toy.py").read_text())
-    (tmp_path / "broken.py").write_text(
-        "trajectories = 0\n"
-        "async def solve(task, team):\n"
-        "    global trajectories\n"
-        "    trajectories += 1\n"
-        "    if trajectories > 8:\n"
-        "        raise OSError('the tool is gone')\n"
-        "    return await team.critic(await team.writer(task.text))\n"
-    )
-    options = ["algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=3", "trainer.val_before_train=false"]
-    with pytest.raises(TooManyFailedScores, match=r"24 of 24 counterfactual rollouts failed.*the tool is gone"):
-        train(
-            load_recipe(tmp_path / "toy.yaml", [*options, f"trainer.default_local_dir={tmp_path / 'run'}"]), Reporter()
-        )
-    assert Ledger.open(tmp_path / "run").read(1).batch.n_trajectories == 8
+def test_prompts_are_read_back_as_messages() -> None:
+    messages = [
+        {"role": "system", "content": "Be brief.\n\nAlways [truly]\nbrief."},
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": "[x]\n"},
+    ]
+    assert messages_of_prompt(spelled(messages)) == messages
+    assert messages_of_prompt("<|user|>Hi") is None
+    assert messages_of_prompt("") is None
 
 
-def test_training_by_shapley_values_records_and_explains_them(tmp_path: Path):
-    ledger = a_run(tmp_path / "one", "algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=6")
-    metrics = ledger.metrics()
-    for row in metrics:
-        assert row["rollout/counterfactual_rollouts"] == 8 * 6
-        assert row["rollout/counterfactual_failed_frac"] == 0
-        assert row["timing/counterfactual_s"] > 0
-    other = a_run(tmp_path / "two", "algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=6")
-    for recorded, same in zip(ledger, other, strict=True):
-        batch, made = recorded.batch, recorded.assignment
-        assert made is not None
-        assert same.assignment is not None
-        np.testing.assert_array_equal(made.advantage_S, same.assignment.advantage_S)
-        for n, info in enumerate(batch.trajectory_info):
-            assert info[KEY]["rollouts"] == 6
-            for s in np.flatnonzero(batch.trajectory_of_step == n):
-                assert made.shared_S[s] == info[KEY]["shapley"][batch.agent_names[batch.agent_of_step[s]]]
-                assert explain(made, int(s)).replay() == made.advantage_S[s]
-    assert np.unique(np.concatenate([one.assignment.shared_S for one in ledger if one.assignment])).size > 2
+def test_final_step_problems_name_the_reason() -> None:
+    made = chat_trajectory("a", "good", "yes")
+    assert "later steps depend on it" in final_step_problem(made, 0)
+    assert final_step_problem(made, 1) == ""
+    made.answer_steps = (0, 1)
+    assert "the answer comes from other steps too" in final_step_problem(made, 1)
+    made.answer_steps, made.steps[1].prompt = (), "<|user|>Hi"
+    assert "not recorded as chat messages" in final_step_problem(made, 1)
 
 
-def test_too_few_counterfactual_rollouts_are_refused(tmp_path: Path):
-    with pytest.raises(
-        ConfigError, match=r"counterfactual_rollouts: .*at least 3 rollouts for 2 agents \(writer, critic\), got 2"
-    ):
-        a_run(tmp_path / "run", "algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=2")
+def test_decisions_are_ranked_and_compared_in_sign() -> None:
+    trajectories = [
+        make_trajectory(f"p{n}", [step("one", good, tokens=1), step("two", 1.0, tokens=1)], outcome=good, task="q")
+        for n, good in enumerate([1.0, 0.0])
+    ]
+    batch = batch_of(*trajectories)
+    assignment = assign(batch, CreditOptions(propagation="none", group_by="agent"))
+    step_D, after_DK = np.arange(4), np.array([[0.9, 1.0], [1.0, 1.0], [0.4, 0.6], [math.nan, math.nan]])
+    before_DK = np.array([[0.4, 0.5], [0.4, 1.0], [0.0, 0.1], [0.0, 0.0]])
+    values = DecisionValues(batch.group_of_trajectory[batch.trajectory_of_step], after_DK, before_DK)
+    rows = decision_rows(batch, step_D, values, assignment)
+    assert [row.step_id for row in rows] == ["p0.0", "p1.0", "p0.1", "p1.1"]
+    assert rows[0].advantage == assignment.advantage_S[0]
+    assert [row.agrees for row in rows] == ["yes", "no", "unclear", ""]
+    assert decision_rows(batch, step_D, values, None)[0].agrees == ""
+    (found,) = rule_fidelities({"none": assignment}, step_D, values)
+    assert (found.rule, found.credit.decisions) == ("none", 3)

@@ -1,4 +1,4 @@
-"""The view of `creditflow audit` by decisions: for a run, and for trajectories in a Parquet file."""
+"""The audits of a run and of trajectories in a Parquet file: measure, print, and summarize."""
 
 from __future__ import annotations
 
@@ -29,12 +29,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionOptions:
-    """Options of an audit of decisions."""
+class AuditOptions:
+    """The options of `creditflow audit`."""
 
-    decisions: int | None
-    """Maximum number of decisions, drawn at random; None: all."""
+    decisions: int
+    """Maximum number of decisions, drawn at random."""
     continuations: int
+    top: int
+    """Number of decisions to print."""
+    rules: tuple[str, ...]
+    """Rules to compare, each a rule's name, `key=value` credit options, or both, separated by blanks."""
+    training_step: int | None
+    """None: the one nearest to a checkpoint, the last of several."""
+    model: Path | None
+    """Model folder used for the trained policies; None: the nearest checkpoint."""
     recipe: str | None
     """The recipe with the workflow of imported trajectories."""
     overrides: tuple[str, ...]
@@ -42,8 +50,6 @@ class DecisionOptions:
     served_model: str | None
     api_key_env: str | None
     outcome: str | None
-    top: int
-    """Number of decisions to print."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,7 @@ def trained_run_audit(
     skipped = dict.fromkeys(
         np.flatnonzero(~candidate_S).tolist(), "not trained, in a branch, or its outcome is unknown"
     )
-    rollouts = MeasuringRollouts(components, policy_set, {})
+    rollouts = MeasuringRollouts(components, policy_set)
     return DecisionAudit(
         f"training step {step}; {description}",
         batch,
@@ -105,9 +111,8 @@ def trained_run_audit(
 def imported_audit(
     source: Path,
     batch: TrajectoryBatch,
-    options: DecisionOptions,
+    options: AuditOptions,
     rules: Mapping[str, Mapping[str, Any]],
-    model: Path | None,
     reporter: Reporter,
 ) -> DecisionAudit:
     """The audit of imported trajectories: with their recipe, or with an endpoint alone. Raises InputError."""
@@ -119,10 +124,10 @@ def imported_audit(
     problems = {}
     if options.recipe is not None:
         with reporter.bar(f"loading {options.recipe}", announce=True, keep=False):
-            components, policy_set = _recipe_parts(options, model)
-        rollouts = MeasuringRollouts(components, policy_set, {})
+            components, policy_set = _recipe_parts(options)
+        rollouts = MeasuringRollouts(components, policy_set)
         branch = workflow_branch(components, rollouts)
-        actors = options.endpoint or model or "the models of the recipe"
+        actors = options.endpoint or options.model or "the models of the recipe"
         if options.endpoint is not None:  # its tokens are unknown, so that records are compared by their texts
             trajectories = [_without_tokens(trajectory) for trajectory in trajectories]
 
@@ -139,7 +144,7 @@ def imported_audit(
         if options.outcome is None:
             raise ConfigError("--outcome: expected an outcome function, which an endpoint alone does not have")
         components, policy_set = endpoint_components(_endpoint(options), options.outcome, Path.cwd()), None
-        rollouts = MeasuringRollouts(components, None, {})
+        rollouts = MeasuringRollouts(components, None)
         branch, problem, actors = final_step_branch(components, rollouts), final_step_problem, options.endpoint
     for row, (n, index) in enumerate((n, i) for n, one in enumerate(trajectories) for i in range(len(one.steps))):
         failed = trajectories[n].status == "failed"
@@ -166,7 +171,7 @@ def _without_tokens(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, steps=steps)
 
 
-def _recipe_parts(options: DecisionOptions, model: Path | None) -> tuple[Components, PolicySet | None]:
+def _recipe_parts(options: AuditOptions) -> tuple[Components, PolicySet | None]:
     """The components of the recipe of imported trajectories, and its local policies, if they act."""
     from creditflow.config import PolicyConfig, load_recipe
     from creditflow.engines.common.components import build_components, chat_client
@@ -178,11 +183,11 @@ def _recipe_parts(options: DecisionOptions, model: Path | None) -> tuple[Compone
     components = build_components(recipe, tasks=False)
     if options.endpoint is None:
         policy_set = PolicySet.for_rollouts(recipe)
-        if model is not None:
-            loaded = Policy.load(model, pick_device(recipe.config.trainer.device))
+        if options.model is not None:
+            loaded = Policy.load(options.model, pick_device(recipe.config.trainer.device))
             policy_set = replace(policy_set, policies=dict.fromkeys(policy_set.policies, loaded))
         return components, policy_set
-    if model is not None:
+    if options.model is not None:
         raise ConfigError("--model, --endpoint: expected one of them: either acts for every agent")
     if with_tools := [name for name, spec in components.agents.items() if spec.tools]:
         raise ConfigError(f"--endpoint: {with_tools[0]} has tools, which a model behind an endpoint cannot call")
@@ -191,7 +196,7 @@ def _recipe_parts(options: DecisionOptions, model: Path | None) -> tuple[Compone
     return replace(components, chat_clients=dict.fromkeys(sorted(policies), client)), None
 
 
-def _endpoint(options: DecisionOptions) -> Any:
+def _endpoint(options: AuditOptions) -> Any:
     from creditflow.config import EndpointConfig
     from creditflow.rollout.endpoint import address_of
 
@@ -205,7 +210,7 @@ def _endpoint(options: DecisionOptions) -> Any:
     return EndpointConfig(base_url=options.endpoint, model=options.served_model, api_key_env=options.api_key_env)
 
 
-def run_audit(audit: DecisionAudit, options: DecisionOptions, reporter: Reporter) -> dict[str, Any]:
+def run_audit(audit: DecisionAudit, options: AuditOptions, reporter: Reporter) -> dict[str, Any]:
     """Measure, print, and return the facts to write."""
     from creditflow.engines.local.decisions import choose_decisions
 
@@ -215,8 +220,7 @@ def run_audit(audit: DecisionAudit, options: DecisionOptions, reporter: Reporter
         raise InputError(f"no decision can be audited: {_reasons(audit.skipped)}")
     seed = audit.components.recipe.config.data.seed
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, *audit.key))))
-    most = options.decisions if options.decisions is not None else int(candidate_S.sum())
-    chosen = choose_decisions(audit.batch, candidate_S, options.continuations, most, math.inf, rng)
+    chosen = choose_decisions(audit.batch, candidate_S, options.continuations, options.decisions, math.inf, rng)
     reporter.say(
         f"{audit.title}: {len(chosen.step_D):,} of {audit.batch.n_steps:,} decisions, "
         f"{options.continuations} continuations of each prefix"

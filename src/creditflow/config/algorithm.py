@@ -58,9 +58,6 @@ class AlgorithmConfig(CreditOptions):
     """`file.py:function` that takes a step and returns a label (from the prompt alone) or None."""
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
-    counterfactual_rollouts: PositiveInt = 16
-    """With `propagation: shapley`: the maximum number of rollouts to measure the agents' contributions to the
-    outcome of one trajectory. At least 2^A - 1 for A agents, up to four; A^2 beyond."""
 
     def without_aliases(self, given: Set[str]) -> AlgorithmConfig:
         """Rewrite `threshold_share` and `error_minimization` to `propagation` and `lam`.

@@ -31,8 +31,8 @@ class CreditOptions:
     reward_decomp: bool = True
     """Whether sub-rewards enter credit. False: outcome only, and no gate closes."""
     propagation: str = "posterior"
-    """The propagation rule: `identical`, `uniform`, `none`, `discounted`, `threshold`, `posterior`, `shapley`,
-    `replay`, a registered rule, or `file.py:function`. A recipe that sets no rule, but an option that `posterior`
+    """The propagation rule: `identical`, `uniform`, `none`, `discounted`, `threshold`, `posterior`, `replay`, a
+    registered rule, or `file.py:function`. A recipe that sets no rule, but an option that `posterior`
     cannot use, gets `threshold` for options of gates and `share`, and `none` for `score_weight`, `score_model`, `w_m`,
     `outcome_baseline: prefix` and `decomp_granularity: token_level`."""
     propagation_threshold: Any = 0.5
@@ -212,7 +212,7 @@ class CreditOptions:
             ),
             (
                 "adv_estimator",
-                critic and rule.measures,
+                critic and rule.branches,
                 f"{self.adv_estimator} has values of its own, and {self.propagation} measures them: expected another "
                 "estimator",
             ),
@@ -224,7 +224,7 @@ class CreditOptions:
             ),
             (
                 "outcome_baseline",
-                prefix and (critic or rule.measures),
+                prefix and (critic or rule.branches),
                 f"{self.adv_estimator if critic else self.propagation} values steps in its own way: expected group, "
                 "got prefix",
             ),
@@ -253,7 +253,7 @@ class CreditOptions:
             ),
             (
                 "outcome_to",
-                rule.measures and outcome_to != "all",
+                rule.branches and outcome_to != "all",
                 f"{self.propagation} gives every step its agent's part of the outcome: expected all, got "
                 f"{self.outcome_to}",
             ),
@@ -297,7 +297,7 @@ class CreditOptions:
         return (
             ADVANTAGE_ESTIMATORS[self.adv_estimator].critic
             and PROPAGATION_RULES[self.propagation].pays_own
-            and not PROPAGATION_RULES[self.propagation].measures
+            and not PROPAGATION_RULES[self.propagation].branches
         )
 
     def ignored(self) -> dict[str, tuple[str, ...]]:
@@ -370,7 +370,7 @@ class CreditOptions:
                 )
         own = {name: getattr(self, name) for name in known}
         made = CreditOptions(**{**own, **self.shadow})
-        if made.propagation != self.propagation and PROPAGATION_RULES[made.propagation].measures:
+        if made.propagation != self.propagation and PROPAGATION_RULES[made.propagation].branches:
             raise ConfigError(
                 f"algorithm.shadow.propagation: {made.propagation} needs rollouts of its own: expected another rule"
             )

@@ -103,14 +103,6 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "mt_grpo": _credit("2505.11821", propagation="mt_grpo", **_RELATIVE, gamma=1.0),
-    "sharp": _credit(
-        "2602.08335",
-        propagation="leave_one_out",
-        adv_estimator="grpo",
-        baseline="group",
-        norm_adv_by_std_in_grpo=True,
-        group_by="task_agent",
-    ),
 }
 
 

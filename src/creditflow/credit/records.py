@@ -17,7 +17,6 @@ SPREAD, ONE = "spread", "one"
 """Values of `Estimator.divisor`: the group's spread with `norm_adv_by_std_in_grpo`, else 1; always 1."""
 DISCOUNTED, BY_CRITIC = "discounted", "critic"
 """Values of `Estimator.tokens`: credit times `gamma_token` for each later token; by `CriticTerms`, as in `gae`."""
-ENGINES = ("local", "verl")
 
 GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")
 """Options that set the gates and the effect of a closed one."""
@@ -41,10 +40,6 @@ class PropagationRule:
     """Options of credit that the rule never reads; a recipe that sets the rule and one of them is refused."""
     flows: str = UNKNOWN
     """How credit moves along edges, for explanations and graphs: FORMULA, NOTHING or UNKNOWN."""
-    needs_replays: bool = False
-    """Whether the rule reads counterfactual values, for which each trajectory is replayed without some agents."""
-    engines: tuple[str, ...] = ENGINES
-    """The engines that can run the rule."""
     decomposed: bool = False
     """Whether own and shared credit follow `outcome_to`, so that explanations list them term by term."""
     comparison_rank: int = 0
@@ -67,9 +62,6 @@ class PropagationRule:
             raise ConfigError(
                 "expects: a rule that pays expected scores pays own ones: expected pays_own=True, got False"
             )
-        for engine in self.engines:
-            if not isinstance(engine, str) or not engine:
-                raise ConfigError(f"engines: expected names of engines, got {engine!r}")
 
     @property
     def without_effect(self) -> tuple[str, ...]:
@@ -77,11 +69,6 @@ class PropagationRule:
         unread = tuple(name for name in RULE_OPTIONS if name not in self.reads)
         unpaid = SCORE_OPTIONS if self.expects or not self.pays_own else ()
         return (*self.ignores, *unread, *unpaid)
-
-    @property
-    def measures(self) -> bool:
-        """Whether the rule needs rollouts beside those of the tasks: replays without agents, or branches."""
-        return self.needs_replays or self.branches
 
     @property
     def gated(self) -> bool:
@@ -151,8 +138,6 @@ def propagation_rule(
     shares: bool = False,
     ignores: tuple[str, ...] = (),
     flows: str = UNKNOWN,
-    needs_replays: bool = False,
-    engines: tuple[str, ...] = ENGINES,
     decomposed: bool = False,
     comparison_rank: int = 0,
     relative: bool = False,
@@ -173,8 +158,6 @@ def propagation_rule(
             shares,
             ignores,
             flows,
-            needs_replays,
-            engines,
             decomposed,
             comparison_rank,
             relative,

@@ -19,7 +19,7 @@ from pathlib import Path
 from creditflow._utils.plugins import installed, load
 from creditflow._utils.progress import Reporter
 from creditflow.config import Config, Recipe, trained_policies
-from creditflow.credit.records import ENGINES, PROPAGATION_RULES
+from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.data import Floats, Trajectory
 from creditflow.engines.common.components import Components
 from creditflow.engines.common.rollouts import total_steps
@@ -39,9 +39,8 @@ class Capability(StrEnum):
 
     ROLLOUTS = "rollouts without training"
     """`check` and `evaluate` are implemented."""
-    COUNTERFACTUAL = "counterfactual rollouts"
-    """It replays trajectories with other agents, or from single decisions (`algorithm.propagation: shapley`,
-    `audit.every`, `creditflow audit`)."""
+    AUDIT = "audits in training"
+    """It continues recorded trajectories from single decisions (`audit.every`)."""
     BRANCHES = "branches of recorded rollouts"
     """It samples the branches that a propagation rule trains on (`algorithm.propagation: replay`)."""
     CRITIC_CONTEXT = "a critic that reads the whole trajectory"
@@ -231,24 +230,17 @@ def sampling_engine(engine: Engine) -> Engine:
 def expect_capabilities(config: Config, name: str, capabilities: Collection[Capability]) -> None:
     """Raise ConfigError for an option that needs a capability which the engine `name` lacks."""
     rule = PROPAGATION_RULES[config.algorithm.propagation]
-    runs = name in rule.engines or rule.engines == ENGINES  # a rule without a restriction runs on every engine
-    if rule.needs_replays:
-        runs = Capability.COUNTERFACTUAL in capabilities
-    elif rule.branches:
-        runs = runs and Capability.BRANCHES in capabilities
-    unsupported = [] if runs else ["algorithm.propagation"]
+    unsupported = ["algorithm.propagation"] if rule.branches and Capability.BRANCHES not in capabilities else []
     unsupported += [
         key
         for key, (values, capability) in CAPABILITY_OPTIONS.items()
         if capability not in capabilities and attrgetter(key)(config) in values
     ]
-    if config.audit.every and Capability.COUNTERFACTUAL not in capabilities:
+    if config.audit.every and Capability.AUDIT not in capabilities:
         unsupported.append("audit.every")
     if unsupported:
         value = attrgetter(unsupported[0])(config)
-        by_rule = unsupported[0] == "algorithm.propagation" and not rule.needs_replays
-        able = " or ".join(rule.engines) if by_rule else DEFAULT
-        raise ConfigError(f"{unsupported[0]}: {value} is for --engine {able}; {name} does not support it")
+        raise ConfigError(f"{unsupported[0]}: {value} is for --engine {DEFAULT}; {name} does not support it")
 
 
 def _own_names() -> set[str]:

@@ -17,7 +17,6 @@ from creditflow.rollout.client import (
 )
 from creditflow.rollout.frozen import FrozenModel
 from creditflow.rollout.recorder import AgentSpec, Recorder, Reply, Sampling
-from creditflow.rollout.replay import replay_rollout
 from creditflow.rollout.runner import Rollout, Workflow, run_rollout, run_rollouts, together
 from creditflow.rollout.scheduler import Scheduler
 from creditflow.rollout.team import Agent, Team
@@ -46,7 +45,6 @@ __all__ = [
     "Scheduler",
     "Team",
     "Workflow",
-    "replay_rollout",
     "run_rollout",
     "run_rollouts",
     "together",

@@ -17,9 +17,16 @@ from typing import NoReturn
 
 from creditflow.data import Message, Step, Trajectory
 from creditflow.errors import CreditflowError
-from creditflow.rollout.client import ChatClient, ChatReply, Generation, GenerationRequest, Generator, PolicyView
+from creditflow.rollout.client import (
+    ChatClient,
+    ChatReply,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    Generator,
+    PolicyView,
+)
 from creditflow.rollout.recorder import AgentSpec, Sampling, spelled
-from creditflow.rollout.replay import finish_reason, recorded_turns
 from creditflow.rollout.runner import Rollout, Workflow, run_rollout
 
 REFUSED = "refused"
@@ -326,3 +333,14 @@ class _Chat(ChatClient):
         if (found := await self._responses.kept(self._agent, spelled(messages))) is not None:
             return ChatReply(found[0].response, finish_reason(found[0]))
         return await self._client.chat(messages, max_tokens=max_tokens, temperature=temperature, seed=seed)
+
+
+def recorded_turns(step: Step) -> list[list[int]]:
+    """The begin and end of each sampled turn in the step's response; tools' results stand between turns."""
+    turns: list[list[int]] = step.info.get("turns", [[0, len(step.response_ids)]])
+    return turns
+
+
+def finish_reason(step: Step) -> FinishReason:
+    """The reason for the end of the step's last turn."""
+    return "length" if step.info.get("finish_reason") == "length" else "stop"

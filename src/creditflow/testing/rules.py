@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, explain, shapley
+from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, explain
 from creditflow.credit.records import PROPAGATION_RULES, PropagationRule
 from creditflow.credit.rules.base import OUTCOME, SHARES, SIGNAL
 from creditflow.data import (
@@ -82,9 +82,7 @@ def check_propagation_rule(
         with _registered(f"{name_of(rule)} (under test)", record) as name:
             return check_propagation_rule(name, independent=independent, skip=skip)
     record, batches, options = PROPAGATION_RULES[rule], _batches(), OPTIONS
-    if record.needs_replays:
-        batches = {title: [_with_replays(one, place) for place, one in enumerate(of)] for title, of in batches.items()}
-    if record.measures:  # `outcome_to: answer` contradicts such a rule
+    if record.branches:  # `outcome_to: answer` contradicts such a rule
         options = {title: chosen for title, chosen in OPTIONS.items() if chosen.get("outcome_to") != "answer"}
     if record.relative:  # refused with other estimators and groups
         options = {title: chosen | _RELATIVE for title, chosen in options.items()}
@@ -428,23 +426,11 @@ def _trajectory(
     )
 
 
-def _with_replays(trajectory: Trajectory, place: int) -> Trajectory:
-    """The trajectory with counterfactual values of its agents, for rules that need replays."""
-    agents = tuple(dict.fromkeys(step.agent for step in trajectory.steps))
-    share_A = (1.0 + np.arange(len(agents)) + place) / 8
-    values = shapley.Values(share_A, np.zeros_like(share_A), share_A / 2, np.zeros_like(share_A), 7, agents)
-    return replace(trajectory, info={shapley.KEY: values.to_json()})
-
-
 def _renamed(trajectory: Trajectory) -> Trajectory:
     """The trajectory with other names of its agents."""
-    steps, info = [replace(step, agent=_OTHER_NAMES[step.agent]) for step in trajectory.steps], trajectory.info
-    if shapley.KEY in info:
-        values = shapley.Values.from_json(info[shapley.KEY])
-        other = replace(values, agents=tuple(_OTHER_NAMES[agent] for agent in values.agents))
-        info = {shapley.KEY: other.to_json()}
+    steps = [replace(step, agent=_OTHER_NAMES[step.agent]) for step in trajectory.steps]
     outcomes = {_OTHER_NAMES[agent]: score for agent, score in trajectory.outcomes.items()}
-    return replace(trajectory, steps=steps, outcomes=outcomes, info=info)
+    return replace(trajectory, steps=steps, outcomes=outcomes)
 
 
 def _changes(trajectory: Trajectory) -> Iterator[tuple[str, int | None, Trajectory]]:

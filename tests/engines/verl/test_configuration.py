@@ -238,7 +238,6 @@ def test_each_policy_has_its_own_adapter_and_optimizer():
         f"{ACTOR}.loss_agg_mode=traj-mean-step-mean",
         "critic.loss_agg_mode=traj-mean-step-mean",
         "critic.context=trajectory",
-        "algorithm.propagation=shapley",
         "audit.every=1",
     ],
 )

@@ -34,7 +34,6 @@ from creditflow.credit.records import (
     PropagationRule,
 )
 from creditflow.credit.rules.base import SHARES, answer_steps, first_edges, first_steps, parent_counts
-from creditflow.credit.shapley import of_trajectory
 from creditflow.credit.trees import Branches, MeasuredDecision, mean, measure_branches, trees_of
 from creditflow.data import clip_rounding
 from creditflow.errors import BatchError, CreditflowError
@@ -497,14 +496,6 @@ class _OperationLog:
         rule, record = options.propagation, self.rule
         if record.branches and record.decomposed:
             return self.value_of_tree(own)
-        if record.needs_replays and record.decomposed:
-            agent = a.batch.agent_names[a.batch.agent_of_step[self.s]]
-            known = bool(outcomes(a.batch, options).known_S[self.s])
-            n = int(a.batch.trajectory_of_step[self.s])
-            value = of_trajectory(a.batch, n).get(agent, 0.0) if known else 0.0
-            note = f"of {agent} in this trajectory" if known else "the outcome is not known"
-            weight = self.given("w_o", options.w_o)
-            return self.make("weighted value", "*", weight, self.given("Shapley value", value, note))
         if record.decomposed:
             if options.resolved().outcome_to == "all":
                 return self.weighted_outcome()

@@ -60,16 +60,6 @@ class Precision:
         return self.variance <= self.error * (1 + 1.645 * self._relative_error)
 
     @property
-    def sufficient_factor(self) -> float:
-        """Factor on the number of rollouts at which half of the variance is real; a lower bound if it is noise.
-
-        The squared error falls with the number of rollouts. The real variance is taken at its estimate, or, if the
-        values are noise, at its upper 95 % bound; the factor is infinite if that is 0.
-        """
-        real = self.variance * (1 + (1.96 * self._relative_error if self.is_noise else 0.0)) - self.error
-        return self.error / real if real > 0 else float("inf")
-
-    @property
     def _relative_error(self) -> float:
         return float((2 / max(self.count - 1, 1)) ** 0.5)
 

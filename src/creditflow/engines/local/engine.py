@@ -14,7 +14,6 @@ from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.engines.base import Capability, CheckResult, Engine
 from creditflow.engines.common.components import Components
 from creditflow.engines.common.rollouts import needs_reference
-from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.estimate import estimate_run
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.policy_set import PolicySet
@@ -60,14 +59,11 @@ class LocalEngine(Engine):
         super().expect_trainable(recipe, reporter)
         expect_installed(recipe.config.trainer.logger)
         _expect_whole_batches(recipe)
-        if wants_values(recipe.config.algorithm):
-            expect_enough_rollouts(recipe.config)
 
     def check(self, components: Components, n_tasks: int) -> CheckResult:
         config, watch = components.recipe.config, Stopwatch()
-        keep = needs_reference(components) or wants_values(config.algorithm)
         with phase("loading models"):
-            policy_set = PolicySet.from_recipe(components.recipe, steps=1, keep_reference=keep)
+            policy_set = PolicySet.from_recipe(components.recipe, steps=1, keep_reference=needs_reference(components))
         memory = policy_set.memory_estimates(config)
         trajectories, report = asyncio.run(_roll_out(components, policy_set, n_tasks, watch))
         batch = TrajectoryBatch.from_trajectories(trajectories)
@@ -112,9 +108,6 @@ async def _roll_out(
         with watch("scoring"):
             reports.append(await score(components, trajectories[1:], max_failed_frac=1.0))
         report = ScoringReport.merge(reports)
-        if wants_values(config.algorithm):
-            with watch("scoring"):
-                await add_values(components, policy_set, trajectories, 0)
     components.label(trajectories)
     return trajectories, report
 

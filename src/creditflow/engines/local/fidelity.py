@@ -52,7 +52,7 @@ async def fidelity_metrics(
         np.random.Generator(np.random.Philox(np.random.SeedSequence((config.data.seed, FIDELITY, step)))),
     )
     with phase("measuring fidelity", unit="continuations") as bar:
-        rollouts = MeasuringRollouts(run.components, run.policy_set, {})
+        rollouts = MeasuringRollouts(run.components, run.policy_set)
         measured = await measure_decisions(
             run.components,
             rollouts,

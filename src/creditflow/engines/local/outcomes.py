@@ -22,23 +22,15 @@ AT_ONCE = 1024
 class MeasuringRollouts:
     """Runs rollouts on one scheduler and scores their outcomes."""
 
-    def __init__(
-        self, components: Components, policy_set: PolicySet | None, stand_ins: Mapping[str, tuple[str, Policy]]
-    ) -> None:
-        """`policy_set`: None if all policies are behind endpoints.
-
-        `stand_ins`: by policy, the name and the policy that replaces it in some rollouts.
-        """
+    def __init__(self, components: Components, policy_set: PolicySet | None) -> None:
+        """`policy_set`: None if all policies are behind endpoints."""
         self.components = components
         clients: dict[str, ModelClient | ChatClient] = dict(components.chat_clients)
-        references: dict[str, Policy] = {}
+        self._references: Mapping[str, Policy] = {}
         if policy_set is not None:
             clients = {**policy_set.policies, **clients}
-            references = dict(policy_set.references)
-            references |= {own: references[policy] for policy, (own, _) in stand_ins.items()}
-        clients |= dict(stand_ins.values())
+            self._references = policy_set.references
         self.scheduler = Scheduler(clients, components.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
-        self._references = references
         self._max_tokens = 0 if policy_set is None else policy_set.max_tokens
         self.first_failure = ""
         """The reason of the first rollout or score that failed."""

@@ -29,7 +29,6 @@ from creditflow.engines.common.metrics import (
 from creditflow.engines.common.rollouts import needs_reference, total_steps
 from creditflow.engines.common.run import FINISHED, run_path, sole_writer
 from creditflow.engines.local.branches import BranchedStep, add_branches
-from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
 from creditflow.engines.local.fidelity import fidelity_metrics
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import (
@@ -68,11 +67,8 @@ def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = N
     expect_resumable(recipe, path, steps)
     guard = build_guard(recipe.config, recipe.folder, components.rewards.functions, NAME)
     expect_installed(recipe.config.trainer.logger)
-    measures = wants_values(recipe.config.algorithm)
-    if measures:
-        expect_enough_rollouts(recipe.config)
     with reporter.bar("loading models", keep=False):
-        policy_set = PolicySet.from_recipe(recipe, steps, keep_reference=needs_reference(components) or measures)
+        policy_set = PolicySet.from_recipe(recipe, steps, keep_reference=needs_reference(components))
     memory = policy_set.memory_estimates(recipe.config)
     if problems := [one.problem for one in memory if one.problem]:
         raise ConfigError(problems[0])
@@ -215,9 +211,6 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     options = run.guard.options(config.algorithm)
     try:
         gathered = await gather(step, components, policy_set, run.tasks_taken, timing, run.curriculum)
-        if wants_values(options):
-            with timing("counterfactual"):
-                gathered.metrics.update(await add_values(components, policy_set, gathered.trajectories, step))
         branched = await _branched(run, step, options, gathered, timing)
     except TooManyFailedScores as error:
         run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
@@ -321,11 +314,10 @@ def _without_branches(batch: TrajectoryBatch, gathered: SampledBatch) -> Traject
 def _audited(run: RunState, assignment: Assignment, values_T: Floats | None) -> Assignment:
     """The assignment to measure the fidelity of.
 
-    In a fallback it is that of the recipe's own rule, so that the guard can see it recover, unless it needs replays,
-    which a fallback does not make.
+    In a fallback it is that of the recipe's own rule, so that the guard can see it recover.
     """
     options = run.config.algorithm
-    if not run.guard.fallback or wants_values(options):
+    if not run.guard.fallback:
         return assignment
     threshold = assignment.standing_threshold()
     return assign(assignment.batch, options, values_T=values_T, threshold=threshold, history=assignment.history)
