@@ -13,9 +13,9 @@
 # make verifiers   install verifiers in an environment of its own, .venv/verifiers: workflows of `verifiers://NAME`
 # make test-verifiers  the tests with verifiers itself, in that environment
 # make bench-traces  measure the conversion of traces beside Agent Lightning's
-# make claims       measure what docs/benchmarks/claims.md claims: an hour
+# make claims       train the small team at 13 and at 30 turns: an hour
 # make leaderboard  build docs/benchmarks/credit_rules.md again from its committed results
-# make study        rules of credit in training, docs/concepts/thresholds.md: three hours; MINUTES=60 for an hour of it
+# make study        train the small team under every rule of docs/benchmarks/credit_rules.md; MINUTES=60 for an hour of it
 # make openenv      install OpenEnv in an environment of its own, .venv/openenv: the server of the environment example
 # make test-vllm    the tests with vLLM itself, as the sampler and as verl's rollout server
 # make constraints  resolve constraints.txt again
@@ -182,15 +182,15 @@ $(STAMPS)/verifiers: $(STAMPS)/torch pyproject.toml
 		-e '.[report,verifiers]' '$(VERIFIERS)' '$(TORCH)' pytest hypothesis
 	@touch $@
 
+# Finished runs are found again: `claims` and `study` may be broken off at any time.
 claims: $(STAMPS)/test
-	$(BIN)/python -m benchmarks.claims
+	for turns in 13 30; do $(BIN)/python -m benchmarks.credit_rules --team "$$turns turns" || exit; done
+
+study: $(STAMPS)/test
+	$(BIN)/python -m benchmarks.credit_rules $(if $(MINUTES),--minutes $(MINUTES))
 
 leaderboard: $(STAMPS)/test
 	for page in credit_signal fidelity credit_rules; do $(BIN)/python -m benchmarks.$$page --table || exit; done
-
-# What it has done is found again: it may be broken off at any time.
-study: $(STAMPS)/test
-	$(BIN)/python -m benchmarks.study $(if $(MINUTES),--minutes $(MINUTES))
 
 lint: $(STAMPS)/test
 	$(BIN)/ruff check .

@@ -24,8 +24,6 @@ SABOTAGED = 10
 """Percentage of operations whose result the saboteur replaces."""
 SLOW, SLOW_SECONDS = 10, 15.0
 """Percentage of rollouts whose tool is slow, and the seconds that it takes."""
-REPAIRED = 30
-"""Percentage of operations whose result is replaced by the right one."""
 
 
 @cache
@@ -157,14 +155,6 @@ def _reference(task: Task) -> list[str]:
     return values
 
 
-# Scores for one step in three
-
-
-def one_in_three(step: Step) -> bool:
-    """Whether the executor's step is scored."""
-    return _training_step(step.trajectory_id) is None or step.turn % 3 == 0
-
-
 # A team with a saboteur
 
 
@@ -195,17 +185,3 @@ async def solve_slowly(task: Task, team: Team) -> str:
     slow = zlib.crc32(f"slow {plan} {plan.logprobs[:1]}".encode()) % 100 < SLOW
     await asyncio.sleep(SLOW_SECONDS if slow else SLOW_SECONDS / 5)
     return await _of("solve")(task, team)
-
-
-# A team whose errors are repaired
-
-
-async def solve_repaired(task: Task, team: Team) -> str:
-    """The recipe's workflow; some results become those of the story, the same ones in all rollouts of a task."""
-    value, operations = await _of("read_plan")(task, team)
-    reference = _reference(task)
-    for place, operation in enumerate(operations):
-        value = await _of("compute_and_check")(value, operation, team)
-        if place < len(reference) and zlib.crc32(f"repair {place} {task.text}".encode()) % 100 < REPAIRED:
-            value = reference[place]
-    return str(value)

@@ -1,8 +1,12 @@
-"""A leaderboard of credit rules: `python -m benchmarks.credit_rules [--minutes M] [--quick]`.
+"""Small teams under rules of credit: `python -m benchmarks.credit_rules [--team TEAM] [--minutes M] [--quick]`.
 
 `arithmetic_chain`, 48 training steps of 8 tasks and 8 rollouts for every rule, in seven cases (`CASES`: properties of
 the sub-rewards). Each rule has the best of four learning rates by the mean of the six cases that count, with a
 separate seed and separate tasks; then every rule trains on the same seeds in every case.
+
+The teams `13 turns` and `30 turns` train `arithmetic_chain` and `arithmetic_chain_long` with every agent scored, on
+larger batches. Targets: the best rule with sub-rewards ends at least 5 points of pass@1 above `identical`, with an
+interval above 0, and saves at least 25 % of its step errors.
 
 Finished runs are found again in `runs/credit_rules/`; results are kept by seed in `docs/results/credit_rules/`, from
 which a fresh clone builds the tables (`--table`). Writes `docs/results/credit_rules*.json` and `credit_rules.png`.
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,45 +24,76 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks import study
+import numpy as np
+
 from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, processor, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
 from creditflow.config.shipped import find_recipe
+from creditflow.data import Floats
 from creditflow.runs.run_folder import read_metrics
-from creditflow.studies.comparison.bootstrap import Difference
+from creditflow.studies.comparison.bootstrap import Difference, PassCounts, paired_difference
+from creditflow.studies.comparison.results import METRICS
 
 MEASURES = (
     *TRAINING,
     "benchmarks/cases.py",
-    *(f"src/creditflow/recipes/{name}" for name in ("arithmetic_chain.py", "arithmetic_chain.yaml")),
-    *(f"src/creditflow/recipes/{name}" for name in ("tool_chain.py", "tool_chain.yaml")),
-    *(f"src/creditflow/recipes/{name}" for name in ("tic_tac_toe.py", "tic_tac_toe.yaml")),
+    "src/creditflow/recipes/arithmetic_chain_long.yaml",
+    *(
+        f"src/creditflow/recipes/{name}{end}"
+        for name in ("arithmetic_chain", "tool_chain", "tic_tac_toe")
+        for end in (".py", ".yaml")
+    ),
 )
+RECIPE = find_recipe("arithmetic_chain")
 KEPT, RUNS = RESULTS / "credit_rules", ROOT / "runs" / "credit_rules"
 SEEDS, TUNING_SEED = 5, 100
 CONFIRMATION = range(5, 15)
 """Seeds on which the best rule of the first ones is compared with own + outcome again."""
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.credit_rules"
 STEPS, TASKS = 48, 512
+_QUIET = ("trainer.test_freq=-1", "reward.backend=inline", "reward.cache_size=0", "guard.enable=false")
 ALWAYS = (
-    *(one for one in study.ALWAYS if not one.startswith(("trainer.total", "data.val_max"))),
+    *_QUIET,
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     f"trainer.total_training_steps={STEPS}",
     f"data.val_max_samples={TASKS}",
 )
+
+
+def rewards(weights: Sequence[float] = (1, 1, 1), wrong: str = "null", digits: str = "digits_right") -> str:
+    """The recipe's reward functions from `benchmarks.cases`; `digits`: the function that scores the executor."""
+    args = f", args: {{wrong: {wrong}}}"
+    entries = ["{fn: 'arithmetic_chain.py:answer_right'}"]
+    for name, weight in zip(("plan_right", digits, "verdict_right"), weights, strict=True):
+        more = "" if name == "digits_of_reference" else args
+        entries.append(f"{{fn: 'benchmarks/cases.py:{name}'{more}, weight: {weight}}}")
+    return f"reward.functions=[{', '.join(entries)}]"
+
+
+_AGENTS = "planner: {system: plan}, executor: {system: exec}, verifier: {system: check}"
 CASES: Mapping[str, tuple[str, ...]] = {
-    "exact": study.CASES["exact"],
-    "executor alone": study.CASES["executor alone"],
-    "outcome only": (study.rewards((0, 0, 0)),),
-    "noisy, 20 %": study.CASES["noisy, 20 %"],
-    "noisy, 35 %": study.CASES["noisy, 35 %"],
-    "inheriting": study.CASES["inheriting"],
-    "saboteur": study.CASES["saboteur"],
+    "exact": (rewards(),),
+    "executor alone": (rewards((0, 1, 0)),),
+    "outcome only": (rewards((0, 0, 0)),),
+    "noisy, 20 %": (rewards(wrong="noisy20"),),
+    "noisy, 35 %": (rewards(wrong="noisy35"),),
+    "inheriting": (rewards((0, 1, 0), digits="digits_of_reference"),),
+    "saboteur": (
+        rewards((0, 1, 0)),
+        "team.workflow='benchmarks/cases.py:solve_sabotaged'",
+        f"team.agents={{{_AGENTS}, saboteur: {{system: exec, policy: frozen}}}}",
+        "policies={default: {}, frozen: {trainable: false}}",
+    ),
 }
-"""As in `benchmarks.study`, and one in which no step is scored."""
+"""In order: every step is scored exactly; planner and verifier are unscored; no step is scored; 20 % of the verdicts on
+all agents are inverted; 35 %; the executor is scored by the story's own chain at that place; planner and verifier are
+unscored, and an untrained agent replaces one result in ten."""
+OTHER_TEAMS = ("saboteur",)
 REALISTIC = tuple(name for name in CASES if name != "exact")
-BASELINE, OWN = "identical", "own + outcome"
+BASELINE, MEAN, OWN = "identical", "identical, mean sub-reward", "own + outcome"
 
 
 @dataclass(frozen=True)
@@ -65,7 +101,7 @@ class Team:
     """A team of the leaderboard. A rule has one learning rate for all its cases."""
 
     kept: Path
-    recipe: Path = study.RECIPE
+    recipe: Path = RECIPE
     options: tuple[str, ...] = ALWAYS
     """The options of every run."""
     cases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CASES)
@@ -75,13 +111,38 @@ class Team:
     """Evaluate other tasks than those that are reported."""
     rates_kept: Path | None = None
     """The folder of `rates.json`; default: `kept`."""
+    seeds: range = range(SEEDS)
+    rules: Sequence[str] = ()
+    """The rules that are trained; default: `TRAINED`."""
 
 
 SECOND = "second start"
 """The same team from another warm-started model, at the rates of the first."""
 EXACT = f"{SECOND}, exact"
 """The title of its table of exact scores, which has rules without results in the other cases."""
-_QUIET = ("trainer.test_freq=-1", "reward.backend=inline", "reward.cache_size=0", "guard.enable=false")
+
+
+def _by_turns(name: str, recipe: str, seeds: int, tasks: int, *options: str) -> Team:
+    """A team with every agent scored, on tasks that no other comparison uses."""
+    unseen = ("recipe.val_split=claims", f"recipe.val_tasks={tasks}")
+    return Team(
+        KEPT / plain_name(name),
+        find_recipe(recipe),
+        (*_QUIET, *options, *unseen),
+        {name: ()},
+        ("1.5e-4", "3.0e-4", "6.0e-4"),
+        (name,),
+        ("recipe.val_split=tune", "recipe.val_tasks=256"),
+        seeds=range(seeds),
+        rules=(BASELINE, MEAN, OWN, "discounted", "threshold", "posterior"),
+    )
+
+
+def plain_name(name: str) -> str:
+    """`name` without characters that are unusual in a folder's name."""
+    return "".join(c if c.isalnum() or c == "." else "_" for c in name).replace("__", "_").strip("_")
+
+
 TEAMS: Mapping[str, Team] = {
     "arithmetic_chain": Team(KEPT),
     SECOND: Team(KEPT / "second_start", rates_kept=KEPT),
@@ -102,6 +163,16 @@ TEAMS: Mapping[str, Team] = {
         ("tic_tac_toe",),
         (),
     ),
+    "13 turns": _by_turns("13 turns", "arithmetic_chain", 10, 2000, "trainer.total_training_steps=20"),
+    "30 turns": _by_turns(
+        "30 turns",
+        "arithmetic_chain_long",
+        5,
+        1000,
+        "trainer.total_training_steps=16",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    ),
 }
 
 
@@ -113,49 +184,39 @@ _OWN = _options("propagation=none")
 _BY_TASK = _options("group_by=task_agent")
 _CALIBRATED = (*_OWN, *_BY_TASK, *_options("score_weight=calibrated"))
 
+MAPPO = "mappo"
+"""The rule that trains a critic, with the learning rate of the recipe `arithmetic_estimators`."""
 RULES: Mapping[str, tuple[str, ...]] = {
     BASELINE: _options("propagation=identical"),
+    MEAN: _options("propagation=identical", "shared_reward=outcome_plus_mean_sub_reward"),
     OWN: _OWN,
     "own + outcome, by task": (*_OWN, *_BY_TASK),
-    "own + outcome - prefix": (*_OWN, *_options("outcome_baseline=prefix")),
     "threshold": _options("propagation=threshold"),
     "threshold, freeze": _options("propagation=threshold", "on_closed_gate=freeze"),
-    "soft": _options("propagation=threshold", "gate=soft"),
     "discounted": _options("propagation=discounted"),
     "posterior": _options("propagation=posterior"),
     "calibrated": _CALIBRATED,
-    "calibrated - prefix": (*_CALIBRATED, *_options("outcome_baseline=prefix")),
     "calibrated + harm": (*_CALIBRATED, *_options("score_model=noisy_and", "w_m=1")),
     "harm": (*_OWN, *_BY_TASK, *_options("score_model=noisy_and", "w_r=0", "w_m=1", "w_o=0.3")),
     **{
-        f"{name}": _options(f"preset={name}")
-        for name in ("magrpo", "at_grpo", "dr_mas", "gigpo", "gagpo", "irc", "mt_grpo")
+        name: _options(f"preset={name}") for name in ("magrpo", "at_grpo", "dr_mas", "gigpo", "gagpo", "irc", "mt_grpo")
     },
+    MAPPO: (*_options("preset=mappo"), "critic.optim.lr=1.0e-3", "critic.cliprange_value=10"),
 }
 """The rules, as options of credit."""
 TRAINED = (
     BASELINE,
     OWN,
     "own + outcome, by task",
-    "own + outcome - prefix",
     "threshold",
     "threshold, freeze",
     "posterior",
     "calibrated",
-    "calibrated - prefix",
     "calibrated + harm",
     "harm",
     "at_grpo",
 )
-"""The two baselines, both forms of the threshold, and the six others with the most signal on each of the two models."""
-BRANCHING: Mapping[str, tuple[str, ...]] = {
-    "replay, second half": (
-        *_options("propagation=replay"),
-        "actor_rollout_ref.rollout.n=5",
-        "actor_rollout_ref.rollout.branching={budget: 0.5, first_step: 6, alternatives: 4}",
-    ),
-}
-"""Rules that sample branches: five rollouts in place of eight, with three branches each in the second half."""
+"""The two baselines, both forms of the threshold, and the others with the most signal on each of the two models."""
 
 
 @dataclass(frozen=True)
@@ -170,11 +231,11 @@ class Board:
 
     def run(self, rule: str, case: str, seed: int, rate: str, *more: str, under: str = "runs") -> Run:
         """One training run."""
-        name = "/".join(study.plain_name(part) for part in (case, rule))
+        name = "/".join(plain_name(part) for part in (case, rule))
         options = (
             *self.team.options,
             *self.team.cases[case],
-            *{**RULES, **BRANCHING}[rule],
+            *RULES[rule],
             f"actor_rollout_ref.actor.optim.lr={rate}",
             *more,
             *self.short,
@@ -265,7 +326,7 @@ class Board:
         def keep(run: Run) -> None:
             seed, case, rule = runs[run]
             found = self.results(seed)
-            numbers = {**study.kept_numbers(run), **course(run), "processor": processor()}
+            numbers = {**kept_numbers(run), **course(run), "processor": processor()}
             found.setdefault(case, {})[rule] = {"rate": rates[rule], **numbers}
             _write(self._file(seed), found)
 
@@ -290,10 +351,30 @@ def _write(path: Path, found: Mapping[str, Any]) -> None:
     write_whole(path, lambda part: part.write_text(json.dumps(found, indent=1) + "\n"))
 
 
+def kept_numbers(run: Run) -> dict[str, Any]:
+    """The kept result of a run: its rates, and its passed tasks, four to a hexadecimal digit."""
+    after = run.result().after
+    passed = "".join(str(int(value)) for value in after.sampled)
+    kept = {name: round(after.metrics.get(name, math.nan), 6) for name in METRICS}
+    return {**kept, "tasks": len(passed), "passed": f"{int(passed, 2):x}"}
+
+
+def _passed(kept: Mapping[str, Any]) -> Floats:
+    """[V] 1 for each passed task."""
+    return np.array(list(f"{int(kept['passed'], 16):0{kept['tasks']}b}"), dtype=np.float64)
+
+
+def difference(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], cases: int = 1) -> Difference:
+    """`a` - `b`, seed by seed; for several cases in sequence, the difference of their means."""
+    parts = [np.array([_passed(one) for one in runs]) for runs in (a, b)]
+    parts = [part_RV.reshape(cases, -1, part_RV.shape[1]).sum(axis=0) for part_RV in parts]
+    return paired_difference(*(PassCounts(part_RV, np.full_like(part_RV, cases)) for part_RV in parts))
+
+
 def course(run: Run) -> dict[str, float]:
     """The mean pass@1 over the training steps, and the response tokens that the run generated."""
     rows = read_metrics(run.folder)
-    tokens = sum(row["rollout/response_tokens"] + row.get("rollout/branch_tokens", 0.0) for row in rows)
+    tokens = sum(row["rollout/response_tokens"] for row in rows)
     return {"train_pass_at_1": round(fmean(row["train/pass_at_1"] for row in rows), 6), "tokens": int(tokens)}
 
 
@@ -341,12 +422,9 @@ def rows(board: Board) -> list[Row]:
                 ours[0]["rate"],
                 len(of),
                 {case: fmean(one[case][rule]["pass_at_1"] for one in of) for case in cases},
-                {
-                    case: study.difference([one[case][rule] for one in of], [one[case][OWN] for one in of])
-                    for case in cases
-                },
+                {case: difference([one[case][rule] for one in of], [one[case][OWN] for one in of]) for case in cases},
                 fmean(one["pass_at_1"] for one in ours),
-                study.difference(ours, own, len(counted)),
+                difference(ours, own, len(counted)),
                 fmean(one["train_pass_at_1"] for one in ours),
                 fmean(one["tokens"] for one in ours),
             )
@@ -439,25 +517,46 @@ def boards() -> dict[str, Board]:
     return {
         "selection": Board(RUNS, main, tuple(RULES), range(SEEDS)),
         "confirmation": Board(RUNS, main, tuple(RULES), CONFIRMATION),
-        **{name: Board(RUNS, team, tuple(RULES), range(SEEDS)) for name, team in TEAMS.items() if team is not main},
+        **{name: Board(RUNS, team, tuple(RULES), team.seeds) for name, team in TEAMS.items() if team is not main},
         EXACT: Board(RUNS, exact_alone, tuple(RULES), range(SEEDS)),
     }
 
 
+WITH_TARGETS = ("13 turns", "30 turns")
 FILES: Mapping[str, tuple[str, ...]] = {
     "credit_rules": ("selection", "confirmation"),
     "credit_rules_second_start": (SECOND, EXACT),
     "credit_rules_teams": ("tool_chain", "tic_tac_toe"),
+    "credit_rules_turns": WITH_TARGETS,
 }
 """The result files, each with the boards in it: the check of a page's numbers is sharper with small files."""
 
 
-def report(measured: Mapping[str, str]) -> bool:
-    """Print the tables of all kept results, and write result files, picture and page; True if a figure falls short."""
+def gains(title: str, board: Board, table: Sequence[Row]) -> list[Figure]:
+    """pass@1 of the best rule with sub-rewards above `identical`, and the share of step errors that it saves."""
+    rule = next(row.rule for row in table if row.rule not in (BASELINE, MEAN))
+    seeds = [found for seed in board.seeds if {rule, BASELINE} <= set(found := board.results(seed).get(title, {}))]
+    ours, shared = ([found[name] for found in seeds] for name in (rule, BASELINE))
+    gain = difference(ours, shared)
+    errors, shared_errors = (fmean(run["step_error_rate"] for run in runs) for runs in (ours, shared))
+    what = f"{title}: pass@1, {rule} - {BASELINE}"
+    return [
+        Figure(f"{what}, mean and 95 % interval", gain.mean, 0.05, spread=(gain.low, gain.high)),
+        Figure(f"{what}, lower end", gain.low, 0.0),
+        Figure(f"{title}: share of the step errors of {BASELINE} that {rule} saves", 1 - errors / shared_errors, 0.25),
+    ]
+
+
+def report(measured: Mapping[str, str] | None) -> bool:
+    """Print the tables of all kept results, and write result files, picture and page; True if a figure falls short.
+
+    `measured`: the hashes of the sources; None keeps them, date and processor as they are.
+    """
     every, short = boards(), False
     tables = {title: rows(board) for title, board in every.items()}
     for file, titles in FILES.items():
         figures, facts = list[Figure](), dict[str, Any](inverted={"noisy, 20 %": 0.20, "noisy, 35 %": 0.35})
+        was = {} if measured is not None else _read(RESULTS / f"{file}.json")
         for title in titles:
             board, table = every[title], tables[title]
             shown = lines(table, board.team)
@@ -468,9 +567,13 @@ def report(measured: Mapping[str, str]) -> bool:
                     spread = (100 * row.mean_above.low, 100 * row.mean_above.high)
                     what = f"{title}, {row.seeds} seeds: pass@1, {row.rule} - own + outcome"
                     figures.append(Figure(what, 100 * row.mean_above.mean, unit="points", spread=spread))
+            if title in WITH_TARGETS and table:
+                figures += gains(title, board, table)
             facts[title] = {"tuning": board.means(), "rows": [asdict(row) for row in table]}
-        short |= show(figures)
-        write(file, figures, ("creditflow", "torch", "transformers"), measured, {"tables": facts})
+        if figures:
+            short |= show(figures)
+            details = {key: was[key] for key in ("date", "processor", "versions") if key in was} | {"tables": facts}
+            write(file, figures, ("creditflow", "torch", "transformers"), measured or was["measured"], details)
     draw(RESULTS / "credit_rules.png", {"first model": tables["selection"], "second model": tables[SECOND]})
     return short
 
@@ -480,23 +583,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")
-    parser.add_argument("--rules", help=f"names of rules, separated by semicolons; default: {'; '.join(TRAINED)}")
+    parser.add_argument("--rules", help="names of rules, separated by semicolons; default: those of the team")
     parser.add_argument("--team", choices=TEAMS, default="arithmetic_chain", help="default: %(default)s")
     parser.add_argument("--cases", help="names of cases, separated by semicolons; default: all of the team")
-    parser.add_argument("--seeds", default=f"0-{SEEDS - 1}", help="first and last seed; default: %(default)s")
+    parser.add_argument("--seeds", help="first and last seed; default: those of the team")
     parser.add_argument("--table", action="store_true", help="train nothing: build page, picture and result file again")
     given = parser.parse_args()
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
-    rules = TRAINED if given.rules is None else tuple(given.rules.split(";"))
-    first, last = map(int, given.seeds.split("-"))
-    cases = tuple(TEAMS[given.team].cases) if given.cases is None else tuple(given.cases.split(";"))
-    for option, names, known in (("rules", rules, RULES), ("cases", cases, TEAMS[given.team].cases)):
+    team, short = TEAMS[given.team], tuple[str, ...]()
+    rules = (team.rules or TRAINED) if given.rules is None else tuple(given.rules.split(";"))
+    first, last = (team.seeds[0], team.seeds[-1]) if given.seeds is None else map(int, given.seeds.split("-"))
+    cases = tuple(team.cases) if given.cases is None else tuple(given.cases.split(";"))
+    for option, names, known in (("rules", rules, RULES), ("cases", cases, team.cases)):
         if unknown := sorted(set(names) - set(known)):
             parser.error(f"--{option}: expected some of {'; '.join(known)}, got {'; '.join(unknown)}")
     if given.table:
-        return int(report(json.loads((RESULTS / "credit_rules.json").read_text())["measured"]))
+        return int(report(None))
     work = Work.begin("credit_rules", MEASURES, quick=given.quick)
-    team, short = TEAMS[given.team], ()
     if given.quick:
         rules, first, last = (BASELINE, OWN), 0, 0
         team = replace(team, kept=work.folder / "results", rates=team.rates[:1], rates_kept=None)

@@ -20,7 +20,6 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -28,8 +27,7 @@ import torch
 
 from benchmarks.credit_rules import CASES, OWN, REALISTIC
 from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, write
-from benchmarks.recordings import BATCHES, CreditedBatches, Recording, credited, record
-from benchmarks.rule_credit import COSTLY, credit_all
+from benchmarks.recordings import BATCHES, CreditedBatches, Recording, credit_all, credited, record
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import alone_in
 from creditflow.credit import CreditOptions
@@ -41,8 +39,6 @@ MEASURES = (
     "benchmarks/credit_rules.py",
     "benchmarks/credit_signal.py",
     "benchmarks/recordings.py",
-    "benchmarks/rule_credit.py",
-    "benchmarks/study.py",
     "src/creditflow/recipes/arithmetic_chain.py",
     "src/creditflow/recipes/arithmetic_chain.yaml",
 )
@@ -68,7 +64,7 @@ class Measurements:
         `quick`: three batches.
         """
         folder, batches = work.folder, 3 if quick else BATCHES
-        with alone_in(folder.parent, SystemExit(f"error: {folder}: another process records there")):
+        with alone_in(folder.parent, RuntimeError(f"{folder}: another process records there")):
             return cls(record(folder, batches), credit_all(folder, batches))
 
 
@@ -151,13 +147,8 @@ def main() -> int:
     if given.quick:
         print(f"{MISSED}: 0 of 0")
         return 0
-    draw(RESULTS / "credit_signal.png", found)
     seconds = time.monotonic() - began
-    budgets = {
-        rule: {case: {"tokens": one.tokens, "explained": one.explained} for case, one in measured.credit[rule].items()}
-        for rule in COSTLY
-    }
-    facts = {"batches": BATCHES, "seconds": seconds, "inverted": INVERTED, "results": details, "budgets": budgets}
+    facts = {"batches": BATCHES, "seconds": seconds, "inverted": INVERTED, "results": details}
     write("credit_signal", figures, ("creditflow", "torch", "numpy"), work.measured, facts)
     fill_page(PAGE, COMMAND, table_lines(details))
     print(f"{MISSED}: 0 of 0")
@@ -180,31 +171,6 @@ def table_lines(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> lis
 def relative_efficiency(by_case: Mapping[str, Signal], of_own: Mapping[str, Signal]) -> float:
     """The mean over the realistic cases of a rule's efficiency relative to that of own + outcome."""
     return fmean(by_case[case].efficiency / of_own[case].efficiency for case in REALISTIC)
-
-
-def draw(path: Path, found: Mapping[str, Mapping[str, Signal]]) -> None:
-    """The efficiency of every rule, a panel for each case."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    rules = list(found)
-    figure, panels = plt.subplots(1, len(CASES), figsize=(2.0 * len(CASES) + 2.4, 0.3 * len(rules) + 1.2), sharey=True)
-    for panel, case in zip(panels, CASES, strict=True):
-        values = [100 * found[rule][case].efficiency for rule in rules]
-        errors = [100 * found[rule][case].error for rule in rules]
-        colors = ["0.6" if rule == OWN else "#1f77b4" for rule in rules]
-        panel.barh(range(len(rules)), values, xerr=errors, color=colors, error_kw={"linewidth": 0.8})
-        panel.set_title(case, fontsize=9)
-        panel.tick_params(labelsize=8)
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_yticks(range(len(rules)), rules)
-    panels[0].invert_yaxis()
-    figure.supxlabel("efficiency in % of the gain that one gradient step can make (grey: own + outcome)", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

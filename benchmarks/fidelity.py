@@ -54,8 +54,6 @@ MEASURES = (
     "benchmarks/credit_signal.py",
     "benchmarks/fidelity.py",
     "benchmarks/recordings.py",
-    "benchmarks/rule_credit.py",
-    "benchmarks/study.py",
 )
 PAGE, COMMAND = ROOT / "docs" / "benchmarks" / "credit_rules.md", "python -m benchmarks.fidelity"
 DECISIONS, CONTINUATIONS = 1200, 8

@@ -1,16 +1,16 @@
-"""Recorded batches of the leaderboard's teams, for measurements that train no policy.
+"""Recorded batches of the leaderboard's teams, and the credit of every rule, for measurements that train no policy.
 
 `arithmetic_chain` with its initial model samples batches of 8 tasks and 8 rollouts. Cases that differ in scores alone
 share the batches; each case scores them. The gradient of each step is sketched: per linear layer, inputs and output
 gradients are projected on random directions, which leaves inner products unchanged in expectation. Embeddings and norms
-are left out.
+are left out. Most rules only read the batches. `mappo` trains a critic, which learns from each batch after the batch is
+credited, as in training, so it credits only batches that it has not read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -22,18 +22,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.credit_rules import ALWAYS, CASES
-from benchmarks.study import OTHER_TEAMS, RECIPE
+from benchmarks.credit_rules import ALWAYS, CASES, MAPPO, OTHER_TEAMS, RECIPE, RULES
 from creditflow._utils.files import write_whole
 from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, load_recipe, trained_policies
 from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
-from creditflow.data import Bools, Floats, Trajectory, TrajectoryBatch
-from creditflow.engines.common.components import Components, build_components
-from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.policy_set import PolicySet
+from creditflow.data import Floats, Trajectory, TrajectoryBatch
+from creditflow.engines.common.components import build_components
+from creditflow.engines.common.rollouts import policy_steps
+from creditflow.engines.local.policy_set import CENTRAL, PolicySet
 from creditflow.engines.local.rollouts import sample_trajectories
 from creditflow.runs.step_files import read_step_file, write_step_file
 
@@ -44,6 +43,8 @@ WIDTH = 12
 """Random directions for the inputs and for the output gradients of a layer; a sketch has their product as its size."""
 _KEY = 7
 """Added to a batch's number in the random keys of its rollouts."""
+MINI_BATCHES = 2
+"""Updates of the critic for each batch, which it reads once."""
 _AT_ONCE = 128
 """Steps of one backward pass."""
 
@@ -73,11 +74,6 @@ class CreditedBatches:
     """[B, D] the sketched gradient of each batch, per trajectory."""
     advantage_S: Floats
     """[S] the advantages of the steps of the last batches; NaN for steps that the rule does not train."""
-    tokens: float = 1.0
-    """Sampled response tokens, relative to those of the recorded batches."""
-    explained: float = math.nan
-    """The share of the variance that a trained model explains in the last batches: of the returns for a critic, of the
-    outcome for a reward model."""
 
 
 def recipe_of(case: str, *overrides: str) -> Recipe:
@@ -138,44 +134,31 @@ class Sampler:
     def make(self, b: int, sketch: Path, files: Mapping[str, Path]) -> None:
         trajectories = asyncio.run(self._sample(b))
         for case, file in files.items():
-            asyncio.run(self.score(case, trajectories))
+            asyncio.run(self._score(case, trajectories))
             batch = TrajectoryBatch.from_trajectories(trajectories)
             file.parent.mkdir(parents=True, exist_ok=True)
             write_step_file(file, b, batch, None)
         sketch_SD = self.sketcher(batch)
-
-        def save(part: Path) -> None:
-            with part.open("wb") as out:
-                np.save(out, sketch_SD)
-
-        write_whole(sketch, save)
+        _save(sketch, lambda out: np.save(out, sketch_SD))
 
     async def _sample(self, b: int) -> list[Trajectory]:
         tasks = [self.components.train_tasks[(b * TASKS + t) % len(self.components.train_tasks)] for t in range(TASKS)]
         async with self.components.rewards.open(self.policy_set.policies):
             made = await sample_trajectories(self.components, self.policy_set, tasks, ROLLOUTS, 1.0, (0, _KEY + b))
-        self.freeze(made)
+        for step in (step for one in made for step in one.steps if step.policy not in self.trained):
+            step.response_mask = (0,) * len(step.response_ids)  # as in training
         return made
 
-    def freeze(self, trajectories: Sequence[Trajectory]) -> None:
-        """Zero the response mask of steps whose policy is not trained, as in training."""
-        for step in (step for one in trajectories for step in one.steps if step.policy not in self.trained):
-            step.response_mask = (0,) * len(step.response_ids)
-
-    async def score(self, case: str, trajectories: Sequence[Trajectory]) -> None:
+    async def _score(self, case: str, trajectories: Sequence[Trajectory]) -> None:
         """Replace all scores and outcomes by those of a case."""
-        await rescore(self.scorers[case], self.policy_set.policies, trajectories)
-
-
-async def rescore(components: Components, policies: Mapping[str, Policy], trajectories: Sequence[Trajectory]) -> None:
-    """Replace all scores and outcomes of trajectories by those of a recipe."""
-    for trajectory in trajectories:
-        trajectory.outcome, trajectory.outcomes = None, {}
-        for step in trajectory.steps:
-            step.scores = {}
-    async with components.rewards.open(policies):
-        await components.rewards.score(trajectories)
-    components.label(trajectories)
+        components = self.scorers[case]
+        for trajectory in trajectories:
+            trajectory.outcome, trajectory.outcomes = None, {}
+            for step in trajectory.steps:
+                step.scores = {}
+        async with components.rewards.open(self.policy_set.policies):
+            await components.rewards.score(trajectories)
+        components.label(trajectories)
 
 
 class Sketcher:
@@ -196,20 +179,17 @@ class Sketcher:
             for o in self.layers
         ]
 
-    def __call__(self, batch: TrajectoryBatch, weight_T: Floats | None = None, wanted_S: Bools | None = None) -> Floats:
+    def __call__(self, batch: TrajectoryBatch, weight_T: Floats | None = None) -> NDArray[np.float32]:
         """[S, D] the sketches of a batch's steps.
 
-        `weight_T`: [T] a factor for the log-probability of each token; default: 1 for sampled tokens. `wanted_S`: the
-        steps to sketch, default: all; the others get 0.
+        `weight_T`: [T] a factor for the log-probability of each token; default: 1 for sampled tokens.
         """
-        found = np.zeros((batch.n_steps, len(self.layers) * WIDTH**2), dtype=np.float32)
+        sketch_SD = np.zeros((batch.n_steps, len(self.layers) * WIDTH**2), dtype=np.float32)
         weight_T = np.asarray(batch.response_mask, dtype=np.float64) if weight_T is None else weight_T
-        wanted = np.arange(batch.n_steps) if wanted_S is None else np.flatnonzero(wanted_S)
         lengths_S = np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
-        in_order = wanted[np.argsort(lengths_S[wanted], kind="stable")]
-        for steps in np.array_split(in_order, -(-len(in_order) // _AT_ONCE)) if len(in_order) else ():
-            found[steps] = self._of_steps(batch, weight_T, steps)
-        return found
+        for steps in np.array_split(np.argsort(lengths_S, kind="stable"), -(-batch.n_steps // _AT_ONCE)):
+            sketch_SD[steps] = self._of_steps(batch, weight_T, steps)
+        return sketch_SD
 
     def _of_steps(self, batch: TrajectoryBatch, weight_T: Floats, steps: np.ndarray) -> NDArray[np.float32]:
         ids, mask, weight = _padded(batch, weight_T, steps)
@@ -224,7 +204,7 @@ class Sketcher:
             try:
                 logits = self.model(input_ids=ids, attention_mask=mask).logits[:, :-1].double()
                 logprobs = torch.log_softmax(logits, -1).gather(2, ids[:, 1:, None]).squeeze(2)
-                (logprobs * weight[:, 1:]).sum().backward()
+                torch.autograd.backward((logprobs * weight[:, 1:]).sum())
             finally:
                 for hook in hooks:
                     hook.remove()
@@ -250,10 +230,10 @@ def _padded(batch: TrajectoryBatch, weight_T: Floats, steps: np.ndarray) -> tupl
     """Token ids, attention mask and the weights of tokens, padded on the right."""
     rows = []
     for s in steps.tolist():
-        prompt = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
+        start = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
         part = slice(batch.token_offsets[s], batch.token_offsets[s + 1])
-        rows.append((np.concatenate([prompt, batch.response_ids[part]]), len(prompt), weight_T[part]))
-    longest = max(len(ids) for ids, _, _ in rows)
+        rows.append((np.concatenate([start, batch.response_ids[part]]), len(start), weight_T[part]))
+    longest = max(len(tokens) for tokens, _, _ in rows)
     ids, mask = (torch.zeros(len(rows), longest, dtype=torch.long) for _ in range(2))
     weight = torch.zeros(len(rows), longest, dtype=torch.float64)
     for row, (tokens, prompt, of_tokens) in enumerate(rows):
@@ -263,9 +243,77 @@ def _padded(batch: TrajectoryBatch, weight_T: Floats, steps: np.ndarray) -> tupl
     return ids, mask, weight
 
 
-def options_of(case: str, overrides: Sequence[str]) -> CreditOptions:
-    """The options of credit in a case under a rule's overrides."""
-    return recipe_of(case, *overrides).config.algorithm
+def _save(file: Path, write: Callable[[Any], None]) -> None:
+    """Write a file of arrays as a whole."""
+
+    def save(part: Path) -> None:
+        with part.open("wb") as out:
+            write(out)
+
+    write_whole(file, save)
+
+
+def credit_all(folder: Path, batches: int) -> dict[str, dict[str, CreditedBatches]]:
+    """The credit of each rule in each case, each team in a process. `folder` has the recordings; it keeps results."""
+    files = {team: folder / f"credit-{team}-{batches}.npz" for team in cases_by_team()}
+    with ProcessPoolExecutor(len(files), get_context("spawn")) as pool:
+        for one in [
+            pool.submit(_credit_team, team, batches, folder, file) for team, file in files.items() if not file.exists()
+        ]:
+            one.result()
+    credit: dict[str, dict[str, CreditedBatches]] = {rule: {} for rule in RULES}
+    for file in files.values():
+        kept = np.load(file)
+        for name in (name for name in kept.files if name.endswith("/gradient")):
+            rule, case, _ = name.split("/")
+            credit[rule][case] = CreditedBatches(kept[name], kept[f"{rule}/{case}/advantage"])
+    return credit
+
+
+def _credit_team(team: str, batches: int, folder: Path, file: Path) -> None:
+    """Compute the credit of all rules in the cases of a team; runs in a separate process."""
+    torch.set_num_threads(1)
+    recordings = {case: Recording.load(folder, case, batches) for case in cases_by_team()[team]}
+    credit = {
+        (rule, case): credited(recording, recipe_of(case, *overrides).config.algorithm)
+        for case, recording in recordings.items()
+        for rule, overrides in RULES.items()
+        if rule != MAPPO
+    }
+    credit |= {(MAPPO, case): made for case, made in critic_credited(team, recordings).items()}
+    columns = {}
+    for (rule, case), made in credit.items():
+        columns[f"{rule}/{case}/gradient"] = made.gradient_BD
+        columns[f"{rule}/{case}/advantage"] = made.advantage_S
+    _save(file, lambda out: np.savez(out, allow_pickle=False, **columns))
+
+
+def critic_credited(team: str, recordings: Mapping[str, Recording]) -> dict[str, CreditedBatches]:
+    """The credit of `mappo` by case. The cases differ in the strata in force alone, so they share the critic."""
+    n_batches = len(recordings[team].batches)
+    recipe = recipe_of(team, *RULES[MAPPO])
+    policy_set = PolicySet.from_recipe(recipe, n_batches, keep_reference=False)
+    (policy,) = policy_set.actors
+    model, sketcher = policy_set.critics[CENTRAL], Sketcher(policy_set.policies[policy].model)
+    gradients: dict[str, list[Floats]] = {case: [] for case in recordings}
+    advantages: dict[str, list[Floats]] = {case: [] for case in recordings}
+    for b in range(n_batches):
+        values_T = policy_set.values(recordings[team].batches[b])
+        for case, recording in recordings.items():
+            batch = recording.batches[b]
+            assigned = assign(batch, recipe.config.algorithm, values_T=values_T)
+            sketch_SD = sketcher(batch, assigned.token_advantages())
+            gradients[case].append(sketch_SD.sum(axis=0, dtype=np.float64) / batch.n_trajectories)
+            advantages[case].append(trained_advantages(assigned))
+        own_S = assigned.trained_S & policy_steps(batch, policy)
+        mini_batch_N = np.arange(batch.n_trajectories) * MINI_BATCHES // batch.n_trajectories
+        assert values_T is not None
+        assert assigned.returns_T is not None
+        model.update(batch, assigned.returns_T, values_T, own_S, mini_batch_N[batch.trajectory_of_step])
+    return {
+        case: CreditedBatches(np.array(gradients[case]), np.concatenate(advantages[case][-LAST_BATCHES:]))
+        for case in recordings
+    }
 
 
 def credited(recording: Recording, options: CreditOptions) -> CreditedBatches:

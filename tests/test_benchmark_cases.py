@@ -1,0 +1,88 @@
+"""Tests of the faulty rewards and teams that benchmarks train with."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks import cases, credit_rules
+from creditflow.data import Trajectory
+from creditflow.engines.local.decisions import AFTER, BEFORE, _Continuation
+from tests.builders import make_trajectory, step
+from tests.recipes.test_arithmetic_chain import a_good_team, a_good_team_but, agents_of, run_team
+
+TRAINING, EVALUATION = "0-3-1-2", "1-1-2"
+
+
+def named(trajectory: Trajectory, name: str) -> Trajectory:
+    trajectory.id = name
+    for own in trajectory.steps:
+        own.trajectory_id, own.id = name, f"{name}.{own.index}"
+    return trajectory
+
+
+def scored(function, trajectory: Trajectory, agent: str, **args) -> list[float]:
+    return [function(step, trajectory, **args) for step in trajectory.steps if step.agent == agent]
+
+
+# 52 * 2 = 104, which is 04; the executor answers 05, and the verifier accepts. Then 05 - 13 = 92; the story has 91.
+ONE_SLIP = {
+    "exec\n5 2 * 0 2 =": "0 5",
+    "check\n5 2 * 0 2 = 0 5 ?": "0 5 ok",
+    "exec\n0 5 - 1 3 =": "9 2",
+    "check\n0 5 - 1 3 = 9 2 ?": "9 2 ok",
+}
+
+
+def test_inheriting_scores_follow_the_story_in_training_only() -> None:
+    trajectory, _ = run_team(a_good_team_but(ONE_SLIP))
+    assert scored(cases.digits_right, named(trajectory, TRAINING), "executor") == [1.0, 0.5, 1.0]
+    assert scored(cases.digits_of_reference, trajectory, "executor") == [1.0, 0.5, 0.5]
+    assert scored(cases.digits_of_reference, named(trajectory, EVALUATION), "executor") == [1.0, 0.5, 1.0]
+
+
+def test_retry_is_scored_by_the_same_operation_of_the_story() -> None:
+    doubted = {"check\n5 2 * 0 2 = 0 4 ?": "0 5 bad", "exec\n5 2 * 0 2 = 0 4 bad =": "0 4"}
+    trajectory, _ = run_team(a_good_team_but(doubted))
+    assert agents_of(trajectory) == "peveveev"
+    assert scored(cases.digits_of_reference, named(trajectory, TRAINING), "executor") == [1.0] * 4
+
+
+@pytest.mark.parametrize(("wrong", "share"), [("noisy20", 0.20), ("noisy35", 0.35), ("contradictory", 1.0)])
+def test_verdicts_are_inverted_from_a_step_on_in_training_only(wrong: str, share: float) -> None:
+    trajectory, _ = run_team(a_good_team)
+    turned = [
+        scored(cases.verdict_right, named(trajectory, f"0-{step}-{task}-0"), "verifier", wrong=wrong, first=5)
+        for step in (4, 5)
+        for task in range(400)
+    ]
+    assert np.mean(turned[:400]) == 1.0
+    assert np.mean(turned[400:]) == pytest.approx(1 - share, abs=0.03)
+    assert scored(cases.verdict_right, named(trajectory, EVALUATION), "verifier", wrong=wrong) == [1.0] * 3
+
+
+def test_saboteur_replaces_a_result_with_another_sum(monkeypatch) -> None:
+    monkeypatch.setattr(cases, "_percent", lambda step, of: 0 if step.index == 3 else 99)
+    replies = {
+        "lies\n8 2 * 0 2 =": "5 0",
+        "exec\n5 0 - 1 3 =": "3 7",
+        "check\n5 0 - 1 3 = 3 7 ?": "3 7 ok",
+    }
+    trajectory, _ = run_team(a_good_team_but(replies), solve=cases.solve_sabotaged, saboteur="lies")
+    assert agents_of(trajectory) == "pevevsev"
+    assert trajectory.answer == "3 7"
+    assert scored(cases.digits_right, named(trajectory, TRAINING), "saboteur") == [0.0]  # for 52 * 02, which is 04
+
+
+def test_cases_are_distinct() -> None:
+    assert len(set(credit_rules.CASES.values())) == len(credit_rules.CASES)
+    assert "digits_of_reference" in credit_rules.CASES["inheriting"][0]
+
+
+@pytest.mark.parametrize(("side", "kept"), [(AFTER, 3), (BEFORE, 2)], ids=["with the decision", "without it"])
+def test_saboteur_repeats_its_draws_in_kept_steps(side: int, kept: int) -> None:
+    recorded = make_trajectory("0-1-2-3", [step() for _ in range(4)])
+    rollout = _Continuation(0, side, 1, recorded, kept, (0,)).rollout
+    ids = [rollout.id + one.id.removeprefix(recorded.id) for one in recorded.steps]
+    steps = [replace(one, id=id, trajectory_id=rollout.id) for one, id in zip(recorded.steps, ids, strict=True)]
+    assert [cases.recorded_step_id(one) for one in steps] == [one.id for one in recorded.steps[:kept]] + ids[kept:]
