@@ -1,6 +1,6 @@
 """Faulty variants of the rewards and the team of `arithmetic_chain`.
 
-In `benchmarks.guarded` faults start during a run, in other benchmarks at the beginning. Evaluations use the recipe's
+In `benchmarks.guard` faults start during a run, in other benchmarks at the beginning. Evaluations use the recipe's
 correct verdicts.
 """
 
@@ -184,4 +184,4 @@ async def solve_slowly(task: Task, team: Team) -> str:
     plan = await team.planner(task.text)
     slow = zlib.crc32(f"slow {plan} {plan.logprobs[:1]}".encode()) % 100 < SLOW
     await asyncio.sleep(SLOW_SECONDS if slow else SLOW_SECONDS / 5)
-    return await _of("solve")(task, team)
+    return str(await _of("solve")(task, team))

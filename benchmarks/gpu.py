@@ -99,8 +99,10 @@ def _sample_and_update(model: Path, device: torch.device, n: int) -> list[Figure
     tokens = sum(len(one.response_ids) for one in generations)
     trajectories = []
     for k, (request, one) in enumerate(zip(requests, generations, strict=True)):
-        columns = {"prompt_ids": request.prompt_ids, "response_ids": one.response_ids, "logprobs": one.logprobs}
-        step = Step(f"{k}/0", f"{k}", 0, "solver", 0, (), "", "", **columns, response_mask=(1,) * len(one.response_ids))
+        step = Step(
+            f"{k}/0", f"{k}", 0, "solver", 0, (), "", "", prompt_ids=request.prompt_ids,
+            response_ids=one.response_ids, logprobs=one.logprobs, response_mask=(1,) * len(one.response_ids),
+        )  # fmt: skip
         trajectories.append(Trajectory(f"{k}", f"{k // SAMPLES}", Task("gpu", (), None), [step]))
     batch = TrajectoryBatch.from_trajectories(trajectories)
     differences = []

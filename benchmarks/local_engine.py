@@ -11,9 +11,8 @@ turn. `make benchmarks` installs TRL. Takes about half an hour on two cores.
   the recorded batches (nearly all requests in a batch are of one agent, and so alike); and 128 rows of equal length.
 * Update: against rows padded on the right, in the order of arrival, in micro-batches of as many tokens; rows are 64
   questions of GSM8K with their solutions, byte by byte.
-* Memory: a training step of a Llama of 113 million parameters, all weights against a LoRA adapter of rank 8. Also an
-  update with trajectories of 8,000 tokens in 100 steps: 32 trajectories against 4, and against as many tokens in
-  trajectories of one step.
+* Memory: an update with trajectories of 8,000 tokens in 100 steps: 32 trajectories against 4, and against as many
+  tokens in trajectories of one step. `benchmarks.memory` compares all weights with LoRA.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def main() -> int:
         figures += _generation(repeats, threads, device)
         figures += _update(repeats, threads, device)
     figures += _sharing(device)
-    figures += _memory(device)
+    figures += _long(device)
     missed = show(figures)
     if not beside_trl:
         peer_missing("TRL", "make benchmarks")
@@ -249,8 +248,9 @@ def _llama(name: str, hidden: int, layers: int, positions: int = 4096) -> Path:
 
     def make(folder: Path) -> None:
         tokenizer, template = byte_tokenizer()
-        size = {"hidden": hidden, "layers": layers, "positions": positions, "seed": 0}
-        save_tiny_llama(folder, tokenizer, **size, chat_template=template)
+        save_tiny_llama(
+            folder, tokenizer, hidden=hidden, layers=layers, positions=positions, seed=0, chat_template=template
+        )
 
     return made_once(name, make)
 
@@ -570,7 +570,7 @@ class Padded:
             gain = torch.minimum(ratio * advantage_[:, 1:], ratio.clamp(0.8, 1.2) * advantage_[:, 1:])
             gain = torch.where(advantage_[:, 1:] < 0, torch.maximum(gain, 3.0 * advantage_[:, 1:]), gain)
             loss = -(gain * trained_[:, 1:]).sum() / len(batch.response_ids)
-            loss.backward()
+            torch.autograd.backward(loss)
             total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -578,22 +578,6 @@ class Padded:
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------
-
-
-def _memory(device: str) -> list[Figure]:
-    return [*lora_memory(device), *_long(device)]
-
-
-def lora_memory(device: str) -> list[Figure]:
-    """Peak memory of an update with adapters alone, compared with an update of all weights."""
-    full, lora = _measured("full", 1, device), _measured("lora", 1, device)
-    return [
-        Figure("memory, 113 M parameters: peak with LoRA / peak with all weights", lora["mb"] / full["mb"], 0.7, True),
-        Figure("memory, all weights trained", full["mb"], unit="MB"),
-        Figure("memory, LoRA of rank 8", lora["mb"], unit="MB"),
-        Figure("parameters", full["parameters"]),
-        Figure("parameters trained with LoRA", lora["trained"]),
-    ]
 
 
 _STEPS_OF_LONG, _TOKENS_OF_STEP = 100, 80
@@ -658,32 +642,6 @@ def _megabytes(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _peak(device: str, rank: int) -> dict[str, float]:
-    import torch
-
-    from creditflow.config import ActorConfig, ActorModelConfig
-    from creditflow.engines.local.actor import Actor
-    from creditflow.engines.local.lora import Adapter
-    from creditflow.engines.local.policy import Policy
-
-    policy = Policy.load(_llama("benchmark-llama-113m-1", hidden=1024, layers=11), torch.device(device))
-    parameters = sum(weight.numel() for weight in policy.parameters)
-    if rank:
-        adapter = Adapter.add(policy.model, "policy_0", rank, ActorModelConfig(lora_rank=rank), 0)
-        policy = policy.with_adapter(adapter)
-    actor = Actor(policy, ActorConfig(ppo_max_token_len_per_gpu=1024))
-    rng = np.random.default_rng(0)
-    batch = _batch([(rng.integers(4, 256, 64).tolist(), rng.integers(4, 256, 64).tolist()) for _ in range(16)])
-    every, first = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
-    for _ in range(2):
-        actor.update(batch, np.ones(len(batch.response_ids)), every, first)
-    return {
-        "mb": _megabytes(device),
-        "parameters": parameters,
-        "trained": sum(weight.numel() for weight in actor.learner.parameters),
-    }
-
-
 def _seconds(run: Callable[[], object], device: str) -> float:
     import torch
 
@@ -702,8 +660,6 @@ PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "generation": _generated,
     "update": _updated,
     "sharing": _shared,
-    "full": lambda device: _peak(device, 0),
-    "lora": lambda device: _peak(device, 8),
     "4 long trajectories": lambda device: _peak_of_long(device, 4, _STEPS_OF_LONG, _TOKENS_OF_STEP),
     "32 long trajectories": lambda device: _peak_of_long(device, 32, _STEPS_OF_LONG, _TOKENS_OF_STEP),
     "8000 at once": lambda device: _peak_of_long(device, 4, 1, _STEPS_OF_LONG * _TOKENS_OF_STEP),

@@ -143,8 +143,8 @@ def _endless(model: Path) -> Iterator[Path]:
     """A copy of the model's folder, with linked weights, whose responses never end by themselves."""
     from transformers import AutoTokenizer
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         for file in model.iterdir():
             (folder / file.name).symlink_to(file.resolve())
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -154,13 +154,13 @@ def _endless(model: Path) -> Iterator[Path]:
         assert TURN_END in tokenizer.chat_template
         of_turn = f"({TURN_END} if message['role'] != 'assistant' else '{UNSAMPLED}')"
         tokenizer.chat_template = tokenizer.chat_template.replace(TURN_END, of_turn)
-        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"):
-            (folder / file).unlink(missing_ok=True)
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"):
+            (folder / name).unlink(missing_ok=True)
         tokenizer.save_pretrained(folder)
-        for file in ("config.json", "generation_config.json"):
-            content = json.loads((model / file).read_text()) | {"eos_token_id": end}
-            (folder / file).unlink()
-            (folder / file).write_text(json.dumps(content))
+        for name in ("config.json", "generation_config.json"):
+            content = json.loads((model / name).read_text()) | {"eos_token_id": end}
+            (folder / name).unlink()
+            (folder / name).write_text(json.dumps(content))
         yield folder
 
 
@@ -326,8 +326,10 @@ def _our_loss(
 
     trajectories = []
     for k, (row, logprobs) in enumerate(zip(responses, old, strict=True)):
-        tokens = {"prompt_ids": tuple(prompt), "response_ids": tuple(row), "response_mask": (1,) * len(row)}
-        step = Step(f"{k}/0", f"{k}", 0, "solver", 0, (), "", "", **tokens, logprobs=tuple(logprobs))
+        step = Step(
+            f"{k}/0", f"{k}", 0, "solver", 0, (), "", "", prompt_ids=tuple(prompt), response_ids=tuple(row),
+            response_mask=(1,) * len(row), logprobs=tuple(logprobs),
+        )  # fmt: skip
         trajectories.append(Trajectory(f"{k}", "0", Task("loss", (), None), [step]))
     batch = TrajectoryBatch.from_trajectories(trajectories)
     # Neither dual clip nor gradient clipping.

@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -78,6 +79,15 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def _scored_seconds(manager: RewardManager, trajectories: Sequence[Trajectory]) -> float:
+    return _seconds(lambda: asyncio.run(manager.score(trajectories)))
+
+
+def _mapped(threads: ThreadPoolExecutor, run: Callable[[int], object], times: int) -> None:
+    """Run a function `times` times on the threads."""
+    list(threads.map(run, range(times)))
+
+
 # ---- the sandbox ---------------------------------------------------------------------------------------------------
 
 
@@ -102,7 +112,7 @@ def _one_program(name: str, repeats: int, runs: int) -> list[Figure]:
 
         ratios, plain_ms, added_ms = [], [], []
         for _ in range(repeats):
-            plain_s, boxed_s = (_seconds(lambda run=run: list(threads.map(run, range(runs)))) for run in (plain, boxed))
+            plain_s, boxed_s = (_seconds(partial(_mapped, threads, run, runs)) for run in (plain, boxed))
             ratios.append(plain_s / boxed_s)
             alone = [(_seconds(plain), _seconds(boxed)) for _ in range(runs)]
             plain_ms.append(median(one for one, _ in alone) * 1e3)
@@ -223,10 +233,10 @@ def _waiting(in_flight: Sequence[int]) -> tuple[list[Figure], list[dict[str, flo
     for flight in in_flight:
         backend = make_backend("ray", [function], BackendOptions(num_workers=min(4, flight), max_in_flight=flight))
         manager = RewardManager([function], backend=backend)
-        started = _seconds(lambda manager=manager: asyncio.run(manager.score([trajectory_with("first", ["warm"] * 8)])))
+        started = _scored_seconds(manager, [trajectory_with("first", ["warm"] * 8)])
         n = max(40, 20 * flight)
         trajectories = [trajectory_with(str(i), ["said"] * 20) for i in range(n // 20)]
-        seconds = _seconds(lambda manager=manager, trajectories=trajectories: asyncio.run(manager.score(trajectories)))
+        seconds = _scored_seconds(manager, trajectories)
         table.append({"in_flight": flight, "calls_per_s": n / seconds, "start_s": started})
         manager.close()
     sequential = 1 / WAIT_S
@@ -247,14 +257,14 @@ def _waiting(in_flight: Sequence[int]) -> tuple[list[Figure], list[dict[str, flo
 def _working(actors: Sequence[int]) -> tuple[list[Figure], list[dict[str, float]]]:
     function = RewardFunction("works", "step", works)
     trajectories = [trajectory_with(str(i), ["said"] * 20) for i in range(50)]
-    alone = _seconds(lambda: asyncio.run(RewardManager([function]).score(trajectories)))
+    alone = _scored_seconds(RewardManager([function]), trajectories)
     table = []
     for n_actors in actors:
         backend = make_backend("ray", [function], BackendOptions(num_workers=n_actors))
         manager = RewardManager([function], backend=backend)
         warm = [trajectory_with(str(i), ["warm"] * 8) for i in range(2 * n_actors)]
-        started = _seconds(lambda manager=manager, warm=warm: asyncio.run(manager.score(warm)))
-        seconds = median(_seconds(lambda manager=manager: asyncio.run(manager.score(trajectories))) for _ in range(3))
+        started = _scored_seconds(manager, warm)
+        seconds = median(_scored_seconds(manager, trajectories) for _ in range(3))
         table.append({"actors": n_actors, "calls_per_s": 1000 / seconds, "ratio": alone / seconds, "start_s": started})
         manager.close()
     print("\nRay actors with a worker process each, calls of 2 ms of work, on", os.cpu_count(), "cores")

@@ -28,7 +28,7 @@ _KEPT = ("evaluation.json", "metrics.jsonl", "events.jsonl", "run.json")
 """The files kept of a finished run; checkpoints and step files of a thousand runs would fill the disk."""
 _MADE_BY = "made_by.json"
 """Settings and sources of a complete run; written last."""
-_SOURCES = ("src/creditflow", "benchmarks/cases.py", "benchmarks/guarded.py")
+_SOURCES = ("src/creditflow", "benchmarks/cases.py", "benchmarks/guard.py")
 _POLL_SECONDS = 0.2
 _SAY_SECONDS = 60.0
 

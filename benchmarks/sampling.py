@@ -235,7 +235,12 @@ def _llama_cpp(model: Path, gguf: Path, shared_by: int) -> dict[str, float]:
         assert len(list(islice(tokens, n_tokens))) == n_tokens
 
     respond(prompts[0], 2)
-    return {"rate": ROWS * TOKENS / _seconds(lambda: [respond(prompt, TOKENS) for prompt in prompts])}
+
+    def respond_to_all() -> None:
+        for prompt in prompts:
+            respond(prompt, TOKENS)
+
+    return {"rate": ROWS * TOKENS / _seconds(respond_to_all)}
 
 
 def _vllm(model: Path, gguf: Path | None, shared_by: int) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The cost of a training step on verl beside the models: `python -m benchmarks.verl [--quick]`.
 
-Both sides take turns in one run; figures are medians of the turns' ratios. Ten to fifteen minutes on two cores.
+Both sides take turns in one run; figures are medians of the turns' ratios. Ten minutes on two cores.
 
 * The driver's part of a training step of 122,880 steps, from packed trajectories to advantages in rows, metrics and the
   step file, against verl's work on the same rows. Two functions of verl: `compute_grpo_outcome_advantage`, on padded
@@ -9,8 +9,6 @@ Both sides take turns in one run; figures are medians of the turns' ratios. Ten 
   `_compute_advantage`, which fetches, pads and puts rows (and passes only last rows to that function), against the
   whole driver's part. A dictionary in this process replaces TransferQueue on both sides.
 * Bytes per step: packed with its trajectory, and as verl's row; the peak memory of the driver's part.
-* Rewards inside a Ray actor that scores trajectories as they arrive, like an agent-loop worker, against the same calls
-  one after the other in an actor.
 * Rates of the parts that run in a single process: a real TransferQueue on this machine, its polling, balancing.
 """
 
@@ -20,7 +18,6 @@ import argparse
 import asyncio
 import gc
 import logging
-import math
 import os
 import tempfile
 import time
@@ -28,9 +25,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -52,7 +47,6 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 from benchmarks.record import Figure, exit_with, show, write
-from benchmarks.rewards import WAIT_S, math_trajectories, trajectory_with, waits
 from benchmarks.sources import hashes
 from creditflow.credit import CreditOptions, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
@@ -63,10 +57,8 @@ from creditflow.engines.verl import rows as rows_module
 from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, partition, take
 from creditflow.engines.verl.rows import VerlRows, delete_rows, select
-from creditflow.engines.verl.runner import Scorer
 from creditflow.engines.verl.trainer import trained_by
-from creditflow.rewards import RewardFunction, RewardManager, ScoringReport
-from creditflow.rewards.execution.backends import BackendOptions, make_backend
+from creditflow.rewards import ScoringReport
 from creditflow.rewards.manager import FunctionReport
 from creditflow.runs import RunFolder
 
@@ -75,7 +67,6 @@ MEASURES = (
     "src/creditflow/engines/verl",
     "src/creditflow/runs",
     "src/creditflow/monitoring/metrics.py",
-    "src/creditflow/rewards",
     "src/creditflow/data/parallel_parquet.py",
     "src/creditflow/data/table.py",
     "src/creditflow/data/__init__.py",
@@ -108,8 +99,6 @@ def main() -> int:
     figures += _balancing(queue, repeats=1 if quick else 3)
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     try:
-        figures += _verified(600 if quick else 2_000, repeats=2 if quick else 5)
-        figures += _waiting(1_000 if quick else 4_000, repeats=1 if quick else 3)
         figures += _queue(queue, trajectories=64 if quick else 1024, repeats=1 if quick else 5)
     finally:
         ray.shutdown()
@@ -150,8 +139,8 @@ class Words:
 
     def some(self, count: int) -> list[int]:
         """Draw `count` tokens."""
-        found = np.searchsorted(self.cumulated, self.rng.random(count))
-        return np.minimum(found, len(self.texts) - 1).tolist()
+        drawn = np.searchsorted(self.cumulated, self.rng.random(count))
+        return [int(token) for token in np.minimum(drawn, len(self.texts) - 1)]
 
     def text(self, ids: Sequence[int]) -> str:
         return " ".join([self.texts[i] for i in ids])
@@ -336,9 +325,12 @@ def _columns(queue: Dictionary, lengths: np.ndarray) -> dict[str, torch.Tensor |
     logprobs = -rng.exponential(0.3, n).astype(np.float32)
     flat = {"response_mask": np.ones(n, dtype=np.int64), "rm_scores": rewards}
     flat |= {"rollout_log_probs": logprobs, "old_log_probs": logprobs}
-    bounds = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())}  # else padded to all tokens
-    jagged = partial(torch.nested.nested_tensor_from_jagged, offsets=offsets, **bounds)
-    columns = {name: jagged(torch.from_numpy(values)) for name, values in flat.items()}
+    columns = {  # without the bounds, padded to all tokens
+        name: torch.nested.nested_tensor_from_jagged(
+            torch.from_numpy(values), offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
+        )
+        for name, values in flat.items()
+    }
     return {"uid": NonTensorStack(*["".join(key.split("_")[0]) for key in queue.rows.keys]), **columns}
 
 
@@ -543,149 +535,6 @@ def _balancing(queue: Dictionary, repeats: int) -> list[Figure]:
     return figures
 
 
-# ---- rewards in an agent-loop worker -------------------------------------------------------------------------------
-
-
-class RewardWorker:
-    """An agent-loop worker's treatment of finished trajectories: an actor with a loop, rewards on a backend."""
-
-    def __init__(self, what: str, backend: str, workers: int, in_flight: int) -> None:
-        functions = (
-            (RewardFunction("waits", "step", waits, is_async=True),) if what == "waits" else math_trajectories(0)[0]
-        )
-        options = BackendOptions(num_workers=workers, max_in_flight=in_flight)
-        made = make_backend(backend, functions, options)
-        self.manager = RewardManager(functions, 1.0, backend=made, max_in_flight=in_flight, cache_size=0)
-        self.scorer = Scorer(self.manager)
-
-    async def seconds(self, trajectories: list[Trajectory]) -> float:
-        """Seconds to score `trajectories`, which arrive one by one, faster than they can be scored."""
-        start = time.perf_counter()
-        scorings = []
-        for trajectory in trajectories:
-            scorings.append(asyncio.create_task(self.scorer.score(trajectory)))
-            await asyncio.sleep(0)
-        report = ScoringReport.merge(await asyncio.gather(*scorings))
-        seconds = time.perf_counter() - start
-        (function,) = report.functions
-        if function.failed or not math.isclose(function.mean, 1.0) or function.calls != function.matched:
-            raise RuntimeError(f"not what was to be measured: {function}")
-        return seconds
-
-    async def close(self) -> None:
-        await self.manager.aclose()
-
-
-class Alone:
-    """The same without a backend, one call after the other. No async actor: `math_verify` needs the main thread."""
-
-    def __init__(self, what: str, *options: Any) -> None:
-        self.worker = RewardWorker(what, *options)
-
-    def seconds(self, trajectories: list[Trajectory]) -> float:
-        return asyncio.run(self.worker.seconds(trajectories))
-
-    def close(self) -> None:
-        asyncio.run(self.worker.close())
-
-
-def _scored(
-    what: str, sides: Mapping[str, Side], trajectories: Sequence[Trajectory], warm: int, repeats: int
-) -> tuple[dict[str, list[float]], list[float]]:
-    """Seconds in which the workers of each side score `trajectories`, in turns, after the first `warm` ones.
-
-    Runs up to three times `repeats` turns and keeps those in which other machines took the least of this one's
-    processors, with that share: the target for two workers assumes two available cores.
-    """
-    workers = {
-        name: [
-            ray.remote(Alone if side.backend == "inline" else RewardWorker).remote(
-                what, side.backend, side.workers, side.in_flight
-            )
-            for _ in range(side.actors)
-        ]
-        for name, side in sides.items()
-    }
-    for worker in chain(*workers.values()):
-        ray.get(worker.seconds.remote(trajectories[:warm]))  # imports, start-up
-    turns: list[tuple[float, dict[str, float]]] = []
-    while len(turns) < 3 * repeats and sum(share <= _STOLEN for share, _ in turns) < repeats:
-        stolen, total = _stolen()
-        taken: dict[str, float] = {}
-        for name, of_side in workers.items():
-            dealt = [worker.seconds.remote(trajectories[i :: len(of_side)]) for i, worker in enumerate(of_side)]
-            taken[name] = max(ray.get(dealt))
-        stolen_now, total_now = _stolen()
-        turns.append(((stolen_now - stolen) / max(1, total_now - total), taken))
-    for worker in chain(*workers.values()):
-        ray.get(worker.close.remote())
-        ray.kill(worker)
-    kept = sorted(turns, key=lambda turn: turn[0])[:repeats]
-    return {name: [taken[name] for _, taken in kept] for name in workers}, [share for share, _ in kept]
-
-
-_STOLEN = 0.02
-"""Maximum share of the processors taken by other machines in an undisturbed turn."""
-
-
-def _stolen() -> tuple[int, int]:
-    """Ticks of all processors that went to other machines so far, and all ticks (`man 5 proc_stat`)."""
-    ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return ticks[7], sum(ticks)
-
-
-@dataclass(frozen=True)
-class Side:
-    """A way to score trajectories: `actors` actors that share them, each with a backend."""
-
-    backend: str
-    workers: int = 1
-    in_flight: int = 1
-    actors: int = 1
-
-
-def _verified(calls: int, repeats: int) -> list[Figure]:
-    _report(f"{calls:,} math_verify calls in an agent-loop worker")
-    sides = {
-        "alone": Side("inline"),
-        "both": Side("inline", actors=2),  # no shared work: the capacity of this machine's two cores
-        "process": Side("process", 2, 256),
-        "ray": Side("ray", 2, 256),
-    }
-    taken, stolen = _scored("math_verify", sides, math_trajectories(calls)[1], 64, repeats)
-    figures = [
-        Figure.from_values("processors taken by other machines meanwhile", [100 * share for share in stolen], unit="%"),
-        Figure.from_values("math_verify calls/s of one core", [calls / s for s in taken["alone"]]),
-        Figure.from_values(
-            "two actors with half of the calls each / one", _ratios(taken["alone"], taken["both"]), unit="x"
-        ),
-    ]
-    for name, what in {"process": "2 worker processes", "ray": "2 Ray actors"}.items():
-        ratios = _ratios(taken["alone"], taken[name])
-        figures.append(
-            Figure.from_values(
-                f"in a worker: {calls} math_verify calls, {what} / one after the other", ratios, 1.6, unit="x"
-            )
-        )
-        figures.append(Figure.from_values(f"math_verify calls/s, {what}", [calls / s for s in taken[name]]))
-    return figures
-
-
-def _waiting(calls: int, repeats: int) -> list[Figure]:
-    _report(f"{calls:,} calls that wait {WAIT_S * 1e3:.0f} ms, 200 in flight, in an agent-loop worker")
-    alone, sides = Side("inline"), {"process": Side("process", 2, 200), "ray": Side("ray", 4, 200)}
-    trajectories = [trajectory_with(str(i), ["said"] * 20) for i in range(calls // 20)]
-    (one_by_one,) = _scored("waits", {"alone": alone}, trajectories[:2], 1, 1)[0]["alone"]
-    taken, _ = _scored("waits", sides, trajectories, 2, repeats)
-    figures = []
-    for name, what in {"process": "its own loop", "ray": "four async Ray actors"}.items():
-        ratios = [one_by_one / 40 * calls / s for s in taken[name]]
-        figures.append(
-            Figure.from_values(f"in a worker: 200 waiting calls on {what} / one after the other", ratios, 50, unit="x")
-        )
-    return figures
-
-
 # ---- TransferQueue -------------------------------------------------------------------------------------------------
 
 
@@ -710,7 +559,7 @@ def _through(queue: Dictionary, n_trajectories: int, repeats: int) -> list[Figur
             get = _seconds(lambda: tq.kv_batch_get(keys=keys, partition_id=where, select_fields=["trajectory"]))
             received, first = ReceivedRecords(), keys[: int(early * n_trajectories)]
             received.fetch(where, {key: queue.tags[key] for key in first})
-            taken = _seconds(lambda received=received: _taken(where, n_trajectories, received))
+            taken = _seconds(partial(_taken, where, n_trajectories, received))
             if turn >= 0:
                 puts, gets = [*puts, put], [*gets, get]
                 takes[early].append(taken)

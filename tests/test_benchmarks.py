@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 
 import benchmarks.__main__
-from benchmarks import faults
 from benchmarks.__main__ import ERROR, FALLS_SHORT, HOLDS, discover, judge, print_outdated, run_command
 from benchmarks.credit_signal import efficiency
 from benchmarks.processes import collecting, start, wait
@@ -25,9 +23,10 @@ from tests.rewards.processes import until
 
 BY_HAND = {"noted"}
 """Results that no benchmark writes."""
-EARLIER = {"claims", "rates", "estimators", "families"}
-"""Results of earlier benchmarks; `credit_rules` measures the first two again, `creditflow compare` the third."""
+EARLIER = {"claims", "rates", "engines", "estimators", "families"}
+"""Results of earlier benchmarks; `credit_rules` measures the first two again."""
 OWNERS = {
+    "guarded": "guard",
     "credit_rules_second_start": "credit_rules",
     "credit_rules_teams": "credit_rules",
     "credit_signal_first_start": "credit_signal",
@@ -249,46 +248,6 @@ def test_command_is_killed_at_its_time_limit(tmp_path: Path) -> None:
     process = start([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", {})
     assert wait(process, 0.1) is None
     assert process.returncode == -signal.SIGKILL
-
-
-# Steps of faulty runs
-
-
-def epoch_of(batches: Sequence[tuple[int, int]]) -> dict[int, list[str]]:
-    """The trajectories of training steps with these tasks, four sessions each."""
-    return {
-        step: [f"0-{step}-{task}-{session}" for task in tasks for session in range(4)]
-        for step, tasks in enumerate(batches, start=1)
-    }
-
-
-WHOLE = [(5, 0), (2, 7), (1, 3), (4, 6), (0, 1)]
-"""Two tasks a step, eight an epoch: the last step begins the second epoch."""
-
-
-def test_every_task_once_in_an_epoch_is_complete() -> None:
-    assert faults.differences(epoch_of(WHOLE), dict.fromkeys(range(1, 6), 0)) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        (lambda ids: ids.update(epoch_of([WHOLE[0], WHOLE[0]])), ["epoch 1: 8 rollouts twice, among them task 0"]),
-        (lambda ids: ids[2].pop(), ["step 2: 7 trajectories and 0 lost, expected 8"]),
-        (lambda ids: ids.update({2: [name.replace("0-2", "0-1") for name in ids[2]]}), ["step 2: rollouts of step 1"]),
-    ],
-    ids=["repeated batch", "missing rollout", "other step"],
-)
-def test_repeated_and_missing_rollouts_are_found(change, found) -> None:
-    ids = epoch_of(WHOLE)
-    change(ids)
-    assert faults.differences(ids, dict.fromkeys(ids, 0)) == found
-
-
-def test_lost_rollout_is_not_missing() -> None:
-    ids = epoch_of(WHOLE[:1])
-    ids[1].pop()
-    assert faults.differences(ids, {1: 1}) == []
 
 
 # Signal of credit rules

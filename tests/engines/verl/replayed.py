@@ -6,7 +6,7 @@ of its rows and the step file. Only the stages of verl's workers are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ class Queue:
     def __init__(self, trajectories: Sequence[Trajectory]) -> None:
         self.tags: dict[str, Mapping[str, Any]] = {}
         self.payloads: dict[str, torch.Tensor] = {}
-        self.columns: dict[str, torch.Tensor] = {}
+        self.columns: dict[str, Any] = {}
         groups: dict[str, int] = {}
         for place, trajectory in enumerate(trajectories):
             group = groups.setdefault(trajectory.uid, len(groups))
@@ -69,9 +69,10 @@ class Queue:
 
 
 @contextmanager
-def queue_of(trajectories: Sequence[Trajectory]):
+def queue_of(trajectories: Sequence[Trajectory]) -> Iterator[Queue]:
     """Replace TransferQueue in the modules of the trainer."""
-    modules, queue = (rollouts, rows, trainer), Queue(trajectories)
+    modules: tuple[Any, ...] = (rollouts, rows, trainer)
+    queue = Queue(trajectories)
     before = [module.tq for module in modules]
     for module in modules:
         module.tq = queue
@@ -87,10 +88,10 @@ class WithoutWorkers:
 
     def _call_hook(self, hook: str) -> None: ...
 
-    def prepare(self, part: KVBatchMeta, metrics: dict, timing: dict) -> KVBatchMeta:
+    def prepare(self, part: KVBatchMeta, metrics: dict[str, float], timing: dict[str, float]) -> KVBatchMeta:
         return part
 
-    def correct_rollout(self, part: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+    def correct_rollout(self, part: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         return part
 
     def update(self, part: KVBatchMeta, *_: Any) -> None: ...
@@ -101,7 +102,7 @@ class Replayed:
     """The result of a training step."""
 
     assignment: Assignment
-    columns: dict[str, torch.Tensor]
+    columns: dict[str, Any]
     """The columns written to the rows, by name."""
 
     def parts(self) -> dict[str, bytes]:
