@@ -33,7 +33,6 @@ MEASURES = (
     "src/creditflow/runs",
     "src/creditflow/reports",
     "src/creditflow/data/table.py",
-    "src/creditflow/data/parallel_parquet.py",
 )
 STEPS = 1_000_000
 TRAINED = 12

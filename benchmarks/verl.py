@@ -67,7 +67,6 @@ MEASURES = (
     "src/creditflow/engines/verl",
     "src/creditflow/runs",
     "src/creditflow/monitoring/metrics.py",
-    "src/creditflow/data/parallel_parquet.py",
     "src/creditflow/data/table.py",
     "src/creditflow/data/__init__.py",
 )

@@ -36,7 +36,6 @@ MEASURES = (
     "src/creditflow/runs",
     "src/creditflow/reports",
     "src/creditflow/data/table.py",
-    "src/creditflow/data/parallel_parquet.py",
 )
 TRAINING_STEPS = 977
 TASKS, TRAJECTORIES, STEPS = 256, 4, 30

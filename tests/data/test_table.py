@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
-from creditflow.data.table import Column, _row_group_size, batch_of, join, pack, read_part, schema, table_of, unpack
+from creditflow.data.table import Column, batch_of, join, pack, read_part, schema, table_of, unpack
 from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
 from tests.builders import make_trajectory, step
 from tests.credit.strategies import situations
@@ -356,28 +356,23 @@ def test_long_task_is_stored_once(tmp_path: Path) -> None:
     assert read_parquet(tmp_path / "b.parquet").to_trajectories() == trajectories
 
 
-def test_file_of_several_row_groups_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("creditflow.data.table._GROUP_BYTES", 2000)
+def test_file_of_several_row_groups_reads_back(tmp_path: Path) -> None:
+    """Earlier versions wrote row groups, whose dictionaries differ."""
+    first, groups, second = (tmp_path / f"{name}.parquet" for name in ("first", "groups", "second"))
     trajectories = [team(f"t{n}", f"q{n % 3}") for n in range(20)]
-    write_parquet(TrajectoryBatch.from_trajectories(trajectories), tmp_path / "first.parquet")
-    assert pq.read_metadata(tmp_path / "first.parquet").num_row_groups > 3
+    for trajectory in trajectories:
+        trajectory.task = replace(trajectory.task, extra_info={"tests": trajectory.uid * 100_000})
+    write_parquet(TrajectoryBatch.from_trajectories(trajectories), first)
+    pq.write_table(pq.read_table(first), groups, row_group_size=7)
+    assert pq.read_metadata(groups).num_row_groups > 3
 
-    batch = read_parquet(tmp_path / "first.parquet")
+    batch = read_parquet(groups)
     assert batch.to_trajectories() == trajectories
-    write_parquet(batch, tmp_path / "second.parquet")
-    assert read_parquet(tmp_path / "second.parquet").to_trajectories() == trajectories
-
-
-@pytest.mark.parametrize(("n_trajectories", "n_steps"), [(16, 200), (48, 100), (256, 30)])
-def test_row_groups_of_growing_prompts_have_target_size(
-    monkeypatch: pytest.MonkeyPatch, n_trajectories: int, n_steps: int
-) -> None:
-    target = 200_000
-    monkeypatch.setattr("creditflow.data.table._GROUP_BYTES", target)
-    lengths = np.tile(np.arange(n_steps) * 10, n_trajectories)
-    table = pa.table({"prompt": pa.array(["p" * n for n in lengths.tolist()])})
-
-    assert 0.8 < _row_group_size(table) * lengths.mean() / target < 1.25
+    write_parquet(batch, second)
+    assert read_parquet(second).to_trajectories() == trajectories
+    columns = pq.read_metadata(second).row_group(0)
+    (task,) = (c for c in map(columns.column, range(columns.num_columns)) if c.path_in_schema == "task")
+    assert task.total_uncompressed_size < 1.1 * 3 * 200_000
 
 
 def test_file_has_scores_as_numbers(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from creditflow.data.assembly import Lists, Places, columns_of_lists, offsets_of
 from creditflow.data.batch import TrajectoryBatch
 from creditflow.data.columns import ColumnSpec, column_specs
-from creditflow.data.parallel_parquet import write_row_groups
 from creditflow.data.trajectory import (
     CODE_OF_STATUS,
     NOT_MATCHED,
@@ -718,35 +717,18 @@ def write_parquet(
     repeated = {*_REPEATED, *step_columns, *(trajectory_columns or {})}
     split = {*_SPLIT, *(token_columns or {})}
     leaf = {f.name: f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name for f in table.schema}
-    write_row_groups(
-        table,
+    with pq.ParquetWriter(
         path,
-        {_FACTS: {"format": FORMAT, **(facts or {})}},
-        row_group_size=_row_group_size(table),
+        table.schema,
+        compression="zstd",  # a third smaller than lz4, for a fifth more time
         use_dictionary=[leaf[name] for name in leaf if name in repeated],
+        dictionary_pagesize_limit=1 << 30,  # keeps a long task in the dictionary, so stored once
         column_encoding={leaf[name]: "BYTE_STREAM_SPLIT" for name in leaf if name in split},
-    )
-
-
-_GROUP_BYTES = 32 << 20
-"""The approximate size of a row group in memory, without repeated texts."""
-_MAX_GROUPS = 64
-"""The maximum number of row groups: if the sampled rows are much longer than the others, groups would be tiny."""
-
-
-def _row_group_size(table: pa.Table) -> int:
-    """The number of rows of a row group, from the mean size of some rows.
-
-    Measuring the thousands of chunks of a whole table would take as long as writing it.
-    """
-    total = int(table.num_rows)
-    # `nbytes` of a dictionary-encoded slice includes the whole dictionary, so these columns are left out.
-    plain = table.select([i for i, field in enumerate(table.schema) if not pa.types.is_dictionary(field.type)])
-    # Evenly spaced, the last at the end: a step that divides the number of trajectories would sample their beginnings.
-    samples = [plain.slice(begin, 32) for begin in np.linspace(0, max(0, total - 32), 17).astype(int).tolist()]
-    n_rows = sum(int(sample.num_rows) for sample in samples)
-    n_bytes = sum(int(sample.nbytes) for sample in samples)
-    return max(1, _GROUP_BYTES * n_rows // max(1, n_bytes), -(-total // _MAX_GROUPS))
+        write_statistics=False,
+        store_schema=False,  # other readers need not know that texts were dictionaries here
+    ) as writer:
+        writer.write_table(table.unify_dictionaries())  # chunks with different ones would be written in full
+        writer.add_key_value_metadata({_FACTS: json.dumps({"format": FORMAT, **(facts or {})})})
 
 
 _FACTS = b"creditflow"
