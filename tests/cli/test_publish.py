@@ -16,7 +16,7 @@ from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.engines.local.trainer import train
 from creditflow.monitoring import Evaluation
-from creditflow.reports.model_card import PublishedPolicy, accepted_licence, model_card, results_of
+from creditflow.reports.model_card import PublishedPolicy, accepted_licence, model_card
 from creditflow.runs import Ledger
 from tests.paths import TOY
 from tests.reports.runs import HOSTILE
@@ -93,28 +93,16 @@ def test_card_states_recipe_rule_and_results(run, tmp_path) -> None:
     assert publish(run, tmp_path / "out").exit_code == 0
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.creditflow["recipe"] == "toy"
-    assert card.data.creditflow["credit"]["propagation"] == Ledger.open(run).run["config"]["algorithm"]["propagation"]
+    assert card.data.creditflow["propagation"] == Ledger.open(run).run["config"]["algorithm"]["propagation"]
     assert card.data.tags[0] == "creditflow"
     evaluation = Evaluation.from_json((run / "evaluation.json").read_text(), "")
+    before = Ledger.open(run).metrics()[0]
     results = {one.metric_type: one for one in card.data.eval_results}
     assert results["pass_at_1"].metric_value == round(evaluation.metrics["pass_at_1"], 6)
-    assert results["pass_at_1"].metric_name.startswith("pass@1 (95 % interval ")
-    for part in ("## Agents", "## Use", "## Training", "## Results", "## Limits", "licence is not recorded"):
+    assert f"| pass@1 | {before['val/pass_at_1']} | {results['pass_at_1'].metric_value} |" in card.text
+    for part in ("## Use", "## Results", "## Limits", "Licence of the base model: -"):
         assert part in card.text
     assert str(tmp_path) not in str(card)
-
-
-def test_intervals_contain_the_mean_of_the_tasks() -> None:
-    evaluation = Evaluation(
-        {"pass_at_1": 0.5, "pass_at_1_greedy": 0.25, "step_error_rate": 0.2},
-        [1.0, 0.0, 0.5, 0.5] * 8, [1.0, 0.0, 0.0, 0.0] * 8, [(1, 4), (0, 2), (1, 2), (0, 2)] * 8,
-    )  # fmt: skip
-    for one in results_of(evaluation, {}, {"val/pass_at_1": 0.1}):
-        assert one.low < one.value < one.high
-        assert one.low >= 0.0
-        assert one.high <= 1.0
-    measured = {"val/pass_at_1": 0.5, "val/step_error_rate": None}
-    assert [(one.key, one.value) for one in results_of(None, measured, {})] == [("pass_at_1", 0.5)]
 
 
 NASTY = st.one_of(
@@ -128,45 +116,24 @@ NASTY = st.one_of(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("source", "shown"),
-    [
-        ("/home/me/private/rows.jsonl", "rows.jsonl"),
-        ("verifiers://desk?rows=/home/me/rows.jsonl&task.key=secret", "verifiers://desk (options: rows, task.key)"),
-        ("openenv://10.0.0.5:8000?token=secret", "openenv://... (options: token)"),
-        ("file:///home/me/private/rows.jsonl", "file://..."),
-        ("reasoning-gym://chain_sum", "reasoning-gym://chain_sum"),
-    ],
-)
-def test_card_names_data_without_private_parts(source: str, shown: str) -> None:
-    config = {"data": {"train_files": [source]}}
-    text = model_card({"recipe": "toy", "config": config}, 1, [], [], 3)
-    assert ModelCard(text).data.creditflow["data"] == [shown]
-    assert "secret" not in text
-    assert "/home/me" not in text
-
-
 @given(NASTY, NASTY, NASTY)
-def test_hostile_names_stay_text_in_the_card(recipe, system, data) -> None:
-    config = {
-        "data": {"train_files": [data]},
-        "team": {"agents": {system: {"system": system}}},
-        "algorithm": {"propagation": data},
-    }
-    policies = [PublishedPolicy("default", "", False, None, "apache-2.0")]
-    results = results_of(None, {"val/pass_at_1": 0.5}, {})
-    card = ModelCard(model_card({"recipe": recipe, "config": config}, 1, policies, results, 3))
-    plainly = ModelCard(model_card({"recipe": "r", "config": {}}, 1, policies, results, 3))
+def test_hostile_names_stay_text_in_the_card(recipe, policy, rule) -> None:
+    config, after = {"algorithm": {"propagation": rule}}, {"val/pass_at_1": 0.5}
+    policies = [PublishedPolicy(policy, policy, False, None, "apache-2.0")]
+    card = ModelCard(model_card({"recipe": recipe, "config": config}, 1, policies, {}, after))
+    policies = [PublishedPolicy("p", "p", False, None, "apache-2.0")]
+    plainly = ModelCard(model_card({"recipe": "r", "config": {}}, 1, policies, {}, after))
     assert card.data.license == "apache-2.0"
     assert card.data.to_dict().keys() == plainly.data.to_dict().keys()
-    assert all(isinstance(value, str) for value in card.data.creditflow["data"])
     assert isinstance(card.data.creditflow["recipe"], str)
+    assert isinstance(card.data.creditflow["propagation"], str)
     lines = card.text.splitlines()
     assert [line for line in lines if line.startswith("## ")] == [
         line for line in plainly.text.splitlines() if line.startswith("## ")
     ]
-    rows = [line for line in lines if line.startswith("| ") and "system prompt" not in line]
-    assert all(line.replace(r"\|", "").count("|") in (3, 4, 5) for line in rows)
+    assert len(lines) == len(plainly.text.splitlines())
+    rows = [line for line in lines if line.startswith("| ")]
+    assert all(line.replace(r"\|", "").count("|") == 4 for line in rows)
 
 
 def test_licence_and_name_must_have_the_form_of_the_hub(run, tmp_path) -> None:

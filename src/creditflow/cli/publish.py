@@ -20,7 +20,6 @@ from creditflow.errors import CreditflowError, InputError, first_line
 from creditflow.runs import Ledger
 
 if TYPE_CHECKING:
-    from creditflow.monitoring import Evaluation
     from creditflow.reports.model_card import PublishedPolicy
 
 _PUBLISHED = re.compile(
@@ -57,7 +56,7 @@ def publish(
     command for the upload is printed.
     """
     from creditflow.engines.common.checkpoints import folder_of, model_folders, saved_steps
-    from creditflow.reports.model_card import accepted_licence, model_card, results_of
+    from creditflow.reports.model_card import accepted_licence, model_card
 
     ledger, output = Ledger.open(run), output or run / "published"
     if output.exists():
@@ -75,13 +74,10 @@ def publish(
     facts = ledger.run
     policies = [_policy(facts, name, folder, len(folders) == 1) for name, folder in folders.items()]
     policies = [replace(one, base=base_model or one.base, licence=license or one.licence) for one in policies]
-    rows, evaluation = ledger.metrics(), _evaluation(run)
-    last = rows[-1] if rows else {}
-    own = evaluation if last.get("step") == steps[0] else None  # it describes the end of the run
-    measured = next((row for row in rows if row["step"] == steps[0]), {})
-    before = next((row for row in rows if row["step"] == 0), {})
-    n_tasks = 0 if own is None else len(own.sampled)
-    card = model_card(facts, steps[0], policies, results_of(own, measured, before), n_tasks)
+    before, after = dict[str, Any](), dict[str, Any]()
+    for row in ledger.metrics():  # a repeated evaluation has a row of its own
+        (before if row["step"] == 0 else after if row["step"] == steps[0] else {}).update(row)
+    card = model_card(facts, steps[0], policies, before, after)
 
     def fill(target: Path) -> None:
         for policy, folder in zip(policies, folders.values(), strict=True):
@@ -166,13 +162,6 @@ def _licence_in(folder: Path) -> str | None:
     except Exception:  # the base model's files are foreign, and their licence is then unknown
         return None
     return accepted_licence(found)
-
-
-def _evaluation(run: Path) -> Evaluation | None:
-    from creditflow.monitoring import Evaluation
-
-    file = run / "evaluation.json"
-    return Evaluation.from_json(file.read_text(), str(file)) if file.is_file() else None
 
 
 def _copy(source: Path, target: Path, base: str | None) -> None:
