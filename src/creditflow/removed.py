@@ -4,6 +4,7 @@ docs/migration.md has a row for each entry, with the same words.
 """
 
 REMOVED: dict[str, str] = {
+    "actor_rollout_ref.rollout.multi_turn.format": "leave it out: tool calls always have the format hermes",
     "actor_rollout_ref.rollout.overlap": (
         "use verl's asynchronous modes (`--engine verl -- trainer.v1.trainer_mode=colocate_async`)"
     ),
@@ -14,10 +15,14 @@ REMOVED: dict[str, str] = {
     "algorithm.propagation=implicit_step": "use `posterior`",
     "algorithm.propagation=leave_one_out": "use `none` or `posterior`",
     "algorithm.propagation=shapley": "use `none` or `posterior`",
+    "audit.max_decisions": (
+        "leave it out: a measurement takes at most 256 decisions, and `audit.max_token_frac` limits them further"
+    ),
     "creditflow calibrate": "compute it from `creditflow.open_run(RUN).scores()` and `.trajectories()`",
     "creditflow diff": "use `creditflow report RUN RUN`; `creditflow recredit` prints how credit moves",
     "creditflow guard": "use `creditflow check`, which validates the rules; a run's `events.jsonl` has their events",
     "creditflow simulate": "use `creditflow compare RECIPE --vary algorithm.propagation=A,B`",
+    "data.curriculum.review": "leave it out: a fifth of a family's tasks come from passed levels",
     "reward.functions.fn=implicit_process": "use `process_model`, or a function of your own",
     "trainer.sequential_ratio_max": "leave it out: every training step updates all policies",
     "trainer.update_schedule": "leave it out: every training step updates all policies",

@@ -411,7 +411,6 @@ def test_comparison_drops_options_that_an_arm_ignores(recipe):
         ("actor_rollout_ref.actor.loss_agg_mode=token_mean", "token-mean"),
         ("actor_rollout_ref.actor.kl_loss_type=low_var", "low_var_kl"),
         ("actor_rollout_ref.actor.optim.lr_scheduler_type=cosin", "cosine"),
-        ("actor_rollout_ref.rollout.multi_turn.format=hermse", "hermes"),
         ("actor_rollout_ref.model.target_modules=all_linear", "all-linear"),
         ("critic.context=trajectories", "trajectory"),
         ("reward.backend=proces", "process"),

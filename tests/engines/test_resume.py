@@ -35,7 +35,7 @@ KINDS = {
         "trainer.critic_warmup=1",
     ),
     "dynamic sampling": ("algorithm.filter_groups.enable=true",),
-    "a curriculum": ("data.curriculum={raise_at: 0.0, window: 6, review: 0.5}",),
+    "a curriculum": ("data.curriculum={raise_at: 0.0, window: 6}",),
     "fitted parts": (
         "algorithm.outcome_baseline=prefix",
         "algorithm.score_weight=calibrated",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from creditflow._utils.sections import Section, Share, Text, expected
 
@@ -26,8 +26,6 @@ class CurriculumConfig(Section):
     """Mean success below which the level before follows. 0: never."""
     window: PositiveInt = 32
     """Tasks of the current level over which success is averaged."""
-    review: Annotated[float, Field(ge=0, lt=1), expected("a share from 0 to below 1")] = 0.2
-    """Share of a family's tasks that come from the levels it has passed."""
 
 
 class DataConfig(Section):

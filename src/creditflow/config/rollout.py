@@ -29,8 +29,6 @@ class MultiTurnConfig(Section):
     """Tool calls in one turn; further calls are refused."""
     max_tool_response_length: PositiveInt = 2048
     """Characters of a tool's result; a longer result keeps its beginning and end."""
-    format: Literal["hermes"] = "hermes"
-    """Format of tool calls: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 
 class BranchingConfig(Section):

@@ -62,8 +62,6 @@ class AuditConfig(Section):
     unused part allows."""
     continuations: Annotated[int, Field(ge=2), expected("a whole number of at least 2")] = 4
     """Continuations with a decision kept, and as many with the decision sampled anew."""
-    max_decisions: PositiveInt = 256
-    """Largest number of decisions of one measurement."""
 
 
 class RayConfig(Section):

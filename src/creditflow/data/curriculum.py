@@ -2,8 +2,8 @@
 
 A family is the tasks of one `data_source`; a task's level is its `extra_info["level"]`. A family begins at its lowest
 level. When the last `window` tasks of its current level have all been tried and their mean success is at least
-`raise_at`, the next level follows; below `lower_at`, the level before. A share `review` of the tasks comes from the
-levels that the family has passed. Success is the outcome's place in its range, from 0 to 1, averaged over the
+`raise_at`, the next level follows; below `lower_at`, the level before. A fifth of the tasks come from the levels
+that the family has passed. Success is the outcome's place in its range, from 0 to 1, averaged over the
 trajectories of a task.
 """
 
@@ -20,6 +20,9 @@ from creditflow.data.batch import TrajectoryBatch
 from creditflow.data.trajectory import Task
 from creditflow.errors import DataError
 
+_REVIEW = 0.2
+"""The share of a family's tasks that come from the levels it has passed."""
+
 
 @dataclass(frozen=True, slots=True)
 class CurriculumRule:
@@ -28,7 +31,6 @@ class CurriculumRule:
     raise_at: float
     lower_at: float
     window: int
-    review: float
 
 
 @dataclass(slots=True)
@@ -97,7 +99,7 @@ class Curriculum:
         family = max(families, key=lambda one: one.share * total - one.drawn)  # the one furthest behind its share
         family.drawn += 1
         level = family.level
-        if (passed := family.passed) and family.reviewed + 1 <= self._rule.review * family.drawn:
+        if (passed := family.passed) and family.reviewed + 1 <= _REVIEW * family.drawn:
             family.reviewed += 1
             level = min(passed, key=lambda one: family.drawn_of_level.get(one, 0) / len(family.pools[one]))
         pool, position = family.pools[level], family.drawn_of_level.get(level, 0)

@@ -23,6 +23,9 @@ from creditflow.engines.local.decisions import (
 from creditflow.engines.local.outcomes import MeasuringRollouts
 from creditflow.engines.local.run import RunState
 
+_MAX_DECISIONS = 256
+"""The largest number of decisions of one measurement."""
+
 
 def decision_candidates(assignment: Assignment, agents: list[str]) -> Bools:
     """[S] steps of rollouts whose value can be measured: trained, of one of `agents`, with a known outcome."""
@@ -47,7 +50,7 @@ async def fidelity_metrics(
         batch,
         decision_candidates(assignment, trained_agents(config)),
         section.continuations,
-        section.max_decisions,
+        _MAX_DECISIONS,
         section.max_token_frac * run.generated_tokens - run.audit_tokens,
         np.random.Generator(np.random.Philox(np.random.SeedSequence((config.data.seed, FIDELITY, step)))),
     )
