@@ -1,7 +1,6 @@
 """Attacks succeed without a box, bubblewrap contains them, and a broken box does not pass the check."""
 
 import contextlib
-import json
 import os
 import pickle
 import re
@@ -15,34 +14,24 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from creditflow.cli import app
-from creditflow.errors import InputError
 from creditflow.sandbox import (
-    Limits,
     Result,
-    SandboxBackend,
     SandboxError,
     SandboxUnavailable,
-    backends,
     open_sandbox,
 )
-from creditflow.sandbox.conformance import ATTACKS, CHECK_LIMITS, Outcome, Scene, check_sandbox, memory_bound, resources
-from creditflow.sandbox.conformance import check as checking
+from tests.sandbox.attacks import ATTACKS, CHECK_LIMITS, Outcome, Scene, check_sandbox, memory_bound, resources
+from tests.sandbox.attacks import check as checking
 
 LIMITS = replace(CHECK_LIMITS, wall_s=2.0, cpu_s=1.0, files=100)
 
 HELD_BY_CARE = {
-    "endless_output",
     "huge_return",
-    "endless_loop",
     "deaf_sleeper",
     "inherited_files",
     "write_through_link",
-    "paths_that_leave",
     "hostile_pickle",
-    "kept_devices",
     "deep_folders",
     "wrecked_folder",
 }
@@ -50,13 +39,13 @@ HELD_BY_CARE = {
 
 # fmt: off
 NAMED = {
-    "fork_bomb", "memory_bomb", "memory_over_processes", "memfd", "endless_output", "huge_return",
-    "endless_loop", "left_behind", "left_behind_with_stdout", "read_passwd", "read_ssh", "parent_environment",
+    "fork_bomb", "memory_bomb", "memory_over_processes", "memfd", "huge_return",
+    "left_behind", "left_behind_with_stdout", "read_passwd", "read_ssh", "parent_environment",
     "write_outside", "kept_links", "write_through_link", "proc_root", "proc_sys_write", "ptrace", "mount",
     "user_namespace", "network_by_ip", "network_by_name", "network_loopback", "network_ipv6", "abstract_socket",
     "path_socket", "signal_to_parent", "fill_disk", "fill_dev", "sysv_shared_memory", "many_files",
     "hostile_pickle", "clock", "setuid_binaries", "no_new_privileges", "capabilities", "bpf", "perf_event_open",
-    "keyring", "io_uring", "userfaultfd", "host_uid", "core_dump", "open_files", "deep_folders",
+    "keyring", "io_uring", "userfaultfd", "host_uid", "core_dump", "deep_folders",
 }
 # fmt: on
 
@@ -193,12 +182,8 @@ def test_careless_back_end_fails_the_harness_attacks(tmp_path, monkeypatch):
         # It removes the folder that the other attacks use.
         Path(own, "folder").mkdir()
         verdicts |= quietly(tmp_path, CarelessBox(Path(own, "folder")), ["wrecked_folder"])
-        # ends the thread that waits for the other end of the pipe
-        os.close(os.open(Path(folder, "pipe"), os.O_WRONLY | os.O_NONBLOCK))
-
     fates = {name: verdicts[name].fate for name in HELD_BY_CARE}
     assert fates == dict.fromkeys(HELD_BY_CARE, "NOT CONTAINED")
-    assert verdicts["kept_devices"].seen.startswith("the back end did not return")
 
 
 # A box contains the attacks
@@ -374,123 +359,3 @@ def test_check_leaves_nothing_on_the_host(tmp_path, monkeypatch):
     assert (leftovers(), set(tmp_path.iterdir())) == before
     assert os.environ["CREDITFLOW_CANARY"] == "mine"
     assert not list(Path("/").glob("creditflow-tk*"))
-
-
-# The command
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def creditflow(*arguments):
-    return CliRunner().invoke(app, ["sandbox", "check", *map(str, arguments)])
-
-
-def refused(*arguments):
-    """Run a refused command: exit code 2, nothing on stdout; return its line on stderr."""
-    result = creditflow(*arguments)
-    assert result.exit_code == 2, result.output
-    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
-    return result.stderr.removeprefix("error: ").rstrip()
-
-
-def test_command_prints_verdicts_and_exits_1_on_a_breach(here):
-    result = creditflow(
-        "--backend",
-        "unsafe_subprocess",
-        "--only",
-        "no_new_privileges",
-        "--only",
-        "hostile_pickle",
-        "--json",
-        "out.json",
-    )
-
-    assert result.exit_code == 1
-    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines() if line]
-    assert [line[0] for line in lines[:3]] == ["control", "hostile_pickle", "no_new_privileges"]
-    assert lines[2][1].startswith("NOT CONTAINED")
-    assert "memory bound of all processes together: unknown to the back end" in result.stdout
-    assert lines[-1][1] == "2 of 3 contained; NOT CONTAINED: no_new_privileges"
-    assert "3/3" in result.stderr
-    report = json.loads((here / "out.json").read_text())
-    assert [attack["fate"] for attack in report["attacks"]] == ["contained", "contained", "NOT CONTAINED"]
-    assert (report["contained"], report["limits"]["memory_mb"]) == (False, CHECK_LIMITS.memory_mb)
-
-
-def test_command_exits_0_if_all_is_contained(here):
-    result = creditflow("--backend", "unsafe_subprocess", "--only", "hostile_pickle", "--option", "wall_s=2")
-
-    assert (result.exit_code, list(here.iterdir())) == (0, [])
-    assert result.stdout.splitlines()[-1] == "unsafe_subprocess: 2 of 2 contained"
-
-
-def test_command_exits_1_if_an_attack_could_not_be_tried(here, monkeypatch):
-    def fail(command):
-        raise SandboxError("the service is away")
-
-    class Broken(StubBox):
-        def __init__(self, limits: Limits | None = None):
-            super().__init__(fail, limits or LIMITS)
-
-    monkeypatch.setitem(backends(), "broken", SandboxBackend("broken", Broken))
-
-    result = creditflow("--backend", "broken", "--only", "mount")
-
-    assert result.exit_code == 1
-    assert "the service is away" in result.stdout
-    assert result.stdout.splitlines()[-1].endswith("could not be tried: control, mount")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--only", "fork_bom"], "no attack 'fork_bom' (did you mean 'fork_bomb'?)"),
-        (["--option", "wall_s"], "--option: expected KEY=VALUE, got 'wall_s'"),
-        (["--option", "=1"], "--option: expected KEY=VALUE, got '=1'"),
-        (["--option", "wal_s=1"], "unknown option 'wal_s' (did you mean 'wall_s'?)"),
-        (["--option", "wall_s=[1"], "--option wall_s: expected a YAML value, got '[1'"),
-        (["--option", "memory_mb=lots"], "memory_mb"),
-        (
-            ["--option", "memory_mb=4096"],
-            "memory_mb=4096: the attacks are bounded, and are no test of a limit above 512",
-        ),
-        (["--json", "nowhere/out.json"], "--json nowhere/out.json: no folder nowhere"),
-    ],
-)
-def test_command_refuses_bad_input(here, arguments, said):
-    assert said in refused("--backend", "unsafe_subprocess", *arguments)
-    assert list(here.iterdir()) == []
-
-
-def test_command_suggests_the_nearest_back_end(here):
-    assert "did you mean 'unsafe_subprocess'?" in refused("--backend", "unsafe_subproces")
-
-
-def test_command_exits_2_if_the_back_end_is_unavailable(here, monkeypatch):
-    def unavailable(limits=None):
-        raise SandboxUnavailable("nowhere: not on this machine; install it")
-
-    monkeypatch.setitem(backends(), "nowhere", SandboxBackend("nowhere", unavailable))
-
-    assert refused("--backend", "nowhere") == "nowhere: not on this machine; install it"
-
-
-def test_check_refuses_limits_above_the_largest():
-    with pytest.raises(InputError, match="disk_mb=1000"):
-        check_sandbox(StubBox(lambda command: Result(0), replace(LIMITS, disk_mb=1000)))
-
-
-def test_command_runs_in_a_new_process(here):
-    command = Path(sys.executable).with_name("creditflow")
-    line = [command, "sandbox", "check", "--backend", "unsafe_subprocess", "--only", "network_loopback"]
-
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
-
-    assert done.returncode == 1
-    assert "network_loopback" in done.stdout
-    assert "the listener on the host was reached: 127.0.0.1" in done.stdout
-    assert "Traceback" not in done.stderr

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from creditflow.sandbox.conformance.attack import Attack, AttackFinding, Outcome, Scene, attack
+from tests.sandbox.attacks.attack import Attack, AttackFinding, Outcome, Scene, attack
 
 _SAY = """
 import socket

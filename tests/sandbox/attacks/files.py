@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from creditflow.sandbox.base import Sandbox
-from creditflow.sandbox.conformance.attack import (
+from tests.sandbox.attacks.attack import (
     ENVIRONMENT_CANARY,
     Attack,
     AttackFinding,
@@ -23,7 +22,7 @@ from creditflow.sandbox.conformance.attack import (
     remove_files,
     run_program,
 )
-from creditflow.sandbox.conformance.resources import marked_folders, remove_marked_folders
+from tests.sandbox.attacks.resources import marked_folders, remove_marked_folders
 
 _READ = """
 def read(path, most=200_000):
@@ -218,25 +217,6 @@ report(ways=len(ways))
 
 
 @attack
-class KeptDevices(Attack):
-    """Replace kept files with a pipe, a socket, a device and a folder, so that a careless reader waits forever."""
-
-    keep = ("pipe", "socket", "zero", "folder")
-    program = """
-import socket
-attempt(os.mkfifo, "pipe")
-attempt(socket.socket(socket.AF_UNIX).bind, "socket")
-attempt(os.symlink, "/dev/zero", "zero")
-attempt(os.mkdir, "folder")
-"""
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        return AttackFinding(
-            not any(isinstance(content, bytes) for content in outcome.kept.values()), outcome.kept_sizes
-        )
-
-
-@attack
 class WriteThroughLink(Attack):
     """Leave symbolic links in the working folder that would lead the harness's next write to the host."""
 
@@ -264,32 +244,6 @@ attempt(os.symlink, os.path.dirname(FACTS["canary"]), "later")
         if outcome.holds(scene.secret):
             return AttackFinding(False, "the harness read the host's file through the link")
         return outcome.finding(True, "the host's folder is as it was")
-
-
-@attack
-class PathsThatLeave(Attack):
-    """Make the harness write and keep paths outside the working folder: each must be refused with ValueError."""
-
-    def act(self, scene: Scene, box: Sandbox) -> Outcome:
-        outcome = Outcome()
-        run_program(scene, box, outcome, "pass")
-        canary = scene.state["canary"] = str(scene.canary())
-        up = "../" * 12 + canary.lstrip("/")
-        accepted = scene.state["accepted"] = []
-        for path in (canary, up, "folder/../" + up, "/proc/self/environ", ".."):
-            with suppress(ValueError):
-                box.write(path, b"written by the harness")
-                accepted.append(f"write({path!r})")
-            with suppress(ValueError):
-                box.run(["python", "-c", "pass"], keep=[path])
-                accepted.append(f"keep {path!r}")
-        return outcome
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        if not scene.intact(scene.state["canary"]):
-            return AttackFinding(False, "the harness wrote to the host")
-        accepted = scene.state["accepted"]
-        return AttackFinding(not accepted, f"not refused: {accepted[0]}" if accepted else "all refused with ValueError")
 
 
 @attack

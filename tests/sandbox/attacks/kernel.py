@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import ClassVar
 
-from creditflow.sandbox.conformance.attack import (
+from tests.sandbox.attacks.attack import (
     Attack,
     AttackFinding,
     CannotTry,

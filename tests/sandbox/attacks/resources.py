@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from creditflow.sandbox.base import Limits
-from creditflow.sandbox.conformance.attack import (
+from creditflow.sandbox.process import call
+from tests.sandbox.attacks.attack import (
     Attack,
     AttackFinding,
     CannotTry,
@@ -21,7 +22,6 @@ from creditflow.sandbox.conformance.attack import (
     megabytes,
     remove_files,
 )
-from creditflow.sandbox.process import call
 
 MB = 1_000_000
 MIB = 1 << 20
@@ -295,24 +295,6 @@ def _remove_segments(key: int) -> None:
 
 
 @attack
-class EndlessOutput(Attack):
-    """Print on stdout and stderr in turn, without a line end, at most 5 MB."""
-
-    ends_by_clock = True
-    program = """
-block = b"x" * 50_000
-for i in range(100):
-    os.write(1 + i % 2, block)
-"""
-
-    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
-        # only the bytes received by the harness count, whichever side cut the output
-        received = sum(len(result.stdout) + len(result.stderr) for result in outcome.results)
-        most = scene.limits.output_bytes
-        return outcome.finding(received <= most, f"{received:,} bytes received, {most:,} allowed")
-
-
-@attack
 class HugeReturn(Attack):
     """Leave a kept file of 5 MB and a sparse one for the harness to read."""
 
@@ -349,17 +331,6 @@ class _Endless(Attack):
     def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         contained = outcome.seconds <= scene.limits.wall_s + SLACK_S and not outcome.reports.get("done")
         return outcome.finding(contained, f"ran for {outcome.seconds:.1f} s, {scene.limits.wall_s:g} allowed")
-
-
-@attack
-class EndlessLoop(_Endless):
-    """Compute until stopped, at most a few seconds past the limit."""
-
-    program = """
-end = time.monotonic() + FACTS["seconds"]
-while time.monotonic() < end:
-    pass
-"""
 
 
 @attack
@@ -495,28 +466,6 @@ class FillDev(FillDisk):
 
 
 @attack
-class HugeFile(_Amount):
-    """Make a single file larger than allowed: 40 MB written, 1 GB sparse."""
-
-    limit, unit = "file_mb", "in one file"
-    program = """
-size = 0
-with open("single", "wb", buffering=0) as file:
-    import signal
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    for _ in range(40):
-        try:
-            size += file.write(b"x" * 1_000_000)
-        except OSError:
-            break
-        report(amount=size)
-    if not attempt(file.truncate, 1_000_000_000):
-        report(amount=1_000_000_000)
-os.unlink("single")
-"""
-
-
-@attack
 class ManyFiles(Attack):
     """Make empty files, at most 50,000.
 
@@ -573,24 +522,6 @@ def _inodes_used() -> dict[int, int]:
             figures = os.statvfs(place)
             used[place.stat().st_dev] = figures.f_files - figures.f_ffree
     return used
-
-
-@attack
-class OpenFiles(_Amount):
-    """Open files, at most 3,000."""
-
-    alone = False
-    limit, unit = "open_files", "files open at a time"
-    program = """
-count = 3
-while count < 3_000:
-    try:
-        os.open("/dev/null", os.O_RDONLY)
-    except OSError:
-        break
-    count += 1
-report(amount=count)
-"""
 
 
 @attack

@@ -1,0 +1,161 @@
+"""The ten probes of `creditflow sandbox check`: without a box they fail, and a broken box does not pass."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from creditflow.cli import app
+from creditflow.sandbox import Limits, Result, SandboxBackend, SandboxError, SandboxUnavailable, backends, open_sandbox
+from creditflow.sandbox.self_check import BREACHED, CHECK_LIMITS, CONTAINED, PROBES, UNTRIED, check_sandbox
+from tests.sandbox import boxes
+
+LIMITS = replace(CHECK_LIMITS, wall_s=2.0, cpu_s=1.0)
+NAMES = [probe.__name__ for probe in PROBES]
+
+
+class CarelessBox:
+    """A back end without a clock and without a cap on output, whose programs share one folder."""
+
+    def __init__(self, limits: Limits = LIMITS):
+        self.limits, self.folder = limits, Path(tempfile.mkdtemp())
+
+    def run(self, command, *, stdin=b"", keep=()):
+        line = [sys.executable, *command[1:]]
+        done = subprocess.run(line, input=stdin, capture_output=True, cwd=self.folder, timeout=60, check=False)
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    def write(self, path, content):
+        (self.folder / path).write_bytes(content)
+
+    def read(self, path):
+        return (self.folder / path).read_bytes()
+
+
+def fates(box) -> dict[str, str]:
+    return {verdict.probe: verdict.fate for verdict in check_sandbox(box)}
+
+
+def without_a_box():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return open_sandbox("unsafe_subprocess", **asdict(LIMITS))
+
+
+def leftovers() -> set[Path]:
+    places = [Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/dev/shm"), Path.home()]
+    return {path for place in places for path in place.glob("creditflow-canary-*")}
+
+
+def test_bubblewrap_passes_every_probe() -> None:
+    assert fates(boxes.bubblewrap(**asdict(CHECK_LIMITS))) == dict.fromkeys(NAMES, CONTAINED)
+
+
+def test_attacks_succeed_without_a_box(tmp_path: Path) -> None:
+    before, environment = leftovers(), dict(os.environ)
+    with contextlib.chdir(tmp_path):
+        found = fates(without_a_box())
+    passed = {"works", "clock", "output"}  # the back end enforces these by itself
+    if os.geteuid() != 0:
+        found["privileges"] = BREACHED  # an ordinary user has no capabilities
+    assert found == {name: CONTAINED if name in passed else BREACHED for name in NAMES}
+    assert (leftovers(), dict(os.environ), list(tmp_path.iterdir())) == (before, environment, [])
+
+
+def test_careless_back_end_fails_clock_and_output() -> None:
+    found = fates(CarelessBox())
+    assert (found["works"], found["clock"], found["output"]) == (CONTAINED, BREACHED, BREACHED)
+
+
+def test_back_end_that_runs_nothing_fails_the_first_probe() -> None:
+    class Box(CarelessBox):
+        def run(self, command, *, stdin=b"", keep=()):
+            return Result(127, b"", b"python: not found\n")
+
+    (verdict,) = check_sandbox(Box())
+    assert (verdict.fate, verdict.seen) == (UNTRIED, "the program did not run: python: not found")
+
+
+def test_undocumented_error_of_a_back_end_is_a_breach() -> None:
+    class Box(CarelessBox):
+        def run(self, command, *, stdin=b"", keep=()):
+            if "os.fork" in command[-1]:
+                raise RecursionError("too\x1b deep")
+            return super().run(command, stdin=stdin, keep=keep)
+
+    verdicts = {verdict.probe: verdict for verdict in check_sandbox(Box())}
+    assert verdicts["processes"].fate == BREACHED
+    assert verdicts["processes"].seen == "the back end raised RecursionError: too  deep"
+
+
+# The command
+
+
+def creditflow(*arguments: object):
+    return CliRunner().invoke(app, ["sandbox", "check", *map(str, arguments)])
+
+
+def refused(*arguments: object) -> str:
+    """Run a refused command: exit code 2, nothing on stdout; return its line on stderr."""
+    result = creditflow(*arguments)
+    assert result.exit_code == 2, result.output
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
+    return result.stderr.removeprefix("error: ").rstrip()
+
+
+def test_command_prints_verdicts_and_unbounded_resources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = creditflow("--backend", "unsafe_subprocess", "--option", "wall_s=2", "--json", "out.json")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:10]] == NAMES
+    assert lines[1].split(maxsplit=1)[1].startswith("NOT CONTAINED")
+    assert "not bounded: memory of all processes together: the back end states no bound" in lines
+    assert lines[-1].startswith("unsafe_subprocess: ")
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert [verdict["probe"] for verdict in report["probes"]] == NAMES
+    assert (report["limits"]["memory_mb"], report["options"]) == (CHECK_LIMITS.memory_mb, {"wall_s": 2})
+
+
+def test_command_exits_1_if_nothing_could_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(CarelessBox):
+        def run(self, command, *, stdin=b"", keep=()):
+            raise SandboxError("the service is away")
+
+    monkeypatch.setitem(backends(), "broken", SandboxBackend("broken", Broken))
+    result = creditflow("--backend", "broken")
+    assert result.exit_code == 1
+    assert "could not be tried the service is away" in result.stdout
+    assert result.stdout.splitlines()[-1] == "broken: 0 of 10 probes contained"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--option", "wall_s"], "--option: expected KEY=VALUE, got 'wall_s'"),
+        (["--option", "=1"], "--option: expected KEY=VALUE, got '=1'"),
+        (["--option", "wal_s=1"], "unknown option 'wal_s' (did you mean 'wall_s'?)"),
+        (["--option", "wall_s=[1"], "--option wall_s: expected a YAML value, got '[1'"),
+        (["--option", "memory_mb=lots"], "memory_mb"),
+        (["--json", "nowhere/out.json"], "--json: no folder nowhere"),
+        (["--backend", "unsafe_subproces"], "did you mean 'unsafe_subprocess'?"),
+    ],
+)
+def test_command_refuses_bad_input(arguments: list[str], said: str) -> None:
+    assert said in refused("--backend", "unsafe_subprocess", *arguments)
+
+
+def test_command_exits_2_if_the_back_end_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(limits=None):
+        raise SandboxUnavailable("nowhere: not on this machine; install it")
+
+    monkeypatch.setitem(backends(), "nowhere", SandboxBackend("nowhere", unavailable))
+    assert refused("--backend", "nowhere") == "nowhere: not on this machine; install it"
