@@ -1,8 +1,8 @@
-"""Trackers of a run that trains in other processes: they are filled from its folder."""
+"""Trackers of a run, filled from its folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ class FolderTrackers:
         finally:
             trackers.finish()
 
-    def send_step(self, step: int, metrics: dict[str, float]) -> None:
+    def send_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send a line of `metrics.jsonl`, and a table of trajectories at the first and every `table_freq`-th step."""
         self.trackers.log(step, metrics)
         if not self.trackers.takes_tables or not (step == 1 or (step > 0 and step % self.table_freq == 0)):

@@ -29,11 +29,11 @@ from creditflow.engines.common.run import (
     read_facts,
     run_facts,
 )
+from creditflow.engines.common.tracked import FolderTrackers
 from creditflow.engines.local import checkpoint
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import ConfigError, InputError
 from creditflow.monitoring import Guard, GuardEvent, GuardStop
-from creditflow.monitoring.tracking import Trackers
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import rollbacks
 
@@ -62,7 +62,7 @@ class RunState:
     """False if the run was interrupted in the evaluation after step `done`."""
     rollbacks: int = 0
     """The number of rollbacks by the guard."""
-    trackers: Trackers = field(default_factory=lambda: Trackers(print))
+    trackers: FolderTrackers | None = None
     generated_tokens: int = 0
     """Response tokens that training has generated since the start of the run."""
     branch_tokens: int = 0
@@ -88,7 +88,8 @@ class RunState:
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's metrics to the run's folder and the trackers."""
         self.folder.append_metrics(step, metrics)
-        self.trackers.log(step, metrics)
+        if self.trackers is not None:
+            self.trackers.send_step(step, metrics)
 
     def save(self, keep: int | None) -> None:
         """Save a checkpoint of step `done` and keep the newest `keep`."""

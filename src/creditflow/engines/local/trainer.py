@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from creditflow.engines.common.metrics import (
 )
 from creditflow.engines.common.rollouts import needs_reference, total_steps
 from creditflow.engines.common.run import FINISHED, run_path, sole_writer
+from creditflow.engines.common.tracked import FolderTrackers
 from creditflow.engines.local.branches import BranchedStep, add_branches
 from creditflow.engines.local.fidelity import fidelity_metrics
 from creditflow.engines.local.policy_set import PolicySet
@@ -39,13 +39,13 @@ from creditflow.engines.local.rollouts import (
     score,
 )
 from creditflow.engines.local.run import NAME, RunState, apply_guard_action, begin, expect_resumable
-from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
+from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores
 from creditflow.monitoring import Evaluation, GuardEvent
 from creditflow.monitoring.guard import STOP
 from creditflow.monitoring.notices import failed_rollouts, failure_events, rollout_events, tied_events
-from creditflow.monitoring.trackers.base import FinalReport, MakeReport, TrackedRun
-from creditflow.monitoring.tracking import Trackers, expect_installed, final_rows, sample_rows
-from creditflow.runs import Ledger, RunFolder
+from creditflow.monitoring.trackers.base import MakeReport
+from creditflow.monitoring.tracking import expect_installed
+from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import log_failures
 
 _VAL = 1
@@ -77,41 +77,17 @@ def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = N
         run = begin(components, path, policy_set, threshold, guard, reporter)
         for one in memory:
             reporter.say(one.text())
-        return _track_and_train(run, path, steps, make_report)
-
-
-def _track_and_train(run: RunState, path: Path, steps: int, make_report: MakeReport | None) -> RunFolder:
-    recipe = run.components.recipe
-    if run.done < steps:  # left by a shorter run; it would mark this run as finished
-        (path / FINISHED).unlink(missing_ok=True)
-    trainer = recipe.config.trainer
-    tracked = TrackedRun(trainer.project_name, trainer.experiment_name or path.name, path, recipe.to_dict(), run.done)
-    run.trackers = Trackers.start(trainer.logger, tracked, run.reporter.say)
-    try:
-        asyncio.run(_with_rewards(run, steps))
-        if make_report is not None and run.trackers.takes_reports:
-            _send_report(run, make_report)
-    except CreditflowError as error:
-        log_failures(error, run.folder, run.done + 1, [(one.id, one.info) for one in error.trajectories])
-        raise
-    finally:
-        run.trackers.finish()
-    return run.folder
-
-
-def _send_report(run: RunState, make_report: MakeReport) -> None:
-    """Send the report of the finished run to its trackers. An error is printed, since the run is complete."""
-    ledger = Ledger.open(run.folder.path)
-    if not ledger.steps:
-        return
-    try:
-        page, summary = make_report(ledger.path)
-        assignment = ledger.read(ledger.steps[-1]).assignment
-    except (CreditflowError, OSError) as error:
-        run.reporter.say(f"warning: the trackers get no report: {first_line(error)}")
-        return
-    rows = [] if assignment is None else final_rows(assignment)
-    run.trackers.report(FinalReport(ledger.steps[-1], page, summary, rows))
+        if run.done < steps:  # left by a shorter run; it would mark this run as finished
+            (path / FINISHED).unlink(missing_ok=True)
+        with FolderTrackers.start(recipe, path, run.done, reporter.say) as run.trackers:
+            try:
+                asyncio.run(_with_rewards(run, steps))
+                if make_report is not None:
+                    run.trackers.send_report(make_report)
+            except CreditflowError as error:
+                log_failures(error, run.folder, run.done + 1, [(one.id, one.info) for one in error.trajectories])
+                raise
+        return run.folder
 
 
 async def _with_rewards(run: RunState, steps: int) -> None:
@@ -272,9 +248,6 @@ def _trained(
     policy_set.add_snapshots(step)
     with timing("ledger"):
         run.folder.write_steps(step, batch, assignment)
-    table_freq = config.trainer.test_freq if config.trainer.test_freq > 0 else _TABLE_FREQ
-    if run.trackers.takes_tables and (step == 1 or step % table_freq == 0):
-        run.trackers.table(step, sample_rows(assignment))
     with timing("metrics"):
         metrics = {
             **gathered.metrics,
@@ -336,10 +309,6 @@ def _update_rate(metrics: Mapping[str, float]) -> dict[str, float]:
     """The rate of an update, over all policies; empty if no token was computed."""
     tokens = sum(value for name, value in metrics.items() if name.endswith("actor/tokens"))
     return {"throughput/update_tokens_per_s": tokens / metrics["timing/update_s"]} if tokens else {}
-
-
-_TABLE_FREQ = 10
-"""Training steps between tables of sample trajectories in a run without validations."""
 
 
 async def validate(
