@@ -247,9 +247,7 @@ def micro_batches(batch: Sequences, steps: Ints, max_tokens: int, max_rows: int 
     yield pack(batch, steps[order[start:]], prompt_of[order[start:]])
 
 
-def micro_batches_by_prefix(
-    batch: Sequences, steps: Ints, max_tokens: int, max_rows: int | None = None
-) -> Iterator[PackedSteps]:
+def micro_batches_by_prefix(batch: Sequences, steps: Ints, max_tokens: int) -> Iterator[PackedSteps]:
     """As `micro_batches`, with the beginning that prompts share stored once, if that saves a tenth of the tokens.
 
     An agent's system prompt and worked examples are the same in every call.
@@ -257,10 +255,10 @@ def micro_batches_by_prefix(
     prompts = [batch.prompt_ids[slice(*batch.prompt_offsets[s : s + 2])] for s in steps.tolist()]
     prefix_B = shared_prefixes(prompts)
     if prefix_B is None:
-        yield from micro_batches(batch, steps, max_tokens, max_rows)
+        yield from micro_batches(batch, steps, max_tokens)
         return
     sequences = TokenSequences.from_prefixes(batch, steps, prefix_B)
-    for packed in micro_batches(sequences, np.arange(len(steps)), max_tokens, max_rows):
+    for packed in micro_batches(sequences, np.arange(len(steps)), max_tokens):
         token_at = sequences.token_at[packed.token_at]
         sampled = token_at >= 0
         yield replace(
