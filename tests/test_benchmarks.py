@@ -19,7 +19,7 @@ from benchmarks.credit_signal import efficiency
 from benchmarks.processes import collecting, start, wait
 from benchmarks.record import ROOT, Figure, peer_missing, show
 from benchmarks.sources import Result, Work, hashes, results
-from tests.rewards.processes import until
+from tests.rewards.processes import HANG_S, until
 
 BY_HAND = {"noted"}
 """Results that no benchmark writes."""
@@ -170,18 +170,18 @@ def test_missing_peer_is_in_the_note(capsys: pytest.CaptureFixture[str]) -> None
     assert judge(1, [*lines, "targets missed: 2 of 3"]) == (FALLS_SHORT, "2 of 3 targets missed; without TRL")
 
 
-CHILD = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+CHILD = "import os, time; print(os.getpid(), flush=True); time.sleep(3600)"
 HANGS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"
 """A benchmark that waits for a child, which prints its process id."""
 
 
 def ended(log: Path) -> bool:
-    """True once the process with the id in `log` has ended; False after 30 s."""
+    """True once the process with the id in `log` has ended; False after `HANG_S`."""
     try:
         process = os.pidfd_open(int(log.read_text().split()[0]))
     except ProcessLookupError:
         return True
-    readable, _, _ = select.select([process], [], [], 30.0)
+    readable, _, _ = select.select([process], [], [], HANG_S)
     os.close(process)
     return bool(readable)
 
@@ -219,7 +219,7 @@ def test_figure_without_a_value_misses_its_target(capsys: pytest.CaptureFixture[
 
 ESCAPES = """
 import subprocess, sys
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={}, start_new_session=True)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], env={}, start_new_session=True)
 sys.stdin.read()
 """
 """A parent whose child has neither its environment nor its session; the parent ends with its standard input."""
@@ -237,7 +237,7 @@ def test_child_that_outlives_its_parent_is_counted_and_killed() -> None:
 
 def test_later_process_with_the_same_id_is_another_one() -> None:
     with collecting() as started:
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         until(lambda: started.found)
         (process,) = started.found
         assert process.alive
@@ -245,7 +245,7 @@ def test_later_process_with_the_same_id_is_another_one() -> None:
 
 
 def test_command_is_killed_at_its_time_limit(tmp_path: Path) -> None:
-    process = start([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", {})
+    process = start([sys.executable, "-c", "import time; time.sleep(3600)"], tmp_path / "log", {})
     assert wait(process, 0.1) is None
     assert process.returncode == -signal.SIGKILL
 

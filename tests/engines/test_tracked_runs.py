@@ -22,7 +22,7 @@ from creditflow.reports.run_report import write_run_report
 from creditflow.runs import Ledger
 from creditflow.runs.run_folder import read_metrics
 from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
-from tests.rewards.processes import alive, descendants, until
+from tests.rewards.processes import HANG_S, alive, descendants, until
 
 KEYS = ("actor/entropy", "reward/verdicts", "credit/mean/writer", "guard/fallback", "val/pass_at_1")
 
@@ -182,7 +182,7 @@ def test_mlflow_metrics_of_another_thread_reach_the_same_run(recipe_file, monkey
 def wandb_lines(path: Path) -> list[dict]:
     (file,) = path.glob("wandb/offline-run-*/run-*.wandb")
     command = [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", str(file)]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=HANG_S).stdout.splitlines()
     return [json.loads(line) for line in lines]
 
 

@@ -16,7 +16,7 @@ from creditflow.runs.run_folder import read_events, read_metrics
 from creditflow.runs.step_files import read_step_file, write_step_file
 from tests.builders import mostly_slow
 from tests.reports.runs import a_batch
-from tests.rewards.processes import until
+from tests.rewards.processes import HANG_S, until
 
 
 def batch_at(step: int, like: TrajectoryBatch) -> TrajectoryBatch:
@@ -52,7 +52,7 @@ def test_killed_writer_leaves_every_finished_step_once(tmp_path: Path, kills: in
         ready = context.Event()
         writer = context.Process(target=write, args=(str(path), str(tmp_path / "assigned"), ready), daemon=True)
         writer.start()
-        assert ready.wait(60)
+        assert ready.wait(HANG_S)
         if kill % 2:  # at any moment after the writer has finished a step
             until(lambda wanted=finished + 1: len(read_metrics(path)) >= wanted)
             time.sleep(rng.uniform(0, 0.15))

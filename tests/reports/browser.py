@@ -7,15 +7,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.rewards.processes import HANG_S
+
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Request
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
+def failure_of(request: "Request") -> list[str]:
+    return [] if request.failure == "net::ERR_ABORTED" else [f"not loaded: {request.url}: {request.failure}"]
+
+
 @contextmanager
 def opened(url: str, scheme: str = "light", width: int = 1280) -> Iterator["Page"]:
-    """Open `url` and wait until the page is ready; fail at the end if the console has any message."""
+    """Open `url` and wait until the page is ready; fail at the end if the console has any message.
+
+    A request that the browser cancels, because the page goes elsewhere, is no failure.
+    """
     sync_api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
@@ -25,7 +34,9 @@ def opened(url: str, scheme: str = "light", width: int = 1280) -> Iterator["Page
         page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
         page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("requestfailed", lambda request: said.append(f"not loaded: {request.url}"))
+        page.on("requestfailed", lambda request: said.extend(failure_of(request)))
+        page.set_default_timeout(1000 * HANG_S)
+        sync_api.expect.set_options(timeout=1000 * HANG_S)
         page.goto(url)
         page.wait_for_selector("body[data-ready=true]")
         yield page

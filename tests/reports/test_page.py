@@ -34,6 +34,7 @@ from creditflow.reports.view import Watched, application
 from creditflow.runs import Ledger, RunFolder
 from tests.reports.browser import opened
 from tests.reports.runs import HOSTILE, a_batch, a_run, a_trajectory, write_step
+from tests.rewards.processes import HANG_S
 
 
 def reported(out: Path, *runs: Path) -> str:
@@ -186,7 +187,7 @@ def test_view_follows_a_run_and_filters_all_trajectories(tmp_path: Path) -> None
         page.wait_for_selector("text=3 of 3 training steps indexed")
         assert page.inner_text("#found").startswith("48 trajectories;")
         write_step(folder, 4)
-        page.wait_for_selector("text=4 of 4 training steps indexed", timeout=60_000)
+        page.wait_for_selector("text=4 of 4 training steps indexed")
         expect(page.locator("#found")).to_have_text(re.compile("^64 trajectories;"))
         assert page.locator("#list [data-trajectory]").first.get_attribute("data-trajectory").startswith("0-4-")
         page.select_option("#filter [name=agent]", "verifier")
@@ -204,7 +205,7 @@ def test_view_follows_a_run_and_filters_all_trajectories(tmp_path: Path) -> None
         page.locator("span.token").last.click()
         page.wait_for_selector("text=Why this advantage of token")
         folder.rewind(1)
-        page.wait_for_selector("text=1 of 1 training steps indexed", timeout=60_000)
+        page.wait_for_selector("text=1 of 1 training steps indexed")
         assert set(watched.index.taken) == {1}
 
 
@@ -241,7 +242,7 @@ def test_first_page_waits_for_the_newest_training_step(ledger: Ledger) -> None:
     watched.index.has_read = ReportedEvent()
     with ThreadPoolExecutor(1) as pool:
         page = pool.submit(TestClient(application([watched], None)).get, "/api/trajectories")
-        assert waiting.wait(60)
+        assert waiting.wait(HANG_S)
         watched.look()
         assert page.result().json()["trajectories"][0]["training_step"] == 3
 

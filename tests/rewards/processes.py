@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+HANG_S = 300.0
+"""The longest wait for a thing that takes moments: a busy machine may need minutes, and only a hang reaches it."""
+
 
 def children(pid: int | None = None) -> dict[int, str]:
     """Return the processes that a process (default: this one) has started and that still exist, and their states."""
@@ -39,7 +42,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0, every: float = 0.01) -> None:
+def until(condition: Callable[[], object], seconds: float = HANG_S, every: float = 0.01) -> None:
     """Wait until a condition holds; fail if it does not."""
     limit = time.monotonic() + seconds
     while not condition():

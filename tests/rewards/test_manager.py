@@ -12,6 +12,7 @@ from creditflow.data import Score, TrajectoryBatch
 from creditflow.errors import TooManyFailedScores
 from creditflow.rewards import RewardFunction, RewardManager
 from tests.builders import unlocated
+from tests.rewards.processes import HANG_S
 from tests.rewards.trajectories import a_trajectory
 
 
@@ -331,7 +332,7 @@ def test_async_functions_run_beside_sync_ones():
         most = max(most, running)
         if running == 6:
             arrived.set()
-        await asyncio.wait_for(arrived.wait(), timeout=60)  # sequential calls would wait here forever
+        await asyncio.wait_for(arrived.wait(), timeout=HANG_S)  # sequential calls would wait here forever
         running -= 1
         return 0.5
 

@@ -12,6 +12,7 @@ import torch
 
 from creditflow.errors import ModelError
 from creditflow.rewards.support.models import Batcher, by_length, cut_prompt, load_model, stamp
+from tests.rewards.processes import HANG_S
 from tests.rewards.tiny_models import bpe_tokenizer, save_causal, save_classifier
 
 BPE = bpe_tokenizer()
@@ -135,7 +136,7 @@ def test_calls_during_a_batch_form_the_next_one() -> None:
     def compute(items: list[int]) -> list[int]:
         batches.append(items)
         started.set()
-        assert go.wait(60)
+        assert go.wait(HANG_S)
         return items
 
     batcher = Batcher(compute)
@@ -182,7 +183,7 @@ def test_cancelling_a_call_of_a_running_batch_spares_the_rest() -> None:
 
     def compute(items: list[int]) -> list[int]:
         started.set()
-        assert go.wait(60)
+        assert go.wait(HANG_S)
         return items
 
     batcher = Batcher(compute)

@@ -18,6 +18,7 @@ from creditflow.rollout.frozen import CHARACTERS_PER_TOKEN
 from creditflow.rollout.recorder import Sampling
 from tests.builders import unlocated
 from tests.rewards.judge_server import Answer, Answers, JudgeServer, Request
+from tests.rewards.processes import HANG_S
 from tests.rollout.test_runner import EchoClient
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -193,7 +194,7 @@ def test_slow_answer_raises_timed_out() -> None:
 def test_endless_answer_is_cut_off() -> None:
     error, server = refused(Answer(body=b" " * 100_000, endless=True))
     assert "more than 2000000 bytes" in str(error)
-    assert server.hung_up.wait(60)
+    assert server.hung_up.wait(HANG_S)
     assert server.sent_without_end < 50_000_000
 
 

@@ -11,6 +11,7 @@ from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.rollout import AgentSpec
 from creditflow.rollout.client import ChatClient, ChatReply
 from creditflow.rollout.recorder import AgentCall, Sampling
+from tests.rewards.processes import HANG_S
 from tests.rollout.http.test_server import Answers, client_of, once, run_workflow, user
 
 PROMPTS = ("Tell me about rain.", "Sum: 4+5", "zzzz")
@@ -54,7 +55,7 @@ def test_very_long_prompt_does_not_block_the_event_loop():
     class Slow(Answers):
         def encode(self, prompt, tools=()):
             if "x" * 1000 in str(prompt):
-                assert others_turn.wait(30), "nothing ran while it was read"
+                assert others_turn.wait(HANG_S), "nothing ran while it was read"
             return super().encode(prompt, tools)
 
     async def ask(client):

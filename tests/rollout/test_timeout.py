@@ -28,6 +28,7 @@ from creditflow.rollout import (
 from creditflow.rollout.endpoint import Endpoint
 from creditflow.rollout.recorder import Sampling
 from tests.builders import Letters
+from tests.rewards.processes import HANG_S
 
 AGENTS = {"writer": AgentSpec(), "far": AgentSpec(policy="far")}
 TOLD = "took more than 600 s (actor_rollout_ref.rollout.timeout_s)"
@@ -245,7 +246,7 @@ def test_thread_that_does_not_return_is_abandoned():
     assert threads[0].is_alive()
     assert threads[0].daemon
     release.set()
-    threads[0].join(timeout=60)
+    threads[0].join(timeout=HANG_S)
     assert [status for status, _ in said] == [200, 410, 410, 401, 0, 0]
     for _, answer in (said[1], said[2]):
         assert answer["error"]["code"] == "trajectory_ended"

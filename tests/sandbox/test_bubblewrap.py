@@ -13,6 +13,7 @@ import pytest
 
 from creditflow.sandbox import SandboxError, SandboxOptionError, SandboxUnavailable, host, open_sandbox
 from creditflow.sandbox.backends import bubblewrap
+from tests.rewards.processes import HANG_S
 from tests.sandbox import boxes
 
 MB = 1024 * 1024
@@ -325,13 +326,13 @@ def running(marker: str) -> list[str]:
 
 
 def test_killed_parent_leaves_no_process_or_cgroup(box):
-    marker = f"61.{os.getpid()}"
+    marker = f"3661.{os.getpid()}"
     program = (
-        "from creditflow.sandbox import open_sandbox\nbox = open_sandbox('bubblewrap', wall_s=60)\n"
+        "from creditflow.sandbox import open_sandbox\nbox = open_sandbox('bubblewrap', wall_s=3600)\n"
         f"box.run(['sh', '-c', 'sleep {marker} & sleep {marker}'])"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as parent:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_S
         while len(running(f"sleep\0{marker}")) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
         assert len(running(f"sleep\0{marker}")) == 2
@@ -382,6 +383,6 @@ def test_ordinary_user_can_open_a_box():
     ran = subprocess.run(
         ["/usr/sbin/chroot", "--userspec=+65533:+65533", "--groups=", "/", "/usr/bin/python3", "-c", code],
         env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert ran.stdout.splitlines() == [f"b'65534\\n' {8 * 512 + 64}", "b'1\\n'"], ran.stderr

@@ -14,10 +14,10 @@ import pytest
 
 from creditflow.sandbox import SandboxError, launch
 from creditflow.sandbox import cgroup as cgroups
-from tests.rewards.processes import children
+from tests.rewards.processes import HANG_S, children
 from tests.sandbox import boxes
 
-SLEEP = "import time; time.sleep(77)"
+SLEEP = "import time; time.sleep(7777)"
 
 
 def processes(token: str) -> dict[int, str]:
@@ -44,7 +44,7 @@ def groups(box, pids) -> list[Path]:
     return [group for folder in folders for pid in pids for group in folder.glob(f"creditflow-*-{pid}-*")]
 
 
-def eventually(empty: Callable[[], object], wait_s: float = 60.0) -> object:
+def eventually(empty: Callable[[], object], wait_s: float = HANG_S) -> object:
     """Call `empty` until its result is empty or the time is over; return the last result."""
     deadline = time.monotonic() + wait_s
     while (found := empty()) and time.monotonic() < deadline:
@@ -83,7 +83,7 @@ def harness_killed(box, token: str, after_s: float, code: str = SLEEP, **options
 @pytest.mark.parametrize("cgroup", ["auto", "none"])
 @pytest.mark.parametrize("keep", [[], ["a"]])
 def test_killed_harness_leaves_no_program_at_any_moment(keep, cgroup, token):
-    box = boxes.bubblewrap(wall_s=60, cgroup=cgroup)
+    box = boxes.bubblewrap(wall_s=3600, cgroup=cgroup)
     moments = random.Random(7)
     dead = [harness_killed(box, token, moments.uniform(0, 0.012), keep=keep) for _ in range(30)]
     assert eventually(lambda: programs(token)) == {}
@@ -98,7 +98,7 @@ def test_killed_harness_leaves_no_program_at_any_moment(keep, cgroup, token):
 
 
 def test_program_cannot_reset_its_parent_death_signal(token):
-    box = boxes.bubblewrap(wall_s=60, cgroup="none")
+    box = boxes.bubblewrap(wall_s=3600, cgroup="none")
     give_up = "import ctypes; print(ctypes.CDLL(None).prctl(1, 0, 0, 0, 0))"
     assert box.run(["python", "-c", give_up]).stdout == b"-1\n"
     harness_killed(box, token, 0.5, f"{give_up}; {SLEEP}")
@@ -111,7 +111,7 @@ class Interrupted(Exception):
 
 @pytest.mark.parametrize("cgroup", ["auto", "none"])
 def test_exception_leaves_no_process_or_group_at_any_moment(cgroup, token):
-    box = boxes.bubblewrap(wall_s=60, cgroup=cgroup)
+    box = boxes.bubblewrap(wall_s=600, cgroup=cgroup)
     where, others = Path("/proc/thread-self/cgroup").read_text(), children()
 
     def interrupt(*_):
@@ -128,7 +128,7 @@ def test_exception_leaves_no_process_or_group_at_any_moment(cgroup, token):
             started = time.monotonic()
             with pytest.raises(Interrupted):
                 run(moments.uniform(0.0005, 0.02))
-            assert time.monotonic() - started < 30  # half of wall_s
+            assert time.monotonic() - started < HANG_S  # half of wall_s
             assert groups(box, [os.getpid()]) == []
             assert Path("/proc/thread-self/cgroup").read_text() == where
     finally:
@@ -152,7 +152,7 @@ def interrupted_at(event, name):
 @pytest.mark.parametrize("moment", [("c_return", "fork_exec"), ("return", "_execute_child")])
 @pytest.mark.parametrize("backend", ["bubblewrap", "unsafe_subprocess", "container"])
 def test_interrupted_start_leaves_no_child(backend, moment, token, tmp_path, monkeypatch):
-    with boxes.opened(backend, tmp_path, monkeypatch, wall_s=60) as box:
+    with boxes.opened(backend, tmp_path, monkeypatch, wall_s=3600) as box:
         before = children()
         sys.setprofile(interrupted_at(*moment))
         try:
@@ -160,13 +160,13 @@ def test_interrupted_start_leaves_no_child(backend, moment, token, tmp_path, mon
                 box.run(["python", "-c", SLEEP, token])
         finally:
             sys.setprofile(None)
-        assert children() == before
+        assert children().keys() <= before.keys()  # others may end meanwhile
         assert eventually(lambda: processes(token)) == {}
 
 
 @pytest.mark.parametrize("keep", [[], ["a"]])
 def test_failure_to_set_limits_starts_no_program(keep, token, monkeypatch):
-    box = boxes.bubblewrap(wall_s=60)
+    box = boxes.bubblewrap(wall_s=600)
 
     def refused(self, *_):
         raise SandboxError("EBUSY")
@@ -179,7 +179,7 @@ def test_failure_to_set_limits_starts_no_program(keep, token, monkeypatch):
         started = time.monotonic()
         with pytest.raises(SandboxError, match="EBUSY"):
             box.run(["python", "-c", SLEEP, token], keep=keep)
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < HANG_S
     assert processes(token) == {}
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("verl_cpu")
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.runs.run_folder import read_events
 from tests.engines.verl.runs import Run, options, run
-from tests.rewards.processes import alive, descendants, until
+from tests.rewards.processes import HANG_S, alive, descendants, until
 
 FAULTS = """
 import asyncio, itertools, os, signal
@@ -233,10 +233,10 @@ def test_interrupt_ends_every_process_of_the_run(recipe, tmp_path: Path):
     environment = {**os.environ, **verl_cpu.environment()}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     metrics = folder / "metrics.jsonl"
-    until(lambda: process.poll() is not None or (metrics.exists() and '"step": 2' in metrics.read_text()), seconds=240)
+    until(lambda: process.poll() is not None or (metrics.exists() and '"step": 2' in metrics.read_text()))
     started = descendants(process.pid)
     assert len(started) > 5
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, said
-    until(lambda: not [pid for pid in started if alive(pid)], seconds=30)
+    until(lambda: not [pid for pid in started if alive(pid)])

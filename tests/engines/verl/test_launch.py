@@ -27,7 +27,7 @@ from creditflow.monitoring.trackers.base import TRACKERS, tracker
 from creditflow.runs import RunFolder
 from tests.engines.gguf_files import tiny_model, write_gguf
 from tests.paths import TOY
-from tests.rewards.processes import alive, until
+from tests.rewards.processes import HANG_S, alive, until
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("verl")
@@ -584,7 +584,7 @@ def test_interrupt_ends_all_ray_processes(tmp_path):
         assert of_session
 
         os.killpg(process.pid, signal.SIGINT)  # to the process group, like a terminal
-        out, rest = process.communicate(timeout=60)
+        out, rest = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
 

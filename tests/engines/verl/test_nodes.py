@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 
 from tests.engines.verl.runs import Run, options
 from tests.paths import TOY
-from tests.rewards.processes import until
+from tests.rewards.processes import HANG_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -59,17 +59,17 @@ def test_run_on_two_nodes_survives_the_loss_of_one(cluster: Cluster, tmp_path: P
     """A killed node ends the run with advice; on a cluster with a new node, the same command goes on."""
     folder = tmp_path / "run"
     process = start(cluster, folder, MANY)
-    until(lambda: process.poll() is not None or finished_steps(folder) >= 1, seconds=300)
+    until(lambda: process.poll() is not None or finished_steps(folder) >= 1)
     assert process.poll() is None, process.communicate()[1]
     (other,) = cluster.worker_nodes
     cluster.remove_node(other, allow_graceful=False)
-    _, said = process.communicate(timeout=300)
+    _, said = process.communicate(timeout=HANG_S)
     assert process.returncode == 1, said
     assert "run the same command again" in said
     steps = finished_steps(folder) + 2
     cluster.add_node(**NODE)
     again = start(cluster, folder, steps)
-    _, said = again.communicate(timeout=300)
+    _, said = again.communicate(timeout=HANG_S)
     assert again.returncode == 0, said
     made = Run(folder)
     assert [row["step"] for row in made.metrics if row["step"] > 0] == list(range(1, steps + 1))
@@ -80,11 +80,11 @@ def test_node_added_during_a_run_leaves_it_unchanged(cluster: Cluster, tmp_path:
     """verl places its processes when the run begins; a node that joins takes no step from it."""
     folder = tmp_path / "run"
     process = start(cluster, folder, 8)
-    until(lambda: process.poll() is not None or finished_steps(folder) >= 1, seconds=300)
+    until(lambda: process.poll() is not None or finished_steps(folder) >= 1)
     assert process.poll() is None, process.communicate()[1]
     cluster.add_node(**NODE)
     assert finished_steps(folder) < 8, "the node joined too late"
-    _, said = process.communicate(timeout=300)
+    _, said = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, said
     made = Run(folder)
     assert [row["step"] for row in made.metrics if row["step"] > 0] == list(range(1, 9))

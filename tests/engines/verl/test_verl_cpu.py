@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from creditflow.engines.models.tiny import tiny_byte_model
-from tests.rewards.processes import until
+from tests.rewards.processes import HANG_S, until
 
 verl_cpu = pytest.importorskip("verl_cpu", reason="it is not installed: uv pip install -e tests/verl_cpu --no-deps")
 
@@ -280,7 +280,7 @@ def test_worker_starts_without_its_fork_server(tmp_path):
         )
         connection, _ = listening.accept()
         connection.close()
-    assert launched.communicate(timeout=60) == ("it works\n", None)
+    assert launched.communicate(timeout=HANG_S) == ("it works\n", None)
 
 
 def test_platform_is_never_selected_automatically():

@@ -26,7 +26,7 @@ from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functio
 from creditflow.rewards.execution import processes, scheduler
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
 from creditflow.rewards.execution.processes import WorkerPool
-from tests.rewards.processes import alive, children, descriptors, until
+from tests.rewards.processes import HANG_S, alive, children, descriptors, until
 from tests.rewards.trajectories import a_trajectory
 
 BEFORE: set[int] = set()
@@ -176,7 +176,7 @@ def test_killed_workers_cost_no_score(tmp_path):
         return step.index / 100
 
     functions = [RewardFunction("f", "step", logged)]
-    pool = WorkerPool(functions, 2, timeout=60)
+    pool = WorkerPool(functions, 2, timeout=HANG_S)
     trajectories = [a_trajectory(str(i), "p" * 100) for i in range(10)]
 
     def kill_two():
@@ -236,7 +236,7 @@ def test_leftover_alarm_does_not_hit_the_next_call():
 
 def test_worker_that_died_while_idle_is_replaced():
     functions = [RewardFunction("f", "step", lambda step, trajectory: 1.0)]
-    pool = WorkerPool(functions, 1, timeout=60)
+    pool = WorkerPool(functions, 1, timeout=HANG_S)
     manager = RewardManager(functions, backend=pool)
 
     async def twice():
@@ -253,7 +253,7 @@ def test_worker_that_died_while_idle_is_replaced():
 
 def test_workers_serve_successive_event_loops():
     functions = [RewardFunction("f", "step", lambda step, trajectory: 1.0)]
-    pool = WorkerPool(functions, 1, timeout=60)
+    pool = WorkerPool(functions, 1, timeout=HANG_S)
     manager = RewardManager(functions, backend=pool)
     for name in "abc":
         asyncio.run(manager.score([a_trajectory(name)]))
@@ -316,7 +316,7 @@ def test_pool_closes_every_descriptor():
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
     assert made.returncode == 0, made.stderr
     before, *after = map(int, made.stdout.split())
@@ -596,7 +596,7 @@ def test_calls_behind_a_hanging_call_are_redistributed(tmp_path, monkeypatch):
 
     functions = [
         RewardFunction("hangs", "step", lambda *_: time.sleep(1000), agent_match=re.compile("h"), timeout=0.5),
-        RewardFunction("meets", "step", meets, agent_match=re.compile("p"), timeout=60.0),
+        RewardFunction("meets", "step", meets, agent_match=re.compile("p"), timeout=HANG_S),
     ]
     report = score(functions, [a_trajectory("t", "h" + "p" * 7)], n_workers=4)
     assert [(f.timeouts, f.failed) for f in report.functions] == [(1, 1), (0, 0)]

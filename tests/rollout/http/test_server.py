@@ -27,6 +27,7 @@ from creditflow.rollout.client import ChatClient, ChatReply
 from creditflow.rollout.http.server import OpenAIServer, ServerLimits
 from creditflow.rollout.recorder import AgentCall, Recorder, Sampling
 from tests.builders import Letters, unlocated
+from tests.rewards.processes import HANG_S
 
 AGENTS = {"writer": AgentSpec("You write.", match="(?i)author"), "editor": AgentSpec("You edit.")}
 
@@ -806,7 +807,7 @@ def test_invalid_bodies_do_not_affect_other_rollouts(body, status):
 def test_oversized_chunked_body_is_refused():
     def trouble(team):
         place = urlsplit(team.base_url)
-        connection = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
+        connection = http.client.HTTPConnection(place.hostname, place.port, timeout=HANG_S)
 
         def parts():
             for _ in range(100):
@@ -934,7 +935,7 @@ def test_disconnected_client_leaves_no_step():
 
     def slow(prompt):
         started.set()
-        assert go_on.wait(30)
+        assert go_on.wait(HANG_S)
         return "late"
 
     async def solve(task, team):
@@ -1020,7 +1021,7 @@ def test_waiting_limit_gives_400_or_429(limited):
     refused, one_was = {}, threading.Event()
 
     def slow(prompt):
-        assert one_was.wait(60)
+        assert one_was.wait(HANG_S)
         return "yes"
 
     async def ask(client):
@@ -1054,7 +1055,7 @@ def test_pending_calls_count_towards_the_steps_limit(limited):
 
 def opened(server: OpenAIServer) -> socket.socket:
     place = urlsplit(server.url)
-    return socket.create_connection((place.hostname, place.port), timeout=30)
+    return socket.create_connection((place.hostname, place.port), timeout=HANG_S)
 
 
 def ended(connection: socket.socket) -> bool:
@@ -1208,7 +1209,7 @@ def test_call_during_a_blocked_loop_succeeds_on_retry(limited):
     async def solve(task, team):
         if task.text == "task 3":  # the last to begin
             blocked.set()
-            assert refused.wait(60)  # any long blocking call
+            assert refused.wait(HANG_S)  # any long blocking call
         else:
             await asyncio.to_thread(ask, team.base_url, team.api_key)
 

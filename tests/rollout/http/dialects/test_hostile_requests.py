@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from anthropic.types.shared import ErrorResponse
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.data import Task, Trajectory
@@ -16,6 +16,8 @@ from creditflow.rollout import Scheduler
 from creditflow.rollout.http.dialects import DIALECTS
 from creditflow.rollout.http.server import OpenAIServer
 from creditflow.rollout.recorder import Recorder, Sampling
+from tests.builders import examples
+from tests.rewards.processes import HANG_S
 from tests.rollout.http.dialects.clients import CHAT_TOOL, MESSAGE_TOOL, RESPONSE_TOOL
 from tests.rollout.http.test_server import AGENTS, CALL, Templated
 
@@ -148,7 +150,7 @@ def session():
 
 def status_of(session, path: str, body: bytes) -> tuple[int, bytes]:
     place = urlsplit(session.base_url)
-    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=HANG_S)
     headers = {"Authorization": f"Bearer {session.api_key}", "Content-Type": "application/json"}
     try:
         connection.request("POST", f"{place.path}{path}", body, headers)
@@ -176,14 +178,14 @@ def test_unchanged_body_is_answered(session, dialect):
 
 
 @pytest.mark.parametrize("dialect", sorted(BODIES))
-@settings(max_examples=150)
+@examples(150)
 @given(data=st.data())
 def test_changed_body_ends_in_an_answer_or_a_refusal(session, dialect, data):
     expect_no_fault(session, dialect, data.draw(hostile(dialect)))
 
 
 @pytest.mark.parametrize("dialect", sorted(BODIES))
-@settings(max_examples=50)
+@examples(50)
 @given(body=st.binary(max_size=40) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_end_in_a_refusal(session, dialect, body):
     expect_no_fault(session, dialect, body)

@@ -295,7 +295,7 @@ def with_langchain(method):
         except (OutputParserException, ValidationError) as error:
             raise AgentError(str(error)) from error
         if said is None:
-            raise AgentError("it did not call the tool that the form is told by")
+            raise AgentError("it did not call the tool for the form")
         return said.x
 
     return solve

@@ -62,7 +62,7 @@ def forking() -> Iterator[dict[str, str]]:
             yield {"py_executable": f"{sys.executable} -I -S {launcher} {path}"}
         finally:
             server.stdin.close()
-            server.wait(timeout=60)
+            server.wait(timeout=300)
 
 
 def serve(listening: socket.socket) -> None:
