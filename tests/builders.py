@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from creditflow.data import Message, Score, Step, Task, Trajectory, TrajectoryBatch, TrajectoryStatus
 from creditflow.rollout.client import Generation
@@ -24,6 +25,11 @@ ScoreSpec = float | Score | str
 def mostly_slow(values: Iterable[Any], fast: Collection[Any]) -> list[Any]:
     """Test parameters; `make test` runs those in `fast` only, `make test-all` all of them."""
     return [pytest.param(value, marks=() if value in fast else pytest.mark.slow) for value in values]
+
+
+def examples(number: int) -> settings:
+    """Settings of a test: `number` examples in `make test-all`; a fifth of them in `make test`, but at least 20."""
+    return settings(max_examples=max(min(number, 20), number * settings().max_examples // 100))
 
 
 def unlocated(reason: str) -> str:

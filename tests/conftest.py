@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import signal
+import time
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,15 +12,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Every run has the same examples, and no limit depends on the speed of the machine.
+# Every run has the same examples, and no limit depends on the speed of the machine. `make test-all` chooses `thorough`
+# with the option --hypothesis-profile.
 settings.register_profile(
-    "creditflow",
+    "quick",
+    max_examples=20,
     deadline=None,
     derandomize=True,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("creditflow")
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=100)
+settings.load_profile("quick")
 
 RAY = ("tests/engines/verl/", "tests/rewards/execution/test_ray_actors.py")
 LONGEST = (
@@ -30,6 +34,18 @@ LONGEST = (
     "tests/faults/",
 )
 """Files that take longest. They run first, so that no process is left alone with one of them at the end."""
+
+
+_STARTED = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seconds", type=float, default=float("inf"), help="skip the tests that would start later")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() - _STARTED > item.config.getoption("--seconds"):
+        pytest.skip("the time of --seconds is over")
 
 
 def pytest_configure(config: pytest.Config) -> None:

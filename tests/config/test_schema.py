@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from omegaconf import OmegaConf
@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from creditflow.config import load_recipe
 from creditflow.config.schema import json_schema
 from creditflow.errors import ConfigError
+from tests.builders import examples
 from tests.paths import RECIPES, ROOT
 
 SCHEMA = json_schema()
@@ -120,7 +121,7 @@ def base(tmp_path_factory):
     return folder / "base.yaml"
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(option=st.sampled_from(OPTIONS), value=VALUES)
 def test_wrong_value_is_refused_with_its_full_key(base, option, value):
     path, part = option

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from creditflow.credit import CreditOptions, assign
 from creditflow.errors import BatchError
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, examples, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.oracle.credit_oracle import credit_rows
 from tests.oracle.shrunk import shrunk_baselines
@@ -109,7 +109,7 @@ CORNERS = {
 
 @pytest.mark.parametrize("corner", CORNERS)
 def test_assign_equals_the_recursive_oracle(corner):
-    @settings(max_examples=400 if corner == "anything" else 60)
+    @examples(400 if corner == "anything" else 60)
     @given(situations(**CORNERS[corner]))
     def check(situation):
         assert_equals_oracle(situation)
@@ -120,7 +120,7 @@ def test_assign_equals_the_recursive_oracle(corner):
 @pytest.mark.slow
 @pytest.mark.parametrize("corner", CORNERS)
 def test_assign_equals_the_oracle_on_ten_thousand_cases(corner):
-    @settings(max_examples=3_000 if corner == "anything" else 1_000)
+    @examples(3_000 if corner == "anything" else 1_000)
     @given(situations(**CORNERS[corner]))
     def check(situation):
         assert_equals_oracle(situation)
@@ -133,7 +133,7 @@ def test_assign_equals_the_oracle_on_ten_thousand_cases(corner):
 def test_shrunk_baseline_equals_the_oracle(group_by, estimator):
     keys = {"baseline": "shrunk", "group_by": group_by, "adv_estimator": estimator, "decomp_granularity": "step"}
 
-    @settings(max_examples=50)
+    @examples(50)
     @given(situations(**keys))
     def check(situation):
         trajectories, chosen, _ = situation

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from creditflow.credit import Credit, CreditOptions, assign, explain
 from creditflow.credit.estimators.base import CriticTerms, Estimate
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, advantage_estimator, propagation_rule
 from creditflow.data import Score
 from creditflow.errors import BatchError
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, examples, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.credit.test_against_oracle import CORNERS
 
@@ -82,7 +82,7 @@ def test_explain_shows_a_clipped_score():
 
 @pytest.mark.parametrize("corner", ALL_CORNERS)
 def test_replay_gives_the_trained_advantage_bit_for_bit(corner):
-    @settings(max_examples=60)
+    @examples(60)
     @given(situations(**ALL_CORNERS[corner]))
     def check(situation):
         trajectories, chosen, values_T = situation

@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.credit.analysis.fidelity import DecisionValues, Precision, Share, fidelity, spearman, task_weights
+from tests.builders import examples
 from tests.oracle.fidelity import bootstrap, correlation, mean_and_squared_error
 
 weighted_rows = st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3), st.integers(0, 3)), min_size=2, max_size=20)
@@ -50,7 +51,7 @@ def test_values_and_errors_match_plain_means(rows) -> None:
         np.testing.assert_allclose(values.error_D[d], math.sqrt(error + other_error), atol=1e-12)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.tuples(returns, returns, st.integers(0, 3), st.integers(-2, 2)), min_size=1, max_size=12))
 def test_fidelity_is_the_correlation_of_known_decisions(rows) -> None:
     after, before, tasks, credit = zip(*rows, strict=True)

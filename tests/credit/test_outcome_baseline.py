@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.credit import CreditOptions, assign, explain, prefix_features
@@ -16,7 +16,7 @@ from creditflow.credit.records import PREFIX_FEATURES
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.errors import ConfigError
 from creditflow.runs.step_files import read_step_file, write_step_file
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, examples, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.credit.test_gradient import (
     POLICY,
@@ -208,7 +208,7 @@ def test_prefix_baseline_leaves_the_gradient_unbiased(n: int, verdicts: str):
     assert largest > 0.1
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     situations(outcome_baseline="prefix", outcome_to="all", adv_estimator="rloo", decomp_granularity="step"),
     st.randoms(use_true_random=False),

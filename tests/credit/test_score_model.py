@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.credit import CreditOptions, assign, expected_scores, explain
@@ -15,7 +15,7 @@ from creditflow.credit.score_model import PART, SLIPS
 from creditflow.credit.step_posteriors import BINS, Rates, bins, step_posteriors
 from creditflow.data import Score, TrajectoryBatch
 from creditflow.errors import ConfigError, DataError
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, examples, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.oracle import fitted as oracle
 
@@ -30,7 +30,7 @@ HARM = {"planner": 0.3, "executor": 0.1}
 chances = st.floats(0.02, 0.98)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     st.lists(
         st.tuples(
@@ -70,7 +70,7 @@ def test_posterior_equals_a_sum_over_all_states(trajectories, harm, survives, sl
     assert (found.survived_S <= 1 - found.harmless_S + 1e-12).all()
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(situations(score_model="noisy_and", decomp_granularity="step", propagation="none", reward_decomp=True))
 def test_harmless_is_a_probability_of_every_kept_step(situation):
     trajectories, chosen, values_T = situation
@@ -255,7 +255,7 @@ def test_outcome_between_its_ends_counts_in_proportion(value: float, allowed: tu
     assert harmless(value) == pytest.approx(0.4 * harmless(allowed[1]) + 0.6 * harmless(allowed[0]), abs=2e-3)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(situations(propagation="posterior", decomp_granularity="step"))
 def test_posterior_explains_the_credit_of_every_step(situation):
     trajectories, chosen, values_T = situation

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.credit.thresholds.base import (
@@ -20,6 +20,7 @@ from creditflow.credit.thresholds.base import (
 from creditflow.credit.thresholds.fixed import Fixed
 from creditflow.credit.thresholds.quantile import Quantile
 from creditflow.errors import BatchError, ConfigError, NotFiniteError, ScoreRangeError, UnknownAgentError
+from tests.builders import examples
 
 KINDS = [
     {"kind": "fixed", "value": 0.4, "agents": {"a": 0.6}},
@@ -60,7 +61,7 @@ def history(seed):
     return batches
 
 
-few = settings(max_examples=20)
+few = examples(20)
 histories = st.integers(0, 2**32 - 1).map(history)  # drawn as a whole: batch by batch is slow in hypothesis
 
 

@@ -4,13 +4,13 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.data import Task, TrajectoryBatch
 from creditflow.data.curriculum import Curriculum, CurriculumRule
 from creditflow.errors import DataError
-from tests.builders import make_trajectory, step
+from tests.builders import examples, make_trajectory, step
 
 RULE = CurriculumRule(raise_at=0.7, lower_at=0.2, window=4)
 
@@ -81,7 +81,7 @@ def test_tasks_without_an_outcome_move_no_level():
     assert curriculum.metrics() == {"curriculum/level/sums": 0.0}
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=3), min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(1, 12), st.sampled_from([0.0, 0.5, 1.0])), max_size=8),

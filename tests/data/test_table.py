@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
 from creditflow.data.table import Column, batch_of, join, pack, read_part, schema, table_of, unpack
 from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
-from tests.builders import make_trajectory, step
+from tests.builders import examples, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.strategies import assert_same, trajectories
 
@@ -49,7 +49,7 @@ def sent(trajectories: list[Trajectory]) -> TrajectoryBatch:
 # ---- round trips ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(trajectories())
 def test_batch_from_table_or_messages_is_the_same(trajectories):
     batch = TrajectoryBatch.from_trajectories(trajectories)
@@ -63,7 +63,7 @@ def test_batch_from_table_or_messages_is_the_same(trajectories):
         assert other.to_trajectories() == trajectories
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(trajectories())
 def test_messages_and_table_hold_the_same_rows(trajectories):
     whole = table_of(trajectories).to_pylist()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow._utils.progress import Reporter
@@ -30,7 +30,7 @@ from creditflow.engines.local.trainer import train
 from creditflow.errors import ConfigError, TooManyFailedScores
 from creditflow.rollout import ChatClient, ChatReply, Rollout, run_rollouts
 from creditflow.runs import Ledger
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, examples, make_trajectory, step
 from tests.paths import TOY
 from tests.trees import tree_of_branches
 
@@ -164,7 +164,7 @@ def expected_costs(lengths: list[list[int]], k: int) -> list[int]:
     return [k * (sum(own[t:]) + sum(own[t + 1 :])) for own in lengths for t in range(len(own))]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(lengths, st.integers(2, 5), st.integers(0, 400), st.integers(1, 30), st.integers(0, 9))
 def test_choice_keeps_the_budget_on_average(lengths, k, budget, most, seed) -> None:
     batch, cost = batch_with(lengths), expected_costs(lengths, k)

@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.errors import ConfigError
@@ -14,6 +14,7 @@ from creditflow.monitoring.guard_rules.base import GUARD_RULES
 from creditflow.monitoring.guard_rules.drop import Drop
 from creditflow.monitoring.guard_rules.interval import Interval
 from creditflow.monitoring.guard_rules.level import Level
+from tests.builders import examples
 
 
 def looks(rule, values, over=None):
@@ -193,7 +194,7 @@ def test_drop_false_positives_respect_the_p_value():
     assert fired / runs < 0.015
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     st.sampled_from(
         [

@@ -2,7 +2,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.data import Score
@@ -17,7 +17,7 @@ from creditflow.monitoring import (
     step_errors,
     sub_reward_metrics,
 )
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, examples, make_trajectory, step
 from tests.oracle import plain_metrics
 from tests.strategies import trajectories
 
@@ -38,7 +38,7 @@ def close(got, expected):
         assert got[key] == pytest.approx(value, rel=1e-12, abs=1e-12), key
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(trajectories().filter(len), trajectories().filter(len), st.integers(1, 5))
 def test_column_metrics_equal_per_object_metrics(sampled, greedy, n):
     here = batch_of(*sampled)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow._utils.loading import load_object
@@ -21,7 +21,7 @@ from creditflow.engines.common.components import build_components
 from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
-from tests.builders import Letters
+from tests.builders import Letters, examples
 from tests.paths import RECIPES
 
 STORY = "Ann has 4 7 . gets 0 5 . makes it double . loses 1 3 ."
@@ -366,7 +366,7 @@ VERDICTS = st.lists(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(PLANS, RESPONSES, VERDICTS)
 def test_any_responses_end_in_a_number_or_an_agent_error(plan: str, responses: list[str], verdicts: list[str]) -> None:
     said = {"plan": itertools.repeat(plan), "exec": itertools.cycle(responses), "check": itertools.cycle(verdicts)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import expect
 from typer.testing import CliRunner
@@ -23,6 +23,7 @@ from creditflow.reports.index import Filter, Index
 from creditflow.reports.search import search, words_of
 from creditflow.reports.view import Watched, application
 from creditflow.runs import Ledger, RunFolder
+from tests.builders import examples
 from tests.reports.browser import opened
 from tests.reports.runs import a_batch, a_run, write_step
 from tests.reports.test_page import reported, served
@@ -154,7 +155,7 @@ def searched(index: Index, wanted: Filter, text: str, limit: int, seconds: float
         begin = portion["next"]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     training_step=st.sampled_from([None, 2, 3]),
     outcome=st.sampled_from([None, "right", "wrong"]),

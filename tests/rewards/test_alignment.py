@@ -1,11 +1,12 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from creditflow.rewards.support.alignment import MAX_OPEN, AlignmentError, TokenEnds, token_at
+from tests.builders import examples
 from tests.rewards.tiny_models import bpe_tokenizer, metaspace_tokenizer
 
 BPE, METASPACE = bpe_tokenizer(), metaspace_tokenizer()
@@ -46,19 +47,19 @@ def test_token_without_text_ends_with_the_previous_one() -> None:
     assert TokenEnds(BPE.decode)([], "") == []
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.text(max_size=30))
 def test_text_alignment_equals_prefix_decoding(text: str) -> None:
     check(BPE, BPE.encode(text).ids)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(st.integers(0, BPE.get_vocab_size() - 1), max_size=40))
 def test_broken_byte_alignment_equals_prefix_decoding(ids: list[int]) -> None:
     check(BPE, ids)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.text("thesumi 8#.\n€漢", max_size=30))
 def test_byte_fallback_texts_are_aligned(text: str) -> None:
     ids = METASPACE.encode(text).ids

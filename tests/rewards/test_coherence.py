@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.errors import RewardError
@@ -20,7 +20,7 @@ from creditflow.rewards.builtin.coherence import (
     overlap_share,
 )
 from creditflow.rewards.entries import RewardFunctionConfig
-from tests.builders import make_trajectory, step
+from tests.builders import examples, make_trajectory, step
 from tests.paths import GSM8K
 
 ROWS = [json.loads(line) for line in (GSM8K).open(encoding="utf8")]
@@ -163,7 +163,7 @@ def test_recipe_scores_steps_with_coherence():
     assert [s.scores["coherence"].value for s in trajectory.steps] == [1.0, 0.5]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.text(max_size=200) | st.text(alphabet="x=12.+-*/()$% \n\u00d7\u00b2{}\\<>,;'", max_size=120))
 def test_any_response_scores_within_the_range(text):
     assert 0.0 <= score(text).value <= 1.0

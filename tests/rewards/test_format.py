@@ -7,14 +7,14 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.errors import RewardError
 from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rewards.builtin.format import MAX_CHARACTERS, Format
 from creditflow.rewards.entries import RewardFunctionConfig
-from tests.builders import make_trajectory, step
+from tests.builders import examples, make_trajectory, step
 from tests.paths import GSM8K
 
 SOLUTIONS = [json.loads(line)["answer"] for line in (GSM8K).open(encoding="utf8")]
@@ -154,7 +154,7 @@ MADE = [Format(pattern="a+b", where=w) for w in ("all", "start", "end", "anywher
 ]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(HOSTILE)
 def test_any_response_gets_a_score(text):
     for made in MADE:

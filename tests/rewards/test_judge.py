@@ -18,7 +18,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.data import Score, Task, Trajectory
@@ -30,8 +30,9 @@ from creditflow.rewards.builtin.judge.verdict import WINNER, Choices, JudgeScale
 from creditflow.rewards.entries import RewardFunctionConfig
 from creditflow.rollout import endpoint
 from creditflow.rollout.client import Generation, GenerationRequest
-from tests.builders import Letters, make_trajectory, step
+from tests.builders import Letters, examples, make_trajectory, step
 from tests.rewards.judge_server import Answer, JudgeServer, Request, server_process
+from tests.rewards.processes import HANG_S
 
 TEN = JudgeScale(1, 10)
 AT_ONCE = {"backoff": 0.0, "rubric": "The response must be right."}
@@ -207,7 +208,7 @@ def test_scores_on_any_scale_round_trip(low, width, share, style, before):
 
 
 @given(reply=st.text() | st.text('Scor: 0123456789.-*\n/{}"e'), style=st.sampled_from(["line", "json"]))
-@settings(max_examples=300)
+@examples(300)
 def test_any_reply_is_on_the_scale_or_refused(reply, style):
     for form in (TEN, WINNER, Choices({"good": 1.0, "bad": 0.0})):
         with suppress(VerdictError):
@@ -229,7 +230,7 @@ DRESSED = (
     words=st.sampled_from(["", "\n", "\nSo:\n", "\n\u2028"]),
     new_line=st.sampled_from(["\n", "\r\n", "\r", "\u2028", "\x85", "\x0b"]),
 )
-@settings(max_examples=1000)
+@examples(1000)
 def test_earlier_verdict_must_agree_in_any_markup(dress, earlier, last, words, new_line):
     before, label, colon = dress
     reply = f"Well.{new_line}{before}{label}{colon} {earlier}{words}\nScore: {last}"
@@ -245,7 +246,7 @@ def test_earlier_verdict_must_agree_in_any_markup(dress, earlier, last, words, n
     st.sampled_from(["Score:", "Score: ", "score :", "Winner:", "Score\uff1a", ""]),
     st.text("0123456789.-+*_#`> |'\t\u200b\u00a0\uff1a\uff17", max_size=5),
 )
-@settings(max_examples=1000)
+@examples(1000)
 def test_only_emphasis_may_surround_a_verdict(before, label, after):
     line = f"{before}{label}{after}"
     try:
@@ -1130,7 +1131,7 @@ def test_load_goes_on_after_its_first_call_is_cancelled(always_says):
     load, may_load, loads = judge.client.load, threading.Event(), []
 
     def slow_load():
-        loads.append(may_load.wait(60))
+        loads.append(may_load.wait(HANG_S))
         return load()
 
     async def two_calls():

@@ -8,12 +8,13 @@ import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.rewards.builtin import math as module
 from creditflow.rewards.builtin.math import math_verify
 from creditflow.rewards.support.math_parsing import MAX_CHARACTERS, NotAnAnswer, read
+from tests.builders import examples
 from tests.paths import GSM8K
 
 SOLUTIONS = [json.loads(line)["answer"] for line in (GSM8K).open(encoding="utf8")]
@@ -221,7 +222,7 @@ PIECES += [
 ]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join) | st.text(max_size=60))
 def test_any_answer_gets_a_score(text):
     assert math_verify(text, "72", seconds=0.2) in (0.0, 1.0)

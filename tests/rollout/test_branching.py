@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.data import Step, Task, Trajectory
@@ -18,7 +18,7 @@ from creditflow.rollout.branching import REFUSED, in_order_of_calls, run_branch
 from creditflow.rollout.client import Generation
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.tools import Tool
-from tests.builders import Scripted, make_trajectory, step
+from tests.builders import Scripted, examples, make_trajectory, step
 
 TASK = Task("test", ({"role": "user", "content": "7"},), None)
 COMPARED = ("agent", "turn", "parents", "prompt", "prompt_ids", "response", "response_ids", "response_mask", "logprobs")
@@ -134,7 +134,7 @@ def compared(step: Step) -> list[object]:
 # ---- random workflows ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=1000)
+@examples(1000)
 @given(plans, st.randoms(use_true_random=False))
 def test_prefix_equals_the_record_in_random_workflows(plan: Plan, drawn: random.Random) -> None:
     workflow = workflow_of(plan)

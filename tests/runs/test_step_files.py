@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from creditflow.credit import Assignment, Credit, CreditOptions, assign, explain, propagation_rule
 from creditflow.credit.records import PROPAGATION_RULES
@@ -15,7 +15,7 @@ from creditflow.data import TrajectoryBatch
 from creditflow.errors import DataError
 from creditflow.runs.format import FORMAT
 from creditflow.runs.step_files import read_step_file, write_step_file
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, examples, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.credit.test_explain import ALL_CORNERS, sampled_tokens
 
@@ -44,7 +44,7 @@ def assert_same(mine: object, its: object, name: str) -> None:
 
 @pytest.mark.parametrize("corner", ALL_CORNERS)
 def test_read_assignment_equals_the_written_one(corner: str, tmp_path: Path) -> None:
-    @settings(max_examples=25)
+    @examples(25)
     @given(situations(**ALL_CORNERS[corner]))
     def check(situation) -> None:
         trajectories, chosen, values_T = situation

@@ -4,7 +4,7 @@ import pytest
 pytest.importorskip("verl")
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transfer_queue import KVBatchMeta
 
@@ -16,7 +16,7 @@ from creditflow.engines.verl.rows import VerlRows, select
 from creditflow.engines.verl.runner import sampled_steps
 from creditflow.errors import BatchError
 from creditflow.rewards import ScoringReport
-from tests.builders import make_trajectory, step
+from tests.builders import examples, make_trajectory, step
 
 
 def trajectories_of(*trajectories) -> RolloutRecords:
@@ -50,7 +50,7 @@ def test_row_keys_match_the_workers():
 
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from(["default", "other"]), st.integers(0, 2)), max_size=5), max_size=5))
-@settings(max_examples=50)
+@examples(50)
 def test_row_keys_match_the_workers_for_any_team(specs):
     team = [
         make_trajectory(f"t{n}", [step("x", tokens=tokens, policy=policy) for policy, tokens in spec])

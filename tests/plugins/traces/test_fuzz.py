@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.data import TrajectoryBatch
@@ -19,6 +19,7 @@ from creditflow.plugins.traces import Converted, Span, convert, from_chat_log, f
 from creditflow.plugins.traces.conventions.base import ModelCall
 from creditflow.plugins.traces.events import with_calls_apart
 from creditflow.plugins.traces.span_reading import read_span
+from tests.builders import examples
 from tests.paths import TRACES
 
 RECORDED = [json.loads(path.read_text()) for path in sorted((TRACES).glob("*.json"))]
@@ -151,7 +152,7 @@ def survives(seed: int) -> None:
     assert table_of(TrajectoryBatch.from_trajectories(made.trajectories)).num_rows >= 0  # it can be written
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.integers(0, 2**40))
 def test_mutated_spans_lose_nothing(seed: int) -> None:
     survives(seed)
@@ -204,7 +205,7 @@ def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return found
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.sampled_from([LOG, LIGHTNING]), st.integers(0, 2**40))
 def test_mutated_chat_logs_and_lightning_spans_convert(written: list[Any], seed: int) -> None:
     draw = random.Random(seed)

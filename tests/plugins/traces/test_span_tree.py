@@ -3,10 +3,11 @@
 import random
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.plugins.traces.span_tree import CIRCLE, MISSING, MOST_EXITS, before, build_tree
+from tests.builders import examples
 
 
 def enclosing(parents: list[int], at: int) -> list[int]:
@@ -46,7 +47,7 @@ def traces(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[bool]
     return parents, start, end, draw(st.lists(st.booleans(), min_size=n, max_size=n))
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(traces())
 def test_before_matches_the_plain_definition(
     trace: tuple[list[int], list[int], list[int], list[bool]],
