@@ -2,8 +2,9 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.forks import fast_python
 
 
 def install(folder: Path, entry_points: str, name: str = "theirs", **modules: str) -> None:
@@ -20,7 +21,7 @@ def python(site: Path, *arguments: object, folder: Path | None = None) -> subpro
     """Run Python in `folder` (default: `site`), with the distributions in `site` on its path."""
     path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
-        [sys.executable, *map(str, arguments)],
+        [fast_python(), *map(str, arguments)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import fast_python
 from tests.paths import DOCS, ROOT
 
 BLOCK = re.compile(r"(?:^`([\w.]+)`:\n\n)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -41,9 +42,9 @@ def run_page(page: Path, folder: Path, with_commands: bool = True) -> str:
             code.append(text)
         elif language == "bash":
             commands += [line.split("#")[0].split() for line in text.splitlines() if line.startswith("creditflow ")]
-    done = subprocess.run([sys.executable, "-c", "".join(code)], cwd=folder, check=True, capture_output=True, text=True)
+    done = subprocess.run([fast_python(), "-c", "".join(code)], cwd=folder, check=True, capture_output=True, text=True)
     for command in commands if with_commands else ():
-        subprocess.run([sys.executable, "-m", *command], cwd=folder, check=True)
+        subprocess.run([fast_python(), "-m", *command], cwd=folder, check=True)
     assert code or commands, f"{page}: nothing to run"
     return done.stdout
 

@@ -3,10 +3,10 @@
 import json
 import runpy
 import subprocess
-import sys
 
 import pytest
 
+from tests.forks import fast_python
 from tests.paths import DOCS
 from tests.reports.runs import a_run
 
@@ -36,6 +36,6 @@ def test_notebook_cells_run_on_another_run(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_notebook_is_made_anew_by_its_script(tmp_path) -> None:
-    subprocess.run([sys.executable, SCRIPT, "--output", tmp_path / "made.ipynb"], check=True)
+    subprocess.run([fast_python(), SCRIPT, "--output", tmp_path / "made.ipynb"], check=True)
     made = json.loads((tmp_path / "made.ipynb").read_text())
     assert (sources(made), kinds(made)) == (sources(STORED), kinds(STORED))

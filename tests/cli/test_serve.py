@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
@@ -29,8 +28,9 @@ from creditflow.errors import BatchError, InputError
 from creditflow.rollout.http.sessions import TrajectoryWriter
 from creditflow.runs import Ledger
 from tests.builders import Letters, without_progress
+from tests.forks import fast_python
 from tests.paths import ROOT
-from tests.rewards.processes import until
+from tests.rewards.processes import HANG_S, until
 
 RECIPE = ROOT / "examples" / "frameworks" / "recipe.yaml"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -40,7 +40,7 @@ class Serving:
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "creditflow", "serve", str(RECIPE), "-o", str(folder), "--port", "0", *options],
+            [fast_python(), "-m", "creditflow", "serve", str(RECIPE), "-o", str(folder), "--port", "0", *options],
             env={**os.environ, "CREDITFLOW_API_KEY": "a key", "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
@@ -59,7 +59,7 @@ class Serving:
         return self.post_end(name, json=fields)
 
     def post_end(self, name: str, **body) -> httpx.Response:
-        return httpx.post(f"{self.url}/t/{name}/end", headers={"Authorization": "Bearer a key"}, timeout=60, **body)
+        return httpx.post(f"{self.url}/t/{name}/end", headers={"Authorization": "Bearer a key"}, timeout=HANG_S, **body)
 
     def trajectories(self, name: str = "") -> list[Trajectory]:
         """The trajectories in the files, or those of the rollouts of one name."""
@@ -74,7 +74,7 @@ class Serving:
 
     def stop(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
-        return self.process.wait(60)
+        return self.process.wait(HANG_S)
 
 
 @pytest.fixture(scope="module")
@@ -194,10 +194,10 @@ def test_model_error_is_reported_and_not_retried(tmp_path, monkeypatch):
 
     def call():
         try:
-            url = lines.get(timeout=60).split()[2].replace("NAME", "one") + "/chat/completions"
+            url = lines.get(timeout=HANG_S).split()[2].replace("NAME", "one") + "/chat/completions"
             request = {"json": {"model": "writer", "messages": HELLO}, "headers": {"Authorization": "Bearer a key"}}
-            answers = [httpx.post(url, timeout=60, **request) for _ in range(2)]
-            while "a model failed" not in (report := lines.get(timeout=60)):
+            answers = [httpx.post(url, timeout=HANG_S, **request) for _ in range(2)]
+            while "a model failed" not in (report := lines.get(timeout=HANG_S)):
                 pass
             return answers, report
         finally:
@@ -276,7 +276,7 @@ def test_end_without_valid_json_is_refused(shared):
 def test_end_of_a_reused_name_ends_the_right_rollout(shared):
     first = say(shared.client("late")).id
     place, body = urlsplit(shared.url), b'{"outcome": 1}'
-    with socket.create_connection((place.hostname, place.port), timeout=30) as late:
+    with socket.create_connection((place.hostname, place.port), timeout=HANG_S) as late:
         head = (
             f"POST /t/late/end HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer a key\r\nConnection: close\r\n"
         )

@@ -3,7 +3,6 @@
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from creditflow.engines.models.gguf_tokenizer import PRE_TOKENIZERS, byte_level_
 from creditflow.errors import ConfigError, InputError, ModelError
 from creditflow.rollout.chat import ChatTokenizer
 from tests.engines.gguf_files import BYTES, SPECIAL, TOKENIZER, tiny_model, write_gguf
+from tests.forks import fast_python
 from tests.paths import TOY
 
 pytest.importorskip("gguf")
@@ -150,7 +150,7 @@ def test_interrupted_conversion_leaves_no_folder(file, tmp_path, monkeypatch) ->
 
 def test_remains_of_a_killed_conversion_are_removed(file, tmp_path) -> None:
     (tmp_path / ".tiny-notes").mkdir()
-    process = subprocess.run([sys.executable, "-c", KILLED, file, tmp_path / "tiny"], check=False)
+    process = subprocess.run([fast_python(), "-c", KILLED, file, tmp_path / "tiny"], check=False)
     assert process.returncode == -signal.SIGKILL
     (remains,) = set(tmp_path.glob(".tiny-*")) - {tmp_path / ".tiny-notes"}
     assert (remains / "model.safetensors").exists()

@@ -12,6 +12,7 @@ from creditflow.cli import app
 from creditflow.engines.base import engine_names, find_engine, sampling_engine
 from creditflow.errors import ConfigError
 from tests.builders import without_progress
+from tests.forks import fast_python
 from tests.paths import TOY
 
 DUMMY = '''
@@ -84,7 +85,7 @@ def creditflow(distribution: Path, *arguments: str):
     """Run the command line in a process that finds the distribution."""
     path = os.pathsep.join([str(distribution), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, "-m", "creditflow", *arguments],
+        [fast_python(), "-m", "creditflow", *arguments],
         cwd=distribution.parent,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,

@@ -28,7 +28,9 @@ from creditflow.errors import ConfigError, ModelError
 from creditflow.rollout import Generation, GenerationRequest
 from creditflow.runs.run_folder import read_metrics
 from tests.engines.test_actor import sampled_batch
+from tests.forks import fast_python
 from tests.paths import TOY
+from tests.rewards.processes import HANG_S
 
 WORKER = Path(__file__).parent / "transformers_worker.py"
 REQUESTS = [GenerationRequest((1 + k, 2, 3), 9, (1.0, 0.6, 0.0, 1.4)[k % 4], (7, k)) for k in range(8)]
@@ -37,7 +39,7 @@ REQUESTS = [GenerationRequest((1 + k, 2, 3), 9, (1.0, 0.6, 0.0, 1.4)[k % 4], (7,
 def sampler_of(**options: Any) -> VllmSampler:
     lines: list[str] = []
     options = {"max_model_len": 40, **options}
-    sampler = VllmSampler("default", [sys.executable, str(WORKER)], options, say=lines.append)
+    sampler = VllmSampler("default", [fast_python(), str(WORKER)], options, say=lines.append)
     sampler.lines = lines  # type: ignore[attr-defined]
     return sampler
 
@@ -130,7 +132,7 @@ def test_failed_call_reports_the_error_and_the_log(policy: Policy) -> None:
 
 def test_worker_that_never_starts_times_out(policy: Policy) -> None:
     policy.sampler = VllmSampler(
-        "default", [sys.executable, str(WORKER)], {"max_model_len": 40, "hangs": True}, timeout_s=0.01, say=print
+        "default", [fast_python(), str(WORKER)], {"max_model_len": 40, "hangs": True}, timeout_s=0.01, say=print
     )
     with pytest.raises(SamplerError, match=r"not ready after 0\.01 s"):
         policy.generate(REQUESTS)
@@ -157,7 +159,7 @@ sys.stdin.read()
     worker = os.pidfd_open(int(parent.stdout.readline()))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    readable, _, _ = select.select([worker], [], [], 60)
+    readable, _, _ = select.select([worker], [], [], HANG_S)
     os.close(worker)
     assert readable
 
@@ -176,7 +178,7 @@ def test_weights_of_a_killed_run_are_removed(tmp_path: Path) -> None:
 
 def test_run_with_a_worker_measures_its_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "WORKER", WORKER)
-    monkeypatch.setattr(vllm, "find_python", lambda named: Path(sys.executable))
+    monkeypatch.setattr(vllm, "find_python", lambda named: Path(fast_python()))
     monkeypatch.setattr(vllm, "expect_vllm", lambda python: None)
     monkeypatch.setattr(vllm, "expect_supported", lambda name, policy: None)
     recipe = load_recipe(
@@ -215,7 +217,7 @@ def test_unusable_options_are_rejected_by_name(policy, overrides, message) -> No
 
 
 def test_unsupported_head_size_is_rejected_by_name(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "find_python", lambda named: Path(sys.executable))
+    monkeypatch.setattr(vllm, "find_python", lambda named: Path(fast_python()))
     monkeypatch.setattr(vllm, "expect_vllm", lambda python: None)
     with pytest.raises(ConfigError, match=r"from policy words on the CPU: .*, got 8; set .*name=local"):
         attach_samplers({"words": policy}, Config())

@@ -5,7 +5,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,9 @@ import pytest
 from tests.engines.test_resume import EVERY_STEP, KINDS, expect_the_same
 from tests.engines.test_trainer import RECIPE, TRAJECTORY
 from tests.faults.dies import PLACES
+from tests.forks import fast_python
 from tests.paths import ROOT
+from tests.rewards.processes import HANG_S
 
 ADAPTER = ("actor_rollout_ref.model.lora_rank=2",)
 TEAMS = {
@@ -34,10 +35,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, word_model_folder: Path) ->
 
 def train(folder: Path, name: str, team: str, place: str = "", k: int = 0, when: str = "before") -> list[str]:
     """Train and return the lines of output; kill the run at `place`, if one is named."""
-    command = [sys.executable, "-m", "tests.faults.dies", place, str(k), when]
+    command = [fast_python(), "-m", "tests.faults.dies", place, str(k), when]
     command += ["train", str(folder / "toy.yaml"), *EVERY_STEP, *TEAMS[team]]
     command += [f"trainer.default_local_dir={folder / name}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG_S)
     assert done.returncode == (-signal.SIGKILL if k else 0), done.stderr[-2000:]
     return done.stdout.splitlines()
 
@@ -72,19 +73,19 @@ def expect_that_a_kill_changes_nothing(folder: Path, team: str, place: str, seed
         pytest.param("an adapter", "update", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_is_killed_and_gone_on_with_is_the_run_that_nobody_killed(folder, team, place):
+def test_killed_and_resumed_run_equals_an_uninterrupted_one(folder, team, place):
     expect_that_a_kill_changes_nothing(folder, team, place, seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("place", PLACES)
-def test_wherever_it_is_killed(folder, place, seed):
+def test_any_place_of_the_kill_gives_the_same_run(folder, place, seed):
     expect_that_a_kill_changes_nothing(folder, "one policy", place, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["generation", "update", "optimizer of a checkpoint", "writing to disk"])
 @pytest.mark.parametrize("team", [team for team in TEAMS if team != "one policy"])
-def test_whatever_is_trained(folder, team, place):
+def test_any_team_gives_the_same_run_after_a_kill(folder, team, place):
     expect_that_a_kill_changes_nothing(folder, team, place, seed=3)

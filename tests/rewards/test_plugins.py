@@ -2,13 +2,14 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from creditflow.runs import Ledger
+from tests.forks import fast_python
 from tests.paths import TOY
+from tests.rewards.processes import HANG_S
 
 REWARD = '''
 """A dummy reward."""
@@ -62,13 +63,13 @@ def install(folder: Path, entry_points: str) -> None:
 def python(site: Path, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
     return subprocess.run(
-        [sys.executable, *map(str, arguments)],
+        [fast_python(), *map(str, arguments)],
         cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=HANG_S,
     )
 
 

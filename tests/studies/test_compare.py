@@ -11,13 +11,12 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
@@ -42,8 +41,10 @@ from creditflow.studies.comparison.arms import arms_of, as_yaml, parse_vary, wit
 from creditflow.studies.comparison.bootstrap import PassCounts, paired_difference
 from creditflow.studies.comparison.jobs import Job, run_jobs
 from creditflow.studies.comparison.results import ArmResult, RunResult, differences, spread, summary
-from tests.builders import batch_of, make_trajectory, step, without_progress
+from tests.builders import batch_of, examples, make_trajectory, step, without_progress
+from tests.forks import fast_python
 from tests.paths import TOY
+from tests.rewards.processes import HANG_S, until
 
 # Arms
 
@@ -208,7 +209,7 @@ def test_interval_of_one_run_is_the_normal_one_over_tasks():
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.randoms(use_true_random=False))
-@settings(max_examples=20)
+@examples(20)
 def test_swapping_the_arms_only_changes_the_sign(runs, tasks, rng):
     a, b = counts(simulated(rng, runs, tasks, 0.7)), counts(simulated(rng, runs, tasks, 0.4))
 
@@ -527,11 +528,11 @@ def test_interrupted_comparison_leaves_no_process(tmp_path, number):
         "time.sleep(600)\n"
     )
     parent = _comparison_of(sleeper, tmp_path / "log")
-    _wait(lambda: child.exists() and child.read_text() and locked.exists() and locked.read_text())
+    until(lambda: child.exists() and child.read_text() and locked.exists() and locked.read_text())
 
     parent.send_signal(number)
 
-    assert parent.wait(timeout=30) != 0
+    assert parent.wait(timeout=HANG_S) != 0
     assert b"KeyboardInterrupt" in parent.communicate()[1]
     with pytest.raises(ProcessLookupError):
         os.kill(int(child.read_text()), 0)
@@ -549,12 +550,12 @@ def test_job_ends_with_a_killed_comparison(tmp_path):
         "time.sleep(600)\n"
     )
     parent = _comparison_of(sleeper, tmp_path / "log")
-    _wait(lambda: child.exists() and child.read_text())
+    until(lambda: child.exists() and child.read_text())
 
     parent.kill()
     parent.communicate()
 
-    _wait(lambda: not _command_of(child.read_text()))
+    until(lambda: not _command_of(child.read_text()))
 
 
 def _command_of(process):
@@ -578,13 +579,6 @@ def test_ignored_hangup_stays_ignored(tmp_path, reporter):
     assert after is signal.SIG_IGN
 
 
-def _wait(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.05)
-
-
 # The whole of it
 
 
@@ -599,6 +593,7 @@ def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr(sys, "executable", fast_python())
         result = compare("--no-arms")
     assert result.exit_code == 0, result.output
     return folder, result

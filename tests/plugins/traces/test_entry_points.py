@@ -3,10 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forks import fast_python
 
 MODULE = """
 from creditflow.plugins.traces.conventions.base import Convention, Reward
@@ -59,7 +60,7 @@ SPANS = [
 
 def creditflow(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "creditflow", *map(str, arguments)]
+    command = [fast_python(), "-m", "creditflow", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
 
