@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 import pytest
 
 import creditflow
@@ -21,6 +21,7 @@ from benchmarks import credit_rules, credit_signal, fidelity
 from creditflow import Step, Task, Trajectory
 from creditflow.config.shipped import shipped_recipes
 from creditflow.removed import REMOVED
+from creditflow.studies.comparison import bootstrap
 from tests.paths import DOCS, ROOT, TRACES
 
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
@@ -52,6 +53,25 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
 """The generated tables that are compared with their results as a whole, by command."""
 
 
+@pytest.fixture(scope="module")
+def equal_draws() -> Iterator[None]:
+    """Draw the resamples of each shape once: all intervals of a table start from the same random state."""
+    kept: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+    draw = bootstrap._draws
+
+    def draw_once(rng: np.random.Generator, *options: Any) -> Any:
+        key = (str(rng.bit_generator.state), *options)
+        if key not in kept:
+            kept[key] = draw(rng, *options), rng.bit_generator.state
+        drawn, rng.bit_generator.state = kept[key]
+        return drawn
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bootstrap, "_draws", draw_once)
+        yield
+
+
+@pytest.mark.usefixtures("equal_draws")
 @pytest.mark.parametrize("command", TABLES)
 def test_generated_table_equals_its_results(command: str) -> None:
     (page,) = [text for page in PAGES if f"<!-- made by `{command}` -->" in (text := page.read_text())]
@@ -70,16 +90,22 @@ def numbers(found: Any) -> Iterator[float]:
         if found and all(isinstance(value, dict) and value.keys() == found[0].keys() for value in found):
             yield from numbers({key: [value[key] for value in found] for key in found[0]})
         if len(found) > 1 and all(isinstance(value, int | float) for value in found):
-            yield from (mean(found), stdev(found))
+            yield from (float(np.mean(found)), float(np.std(found, ddof=1)))
     elif isinstance(found, int | float) and not isinstance(found, bool):
         yield float(found)
 
 
 @cache
+def numbers_in(file: str) -> frozenset[float]:
+    """The numbers of a result file: unchanged, and as percents or points."""
+    values = {abs(value) for value in numbers(json.loads((DOCS / "results" / file).read_text()))}
+    return frozenset(values | {100 * value for value in values})
+
+
+@cache
 def known(files: frozenset[str]) -> list[float]:
-    """The sorted numbers of result files: unchanged, and as percents or points."""
-    values = {abs(value) for file in files for value in numbers(json.loads((DOCS / "results" / file).read_text()))}
-    return sorted(values | {100 * value for value in values})
+    """The sorted numbers of result files."""
+    return sorted(frozenset().union(*map(numbers_in, files)))
 
 
 def is_there(text: str, values: list[float]) -> bool:
