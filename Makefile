@@ -1,8 +1,9 @@
 # make demo         install what the demo needs, train the arithmetic team three ways, print the comparison
 # make demo-llm     the same for a team of SmolLM2-135M and two ways: about 15 minutes; ARMS=all for four ways
-# make test         install what tests need, then lint, types and all tests but the slow ones, in three processes (WORKERS=3)
+# make check        Ruff, and for at most 45 s the tests of the packages that differ from the last commit
+# make test         install what tests need, then run all tests but the slow ones, in three processes (WORKERS=3)
 # make test-all     all tests but those with vLLM, also the slow ones and those that need the peers of `make benchmarks`,
-#                   OpenEnv or verifiers; then every benchmark with --quick; a missed target is reported, an error fails
+#                   OpenEnv or verifiers, with 100 examples of each property; then every benchmark with --quick; a missed target is reported, an error fails
 # make lint         ruff, mypy and import-linter
 # make docs         install what the site needs, then build it into site/; strict about links and pages
 # make sandbox      install bubblewrap, where that can be done from here
@@ -24,7 +25,7 @@
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/design/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo demo-llm compiler test test-all lint docs sandbox browser charts benchmarks vllm openenv test-vllm verifiers test-verifiers bench-traces claims leaderboard study constraints clean
+.PHONY: demo demo-llm compiler check test test-all lint docs sandbox browser charts benchmarks vllm openenv test-vllm verifiers test-verifiers bench-traces claims leaderboard study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -84,11 +85,16 @@ demo-llm: $(STAMPS)/llm
 		trainer.total_training_steps=$(LLM_STEPS) data.val_max_samples=$(LLM_TASKS) \
 		trainer.save_freq=2 trainer.max_actor_ckpt_to_keep=1 trainer.default_local_dir=$(LLM_FOLDER)
 
-test: lint sandbox browser
+check: $(STAMPS)/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.changed -m "not slow" -n $(WORKERS) --seconds 45
+
+test: $(STAMPS)/test sandbox browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --durations=50
 
-test-all: lint sandbox browser benchmarks openenv verifiers
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+test-all: $(STAMPS)/test sandbox browser benchmarks openenv verifiers
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --hypothesis-profile thorough
 	$(MAKE) test-verifiers
 	$(BIN)/python -m benchmarks --quick
 

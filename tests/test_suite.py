@@ -1,11 +1,13 @@
 """Properties of the test suite itself."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, settings
 
 from tests.paths import ROOT
@@ -56,6 +58,32 @@ def test_ids_are_independent_of_clock_process_and_hash_seed(tests, tmp_path):
     assert first == second
     assert (len(first_bad), len(second_bad)) == (5, 5)
     assert {line.partition("::")[2] for line in {*first_bad} & {*second_bad}} == {"test_steady"}
+
+
+def test_prose_hook_rejects_indirect_phrases_only():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    (pattern,) = [re.compile(hook["entry"]) for hook in hooks if hook["language"] == "pygrep"]
+    rejected = [
+        '    """Of a run, the steps."""',
+        "# Whose step it is",
+        "which is told to the guard",
+        f"def test_{'x' * 56}(",
+    ]
+    assert all(map(pattern.search, rejected))
+    pages = [path for folder in ("docs", "src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*")]
+    lines = [
+        f"{path}: {line}"
+        for path in [*pages, *ROOT.glob("*.md")]
+        if path.suffix in (".py", ".md") and path != Path(__file__)
+        for line in path.read_text().splitlines()
+        if pattern.search(line)
+    ]
+    assert lines == []
+
+
+def test_pre_commit_and_the_project_use_one_ruff():
+    (version,) = set(re.findall(r"ruff==[\d.]+", (ROOT / ".pre-commit-config.yaml").read_text()))
+    assert version in (ROOT / "constraints.txt").read_text().splitlines()
 
 
 def test_hypothesis_is_reproducible_without_a_time_limit():

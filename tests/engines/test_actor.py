@@ -233,7 +233,7 @@ def test_policy_losses_equal_those_of_verl(mode: str) -> None:
     assert 0.1 < measured["actor/pg_clipfrac"] < 0.9
 
 
-def test_gspo_loss_and_gradient_equal_the_published_sequence_loss() -> None:
+def test_gspo_loss_and_gradient_equal_the_published_ones() -> None:
     rng = np.random.default_rng(1)
     old = torch.from_numpy(rng.normal(size=12))
     logprob = (old + 0.1 * torch.from_numpy(rng.normal(size=12))).requires_grad_()

@@ -20,7 +20,7 @@ print(told, int(heap[0], 16) <= at < int(heap[1], 16), resident() > before + 200
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
 @pytest.mark.parametrize(
     ("parameters", "expected"),
     [
@@ -55,7 +55,7 @@ def resident() -> int:
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) >> 10
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
 def test_release_returns_pieces_between_others() -> None:
     done = subprocess.run([sys.executable, "-c", RELEASE], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"]

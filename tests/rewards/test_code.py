@@ -173,7 +173,7 @@ CHEATS = {
     "equal to all": EQUAL + "def f(x): return Equal(7)\nprint(f(2))",
     "an object equal to all": EQUAL.replace("float", "object") + "def f(x): return Equal()\nprint(f(2))",
     "says so": "print('passed', 'ok', '5/5', True)\ndef f(x): print('passed'); return 'passed'",
-    "answers in its stead": """
+    "answers for it": """
 import os
 for fd in range(64):
     try: os.write(fd, b'{"value": true, "nonce": "", "passed": true}')

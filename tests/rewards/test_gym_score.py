@@ -185,7 +185,7 @@ def test_wrong_answer_with_full_marks_scores_0(address: str, wrong: Callable[...
         assert score(task, text, strict=strict).value == 0.0
 
 
-def test_every_family_with_full_marks_for_wrong_answers_is_tested():
+def test_families_with_full_marks_for_wrong_answers_are_tested():
     assert set(FULL_MARKS) <= {address.partition("?")[0] for address, _ in WRONG_WITH_FULL_MARKS}
 
 

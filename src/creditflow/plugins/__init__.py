@@ -1,1 +1,1 @@
-"""What the core does without: each plug-in registers through entry points, as a distribution of somebody else would."""
+"""What the core does without: each plug-in registers through entry points, as another distribution would."""
