@@ -2,15 +2,13 @@
 
 `arithmetic_chain` on verl (on a CPU, by `tests/verl_cpu`).
 
-* Learning curves: `sync`, and `separate_async` with 1, 2 and 4 batches sampled ahead, which is also the limit of
-  staleness. Three seeds each. Draws `docs/results/asynchronous.png`.
 * Throughput: every rollout waits as for a tool, a tenth of them five times as long. `separate_async` has one logical
   device for training and one for rollouts, so `sync` is measured with one device and with two. The tail of the measured
   durations of rollouts is a separate figure.
 * Credit: the trainers of all modes process the recorded trajectories of the asynchronous runs. The advantages of steps
   and tokens, and the columns that the engine writes to verl's rows, must be the same bytes.
 
-Finished runs are kept in `runs/asynchronous/`; an unfinished one starts again. Two to three hours on two cores.
+Finished runs are kept in `runs/asynchronous/`; an unfinished one starts again. An hour on two cores.
 """
 
 from __future__ import annotations
@@ -25,22 +23,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
-import numpy as np
 import verl_cpu
 
 from benchmarks.__main__ import exit_on_sigterm
 from benchmarks.processes import Progress, collecting, start, wait
-from benchmarks.record import RESULTS, Figure, exit_with, show, write
+from benchmarks.record import Figure, exit_with, show, write
 from benchmarks.slow_tool import SECONDS_FILE
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
 from creditflow.config import load_recipe
-from creditflow.reports.comparison_plot import COLOURS, STYLES
 from creditflow.runs import Ledger
 from creditflow.runs.run_folder import read_metrics
-from creditflow.studies.comparison.results import RunResult
 
 RECIPE = "src/creditflow/recipes/arithmetic_chain.yaml"
 MEASURES = (
@@ -53,9 +47,6 @@ MEASURES = (
     "src/creditflow/recipes/arithmetic_chain.py",
     RECIPE,
 )
-LAGS = (1, 2, 4)
-SEEDS, STEPS, LATE = 3, 24, 6
-VAL_TASKS = 256
 REPEATS, SLOW_LAG, BURSTS = 3, 2, 3
 """Repeats of the comparison of throughput, its limit of staleness, and the counted bursts of training steps.
 
@@ -67,18 +58,7 @@ _FASTER = 1.5
 """The target: training steps of `separate_async` per one of `sync`."""
 _RUN_S = 2700.0
 """The time limit of one run."""
-_SMOOTHING = 5
-"""Training steps averaged in a point of the plot."""
 _DONE = "done"
-_SERIES = (
-    "train/pass_at_1",
-    "reward/answer_right/mean",
-    "reward/step_error_rate",
-    "timing/step_s",
-    "rollout/staleness",
-    "rollout/staleness_max",
-)
-"""Metrics of training steps in the result file."""
 _COMMON = (
     "data.train_batch_size=8",
     "actor_rollout_ref.rollout.n=4",
@@ -125,7 +105,6 @@ class Mode:
 
 
 SYNC, SYNC_ON_TWO = Mode("sync"), Mode("sync", ranks=2)
-ASYNC = tuple(Mode("separate_async", lag) for lag in LAGS)
 SLOW_ASYNC = Mode("separate_async", SLOW_LAG)
 
 
@@ -207,43 +186,6 @@ def throughput(slow: Sequence[Training], hold: float | None) -> list[Figure]:
     return figures
 
 
-def series(trainings: Sequence[Training]) -> dict[str, Any]:
-    """For each mode: the metrics of every training step, and pass@1 on validation tasks at the end, by seed."""
-    found: dict[str, Any] = {}
-    for one in trainings:
-        rows = [row for row in read_metrics(one.folder) if row["step"] > 0]
-        of_mode = found.setdefault(one.mode.label, {"val/pass_at_1": [], "val/pass_at_1_greedy": []})
-        for name in _SERIES:
-            if any(name in row for row in rows):
-                of_mode.setdefault(name, []).append([row.get(name) for row in rows])
-        after = RunResult.read(one.folder).after.metrics
-        for name in ("pass_at_1", "pass_at_1_greedy"):
-            of_mode[f"val/{name}"].append(after[name])
-    return found
-
-
-def curves(trainings: Sequence[Training]) -> list[Figure]:
-    """pass@1, staleness and truncated weights of each mode, over seeds."""
-    figures = []
-    for mode in dict.fromkeys(one.mode for one in trainings):
-        folders = [one.folder for one in trainings if one.mode == mode]
-        rows = [[row for row in read_metrics(folder) if row["step"] > 0] for folder in folders]
-        late = [100 * fmean(row["train/pass_at_1"] for row in of_seed[-LATE:]) for of_seed in rows]
-        figures.append(Figure.from_values(f"{mode.label}: pass@1 in training, last {LATE} steps, %", late))
-        after = [100 * RunResult.read(folder).after.metrics["pass_at_1"] for folder in folders]
-        figures.append(Figure.from_values(f"{mode.label}: pass@1 on validation tasks, %", after))
-        if mode.lag:
-            stale = [fmean(row["rollout/staleness"] for row in of_seed) for of_seed in rows]
-            most = [max(row["rollout/staleness_max"] for row in of_seed) for of_seed in rows]
-            clipped = [100 * fmean(row["rollout_corr/rollout_is_ratio_fraction_high"] for row in of) for of in rows]
-            figures.append(Figure.from_values(f"{mode.label}: staleness, mean, versions", stale))
-            figures.append(
-                Figure.from_values(f"{mode.label}: staleness, largest, versions", most, float(mode.lag), at_most=True)
-            )
-            figures.append(Figure.from_values(f"{mode.label}: truncated weights, % of tokens", clipped))
-    return figures
-
-
 def same_credit(trainings: Sequence[Training]) -> list[Figure]:
     """The share of recorded training steps with the same bytes from the trainers of all modes, and in the record."""
     os.environ.update(verl_cpu.environment())
@@ -263,38 +205,15 @@ def same_credit(trainings: Sequence[Training]) -> list[Figure]:
     return [Figure(what, fmean(equal), 100.0)] if equal else []
 
 
-def draw(path: Path, of_modes: dict[str, Any]) -> None:
-    """Draw the learning curve of every mode: the mean and the range of seeds."""
-    from matplotlib.figure import Figure as Picture
-    from matplotlib.ticker import MaxNLocator
-
-    picture = Picture(figsize=(8, 5), layout="constrained")
-    axes = picture.subplots()
-    window = np.ones(_SMOOTHING) / _SMOOTHING
-    for i, (label, found) in enumerate(of_modes.items()):
-        curves_RT = np.array([np.convolve(one, window, "valid") for one in found["train/pass_at_1"]])
-        steps_T, colour = np.arange(_SMOOTHING, _SMOOTHING + curves_RT.shape[1]), COLOURS[i % len(COLOURS)]
-        axes.plot(steps_T, curves_RT.mean(axis=0), STYLES[i % len(STYLES)], color=colour, label=label, linewidth=2)
-        axes.fill_between(steps_T, curves_RT.min(axis=0), curves_RT.max(axis=0), color=colour, alpha=0.15, linewidth=0)
-    axes.set_title(f"arithmetic_chain on verl, {SEEDS} seeds (line: mean, band: all seeds)")
-    axes.set_xlabel("training step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel(f"pass@1 in training, mean of {_SMOOTHING} steps")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", frameon=False)
-    picture.savefig(path, dpi=120, format="png")
-
-
 def main() -> int:
     """Do the missing runs and print the figures; 1 if one falls short."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
-    parser.add_argument("--quick", action="store_true", help="four short runs: shows that it runs, proves nothing")
+    parser.add_argument("--quick", action="store_true", help="two short runs: shows that it runs, proves nothing")
     given = parser.parse_args()
     exit_on_sigterm()
     quick, until = given.quick, time.monotonic() + 60 * (given.minutes if given.minutes is not None else float("inf"))
     work = Work.begin("asynchronous", MEASURES, quick=quick)
-    modes, n_val = ((SYNC, ASYNC[0]), 8) if quick else ((SYNC, *ASYNC), VAL_TASKS)
     slow = [
         Training(
             mode, work.folder / f"slow-{mode.key}-{repeat}", _BURST + (1 if quick else BURSTS * _BURST),
@@ -303,15 +222,7 @@ def main() -> int:
         for repeat in range(1 if quick else REPEATS)
         for mode in ((SYNC_ON_TWO, SLOW_ASYNC) if quick else (SYNC, SYNC_ON_TWO, SLOW_ASYNC))
     ]  # fmt: skip
-    learning = [
-        Training(
-            mode, work.folder / f"curve-{mode.key}-{seed}", _SMOOTHING + 1 if quick else STEPS,
-            (f"data.val_max_samples={n_val}", f"data.seed={seed}"),
-        )
-        for seed in range(1 if quick else SEEDS)
-        for mode in modes
-    ]  # fmt: skip
-    missing = [one for one in (*slow, *learning) if not one.done]
+    missing = [one for one in slow if not one.done]
     progress, failures = Progress(len(missing)), []
     for one in missing:
         if time.monotonic() > until:
@@ -320,19 +231,13 @@ def main() -> int:
         ended = one.run()
         progress.report(one.folder.name, ended, time.monotonic() - begun)
         failures += [] if one.done else [f"{one.folder.name}: {ended}"]
-    done = [one for one in learning if one.done]
-    figures = throughput(slow, None if quick else _FASTER) + curves(done)
-    figures += same_credit([one for one in done if one.mode.lag])
+    figures = throughput(slow, None if quick else _FASTER)
+    figures += same_credit([one for one in slow if one.mode.lag and one.done])
     missed = show(figures)
-    found = series(done)
-    if found:
-        draw(work.folder / "asynchronous.png", found)
     if failures:
         raise SystemExit("error: " + "; ".join(failures))
-    if not quick and all(one.done for one in (*slow, *learning)):
-        shutil.copy(work.folder / "asynchronous.png", RESULTS)
-        packages = ("creditflow", "verl", "ray", "torch", "transformers")
-        write("asynchronous", figures, packages, work.measured, {"training": found})
+    if not quick and all(one.done for one in slow):
+        write("asynchronous", figures, ("creditflow", "verl", "ray", "torch", "transformers"), work.measured)
     return int(missed)
 
 

@@ -65,10 +65,8 @@ def main() -> int:
     figures += _memory()
     growth, more = _growth(DECADES[:-1] if quick else DECADES, repeats=3 if quick else 5)
     figures += growth
-    figures += _on_device()
     missed = show(figures)
     if not quick:
-        _draw(more, figures)
         details = {"seconds_by_steps": more, "torch_threads": _torch().get_num_threads()}
         write("credit", figures, PACKAGES, measured, details)
     return int(missed)
@@ -118,7 +116,7 @@ def _report(text: str) -> None:
 class Rows:
     """The steps of a batch in verl's format: one row and one token each, with the trajectory's reward at that token."""
 
-    def __init__(self, batch: TrajectoryBatch, device: str = "cpu") -> None:
+    def __init__(self, batch: TrajectoryBatch) -> None:
         torch = _torch()
         rng = np.random.default_rng(0)
         names = [str(uuid.UUID(bytes=rng.bytes(16), version=4)) for _ in batch.group_names]
@@ -126,8 +124,8 @@ class Rows:
         self.shared_uid = np.array(names, dtype=object)[group_S]
         self.uid = np.array(["".join(list(name)) for name in self.shared_uid], dtype=object)
         reward_S = batch.outcome[batch.trajectory_of_step].astype(np.float32)
-        self.rewards = torch.tensor(reward_S[:, None], device=device)
-        self.mask = torch.ones(self.rewards.shape, dtype=torch.int64, device=device)
+        self.rewards = torch.tensor(reward_S[:, None])
+        self.mask = torch.ones(self.rewards.shape, dtype=torch.int64)
 
     def advantages(self, function: Callable[..., Any], uid: Strings | None = None, **more: Any) -> Any:
         """Advantages [S, 1] from one of verl's functions."""
@@ -215,7 +213,7 @@ def _broadcast(repeats: int) -> list[Figure]:
 class Responses:
     """4096 responses of 8192 tokens and a critic's values, in verl's format and as one-step trajectories."""
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self) -> None:
         torch = _torch()
         self.batch = chain_batch(RESPONSES // TRAJECTORIES, TRAJECTORIES, 1, tokens=RESPONSE_LENGTH)
         shape = (RESPONSES, RESPONSE_LENGTH)
@@ -223,9 +221,9 @@ class Responses:
         rewards = np.zeros(shape, dtype=np.float32)
         rewards[:, -1] = self.batch.outcome
         self.values_T: Floats = values.ravel().astype(np.float64)
-        self.values = torch.tensor(values, device=device)
-        self.rewards = torch.tensor(rewards, device=device)
-        self.mask = torch.ones(shape, dtype=torch.int64, device=device)
+        self.values = torch.tensor(values)
+        self.rewards = torch.tensor(rewards)
+        self.mask = torch.ones(shape, dtype=torch.int64)
         self.out_T = np.zeros(RESPONSES * RESPONSE_LENGTH, dtype=np.float32)
 
     def ours(self) -> NDArray[np.float32]:
@@ -371,95 +369,6 @@ def _growth(sizes: tuple[int, ...], repeats: int) -> tuple[list[Figure], dict[st
 def _fit(steps: list[int], seconds: list[float]) -> tuple[float, float]:
     exponent, factor = np.polyfit(np.log10(steps), np.log10(seconds), 1)
     return float(exponent), float(factor)
-
-
-def _draw(growth: Mapping[str, Any], figures: list[Figure]) -> None:
-    """Draw `docs/results/credit.png`."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    steps = np.array(growth["steps"])
-    plot, axes = plt.subplots(figsize=(7, 4.5), constrained_layout=True)
-    for (name, label), colour in zip(
-        (("agent_turn", "grouped by agent and turn"), ("task", "grouped by task")), ("C0", "C1"), strict=True
-    ):
-        exponent, factor = growth["exponent_and_log10_factor"][name]
-        axes.plot(steps, growth[name], "o", color=colour, label=f"threshold rule, grpo, {label}")
-        axes.plot(steps, 10**factor * steps**exponent, "-", color=colour, linewidth=1,
-                  label=f"fit: steps^{exponent:.2f}")  # fmt: skip
-    rows = TASKS * TRAJECTORIES * STEPS
-    for figure in figures:
-        if figure.what.startswith("steps/s: verl"):
-            marker = "s" if "vectorized" in figure.what else "D"
-            axes.plot([rows], [rows / figure.value], marker, color="0.4",
-                      label=f"{figure.what.removeprefix('steps/s: ')}, nothing propagated")  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="steps", ylabel="seconds")
-    axes.grid(which="major", linewidth=0.3)
-    axes.legend(loc="lower right", fontsize=8)
-    plot.savefig(RESULTS / "credit.png", dpi=130)
-    plt.close(plot)
-    _report("written: docs/results/credit.png")
-
-
-# On a device
-
-
-def _on_device() -> list[Figure]:
-    torch = _torch()
-    if not torch.cuda.is_available():
-        _report("no CUDA device: verl's functions on one are not compared with")
-        return []
-    _report(f"verl's functions on {torch.cuda.get_device_name()}")
-    return on_device("cuda", torch.cuda.synchronize)
-
-
-def on_device(device: str, wait: Callable[[], object]) -> list[Figure]:
-    """Compare creditflow on the host, plus transfer and broadcast on the device, with verl on the device's tensors."""
-    torch, verl = _torch(), _verl()
-    batch = chain_batch(TASKS, TRAJECTORIES, STEPS, tokens=1)
-    rows = Rows(batch, device)
-
-    def ours() -> None:
-        advantage_S = torch.from_numpy(assign(batch, RULE).advantage_S).to(device, torch.float32)
-        lengths_S = torch.from_numpy(np.diff(batch.token_offsets)).to(device)
-        mask_T = torch.from_numpy(batch.response_mask).to(device)
-        _ = torch.repeat_interleave(advantage_S, lengths_S, output_size=mask_T.numel()) * mask_T
-        wait()
-
-    def theirs(function: Callable[..., Any]) -> None:
-        rows.advantages(function)
-        wait()
-
-    taken = _by_turns(
-        {
-            "ours": ours,
-            "vectorized": lambda: theirs(verl.compute_grpo_vectorized_outcome_advantage),
-            "grpo": lambda: theirs(verl.compute_grpo_outcome_advantage),
-        },
-        3,
-    )
-    given = Responses(device)
-
-    def our_gae() -> None:
-        torch.from_numpy(given.ours()).to(device)
-        wait()
-
-    def their_gae() -> None:
-        given.theirs(verl)
-        wait()
-
-    gae = _by_turns({"ours": our_gae, "verl": their_gae}, 3)
-    name = "the device" if device == "cuda" else device
-    return [
-        Figure.from_values(f"verl's grpo on {name}, host and transfer against it",
-                  _ratios(taken["grpo"], taken["ours"]), unit="x"),
-        Figure.from_values(f"verl's grpo_vectorized on {name}, host and transfer against it",
-                  _ratios(taken["vectorized"], taken["ours"]), unit="x"),
-        Figure.from_values(f"verl's gae on {name}, host and transfer against it",
-                  _ratios(gae["verl"], gae["ours"]), unit="x"),
-    ]  # fmt: skip
 
 
 if __name__ == "__main__":

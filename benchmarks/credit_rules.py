@@ -9,7 +9,7 @@ larger batches. Targets: the best rule with sub-rewards ends at least 5 points o
 interval above 0, and saves at least 25 % of its step errors.
 
 Finished runs are found again in `runs/credit_rules/`; results are kept by seed in `docs/results/credit_rules/`, from
-which a fresh clone builds the tables (`--table`). Writes `docs/results/credit_rules*.json` and `credit_rules.png`.
+which a fresh clone builds the tables (`--table`). Writes `docs/results/credit_rules*.json`.
 """
 
 from __future__ import annotations
@@ -470,46 +470,6 @@ def lines(table: Sequence[Row], team: Team) -> list[str]:
     return made
 
 
-def draw(path: Path, tables: Mapping[str, Sequence[Row]]) -> None:
-    """pass@1 above own + outcome, rule by rule, a panel for the mean of the realistic cases and for each case.
-
-    `tables`: by the name of the warm-started model; each has a colour.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    rules = list(dict.fromkeys(row.rule for table in tables.values() for row in table if row.rule != OWN))
-    above = {
-        name: {row.rule: {REALISTIC_MEAN: row.mean_above, **row.above} for row in table if row.rule != OWN}
-        for name, table in tables.items()
-    }
-    panels = (REALISTIC_MEAN, *CASES)
-    figure, axes = plt.subplots(1, len(panels), figsize=(2.0 * len(panels) + 2, 0.4 * len(rules) + 1.6), sharey=True)
-    for axis, panel in zip(axes, panels, strict=True):
-        axis.axvline(0.0, color="0.6", linewidth=0.8)
-        for number, (name, of) in enumerate(above.items()):
-            color, shift = f"C{number}", 0.26 * (number - (len(above) - 1) / 2)
-            places = [(rules.index(rule) + shift, one[panel]) for rule, one in of.items() if panel in one]
-            for place, one in places:
-                axis.plot([100 * one.low, 100 * one.high], [place, place], color=color, linewidth=1.2)
-            axis.plot(
-                [100 * one.mean for _, one in places], [y for y, _ in places], "o", color=color, ms=3.5, label=name
-            )
-        axis.set_title(panel, fontsize=9, fontweight="bold" if panel == REALISTIC_MEAN else "normal")
-        axis.tick_params(labelsize=8)
-        axis.grid(axis="x", color="0.92")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_yticks(range(len(rules)), rules)
-    axes[0].invert_yaxis()
-    figure.supxlabel("points of pass@1 above own + outcome, 95 % intervals over seeds and tasks", fontsize=9)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower left", fontsize=8, frameon=False, ncols=len(tables))
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
 def boards() -> dict[str, Board]:
     """The boards of the page by title."""
     main = TEAMS["arithmetic_chain"]
@@ -548,7 +508,7 @@ def gains(title: str, board: Board, table: Sequence[Row]) -> list[Figure]:
 
 
 def report(measured: Mapping[str, str] | None) -> bool:
-    """Print the tables of all kept results, and write result files, picture and page; True if a figure falls short.
+    """Print the tables of all kept results, and write result files and page; True if a figure falls short.
 
     `measured`: the hashes of the sources; None keeps them, date and processor as they are.
     """
@@ -574,7 +534,6 @@ def report(measured: Mapping[str, str] | None) -> bool:
             short |= show(figures)
             details = {key: was[key] for key in ("date", "processor", "versions") if key in was} | {"tables": facts}
             write(file, figures, ("creditflow", "torch", "transformers"), measured or was["measured"], details)
-    draw(RESULTS / "credit_rules.png", {"first model": tables["selection"], "second model": tables[SECOND]})
     return short
 
 
@@ -587,7 +546,7 @@ def main() -> int:
     parser.add_argument("--team", choices=TEAMS, default="arithmetic_chain", help="default: %(default)s")
     parser.add_argument("--cases", help="names of cases, separated by semicolons; default: all of the team")
     parser.add_argument("--seeds", help="first and last seed; default: those of the team")
-    parser.add_argument("--table", action="store_true", help="train nothing: build page, picture and result file again")
+    parser.add_argument("--table", action="store_true", help="train nothing: build page and result files again")
     given = parser.parse_args()
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     team, short = TEAMS[given.team], tuple[str, ...]()

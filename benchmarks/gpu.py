@@ -21,13 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.real_training import smollm2_folder
 from benchmarks.record import Figure, exit_with, show, write
-from benchmarks.single_turn import questions
+from benchmarks.single_turn import questions, sampled_batch, smollm2_folder
 from benchmarks.sources import hashes
 from creditflow._utils.progress import Reporter
 from creditflow.config import ActorConfig, load_recipe
-from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
 from creditflow.engines.local.actor import Actor, token_logprobs
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.trainer import train
@@ -97,14 +95,7 @@ def _sample_and_update(model: Path, device: torch.device, n: int) -> list[Figure
         generations = policy.generate(requests)
         seconds.append(_now(device) - begin)
     tokens = sum(len(one.response_ids) for one in generations)
-    trajectories = []
-    for k, (request, one) in enumerate(zip(requests, generations, strict=True)):
-        step = Step(
-            f"{k}/0", f"{k}", 0, "solver", 0, (), "", "", prompt_ids=request.prompt_ids,
-            response_ids=one.response_ids, logprobs=one.logprobs, response_mask=(1,) * len(one.response_ids),
-        )  # fmt: skip
-        trajectories.append(Trajectory(f"{k}", f"{k // SAMPLES}", Task("gpu", (), None), [step]))
-    batch = TrajectoryBatch.from_trajectories(trajectories)
+    batch = sampled_batch(requests, generations)
     differences = []
     with torch.no_grad():
         for packed in policy.forward.micro_batches(batch, np.arange(batch.n_steps), 16384):

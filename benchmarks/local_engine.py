@@ -1,11 +1,8 @@
-"""The embedded engine against TRL and transformers: `python -m benchmarks.local_engine [--quick]`.
+"""The embedded engine against transformers: `python -m benchmarks.local_engine [--quick]`.
 
 Each side runs in a separate process, without imports and loading, in turns; figures are medians of the ratios of each
-turn. `make benchmarks` installs TRL. Takes about half an hour on two cores.
+turn. Takes about twenty minutes on two cores. `benchmarks.real_training` compares training with TRL.
 
-* Training: GRPO on a task of one call (`single_turn.py`), 16 questions x 8 responses of up to 64 tokens a step, one
-  update a step, the same tiny model, reward and learning rate. TRL's `GRPOTrainer` with its defaults, without gradient
-  checkpointing, reports or saved models. Samples and tokens count from the third step on.
 * Generation: against `model.generate` on the requests of one training step of `arithmetic_chain`, each with its
   recorded response length, so that both sides generate the same numbers of tokens. Three cases: mixed batches of 128;
   the recorded batches (nearly all requests in a batch are of one agent, and so alike); and 128 rows of equal length.
@@ -21,13 +18,10 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import resource
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -35,15 +29,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import Figure, exit_with, peer_missing, show, write
-from benchmarks.single_turn import problems, questions, share_of_letters
+from benchmarks.record import Figure, exit_with, measured_apart, show, write
+from benchmarks.single_turn import one_step_batch, problems
 from benchmarks.sources import hashes
+from creditflow.data import TrajectoryBatch
 
-ROOT = Path(__file__).parent.parent
-TRL = Path(sys.prefix) / "trl"
-"""TRL's folder, filled by `make benchmarks`: TRL conflicts with verl in one environment."""
 MEASURES = ("src/creditflow/credit", "src/creditflow/engines/local", "src/creditflow/rollout/scheduler.py")
-TASKS, TRAJECTORIES, TOKENS = 16, 8, 64
+TRAJECTORIES = 8
 BUDGET = 16384
 """Tokens of one micro-batch."""
 PACKAGES = ("creditflow", "torch", "transformers", "peft")
@@ -68,177 +60,26 @@ def main() -> int:
             found = PARTS[options.part](device)
         print(json.dumps(found))
         return 0
-    beside_trl = (TRL / "trl").is_dir()
-    if not beside_trl and not options.quick:
-        raise SystemExit("error: TRL is not installed: make benchmarks")
     measured = hashes(MEASURES)
     repeats = 1 if options.quick else 3
     figures: list[Figure] = []
     for threads in (1,) if options.quick or device == "cuda" else (1, 2):
-        if beside_trl:
-            figures += _training(repeats, threads, device)
         figures += _generation(repeats, threads, device)
         figures += _update(repeats, threads, device)
     figures += _sharing(device)
     figures += _long(device)
     missed = show(figures)
-    if not beside_trl:
-        peer_missing("TRL", "make benchmarks")
     if not options.quick:
-        write("local_engine", figures, PACKAGES, measured, {"device": device, "trl": _version_of_trl()})
+        write("local_engine", figures, PACKAGES, measured, {"device": device})
     return int(missed)
-
-
-def _version_of_trl() -> str:
-    from importlib.metadata import distributions
-
-    return next(found.version for found in distributions(path=[str(TRL)]) if found.name == "trl")
 
 
 def _measured(part: str, threads: int, device: str) -> dict[str, Any]:
     """The JSON that one side prints in a separate process."""
-    print(f"{part}, {threads} thread{'s' * (threads > 1)}", flush=True)
-    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "benchmarks.local_engine", "--part", part, "--threads", str(threads)]
-    command += ["--device", device]
-    if part == "trl":
-        quiet["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TRL), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | quiet, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"error: {part}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return measured_apart("local_engine", part, "--threads", str(threads), "--device", device, threads=threads)
 
 
-# ---- training ------------------------------------------------------------------------------------------------------
-
-
-def _training(repeats: int, threads: int, device: str) -> list[Figure]:
-    turns = [(_measured("ours", threads, device), _measured("trl", threads, device)) for _ in range(repeats)]
-    of = f"{threads} thread{'s' * (threads > 1)}"
-
-    def ratios(key: str) -> list[float]:
-        return [ours[key] / theirs[key] for ours, theirs in turns]
-
-    hold = 3 if threads == 1 or device == "cuda" else None
-    tokens = [ours["tokens_a_sample"] / theirs["tokens_a_sample"] for ours, theirs in turns]
-    return [
-        Figure.from_values(f"training, {of}: samples/s, ours / TRL's GRPOTrainer", ratios("samples"), hold, unit="x"),
-        Figure.from_values(f"training, {of}: tokens a sample, ours / TRL's", tokens, unit="x"),
-        Figure.from_values(f"training, {of}: samples/s, ours", [ours["samples"] for ours, _ in turns]),
-        Figure.from_values(f"training, {of}: samples/s, TRL's", [theirs["samples"] for _, theirs in turns]),
-    ]
-
-
-_STEPS, _WARM = 6, 2
-
-
-def _rates(ends: list[float], tokens: list[float]) -> dict[str, float]:
-    """Rates after the warm-up steps. `ends`: end time of each step; `tokens`: mean response length of each step."""
-    seconds = ends[-1] - ends[_WARM - 1]
-    samples = TASKS * TRAJECTORIES * (len(ends) - _WARM)
-    return {"samples": samples / seconds, "tokens_a_sample": float(np.mean(tokens[_WARM:]))}
-
-
-def _ours(device: str) -> dict[str, float]:
-    from creditflow.config import load_recipe
-    from creditflow.engines.local.trainer import train
-    from creditflow.runs.run_folder import read_metrics
-
-    class Clock:
-        def __init__(self) -> None:
-            self.ends: list[float] = []
-
-        def say(self, text: str) -> None:
-            print(text)
-
-        @contextlib.contextmanager
-        def bar(self, title: str, total: int) -> Iterator[Clock]:
-            yield self
-
-        def advance(self, amount: int = 1, status: str = "") -> None:
-            if amount:
-                self.ends.append(time.perf_counter())
-
-        def note(self, status: str) -> None:
-            pass
-
-    settings = [
-        f"actor_rollout_ref.model.path={_model()}",
-        f"trainer.device={device}",
-        "trainer.num_threads=0",
-        f"trainer.total_training_steps={_STEPS}",
-        f"data.train_batch_size={TASKS}",
-        f"data.max_response_length={TOKENS}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={TASKS}",
-        f"actor_rollout_ref.rollout.n={TRAJECTORIES}",
-    ]
-    clock: Any = Clock()
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = load_recipe(Path(__file__).parent / "single_turn.yaml", settings)
-        recipe.config.trainer.default_local_dir = f"{folder}/run"
-        run = train(recipe, clock)
-        rows = read_metrics(run.path)
-    tokens = [
-        row["rollout/response_tokens"] / (TASKS * TRAJECTORIES) for row in rows if "rollout/response_tokens" in row
-    ]
-    return _rates(clock.ends, tokens)
-
-
-def _trl(device: str) -> dict[str, float]:
-    import torch
-    import trl
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-
-    ends: list[float] = []
-    tokens: list[float] = []
-
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            ends.append(time.perf_counter())
-
-        def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
-            if "completions/mean_length" in logs:
-                tokens.append(logs["completions/mean_length"])
-
-    def letters(completions: list[Any], **_: Any) -> list[float]:
-        return [share_of_letters(completion[0]["content"]) for completion in completions]
-
-    folder = _model()
-    with tempfile.TemporaryDirectory() as out:
-        config = trl.GRPOConfig(
-            output_dir=out,
-            use_cpu=device == "cpu",
-            bf16=device == "cuda",
-            max_steps=_STEPS,
-            per_device_train_batch_size=TASKS * TRAJECTORIES,
-            num_generations=TRAJECTORIES,
-            max_completion_length=TOKENS,
-            learning_rate=1e-6,
-            beta=0.0,
-            gradient_checkpointing=False,
-            report_to="none",
-            save_strategy="no",
-            logging_steps=1,
-            disable_tqdm=True,
-            seed=0,
-        )
-        trainer = trl.GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
-            processing_class=AutoTokenizer.from_pretrained(folder),
-            reward_funcs=letters,
-            args=config,
-            train_dataset=Dataset.from_list(
-                [{"prompt": [{"role": "user", "content": question}]} for question in questions()]
-            ),
-            callbacks=[Clock()],
-        )
-        trainer.train()
-    return _rates(ends, tokens)
-
-
-def _model() -> Path:
+def tiny_folder() -> Path:
     """A Llama of 0.4 million parameters over bytes."""
     return _llama("benchmark-llama-1", hidden=128, layers=2)
 
@@ -434,18 +275,12 @@ _SHARING = {"0.4 M parameters": (128, 2, 64), "10 M parameters": (512, 4, 16)}
 """Width, layers and rows of the updates with and without shared prompts."""
 
 
-def _batch(rows: list[tuple[list[int], list[int]]]) -> Any:
+def _batch(rows: Sequence[tuple[list[int], list[int]]]) -> TrajectoryBatch:
     """A batch with one step per trajectory."""
-    from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
-
-    rng, task, n_trajectories = np.random.default_rng(1), Task("gsm8k", (), None), []
-    for k, (prompt, response) in enumerate(rows):
-        step = Step(
-            f"{k}/0", str(k), 0, "solver", 0, (), "", "", prompt_ids=tuple(prompt), response_ids=tuple(response),
-            response_mask=(1,) * len(response), logprobs=tuple(rng.normal(-5.0, 0.3, len(response)).tolist()),
-        )  # fmt: skip
-        n_trajectories.append(Trajectory(str(k), str(k // TRAJECTORIES), task, [step]))
-    return TrajectoryBatch.from_trajectories(n_trajectories)
+    rng = np.random.default_rng(1)
+    return one_step_batch(
+        [(prompt, response, rng.normal(-5.0, 0.3, len(response)).tolist()) for prompt, response in rows], TRAJECTORIES
+    )
 
 
 def _updates(folder: Path, device: str, batch: Any) -> tuple[Callable[[], float], Callable[[], float]]:
@@ -486,13 +321,13 @@ def _solutions(which: list[int], own: bool = False) -> Any:
 def _encode() -> Callable[[str], list[int]]:
     from transformers import AutoTokenizer
 
-    encode: Callable[[str], list[int]] = AutoTokenizer.from_pretrained(_model()).encode
+    encode: Callable[[str], list[int]] = AutoTokenizer.from_pretrained(tiny_folder()).encode
     return encode
 
 
 def _updated(device: str) -> dict[str, float]:
     batch = _solutions(list(range(64)))
-    packed, padded = _updates(_model(), device, batch)
+    packed, padded = _updates(tiny_folder(), device, batch)
     a, b = packed(), padded()
     taken = _by_turns({"packed": packed, "padded": padded}, 3, device)
     tokens = int(len(batch.response_ids) + len(batch.prompt_ids))
@@ -655,8 +490,6 @@ def _seconds(run: Callable[[], object], device: str) -> float:
 
 
 PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "ours": _ours,
-    "trl": _trl,
     "generation": _generated,
     "update": _updated,
     "sharing": _shared,

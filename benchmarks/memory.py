@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.record import Figure, exit_with, show, write
+from benchmarks.record import Figure, exit_with, measured_apart, show, write
+from benchmarks.single_turn import one_step_batch
 from benchmarks.sources import hashes
+from creditflow.data import TrajectoryBatch
 
 ROOT = Path(__file__).parent.parent
 MEASURES = ("src/creditflow/engines/local",)
@@ -50,7 +49,7 @@ def main() -> int:
     measured = hashes(MEASURES)
     figures: list[Figure] = []
     for size, tokens in product(SIZES, (512,) if options.quick else (512, 2048)):
-        full, lora = (_measured(size, rank, tokens) for rank in (0, RANK))
+        full, lora = (measured_apart("memory", f"{size},{rank},{tokens}") for rank in (0, RANK))
         of = f"{size} parameters, micro-batches of {tokens} tokens"
         saved, expected = (1 - lora[key] / full[key] for key in ("mb", "predicted"))
         figures += [
@@ -67,18 +66,6 @@ def main() -> int:
     if not options.quick:
         write("memory", figures, PACKAGES, measured)
     return int(missed)
-
-
-def _measured(size: str, rank: int, tokens: int) -> dict[str, float]:
-    """The JSON that one case prints in a separate process."""
-    print(f"{size} parameters, {'LoRA' if rank else 'all weights'}, {tokens} tokens", flush=True)
-    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "benchmarks.memory", "--part", f"{size},{rank},{tokens}"]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | quiet, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"error: {size}, {tokens}: {done.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def _peak(size: str, rank: int, tokens: int) -> dict[str, float]:
@@ -129,19 +116,11 @@ def _tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()[0], eos_token="<|end|>", pad_token="<|end|>")
 
 
-def _batch(n_steps: int, vocabulary: int) -> Any:
+def _batch(n_steps: int, vocabulary: int) -> TrajectoryBatch:
     """A batch with one step per trajectory, all with prompts of their own."""
-    from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
-
-    rng, trajectories = np.random.default_rng(0), []
-    for k in range(n_steps):
-        prompt, response = (tuple(rng.integers(4, vocabulary, ROW).tolist()) for _ in range(2))
-        step = Step(
-            f"{k}/0", str(k), 0, "solver", 0, (), "", "", prompt_ids=prompt, response_ids=response,
-            response_mask=(1,) * ROW, logprobs=(-10.0,) * ROW,
-        )  # fmt: skip
-        trajectories.append(Trajectory(str(k), str(k // 8), Task("", (), None), [step]))
-    return TrajectoryBatch.from_trajectories(trajectories)
+    rng = np.random.default_rng(0)
+    tokens = [[rng.integers(4, vocabulary, ROW).tolist() for _ in range(2)] for _ in range(n_steps)]
+    return one_step_batch([(prompt, response, (-10.0,) * ROW) for prompt, response in tokens])
 
 
 if __name__ == "__main__":

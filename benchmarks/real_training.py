@@ -6,7 +6,8 @@ first; peak memory is `ru_maxrss` of the process. Both sides have micro-batches 
 has its own default. `make benchmarks` installs TRL. About half an hour on two cores.
 
 * Equal work: the end token is one that is never sampled, so every response has 64 tokens.
-* Profile: the operators of this project's two steps with the most processor time, without nested calls.
+* A tiny model: 16 prompts x 8 samples of up to 64 tokens, responses that end by themselves, six steps of which the
+  last four count.
 * Equal loss: on one recorded batch, TRL's `GRPOTrainer` and this project's actor compute the loss and the gradient
   (`loss_type=grpo` without clipping in force; means over sequences of means over tokens).
 """
@@ -18,30 +19,45 @@ import contextlib
 import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from benchmarks.record import ROOT, Figure, exit_with, peer_missing, show, write
-from benchmarks.single_turn import questions, share_of_letters
+from benchmarks.local_engine import tiny_folder
+from benchmarks.record import Figure, exit_with, measured_apart, peer_missing, show, write
+from benchmarks.single_turn import one_step_batch, questions, share_of_letters, smollm2_folder
 from benchmarks.sources import hashes
 
 TRL = Path(sys.prefix) / "trl"
 """TRL's folder, filled by `make benchmarks`: TRL conflicts with verl in one environment."""
 MEASURES = ("src/creditflow/credit", "src/creditflow/engines/local", "src/creditflow/rollout/scheduler.py")
 PACKAGES = ("creditflow", "torch", "transformers", "peft")
-PROMPTS, SAMPLES, TOKENS, MICRO = 8, 8, 64, 8
+SAMPLES, TOKENS = 8, 64
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The training steps of one comparison."""
+
+    prompts: int
+    micro: int
+    """Sequences of a micro-batch."""
+    steps: int
+    warm: int
+    """First steps that do not count."""
+
+
+REAL, TINY = Setup(8, 8, 2, 1), Setup(16, 128, 6, 2)
 LONGEST = 88
 """At least the tokens of the longest prompt; fewer than those of the shortest prompt and one response."""
 RANK, ALPHA, LR = 16, 32, 1e-6
-OPERATORS = 16
-"""Operators of the profile."""
 UNSAMPLED = "<gh_stars>"
 """The end token of both sides: a special token of the vocabulary that the model gives no probability to."""
 TURN_END = "'<|im_end|>'"
@@ -72,15 +88,15 @@ def main() -> int:
     for defaults in (False,) if options.quick else (False, True):
         for lora in kinds:
             figures += _beside(lora, 1 if defaults else repeats, model, defaults=defaults)
-    loss = _measured("loss", model, defaults=False)
+    figures += _tiny(repeats)
+    loss = _measured("loss", model)
     figures += [
         Figure("loss on one batch, relative difference to TRL's", loss["loss"], 1e-5, at_most=True),
         Figure("gradient on one batch, relative difference to TRL's", loss["gradient"], 1e-3, at_most=True),
     ]
     missed = show(figures)
     if not options.quick:
-        details = {"trl": _version_of_trl(), "profile": _measured("profile", model, defaults=False)}
-        write("real_training", figures, PACKAGES, measured, details)
+        write("real_training", figures, PACKAGES, measured, {"trl": _version_of_trl()})
     return int(missed)
 
 
@@ -108,34 +124,29 @@ def _beside(lora: str, repeats: int, model: Path, *, defaults: bool) -> list[Fig
     return [*figures, Figure.from_values(f"{of}: sampling, ours", [turn[0]["rollout_s"] for turn in turns], unit="s")]
 
 
+def _tiny(repeats: int) -> list[Figure]:
+    folder = tiny_folder()
+    turns = [(_measured("ours_tiny", folder), _measured("trl_tiny", folder)) for _ in range(repeats)]
+    speed = [theirs["processor_s"] / ours["processor_s"] for ours, theirs in turns]
+    tokens = [ours["tokens"] / theirs["tokens"] for ours, theirs in turns]
+    return [
+        Figure.from_values("tiny model: samples per processor second, ours / TRL's", speed, 3, unit="x"),
+        Figure.from_values("tiny model: tokens a sample, ours / TRL's", tokens, unit="x"),
+    ]
+
+
 def _version_of_trl() -> str:
     from importlib.metadata import distributions
 
     return next(found.version for found in distributions(path=[str(TRL)]) if found.name == "trl")
 
 
-def smollm2_folder() -> Path:
-    """SmolLM2-135M-Instruct, converted once into the cache."""
-    from creditflow.config import load_recipe
-    from creditflow.engines.models.folders import model_folder
-
-    recipe = load_recipe(Path(__file__).parent / "single_turn.yaml", ["actor_rollout_ref.model.path=smollm2"])
-    return model_folder(recipe, "default")
-
-
-def _measured(part: str, model: Path, defaults: bool) -> dict[str, Any]:
+def _measured(part: str, model: Path, defaults: bool = False) -> dict[str, Any]:
     """The JSON that one side prints in its own process."""
-    print(part, flush=True)
-    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    if part.startswith(("trl", "loss")):
-        quiet["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TRL), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "benchmarks.real_training", "--part", part, "--model", str(model)]
-    command += ["--defaults"] if defaults else []
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | quiet, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"error: {part}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    own = os.pathsep.join(filter(None, [str(TRL), os.environ.get("PYTHONPATH")]))
+    environment = {"PYTHONPATH": own} if part.startswith(("trl", "loss")) else {}
+    more = ["--model", str(model), *(["--defaults"] if defaults else [])]
+    return measured_apart("real_training", part, *more, environment=environment)
 
 
 @contextlib.contextmanager
@@ -168,17 +179,18 @@ def _side(part: str, model: Path, defaults: bool) -> dict[str, float]:
     import torch
 
     torch.set_num_threads(1)
-    side, _, lora = part.partition("_")
-    with _endless(model) as folder, tempfile.TemporaryDirectory() as out:
-        found = (_ours if side == "ours" else _trl)(folder, Path(out), bool(lora), defaults)
+    side, _, kind = part.partition("_")
+    measure, setup = (_ours if side == "ours" else _trl), TINY if kind == "tiny" else REAL
+    with contextlib.ExitStack() as stack:
+        folder = model if kind == "tiny" else stack.enter_context(_endless(model))
+        out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        found = measure(folder, out, setup, kind == "lora", defaults)
+    if kind != "tiny":
+        assert found["tokens"] == TOKENS, found
     return {**found, "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6}
 
 
-def _prompts() -> list[str]:
-    return questions()[:PROMPTS]
-
-
-def _ours(model: Path, out: Path, lora: bool, defaults: bool) -> dict[str, float]:
+def _ours(model: Path, out: Path, setup: Setup, lora: bool, defaults: bool) -> dict[str, float]:
     from creditflow._utils.progress import Reporter
     from creditflow.config import load_recipe
     from creditflow.engines.local.trainer import train
@@ -188,29 +200,32 @@ def _ours(model: Path, out: Path, lora: bool, defaults: bool) -> dict[str, float
         f"actor_rollout_ref.model.path={model}",
         "trainer.device=cpu",
         "trainer.num_threads=1",
-        "trainer.total_training_steps=2",
+        f"trainer.total_training_steps={setup.steps}",
         "trainer.val_before_train=false",
         f"trainer.default_local_dir={out / 'run'}",
-        f"data.train_batch_size={PROMPTS}",
-        f"recipe.tasks={PROMPTS}",
+        f"data.train_batch_size={setup.prompts}",
+        f"recipe.tasks={setup.prompts}",
         f"data.max_response_length={TOKENS}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={setup.prompts}",
         f"actor_rollout_ref.rollout.n={SAMPLES}",
-        "trainer.total_epochs=2",
+        f"trainer.total_epochs={setup.steps}",
     ]
     if lora:
         settings += [f"actor_rollout_ref.model.lora_rank={RANK}", f"actor_rollout_ref.model.lora_alpha={ALPHA}"]
-    if not defaults:
-        # A prompt is stored once for its samples: room for one prompt and MICRO responses, not for one more response.
-        settings += [f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={MICRO * TOKENS + LONGEST}"]
+    if not defaults and setup is REAL:
+        # A prompt is stored once for its samples: room for one prompt and `micro` responses, not for one more response.
+        settings += [f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={setup.micro * TOKENS + LONGEST}"]
     run = train(load_recipe(Path(__file__).parent / "single_turn.yaml", settings), Reporter())
-    row = next(row for row in read_metrics(run.path) if row["step"] == 2)
-    assert row["rollout/response_tokens"] == PROMPTS * SAMPLES * TOKENS, row["rollout/response_tokens"]
-    return {"processor_s": row["timing/processor_s"], "rollout_s": row["timing/rollout_s"]}
+    rows = [row for row in read_metrics(run.path) if row["step"] > setup.warm]
+    return {
+        "processor_s": fmean(row["timing/processor_s"] for row in rows),
+        "rollout_s": fmean(row["timing/rollout_s"] for row in rows),
+        "tokens": fmean(row["rollout/response_tokens"] for row in rows) / (setup.prompts * SAMPLES),
+    }
 
 
-def _trainer(model: Path, out: Path, *, lora: bool, defaults: bool, callbacks: list[Any]) -> Any:
-    """TRL's trainer for two steps."""
+def _trainer(model: Path, out: Path, setup: Setup, *, lora: bool, defaults: bool, callbacks: list[Any]) -> Any:
+    """TRL's trainer."""
     import torch
     import trl
     from datasets import Dataset
@@ -221,14 +236,14 @@ def _trainer(model: Path, out: Path, *, lora: bool, defaults: bool, callbacks: l
         return [share_of_letters(completion[0]["content"]) for completion in completions]
 
     own: dict[str, Any] = {} if defaults else {"gradient_checkpointing": False}
-    micro = PROMPTS * SAMPLES if defaults else MICRO
+    micro = setup.prompts * SAMPLES if defaults else setup.micro
     config = trl.GRPOConfig(
         output_dir=str(out),
         use_cpu=True,
         bf16=False,
-        max_steps=2,
+        max_steps=setup.steps,
         per_device_train_batch_size=micro,
-        gradient_accumulation_steps=PROMPTS * SAMPLES // micro,
+        gradient_accumulation_steps=setup.prompts * SAMPLES // micro,
         num_generations=SAMPLES,
         max_completion_length=TOKENS,
         learning_rate=LR,
@@ -246,7 +261,9 @@ def _trainer(model: Path, out: Path, *, lora: bool, defaults: bool, callbacks: l
         processing_class=AutoTokenizer.from_pretrained(model),
         reward_funcs=letters,
         args=config,
-        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": text}]} for text in _prompts()]),
+        train_dataset=Dataset.from_list(
+            [{"prompt": [{"role": "user", "content": text}]} for text in questions()[: setup.prompts]]
+        ),
         peft_config=LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
         if lora
         else None,
@@ -254,7 +271,7 @@ def _trainer(model: Path, out: Path, *, lora: bool, defaults: bool, callbacks: l
     )
 
 
-def _trl(model: Path, out: Path, lora: bool, defaults: bool) -> dict[str, float]:
+def _trl(model: Path, out: Path, setup: Setup, lora: bool, defaults: bool) -> dict[str, float]:
     from transformers import TrainerCallback
 
     ends: list[float] = []
@@ -268,9 +285,9 @@ def _trl(model: Path, out: Path, lora: bool, defaults: bool) -> dict[str, float]
             if "completions/mean_length" in logs:
                 lengths.append(logs["completions/mean_length"])
 
-    _trainer(model, out, lora=lora, defaults=defaults, callbacks=[Clock()]).train()
-    assert lengths[-1] == TOKENS, lengths
-    return {"processor_s": ends[1] - ends[0]}
+    _trainer(model, out, setup, lora=lora, defaults=defaults, callbacks=[Clock()]).train()
+    seconds = (ends[-1] - ends[setup.warm - 1]) / (setup.steps - setup.warm)
+    return {"processor_s": seconds, "tokens": fmean(lengths[setup.warm :])}
 
 
 def _loss(model: Path) -> dict[str, float]:
@@ -283,7 +300,7 @@ def _loss(model: Path) -> dict[str, float]:
     old = [rng.normal(-11, 0.3, len(row)).tolist() for row in responses]
     advantages = rng.normal(size=len(responses))
     with tempfile.TemporaryDirectory() as out:
-        trainer = _trainer(model, Path(out), lora=False, defaults=False, callbacks=[])
+        trainer = _trainer(model, Path(out), REAL, lora=False, defaults=False, callbacks=[])
         net, width = trainer.model, max(map(len, responses))
 
         def padded(rows: list[list[Any]]) -> Any:
@@ -320,18 +337,10 @@ def _our_loss(
     import torch
 
     from creditflow.config import ActorConfig
-    from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
     from creditflow.engines.local.actor import Actor
     from creditflow.engines.local.policy import Policy
 
-    trajectories = []
-    for k, (row, logprobs) in enumerate(zip(responses, old, strict=True)):
-        step = Step(
-            f"{k}/0", f"{k}", 0, "solver", 0, (), "", "", prompt_ids=tuple(prompt), response_ids=tuple(row),
-            response_mask=(1,) * len(row), logprobs=tuple(logprobs),
-        )  # fmt: skip
-        trajectories.append(Trajectory(f"{k}", "0", Task("loss", (), None), [step]))
-    batch = TrajectoryBatch.from_trajectories(trajectories)
+    batch = one_step_batch([(prompt, row, logprobs) for row, logprobs in zip(responses, old, strict=True)])
     # Neither dual clip nor gradient clipping.
     config = ActorConfig(loss_agg_mode="seq-mean-token-mean", clip_ratio_c=1e9, grad_clip=1e9)
     actor = Actor(Policy.load(model, torch.device("cpu")), config)
@@ -342,22 +351,8 @@ def _our_loss(
     return metrics["actor/pg_loss"], gradient
 
 
-def _profile(model: Path) -> dict[str, Any]:
-    """Share of processor time and number of calls of the most expensive operators, without nested calls."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    torch.set_num_threads(1)
-    cpu = [ProfilerActivity.CPU]
-    with _endless(model) as folder, tempfile.TemporaryDirectory() as out, profile(activities=cpu) as profiled:
-        _ours(folder, Path(out), lora=False, defaults=False)
-    operators = sorted(profiled.key_averages(), key=lambda one: one.self_cpu_time_total, reverse=True)
-    total = sum(one.self_cpu_time_total for one in operators)
-    return {one.key: {"share": one.self_cpu_time_total / total, "calls": one.count} for one in operators[:OPERATORS]}
-
-
-SIDES = ("ours", "trl", "ours_lora", "trl_lora")
-PARTS = {"loss": _loss, "profile": _profile}
+SIDES = ("ours", "trl", "ours_lora", "trl_lora", "ours_tiny", "trl_tiny")
+PARTS = {"loss": _loss}
 
 
 if __name__ == "__main__":

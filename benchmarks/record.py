@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import subprocess
 import sys
@@ -64,6 +65,26 @@ def compare(recipe: str, key: str, values: Sequence[str], seeds: int, folder: Pa
     command += ["--vary", f"{key}={','.join(values)}", "--seeds", str(seeds), f"trainer.default_local_dir={folder}"]
     subprocess.run([*command, *more], cwd=ROOT, check=True)
     found: dict[str, Any] = json.loads((folder / "comparison.json").read_text())
+    return found
+
+
+def measured_apart(
+    module: str,
+    part: str,
+    *more: str,
+    threads: int = 1,
+    environment: Mapping[str, str] | None = None,
+    python: Sequence[str] = (sys.executable,),
+) -> dict[str, Any]:
+    """The JSON that `python -m benchmarks.MODULE --part PART` prints in a process of its own."""
+    print(part, flush=True)
+    command = [*python, "-m", f"benchmarks.{module}", "--part", part, *more]
+    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
+    variables = {**os.environ, **quiet, **(environment or {})}
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"error: {part}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

@@ -9,7 +9,7 @@ Both sides run in turns in one process; figures are medians of the turns' ratios
 * `math_verify` on the pairs in tests/samples that are equal and need the library, repeatedly: worker processes, and Ray
   actors, against the same calls in this process. Each call has its time-out; the backends choose their own batches, of
   16 and more.
-* Functions that wait 50 ms each, on async Ray actors; and a function of 2 ms of work, on 1 to 20 process actors.
+* Functions that wait 50 ms each, on async Ray actors.
 """
 
 from __future__ import annotations
@@ -65,11 +65,9 @@ def main() -> int:
     figures += _verified(600 if quick else 2_000, repeats=2 if quick else 5)
     waiting, io_table = _waiting((1, 50, 200) if quick else (1, 2, 5, 10, 20, 50, 100, 200))
     figures += waiting
-    working, cpu_table = _working((1, 2) if quick else (1, 2, 4, 8, 12, 16, 20))
-    figures += working
     missed = show(figures)
     if not quick:
-        write("rewards", figures, PACKAGES, measured, {"async_actors": io_table, "process_actors": cpu_table})
+        write("rewards", figures, PACKAGES, measured, {"async_actors": io_table})
     return int(missed)
 
 
@@ -219,14 +217,6 @@ async def waits(step: Step, trajectory: Trajectory) -> float:
     return 1.0
 
 
-def works(step: Step, trajectory: Trajectory) -> float:
-    """Two milliseconds of work."""
-    limit = time.thread_time() + 0.002
-    while time.thread_time() < limit:
-        pass
-    return 1.0
-
-
 def _waiting(in_flight: Sequence[int]) -> tuple[list[Figure], list[dict[str, float]]]:
     function = RewardFunction("waits", "step", waits, is_async=True)
     table = []
@@ -252,28 +242,6 @@ def _waiting(in_flight: Sequence[int]) -> tuple[list[Figure], list[dict[str, flo
             most["calls_per_s"] / sequential, 50, unit="x",
         )
     ], table  # fmt: skip
-
-
-def _working(actors: Sequence[int]) -> tuple[list[Figure], list[dict[str, float]]]:
-    function = RewardFunction("works", "step", works)
-    trajectories = [trajectory_with(str(i), ["said"] * 20) for i in range(50)]
-    alone = _scored_seconds(RewardManager([function]), trajectories)
-    table = []
-    for n_actors in actors:
-        backend = make_backend("ray", [function], BackendOptions(num_workers=n_actors))
-        manager = RewardManager([function], backend=backend)
-        warm = [trajectory_with(str(i), ["warm"] * 8) for i in range(2 * n_actors)]
-        started = _scored_seconds(manager, warm)
-        seconds = median(_scored_seconds(manager, trajectories) for _ in range(3))
-        table.append({"actors": n_actors, "calls_per_s": 1000 / seconds, "ratio": alone / seconds, "start_s": started})
-        manager.close()
-    print("\nRay actors with a worker process each, calls of 2 ms of work, on", os.cpu_count(), "cores")
-    print("actors  calls/s  x one process  start-up (s)")
-    for row in table:
-        print(f"{row['actors']:6.0f}  {row['calls_per_s']:7.0f}  {row['ratio']:13.2f}  {row['start_s']:12.1f}")
-    print()
-    best = max(table, key=lambda row: row["ratio"])
-    return [Figure(f"2 ms of work, {best['actors']:.0f} Ray actors / one process", best["ratio"], unit="x")], table
 
 
 def trajectory_with(name: str, responses: Sequence[str]) -> Trajectory:

