@@ -66,7 +66,6 @@ def main() -> int:
     for threads in (1,) if options.quick or device == "cuda" else (1, 2):
         figures += _generation(repeats, threads, device)
         figures += _update(repeats, threads, device)
-    figures += _sharing(device)
     figures += _long(device)
     missed = show(figures)
     if not options.quick:
@@ -263,18 +262,6 @@ def _update(repeats: int, threads: int, device: str) -> list[Figure]:
     ]
 
 
-def _sharing(device: str) -> list[Figure]:
-    turns = _measured("sharing", 1, device)
-    return [
-        Figure.from_values(f"update, {size}: prompts of their own / shared by 8", turns[size], unit="x")
-        for size in _SHARING
-    ]
-
-
-_SHARING = {"0.4 M parameters": (128, 2, 64), "10 M parameters": (512, 4, 16)}
-"""Width, layers and rows of the updates with and without shared prompts."""
-
-
 def _batch(rows: Sequence[tuple[list[int], list[int]]]) -> TrajectoryBatch:
     """A batch with one step per trajectory."""
     rng = np.random.default_rng(1)
@@ -301,48 +288,16 @@ def _updates(folder: Path, device: str, batch: Any) -> tuple[Callable[[], float]
     )
 
 
-def _solutions(which: list[int], own: bool = False) -> Any:
-    """Questions `which` with their solutions; a repeated question takes the solutions of the following questions.
-
-    `own`: give each question a different number as its prefix, so that all prompts differ and keep their length.
-    """
-    encode, found = _encode(), problems()
-    return _batch(
-        [
-            (
-                encode(f"{k if own else 0:04d} {found[q]['question']}"),
-                encode(found[(q + which[:k].count(q)) % len(found)]["answer"]),
-            )
-            for k, q in enumerate(which)
-        ]
-    )
-
-
-def _encode() -> Callable[[str], list[int]]:
+def _updated(device: str) -> dict[str, float]:
     from transformers import AutoTokenizer
 
-    encode: Callable[[str], list[int]] = AutoTokenizer.from_pretrained(tiny_folder()).encode
-    return encode
-
-
-def _updated(device: str) -> dict[str, float]:
-    batch = _solutions(list(range(64)))
+    encode = AutoTokenizer.from_pretrained(tiny_folder()).encode
+    batch = _batch([(encode(one["question"]), encode(one["answer"])) for one in problems()])
     packed, padded = _updates(tiny_folder(), device, batch)
     a, b = packed(), padded()
     taken = _by_turns({"packed": packed, "padded": padded}, 3, device)
     tokens = int(len(batch.response_ids) + len(batch.prompt_ids))
     return {name: median(seconds) for name, seconds in taken.items()} | {"apart": abs(a - b) / abs(b), "tokens": tokens}
-
-
-def _shared(device: str) -> dict[str, list[float]]:
-    found = {}
-    for size, (hidden, layers, rows) in _SHARING.items():
-        folder = _llama(f"benchmark-llama-{hidden}-{layers}-1", hidden=hidden, layers=layers)
-        which = [k // TRAJECTORIES for k in range(rows)]
-        runs = {own: _updates(folder, device, _solutions(which, own))[0] for own in (True, False)}
-        taken = _by_turns({str(own): run for own, run in runs.items()}, 3, device)
-        found[size] = [a / b for a, b in zip(taken["True"], taken["False"], strict=True)]
-    return found
 
 
 def _by_turns(runs: dict[str, Callable[[], object]], repeats: int, device: str) -> dict[str, list[float]]:
@@ -492,7 +447,6 @@ def _seconds(run: Callable[[], object], device: str) -> float:
 PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "generation": _generated,
     "update": _updated,
-    "sharing": _shared,
     "4 long trajectories": lambda device: _peak_of_long(device, 4, _STEPS_OF_LONG, _TOKENS_OF_STEP),
     "32 long trajectories": lambda device: _peak_of_long(device, 32, _STEPS_OF_LONG, _TOKENS_OF_STEP),
     "8000 at once": lambda device: _peak_of_long(device, 4, 1, _STEPS_OF_LONG * _TOKENS_OF_STEP),
