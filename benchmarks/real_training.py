@@ -81,7 +81,7 @@ def main() -> int:
         return 0
     if not (TRL / "trl").is_dir():
         peer_missing("TRL", "make benchmarks")
-        return 0
+        return int(show([]))
     measured, repeats = hashes(MEASURES), 1 if options.quick else 3
     figures: list[Figure] = []
     kinds = ("",) if options.quick else ("", "_lora")
