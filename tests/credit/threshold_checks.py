@@ -16,28 +16,22 @@ from creditflow.errors import ConfigError
 from creditflow.testing.report import Fault, Report, described, name_of, run
 
 NEVER_SEEN = "an agent never seen"
+_AGENTS = ("planner", "executor", "verifier")
 _MEMBERS = ("floor", "theta", "update", "state_dict", "load_state_dict", "metrics")
 _ACCURACIES = (None, 0.7, 0.75, None, 0.8, 0.6, None, 0.62, 0.9, None, 0.5, 0.9)
 _STOP = 6
 """Number of updates before the run is stopped and resumed."""
 
 
-def check_threshold(
-    make: Callable[[], Threshold] | float | Mapping[str, Any],
-    *,
-    agents: Collection[str] = ("planner", "executor", "verifier"),
-    shared: bool = False,
-    skip: Collection[str] = (),
-) -> Report:
-    """Run every check of this module on a kind of threshold. Raises ConformanceError if a check fails.
+def check_threshold(spec: float | Mapping[str, Any]) -> Report:
+    """Run every check of this module on a threshold, described as in `algorithm.propagation_threshold`.
 
-    `make`: returns a new threshold at every call; or a description as in `algorithm.propagation_threshold`. `agents`:
-    the names in the history. `shared`: one theta for all agents, so that other agents may change an absent agent's
-    theta. `skip`: names of checks to leave out.
+    `tuned` has one theta for all agents, so that other agents may change an absent agent's theta. Raises
+    ConformanceError if a check fails.
     """
-    subject = name_of(make) if callable(make) else f"threshold {make}"
-    case = _ThresholdCase(make if callable(make) else partial(make_threshold, make), tuple(agents))
-    return run(subject, BASICS, CHECKS, [case], {*skip, name_of(absent_agents_stay)} if shared else skip)
+    shared = isinstance(spec, Mapping) and spec["kind"] == "tuned"
+    case = _ThresholdCase(partial(make_threshold, spec))
+    return run(f"threshold {spec}", BASICS, CHECKS, [case], {name_of(absent_agents_stay)} if shared else ())
 
 
 @dataclass
@@ -45,7 +39,6 @@ class _ThresholdCase:
     """A kind of threshold, and the history for its updates."""
 
     make: Callable[[], Threshold]
-    agents: tuple[str, ...]
 
     def __str__(self) -> str:
         return "the threshold"
@@ -55,7 +48,7 @@ class _ThresholdCase:
         rng, seen, batches = np.random.default_rng(0), list[str](), []
         for update, accuracy in enumerate(_ACCURACIES):
             sub_rewards, spread = {}, {}
-            for i, agent in enumerate(self.agents):
+            for i, agent in enumerate(_AGENTS):
                 size = (1, 40, 200)[(update // 2 + i) % 3]
                 eighths, sd = rng.integers(0, 9 - i % 3, size=size), float(rng.random()) / 2
                 if (update + i) % 3:

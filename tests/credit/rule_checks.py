@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -63,24 +63,11 @@ _TYPES = dict.fromkeys(_FLOATS, "float64") | {"reached_S": "uint8", "frozen_S": 
 _OPTIONAL = ("gate_out_S", "gate_in_S", "stand_in_S", "frozen_S")
 
 
-def check_propagation_rule(
-    rule: str | Callable[[PropagationInput], Credit],
-    *,
-    pays_own: bool = True,
-    independent: bool = False,
-    skip: Collection[str] = (),
-) -> Report:
-    """Run every check of this module on a propagation rule. Raises ConformanceError if a check fails.
+def check_propagation_rule(rule: str) -> Report:
+    """Run every check of this module on a registered rule. Raises ConformanceError if a check fails.
 
-    `rule`: the name of a registered rule, or a function from PropagationInput to Credit, with the properties that
-    `@propagation_rule` declares. `pays_own`: of a function that is not decorated. `independent`: also check that no
-    trajectory's credit depends on other trajectories (the option `on_closed_gate: neutral` is excluded: under it rules
-    may use other trajectories). `skip`: names of checks to leave out.
+    Rules that compare trajectories, or are fitted to them, are not checked for independent trajectories.
     """
-    if not isinstance(rule, str):
-        record = PROPAGATION_RULES.declaration(rule) or PropagationRule(rule, pays_own)
-        with _registered(f"{name_of(rule)} (under test)", record) as name:
-            return check_propagation_rule(name, independent=independent, skip=skip)
     record, batches, options = PROPAGATION_RULES[rule], _batches(), OPTIONS
     if record.branches:  # `outcome_to: answer` contradicts such a rule
         options = {title: chosen for title, chosen in OPTIONS.items() if chosen.get("outcome_to") != "answer"}
@@ -91,7 +78,8 @@ def check_propagation_rule(
         for batch, trajectories in batches.items()
         for title, chosen in options.items()
     ]
-    return run(rule, BASICS, CHECKS, cases, {*skip} if independent else {*skip, name_of(trajectories_are_independent)})
+    dependent = {name_of(trajectories_are_independent)} if record.relative or record.expects else set()
+    return run(rule, BASICS, CHECKS, cases, dependent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +120,7 @@ class _RuleCase:
         capture = PropagationRule(
             _capture, pays_own=self.rule.expects, relative=self.rule.relative, expects=self.rule.expects
         )
-        with _registered("creditflow.testing capture", capture) as name:
+        with _registered("capture", capture) as name:
             try:
                 assign(TrajectoryBatch.from_trajectories(trajectories), replace(self.options, propagation=name))
             except _CapturedError as seen:
@@ -421,9 +409,7 @@ def _trajectory(
         step = Step(f"{id}.{index}", id, index, agent, turn, parents, agent, "said", scores=scores)
         steps.append(replace(step, response_ids=(7, 7), response_mask=(1, 1), logprobs=(-1.0, -1.0)))
     outcome = None if outcome_status is None else Score(rng.randrange(9) / 8, status=outcome_status)
-    return Trajectory(
-        id, "q", Task("creditflow.testing", (), None), steps, answer_steps, outcome=outcome, status=status
-    )
+    return Trajectory(id, "q", Task("checks", (), None), steps, answer_steps, outcome=outcome, status=status)
 
 
 def _renamed(trajectory: Trajectory) -> Trajectory:
