@@ -67,7 +67,6 @@ def trajectory(draw: st.DrawFn, number: int) -> Trajectory:
                 policy=draw(st.sampled_from(["default", "other"])),
                 policy_version=first_version,
                 version_spans=draw(version_spans(first_version, n_tokens)),
-                branch_of=draw(st.none() | st.sampled_from(["0/0", "x"])),
                 scores={name: draw(scores(n_tokens)) for name in sorted(names)},
                 stratum=draw(st.none() | st.sampled_from(["right", "wrong"])),
                 info=draw(infos),

@@ -1,8 +1,7 @@
-"""Take the screenshots of the docs: `python docs/pictures/shoot.py [--tree] RUN TRAJECTORY`.
+"""Take the screenshots of the docs: `python docs/pictures/shoot.py RUN TRAJECTORY`.
 
 RUN was trained on `arithmetic_chain_sparse algorithm.propagation=threshold`, as by `make demo`; TRAJECTORY is one of
-its last training step with a closed gate. With `--tree`, RUN was trained on `arithmetic_chain
-algorithm.propagation=replay`, and TRAJECTORY has branches.
+its last training step with a closed gate.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Look:
 LOOKS = (Look(""), Look("_dark", "dark"), Look("_narrow", width=390, height=844, below=844))
 
 
-def main(run: Path, trajectory: str, *, tree: bool) -> None:
+def main(run: Path, trajectory: str) -> None:
     """Serve the run and take its screenshots."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -48,7 +47,7 @@ def main(run: Path, trajectory: str, *, tree: bool) -> None:
     view = subprocess.Popen([sys.executable, "-m", "creditflow", "view", str(run), "--port", str(port)])
     try:
         _wait_for(url)
-        (_shoot_tree if tree else _shoot)(url, trajectory)
+        _shoot(url, trajectory)
     finally:
         view.terminate()
 
@@ -85,25 +84,6 @@ def _shoot(url: str, trajectory: str) -> None:
         browser.close()
 
 
-def _shoot_tree(url: str, trajectory: str) -> None:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": WIDTH, "height": 760})
-        page.goto(url)
-        page.wait_for_selector("body[data-ready=true]")
-        _open(page, trajectory)
-        page.wait_for_selector("svg.tree")
-        page.evaluate("document.querySelector('header').style.position = 'static'")  # it would cover a part
-        boxes = [page.locator(f"#trajectory {part}").last.bounding_box() for part in ("h3", "table")]
-        assert boxes[0] is not None
-        assert boxes[1] is not None
-        top = boxes[0]["y"] + page.evaluate("window.scrollY")
-        height = boxes[1]["y"] + boxes[1]["height"] - boxes[0]["y"]
-        clip: FloatRect = {"x": 0, "y": top - 8, "width": WIDTH, "height": height + 16}
-        page.screenshot(path=HERE / "report_tree.png", full_page=True, clip=clip)
-        browser.close()
-
-
 def _open(page: Page, trajectory: str) -> None:
     """Open a trajectory from the list."""
     page.fill("#filter [name=training_step]", trajectory.split("-")[1])
@@ -116,4 +96,4 @@ def _open(page: Page, trajectory: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[-2]), sys.argv[-1], tree="--tree" in sys.argv)
+    main(Path(sys.argv[-2]), sys.argv[-1])

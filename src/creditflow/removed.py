@@ -4,16 +4,19 @@ docs/migration.md has a row for each entry, with the same words.
 """
 
 REMOVED: dict[str, str] = {
+    "actor_rollout_ref.rollout.branching": "leave it out; `creditflow audit RUN` samples single steps again",
     "actor_rollout_ref.rollout.multi_turn.format": "leave it out: tool calls always have the format hermes",
     "actor_rollout_ref.rollout.overlap": (
         "use verl's asynchronous modes (`--engine verl -- trainer.v1.trainer_mode=colocate_async`)"
     ),
     "algorithm.counterfactual_rollouts": "leave it out; `creditflow audit RUN` measures the values of single steps",
+    "algorithm.preset=c3": "use `posterior`, which has more signal and needs no further rollouts",
     "algorithm.preset=istar": "use `posterior`, which has more signal in every comparison and needs no reward model",
     "algorithm.preset=prime": "use `posterior`, which has more signal in every comparison and needs no reward model",
     "algorithm.preset=sharp": "use `posterior`, which has more signal and needs no further rollouts",
     "algorithm.propagation=implicit_step": "use `posterior`",
     "algorithm.propagation=leave_one_out": "use `none` or `posterior`",
+    "algorithm.propagation=replay": "use `none` or `posterior`",
     "algorithm.propagation=shapley": "use `none` or `posterior`",
     "audit.max_decisions": (
         "leave it out: a measurement takes at most 256 decisions, and `audit.max_token_frac` limits them further"

@@ -159,7 +159,7 @@ def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
         ("algorithm.gama=1", "expected an option of credit, key=value (did you mean 'gamma'?)"),
         ("data.seed=1", "expected an option of credit"),
         ("gate=ajar", "algorithm.gate: expected hard or soft, got 'ajar'"),
-        ("propagation=replay", "algorithm.propagation: replay reads branches, and none are recorded"),
+        ("propagation=replay", "removed in 0.1: use `none` or `posterior`"),
         ("algorithm.shadow={propagation: none}", "recredit already computes a second assignment"),
     ],
 )

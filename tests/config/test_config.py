@@ -366,36 +366,6 @@ def test_option_of_an_overridden_rule_is_a_notice(recipe):
     assert load_recipe(path, ["algorithm.propagation=none", "algorithm.shadow={propagation: threshold}"]).notices == ()
 
 
-UNUSED_BRANCHING = r"rollout\.branching: has no effect with algorithm\.propagation: {}; leave it out, or .*replay"
-BRANCHING = "actor_rollout_ref: {rollout: {branching: {budget: 0.3}}}"
-
-
-@pytest.mark.parametrize(
-    ("text", "overrides", "rule"),
-    [
-        (BRANCHING, [], "posterior"),
-        (f"algorithm: {{propagation: none}}\n{BRANCHING}", [], "none"),
-        ("", ["actor_rollout_ref.rollout.branching.alternatives=8"], "posterior"),
-        ("", ["algorithm.propagation=identical", "actor_rollout_ref.rollout.branching={at: agents}"], "identical"),
-    ],
-)
-def test_branching_without_effect_is_refused(recipe, text, overrides, rule):
-    with pytest.raises(ConfigError, match=UNUSED_BRANCHING.format(rule)):
-        load_recipe(recipe(text), overrides)
-
-
-def test_branching_of_an_overridden_rule_is_a_notice(recipe):
-    path = recipe(f"algorithm: {{propagation: replay}}\n{BRANCHING}")
-    assert load_recipe(path).notices == ()
-    made = load_recipe(path, ["algorithm.propagation=none"])
-    assert made.notices == ("actor_rollout_ref.rollout.branching: has no effect with algorithm.propagation: none",)
-    (record := path.with_name("config.yaml")).write_text(made.to_yaml())
-    assert load_recipe(record).notices == ()
-    assert with_effect(path, ["algorithm.propagation=none"], ["actor_rollout_ref.rollout.branching.budget=0.2"]) == []
-    budget = ["actor_rollout_ref.rollout.branching.budget=0.2"]
-    assert with_effect(path, ["algorithm.propagation=replay"], budget) == budget
-
-
 def test_comparison_drops_options_that_an_arm_ignores(recipe):
     path, others = recipe(), ["algorithm.propagation_threshold=0.7", "data.seed=3"]
     assert with_effect(path, ["algorithm.propagation=threshold"], others) == others

@@ -85,22 +85,14 @@ def test_recipe_with_a_preset_loads_from_its_record(tmp_path):
     assert load_recipe(again).config.algorithm == made.config.algorithm
 
 
-@pytest.mark.parametrize(("name", "key"), [("c3", "algorithm.propagation: replay"), ("mappo", "critic.central: True")])
-def test_engine_without_capabilities_refuses_by_name(tmp_path, name, key):
-    config = load_recipe(recipe(tmp_path, f"{{preset: {name}}}")).config
-    with pytest.raises(ConfigError, match=rf"{key} is for --engine .*; bare does not support it"):
+def test_engine_without_capabilities_refuses_by_name(tmp_path):
+    config = load_recipe(recipe(tmp_path, "{preset: mappo}")).config
+    with pytest.raises(ConfigError, match=r"critic.central: True is for --engine .*; bare does not support it"):
         expect_capabilities(config, "bare", set())
 
 
-def test_c3_takes_branching_options_of_the_recipe(tmp_path):
-    branching = "actor_rollout_ref.rollout.branching={at: agents, alternatives: 3}"
-    made = load_recipe(recipe(tmp_path, "{preset: c3}"), [branching]).config
-    assert made.actor_rollout_ref.rollout.branching.alternatives == 3
-    assert not made.algorithm.reward_decomp
-
-
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"c3", "mappo"}))
-def test_verl_runs_presets_without_replays_or_central_critic(tmp_path, name):
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"mappo"}))
+def test_verl_runs_presets_without_central_critic(tmp_path, name):
     expect_capabilities(load_recipe(recipe(tmp_path, f"{{preset: {name}}}")).config, "verl", set())
 
 

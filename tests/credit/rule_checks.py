@@ -69,8 +69,6 @@ def check_propagation_rule(rule: str) -> Report:
     Rules that compare trajectories, or are fitted to them, are not checked for independent trajectories.
     """
     record, batches, options = PROPAGATION_RULES[rule], _batches(), OPTIONS
-    if record.branches:  # `outcome_to: answer` contradicts such a rule
-        options = {title: chosen for title, chosen in OPTIONS.items() if chosen.get("outcome_to") != "answer"}
     if record.relative:  # refused with other estimators and groups
         options = {title: chosen | _RELATIVE for title, chosen in options.items()}
     cases = [

@@ -117,7 +117,7 @@ def test_every_column_checks_its_length(column):
             "t0",
             [
                 step("a", 0.5, tokens=2, prompt_ids=(1, 2), version_spans=((0, 0), (1, 1))),
-                step("b", 0.5, tokens=1, branch_of="x"),
+                step("b", 0.5, tokens=1),
             ],
             1.0,
             outcomes={"b": 0.5},

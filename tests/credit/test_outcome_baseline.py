@@ -310,7 +310,6 @@ def test_explain_names_features_and_coefficients():
     [
         ({"outcome_to": "answer"}, "expected outcome_to all, got answer"),
         ({"adv_estimator": "gae", "propagation": "identical"}, "gae values steps in its own way"),
-        ({"propagation": "replay"}, "replay values steps in its own way"),
         ({"decomp_granularity": "agent"}, "an agent's mean contains later ones"),
         ({"propagation": "irc", "adv_estimator": "relative", "group_by": "task"}, "irc compares scores and outcomes"),
         ({"prefix_features": "unknown"}, "prefix_features: expected one of"),

@@ -10,7 +10,6 @@ from creditflow.credit.presets import PRESETS
 from creditflow.data import Score
 from creditflow.errors import ConfigError
 from tests.builders import batch_of, make_trajectory, step
-from tests.credit.forests import forest
 from tests.oracle import published
 
 RULES = ("gagpo", "gigpo", "irc", "mt_grpo")
@@ -108,27 +107,6 @@ def test_mappo_equals_gae_with_the_outcome_at_the_end(seed):
     assigned = assign(batch_of(*trajectories), options("mappo"), values_T=values.ravel())
     near(assigned, published.mappo(values.tolist(), [one.outcome.value for one in trajectories], 0.99, 0.95))
     explained(assigned)
-
-
-def test_c3_equals_its_formula():
-    """Scores are graded but not paid; steps without other rollouts at their agent and turn are compared elsewhere."""
-    compared = {"task_agent_turn": 0, "decision": 0}
-    for seed in range(40):
-        trajectories, trees = forest(seed, failures=0.15)
-        assigned = assign(batch_of(*trajectories), options("c3"))
-        expected = published.c3(trees)
-        trained = {id for id, one in zip(assigned.batch.step_ids, assigned.trained_S.tolist(), strict=True) if one}
-        assert expected.keys() <= trained
-        for s, id in enumerate(assigned.batch.step_ids):
-            level = assigned.level_names[assigned.level_S[s]] if assigned.level_S[s] >= 0 else None
-            if level in compared:
-                assert assigned.advantage_S[s] == pytest.approx(expected[id], rel=0, abs=1e-12), (seed, id)
-                compared[level] += 1
-            else:
-                assert id not in expected
-        explained(assigned)
-    assert compared["decision"] > 300
-    assert compared["task_agent_turn"] > 300
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

@@ -83,7 +83,6 @@ def test_scores_are_rescaled_and_failed_ones_are_nan() -> None:
             lambda t: setattr(t.steps[1], "version_spans", np.zeros((1, 2), int)),
             "version_spans: expected a tuple of .*, got an array",
         ),
-        (lambda t: setattr(t.steps[1], "branch_of", 3), "branch_of: expected the id of a step, or None, got int 3"),
         (lambda t: setattr(t, "outcomes", [1.0]), "outcomes: expected a dict of Score by agent, got list"),
         (lambda t: t.outcomes.update(a=1.0), r"outcomes\['a'\]: expected a Score, got float 1.0; write Score"),
     ],

@@ -178,15 +178,6 @@ def test_masked_steps_do_not_count_in_the_denominator() -> None:
     np.testing.assert_allclose(weights, [1 / 8, 0.0, 1 / 4])
 
 
-@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
-def test_shares_give_a_tree_the_weight_of_a_trajectory(mode: str) -> None:
-    plain = token_weights(mode, np.array([4, 2, 3, 5]), np.array([0, 0, 1, 1]), 7.0)
-    tokens, tree_S = np.array([4, 2, 3, 5, 2, 2]), np.array([0, 0, 1, 1, 0, 0])  # two more alternatives to step 1
-    shared = token_weights(mode, tokens, tree_S, 7.0, np.array([1.0, 1 / 3, 1.0, 1.0, 1 / 3, 1 / 3]))
-    np.testing.assert_allclose(shared[[0, 2, 3]], plain[[0, 2, 3]])
-    np.testing.assert_allclose(shared[[1, 4, 5]], plain[1] / 3)
-
-
 def test_clipping_stops_gradients_beyond_its_bounds() -> None:
     logprob = torch.log(torch.tensor([1.5, 1.5, 0.5, 0.5, 4.0])).requires_grad_()
     advantage = torch.tensor([1.0, -1.0, 1.0, -1.0, -1.0])

@@ -32,7 +32,6 @@ from creditflow.rollout import ChatClient, ChatReply, Rollout, run_rollouts
 from creditflow.runs import Ledger
 from tests.builders import batch_of, examples, make_trajectory, step
 from tests.paths import TOY
-from tests.trees import tree_of_branches
 
 GOOD_DRAFT, RIGHT = 0.5, {"good": 0.9, "bad": 0.2}
 """The writer's probability of a good draft, and the critic's of a right answer for each draft."""
@@ -191,11 +190,14 @@ def test_choice_draws_candidates_with_the_stated_probability() -> None:
     assert np.abs(drawn_S / times - 4 / 9).max() < 4 * math.sqrt(4 / 9 * 5 / 9 / times)
 
 
-def test_candidates_of_an_audit_are_steps_of_rollouts() -> None:
-    a = assign(batch_of(*tree_of_branches()), CreditOptions(propagation="replay"))
-    candidates = np.flatnonzero(decision_candidates(a, ["planner", "executor", "verifier"]))
-    assert [a.batch.step_ids[s] for s in candidates] == ["t.0", "t.1", "t.2", "other.0", "other.1", "other.2"]
-    assert a.trained_S.sum() > len(candidates)
+def test_candidates_of_an_audit_are_trained_steps_with_an_outcome() -> None:
+    made = [
+        make_trajectory(id, [step("planner", 1.0), step("executor", 0.5)], outcome)
+        for id, outcome in (("t", 1.0), ("other", 0.0), ("unscored", None))
+    ]
+    a = assign(batch_of(*made), CreditOptions(propagation="none"))
+    candidates = np.flatnonzero(decision_candidates(a, ["planner"]))
+    assert [a.batch.step_ids[s] for s in candidates] == ["t.0", "other.0"]
 
 
 def test_choice_without_candidates_is_empty() -> None:

@@ -1,13 +1,4 @@
-from collections.abc import Callable
-
-import pytest
-
-from creditflow.config import load_recipe
-from creditflow.config.shipped import find_recipe
 from creditflow.engines.base import MemoryEstimate, RunEstimate
-from creditflow.engines.common.components import build_components
-from creditflow.engines.local import estimate
-from creditflow.engines.local.engine import LocalEngine
 
 GIB = 1 << 30
 
@@ -27,22 +18,3 @@ def test_run_adds_steps_and_evaluations() -> None:
 def test_memory_names_the_option_and_the_sizes() -> None:
     memory = MemoryEstimate("a.key", 2048, needed=8 * GIB, limit=24 * GIB, available=17 * GIB)
     assert memory.text() == "memory: a step needs about 8.0 GiB with a.key=2048; 17.0 of 24.0 GiB are available"
-
-
-def test_run_estimate_counts_branches(monkeypatch: pytest.MonkeyPatch) -> None:
-    def timed(run: Callable[[], object]) -> float:
-        run()
-        return 1.0
-
-    monkeypatch.setattr(estimate, "_timed", timed)
-
-    def update_s(*options: str) -> float:
-        components = build_components(load_recipe(find_recipe("arithmetic_chain_apart"), options))
-        run = LocalEngine().check(components, 2).run
-        assert run is not None
-        return run.update_s
-
-    branches = "actor_rollout_ref.rollout.branching.budget=0.5"
-    assert update_s("algorithm.propagation=replay", branches) == pytest.approx(
-        2 * update_s("algorithm.propagation=identical")
-    )

@@ -115,16 +115,15 @@ def solve_in_a_thread(task, team):
 
 
 @pytest.mark.parametrize("workflow", ["over_http.py:solve_over_http", "in_a_thread.py:solve_in_a_thread"])
-def test_branches_over_http_equal_branches_in_process(
-    recipe_file: Path, workflow: str, batches: list[list[Seed]]
-) -> None:
+def test_audit_over_http_equals_audit_in_process(recipe_file: Path, workflow: str, batches: list[list[Seed]]) -> None:
     (recipe_file.parent / "in_a_thread.py").write_text(IN_A_THREAD)
     settings = (
         "trainer.save_freq=4",
         "trainer.total_training_steps=4",
         "trainer.test_freq=-1",
-        "algorithm.propagation=replay",
-        "actor_rollout_ref.rollout.branching={budget: 0.4, alternatives: 3, continuations: 2}",
+        "audit.every=1",
+        "audit.max_token_frac=0.9",
+        "audit.continuations=2",
     )
     here, batches_here = run(recipe_file, "here", *settings), tuple(batches)
     batches.clear()

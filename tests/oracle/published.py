@@ -119,37 +119,6 @@ def irc(steps, outcome, gamma=0.9, weight=0.3):
     return weighted(turns, episodes(steps, outcome), 1.0, weight)
 
 
-def c3(trees):
-    """C3 (arXiv 2603.06859), by node id: a mean return of continuations minus the mean of the other alternatives'.
-
-    `trees`: see `tests/oracle/trees.py`; the decision of each is the context that is replayed. Every other node has the
-    mean return below it, minus the mean return of other recorded rollouts of the task with its agent at its turn.
-    """
-
-    def same(other, node):
-        return (other["agent"], other["turn"]) == (node["agent"], node["turn"])
-
-    made = {}
-    for tree in trees:
-        below = [[returned for _, returned in leaves] for leaves in tree.get("alternatives", [])]
-        values = [statistics.fmean(returns) for returns in below] or [tree["outcome"]]
-        prefix = tree["path"] if tree["at"] is None else tree["path"][: tree["at"]]
-        valued = [(node, statistics.fmean(values)) for node in prefix]
-        for leaves in tree.get("alternatives", []):
-            valued += [(node, returned) for nodes, returned in leaves for node in nodes[1:]]
-        for node, value in valued:
-            others = [
-                other["outcome"]
-                for other in trees
-                if other is not tree and other["task"] == tree["task"] and any(same(one, node) for one in other["path"])
-            ]
-            if others:
-                made[node["id"]] = value - statistics.fmean(others)
-        for i, leaves in enumerate(tree.get("alternatives", [])):
-            made[leaves[0][0][0]["id"]] = values[i] - statistics.fmean(values[:i] + values[i + 1 :])
-    return made
-
-
 def mappo(values, outcomes, gamma, lam):
     """Whitened GAE on chains; `values`: those of each trajectory's steps, with one token each."""
     flat = []

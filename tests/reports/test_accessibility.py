@@ -12,7 +12,6 @@ from creditflow.runs import Ledger
 from tests.reports.browser import opened
 from tests.reports.runs import a_run
 from tests.reports.test_page import reported, served
-from tests.reports.test_trees import a_tree_run
 
 AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text(encoding="utf-8")
 
@@ -49,10 +48,10 @@ def test_report_has_no_serious_violations(ledger: Ledger, tmp_path: Path, scheme
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_view_of_two_runs_has_no_serious_violations(ledger: Ledger, tmp_path: Path, scheme: str, width: int) -> None:
-    trees = a_tree_run(tmp_path / "trees")
-    address = "#trajectory=t~1.0&training_step=1"
-    with served(trees.path, ledger.path) as (url, _), opened(f"{url}{address}", scheme, width) as page:
-        page.wait_for_selector("svg.tree")
+    other = a_run(tmp_path / "other", training_steps=1)
+    with served(other.path, ledger.path) as (url, _), opened(url, scheme, width) as page:
+        page.locator("#list [data-trajectory]").first.click()
+        page.wait_for_selector("svg.trajectory")
         page.fill("#filter [name=text]", "executor")
         page.keyboard.press("Enter")
         page.wait_for_selector("#list td.text a")

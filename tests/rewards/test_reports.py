@@ -6,10 +6,9 @@ import math
 import pytest
 
 from creditflow.errors import TooManyFailedScores
-from creditflow.monitoring.notices import failure_events, failure_summary, rollout_events, rollout_summary
+from creditflow.monitoring.notices import failure_events, failure_summary, rollout_events
 from creditflow.rewards.manager import FunctionReport, ScoringReport, expect_few_failures
 from tests.builders import batch_of, make_trajectory
-from tests.trees import tree_of_branches
 
 
 def function(name="f", matched=4, failed=0, mean=0.5, level="step", **more):
@@ -150,20 +149,3 @@ def test_rollout_events_name_the_first_failure_once():
     validation = rollout_events(batch_of(*trajectories), 3, [failed.to_dict()], validation=True)
     assert [event.metric for event in validation] == ["val/rollout/failed_frac", "val/rollout/timeout_frac"]
     assert validation[0].text.startswith("warning: in the validation at training step 3, 2 of 4 rollouts failed")
-
-
-def test_refused_branches_are_no_failed_rollouts():
-    trajectories = tree_of_branches(reason="the branch differs from the record at step t.1")
-    (event,) = rollout_events(batch_of(*trajectories), 2, [])
-    assert (event.metric, event.numbers) == ("rollout/branch_refused_frac", {"failed": 1.0, "branches": 4.0})
-    assert event.note == (
-        "at training step 2, 1 of 4 branches were refused and are masked; the first: the branch differs from the "
-        "record at step t.1"
-    )
-    assert rollout_events(batch_of(*trajectories[:5]), 2, []) == []
-
-
-def test_rollout_summary_counts_a_whole_run():
-    rows = [{"step": 0, "val/pass_at_1": 0.5}]
-    rows += [{"step": i, "rollout/failed_frac": f, "rollout/timeout_frac": 0.0} for i, f in ((1, 0.0), (2, 0.25))]
-    assert rollout_summary(rows) == ["12.5% of rollouts failed and were masked, in 1 training step, the first 2"]

@@ -13,7 +13,6 @@ from creditflow.errors import InputError
 from creditflow.runs import Ledger, RunFolder
 from tests.builders import batch_of, make_trajectory, step
 from tests.reports.runs import a_run
-from tests.trees import tree_of_branches
 
 LIBRARIES = ("pandas", "polars", "arrow")
 TABLES = ("metrics", "trajectories", "steps", "credit", "scores")
@@ -79,22 +78,14 @@ def test_trajectories_frame_sums_their_steps(ledger) -> None:
         assert row["outcome"] == recorded.batch.outcome[n]
 
 
-def test_frames_name_failed_scores_and_branches(tmp_path) -> None:
-    folder = RunFolder.create(tmp_path / "it's a run", {"recipe": "trees"}, "")
+def test_frames_name_failed_scores(tmp_path) -> None:
+    folder = RunFolder.create(tmp_path / "it's a run", {"recipe": "failed"}, "")
     failed = make_trajectory("a", [step("planner", "failed", tokens=2), step("executor", 0.5)], outcome=1.0)
     folder.write_steps(1, batch_of(failed, make_trajectory("empty", [], outcome=0.0)))
-    folder.write_steps(2, batch_of(*tree_of_branches()))
     run = creditflow.open_run(folder.path, frames="arrow")
     scores = run.scores().to_pylist()
-    assert [(row["status"], row["value"]) for row in scores if row["training_step"] == 1] == [
-        ("failed", None),
-        ("ok", 0.5),
-    ]
-    trajectories = run.trajectories().to_pylist()
-    assert [row["steps"] for row in trajectories if row["training_step"] == 1] == [2, 0]
-    branches = {row["trajectory_id"]: row["branch_of_trajectory"] for row in trajectories if row["training_step"] == 2}
-    assert sum(of is not None for of in branches.values()) == 4
-    assert {of for of in branches.values() if of is not None} < branches.keys()
+    assert [(row["status"], row["value"]) for row in scores] == [("failed", None), ("ok", 0.5)]
+    assert [row["steps"] for row in run.trajectories().to_pylist()] == [2, 0]
     with pytest.raises(InputError, match="expected recorded credit"):
         run.credit()
     with pytest.raises(InputError, match="found none"):

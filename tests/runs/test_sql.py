@@ -13,7 +13,6 @@ from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.sql import connect
 from tests.builders import batch_of, make_trajectory, step
 from tests.paths import DOCS
-from tests.trees import tree_of_branches
 
 DOCS = DOCS / "reference" / "ledger.md"
 QUERIES = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
@@ -94,12 +93,3 @@ def test_docs_name_exactly_the_columns_of_a_step_file(tmp_path: Path) -> None:
     told.append(section.split("**Only where")[1].split("a value for each response token:")[1])
     named = {name for text in told for name in re.findall(r"`(\w+)`", text)}
     assert named == written
-
-
-def test_rollouts_leave_out_branches(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", {"recipe": "trees"}, "")
-    folder.write_steps(1, batch_of(*tree_of_branches()))
-    connection = connect(Ledger.open(tmp_path / "run"))
-    query = "SELECT count(*), count(DISTINCT trajectory_id) FROM {}"
-    assert connection.execute(query.format("steps")).fetchone() == (18, 6)
-    assert connection.execute(query.format("rollouts")).fetchone() == (6, 2)

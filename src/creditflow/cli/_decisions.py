@@ -89,9 +89,7 @@ def trained_run_audit(
     from creditflow.engines.local.outcomes import MeasuringRollouts
 
     candidate_S = decision_candidates(trained, trained_agents(components.recipe.config))
-    skipped = dict.fromkeys(
-        np.flatnonzero(~candidate_S).tolist(), "not trained, in a branch, or its outcome is unknown"
-    )
+    skipped = dict.fromkeys(np.flatnonzero(~candidate_S).tolist(), "not trained, or its outcome is unknown")
     rollouts = MeasuringRollouts(components, policy_set)
     return DecisionAudit(
         f"training step {step}; {description}",

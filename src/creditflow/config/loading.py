@@ -13,7 +13,6 @@ from creditflow.config.algorithm import AlgorithmConfig
 from creditflow.config.guard import adapt_rules
 from creditflow.config.model import SUM_NORM
 from creditflow.config.recipe import Config, Recipe
-from creditflow.config.rollout import BranchingConfig
 from creditflow.config.rule_files import load_named_files, with_loaded_files
 from creditflow.config.shipped import find_recipe, shipped_recipes
 from creditflow.config.validation import validate
@@ -44,10 +43,8 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     replaced = _spell_out_preset(layers)
     config = _merged(layers, path)
     validate(config)
-    sections = [OmegaConf.to_container(layer) for layer in layers]
-    keys = [_credit_keys(layer) for layer in sections]
-    unused = _unused_branching(config.algorithm, keys, [_sets_branching(layer) for layer in sections])
-    notices = (*replaced, *_without_effect(config.algorithm, keys), *unused)
+    keys = [_credit_keys(OmegaConf.to_container(layer)) for layer in layers]
+    notices = (*replaced, *_without_effect(config.algorithm, keys))
     keys_given = frozenset(key for key, _ in leaves(OmegaConf.to_container(given)))
     return Recipe(config=config, name=path.stem, folder=path.resolve().parent, notices=notices, given=keys_given)
 
@@ -150,7 +147,7 @@ def options_from(changed: Mapping[str, Any]) -> CreditOptions:
 
 
 def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Remove the credit options and `rollout.branching` from `others` if they have no effect beside `chosen`.
+    """Remove the credit options from `others` that have no effect beside `chosen`.
 
     A comparison gives the same overrides to all its arms; an arm whose rule ignores one of them trains without it.
     """
@@ -160,8 +157,6 @@ def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) 
     merged = _merged(layers, path)
     merged.algorithm.validate()
     ignored = {f"algorithm.{name}" for name in merged.algorithm.ignored()}
-    if not PROPAGATION_RULES[merged.algorithm.propagation].branches:
-        ignored |= {_BRANCHING, *(f"{_BRANCHING}.{name}" for name in BranchingConfig.model_fields)}
     return [other for other in others if other.partition("=")[0] not in ignored]
 
 
@@ -201,32 +196,6 @@ def _last(layers: Sequence[Mapping[str, Any]], *names: str) -> int:
     """The last layer that sets one of the options; -1 if none does."""
     having = [i for i, layer in enumerate(layers) if any(layer.get(name) is not None for name in names)]
     return having[-1] if having else -1
-
-
-_BRANCHING = "actor_rollout_ref.rollout.branching"
-
-
-def _sets_branching(keys: Any) -> bool:
-    for name in _BRANCHING.split("."):
-        keys = keys.get(name) if isinstance(keys, dict) else None
-    return bool(keys)
-
-
-def _unused_branching(
-    algorithm: AlgorithmConfig, layers: Sequence[Mapping[str, Any]], sets_branching: Sequence[bool]
-) -> tuple[str, ...]:
-    """A notice of a branching section that the rule in force does not read, as in `_without_effect`.
-
-    Raises ConfigError if it is set beside the rule or later. `sets_branching`: whether each layer sets the section.
-    """
-    set_in = [i for i, layer in enumerate(layers) if sets_branching[i] and not _is_record(layer)]
-    if not set_in or PROPAGATION_RULES[algorithm.propagation].branches:
-        return ()
-    why = f"{_BRANCHING}: has no effect with algorithm.propagation: {algorithm.propagation}"
-    if set_in[-1] >= _last(layers, "propagation"):
-        readers = [rule for rule in PROPAGATION_RULES.names() if PROPAGATION_RULES[rule].branches]
-        raise ConfigError(f"{why}; leave it out, or set algorithm.propagation: {' or '.join(readers)}")
-    return (why,)
 
 
 def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:

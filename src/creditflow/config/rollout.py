@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from creditflow._utils.sections import Section, Share, expected
 
@@ -29,23 +29,6 @@ class MultiTurnConfig(Section):
     """Tool calls in one turn; further calls are refused."""
     max_tool_response_length: PositiveInt = 2048
     """Characters of a tool's result; a longer result keeps its beginning and end."""
-
-
-class BranchingConfig(Section):
-    """Branches of recorded rollouts, for `algorithm.propagation: replay`; refused beside a rule without branches."""
-
-    budget: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Expected share of the run's generated tokens that are in branches. If all trajectories branch, it may be less."""
-    at: Literal["random", "agents", "uncertain", "disputed"] = "random"
-    """The draw of a trajectory's decision. `random`: any step. `agents`: any agent, then one of its steps. `uncertain`:
-    half of the draw follows the mean surprisal of a step's tokens. `disputed`: half of it prefers steps for which the
-    posterior of no harm (`algorithm.score_model`) is close to 1/2. Weights keep the gradient unbiased."""
-    first_step: NonNegativeInt = 0
-    """Index of the first step at which a trajectory may branch. Late decisions cost fewer tokens."""
-    alternatives: Annotated[int, Field(ge=2)] = 4
-    """Responses at a decision, the recorded one included."""
-    continuations: PositiveInt = 1
-    """Rollouts that continue each response to its end, the recorded one included."""
 
 
 class RolloutConfig(Section):
@@ -75,4 +58,3 @@ class RolloutConfig(Section):
     that sampled them, so batches differ in size. Below 1 needs `--engine verl` with an asynchronous trainer mode."""
     val_kwargs: ValKwargs = ValKwargs()
     multi_turn: MultiTurnConfig = MultiTurnConfig()
-    branching: BranchingConfig = BranchingConfig()

@@ -8,7 +8,7 @@ from creditflow.config.model import SUM_NORM
 from creditflow.config.recipe import Config, lora_rank_of, optim_of, policies_in_use, trained_policies
 from creditflow.config.team import DEFAULT_POLICY, AgentConfig, EndpointConfig, PolicyConfig, PoolConfig
 from creditflow.credit.presets import find_preset
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
 from creditflow.monitoring.guard import specs
@@ -69,30 +69,12 @@ def _validate_training(config: Config) -> None:
             f"critic.context: {config.critic.context}, but critic.central: true reads the steps of all policies; "
             "leave critic.context out"
         )
-    _validate_branching(config)
     for section, averaged in (("actor_rollout_ref.actor", actor), ("critic", config.critic)):
         if averaged.loss_agg_mode == SUM_NORM and averaged.loss_scale_factor is None:
             raise ConfigError(
                 f"{section}.loss_scale_factor: {SUM_NORM} divides by it; expected a number, such as "
                 "data.max_response_length"
             )
-
-
-def _validate_branching(config: Config) -> None:
-    """Check that branches can be drawn and count, for a rule that trains on them."""
-    options, branching = config.algorithm, config.actor_rollout_ref.rollout.branching
-    if not PROPAGATION_RULES[options.propagation].branches:
-        return
-    if options.w_o == 0:
-        raise ConfigError(
-            f"algorithm.w_o: 0, but algorithm.propagation: {options.propagation} compares outcomes of branches; use a "
-            "weight above 0, or propagation: none"
-        )
-    if branching.at == "disputed" and not options.decomposed:
-        raise ConfigError(
-            "actor_rollout_ref.rollout.branching.at: disputed reads scores and outcomes, and credit ignores scores "
-            "(algorithm.reward_decomp, reward.decomp_granularity); use random, agents or uncertain"
-        )
 
 
 def _validate_agents(agents: Mapping[str, AgentConfig]) -> None:

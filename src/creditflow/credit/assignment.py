@@ -33,7 +33,6 @@ from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, E
 from creditflow.credit.rules.base import Credit, PropagationInput, answer_steps, parent_counts
 from creditflow.credit.thresholds.base import Constant, Threshold, make_threshold, open_starved, thetas
 from creditflow.credit.tokens import at_first_token, critic_tokens, spread_over_tokens, token_terms
-from creditflow.credit.trees import Branches, compare_alternatives, measure_branches, tree_statistics
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch, validate
 from creditflow.errors import BatchError, ConfigError, EmptyBatchError, NotFiniteError, ShapeError
 
@@ -112,10 +111,7 @@ class Assignment:
     tied_S: Bools
     """[S] all credits of the group are equal, so it teaches nothing."""
     weight_S: Floats
-    """[S] the weight that balances strata, times that of the decision; 1 without strata and branches."""
-    share_S: Floats
-    """[S] the step's share in the averages of the loss, so that a trajectory with its branches weighs as one; 1 without
-    branches."""
+    """[S] the weight that balances strata; 1 without strata."""
     advantage_S: Floats
     """[S] the input of the loss, weight included."""
     advantage_T: Floats | None = field(repr=False)
@@ -280,7 +276,7 @@ def _assign(
     rule = PROPAGATION_RULES[options.propagation]
 
     outcome = outcomes(batch, options)
-    kept_S, branches = _without_copies(batch, outcome, branches=rule.branches)
+    kept_S = ~outcome.masked_S
     columns = BatchColumns(batch, np.full(batch.n_steps, -1), options.max_version_lag)
     rewards = sub_rewards(columns, options, kept_S)
     judged_S = rewards.scored_S & options.decomposed
@@ -313,7 +309,6 @@ def _assign(
             stratum_S=stratum_S,
             parents_S=parent_counts(batch),
             columns=columns,
-            branches=branches,
         )
     )
     _expect_credit(batch, credit, estimator, options)
@@ -341,8 +336,6 @@ def _assign(
         own_S,
         trained_S,
         options,
-        outcome,
-        branches,
         values_T,
         token_reward_T,
     )
@@ -408,7 +401,6 @@ def _assign(
         divisor_S=divisor_S,
         tied_S=groups.tied_S,
         weight_S=weight_S,
-        share_S=np.ones(batch.n_steps) if branches is None else branches.share_S,
         advantage_S=advantage_S,
         advantage_T=advantage_T,
         unscaled_T=estimate.unscaled_T,
@@ -446,23 +438,15 @@ def _compare(
     own_S: Floats,
     trained_S: Bools,
     options: CreditOptions,
-    outcome: Outcomes,
-    branches: Branches | None,
     values_T: Floats | None,
     token_reward_T: Floats | None,
 ) -> _Comparison:
-    """Compare steps within their groups, the alternatives of a decision with one another.
+    """Compare steps within their groups.
 
     `credit_S`, `own_S`: [S] credit and its own part, without rewards that are paid token by token.
     """
     batch, groups = columns.batch, no_groups(columns.batch.n_steps)
-    recorded_S, compared_S = credit_S, credit_S
-    if branches is not None:
-        recorded_S = own_S + options.w_o * outcome.value_S
-        compared_S = own_S + options.w_o * branches.value_S
-    if estimator.grouped and branches is not None:
-        groups = tree_statistics(columns, branches, recorded_S, compared_S, trained_S, options.group_by)
-    elif estimator.grouped:
+    if estimator.grouped:
         groups = BASELINES[options.baseline](columns, credit_S, trained_S, options.group_by)
     estimate = estimator.estimate(
         EstimatorInput(
@@ -477,28 +461,11 @@ def _compare(
             token_reward_T=token_reward_T,
         )
     )
-    share_S = None if branches is None else branches.share_S
-    weight_S = stratum_weights(batch, columns.stratum_S, trained_S, share_S)
+    weight_S = stratum_weights(batch, columns.stratum_S, trained_S)
     groups, baseline_S, shift_S, divisor_S = _scale(
-        columns, estimator, estimate, credit_S, trained_S, groups, options.adv_estimator, branches
+        columns, estimator, estimate, credit_S, trained_S, groups, options.adv_estimator
     )
-    if branches is not None:
-        weight_S *= branches.factor_S
-        if not estimator.grouped:
-            compare_alternatives(branches, recorded_S, compared_S, groups)
-            baseline_S = np.where(branches.decided_S >= 0, groups.mean_S, baseline_S)
     return _Comparison(groups, estimate, weight_S, baseline_S, shift_S, divisor_S)
-
-
-def _without_copies(batch: TrajectoryBatch, outcome: Outcomes, *, branches: bool) -> tuple[Bools, Branches | None]:
-    """The steps [S] that are neither masked nor left out of their tree, and the trees.
-
-    `branches`: whether the rule trains on branches; any other rule trains on the recorded trajectories alone.
-    """
-    found = measure_branches(batch, outcome.value_S, outcome.known_S)
-    if found is None:
-        return ~outcome.masked_S, None
-    return ~outcome.masked_S & (~found.left_out_S if branches else found.root_S), found if branches else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -663,13 +630,10 @@ def _scale(
     trained_S: Bools,
     groups: Groups,
     name: str,
-    branches: Branches | None,
 ) -> tuple[Groups, Floats, Floats, Floats]:
     """(groups, baseline_S, shift_S, divisor_S): the estimator's choice, then whitened if it is a whitening estimator.
 
-    For a whitening estimator without groups, the whitening mean is added to the baseline. With branches, the whitening
-    statistics come from the recorded trajectories, without decisions if there are other steps, and alternatives are not
-    shifted.
+    For a whitening estimator without groups, the whitening mean is added to the baseline.
     """
     _expect_type(estimate, Estimate, f"algorithm.adv_estimator: {name}")
     batch = columns.batch
@@ -681,20 +645,13 @@ def _scale(
             f"algorithm.adv_estimator: {name} is whitened, and so divided by its own spread: expected divisor_S None"
         )
     scaled_S = trained_S & (groups.group_S >= 0) if estimator.grouped else trained_S
-    over_S = scaled_S
-    if branches is not None:
-        plain_S = scaled_S & branches.root_S & (branches.decided_S < 0)
-        over_S = plain_S if plain_S.any() else scaled_S & branches.root_S
-    left_S = np.where(over_S & ~groups.tied_S, credit_S - estimate.baseline_S, 0.0)
-    stats = whitening(columns, left_S, token_moments(batch, estimate, groups.tied_S), over_S)
-    code_S = stats.code_S if branches is None else _codes_by_policy(batch, stats.code_S, scaled_S)
-    at = np.flatnonzero(code_S >= 0)
-    code = code_S[at]
+    left_S = np.where(scaled_S & ~groups.tied_S, credit_S - estimate.baseline_S, 0.0)
+    stats = whitening(columns, left_S, token_moments(batch, estimate, groups.tied_S), scaled_S)
+    at = np.flatnonzero(stats.code_S >= 0)
+    code = stats.code_S[at]
     divisor_S[at] = np.sqrt(stats.variance_P + WHITENING_EPSILON)[code]
     if estimator.grouped:
         shift_S[at] = stats.mean_P[code]
-        if branches is not None:
-            shift_S[branches.decided_S >= 0] = 0.0
         tied_S = groups.tied_S.copy()
         tied_S[at] |= stats.tied_P[code]
         return replace(groups, tied_S=tied_S), estimate.baseline_S, shift_S, divisor_S
@@ -703,11 +660,3 @@ def _scale(
     made.size_S[at], made.mean_S[at] = stats.trajectories_P[code], stats.mean_P[code]
     made.spread_S[at], made.tied_S[at] = np.sqrt(stats.variance_P)[code], stats.tied_P[code]
     return made, estimate.baseline_S + made.mean_S, shift_S, divisor_S
-
-
-def _codes_by_policy(batch: TrajectoryBatch, code_S: Ints, scaled_S: Bools) -> Ints:
-    """[S] the whitening code of each step in `scaled_S`, from another step of its policy; -1 without one."""
-    code_P = np.full(len(batch.policy_names), -1)
-    at = np.flatnonzero(code_S >= 0)
-    code_P[batch.policy_of_step[at]] = code_S[at]
-    return np.where(scaled_S, code_P[batch.policy_of_step], -1)

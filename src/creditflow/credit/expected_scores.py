@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from creditflow.credit.history import WINDOW, Observations
-from creditflow.credit.score_model import with_copies
 from creditflow.credit.step_posteriors import (
     BINS,
     SLIP,
@@ -33,7 +32,6 @@ from creditflow.credit.step_posteriors import (
     numbered,
     step_posteriors,
 )
-from creditflow.credit.trees import rollouts_of
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 
 _HARM, _SURVIVES = 0.3, 0.1
@@ -72,26 +70,23 @@ def expected_scores(
     `success_S`, `known_S`: [S] the outcome of the step's agent, from 0 to 1, and whether it is known. `kept_S`: [S]
     steps that are compared and not masked; `masked_S`: [S] masked steps. `sub_reward_S`, `scored_S`: [S] sub-rewards,
     read where scored. `before`: the observations of earlier batches.
-
-    The rates come from rollouts alone: branches repeat steps. The posterior of a branch also reads the copied steps.
     """
     bin_S = np.where(scored_S, bins(np.where(scored_S, sub_reward_S, 0.0)), -1)
-    at = np.flatnonzero(with_copies(batch, kept_S))
-    learned = at[rollouts_of(batch)[batch.trajectory_of_step[at]]]
-    cell_L = cells_of(batch, learned)
+    at = np.flatnonzero(kept_S)
+    cell_S = cells_of(batch, at)
     observed = _thinned(
         batch.agent_names,
-        cell_L,
-        batch.agent_of_step[learned],
-        bin_S[learned],
-        np.where(known_S, success_S, -1.0)[learned],
+        cell_S,
+        batch.agent_of_step[at],
+        bin_S[at],
+        np.where(known_S, success_S, -1.0)[at],
     )
     names, rates = _learned([*before, observed], batch.agent_names)
     assert names[: len(batch.agent_names)] == batch.agent_names
     harmless_S = np.full(batch.n_steps, np.nan)
     if len(at):
         agent_S = batch.agent_of_step[at]
-        found = step_posteriors(rates, cells_of(batch, at), agent_S, bin_S[at], success_S[at], known_S[at])
+        found = step_posteriors(rates, cell_S, agent_S, bin_S[at], success_S[at], known_S[at])
         harmless_S[at] = found.harmless_S
     harmless_S[~(scored_S | known_S)] = np.nan
     worth_S = worth_if_wrong(batch, sub_reward_S, scored_S, masked_S)
@@ -99,14 +94,14 @@ def expected_scores(
 
 
 def worth_if_wrong(batch: TrajectoryBatch, sub_reward_S: Floats, scored_S: Bools, masked_S: Bools) -> Floats:
-    """[S] v_t: the step's own sub-reward if below 1, else its agent's mean below 1 over rollouts that are not masked.
+    """[S] v_t: the step's own sub-reward if below 1, else its agent's mean below 1 over steps that are not masked.
 
     `scored_S`: [S] steps whose sub-reward counts.
     """
     agent_S, agents = batch.agent_of_step, len(batch.agent_names)
     score_S = np.where(scored_S, sub_reward_S, 1.0)
     below_S = scored_S & (bins(score_S) < BINS - 1)
-    among = np.flatnonzero(below_S & ~masked_S & rollouts_of(batch)[batch.trajectory_of_step])
+    among = np.flatnonzero(below_S & ~masked_S)
     count_A = np.bincount(agent_S[among], minlength=agents)
     mean_A = np.bincount(agent_S[among], score_S[among], agents) / np.maximum(count_A, 1)
     return np.where(below_S, score_S, mean_A[agent_S])

@@ -20,7 +20,6 @@ from creditflow.credit.score_model import ScoreModel
 from creditflow.credit.score_weights import ScoreWeights
 from creditflow.credit.step_posteriors import successes
 from creditflow.credit.tokens import at_first_token
-from creditflow.credit.trees import rollouts_of
 from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.errors import ConfigError
 
@@ -134,7 +133,7 @@ def fit(
         weights = score_weights.score_weights(
             columns,
             outcome.value_S,
-            known_S & rollouts_of(columns.batch)[columns.batch.trajectory_of_step],  # a branch repeats its first steps
+            known_S,
             rewards.value_S,
             judged_S,
             options.w_r,

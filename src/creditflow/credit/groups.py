@@ -49,9 +49,7 @@ BACK_OFF = ("task_agent", "agent_turn", "agent")
 
 POLICY = "policy"
 """The level of estimators that compare all tokens of a policy."""
-DECISION = "decision"
-"""The level of the alternatives that were sampled at one decision (`creditflow.credit.trees`)."""
-LEVEL_NAMES = (*LEVELS, POLICY, DECISION)
+LEVEL_NAMES = (*LEVELS, POLICY)
 
 PARENTS = {
     "task_agent_state": ("agent",),  # the same prompt may come at different turns
@@ -176,8 +174,6 @@ def describe(batch: TrajectoryBatch, level: str, step: int, stratum: int, max_ve
     }
     if level == POLICY:
         return f"policy={batch.policy_names[batch.policy_of_step[step]]}"
-    if level == DECISION:
-        return f"decision={words['agent']} at step {batch.index_of_step[step]}"
     components = [f"{part}={words[part]}" for part in LEVELS[level]]
     newest = int(shared_versions(batch, max_version_lag)[step])
     version = str(newest) if max_version_lag == 0 else f"{newest - max_version_lag}..{newest}"

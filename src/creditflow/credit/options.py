@@ -31,10 +31,10 @@ class CreditOptions:
     reward_decomp: bool = True
     """Whether sub-rewards enter credit. False: outcome only, and no gate closes."""
     propagation: str = "posterior"
-    """The propagation rule: `identical`, `uniform`, `none`, `discounted`, `threshold`, `posterior`, `replay`, a
-    registered rule, or `file.py:function`. A recipe that sets no rule, but an option that `posterior`
-    cannot use, gets `threshold` for options of gates and `share`, and `none` for `score_weight`, `score_model`, `w_m`,
-    `outcome_baseline: prefix` and `decomp_granularity: token_level`."""
+    """The propagation rule: `identical`, `uniform`, `none`, `discounted`, `threshold`, `posterior`, a registered rule,
+    or `file.py:function`. A recipe that sets no rule, but an option that `posterior` cannot use, gets `threshold` for
+    options of gates and `share`, and `none` for `score_weight`, `score_model`, `w_m`, `outcome_baseline: prefix` and
+    `decomp_granularity: token_level`."""
     propagation_threshold: Any = 0.5
     """theta: a gate is open if the sub-reward is above it. Below 0 all gates are open; from 1 on, those of scored steps
     are closed. A number, or `{kind: fixed | tuned | noise | quantile | file.py:Class, ...}`, see
@@ -211,12 +211,6 @@ class CreditOptions:
                 "expected answer, got all",
             ),
             (
-                "adv_estimator",
-                critic and rule.branches,
-                f"{self.adv_estimator} has values of its own, and {self.propagation} measures them: expected another "
-                "estimator",
-            ),
-            (
                 "outcome_baseline",
                 prefix and outcome_to == "answer" and "outcome_to" not in rule.ignores,
                 "prefix predicts the outcome of each step; an outcome that enters at the answer has one baseline for "
@@ -224,9 +218,8 @@ class CreditOptions:
             ),
             (
                 "outcome_baseline",
-                prefix and (critic or rule.branches),
-                f"{self.adv_estimator if critic else self.propagation} values steps in its own way: expected group, "
-                "got prefix",
+                prefix and critic,
+                f"{self.adv_estimator} values steps in its own way: expected group, got prefix",
             ),
             (
                 "outcome_baseline",
@@ -250,22 +243,6 @@ class CreditOptions:
                 rule.expects and self.decomp_granularity == "token_level",
                 f"{self.propagation} gives a step one value: expected step or agent, got token_level; or set another "
                 "rule, such as propagation: none",
-            ),
-            (
-                "outcome_to",
-                rule.branches and outcome_to != "all",
-                f"{self.propagation} gives every step its agent's part of the outcome: expected all, got "
-                f"{self.outcome_to}",
-            ),
-            (
-                "decomp_granularity",
-                rule.branches and self.decomp_granularity == "token_level",
-                f"{self.propagation} compares whole steps: expected step, agent or trajectory, got token_level",
-            ),
-            (
-                "baseline",
-                rule.branches and self.baseline != "group",
-                f"{self.propagation} compares the alternatives of a decision: expected group, got {self.baseline}",
             ),
             (
                 "adv_estimator",
@@ -294,11 +271,7 @@ class CreditOptions:
 
     def _outcome_to_answer_alone(self) -> bool:
         """Whether rule and estimator require `outcome_to: answer`: a critic counts a shared outcome once per step."""
-        return (
-            ADVANTAGE_ESTIMATORS[self.adv_estimator].critic
-            and PROPAGATION_RULES[self.propagation].pays_own
-            and not PROPAGATION_RULES[self.propagation].branches
-        )
+        return ADVANTAGE_ESTIMATORS[self.adv_estimator].critic and PROPAGATION_RULES[self.propagation].pays_own
 
     def ignored(self) -> dict[str, tuple[str, ...]]:
         """Options without effect, each with the options that cause this."""
@@ -370,10 +343,6 @@ class CreditOptions:
                 )
         own = {name: getattr(self, name) for name in known}
         made = CreditOptions(**{**own, **self.shadow})
-        if made.propagation != self.propagation and PROPAGATION_RULES[made.propagation].branches:
-            raise ConfigError(
-                f"algorithm.shadow.propagation: {made.propagation} needs rollouts of its own: expected another rule"
-            )
         if ADVANTAGE_ESTIMATORS[made.adv_estimator].critic and not ADVANTAGE_ESTIMATORS[self.adv_estimator].critic:
             raise ConfigError(
                 f"algorithm.shadow.adv_estimator: expected an estimator without a critic beside {self.adv_estimator}, "

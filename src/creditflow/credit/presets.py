@@ -49,15 +49,6 @@ PRESETS: dict[str, Preset] = {
         norm_adv_by_std_in_grpo=True,
         group_by="task_agent_turn",
     ),
-    "c3": _credit(
-        "2603.06859",
-        propagation="replay",
-        reward_decomp=False,
-        outcome_to="all",
-        adv_estimator="rloo",
-        baseline="group",
-        group_by="task_agent_turn",
-    ),
     "calibrated": _credit(
         "",
         propagation="none",

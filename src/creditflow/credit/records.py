@@ -49,8 +49,6 @@ class PropagationRule:
     does not (`Estimator.relative`)."""
     reads: tuple[str, ...] = ()
     """The options of RULE_OPTIONS that the rule reads."""
-    branches: bool = False
-    """Whether the rule trains on branches of recorded trajectories (`creditflow.credit.trees`)."""
     expects: bool = False
     """Whether a step's own reward is that of its expected sub-reward, given all scores and the outcome
     (`creditflow.credit.expected_scores`)."""
@@ -142,7 +140,6 @@ def propagation_rule(
     comparison_rank: int = 0,
     relative: bool = False,
     reads: tuple[str, ...] = (),
-    branches: bool = False,
     expects: bool = False,
 ) -> Callable[[F], F]:
     """Register a function from PropagationInput to Credit as `algorithm.propagation: name`.
@@ -162,7 +159,6 @@ def propagation_rule(
             comparison_rank,
             relative,
             reads,
-            branches,
             expects,
         )
         PROPAGATION_RULES.declare(name, rule, function)

@@ -23,10 +23,8 @@ from creditflow.credit.step_posteriors import (
     cells_of,
     counts_of,
     harm_and_scores,
-    numbered,
     step_posteriors,
 )
-from creditflow.credit.trees import rollouts_of, trees_of
 from creditflow.data import Bools, Floats, TrajectoryBatch
 
 PART, SLIPS = "score_model", "score_model_slips"
@@ -67,10 +65,8 @@ def score_model(
     `success_S`, `known_S`: [S] the outcome of the step's agent, from 0 to 1, and whether it is known. `kept_S`: [S]
     steps that are not masked. `sub_reward_S`, `scored_S`: [S] sub-rewards, read where scored. `counts`, `slips`: the
     sums of earlier batches.
-
-    The rates come from rollouts alone: branches repeat steps. The posterior of a branch also reads the copied steps.
     """
-    at = np.flatnonzero(with_copies(batch, kept_S))
+    at = np.flatnonzero(kept_S)
     bin_S = np.where(scored_S, bins(np.where(scored_S, sub_reward_S, 0.0)), -1)[at]
     agent_S, known_S, success_S = batch.agent_of_step[at], known_S[at], success_S[at]
     cell_S = cells_of(batch, at)
@@ -83,33 +79,20 @@ def score_model(
     before_2 = before_2 if before_2.shape == (2,) else np.zeros(2)
     rates, found_AZB, found_2 = _rates(before_AZB, before_2), np.zeros_like(before_AZB), np.zeros(2)
     harmless_S = alone_S = np.ones(len(at))
-    # L: the steps of rollouts.
-    learned = np.flatnonzero(rollouts_of(batch)[batch.trajectory_of_step[at]])
-    agent_L, bin_L = agent_S[learned], bin_S[learned]
-    seen_L = (numbered(cell_S[learned]), agent_L, bin_L, success_S[learned], known_S[learned])
-    for _ in range(_ROUNDS if len(learned) else 0):
-        of_L = step_posteriors(rates, *seen_L)
-        found_AZB, found_2 = counts_of(of_L, agent_L, bin_L, agents), of_L.slips
+    seen_S = (cell_S, agent_S, bin_S, success_S, known_S)
+    for _ in range(_ROUNDS if len(at) else 0):
+        of_S = step_posteriors(rates, *seen_S)
+        found_AZB, found_2 = counts_of(of_S, agent_S, bin_S, agents), of_S.slips
         rates, last = _rates(before_AZB + found_AZB, before_2 + found_2), rates
         if np.abs(rates.harm_A - last.harm_A).max() < _CONVERGED:
             break
-    if len(learned):
-        found_2 = step_posteriors(rates, *seen_L).slips
     if len(at):
-        of_S = step_posteriors(rates, cell_S, agent_S, bin_S, success_S, known_S)
-        harmless_S, alone_S = of_S.harmless_S, of_S.alone_S
+        of_S = step_posteriors(rates, *seen_S)
+        harmless_S, alone_S, found_2 = of_S.harmless_S, of_S.alone_S, of_S.slips
     whole = np.full((2, batch.n_steps), np.nan)
     whole[:, at] = harmless_S, alone_S
-    present = np.unique(agent_L)
+    present = np.unique(agent_S)
     return ScoreModel(whole[0], whole[1], rates, {batch.agent_names[a]: found_AZB[a] for a in present}, {"": found_2})
-
-
-def with_copies(batch: TrajectoryBatch, kept_S: Bools) -> Bools:
-    """[S] kept steps, and the copies before those of branches."""
-    if (trees := trees_of(batch)) is None:
-        return kept_S
-    kept_N = np.bincount(batch.trajectory_of_step[kept_S], minlength=batch.n_trajectories) > 0
-    return np.asarray(kept_S | (trees.copied_S(batch) & kept_N[batch.trajectory_of_step]))
 
 
 def _rates(counts_AZB: Floats, slips_2: Floats) -> Rates:

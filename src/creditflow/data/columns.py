@@ -176,8 +176,6 @@ class Columns(_Remembered):
     """[N] `Trajectory.outcomes`."""
     version_spans: Annotated[Sequence[tuple[tuple[int, int], ...]], Per("S", "version_spans", optional=True)] = ()
     """[S] `Step.version_spans`."""
-    branch_of: Annotated[Sequence[str | None], Per("S", "branch_of", optional=True)] = ()
-    """[S] `Step.branch_of`."""
 
     @property
     def n_trajectories(self) -> int:

@@ -74,7 +74,6 @@ _OF_STEP = pa.schema(
         ("policy", _TEXT),
         ("policy_version", pa.int64()),
         ("version_spans", _INTS),  # first token and version of each span, in one list
-        ("branch_of", _TEXT),
         ("scores", _TEXT),  # JSON: name -> score
         ("stratum", _TEXT),
         ("step_info", _TEXT),  # JSON
@@ -88,7 +87,7 @@ _OF_STEP = pa.schema(
 )
 _CAME_LATER = {
     *("ref_logprobs", "score_names", "score_values", "score_status", "score_weights"),
-    *("outcomes", "version_spans", "branch_of"),
+    *("outcomes", "version_spans"),
 }
 """Columns that older files do not have."""
 FORMAT = 2
@@ -511,7 +510,6 @@ def _from_before(table: pa.Table) -> dict[str, pa.Array]:
         "ref_logprobs": [[] if id.is_valid else None for id in ids],
         "outcomes": [None] * table.num_rows,
         "version_spans": [[] if id.is_valid else None for id in ids],
-        "branch_of": [None] * table.num_rows,
         "score_names": column(lambda name, score, r: name),
         "score_values": column(rescaled),
         "score_status": column(lambda name, score, r: CODE_OF_STATUS[score.status]),
@@ -540,7 +538,7 @@ def _starts(table: pa.Table) -> tuple[Bools, Bools]:
     return first_R, has_step_R
 
 
-_OPTIONAL = ("answer", "outcome", "outcome_score", "outcomes", "stratum", "branch_of")
+_OPTIONAL = ("answer", "outcome", "outcome_score", "outcomes", "stratum")
 """Columns that may be null."""
 
 

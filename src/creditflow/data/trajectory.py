@@ -147,8 +147,6 @@ class Step:
     version_spans: tuple[tuple[int, int], ...] = ()
     """For a response that several versions of the policy sampled: `(first token, policy version)` of each span of
     tokens, in order, the first one from token 0. Empty: `policy_version` sampled all of it."""
-    branch_of: str | None = None
-    """The id of the recorded step that this step replaces, the first one of a branch; None for other steps."""
     scores: dict[str, Score] = field(default_factory=dict)
     stratum: str | None = None
     """A label, computed from the prompt alone, that splits groups (`algorithm.strata`)."""

@@ -365,8 +365,6 @@ def _check_step(where: str, step: Step, trajectory_id: str) -> None:
         raise BatchError(f"{where}: version_spans: expected a tuple of (first token, policy version), got {got}")
     if step.trajectory_id != trajectory_id:
         raise BatchError(f"{where}: expected trajectory_id {trajectory_id}, got {step.trajectory_id}")
-    if step.branch_of is not None and not isinstance(step.branch_of, str):
-        raise BatchError(f"{where}: branch_of: expected the id of a step, or None, got {shown(step.branch_of)}")
     if step.stratum is not None:
         _expect_texts(where, step, ("stratum",))
     if not isinstance(step.scores, Mapping):

@@ -19,7 +19,6 @@ from pathlib import Path
 from creditflow._utils.plugins import installed, load
 from creditflow._utils.progress import Reporter
 from creditflow.config import Config, Recipe, trained_policies
-from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.data import Floats, Trajectory
 from creditflow.engines.common.components import Components
 from creditflow.engines.common.rollouts import total_steps
@@ -41,8 +40,6 @@ class Capability(StrEnum):
     """`check` and `evaluate` are implemented."""
     AUDIT = "audits in training"
     """It continues recorded trajectories from single decisions (`audit.every`)."""
-    BRANCHES = "branches of recorded rollouts"
-    """It samples the branches that a propagation rule trains on (`algorithm.propagation: replay`)."""
     CRITIC_CONTEXT = "a critic that reads the whole trajectory"
     """`critic.context` or `critic.central` other than the default."""
     FALLBACK_ADAPTERS = "adapters in the fallback"
@@ -58,7 +55,7 @@ CAPABILITY_OPTIONS = {
     "critic.central": ((True,), Capability.CRITIC_CONTEXT),
     "guard.fallback.trainable": (("lora",), Capability.FALLBACK_ADAPTERS),
 }
-"""Recipe options, and their values that need a capability. Propagation rules declare their needs in their records."""
+"""Recipe options, and their values that need a capability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +226,7 @@ def sampling_engine(engine: Engine) -> Engine:
 
 def expect_capabilities(config: Config, name: str, capabilities: Collection[Capability]) -> None:
     """Raise ConfigError for an option that needs a capability which the engine `name` lacks."""
-    rule = PROPAGATION_RULES[config.algorithm.propagation]
-    unsupported = ["algorithm.propagation"] if rule.branches and Capability.BRANCHES not in capabilities else []
-    unsupported += [
+    unsupported = [
         key
         for key, (values, capability) in CAPABILITY_OPTIONS.items()
         if capability not in capabilities and attrgetter(key)(config) in values

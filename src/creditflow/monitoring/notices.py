@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from creditflow.credit.trees import rollouts_of
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
 from creditflow.monitoring.guard import FAILED_ROLLOUTS, FAILED_SCORES, TIED_GROUPS, WARN, GuardEvent
-from creditflow.rollout.branching import REFUSED
 
 if TYPE_CHECKING:
     from creditflow.credit import Assignment
@@ -59,14 +57,14 @@ def rollout_events(
 ) -> list[GuardEvent]:
     """Return events for the first batch with failed rollouts, and the first with rollouts counted as 0.
 
-    The latter exceeded their time limit under `timeout_outcome: zero`. Branches have separate events, as have
-    validations. `past`: the lines of the run's `events.jsonl`.
+    The latter exceeded their time limit under `timeout_outcome: zero`. Validations have separate
+    events. `past`: the lines of the run's `events.jsonl`.
     """
     prefix, when = ("val/", "in the validation at") if validation else ("", "at")
     failures = (
         (
             prefix + one.metric,
-            {"failed": float(one.failed), one.kind: float(one.count)},
+            {"failed": float(one.failed), "rollouts": float(one.count)},
             f"{when} training step {step}, {one.text()}",
         )
         for one in failed_rollouts(batch)
@@ -76,47 +74,36 @@ def rollout_events(
 
 @dataclass(frozen=True, slots=True)
 class FailedRollouts:
-    """Rollouts or branches that failed in the same way."""
+    """Rollouts that failed in the same way."""
 
     metric: str
-    kind: str
-    """`rollouts` or `branches`."""
     failed: int
     count: int
-    """All of this kind."""
     effect: str
     first: str
     """The first reason."""
 
     def text(self) -> str:
         """Their number, the effect and the first reason."""
-        return f"{self.failed} of {self.count} {self.kind} {self.effect}; the first: {self.first}"
+        return f"{self.failed} of {self.count} rollouts {self.effect}; the first: {self.first}"
 
 
 def failed_rollouts(batch: TrajectoryBatch) -> list[FailedRollouts]:
-    """Return failed and late rollouts, refused and failed branches; only those that exist."""
-    rollout_N, infos = rollouts_of(batch), batch.trajectory_info
+    """Return failed and late rollouts; only those that exist."""
+    infos = batch.trajectory_info
     failed_N = batch.status_of_trajectory == TRAJECTORY_STATUSES.index("failed")
     late_N = np.array(["timed_out" in info for info in infos], dtype=np.bool_) & ~failed_N
-    refused_N = np.array([REFUSED in info for info in infos], dtype=np.bool_)
     late = "exceeded their time limit and count as outcome 0"
     kinds = (
-        ("rollout/failed_frac", "rollouts", rollout_N, failed_N, "failed and are masked", "error"),
-        ("rollout/timeout_frac", "rollouts", rollout_N, late_N, late, "agent_error"),
-        ("rollout/branch_refused_frac", "branches", ~rollout_N, refused_N, "were refused and are masked", "error"),
-        ("rollout/branch_failed_frac", "branches", ~rollout_N, failed_N & ~refused_N, "failed and are masked", "error"),
+        ("rollout/failed_frac", failed_N, "failed and are masked", "error"),
+        ("rollout/timeout_frac", late_N, late, "agent_error"),
     )
     return [
         FailedRollouts(
-            metric,
-            kind,
-            int(at_N.sum()),
-            int(of_N.sum()),
-            effect,
-            str(infos[int(np.argmax(at_N))].get(key, "")),
+            metric, int(failing_N.sum()), len(failing_N), effect, str(infos[int(np.argmax(failing_N))].get(key, ""))
         )
-        for metric, kind, of_N, failing_N, effect, key in kinds
-        if (at_N := of_N & failing_N).any()
+        for metric, failing_N, effect, key in kinds
+        if failing_N.any()
     ]
 
 
@@ -166,15 +153,14 @@ class Truncations:
 
 
 def truncations(batch: TrajectoryBatch) -> list[Truncations]:
-    """Return the agents with truncated responses in rollouts, in the order of the batch."""
-    rollout_S = rollouts_of(batch)[batch.trajectory_of_step]
+    """Return the agents with truncated responses, in the order of the batch."""
     reasons = {s: info["finish_reason"] for s, info in batch.step_infos_with({"finish_reason"}).items()}
     cut_S = np.isin(np.arange(batch.n_steps), [s for s, reason in reasons.items() if reason == "length"])
     lengths_S = np.diff(batch.token_offsets)
     return [
         Truncations(name, int(cut_S[of_agent_S].sum()), int(of_agent_S.sum()), int(lengths_S[of_agent_S & cut_S].max()))
         for a, name in enumerate(batch.agent_names)
-        if (cut_S & (of_agent_S := rollout_S & (batch.agent_of_step == a))).any()
+        if (cut_S & (of_agent_S := batch.agent_of_step == a)).any()
     ]
 
 

@@ -16,7 +16,6 @@ from creditflow.credit.records import FORMULA, NOTHING, PROPAGATION_RULES, UNKNO
 from creditflow.credit.rules.base import SHARES, parent_counts
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
 from creditflow.reports.text import cut
-from creditflow.reports.trees import branch_of, copied_steps, decision_of
 from creditflow.reports.why import first_error, terms, tree
 from creditflow.runs import Ledger, Recorded
 
@@ -32,16 +31,13 @@ class UnknownIdError(LookupError):
 def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
     """The graph of a trajectory: nodes are steps, edges lead from parents; `flow` is the credit received along an edge.
 
-    A rollout with branches has its `decision`; a branch has its place in the tree (`branch`), and the ids of the
-    recorded steps that its first steps repeat (`copy_of`).
-
     Raises UnknownIdError if the training step has no such trajectory.
     """
     batch, a = recorded.batch, recorded.assignment
     n = _place(batch.trajectory_ids, trajectory_id, "trajectory", recorded.step)
     at = np.flatnonzero(batch.trajectory_of_step == n)
     wrong = first_error(a, batch, at.tolist())
-    score, copies = batch.outcome_scores[n], copied_steps(batch, n)
+    score = batch.outcome_scores[n]
     return {
         "training_step": recorded.step,
         "trajectory_id": trajectory_id,
@@ -56,12 +52,7 @@ def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
             for agent, own in (batch.outcomes_of_agents[n] if batch.outcomes_of_agents else {}).items()
         },
         "status": TRAJECTORY_STATUSES[batch.status_of_trajectory[n]],
-        "branch": branch_of(batch, n),
-        "decision": decision_of(batch, a, n),
-        "steps": [
-            {**_node(batch, a, s, first_error=s == wrong), "copy_of": copies.get(int(batch.index_of_step[s]))}
-            for s in at.tolist()
-        ],
+        "steps": [_node(batch, a, s, first_error=s == wrong) for s in at.tolist()],
         "edges": _edges(batch, a, int(at[0]), int(at[-1]) + 1) if at.size else [],
     }
 

@@ -58,7 +58,7 @@ def credit_by_position(ledger: Ledger) -> RunFigure:
     """
     rows = _ask(
         ledger,
-        f'SELECT agent, least("index", {_POSITIONS - 1}), avg(credit), avg(abs(advantage)) FROM rollouts '
+        f'SELECT agent, least("index", {_POSITIONS - 1}), avg(credit), avg(abs(advantage)) FROM steps '
         "WHERE trained AND step_id IS NOT NULL GROUP BY ALL ORDER BY ALL",
     )
     agents = list(dict.fromkeys(row[0] for row in rows))
@@ -84,7 +84,7 @@ def gates(ledger: Ledger) -> RunFigure:
         ledger,
         "SELECT agent, training_step, avg(gate_open::INT) FILTER (WHERE scored), "
         "sum(abs(withheld)) FILTER (WHERE NOT isnan(withheld)) / nullif(sum(abs(credit) + abs(withheld)), 0) "
-        "FROM rollouts WHERE step_id IS NOT NULL AND credit IS NOT NULL GROUP BY ALL ORDER BY ALL",
+        "FROM steps WHERE step_id IS NOT NULL AND credit IS NOT NULL GROUP BY ALL ORDER BY ALL",
     )
     figure, axes = _panels(2)
     _lines(axes[0], rows, 2)
@@ -100,7 +100,7 @@ def reward_functions(ledger: Ledger) -> RunFigure:
         ledger,
         "SELECT function, training_step, avg(value) FILTER (WHERE status = 1), avg((status != 1)::INT) FROM ("
         "SELECT training_step, unnest(score_names) AS function, unnest(score_values) AS value, "
-        "unnest(score_status) AS status FROM rollouts) GROUP BY ALL ORDER BY ALL",
+        "unnest(score_status) AS status FROM steps) GROUP BY ALL ORDER BY ALL",
     )
     figure, axes = _panels(2)
     _lines(axes[0], rows, 2)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from creditflow._utils.files import cache_folder, json_ready
 from creditflow.errors import DataError, InputError, did_you_mean, first_line
 from creditflow.runs import Ledger
-from creditflow.runs.sql import BRANCH_OF, TRAINING_STEP, database, source_of
+from creditflow.runs.sql import TRAINING_STEP, database, source_of
 from creditflow.runs.step_files import expect_readable, options_of
 
 if TYPE_CHECKING:
@@ -64,8 +64,6 @@ class Filter:
     outcome: str | None = None
     """`right`, `wrong` or `unscored`."""
     training_step: int | None = None
-    branches: str | None = None
-    """`with` or `without`."""
 
     def clauses(self, between: tuple[int, int] | None = None) -> tuple[str, list[Any]]:
         """An SQL condition on `trajectories`, and its values. `between`: first and last training step to look at."""
@@ -80,8 +78,6 @@ class Filter:
         values = [value for value in (*on_trajectory.values(), *on_step.values()) if value is not None]
         if self.outcome is not None:
             conditions.append(_chosen("outcome", self.outcome, _OUTCOMES))
-        if self.branches is not None:
-            conditions.append(_chosen("branches", self.branches, _BRANCHES))
         if self.gate is not None:
             step_conditions.append(_chosen("gate", self.gate, _GATES))
         if step_conditions:
@@ -96,7 +92,6 @@ class Filter:
 
 
 _OUTCOMES = {"right": "ended_right", "wrong": "NOT ended_right", "unscored": "ended_right IS NULL"}
-_BRANCHES = {"with": "n_branches > 0", "without": "n_branches = 0"}
 _GATES = {"open": "gate_open", "closed": "NOT gate_open"}
 
 
@@ -194,7 +189,7 @@ class Index:
         if not steps:
             return
         listed = ", ".join(map(str, steps))
-        for table in ("files", "all_trajectories", "sums", "parts", "advantages"):
+        for table in ("files", "trajectories", "sums", "parts", "advantages"):
             self._connection.execute(f"DELETE FROM {table} WHERE training_step IN ({listed})")
         self._connection.execute(f"DELETE FROM steps WHERE (number >> 32) IN ({listed})")
         for kept in (self.taken, self.damaged, self.reasons, self.rules):
@@ -248,7 +243,6 @@ class Index:
                 "training_step": TRAINING_STEP,
                 "number": NUMBER,
                 "source": source,
-                "branch_of": BRANCH_OF,
                 "sub_reward": "CASE WHEN scored THEN sub_reward END" if has_credit else "NULL::DOUBLE",
                 "credit_names": ", ".join(_CREDIT),
                 "credit_columns": ", ".join(credit),
@@ -273,7 +267,7 @@ class Index:
         return self._connection.cursor()
 
     def page(self, wanted: Filter, offset: int, limit: int) -> dict[str, Any]:
-        """`{total, trajectories: [...]}` of rollouts, the newest training step first, in the order of its file."""
+        """`{total, trajectories: [...]}`, the newest training step first, in the order of its file."""
         clause, values = wanted.clauses()
         total = self.ask(f"SELECT count(*) AS n FROM trajectories WHERE {clause}", values)[0]["n"]
         trajectories = self.ask(
@@ -307,13 +301,13 @@ class Index:
     def task_of(self, trajectory_id: str, training_step: int) -> int | None:
         """The key of a trajectory's task; None for an unknown trajectory."""
         rows = self.ask(
-            "SELECT task_key FROM all_trajectories WHERE trajectory_id = ? AND training_step = ?",
+            "SELECT task_key FROM trajectories WHERE trajectory_id = ? AND training_step = ?",
             [trajectory_id, training_step],
         )
         return rows[0]["task_key"] if rows else None
 
 
-ROW = "training_step, trajectory_id, uid, status, outcome, ended_right, n_steps, first_error, prompt, n_branches"
+ROW = "training_step, trajectory_id, uid, status, outcome, ended_right, n_steps, first_error, prompt"
 """Columns of a row of the list, over `trajectories` and `tasks`."""
 _TYPES = dict.fromkeys(("threshold", "credit", "withheld", "advantage"), "DOUBLE")
 

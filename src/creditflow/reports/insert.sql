@@ -16,28 +16,23 @@ SELECT {training_step}, {number} AS number, trajectory_id, uid, status, outcome,
            (outcome - (outcome_score ->> '$.range[0]')::DOUBLE)
            / ((outcome_score ->> '$.range[1]')::DOUBLE - (outcome_score ->> '$.range[0]')::DOUBLE) >= 1 - 1e-9
        END AS ended_right,
-       left(task ->> '$.prompt[-1].content', 200) AS prompt, hash(task) AS task_key, {branch_of} AS branch_of
+       left(task ->> '$.prompt[-1].content', 200) AS prompt, hash(task) AS task_key
 FROM {source} WHERE coalesce("index", 0) = 0;
 
-INSERT INTO all_trajectories
+INSERT INTO trajectories
 WITH done AS (
     SELECT number, count(*) AS n_steps, min(position) FILTER (WHERE wrong) AS first_error,
            arg_min(agent, position) FILTER (WHERE wrong) AS erring_agent, sum(abs(credit)) AS moved
     FROM taken GROUP BY number
-), branches AS (
-    SELECT training_step, branch_of AS trajectory_id, count(*) AS n FROM begun WHERE branch_of IS NOT NULL GROUP BY ALL
 )
 SELECT b.number, b.training_step, b.trajectory_id, uid, status, outcome, ended_right, coalesce(n_steps, 0), first_error,
-       erring_agent, task_key, moved, branch_of, coalesce(o.n, 0)
+       erring_agent, task_key, moved
 FROM begun b LEFT JOIN done USING (number)
-LEFT JOIN branches o ON b.training_step = o.training_step AND b.trajectory_id = o.trajectory_id
 ORDER BY b.number;
 
 INSERT INTO tasks
 SELECT task_key, any_value(prompt) FROM begun
 WHERE prompt IS NOT NULL AND task_key NOT IN (SELECT task_key FROM tasks) GROUP BY task_key;
-
-DELETE FROM taken WHERE number IN (SELECT number FROM begun WHERE branch_of IS NOT NULL);
 
 INSERT INTO steps SELECT number, agent, sub_reward, gate_open FROM taken;
 
@@ -60,7 +55,7 @@ WITH acted AS (
     FROM taken GROUP BY training_step, number, agent
 )
 SELECT a.training_step, agent, scored, erred, agent IS NOT DISTINCT FROM erring_agent, ended_right, count(*)
-FROM acted a JOIN all_trajectories p USING (number) GROUP BY ALL;
+FROM acted a JOIN trajectories p USING (number) GROUP BY ALL;
 
 INSERT INTO advantages
 SELECT training_step, agent, {bin}, count(*) FROM taken WHERE trained AND isfinite(advantage) GROUP BY ALL;

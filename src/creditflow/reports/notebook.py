@@ -59,10 +59,7 @@ class OpenRun:
         return as_frame(metrics_table(self.ledger), self.frames)
 
     def trajectories(self) -> Any:
-        """One row per trajectory: task, answer, outcome, status, number of steps, sums of credit.
-
-        A branch has the id of its rollout in `branch_of_trajectory`, which is null for rollouts.
-        """
+        """One row per trajectory: task, answer, outcome, status, number of steps, sums of credit."""
         return as_frame(trajectories_table(self.ledger), self.frames)
 
     def steps(self, *, tokens: bool = False) -> Any:

@@ -1,6 +1,6 @@
 """Overview of a run as JSON types, for the report and the live view.
 
-Computes sums over an index and a ledger; draws nothing. Branches are counted, and are in no other number.
+Computes sums over an index and a ledger; draws nothing.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def head(ledger: Ledger, index: Index) -> dict[str, Any]:
     """The run's identity and progress."""
     run = ledger.run
     counted = index.ask(
-        "SELECT count(*) AS trajectories, avg(ended_right::INT) AS ended_right, sum(n_steps)::BIGINT AS steps, "
-        "coalesce(sum(n_branches), 0)::BIGINT AS branches FROM trajectories"
+        "SELECT count(*) AS trajectories, avg(ended_right::INT) AS ended_right, sum(n_steps)::BIGINT AS steps "
+        "FROM trajectories"
     )[0]
     return {
         **{key: run[key] for key in _FACTS if run.get(key) is not None},

@@ -1,15 +1,14 @@
-"""Sample trajectories of a report: right ones and others alternate, those with branches and the most credit first."""
+"""Sample trajectories of a report: right ones and others alternate, those with the most credit first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from creditflow.credit.trees import branch_entries
 from creditflow.errors import DataError, first_line
 from creditflow.reports.detail import Spelling, step_detail, trajectory_graph
 from creditflow.reports.index import ROW, Index
-from creditflow.runs import Ledger, Recorded
+from creditflow.runs import Ledger
 
 _STEPS = 2000
 """Maximum steps of all samples, since browsers cannot open a report of many thousands of steps."""
@@ -20,8 +19,7 @@ _TEXT = 2_000_000
 def samples(ledger: Ledger, index: Index, count: int, first: Sequence[tuple[str, int]] = ()) -> dict[str, Any]:
     """Return `{trajectories, graphs, steps, left_out}` of sample trajectories.
 
-    They are rows of the list, their graphs and steps, and sentences on missing parts. Branches of a sample have graphs
-    and steps too, except for steps that repeat recorded ones. Samples come from the newest
+    They are rows of the list, their graphs and steps, and sentences on missing parts. Samples come from the newest
     readable training step, and from earlier ones if it has too few. If the texts are too long, the last trajectories
     are left out. `left_out` covers only parts that the overview does not state. `first`: trajectories, with their
     training steps, that come first if their training step is among the samples.
@@ -41,15 +39,13 @@ def samples(ledger: Ledger, index: Index, count: int, first: Sequence[tuple[str,
             continue
         rows = _of_step(index, step, count - len(trajectories), [id for id, at in first if at == step])
         for done, row in enumerate(rows):
-            tree = [trajectory_graph(recorded, id) for id in (row["trajectory_id"], *_branch_ids(recorded, row))]
+            graph = trajectory_graph(recorded, row["trajectory_id"])
             # Only our engines put the training step into ids; elsewhere two training steps may share an id.
             details = {
                 f"{recorded.step} {step['id']}": step_detail(recorded, step["id"], None, spelling)
-                for graph in tree
                 for step in graph["steps"]
-                if step["copy_of"] is None
             }
-            size = sum(len(str(part)) for part in (*details.values(), *tree[1:]))
+            size = sum(len(str(part)) for part in details.values())
             is_full = bool(trajectories) and (written + size > _TEXT or len(steps) + len(details) > _STEPS)
             if is_full:
                 n_left = len(rows) - done
@@ -60,7 +56,7 @@ def samples(ledger: Ledger, index: Index, count: int, first: Sequence[tuple[str,
                 break
             written += size
             trajectories.append(row)
-            graphs |= {f"{recorded.step} {graph['trajectory_id']}": graph for graph in tree}
+            graphs[f"{recorded.step} {row['trajectory_id']}"] = graph
             steps |= details
     policies = dict.fromkeys(step["policy"] for step in steps.values() if step["tokens"] and not step["spelled"])
     missing += [
@@ -70,21 +66,13 @@ def samples(ledger: Ledger, index: Index, count: int, first: Sequence[tuple[str,
     return {"trajectories": trajectories, "graphs": graphs, "steps": steps, "left_out": missing}
 
 
-def _branch_ids(recorded: Recorded, row: Mapping[str, Any]) -> list[str]:
-    """The branches of a sample, in the order of the step file."""
-    if not row["n_branches"]:
-        return []
-    entries = zip(recorded.batch.trajectory_ids, branch_entries(recorded.batch), strict=True)
-    return [id for id, entry in entries if entry is not None and entry["of"] == row["trajectory_id"]]
-
-
 def _of_step(index: Index, step: int, count: int, first: Sequence[str]) -> list[dict[str, Any]]:
     return index.ask(
         f"""
         WITH ranked AS (
             SELECT *, row_number() OVER (
                 PARTITION BY coalesce(ended_right, false)
-                ORDER BY list_contains($3, trajectory_id) DESC, n_branches > 0 DESC, moved DESC NULLS LAST, number
+                ORDER BY list_contains($3, trajectory_id) DESC, moved DESC NULLS LAST, number
             ) AS rank
             FROM trajectories WHERE training_step = $1
         )

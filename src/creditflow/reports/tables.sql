@@ -1,15 +1,12 @@
 -- The tables of the index. `erring_agent` is the agent of a trajectory's first error. A trajectory's number is its training step times 2^32 plus its first row in the step file.
--- Only `trajectories` has branches; the other tables describe rollouts, since a branch repeats the first steps of one.
 CREATE TABLE made_by (version VARCHAR);
 CREATE TABLE files (
     training_step INTEGER, modified BIGINT, size BIGINT, damaged BOOLEAN, rule VARCHAR, reason VARCHAR
 );
-CREATE TABLE all_trajectories (
+CREATE TABLE trajectories (
     number BIGINT, training_step INTEGER, trajectory_id VARCHAR, uid VARCHAR, status VARCHAR, outcome DOUBLE,
-    ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, erring_agent VARCHAR, task_key UBIGINT, moved DOUBLE, branch_of VARCHAR,
-    n_branches INTEGER
+    ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, erring_agent VARCHAR, task_key UBIGINT, moved DOUBLE
 );
-CREATE VIEW trajectories AS SELECT * EXCLUDE (branch_of) FROM all_trajectories WHERE branch_of IS NULL;
 CREATE TABLE tasks (task_key UBIGINT, prompt VARCHAR);
 -- For filters.
 CREATE TABLE steps (number BIGINT, agent VARCHAR, sub_reward DOUBLE, gate_open BOOLEAN);

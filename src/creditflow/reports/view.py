@@ -235,9 +235,8 @@ def _wanted(
     gate: str | None = None,
     outcome: str | None = None,
     training_step: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
-    branches: str | None = None,
 ) -> Filter:
-    return Filter(agent, least_score, most_score, gate, outcome, training_step, branches)
+    return Filter(agent, least_score, most_score, gate, outcome, training_step)
 
 
 Wanted = Annotated[Filter, Depends(_wanted)]

@@ -5,17 +5,14 @@ Control characters in texts of models, tasks and reward functions are escaped, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from creditflow.credit import Assignment, Explanation
 from creditflow.credit.analysis.explain import Operation
-from creditflow.credit.trees import rollouts_of, trees_of
-from creditflow.data import RIGHT, TRAJECTORY_STATUSES, Bools, Score, TrajectoryBatch
-from creditflow.reports.text import aligned, counted, number, plain
-from creditflow.reports.trees import branch_of, copied_steps, decision_of
+from creditflow.data import RIGHT, TRAJECTORY_STATUSES, Score, TrajectoryBatch
+from creditflow.reports.text import aligned, number, plain
 
 _SHOWN = 400
 """Maximum characters of a prompt or response."""
@@ -102,7 +99,7 @@ def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
         (a.trained_S & (a.advantage_S < 0), -a.advantage_S, "the lowest advantage"),
         (withheld_S > 0, withheld_S, "its gate withheld the most credit"),
         (a.failed_S, np.ones(len(a.failed_S)), "its scoring failed"),
-        (a.frozen_S & ~_copied(a.batch), np.ones(len(a.frozen_S)), "frozen: it lies upstream of a failure"),
+        (a.frozen_S, np.ones(len(a.frozen_S)), "frozen: it lies upstream of a failure"),
     )
     reasons: dict[int, str] = {}
     for among_S, size_S, reason in candidates:
@@ -110,12 +107,6 @@ def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
             s = int(np.argmax(np.where(among_S, size_S, -np.inf)))
             reasons[s] = f"{reasons[s]}; {reason}" if s in reasons else reason
     return list(reasons.items())
-
-
-def _copied(batch: TrajectoryBatch) -> Bools:
-    """[S] the steps of branches that repeat recorded ones."""
-    trees = trees_of(batch)
-    return np.zeros(batch.n_steps, dtype=np.bool_) if trees is None else trees.copied_S(batch)
 
 
 def worth_a_look_lines(assignment: Assignment, training_step: int) -> list[str]:
@@ -126,34 +117,20 @@ def worth_a_look_lines(assignment: Assignment, training_step: int) -> list[str]:
     for s, reason in worth_a_look(assignment):
         _, agent, _, _, score, _, credit, advantage, _ = _step_row(assignment, batch, s)
         rows.append((plain(batch.step_ids[s]), agent, score, credit, advantage, reason))
-    rollout_N = rollouts_of(batch)
-    n_steps, n_branches = int(rollout_N[batch.trajectory_of_step].sum()), int((~rollout_N).sum())
-    title = f"training step {training_step}: {n_steps:,} steps of {rollout_N.sum():,} trajectories"
-    title += f", beside {counted(n_branches, 'branch', 'branches')}" if n_branches else ""
+    title = f"training step {training_step}: {batch.n_steps:,} steps of {batch.n_trajectories:,} trajectories"
     return [title, "", *aligned(rows, left=range(len(head)))]
 
 
 def trajectory_lines(
     assignment: Assignment | None, batch: TrajectoryBatch, n: int, training_step: int
 ) -> Iterator[str]:
-    """A trajectory: its task and outcome, then one line per step; the first wrong step is marked.
-
-    For a branch, copies of recorded steps are marked; a rollout with branches has a line for each alternative at its
-    decision.
-    """
+    """A trajectory: its task and outcome, then one line per step; the first wrong step is marked."""
     task, outcome = batch.tasks[n], batch.outcome_scores[n]
-    branch, copies, decision = branch_of(batch, n), copied_steps(batch, n), decision_of(batch, assignment, n)
     yield (
-        f"{'trajectory' if branch is None else 'branch'} {plain(batch.trajectory_ids[n])} of task "
+        f"trajectory {plain(batch.trajectory_ids[n])} of task "
         f"{plain(batch.group_names[batch.group_of_trajectory[n]])}, training step {training_step}, "
         f"{TRAJECTORY_STATUSES[batch.status_of_trajectory[n]]}"
     )
-    if branch is not None:
-        new = "" if branch["first"] is None else f", new from step {branch['first']}"
-        yield (
-            f"branch:  of {plain(branch['of'])}, alternative {branch['alternative']}, continuation "
-            f"{branch['continuation']}{new}"
-        )
     yield f"task:    {plain(task.text, _SHOWN)}"
     yield f"answer:  {plain(str(batch.answers[n]), _SHOWN)}"
     if error := batch.trajectory_info[n].get("error"):
@@ -166,39 +143,8 @@ def trajectory_lines(
     rows = [_step_row(assignment, batch, s) for s in at]
     wrong = first_error(assignment, batch, at)
     head = ("step", "agent", "turn", "uses", "score", "gate", "credit", "advantage", "response")
-    marks = {s: "copy" for s in at if int(batch.index_of_step[s]) in copies}
-    marks |= {} if decision is None else {at[decision["at"]]: "decision"}
-    marks |= {} if wrong is None else {wrong: ", ".join([*([marks[wrong]] if wrong in marks else []), "first error"])}
     for s, line in zip((None, *at), aligned((head, *rows), left=(1,)), strict=True):
-        yield (f"{line}  <- {marks[s]}" if s in marks else line).rstrip()
-    if decision is not None:
-        yield from _decision_lines(decision)
-
-
-def _decision_lines(decision: Mapping[str, Any]) -> Iterator[str]:
-    """The alternatives at a decision, one per line."""
-    yield ""
-    yield (
-        f"decision at step {decision['at']}, {plain(decision['agent'])}: drawn with probability "
-        f"{decision['probability']:.3g}, weight {decision['weight']:.4g}"
-        + ("" if decision["compared"] else "; not compared: fewer than two alternatives have a known outcome")
-    )
-    rows = [("alternative", "mean return", "advantage", "leaf (return)", "response")]
-    for one in decision["alternatives"]:
-        leaves = (
-            f"{plain(leaf['trajectory_id'])} ({'unknown' if leaf['return'] is None else number(leaf['return'], 2)})"
-            for leaf in one["leaves"]
-        )
-        rows.append(
-            (
-                str(one["number"]),
-                "-" if one["mean"] is None else number(one["mean"]),
-                "masked" if one["advantage"] is None else number(one["advantage"], signed=True),
-                ", ".join(leaves),
-                plain(one["response"] if one["response"] is not None else one["leaves"][0]["reason"], 40),
-            )
-        )
-    yield from aligned(rows, left=(3,))
+        yield (f"{line}  <- first error" if s is not None and s == wrong else line).rstrip()
 
 
 def first_error(assignment: Assignment | None, batch: TrajectoryBatch, steps: Sequence[int]) -> int | None:

@@ -44,8 +44,8 @@ async def run_branch(
 ) -> Trajectory:
     """Run `rollout` as a branch of `recorded` that keeps the steps with an index below `at`.
 
-    Later steps are sampled with the seed of `rollout`; the first of them has the replaced step's id as `branch_of`.
-    `at` equal to the number of steps replays everything. For the other arguments see `run_rollout`.
+    Later steps are sampled with the seed of `rollout`. `at` equal to the number of steps replays everything. For the
+    other arguments see `run_rollout`.
 
     If the replay differs from the record, the trajectory has the status `failed`, the id of the step in
     `info["refused"]`, and the difference in `info["error"]`. Raises ValueError if `at` is not between 0 and the number
@@ -66,8 +66,6 @@ async def run_branch(
         step, what = difference
         trajectory.status = "failed"
         trajectory.info |= {REFUSED: step.id, "error": f"the branch differs from the record at step {step.id}: {what}"}
-    elif at < min(len(recorded.steps), len(trajectory.steps)):
-        trajectory.steps[at].branch_of = recorded.steps[at].id
     return trajectory
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from creditflow.errors import InputError, did_you_mean
 from creditflow.runs.reader import Ledger
-from creditflow.runs.sql import BRANCH_OF, connect
+from creditflow.runs.sql import connect
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -29,7 +29,6 @@ _CREDIT = (
     *("own", "received", "shared", "withheld", "credit"),
     *("trained", "baseline", "divisor", "weight", "advantage"),
 )
-_BRANCH = f"({BRANCH_OF}) AS branch_of_trajectory"
 
 
 def expect_library(name: str) -> Library:
@@ -73,7 +72,7 @@ def _float(value: object) -> float | None:
 
 
 def trajectories_table(ledger: Ledger) -> Table:
-    """One row per trajectory, with its outcome and the sums over its steps. A branch names its rollout."""
+    """One row per trajectory, with its outcome and the sums over its steps."""
     connection, columns = _connected(ledger)
     sums = "sum(credit) AS credit, sum(abs(withheld)) AS withheld" if "credit" in columns else "NULL AS credit"
     masked = "any_value(masked) AS masked" if "masked" in columns else "NULL AS masked"
@@ -84,7 +83,7 @@ def trajectories_table(ledger: Ledger) -> Table:
                any_value(task ->> '$.data_source') AS data_source,
                any_value(task ->> '$.prompt[-1].content') AS prompt,
                any_value(answer) AS answer, any_value(outcome) AS outcome, any_value(status) AS status, {masked},
-               any_value({BRANCH_OF}) AS branch_of_trajectory, count(step_id) AS steps, {sums}
+               count(step_id) AS steps, {sums}
         FROM (SELECT *, row_number() OVER () AS place FROM steps)
         GROUP BY training_step, trajectory_id ORDER BY training_step, min(place)
         """,
@@ -96,7 +95,7 @@ def steps_table(ledger: Ledger, *, tokens: bool) -> Table:
     connection, columns = _connected(ledger)
     lists = [name for name in columns if name in _TOKENS or name.endswith("_of_tokens")]
     kept = [name for name in columns if name not in _PLACE and (tokens or name not in lists)]
-    return _table(connection, f"SELECT {_listed((*_PLACE, *kept))}, {_BRANCH} FROM steps WHERE step_id IS NOT NULL")
+    return _table(connection, f"SELECT {_listed((*_PLACE, *kept))} FROM steps WHERE step_id IS NOT NULL")
 
 
 def credit_table(ledger: Ledger) -> Table:
@@ -106,7 +105,7 @@ def credit_table(ledger: Ledger) -> Table:
         raise InputError(f"{ledger.path}: expected recorded credit; none was assigned, because too many scores failed")
     chosen = [name for name in _CREDIT if name in columns]
     where = "step_id IS NOT NULL AND credit IS NOT NULL"
-    return _table(connection, f"SELECT {_listed((*_PLACE, *chosen))}, {_BRANCH} FROM steps WHERE {where}")
+    return _table(connection, f"SELECT {_listed((*_PLACE, *chosen))} FROM steps WHERE {where}")
 
 
 def scores_table(ledger: Ledger) -> Table:

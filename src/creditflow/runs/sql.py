@@ -1,4 +1,4 @@
-"""A run as the SQL tables steps, rollouts, metrics and events, in DuckDB.
+"""A run as the SQL tables steps, metrics and events, in DuckDB.
 
 DuckDB reads only the columns of a query.
 """
@@ -29,7 +29,6 @@ def connect(ledger: Ledger) -> DuckDBPyConnection:
         expect_readable(file)
     if files:
         connection.execute(f"CREATE VIEW steps AS SELECT {TRAINING_STEP}, * EXCLUDE (filename) FROM {source_of(files)}")
-        connection.execute(f"CREATE VIEW rollouts AS SELECT * FROM steps WHERE {BRANCH_OF} IS NULL")
     for name in ("metrics", "events"):
         file = ledger.path / f"{name}.jsonl"
         if file.is_file() and file.stat().st_size:
@@ -38,8 +37,6 @@ def connect(ledger: Ledger) -> DuckDBPyConnection:
     return connection
 
 
-BRANCH_OF = "trajectory_info ->> '$.branching.of'"
-"""SQL expression of the rollout that a row's trajectory is a branch of; null for a rollout."""
 TRAINING_STEP = "parse_filename(filename, true)::INTEGER AS training_step"
 
 

@@ -183,6 +183,6 @@ def _fields(path: Path, columns: Mapping[str, NDArray[Any]], *, of_critic: bool)
 
 _ABSENT = {"advantage_T": None, "unscaled_T": None, "token_term_T": None, "token_reward_T": np.zeros(0)}
 """Fields whose column may be absent, with the value that this means."""
-_UNFITTED = {"prefix_S": np.nan, "fold_S": -1, "score_weight_S": np.nan, "harmless_S": np.nan, "share_S": 1.0}
+_UNFITTED = {"prefix_S": np.nan, "fold_S": -1, "score_weight_S": np.nan, "harmless_S": np.nan}
 """Fields without a column in files that are older than they are, with the value of each step. A NaN weight means
 `w_r`."""

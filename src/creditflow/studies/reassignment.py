@@ -14,7 +14,6 @@ from creditflow.credit import Assignment, BatchStats, Threshold, assign, make_th
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
 from creditflow.credit.records import PROPAGATION_RULES
-from creditflow.credit.trees import trees_of
 from creditflow.errors import BatchError, InputError
 from creditflow.runs import Ledger, Recorded
 
@@ -64,12 +63,6 @@ def reassign(
         options = replace(options, outcome_to="auto")  # with the outcome of the other rule it would count twice
     options.validate()
     options.refuse_ignored(changed)
-    branches, branched = (PROPAGATION_RULES[one.propagation].branches for one in (options, before.options))
-    if branches and not branched and trees_of(recorded.batch) is None:
-        raise InputError(
-            f"{subject}: algorithm.propagation: {options.propagation} reads branches, and none are recorded; train "
-            "with it"
-        )
     if threshold is None and "propagation_threshold" not in changed:
         threshold = before.standing_threshold()  # reads the floor of the kind, whose file is loaded by now
     values_T = None if before.critic is None else before.critic.values_T

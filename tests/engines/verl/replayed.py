@@ -21,7 +21,6 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from creditflow.config import Config
 from creditflow.credit import Assignment
 from creditflow.data import Trajectory
-from creditflow.engines.common.branches import GeneratedTokens
 from creditflow.engines.verl import rollouts, rows, trainer
 from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, partition
 from creditflow.engines.verl.runner import sampled_steps
@@ -145,7 +144,7 @@ def replay(recorded: Recorded, config: Config, mode: str, folder: Path) -> Repla
         policy=policy, trainer_mode=mode, global_steps=STEP, partners=[], curriculum=None, critic_wanted=False,
         options=options, limits=config, threshold=threshold, history=recorded.assignment.history, functions=(),
         guard=SimpleNamespace(options=lambda given: given, threshold=lambda given: given),
-        generated=GeneratedTokens(0, 0), folder=RunFolder(folder),
+        folder=RunFolder(folder),
         config=SimpleNamespace(actor_rollout_ref=config.actor_rollout_ref),
     )  # fmt: skip
     with queue_of(trajectories) as queue:

@@ -14,22 +14,18 @@ import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from creditflow.credit import CreditOptions, assign, make_threshold
 from creditflow.data import Score, Trajectory, TrajectoryBatch
-from creditflow.engines.local.loss import token_weights
 from creditflow.engines.verl.agent_loop import step_output
-from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, RolloutRecords, take
+from creditflow.engines.verl.rollouts import ReceivedRecords, RolloutRecord, take
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select
-from creditflow.engines.verl.runner import first_new_step, sampled_steps
+from creditflow.engines.verl.runner import sampled_steps
 from creditflow.engines.verl.trainer import RolloutBuffer, trained_by
 from creditflow.rewards import ScoringReport
 from tests.builders import make_trajectory, step
-from tests.credit.forests import forest
-from tests.trees import tree_of_branches
 
 WHERE = "creditflow_train"
 
@@ -83,15 +79,15 @@ def send(trajectories: list[Trajectory]) -> KVBatchMeta:
         for n in np.random.default_rng(0).permutation(len(trajectories)).tolist():
             place, key = (n // 4, n % 4), f"u{n // 4}_{n % 4}"
             await RolloutRecord.from_trajectory(trajectories[n], ScoringReport((), 0.0), place).put(key, WHERE)
-            keys.extend(await put_rows(trajectories[n], key, first=0))
+            keys.extend(await put_rows(trajectories[n], key))
 
     asyncio.run(put())
     return KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train")
 
 
-async def put_rows(trajectory: Trajectory, key: str, first: int) -> list[str]:
-    """Write the rows of a trajectory's steps from `first` on; returns their keys."""
-    steps = [trajectory.steps[i] for i in sampled_steps(trajectory, ["default"], first)]
+async def put_rows(trajectory: Trajectory, key: str) -> list[str]:
+    """Write the rows of a trajectory's steps; returns their keys."""
+    steps = [trajectory.steps[i] for i in sampled_steps(trajectory, ["default"])]
     rows = [step_output(trajectory, one, 0.0).as_dict() for one in steps]
     for row in rows:
         row["loss_mask"] = row["response_mask"]  # as verl's workers do
@@ -101,85 +97,6 @@ async def put_rows(trajectory: Trajectory, key: str, first: int) -> list[str]:
             keys=names, fields=list_of_dict_to_tensordict(rows), tags=[{}] * len(rows), partition_id="train"
         )
     return names
-
-
-def send_tree(rollouts: list[Trajectory], branches: list[Trajectory]) -> tuple[KVBatchMeta, RolloutRecords]:
-    """Send rollouts by their group, then branches as `BranchRun` does; returns all rows and the records."""
-    keys: list[str] = []
-    groups = list(dict.fromkeys(one.uid for one in rollouts))
-    sessions = {uid: itertools.count() for uid in groups}
-    key_of = {one.id: f"u{groups.index(one.uid)}_{next(sessions[one.uid])}" for one in [*rollouts, *branches]}
-
-    async def put() -> None:
-        for one in rollouts:
-            uid, session = key_of[one.id].split("_")
-            place = (int(uid[1:]), int(session))
-            record = RolloutRecord.from_trajectory(one, ScoringReport((), 0.0), place)
-            await record.put(key_of[one.id], WHERE)
-            keys.extend(await put_rows(one, key_of[one.id], first=0))
-        for one in branches:
-            keys.extend(await put_rows(one, key_of[one.id], first_new_step(one)))
-
-    asyncio.run(put())
-    taken = take(WHERE, expected=len(rollouts))
-    order = {one.id: one for one in rollouts}
-    batch = TrajectoryBatch.from_trajectories([*(order[id] for id in taken.batch.trajectory_ids), *branches])
-    merged = replace(taken, batch=batch, keys=(*taken.keys, *(key_of[one.id] for one in branches)))
-    return KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train"), merged
-
-
-LOSSES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
-
-
-@pytest.mark.parametrize("weights", [(1.0,), (0.5, 1.0, 1.75)], ids=["weight 1", "other weights"])
-@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
-def test_trees_enter_the_loss_as_on_the_local_engine(queue, estimator, weights):
-    trajectories, _ = forest(5, weights=weights, failures=0.15)
-    branches = [one for one in trajectories if "~" in one.id]
-    options = CreditOptions(propagation="replay", adv_estimator=estimator)
-    rows, merged = send_tree([one for one in trajectories if "~" not in one.id], branches)
-    batch, assigned = merged.batch, assign(merged.batch, options)
-    columns = VerlRows.from_batch(*merged.row_keys(["default"]), batch)
-    trained = select(rows, trained_by("default", assigned)[columns.expect_all(rows)])
-    steps = [columns.step_of_key[key] for key in trained.keys]
-    assert sorted(steps) == np.flatnonzero(assigned.trained_S).tolist()
-    assert any("~" in batch.step_ids[s] for s in steps)
-    trained = columns.put(trained, assigned)
-    got = tq.kv_batch_get(
-        keys=trained.keys, partition_id="train", select_fields=["advantages", "response_mask", "loss_mask"]
-    ).to_padded_tensor()
-    n_tokens_S = np.where(assigned.trained_S, np.diff(batch.token_offsets), 0)
-    advantages_T, step_T = (
-        assigned.token_advantages(),
-        np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets)),
-    )
-    for mode in LOSSES:
-        weight_S = token_weights(mode, n_tokens_S, batch.trajectory_of_step, share_S=assigned.share_S)
-        expected = float(-(weight_S[step_T] * advantages_T).sum())
-        loss = agg_loss(  # at a ratio of 1, a token's policy loss is its negative advantage
-            loss_mat=-got["advantages"],
-            loss_mask=got["response_mask"].to(bool),
-            loss_agg_mode=mode,
-            batch_num_tokens=float(got["loss_mask"].sum()),
-            global_batch_size=columns.sequences(trained, assigned),
-        )
-        assert float(loss) == pytest.approx(expected, rel=1e-5)
-        assert abs(expected) > 1e-3
-    delete_rows(concatenate_rows([rows]), keep=())
-
-
-def test_copies_and_refused_branches_have_no_rows(queue):
-    trajectories = tree_of_branches()
-    for one in trajectories:
-        for own in one.steps:
-            own.prompt_ids = (1, 2)
-    rows, merged = send_tree(trajectories[:2], trajectories[2:])
-    columns = VerlRows.from_batch(*merged.row_keys(["default"]), merged.batch)
-    columns.expect_all(rows)
-    of_branches = {merged.batch.step_ids[s] for s in columns.step_of_key.values() if s >= 6}
-    assert of_branches == {"t~0.1.2", "t~1.0.1", "t~1.0.2", "t~1.1.2"}
-    assert len(rows) == 10
-    delete_rows(concatenate_rows([rows]), keep=())
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ OURS = (
     *("data.train_files", "data.val_files", "data.curriculum"),
     *(
         f"{ROLLOUT}.{name}"
-        for name in ("branching", "max_failed_frac", "min_complete_frac", "multi_turn", "timeout_outcome", "timeout_s")
+        for name in ("max_failed_frac", "min_complete_frac", "multi_turn", "timeout_outcome", "timeout_s")
     ),
     *("trainer.default_local_dir", "trainer.device", "trainer.precision", "trainer.num_threads"),
     *("trainer.logger", "trainer.project_name", "trainer.experiment_name"),
@@ -310,7 +310,6 @@ SEPARATE = (
     [
         (SEPARATE[:1], (), f"{ROLLOUT}.nnodes: trainer.v1.trainer_mode=separate_async needs devices"),
         (SEPARATE, ("algorithm.max_version_lag=0",), "algorithm.max_version_lag: 0, but"),
-        (SEPARATE, ("algorithm.propagation=replay",), "algorithm.propagation: replay, but"),
         (SEPARATE, ("data.curriculum={window: 4}",), "data.curriculum: given, but"),
         (SEPARATE, ("actor_rollout_ref.model.lora_rank=8",), "actor_rollout_ref.model.lora_rank: LoRA of policy"),
         ((*SEPARATE, "actor_rollout_ref.model.lora.rank=8"), (), "actor_rollout_ref.model.lora_rank: LoRA of policy"),

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from creditflow.credit.assignment import Assignment
-from creditflow.credit.trees import rollouts_of
 from creditflow.data import Bools, Floats
 from creditflow.errors import BatchError
 
@@ -54,17 +53,17 @@ class CreditChange:
 def moved(before: Assignment, after: Assignment) -> dict[str, CreditChange]:
     """The changes from `before` to `after`, two assignments of the same batch, for each agent that has steps.
 
-    Steps of branches do not count. Raises BatchError if the ids of their steps differ.
+    Raises BatchError if the ids of their steps differ.
     """
     one, two = before.batch, after.batch
     if one is not two and (one.n_steps != two.n_steps or one.step_ids != two.step_ids):
         raise BatchError("two assignments: expected the same steps in the same order")
     both_S = before.trained_S & after.trained_S
     flipped_S = np.sign(before.advantage_S) * np.sign(after.advantage_S) < 0
-    names, rollout_S = one.agent_names, rollouts_of(one)[one.trajectory_of_step]
+    names = one.agent_names
 
     def sums(values_S: Floats | Bools) -> list[float]:
-        return np.bincount(one.agent_of_step, rollout_S * values_S.astype(np.float64), len(names)).tolist()  # type: ignore[no-any-return]
+        return np.bincount(one.agent_of_step, values_S.astype(np.float64), len(names)).tolist()  # type: ignore[no-any-return]
 
     columns = (
         sums(np.ones(one.n_steps)),

@@ -19,7 +19,7 @@ from creditflow.credit.decompose import counting, outcomes
 from creditflow.credit.expected_scores import worth_if_wrong
 from creditflow.credit.fitted import coefficients_of
 from creditflow.credit.gates import PASSING, RECEIVING
-from creditflow.credit.groups import DECISION, EPSILON, LEVEL_NAMES
+from creditflow.credit.groups import EPSILON
 from creditflow.credit.outcome_baseline import prefix_features
 from creditflow.credit.records import (
     ADVANTAGE_ESTIMATORS,
@@ -34,7 +34,6 @@ from creditflow.credit.records import (
     PropagationRule,
 )
 from creditflow.credit.rules.base import SHARES, answer_steps, first_edges, first_steps, parent_counts
-from creditflow.credit.trees import Branches, MeasuredDecision, mean, measure_branches, trees_of
 from creditflow.data import clip_rounding
 from creditflow.errors import BatchError, CreditflowError
 
@@ -273,7 +272,7 @@ class _OperationLog:
         a, s = self.assignment, self.s
         by_token = self.by_token()
         own = self.own(by_token)
-        shared = self.shared(own)
+        shared = self.shared()
         why = self.why_nothing(token, by_token)
         if why is None and self.estimator.tokens == BY_CRITIC and a.critic is not None:  # values replace credit
             assert token is not None, "why_nothing has seen to it"
@@ -309,15 +308,9 @@ class _OperationLog:
         taught_by_token = by_token and a.token_term_T is not None
         by_rule = not _is_formula(PROPAGATION_RULES[options.propagation])
         frozen = f"frozen by {options.propagation}" if by_rule else "frozen: it lies upstream of a closed gate"
-        trees = trees_of(a.batch)
-        copied = trees is not None and bool(trees.copied_S(a.batch)[s])
-        branch = trees is not None and bool(trees.branch_S(a.batch)[s])
         reasons = (
-            (copied, "it is a copy of a recorded step, which is trained in the recorded trajectory"),
-            (branch and not self.rule.branches, f"it is in a branch, and {options.propagation} trains on none"),
             (a.masked_N[a.batch.trajectory_of_step[s]], "its trajectory is masked: failed, not scored, or truncated"),
             (not a.trained_S[s] and a.masked_S[s], f"it is masked: the outcome of {agent} could not be scored"),
-            (branch and a.frozen_S[s], "its decision has fewer than two alternatives with a known outcome"),
             (a.frozen_S[s], frozen),
             (not a.trained_S[s] and a.misled_S[s], "the outcome of a later answer step's agent could not be scored"),
             (not a.trained_S[s] and a.failed_S[s], "its scoring failed"),
@@ -383,7 +376,7 @@ class _OperationLog:
         """The own reward by the expected sub-reward."""
         a, s, options = self.assignment, self.s, self.assignment.options
         if np.isnan(a.harmless_S[s]):
-            return self.given("paid", 0.0, "masked, a branch, or without a score and an outcome")
+            return self.given("paid", 0.0, "masked, or without a score and an outcome")
         worth_S = worth_if_wrong(a.batch, a.sub_reward_S, a.scored_S, outcomes(a.batch, options).masked_S)
         score = f"the score {a.sub_reward_S[s]:.3g}" if a.scored_S[s] else "no score of the step"
         right = self.given("probability of being right", a.harmless_S[s], f"given {score}, the others, the outcome")
@@ -491,11 +484,9 @@ class _OperationLog:
         has_own = bool(batch.outcomes_of_agents) and agent in batch.outcomes_of_agents[batch.trajectory_of_step[self.s]]
         return agent if has_own else ""
 
-    def shared(self, own: _Own) -> int:
+    def shared(self) -> int:
         a, options = self.assignment, self.assignment.options
         rule, record = options.propagation, self.rule
-        if record.branches and record.decomposed:
-            return self.value_of_tree(own)
         if record.decomposed:
             if options.resolved().outcome_to == "all":
                 return self.weighted_outcome()
@@ -503,80 +494,6 @@ class _OperationLog:
         receiver = self.competitor() or "the trajectory"
         note = f"what {rule} gives every step of {receiver}" if record.shares else f"as {rule} made it"
         return self.given("shared", a.shared_S[self.s], note)
-
-    # ---- trees of branches -----------------------------------------------------------------------------------------
-
-    def branches(self) -> Branches | None:
-        """The trees of the batch, if the rule trains on them."""
-        outcome = outcomes(self.assignment.batch, self.assignment.options)
-        found = measure_branches(self.assignment.batch, outcome.value_S, outcome.known_S)
-        return found if self.rule.branches else None
-
-    def value_of_tree(self, own: _Own) -> int:
-        """The mean return of the leaves below the step, in place of the outcome."""
-        a, s, branches = self.assignment, self.s, self.branches()
-        if branches is None:
-            return self.weighted_outcome()
-        for one in branches.decisions:
-            if s in one.rows:
-                returns, leaves = one.returns[one.rows.index(s)], one.decision.leaves[one.rows.index(s)]
-                weighted = self.weighted_value(self.mean_return(list(zip(leaves, returns, strict=True))))
-                residual = float(branches.residual_S[s])
-                if not residual:
-                    return weighted
-                recorded = self.make("recorded credit", "+", own.total, self.weighted_outcome())
-                note = f"m (1 - w) / w at the decision's weight {one.decision.weight:.6g}"
-                part = self.make("part of recorded credit", "*", self.given("residual", residual, note), recorded)
-                return self.make("value and recorded credit", "+", weighted, part)
-            n = one.decision.root
-            before = n == a.batch.trajectory_of_step[s] and a.batch.index_of_step[s] < one.decision.at
-            if before and branches.value_S[s] != outcomes(a.batch, a.options).value_S[s]:
-                return self.weighted_value(self.value_before(one, float(branches.value_S[s])))
-        return self.weighted_outcome()
-
-    def value_before(self, one: MeasuredDecision, value: float) -> int:
-        """The value of a step before a decision: the mean over its alternatives."""
-        a, w = self.assignment, one.decision.weight
-        if a.batch.outcomes_of_agents:  # the step's agent may have other returns
-            return self.given(
-                "mean return", value, f"of {len(one.rows)} alternatives at {a.batch.step_ids[one.rows[0]]}"
-            )
-        names = [a.batch.step_ids[row] for row in one.rows]
-        parts = [self.given(f"mean return of {name}", q) for name, q in zip(names, one.values, strict=True)]
-        below = self.mean_of("mean return", parts, "of the alternatives")
-        if w == 1.0:
-            return below
-        outcome = self.given("outcome", outcomes(a.batch, a.options).value_S[self.s])
-        weight = self.given("decision's weight", w, "from the inverse of its probability")
-        alone = self.make("recorded part", "*", self.make("rest", "-", self.constant("one", 1.0), weight), outcome)
-        return self.make("value", "+", alone, self.make("part of the tree", "*", weight, below))
-
-    def mean_return(self, leaves: Sequence[tuple[int, float]]) -> int:
-        ids = self.assignment.batch.trajectory_ids
-        return self.mean_of("mean return", [self.given(f"return of {ids[n]}", value) for n, value in leaves])
-
-    def mean_of(self, name: str, parts: Sequence[int], note: str = "") -> int:
-        total = self.add_up(f"sum for {name}", parts)
-        return self.make(name, "/", total, self.given("count", len(parts)), note=note)
-
-    def weighted_value(self, value: int) -> int:
-        return self.make("weighted value", "*", self.given("w_o", self.assignment.options.w_o), value)
-
-    def baseline(self, words: str) -> int:
-        """The baseline: for an alternative at a decision, the mean credit of the others."""
-        a, s, value = self.assignment, self.s, float(self.assignment.baseline_S[self.s])
-        branches = self.branches() if a.level_S[s] == LEVEL_NAMES.index(DECISION) else None
-        one = None if branches is None else next((d for d in branches.decisions if s in d.rows), None)
-        if branches is None or one is None:
-            return self.given("baseline", value, words)
-        others = [row for row in one.rows if row != s]
-        credit = {row: float(a.own_S[row] + a.options.w_o * branches.value_S[row]) for row in others}
-        if branches.residual_S[s] or mean(list(credit.values())) != value:
-            names = ", ".join(f"{a.batch.step_ids[row]} ({credit[row]:g})" for row in others)
-            return self.given("baseline", value, f"of the other alternatives, {names}, and of the recorded credit")
-        return self.mean_of(
-            "baseline", [self.given(f"credit of {a.batch.step_ids[row]}", credit[row]) for row in others]
-        )
 
     # ---- credit from children --------------------------------------------------------------------------------------
 
@@ -775,12 +692,11 @@ class _OperationLog:
         a, s = self.assignment, self.s
         leaning = ", pulled towards wider groups" if a.options.baseline == "shrunk" else ""
         words = f"{int(a.group_size_S[s])} trajectories with {a.group_name(s)}{leaning}"
-        difference = self.make("difference", "-", raw, self.baseline(words))
+        difference = self.make("difference", "-", raw, self.given("baseline", a.baseline_S[s], words))
         if a.shift_S[s]:
             difference = self.make("shifted", "-", difference, self.given("shift", a.shift_S[s], "of whitening"))
         divided = self.make("scaled", "/", difference, self.divisor())
-        why = "of strata and of the decision" if trees_of(a.batch) is not None else "balances strata"
-        made = self.make(name, "*", self.given("weight", a.weight_S[s], why), divided)
+        made = self.make(name, "*", self.given("weight", a.weight_S[s], "balances strata"), divided)
         factor = float(a.weight_S[s] / a.divisor_S[s])
         for part, value in (*parts, ("baseline", -float(a.baseline_S[s]))):
             self.add_term(part, value, factor)

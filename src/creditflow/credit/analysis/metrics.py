@@ -10,10 +10,8 @@ from creditflow.credit.decompose import outcomes
 from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, BatchColumns, cells_of, codes_of_level, spread_of
 from creditflow.credit.outcome_baseline import mean_of_others
-from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.credit.rules.base import OUTCOME, SHARES, SIGNAL, parent_counts
 from creditflow.credit.thresholds.base import BatchStats
-from creditflow.credit.trees import counted_steps
 from creditflow.data import OK, RIGHT, Bools, Floats, Ints
 
 
@@ -49,11 +47,10 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
       `critic/vf_explained_var` contains the critic's later values, unless `lam` is 1.
     * `shadow/moved/<agent>`, `shadow/flipped/<agent>`: the difference to the shadow rule, see `compare_shadow`.
 
-    Masked steps, of whole trajectories or of single agents, count in `groups/masked_steps` only. Copies of recorded
-    steps in branches count nowhere.
+    Masked steps, of whole trajectories or of single agents, count in `groups/masked_steps` only.
     """
     batch, trained_S = assignment.batch, assignment.trained_S
-    kept_S = _kept(assignment)
+    kept_S = ~assignment.masked_S
     result: dict[str, float] = {}
 
     judged_S = kept_S & (assignment.scored_S | assignment.failed_S)
@@ -90,20 +87,9 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
     result["groups/singletons"] = float(assignment.singletons)
     result["groups/zero_variance"] = float(len(np.unique(assignment.group_S[assignment.tied_S])))
     result["groups/no_baseline"] = float((trained_S & (assignment.group_S < 0)).sum())
-    result["groups/masked_steps"] = float((_counted(assignment) & ~trained_S).sum())
+    result["groups/masked_steps"] = float((~trained_S).sum())
     result["groups/frozen_steps"] = float((kept_S & assignment.frozen_S).sum())
     return result | _fitted_parts(assignment) | _explained(assignment) | compare_shadow(assignment)
-
-
-def _counted(assignment: Assignment) -> Bools:
-    """[S] the steps that count: without copies, and without branches under a rule that trains on none."""
-    trains_on_branches = PROPAGATION_RULES[assignment.options.propagation].branches
-    return counted_steps(assignment.batch, branches=trains_on_branches)
-
-
-def _kept(assignment: Assignment) -> Bools:
-    """[S] the steps that count and are not masked."""
-    return _counted(assignment) & ~assignment.masked_S
 
 
 def _fitted_parts(assignment: Assignment) -> dict[str, float]:
@@ -173,7 +159,7 @@ def reach(assignment: Assignment, bit: np.uint8 = SIGNAL) -> dict[str, float]:
     substitute for a failed score. `bit`: SIGNAL, or OUTCOME for the outcome alone.
     """
     batch = assignment.batch
-    kept_S = _kept(assignment)
+    kept_S = ~assignment.masked_S
     key_S = batch.agent_of_step.astype(np.int64) * batch.n_trajectories + batch.trajectory_of_step
     agents = len(batch.agent_names)
     trajectories = np.unique(key_S[kept_S]) // batch.n_trajectories
@@ -206,13 +192,13 @@ def compare_shadow(assignment: Assignment) -> dict[str, float]:
 def batch_stats(assignment: Assignment, accuracy: float | None = None) -> BatchStats:
     """Sub-rewards by agent and their spread within groups, the input of thresholds.
 
-    Masked steps, and copies in branches, are left out.
+    Masked steps are left out.
 
     The spread is pooled over the agent's groups:
     `sqrt(sum over groups and trajectories of mean_t (r - m)^2 / sum (n - 1))`.
     """
     batch = assignment.batch
-    over_S = assignment.scored_S & _kept(assignment) & ~np.isnan(assignment.sub_reward_S)
+    over_S = assignment.scored_S & ~assignment.masked_S & ~np.isnan(assignment.sub_reward_S)
     values_S, names = assignment.sub_reward_S, batch.agent_names
     agents = np.unique(batch.agent_of_step[over_S]).tolist()
     sub_rewards = {names[a]: values_S[over_S & (batch.agent_of_step == a)] for a in agents}

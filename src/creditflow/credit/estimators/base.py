@@ -181,12 +181,11 @@ def whitening(columns: BatchColumns, value_S: Floats, moments_S: Floats | None, 
     return Whitened(code_S, mean_P, variance_P, tied_P, np.bincount(trajectories, minlength=n))
 
 
-def stratum_weights(batch: TrajectoryBatch, stratum_S: Ints, trained_S: Bools, share_S: Floats | None = None) -> Floats:
+def stratum_weights(batch: TrajectoryBatch, stratum_S: Ints, trained_S: Bools) -> Floats:
     """[S] weights that give each stratum of an agent and policy the same total; 1 for steps without a stratum.
 
     With L strata among n trained steps, a step of a stratum of n_s steps weighs `n / (L * n_s)`: all strata have the
     same total, and the mean weight is 1. Weights are capped at MAX_STRATUM_WEIGHT; the mean is then below 1.
-    `share_S`: [S] the count of each step, as in the averages of the loss; None: 1.
     """
     weight_S = np.ones(batch.n_steps)
     at = np.flatnonzero(trained_S & (stratum_S >= 0))
@@ -194,12 +193,11 @@ def stratum_weights(batch: TrajectoryBatch, stratum_S: Ints, trained_S: Bools, s
         return weight_S
     agent, n_agents = compact(batch.agent_of_step[at], batch.policy_of_step[at])
     stratum, n_strata = compact(agent, stratum_S[at])
-    count = None if share_S is None else share_S[at]
-    steps_of_stratum = np.bincount(stratum, count, n_strata)
+    steps_of_stratum = np.bincount(stratum, minlength=n_strata)
     agent_of_stratum = np.empty(n_strata, dtype=np.int64)
     agent_of_stratum[stratum] = agent
     strata_of_agent = np.bincount(agent_of_stratum, minlength=n_agents)
-    steps_of_agent = np.bincount(agent, count, n_agents)
+    steps_of_agent = np.bincount(agent, minlength=n_agents)
     weight = steps_of_agent[agent] / (strata_of_agent[agent] * steps_of_stratum[stratum])
     weight_S[at] = np.minimum(weight, MAX_STRATUM_WEIGHT)
     return weight_S

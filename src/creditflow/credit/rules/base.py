@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.groups import BatchColumns, leave_one_out_mean
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.trees import Branches
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.errors import BatchError
 
@@ -58,8 +57,6 @@ class PropagationInput:
     """[S] the number of parents of each step."""
     columns: BatchColumns
     """Group codes and other columns that the following stages read too."""
-    branches: Branches | None = None
-    """The values of trees, for a rule that trains on branches; None without any."""
 
 
 SIGNAL, OUTCOME = np.uint8(1), np.uint8(2)

@@ -107,8 +107,8 @@ def evaluation_line(metrics: Mapping[str, float], when: str, components: Compone
 def warn_of_first_step(metrics: Mapping[str, float], components: Components, folder: Path, reporter: Reporter) -> None:
     """Warn of problems that the first training step shows.
 
-    These are agents without a signal, many truncated trajectories, no branches under a rule that trains on them, and
-    gates that changed no credit. Reads the step's metrics and its step file in the run's `folder`.
+    These are agents without a signal, many truncated trajectories, and gates that changed no credit. Reads the step's
+    metrics and its step file in the run's `folder`.
     """
     for agent in trained_agents(components.recipe.config):
         if metrics.get(f"credit/reach/{agent}") == 0.0:
@@ -126,12 +126,6 @@ def warn_of_first_step(metrics: Mapping[str, float], components: Components, fol
         for cut in truncations(Ledger.open(folder).read(1).batch):
             if cut.share > _MANY_TRUNCATED:
                 reporter.say(f"warning: in the first step, {cut.text(longest)}")
-    if metrics.get("rollout/branch_decisions") == 0.0:
-        section = components.recipe.config.actor_rollout_ref.rollout.branching
-        reporter.say(
-            "warning: no trajectory branched in the first step; check actor_rollout_ref.rollout.branching: "
-            f"first_step {section.first_step}, budget {section.budget:g}"
-        )
     if "propagation/moved" not in metrics:  # no credit was assigned, or by a rule without flow
         return
     assignment = Ledger.open(folder).read(1).assignment

@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from creditflow._utils.huggingface import n_tokens
 from creditflow._utils.progress import advance, phase
 from creditflow.config import ActorConfig, OptimConfig
-from creditflow.credit.trees import trees_of
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
@@ -153,18 +152,17 @@ class Actor:
         advantage_T: Floats,
         trained_S: Bools,
         mini_batch_of_step: Ints,
-        share_S: Floats | None = None,
     ) -> dict[str, float]:
         """Run one optimizer update per mini-batch and epoch; returns `actor/*` metrics, averaged over updates.
 
         `advantage_T` [T]: one per response token; only sampled tokens are read. `trained_S` [S]: False excludes the
-        step from the loss and from its denominator. `mini_batch_of_step` [S]: 0, 1, ... `share_S`: see `token_weights`.
+        step from the loss and from its denominator. `mini_batch_of_step` [S]: 0, 1, ...
         """
         computed_S = self._computed_S(batch, advantage_T, trained_S)
         tokens = self.config.ppo_epochs * int(_lengths(batch)[computed_S].sum())
         with phase("updating", tokens, "tokens"):
             metrics = in_mini_batches(
-                lambda steps: self._update_once(batch, advantage_T, steps, computed_S, share_S),
+                lambda steps: self._update_once(batch, advantage_T, steps, computed_S),
                 trained_S,
                 mini_batch_of_step,
                 self.config.ppo_epochs,
@@ -185,18 +183,16 @@ class Actor:
         return np.asarray(trained_S & (sampled_S > 0))
 
     def _update_once(
-        self, batch: TrajectoryBatch, advantage_T: Floats, steps: Ints, computed_S: Bools, share_S: Floats | None
+        self, batch: TrajectoryBatch, advantage_T: Floats, steps: Ints, computed_S: Bools
     ) -> dict[str, float]:
         config, policy = self.config, self.policy
         step_of_token, sampled_S = sampled_tokens(batch)
         weight_S = np.zeros(batch.n_steps)
-        trees, trajectory_S = trees_of(batch), batch.trajectory_of_step
         weight_S[steps] = token_weights(
             config.loss_agg_mode,
             sampled_S[steps],
-            (trajectory_S if trees is None else trees.root_N[trajectory_S])[steps],
+            batch.trajectory_of_step[steps],
             config.loss_scale_factor,
-            None if share_S is None else share_S[steps],
         )
         steps = steps[sampled_S[steps] > 0]
         if len(steps) == 0:

@@ -25,7 +25,7 @@ from creditflow.rollout.branching import REFUSED, run_branch
 FIDELITY, DECISION_AUDIT = 6, 7
 """The first part of a continuation's random key, in training and in `creditflow audit`.
 
-The smaller numbers belong to the rollouts of training, validation, checks and branches.
+The smaller numbers belong to the rollouts of training, validation and checks.
 """
 _MARGIN = 0.9
 """Share of a token budget to plan for: continuations may be longer than the recorded steps that they replace."""

@@ -15,7 +15,6 @@ import numpy as np
 from creditflow.credit import Assignment
 from creditflow.data import Bools, TrajectoryBatch
 from creditflow.engines.base import RunEstimate
-from creditflow.engines.common.branches import wants_branches
 from creditflow.engines.common.components import Components
 from creditflow.engines.common.rollouts import policy_steps, total_steps
 from creditflow.engines.local.actor import Actor
@@ -56,17 +55,15 @@ def estimate_run(
         _update_seconds(actor, assignment, policy_steps(batch, name), scale, n_updates)
         for name, actor in policy_set.actors.items()
     )
-    # Branches are made in addition, and are scored and trained like other rollouts.
-    more = 1.0 / (1.0 - rollout.branching.budget) if wants_branches(config.algorithm) else 1.0
     evaluations = 1 + trainer.val_before_train
     if trainer.test_freq > 0:
         evaluations += (steps - 1) // trainer.test_freq
     per_trajectory = (sampling + scoring) / (tasks * rollout.n)
     samples = (kwargs.n if kwargs.do_sample and kwargs.temperature > 0 else 0) + 1
     return RunEstimate(
-        sampling_s=more * sampling,
-        scoring_s=more * scoring,
-        update_s=more * update,
+        sampling_s=sampling,
+        scoring_s=scoring,
+        update_s=update,
         steps=steps,
         evaluations=evaluations,
         evaluation_s=len(components.val_tasks) * samples * per_trajectory,

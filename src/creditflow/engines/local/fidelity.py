@@ -11,7 +11,6 @@ from creditflow.config import trained_agents
 from creditflow.credit import Assignment
 from creditflow.credit.analysis.fidelity import Fidelity, fidelity
 from creditflow.credit.decompose import outcomes
-from creditflow.credit.trees import rollouts_of
 from creditflow.data import Bools, Trajectory
 from creditflow.engines.local.decisions import (
     FIDELITY,
@@ -28,12 +27,11 @@ _MAX_DECISIONS = 256
 
 
 def decision_candidates(assignment: Assignment, agents: list[str]) -> Bools:
-    """[S] steps of rollouts whose value can be measured: trained, of one of `agents`, with a known outcome."""
+    """[S] steps whose value can be measured: trained, of one of `agents`, with a known outcome."""
     batch = assignment.batch
     agent_A = np.array([name in agents for name in batch.agent_names], dtype=np.bool_)
     known_S = outcomes(batch, assignment.options).known_S
-    rollout_S = rollouts_of(batch)[batch.trajectory_of_step]
-    return np.asarray(assignment.trained_S & rollout_S & known_S & agent_A[batch.agent_of_step])
+    return np.asarray(assignment.trained_S & known_S & agent_A[batch.agent_of_step])
 
 
 async def fidelity_metrics(

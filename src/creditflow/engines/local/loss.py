@@ -133,13 +133,7 @@ divergence"), under verl's short names; the next line adds its long names."""
 KL_ESTIMATORS |= {long: KL_ESTIMATORS[short] for long, short in (("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3"))}
 
 
-def token_weights(
-    mode: str,
-    n_tokens_S: Ints,
-    trajectory_S: Ints,
-    scale_factor: float | None = None,
-    share_S: Floats | None = None,
-) -> Floats:
+def token_weights(mode: str, n_tokens_S: Ints, trajectory_S: Ints, scale_factor: float | None = None) -> Floats:
     """The loss weight [S] of each trained token of a step, from the number of trained tokens per step.
 
     A sequence is a step's response. `token-mean`: every token of the mini-batch has the same weight.
@@ -147,17 +141,14 @@ def token_weights(
     averaged and their tokens summed; `-norm`: also divided by `scale_factor` (Dr. GRPO, Liu et al. 2025, arXiv
     2503.20783). `traj-mean-step-mean`: trajectories have equal weights, and so have the steps within a trajectory.
 
-    `n_tokens_S` [S]: 0 for steps that are not trained. `trajectory_S` [S]: each step's trajectory. `share_S` [S]: the
-    count of each step in these averages, and in its own weight; None: 1. With the shares of a tree (`Assignment`), a
-    trajectory with its branches has the weight of one.
+    `n_tokens_S` [S]: 0 for steps that are not trained. `trajectory_S` [S]: each step's trajectory.
     """
     trained_S = n_tokens_S > 0
-    count_S = trained_S.astype(np.float64) if share_S is None else np.where(trained_S, share_S, 0.0)
-    n_steps = float(count_S.sum()) or 1.0
+    n_steps = float(trained_S.sum()) or 1.0
     length_S = np.maximum(n_tokens_S, 1).astype(np.float64)
     match mode:
         case "token-mean":
-            weight_S = np.full(len(length_S), 1 / (float(count_S @ n_tokens_S) or 1.0))
+            weight_S = np.full(len(length_S), 1 / (float(n_tokens_S.sum()) or 1.0))
         case "seq-mean-token-mean":
             weight_S = 1 / (length_S * n_steps)
         case "seq-mean-token-sum":
@@ -166,10 +157,10 @@ def token_weights(
             assert scale_factor is not None  # validated by the configuration
             weight_S = np.full(len(length_S), 1 / (n_steps * scale_factor))
         case "traj-mean-step-mean":
-            steps_N = np.bincount(trajectory_S, count_S, int(trajectory_S.max(initial=0)) + 1)
+            steps_N = np.bincount(trajectory_S, trained_S, int(trajectory_S.max(initial=0)) + 1)
             n_trajectories = max(1, int((steps_N > 0).sum()))
             weight_S = 1 / (length_S * np.where(steps_N > 0, steps_N, 1.0)[trajectory_S] * n_trajectories)
         case _:
             known, hint = ", ".join(LOSS_AGG_MODES), did_you_mean(mode, LOSS_AGG_MODES)
             raise ConfigError(f"actor_rollout_ref.actor.loss_agg_mode: expected one of {known}, got {mode!r}{hint}")
-    return np.asarray(weight_S * count_S)
+    return np.asarray(weight_S * trained_S)

@@ -352,7 +352,7 @@ class PolicySet:
             if self.correction is not None:
                 corrected, weighted_T, measured = self.correction.apply(actor, batch, weighted_T, own_S)
                 metrics[name] |= measured
-            metrics[name] |= actor.update(corrected, weighted_T, own_S, mini_batch_of_step, assignment.share_S)
+            metrics[name] |= actor.update(corrected, weighted_T, own_S, mini_batch_of_step)
         return common | {key: value for name, own in metrics.items() for key, value in self._named(name, own).items()}
 
     def _critic_steps(self, batch: TrajectoryBatch, name: str) -> Bools:

@@ -65,8 +65,6 @@ class RunState:
     trackers: FolderTrackers | None = None
     generated_tokens: int = 0
     """Response tokens that training has generated since the start of the run."""
-    branch_tokens: int = 0
-    """Response tokens that branches have generated, which are part of `generated_tokens`."""
     audit_tokens: int = 0
     """Response tokens that measurements of fidelity have generated."""
     curriculum: Curriculum | None = None
@@ -99,7 +97,6 @@ class RunState:
             "peak_before": self.peak_before,
             "tasks_taken": self.tasks_taken,
             "generated_tokens": self.generated_tokens,
-            "branch_tokens": self.branch_tokens,
             "audit_tokens": self.audit_tokens,
             "evaluated": self.evaluated,
             "curriculum": None if self.curriculum is None else self.curriculum.to_json(),
@@ -111,7 +108,7 @@ class RunState:
         self.history = load_control_state(state, self.threshold, self.guard)
         self.done, self.tasks_taken, self.evaluated = step, state["tasks_taken"], state["evaluated"]
         self.generated_tokens, self.audit_tokens = state["generated_tokens"], state["audit_tokens"]
-        self.branch_tokens, self.peak_before = state.get("branch_tokens", 0), state["peak_before"]
+        self.peak_before = state["peak_before"]
         restore_curriculum(self.curriculum, state)
 
     def narrow_or_widen(self, metrics: Mapping[str, float]) -> GuardEvent | None:

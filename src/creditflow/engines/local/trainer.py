@@ -12,9 +12,7 @@ from creditflow._utils.progress import Reporter, phase
 from creditflow.config import Recipe
 from creditflow.credit import Assignment, CreditOptions, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
-from creditflow.credit.trees import trees_of
-from creditflow.data import Floats, Ints, TrajectoryBatch
-from creditflow.engines.common.branches import wants_branches
+from creditflow.data import Floats, TrajectoryBatch
 from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.common.guard import build_guard, run_guard
 from creditflow.engines.common.metrics import (
@@ -28,7 +26,6 @@ from creditflow.engines.common.metrics import (
 from creditflow.engines.common.rollouts import needs_reference, total_steps
 from creditflow.engines.common.run import FINISHED, run_path, sole_writer
 from creditflow.engines.common.tracked import FolderTrackers
-from creditflow.engines.local.branches import BranchedStep, add_branches
 from creditflow.engines.local.fidelity import fidelity_metrics
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import (
@@ -187,15 +184,13 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
     options = run.guard.options(config.algorithm)
     try:
         gathered = await gather(step, components, policy_set, run.tasks_taken, timing, run.curriculum)
-        branched = await _branched(run, step, options, gathered, timing)
     except TooManyFailedScores as error:
         run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
         raise
-    trajectories = [*gathered.trajectories, *branched.trajectories]
+    trajectories = gathered.trajectories
     run.folder.append_failures(step, ((one.id, one.info) for one in trajectories))
     run.tasks_taken = gathered.tasks_taken
-    run.generated_tokens += gathered.response_tokens + branched.tokens
-    run.branch_tokens += branched.tokens
+    run.generated_tokens += gathered.response_tokens
     batch = TrajectoryBatch.from_trajectories(trajectories)
     run.warn(rollout_events(batch, step, run.folder.events()))
     assignment, values_T = _credited(run, batch, options, timing)
@@ -203,11 +198,10 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
         with timing("audit"):
             audited = _audited(run, assignment, values_T)
             gathered.metrics.update(await fidelity_metrics(run, step, audited, trajectories))
-    metrics = _trained(run, step, gathered, branched, assignment, values_T, timing)
+    metrics = _trained(run, step, gathered, assignment, values_T, timing)
     metrics["timing/processor_s"] = time.process_time() - processor_s
-    tokens = gathered.tokens + branched.prompt_tokens + branched.tokens
     return metrics | {
-        "throughput/tokens_per_s": tokens / metrics["timing/step_s"],
+        "throughput/tokens_per_s": gathered.tokens / metrics["timing/step_s"],
         "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],
         **_update_rate(metrics),
     }
@@ -231,7 +225,6 @@ def _trained(
     run: RunState,
     step: int,
     gathered: SampledBatch,
-    branched: BranchedStep,
     assignment: Assignment,
     values_T: Floats | None,
     timing: Stopwatch,
@@ -251,37 +244,13 @@ def _trained(
     with timing("metrics"):
         metrics = {
             **gathered.metrics,
-            **branched.metrics,
             **run.components.endpoint_metrics(),
-            **step_metrics(_without_branches(batch, gathered), gathered.report, assignment, threshold),
+            **step_metrics(batch, gathered.report, assignment, threshold),
             **update,
             **rated,
             **policy_set.peaks(),
         }
     return metrics | timing.metrics()
-
-
-async def _branched(
-    run: RunState, step: int, options: CreditOptions, gathered: SampledBatch, timing: Stopwatch
-) -> BranchedStep:
-    """The branches of a training step; none if the rule in force does not train on them."""
-    if not wants_branches(options):
-        return BranchedStep([], 0, 0, {})
-    with timing("branches"):
-        return await add_branches(run, step, gathered.trajectories, gathered.response_tokens)
-
-
-def _recorded(batch: TrajectoryBatch) -> Ints:
-    """[N] the recorded trajectory that each trajectory is or continues."""
-    trees = trees_of(batch)
-    return np.arange(batch.n_trajectories) if trees is None else trees.root_N
-
-
-def _without_branches(batch: TrajectoryBatch, gathered: SampledBatch) -> TrajectoryBatch:
-    """The batch of the recorded trajectories alone, for metrics of tasks and steps."""
-    if batch.n_trajectories == len(gathered.trajectories):
-        return batch
-    return TrajectoryBatch.from_trajectories(gathered.trajectories)
 
 
 def _audited(run: RunState, assignment: Assignment, values_T: Floats | None) -> Assignment:
@@ -299,7 +268,7 @@ def _audited(run: RunState, assignment: Assignment, values_T: Floats | None) -> 
 def _update(run: RunState, step: int, assignment: Assignment, values_T: Floats | None) -> dict[str, float]:
     """Update the critics, and after `trainer.critic_warmup` the policies; returns metrics."""
     config, policy_set, batch = run.config, run.policy_set, assignment.batch
-    nth_task = _recorded(batch) // config.actor_rollout_ref.rollout.n
+    nth_task = np.arange(batch.n_trajectories) // config.actor_rollout_ref.rollout.n
     mini_batch_of_step = (nth_task // config.actor_rollout_ref.actor.ppo_mini_batch_size)[batch.trajectory_of_step]
     warmed_up = step > config.trainer.critic_warmup
     return policy_set.update(assignment, values_T, mini_batch_of_step, update_actors=warmed_up)

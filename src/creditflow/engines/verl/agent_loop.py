@@ -6,9 +6,8 @@ tokens. It writes the scored trajectory, from which credit is computed, to a sep
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +20,10 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils.config import omega_conf_to_dataclass
 
 from creditflow.data import Step, Trajectory
-from creditflow.engines.verl.branches import BranchRequest
 from creditflow.engines.verl.dataset import task_from_row
 from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.engines.verl.rollouts import SERVERS_IDLE_S, RolloutRecord, partition, random_key, rollout_ids
-from creditflow.engines.verl.runner import build_runner, first_new_step, sampled_steps
+from creditflow.engines.verl.runner import build_runner, sampled_steps
 from creditflow.engines.verl.servers import IdleClock, ServedPolicy, Servers
 from creditflow.errors import CreditflowError, first_line
 from creditflow.monitoring.metrics import passes
@@ -101,38 +99,8 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
             record = RolloutRecord.from_error(error, rollout, place)
         await record.put(f"{row['uid']}_{session_id}", partition(validate))
 
-    async def run_branches(self, branches: Sequence[BranchRequest], training_step: int) -> list[RolloutRecord]:
-        """Run and score branches, and write a row for each new step that can be trained."""
-        return list(await asyncio.gather(*(self._run_branch(one, training_step) for one in branches)))
-
-    async def _run_branch(self, request: BranchRequest, training_step: int) -> RolloutRecord:
-        recorded = request.recorded()
-        rollout = Rollout(recorded.task, recorded.uid, request.id, request.key)
-        components, section = self.runner.components, self.config.actor_rollout_ref.rollout
-        sampling_params = {
-            "temperature": section.temperature,
-            "top_p": section.top_p,
-            "top_k": section.top_k,
-            "repetition_penalty": 1.0,
-            "logprobs": section.calculate_log_probs,
-        }
-        versions = range(training_step - 1, training_step)
-        request_id = f"{request.id}-{request.uid[:8]}"
-        servers = Servers(self.clients, sampling_params, versions, request_id, self.idle_clock)
-        started = time.perf_counter()
-        try:
-            sampling = replace(components.sampling, temperature=float(section.temperature))
-            made, report = await self.runner.run_branch(recorded, request.at, rollout, servers, sampling)
-            row = {"uid": request.uid, "global_steps": training_step, "index": request.index}
-            await self._put_rows(made, time.perf_counter() - started, row, request.session, first_new_step(made))
-            return RolloutRecord.from_trajectory(made, report, (request.index, request.session), self._take_counts())
-        except Exception as error:  # a recipe's functions may raise anything; the trainer counts and reports it
-            return RolloutRecord.from_error(error, rollout, (request.index, request.session))
-
-    async def _put_rows(
-        self, trajectory: Trajectory, seconds: float, row: Mapping[str, Any], session_id: int, first: int = 0
-    ) -> None:
-        steps = [trajectory.steps[i] for i in sampled_steps(trajectory, self.trained, first)]
+    async def _put_rows(self, trajectory: Trajectory, seconds: float, row: Mapping[str, Any], session_id: int) -> None:
+        steps = [trajectory.steps[i] for i in sampled_steps(trajectory, self.trained)]
         if steps:
             outputs = [step_output(trajectory, step, seconds) for step in steps]
             fields = {name: row[name] for name in ("uid", "global_steps", "index")}
@@ -172,24 +140,6 @@ class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
             ray.get(answered)
         except ActorDiedError as error:
             raise dead_worker(error) from error
-
-    def run_branches(self, requests: Sequence[BranchRequest], training_step: int) -> list[RolloutRecord]:
-        """Run and score branches on the workers; returns their records in the order of the requests."""
-        workers = self.agent_loop_workers
-        shares = [requests[i :: len(workers)] for i in range(len(workers))]
-        calls = [
-            worker.run_branches.remote(share, training_step)
-            for worker, share in zip(workers, shares, strict=True)
-            if share
-        ]
-        try:
-            parts = ray.get(calls)
-        except ActorDiedError as error:
-            raise dead_worker(error) from error
-        records: list[RolloutRecord] = [None] * len(requests)  # type: ignore[list-item]
-        for i, part in enumerate(parts):
-            records[i :: len(workers)] = part
-        return records
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Close the workers' resources. Workers that do not answer end with the run."""

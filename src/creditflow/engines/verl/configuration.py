@@ -34,7 +34,7 @@ from creditflow.config import (
     trained_policies,
     with_options,
 )
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.engines.base import expect_capabilities
 from creditflow.engines.verl import overridden
 from creditflow.engines.verl.policies import optim_values, policy_configs, rollout_devices
@@ -254,11 +254,6 @@ def _mode_options(
         raise ConfigError(
             f"data.curriculum: given, but trainer.v1.trainer_mode={mode} draws tasks before the outcomes that move its "
             "levels; expected sync"
-        )
-    if PROPAGATION_RULES[recipe.algorithm.propagation].branches:
-        raise ConfigError(
-            f"algorithm.propagation: {recipe.algorithm.propagation}, but trainer.v1.trainer_mode={mode} may update "
-            "the policies before branches are sampled; expected sync"
         )
     lora, policies = config.actor_rollout_ref.model.lora, trained_policies(recipe)
     adapted = [policy for policy in policies if lora.rank > 0 or lora_rank_of(recipe, policy)]
@@ -738,8 +733,6 @@ def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -
                 f"got {'nothing' if path is None else repr(path)}"
             )
     actor, data = config.actor_rollout_ref.actor, config.data
-    if PROPAGATION_RULES[recipe.algorithm.propagation].branches:
-        _expect_weighable(actor, recipe.algorithm.propagation)
     longest = data.max_prompt_length + data.max_response_length
     # The option's old key, and the one that verl's engines read.
     ulysses = "ulysses_sequence_parallel_size"
@@ -770,23 +763,6 @@ def _expect_divisible(config: DictConfig, recipe: Config) -> None:
                 f"actor_rollout_ref.rollout.tensor_model_parallel_size: rollout servers of {server} devices, which "
                 f"{rollout_devices(own)} (actor_rollout_ref.rollout.n_gpus_per_node * nnodes) cannot be divided into"
             )
-
-
-_LINEAR_LOSSES = ("vanilla", "gspo", "cispo")
-"""verl's policy losses in which an advantage times a share is the loss times the share."""
-
-
-def _expect_weighable(actor: DictConfig, rule: str) -> None:
-    """Raise ConfigError for loss terms to which the shares of branches cannot be applied.
-
-    verl weighs all rows alike, and an advantage is the one factor that a row brings along.
-    """
-    why = f"with algorithm.propagation: {rule}, rows have shares, which verl does not apply to it"
-    for key, on in (("use_kl_loss", actor.use_kl_loss), ("entropy_coeff", actor.entropy_coeff != 0.0)):
-        if on:
-            raise ConfigError(f"{_ACTOR}.{key}: {actor[key]}, but {why}; leave it out, or train with --engine local")
-    if (mode := actor.policy_loss.loss_mode) not in _LINEAR_LOSSES:
-        raise ConfigError(f"{_ACTOR}.policy_loss.loss_mode: {mode}, but {why}; use {' or '.join(_LINEAR_LOSSES)}")
 
 
 _REFUSALS = (AssertionError, ValueError, TypeError, NotImplementedError)

@@ -14,7 +14,7 @@ from creditflow.engines.base import Capability
 
 NAME = "verl"
 """The engine's name, in `run.json` and on the command line."""
-CAPABILITIES = frozenset({Capability.OWN_OPTIONS, Capability.BRANCHES, Capability.TRACKED_REPORT})
+CAPABILITIES = frozenset({Capability.OWN_OPTIONS, Capability.TRACKED_REPORT})
 KEY = "creditflow"
 """The recipe's top-level key in verl's configuration."""
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import transfer_queue as tq
 
-from creditflow.credit.trees import counted_steps
 from creditflow.data import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBatch
 from creditflow.data.table import Part, batch_of, join, pack, read_part, unpack
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
@@ -152,15 +151,14 @@ class RolloutRecords:
     def row_keys(self, policies: Sequence[str]) -> tuple[list[str], Ints]:
         """The keys of the workers' rows for the trained `policies`, and the step [R] of each row.
 
-        Copies in branches have no rows, nor have refused branches. Mirrors `runner.sampled_steps` and verl's numbering
-        of rows.
+        Mirrors `runner.sampled_steps` and verl's numbering of rows.
         """
         from creditflow.credit import kernels
 
         batch = self.batch
         trained = np.isin(batch.policy_of_step, [i for i, name in enumerate(batch.policy_names) if name in policies])
         sampled = kernels.sampled_tokens(batch.token_offsets, batch.response_mask) > 0
-        steps = np.flatnonzero(trained & sampled & counted_steps(batch, branches=True))
+        steps = np.flatnonzero(trained & sampled)
         trajectories = batch.trajectory_of_step[steps]
         first = np.searchsorted(trajectories, trajectories)
         numbers = (np.arange(len(steps)) - first).tolist()

@@ -58,26 +58,15 @@ class VerlRows:
         return step_R
 
     def put(self, rows: KVBatchMeta, assignment: Assignment) -> KVBatchMeta:
-        """Write advantages and returns (a critic's targets) to `rows`, which may include padding rows.
+        """Write advantages and returns (a critic's targets) to `rows`, which may include padding rows."""
+        advantages = self.nested(rows, assignment.token_advantages(dtype=np.float32))
+        returns_T = assignment.returns_T
+        returns = advantages if returns_T is None else self.nested(rows, returns_T)
+        return write(rows, {"advantages": advantages, "returns": returns})
 
-        With branches, advantages are multiplied by `row_counts`. So is `loss_mask`, which verl reads for the
-        denominator of `token-mean` alone; `sequences` gives the denominator of the other averages.
-        """
-        advantages_T = assignment.token_advantages(dtype=np.float32)
-        returns_T, columns = assignment.returns_T, {}
-        if (count_S := row_counts(assignment)) is not None:
-            count_T = np.repeat(count_S, np.diff(self.token_offsets))
-            advantages_T = (advantages_T * count_T).astype(np.float32)
-            columns["loss_mask"] = self.nested(rows, count_T * assignment.batch.response_mask, np.int64)
-        columns["advantages"] = self.nested(rows, advantages_T)
-        columns["returns"] = columns["advantages"] if returns_T is None else self.nested(rows, returns_T)
-        return write(rows, columns)
-
-    def sequences(self, rows: KVBatchMeta, assignment: Assignment) -> float:
-        """The number of sequences in the averages of the loss: the sum of the counts of `rows`, padding rows apart."""
-        steps, count_S = self.steps(rows), row_counts(assignment)
-        steps = steps[steps != _PADDING]
-        return float(len(steps) if count_S is None else count_S[steps].sum())
+    def sequences(self, rows: KVBatchMeta) -> int:
+        """The number of sequences in the averages of the loss: that of `rows`, padding rows apart."""
+        return int((self.steps(rows) != _PADDING).sum())
 
     def values(self, rows: KVBatchMeta, values_T: Floats) -> None:
         """Copy the critic's values at the response tokens of `rows` into `values_T` [T]."""
@@ -116,19 +105,6 @@ def _copy_tokens(source: NDArray[Any], from_R: Ints, target: NDArray[Any], to_R:
     for r in range(len(length_R)):
         for j in range(length_R[r]):
             target[to_R[r] + j] = source[from_R[r] + j]
-
-
-def row_counts(assignment: Assignment) -> Ints | None:
-    """How often each step [S] counts in the averages of the loss: its share, as whole numbers; None if all are equal.
-
-    Shares are 1, 1 / m and 1 / (m k), and verl's masks are whole numbers. All shares are multiplied by their least
-    common denominator. It cancels, because advantages and denominators are multiplied by it.
-    """
-    if (assignment.share_S == 1.0).all():
-        return None
-    denominator_S = np.rint(1.0 / assignment.share_S).astype(np.int64)
-    common: Ints = np.lcm.reduce(denominator_S) // denominator_S
-    return common
 
 
 def select(rows: KVBatchMeta, wanted_R: Bools) -> KVBatchMeta:

@@ -19,7 +19,6 @@ from creditflow.engines.common.components import Components, build_components
 from creditflow.rewards import FunctionReport, RewardFunction, RewardManager, ScoringReport
 from creditflow.rewards.scores import mean_value, not_applicable
 from creditflow.rollout import Generator, Rollout
-from creditflow.rollout.branching import run_branch
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.runner import run_rollout
 
@@ -42,15 +41,6 @@ class RolloutRunner:
         components = self.components
         return await self._scored(
             await run_rollout(rollout, components.workflow, components.agents, generator, sampling)
-        )
-
-    async def run_branch(
-        self, recorded: Trajectory, at: int, rollout: Rollout, generator: Generator, sampling: Sampling
-    ) -> tuple[Trajectory, ScoringReport]:
-        """Run, score and label a branch of `recorded` that keeps its steps below `at`; otherwise as `run`."""
-        components = self.components
-        return await self._scored(
-            await run_branch(recorded, at, rollout, components.workflow, components.agents, generator, sampling)
         )
 
     async def _scored(self, trajectory: Trajectory) -> tuple[Trajectory, ScoringReport]:
@@ -183,11 +173,6 @@ def build_runner(recipe: Recipe, n_runners: int) -> RolloutRunner:
     return RolloutRunner(build_components(replace(recipe, config=config), tasks=False))
 
 
-def sampled_steps(trajectory: Trajectory, policies: Sequence[str] | Mapping[str, Any], first: int = 0) -> list[int]:
-    """Indices of trainable steps from index `first` on, with at least one token sampled by a policy of `policies`."""
-    return [step.index for step in trajectory.steps[first:] if step.policy in policies and any(step.response_mask)]
-
-
-def first_new_step(branch: Trajectory) -> int:
-    """The index of a branch's first step that is not a copy; the number of its steps if it was refused."""
-    return next((step.index for step in branch.steps if step.branch_of is not None), len(branch.steps))
+def sampled_steps(trajectory: Trajectory, policies: Sequence[str] | Mapping[str, Any]) -> list[int]:
+    """Indices of trainable steps, with at least one token sampled by a policy of `policies`."""
+    return [step.index for step in trajectory.steps if step.policy in policies and any(step.response_mask)]

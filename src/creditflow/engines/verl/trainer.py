@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ from verl.utils.py_functional import rename_dict
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 
 from creditflow._utils.files import write_whole
-from creditflow.config import trained_agents
 from creditflow.credit import Assignment, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
 from creditflow.credit.history import History
@@ -50,12 +48,6 @@ from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.data.curriculum import Curriculum
 from creditflow.data.table import batch_of, table_of
-from creditflow.engines.common.branches import (
-    GeneratedTokens,
-    expect_few_failed_branches,
-    plan_branches,
-    wants_branches,
-)
 from creditflow.engines.common.checkpoints import folder_of, remove_later, saved_steps
 from creditflow.engines.common.components import load_functions
 from creditflow.engines.common.curriculum import build_curriculum, restore_curriculum
@@ -63,7 +55,6 @@ from creditflow.engines.common.guard import build_guard, control_state, load_con
 from creditflow.engines.common.metrics import staleness_metrics, step_metrics, update_threshold, val_metrics
 from creditflow.engines.common.rollouts import policy_steps
 from creditflow.engines.common.run import FINISHED
-from creditflow.engines.verl.branches import BranchRun
 from creditflow.engines.verl.configuration import MODES
 from creditflow.engines.verl.dataset import CurriculumLoader
 from creditflow.engines.verl.policies import policy_configs, rollout_devices
@@ -80,7 +71,6 @@ from creditflow.engines.verl.rollouts import (
     RolloutRecords,
     expect_no_mistake,
     partition,
-    sum_metrics,
     take,
 )
 from creditflow.engines.verl.rows import VerlRows, concatenate_rows, delete_rows, delete_unfinished, select, write
@@ -128,7 +118,6 @@ class PolicyTrainer(PPOTrainer):  # type: ignore[misc]
                 config.actor_rollout_ref.actor.ppo_mini_batch_size = config.data.train_batch_size
         super().__init__(config)
         self._n_rows = self._n_ranks = self._n_updates = 0
-        self._n_sequences = 0.0
 
     def _setup(self) -> None:
         with servers_of_policy(self.config.actor_rollout_ref.rollout.name):
@@ -177,7 +166,7 @@ class PolicyTrainer(PPOTrainer):  # type: ignore[misc]
             delete_rows(rows, keep=columns.step_of_key)  # verl's padding rows
 
     def update(
-        self, rows: KVBatchMeta, metrics: dict[str, Any], timing: dict[str, float], step: int, sequences: float
+        self, rows: KVBatchMeta, metrics: dict[str, Any], timing: dict[str, float], step: int, sequences: int
     ) -> None:
         """Update critic and actor on rows with advantages. `sequences`: see `VerlRows.sequences`."""
         self._n_sequences = sequences
@@ -409,7 +398,6 @@ class CreditflowTrainer(PolicyTrainer):
         self.curriculum: Curriculum | None = None
         self.functions = load_functions(run.recipe)
         self.guard = build_guard(run.config, run.recipe.folder, self.functions, NAME)
-        self.generated = GeneratedTokens(0, 0)
         self.critic_wanted = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
         self._submitted: list[TensorDict] = []
         self._own_metrics: dict[str, float] = {}
@@ -520,8 +508,6 @@ class CreditflowTrainer(PolicyTrainer):
             "curriculum": None if self.curriculum is None else self.curriculum.to_json(),
             "policies": self.policies,
             "trainer_mode": self.trainer_mode,
-            "generated_tokens": self.generated.total,
-            "branch_tokens": self.generated.branches,
         }
         write_whole(folder / _STATE, lambda path: path.write_text(json.dumps(state) + "\n"))
 
@@ -549,7 +535,6 @@ class CreditflowTrainer(PolicyTrainer):
             delete_unfinished(partition(validate=False))
         self.history = load_control_state(state, self.threshold, self.guard)
         restore_curriculum(self.curriculum, state)
-        self.generated = GeneratedTokens(state.get("generated_tokens", 0), state.get("branch_tokens", 0))
         remove_later(self.folder.path, self.global_steps)
         self.folder.rewind(self.global_steps)
         self._rollbacks = len(rollbacks(self.folder.path))
@@ -569,16 +554,14 @@ class CreditflowTrainer(PolicyTrainer):
             if self.curriculum is not None:
                 self.curriculum.observe(rollouts.batch)
                 metrics.update(self.curriculum.metrics())
-        rows, rollouts, sampled = self._with_branches(rows, rollouts, metrics, timing_raw)
-        with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_end()
-        batch = sampled.batch
+        batch = rollouts.batch
         with marked_timer("propagation", timing_raw):
             # The selection of trained steps does not depend on the critic's values, which are computed later.
             values_T = np.zeros(int(batch.token_offsets[-1])) if self.critic_wanted else None
             options, threshold = self.guard.options(self.options), self.guard.threshold(self.threshold)
             assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=self.history)
-        row_keys, steps = sampled.row_keys(self.policies)
+        row_keys, steps = rollouts.row_keys(self.policies)
         columns = VerlRows.from_batch(row_keys, steps, batch)
         step_R = columns.expect_all(rows)
         rows_of = {t: select(rows, trained_by(t.policy, assignment)[step_R]) for t in self.trainers}
@@ -609,8 +592,7 @@ class CreditflowTrainer(PolicyTrainer):
             recording = beside.submit(self._record, rollouts, assignment)
             for trainer, part in rows_of.items():
                 own = {}
-                sequences = columns.sequences(part, assignment)
-                trainer.update(part, own, timing_raw, self.global_steps, sequences)
+                trainer.update(part, own, timing_raw, self.global_steps, columns.sequences(part))
                 metrics.update(self._named(trainer, own))
             with marked_timer("ledger", timing_raw):
                 recording.result()
@@ -658,65 +640,6 @@ class CreditflowTrainer(PolicyTrainer):
             raise
         return rows, rollouts
 
-    def _with_branches(
-        self, rows: KVBatchMeta, rollouts: RolloutRecords, metrics: dict[str, Any], timing_raw: dict[str, float]
-    ) -> tuple[KVBatchMeta, RolloutRecords, RolloutRecords]:
-        """Add branches, if the rule in force trains on them. The servers must hold the weights of the rollouts.
-
-        Returns the rows, those of branches included; the rollouts alone; and the rollouts with their branches.
-        """
-        before, response_tokens = self.generated, len(rollouts.batch.response_ids)
-        self.generated = GeneratedTokens(before.total + response_tokens, before.branches)
-        if not wants_branches(self.guard.options(self.options)):
-            return rows, rollouts, rollouts
-        with marked_timer("branches", timing_raw):
-            trajectories = rollouts.batch.to_trajectories()
-            plan = plan_branches(
-                self.limits,
-                self.functions,
-                self.global_steps,
-                trained_agents(self.limits),
-                trajectories,
-                response_tokens,
-                before,
-                self.history,
-            )
-            running = BranchRun(self.agent_loop_manager.run_branches, rollouts, self.global_steps)
-            further = plan.further(running.run(plan.first))
-            running.run(further)
-            sampled = running.with_branches(trajectories)
-            self._expect_few_failed_branches(running, sampled.batch)
-            there = (tq.kv_list(partition_id=rows.partition_id) or {}).get(rows.partition_id, {})
-            new = {key: tag for key, tag in there.items() if key.rsplit("_", 1)[0] in running.keys}
-            if new:
-                own = KVBatchMeta(keys=list(new), tags=list(new.values()), partition_id=rows.partition_id)
-                rows = concatenate_rows([rows, own])
-            metrics.update(plan.metrics(running.trajectories, running.tokens))
-            total, branches = self.generated.total + running.tokens, before.branches + running.tokens
-            self.generated = GeneratedTokens(total, branches)
-        return rows, replace(rollouts, counted=sum_metrics([rollouts.counted, running.counted])), sampled
-
-    def _expect_few_failed_branches(self, running: BranchRun, sampled: TrajectoryBatch) -> None:
-        """Raise CreditflowError if too many branches, or TooManyFailedScores if too many of their scores failed.
-
-        `sampled`: the rollouts and their branches.
-        """
-        branches, past = running.trajectories, self.folder.events()
-        infos = [(one.id, one.info) for one in branches]
-        self.folder.append_failures(self.global_steps, infos)
-        batch = TrajectoryBatch.from_trajectories(branches)
-        events = rollout_events(batch, self.global_steps, past)
-        events += failure_events(running.report, self.global_steps, past)
-        self.folder.append_events(event.to_dict() for event in events)
-        try:
-            expect_few_failed_branches(branches, self.limits.actor_rollout_ref.rollout.max_failed_frac)
-            expect_few_failures(running.report, self.limits.reward.max_failed_frac)
-        except CreditflowError as error:
-            log_failures(error, self.folder, self.global_steps, infos)
-            if isinstance(error, TooManyFailedScores):
-                self.folder.write_steps(self.global_steps, sampled)  # the evidence
-            raise
-
     def _expect_few_failures(self, rollouts: RolloutRecords, *, validation: bool) -> None:
         """Raise CreditflowError if too many rollouts or scores failed.
 
@@ -752,7 +675,7 @@ class CreditflowTrainer(PolicyTrainer):
     # Records.
 
     def _record(self, rollouts: RolloutRecords, assignment: Assignment) -> None:
-        """Write the step file and keep the step's metrics for `_compute_metrics`. `rollouts`: without branches."""
+        """Write the step file and keep the step's metrics for `_compute_metrics`."""
         self.folder.write_steps(self.global_steps, assignment.batch, assignment)
         self._own_metrics = rollouts.metrics() | step_metrics(
             rollouts.batch, rollouts.report, assignment, self.guard.threshold(self.threshold)

@@ -54,7 +54,6 @@
     const ended = trajectory.ended_right === null ? "unscored" : trajectory.ended_right ? "right" : "wrong";
     if (w.outcome && w.outcome !== ended) return false;
     if (w.training_step !== "" && w.training_step != null && Number(w.training_step) !== trajectory.training_step) return false;
-    if (w.branches && (w.branches === "with") !== trajectory.n_branches > 0) return false;
     const asks = w.agent || w.gate || w.least_score !== "" || w.most_score !== "";
     return !asks || graph.steps.some((s) => (!w.agent || s.agent === w.agent) && (!w.gate || s.gate_open === (w.gate === "open"))
       && (w.least_score === "" || (s.sub_reward !== null && s.sub_reward >= Number(w.least_score)))
@@ -150,11 +149,10 @@
   }
   function show(overview) {
     told = overview;
-    $("branches").hidden = !told.run.branches;
     const run = told.run, last = (name) => told.curves[name]?.points.at(-1)?.[1];
     $("title").textContent = `creditflow: ${run.name}`;
     $("facts").textContent = [run.recipe, run.engine && `engine ${run.engine}`, run.seed !== undefined && `seed ${run.seed}`, run.started && `started ${run.started}`, run.recredited_from && `recredited: ${JSON.stringify(run.changed)}`, live && `live, ${run.indexed} of ${run.training_steps} training steps indexed`].filter(Boolean).join(" · ");
-    const tiles = [["training steps", count(run.training_steps)], ["trajectories", count(run.trajectories)], ["steps", count(run.steps)], ["branches", run.branches ? count(run.branches) : "-"], ["trajectories that ended right", percent(run.ended_right)], ["val pass@1, last", number(last("val/pass_at_1"))], ["step errors, last validation", number(last("val/step_error_rate"))], ["guard events", count(told.events.length)]];
+    const tiles = [["training steps", count(run.training_steps)], ["trajectories", count(run.trajectories)], ["steps", count(run.steps)], ["trajectories that ended right", percent(run.ended_right)], ["val pass@1, last", number(last("val/pass_at_1"))], ["step errors, last validation", number(last("val/step_error_rate"))], ["guard events", count(told.events.length)]];
     findings();
     $("left-out").replaceChildren(...told.left_out.map((text) => el("p", { class: "note" }, el("b", {}, "Incomplete: "), text)));
     $("tiles").replaceChildren(...tiles.filter(([, v]) => v !== "-").map(([name, value]) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, name))));
@@ -272,8 +270,8 @@
       $("found").textContent = none ? (told.left_out.length ? `no ${what} can be shown: the notices at the top say why` : `no ${what}: none is on record yet`) : page.total ? `${count(page.total)} ${what}; ${count(offset + 1)} to ${count(offset + page.trajectories.length)} shown` : `no ${what} like that`;
     }
     const match = (p) => el("a", { href: addressOf({ trajectory: p.trajectory_id, training_step: p.training_step, at: p.match.index }) }, `step ${p.match.index}, ${p.match.agent}`);
-    const rows = page.trajectories.map((p) => [el("button", { class: "link", type: "button", "data-trajectory": p.trajectory_id, "data-training-step": p.training_step, onclick: () => go({ trajectory: p.trajectory_id, training_step: p.training_step }) }, p.trajectory_id), String(p.training_step), ...(isSearch ? [el("div", {}, match(p), `: ${p.match.excerpt}`)] : [short(p.prompt, 110)]), count(p.n_steps), ended(p), p.first_error === null ? "-" : String(p.first_error), p.status, ...(told.run.branches ? [count(p.n_branches)] : [])]);
-    const columns = [["trajectory", ""], ["training step", "n"], [isSearch ? "match" : "task", "text"], ["steps", "n"], ["ended", ""], ["first error at", "n"], ["status", ""], ...(told.run.branches ? [["branches", "n"]] : [])];
+    const rows = page.trajectories.map((p) => [el("button", { class: "link", type: "button", "data-trajectory": p.trajectory_id, "data-training-step": p.training_step, onclick: () => go({ trajectory: p.trajectory_id, training_step: p.training_step }) }, p.trajectory_id), String(p.training_step), ...(isSearch ? [el("div", {}, match(p), `: ${p.match.excerpt}`)] : [short(p.prompt, 110)]), count(p.n_steps), ended(p), p.first_error === null ? "-" : String(p.first_error), p.status]);
+    const columns = [["trajectory", ""], ["training step", "n"], [isSearch ? "match" : "task", "text"], ["steps", "n"], ["ended", ""], ["first error at", "n"], ["status", ""]];
     $("list").replaceChildren(...(rows.length ? [table(columns, rows)] : []));
     $("earlier").disabled = isSearch ? places.length < 2 : offset === 0;
     $("later").disabled = isSearch ? !page.next : offset + PAGE >= page.total;
@@ -329,12 +327,12 @@
       if (!shown) return;
     }
     if (same && !place.step) $("step").replaceChildren();
-    if (place.at !== undefined) $("trajectory").querySelectorAll("svg.trajectory:not(.tree) g[role=button]")[Number(place.at)]?.dispatchEvent(new Event("click"));
+    if (place.at !== undefined) $("trajectory").querySelectorAll("svg.trajectory g[role=button]")[Number(place.at)]?.dispatchEvent(new Event("click"));
     if (place.step) { mark(place.step); await step(place.step, place.training_step, place.token, run); }
   }
   function mark(id) {
     const node = document.querySelector(`#panes g[data-step="${CSS.escape(id)}"]`);
-    if (!node) return; // a copy in a branch leads to a step of another trajectory
+    if (!node) return;
     for (const other of document.querySelectorAll("#panes g[data-step][aria-current]")) other.removeAttribute("aria-current");
     node.setAttribute("aria-current", "true");
   }
@@ -342,18 +340,15 @@
   /* ---- one trajectory ---------------------------------------------------------------------------------------------------- */
 
   async function open(trajectory_id, training_step, box, of, moves) {
-    let graph, rollout;
+    let graph;
     $("step").replaceChildren();
-    try {
-      graph = await source.trajectory({ trajectory_id, training_step, run: of });
-      rollout = graph.branch ? await source.trajectory({ trajectory_id: graph.branch.of, training_step, run: of }) : graph;
-    } catch (error) { box.replaceChildren(el("p", { class: "note" }, error.message)); return false; }
+    try { graph = await source.trajectory({ trajectory_id, training_step, run: of }); } catch (error) { box.replaceChildren(el("p", { class: "note" }, error.message)); return false; }
     const facts = [`training step ${graph.training_step}`, graph.status, `outcome ${graph.outcome === null ? graph.outcome_said : graph.outcome}`, ...Object.entries(graph.outcomes).map(([agent, own]) => `outcome of ${agent} ${own}`), `expected ${graph.ground_truth}`, `answer ${graph.answer ?? "-"}`];
-    const decision = rollout.decision, other = 1 - of;
+    const other = 1 - of;
     const both = runs.length > 1 && box === $("trajectory") ? [el("p", {}, el("button", { class: "link", type: "button", onclick: () => beside(graph, of, other) }, `Show the same task of ${runs[other]} beside it`))] : [];
-    box.replaceChildren(title(`${graph.branch ? "Branch" : "Trajectory"} ${graph.trajectory_id}${runs.length > 1 ? ` of ${runs[of]}` : ""}`), ...place(graph), el("p", {}, short(facts.join(" · "), 600)), ...both, el("pre", { tabindex: 0, role: "region", "aria-label": "Task" }, graph.task),
+    box.replaceChildren(title(`Trajectory ${graph.trajectory_id}${runs.length > 1 ? ` of ${runs[of]}` : ""}`), el("p", {}, short(facts.join(" · "), 600)), ...both, el("pre", { tabindex: 0, role: "region", "aria-label": "Task" }, graph.task),
       el("p", { class: "hint" }, "Circles are steps, coloured by credit ", el("span", { class: "whole" }, "(", el("span", { class: "legend", style: "background:linear-gradient(to right,rgb(241,143,59),rgb(244,244,244),rgb(67,147,195))" }), " blame to praise)"), "; a line is as thick as the credit that flowed back along it; a bar across it is a closed gate; a double ring is the first error. Select a step for its texts and for where its advantage came from."),
-      keepNames(scroll(draw(graph, decision, of))), ...(decision ? alternatives(decision, graph, of) : []));
+      keepNames(scroll(draw(graph, of))));
     $("told").textContent = `trajectory ${graph.trajectory_id} is shown: ${graph.steps.length} steps`;
     if (moves) box.scrollIntoView({ block: "start" });
     return true;
@@ -363,79 +358,7 @@
     if (found) go({ run: of, trajectory: graph.trajectory_id, training_step: graph.training_step, beside: found.trajectory_id, beside_step: found.training_step });
     else $("beside").replaceChildren(el("p", { class: "note" }, `${runs[other]} has no trajectory of this task.`));
   }
-  /* The place of a branch in its tree; nothing for a rollout. */
-  function place(graph) {
-    const branch = graph.branch;
-    if (!branch) return [];
-    const copies = branch.first ? `steps 0 to ${branch.first - 1} are copies of recorded ones, drawn pale; step ${branch.first} is the first new one` : branch.first === 0 ? "all steps are new" : "none of its steps is trained";
-    const back = el("button", { class: "link", type: "button", "data-trajectory": branch.of, onclick: () => go({ trajectory: branch.of, training_step: graph.training_step }) }, `Back to the recorded trajectory ${branch.of}`);
-    return [el("p", {}, back), el("p", { class: "hint" }, `A branch for training, no rollout of the task: alternative ${branch.alternative}, continuation ${branch.continuation}; ${copies}.`), ...(branch.refused === null ? [] : [el("p", { class: "note" }, el("b", {}, "Refused: "), branch.refused)])];
-  }
-  /* The alternatives at a decision, as a tree and as a table. `graph`: the trajectory on display. */
-  function alternatives(decision, graph, of) {
-    const leaves = decision.alternatives.flatMap((one) => one.leaves), training_step = graph.training_step;
-    const means = decision.alternatives.map((one) => one.mean).filter((mean) => mean !== null);
-    const facts = [`mean return over alternatives ${means.length ? number(means.reduce((a, b) => a + b) / means.length) : "-"}`, `drawn with probability ${number(decision.probability)}`, `weight ${number(decision.weight)}`];
-    const leaf = (one) => el("button", { class: "link leaf", type: "button", "data-leaf": one.trajectory_id, "aria-current": one.trajectory_id === graph.trajectory_id ? "true" : null, title: one.reason || null, onclick: () => go({ run: of, trajectory: one.trajectory_id, training_step }) }, `${one.trajectory_id}${one.trajectory_id === decision.of ? " (recorded)" : ""}: ${one.return === null ? "unknown" : number(one.return, 2)}`);
-    const rows = decision.alternatives.map((one) => [
-      one.step_id === null ? String(one.number) : el("button", { class: "link", type: "button", "data-alternative": one.number, onclick: () => alternative(one.step_id, training_step, of) }, one.number === 0 ? "0 (recorded)" : String(one.number)),
-      one.response === null ? short(one.leaves[0].reason, 200) : one.response, number(one.sub_reward, 2), number(one.mean), count(one.leaves.length), signed(one.credit), one.advantage === null ? "not trained" : signed(one.advantage), el("div", { class: "leaves" }, ...one.leaves.map(leaf))]);
-    return [
-      title(`Decision at step ${decision.at}: ${decision.agent}, ${decision.alternatives.length} alternatives, ${leaves.length} leaves`),
-      el("p", {}, facts.join(" · ")),
-      ...(decision.compared ? [] : [el("p", { class: "note" }, "Not compared: fewer than two alternatives have a known outcome.")]),
-      ...(decision.trained ? [] : [el("p", { class: "note" }, "The rule in force trains on no branch.")]),
-      el("p", { class: "hint" }, "A fork marks the step in the graph. Here numbered circles are the alternatives, coloured by advantage, each with its mean return and response; the last circles are the leaves, blue for a high and orange for a low return. Select an alternative for its step, a leaf for its trajectory."),
-      scroll(tree(decision, graph, of)),
-      scroll(table([["alternative", ""], ["response", "text response"], ["score", "n"], ["mean return", "n"], ["continuations", "n"], ["credit", "n"], ["advantage", "n"], ["leaf: return", ""]], rows)),
-    ];
-  }
-  const alternative = (step_id, training_step, of) => (of === run ? go(within({ step: step_id })) : step(step_id, training_step, undefined, of));
-  function tree(decision, graph, of) {
-    const [x0, x1, x2] = [150, 330, 520], row = 30, gap = 16;
-    const most = Math.max(1e-9, ...decision.alternatives.map((one) => Math.abs(one.advantage ?? 0)));
-    let y = 34;
-    const places = decision.alternatives.map((one) => {
-      const own = one.leaves.map((_, i) => y + i * row);
-      y += Math.max(one.leaves.length * row, 50) + gap;
-      return { one, own, at: (own[0] + own.at(-1)) / 2 };
-    });
-    const middle = (places[0].at + places.at(-1).at) / 2, root = decision.of;
-    const longest = Math.max(...decision.alternatives.flatMap((one) => one.leaves.map((leaf) => Math.min(leaf.trajectory_id.length, 40))));
-    const picture = svg("svg", { class: "trajectory tree", width: x2 + 270 + 8 * longest, height: Math.max(y, 90), role: "group", "aria-label": `Tree of ${decision.alternatives.length} alternatives at step ${decision.at}` });
-    const line = (xa, ya, xb, yb, on) => picture.append(svg("path", { d: `M${xa},${ya} C${(xa + xb) / 2},${ya} ${(xa + xb) / 2},${yb} ${xb},${yb}`, fill: "none", stroke: css(on ? "--ink" : "--soft"), "stroke-width": on ? 2.4 : 1.2, "stroke-opacity": on ? 0.9 : 0.6 }));
-    const label = (x, yy, text, attributes = {}) => svg("text", { x, y: yy, ...attributes }, text);
-    const active = (node, said, act) => {
-      for (const [name, value] of Object.entries({ tabindex: 0, role: "button" })) node.setAttribute(name, value);
-      node.append(svg("title", {}, said));
-      node.addEventListener("click", act);
-      node.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } });
-      picture.append(node);
-    };
-    if (decision.at > 0) { line(20, middle, x0, middle, true); picture.append(label(20, middle - 10, decision.at === 1 ? "step 0" : `steps 0 to ${decision.at - 1}`, { class: "lane" })); }
-    for (const { one, own, at } of places) {
-      const here = one.leaves.some((leaf) => leaf.trajectory_id === graph.trajectory_id);
-      line(x0, middle, x1, at, here);
-      one.leaves.forEach((leaf, i) => line(x1, at, x2, own[i], leaf.trajectory_id === graph.trajectory_id));
-    }
-    picture.append(svg("rect", { x: x0 - 9, y: middle - 9, width: 18, height: 18, transform: `rotate(45 ${x0} ${middle})`, fill: css("--back"), stroke: css("--ink"), "stroke-width": 1.6 }), label(x0, middle + 30, `step ${decision.at}`, { "text-anchor": "middle" }), label(x0, middle + 45, short(decision.agent, 16), { "text-anchor": "middle", class: "lane" }));
-    for (const { one, own, at } of places) {
-      const mean = one.mean === null ? "mean return unknown" : `mean return ${number(one.mean)}`;
-      const said = `alternative ${one.number}${one.number === 0 ? ", recorded" : ""}: ${mean}, advantage ${one.advantage === null ? "none, not trained" : signed(one.advantage)}\n${one.response ?? ""}`;
-      const node = svg("g", { "data-alternative": one.number, transform: `translate(${x1},${at})` }, svg("circle", { r: 14, fill: hue(one.advantage, most), stroke: css("--ink"), "stroke-width": one.advantage === null ? 0.6 : 1.4, "stroke-dasharray": one.advantage === null ? "2 2" : "none" }), svg("text", { "text-anchor": "middle", y: 4, style: "fill:#111" }, String(one.number)));
-      if (one.step_id === null) { node.append(svg("title", {}, said)); picture.append(node); } else active(node, said, () => alternative(one.step_id, graph.training_step, of));
-      picture.append(label(x1, at - 19, one.mean === null ? "" : number(one.mean), { "text-anchor": "middle", class: "value" }), label(x1 - 14, at + 28, short(one.response, 26), { class: "lane" }));
-      one.leaves.forEach((leaf, i) => {
-        const known = leaf.return !== null, current = leaf.trajectory_id === graph.trajectory_id;
-        const text = known ? `return ${number(leaf.return, 2)}` : "return unknown";
-        const made = svg("g", { "data-leaf": leaf.trajectory_id, transform: `translate(${x2},${own[i]})` }, svg("circle", { r: 9, fill: known ? hue(2 * leaf.return - 1, 1) : css("--panel"), stroke: css("--ink"), "stroke-width": current ? 3.5 : 1.2, "stroke-dasharray": known ? "none" : "2 2" }), svg("text", { x: 18, y: 4 }, `${text} · ${short(leaf.trajectory_id, 40)}${leaf.trajectory_id === root ? ", recorded" : ""}${current ? ", shown above" : ""}`));
-        if (current) made.setAttribute("aria-current", "true");
-        active(made, `trajectory ${leaf.trajectory_id}: ${text}${leaf.reason ? `\n${leaf.reason}` : ""}`, () => go({ run: of, trajectory: leaf.trajectory_id, training_step: graph.training_step }));
-      });
-    }
-    return picture;
-  }
-  function draw(graph, decision, of) {
+  function draw(graph, of) {
     const lanes = [...new Set(graph.steps.map((s) => s.agent))], left = 120, dx = 62, dy = 74, top = 40;
     const x = (i) => left + 30 + i * dx, y = (i) => top + lanes.indexOf(graph.steps[i].agent) * dy;
     const most = Math.max(1e-9, ...graph.steps.map((s) => Math.abs(s.credit ?? 0))), flow = Math.max(1e-9, ...graph.edges.map((e) => Math.abs(e.flow ?? 0)));
@@ -454,12 +377,11 @@
       }
     }
     graph.steps.forEach((s, i) => {
-      const said = `step ${s.index}, ${s.agent}: score ${s.failed ? "failed" : number(s.sub_reward, 2)}, gate ${s.gate_open ? "open" : "closed"}, credit ${signed(s.credit)}, advantage ${s.trained === false ? "masked" : signed(s.advantage)}${s.first_error ? ", first error" : ""}${s.copy_of ? ", a copy of a recorded step" : ""}${decision && s.index === decision.at ? `, decision with ${decision.alternatives.length} alternatives` : ""}`;
-      const node = svg("g", { class: s.copy_of ? "copy" : "", tabindex: 0, role: "button", "data-step": s.id, transform: `translate(${x(i)},${y(i)})` });
-      if (decision && s.index === decision.at) node.append(svg("path", { class: "decision", d: "M-5,-27 L0,-20 L5,-27 M0,-20 L0,-17", fill: "none", stroke: css("--ink"), "stroke-width": 2 }));
+      const said = `step ${s.index}, ${s.agent}: score ${s.failed ? "failed" : number(s.sub_reward, 2)}, gate ${s.gate_open ? "open" : "closed"}, credit ${signed(s.credit)}, advantage ${s.trained === false ? "masked" : signed(s.advantage)}${s.first_error ? ", first error" : ""}`;
+      const node = svg("g", { tabindex: 0, role: "button", "data-step": s.id, transform: `translate(${x(i)},${y(i)})` });
       if (s.first_error) node.append(svg("circle", { r: 20, fill: "none", stroke: css("--bad"), "stroke-width": 2 }));
-      node.append(svg("circle", { r: 15.5, fill: s.copy_of ? css("--panel") : hue(s.credit, most), stroke: css("--ink"), "stroke-width": s.trained === false ? 0.6 : 1.4, "stroke-dasharray": s.trained === false ? "2 2" : "none" }), svg("text", { "text-anchor": "middle", y: 4, style: s.copy_of ? "" : "fill:#111" }, String(s.index)), svg("text", { "text-anchor": "middle", y: 33 }, s.failed ? "failed" : s.sub_reward == null ? "" : number(s.sub_reward, 2)), svg("title", {}, `${said}\n${s.response}`));
-      const select = () => { const id = s.copy_of ?? s.id; mark(s.id); if (of === run) go(within({ step: id })); else step(id, graph.training_step, undefined, of); };
+      node.append(svg("circle", { r: 15.5, fill: hue(s.credit, most), stroke: css("--ink"), "stroke-width": s.trained === false ? 0.6 : 1.4, "stroke-dasharray": s.trained === false ? "2 2" : "none" }), svg("text", { "text-anchor": "middle", y: 4, style: "fill:#111" }, String(s.index)), svg("text", { "text-anchor": "middle", y: 33 }, s.failed ? "failed" : s.sub_reward == null ? "" : number(s.sub_reward, 2)), svg("title", {}, `${said}\n${s.response}`));
+      const select = () => { mark(s.id); if (of === run) go(within({ step: s.id })); else step(s.id, graph.training_step, undefined, of); };
       node.addEventListener("click", select);
       node.addEventListener("keydown", (event) => {
         if (event.key === "Enter" || event.key === " ") { event.preventDefault(); select(); }
