@@ -21,7 +21,7 @@ def creditflow(*arguments: object):
 
 
 def test_templates_are_those_of_the_help():
-    assert NAMES == ["chain", "debate", "http", "planner", "tools"]
+    assert NAMES == ["chain", "debate", "http", "tools"]
     text = " ".join(creditflow("init", "--help").stdout.split())
     assert all(f"{name}: " in text for name in NAMES)
 
@@ -64,7 +64,7 @@ def test_init_fills_an_empty_folder(tmp_path: Path):
         (["file"], "NAME: file is a file; name a new folder"),
         (
             ["new", "--template", "chian"],
-            "--template: expected chain, debate, http, planner or tools, got 'chian' (did you mean 'chain'?)",
+            "--template: expected chain, debate, http or tools, got 'chian' (did you mean 'chain'?)",
         ),
     ],
 )

@@ -37,12 +37,12 @@ def recipe(name: str):
     return load_object(f"logic_team.py:{name}", RECIPES, "test")
 
 
-async def run_all(answer, tasks, workflow="solve"):
+async def run_all(answer, tasks):
     """One trajectory of each task."""
-    agents = {name: AgentSpec(system="Compute.") for name in ("gate", "judge", "single")}
+    agents = {name: AgentSpec(system="Compute.") for name in ("gate", "judge")}
     rollouts = [Rollout(task, f"u{i}", f"t{i}", (0,)) for i, task in enumerate(tasks)]
     scheduler = Scheduler({"default": Rule(answer)})
-    return await run_rollouts(rollouts, recipe(workflow), agents, scheduler, Sampling(max_prompt_tokens=100_000))
+    return await run_rollouts(rollouts, recipe("solve"), agents, scheduler, Sampling(max_prompt_tokens=100_000))
 
 
 def run_team(answer, task=TASK):
@@ -145,9 +145,8 @@ def test_circuit_agrees_with_the_familys_answer():
         assert recipe("true_bit")(f"{bits[0]} {last} {bits[1]}") == gym_entry(task)["answer"]
 
 
-@pytest.mark.parametrize("name", ["logic_team", "logic_single"])
-def test_training_and_validation_problems_are_disjoint(name):
-    train, val = loaded(name)
+def test_training_and_validation_problems_are_disjoint():
+    train, val = loaded("logic_team")
     assert (len(train), len(val)) == (200, 56)
     assert not {task.text for task in train} & {task.text for task in val}
     problems = [{task.extra_info["problem"] for task in tasks} for tasks in (train, val)]
@@ -155,17 +154,16 @@ def test_training_and_validation_problems_are_disjoint(name):
     assert not problems[0] & problems[1]
 
 
-@pytest.mark.parametrize(("workflow", "turns"), [("solve", 3), ("solve_alone", 1)])
-def test_prompts_of_a_validation_task_are_no_training_tasks(workflow, turns):
+def test_prompts_of_a_validation_task_are_no_training_tasks():
     train, val = loaded("logic_team")
 
     def prompts(tasks) -> set[tuple[tuple[str, str], ...]]:
         """The agents and their prompts in each task, in any order."""
-        trajectories = asyncio.run(run_all(right if workflow == "solve" else "{} = 1".format, tasks, workflow))
+        trajectories = asyncio.run(run_all(right, tasks))
         return {tuple(sorted((step.agent, step.prompt) for step in trajectory.steps)) for trajectory in trajectories}
 
     trained, held_out = prompts(train), prompts(val)
-    assert {len(each) for each in trained | held_out} == {turns}
+    assert {len(each) for each in trained | held_out} == {3}
     assert len(trained) == 200
     assert not trained & held_out
 

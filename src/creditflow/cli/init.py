@@ -18,13 +18,13 @@ TEMPLATES = Path(__file__).parents[1] / "recipes" / "templates"
 def init(
     name: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to create.")],
     *,
-    template: Annotated[str, typer.Option(metavar="T", help="chain, debate, planner, tools or http.")] = "chain",
+    template: Annotated[str, typer.Option(metavar="T", help="chain, debate, tools or http.")] = "chain",
 ) -> None:
     """Create a project that trains at once.
 
     Writes a workflow, rewards, a recipe, tasks, a test and a README to the folder NAME. The model is a generated one
-    with random weights. chain: two agents in a row. debate: two debaters and a judge. planner: a planner, an executor
-    and a verifier. tools: an agent with tools. http: agents that call over HTTP with OpenAI's client.
+    with random weights. chain: two agents in a row. debate: two debaters and a judge. tools: an agent with tools.
+    http: agents that call over HTTP with OpenAI's client.
     """
     known = sorted(path.name for path in TEMPLATES.iterdir() if not path.name.startswith("_"))
     if template not in known:

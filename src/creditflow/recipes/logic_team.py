@@ -28,15 +28,10 @@ COMPUTATIONS = (
     ("1 xor 1", "1 xor 1 = 0"),
     ("0 nand 0", "0 nand 0 = 1"),
 )
-CIRCUITS = (
-    ("(1 and 0) or (0 nand 0)", "(1 and 0) or (0 nand 0) = 1"),
-    ("(0 xor 1) and (0 and 0)", "(0 xor 1) and (0 and 0) = 0"),
-    ("(1 nand 1) nor (0 xor 0)", "(1 nand 1) nor (0 xor 0) = 1"),
-)
 """Examples in the prompts, as earlier turns."""
 
 
-# The workflows
+# The workflow
 
 
 async def solve(task: Task, team: Team) -> str:
@@ -50,14 +45,6 @@ async def solve(task: Task, team: Team) -> str:
         replies.append(reply)
     _, bit = await _computed("judge", f"{bits[0]} {last} {bits[1]}", replies, team)
     return bit
-
-
-async def solve_alone(task: Task, team: Team) -> str:
-    """One agent evaluates the whole circuit in one turn, for a comparison with the team."""
-    (first, second), last = circuit_of(task)
-    circuit = f"({first}) {last} ({second})"
-    reply = await team.single(_asked(CIRCUITS, circuit))
-    return bit_in(reply.text, circuit) or ""
 
 
 async def _computed(agent: str, gate: str, parents: Sequence[Reply], team: Team) -> tuple[Reply, str]:
