@@ -10,6 +10,8 @@ REMOVED: dict[str, str] = {
         "use verl's asynchronous modes (`--engine verl -- trainer.v1.trainer_mode=colocate_async`)"
     ),
     "algorithm.counterfactual_rollouts": "leave it out; `creditflow audit RUN` measures the values of single steps",
+    "algorithm.outcome_baseline": "leave it out; the baseline is that of the group",
+    "algorithm.prefix_features": "leave it out",
     "algorithm.preset=c3": "use `posterior`, which has more signal and needs no further rollouts",
     "algorithm.preset=istar": "use `posterior`, which has more signal in every comparison and needs no reward model",
     "algorithm.preset=prime": "use `posterior`, which has more signal in every comparison and needs no reward model",

@@ -82,8 +82,8 @@ def test_recredit_reproduces_adaptive_thresholds(tmp_path: Path, kind: str) -> N
 
 
 FITTED = (
-    ("algorithm.outcome_baseline=prefix", "algorithm.score_weight=calibrated"),
-    ("algorithm.outcome_baseline=prefix", "algorithm.score_model=noisy_and"),
+    ("algorithm.score_weight=calibrated",),
+    ("algorithm.score_model=noisy_and",),
 )
 
 

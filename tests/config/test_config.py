@@ -287,7 +287,6 @@ def test_harmful_option_is_refused_with_its_full_key(recipe, override, message):
         (["algorithm.tau=0.2", "algorithm.gate=soft"], "algorithm.propagation", "threshold"),
         (["algorithm.share=copy"], "algorithm.propagation", "threshold"),
         (["algorithm.score_weight=calibrated"], "algorithm.propagation", "none"),
-        (["algorithm.outcome_baseline=prefix"], "algorithm.propagation", "none"),
         (["reward.decomp_granularity=token_level"], "algorithm.propagation", "none"),
         (["algorithm.w_r=2"], "algorithm.propagation", "posterior"),
         (["guard.rules.agreement.below=0.8"], "guard.rules.agreement.recover", 0.8),
@@ -358,7 +357,7 @@ def test_option_of_an_overridden_rule_is_a_notice(recipe):
     (record := path.with_name("config.yaml")).write_text(made.to_yaml())
     assert load_recipe(record).config.algorithm == made.config.algorithm
     older = yaml.safe_load(record.read_text())
-    for newer in ("score_weight", "score_model", "w_m", "outcome_baseline", "prefix_features"):
+    for newer in ("score_weight", "score_model", "w_m"):
         del older["algorithm"][newer]
     record.write_text(yaml.safe_dump(older))
     assert load_recipe(record).config.algorithm == made.config.algorithm

@@ -34,19 +34,6 @@ ALL_CORNERS = {
     },
     "forced open": {"propagation": "threshold", "propagation_threshold": QUANTILE, "gate": "hard"},
     "discounted inside": {"adv_estimator": "reinforce_plus_plus", "gamma_token": 0.5},
-    "prefix": {
-        "outcome_baseline": "prefix",
-        "outcome_to": "all",
-        "adv_estimator": "grpo",
-        "decomp_granularity": "step",
-    },
-    "prefix and calibrated": {
-        "outcome_baseline": "prefix",
-        "score_weight": "calibrated",
-        "outcome_to": "all",
-        "adv_estimator": "rloo",
-        "decomp_granularity": "step",
-    },
     "calibrated": {"score_weight": "calibrated", "decomp_granularity": "agent"},
     "score model": {"score_model": "noisy_and", "decomp_granularity": "step"},
     "score model and calibrated": {

@@ -18,7 +18,7 @@ def test_defaults_are_valid():
 def test_defaults_have_their_declared_types():
     declared = {"str": str, "int": int, "float": float, "bool": bool}
     for option in fields(CreditOptions):
-        if option.name in ("propagation_threshold", "shadow", "prefix_features"):  # of two types each
+        if option.name in ("propagation_threshold", "shadow"):  # of two types each
             continue
         assert type(getattr(CreditOptions(), option.name)) is declared[option.type]
 
@@ -83,7 +83,6 @@ def test_integers_are_accepted_as_numbers():
         ("shadow.adv_estimator", {"shadow": {"adv_estimator": "gae", "outcome_to": "answer"}}),
         ("outcome_to", {"adv_estimator": "gae", "outcome_to": "all"}),
         ("decomp_granularity", {"decomp_granularity": "token_level"}),
-        ("outcome_baseline", {"outcome_baseline": "prefix"}),
         ("share", {"adv_estimator": "gae", "outcome_to": "answer", "share": "once"}),
         ("on_closed_gate", {"adv_estimator": "gae", "outcome_to": "answer", "on_closed_gate": "neutral"}),
     ],

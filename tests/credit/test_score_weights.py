@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from creditflow.credit import CreditOptions, assign, explain
-from creditflow.credit.outcome_baseline import FOLDS
-from creditflow.credit.score_weights import posterior_weight
+from creditflow.credit.history import DECAY, History
+from creditflow.credit.score_weights import FOLDS, PART, posterior_weight
 from creditflow.data import Score
 from tests.builders import batch_of, make_trajectory, step
 from tests.oracle import fitted as oracle
@@ -99,3 +99,51 @@ def test_posterior_weight_is_never_negative():
 
 def test_posterior_weight_without_any_success_is_the_prior():
     assert posterior_weight(0.0, 0.0, 0.0, 1.0) == 1.0
+
+
+def test_weight_of_a_group_ignores_its_own_outcomes():
+    def weights(outcome: float) -> np.ndarray:
+        trajectories = judged(8, 0.2)
+        for one in trajectories[:8]:  # the first task
+            one.outcome = replace(one.outcome, value=outcome)
+        return assign(batch_of(*trajectories), CALIBRATED).score_weight_S
+
+    before, after = weights(0.0), weights(1.0)
+    assert (before[:8] == after[:8]).all()
+    assert (before[8:] != after[8:]).any()
+
+
+# ---- earlier batches -------------------------------------------------------------------------------------------------
+
+
+def test_history_fades_and_reaches_the_next_fit():
+    first, second = (batch_of(*judged(4, flip, seed=seed)) for flip, seed in ((0.2, 1), (0.4, 2)))
+    after, alone = assign(first, CALIBRATED).history_after, assign(second, CALIBRATED)
+    both = assign(second, CALIBRATED, history=after)
+    assert not np.array_equal(alone.score_weight_S, both.score_weight_S)
+    whole = DECAY * after.sums(PART)["solver"] + alone.history_after.sums(PART)["solver"]
+    assert both.history_after.sums(PART)["solver"] == pytest.approx(whole, rel=1e-12)
+
+
+def test_history_survives_json_bit_for_bit():
+    after = assign(batch_of(*judged(4, 0.2)), CALIBRATED).history_after
+    restored = History.from_json(after.to_json())
+    assert restored.to_json() == after.to_json()
+    batch = batch_of(*judged(4, 0.4, seed=6))
+    found, again = (assign(batch, CALIBRATED, history=one).score_weight_S for one in (after, restored))
+    assert (found == again).all()
+
+
+def test_sums_that_overflow_leave_the_history_as_it_was():
+    after = assign(batch_of(*judged(4, 0.2)), CALIBRATED).history_after
+    before = after.sums(PART)["solver"]
+    later = after.after({PART: {"solver": np.full_like(before, np.inf)}}, None)
+    assert later.sums(PART)["solver"] == pytest.approx(DECAY * before)
+
+
+def test_history_of_an_agent_that_left_fades():
+    after = assign(batch_of(*judged(4, 0.2)), CALIBRATED).history_after
+    alone = batch_of(*(make_trajectory(f"t{i}", [step("other", i % 2)], float(i % 2)) for i in range(4)))
+    later = assign(alone, CALIBRATED, history=after).history_after
+    assert set(later.sums(PART)) == {"solver", "other"}
+    assert later.sums(PART)["solver"] == pytest.approx(DECAY * after.sums(PART)["solver"])

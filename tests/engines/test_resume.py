@@ -37,7 +37,6 @@ KINDS = {
     "dynamic sampling": ("algorithm.filter_groups.enable=true",),
     "a curriculum": ("data.curriculum={raise_at: 0.0, window: 6}",),
     "fitted parts": (
-        "algorithm.outcome_baseline=prefix",
         "algorithm.score_weight=calibrated",
         "algorithm.shadow={score_model: noisy_and, score_weight: fixed}",
     ),

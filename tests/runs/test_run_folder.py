@@ -45,7 +45,7 @@ def files_in(path: Path) -> list[str]:
 
 def test_create_writes_run_and_configuration(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "runs" / "one", {"seed": 1, "name": "toy"}, "trainer: {}\n")
-    assert json.loads((folder.path / "run.json").read_text()) == {"format": 2, "seed": 1, "name": "toy"}
+    assert json.loads((folder.path / "run.json").read_text()) == {"format": 3, "seed": 1, "name": "toy"}
     assert (folder.path / "config.yaml").read_text() == "trainer: {}\n"
     assert files_in(folder.path) == ["config.yaml", "run.json"]
     assert (folder.path / "steps").is_dir()
@@ -59,7 +59,7 @@ def test_create_refuses_and_keeps_an_existing_run(tmp_path: Path) -> None:
     assert str(raised.value) == (
         f"trainer.default_local_dir: {folder.path} holds a run already; name another folder"
     )  # fmt: skip
-    assert json.loads((folder.path / "run.json").read_text()) == {"format": 2, "seed": 1}
+    assert json.loads((folder.path / "run.json").read_text()) == {"format": 3, "seed": 1}
     assert (folder.path / "config.yaml").read_text() == "trainer: {}\n"
     assert read_metrics(folder.path) == [{"step": 1, "loss": 0.5}]
 
@@ -108,7 +108,7 @@ def test_open_returns_an_existing_run(tmp_path: Path) -> None:
     folder = RunFolder.open(made.path)
     folder.write_steps(1, a_batch())
     assert files_in(folder.path) == ["config.yaml", "run.json", "steps/000001.parquet"]
-    assert json.loads((folder.path / "run.json").read_text()) == {"format": 2, "seed": 1}
+    assert json.loads((folder.path / "run.json").read_text()) == {"format": 3, "seed": 1}
 
 
 def test_open_refuses_a_missing_run_and_creates_nothing(tmp_path: Path) -> None:
@@ -291,14 +291,14 @@ def test_step_file_is_replaced_atomically(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "advice"),
     [
-        ({"format": 3}, "a file of version 3; this creditflow reads version 2: update creditflow"),
-        ({"format": 1}, "a file of version 1; this creditflow reads version 2: read it with the creditflow that wrote"),
-        ({}, "a file of version 1; this creditflow reads version 2: read it with the creditflow that wrote it"),
+        ({"format": 4}, "a file of version 4; this creditflow reads version 3: update creditflow"),
+        ({"format": 1}, "a file of version 1; this creditflow reads version 3: read it with the creditflow that wrote"),
+        ({}, "a file of version 1; this creditflow reads version 3: read it with the creditflow that wrote it"),
     ],
 )
 def test_run_of_another_version_is_refused(tmp_path: Path, version: dict, advice: str) -> None:
     folder = RunFolder.create(tmp_path / "run", {"seed": 1}, "")
-    assert json.loads((folder.path / "run.json").read_text()) == {"format": 2, "seed": 1}
+    assert json.loads((folder.path / "run.json").read_text()) == {"format": 3, "seed": 1}
     folder.write_text("run.json", json.dumps({"seed": 1, **version}))
     for opened in (RunFolder, Ledger):
         with pytest.raises(DataError, match=rf"run\.json: {advice}"):

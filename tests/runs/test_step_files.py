@@ -85,10 +85,9 @@ def test_file_older_than_fitted_parts_is_read_without_them(tmp_path: Path) -> No
     made = assign(a_batch(), CreditOptions(propagation="threshold"))
     path = written(tmp_path, made)
     table = pq.read_table(path)
-    pq.write_table(table.drop_columns(["prefix", "fold", "score_weight", "harmless"]), path)
+    pq.write_table(table.drop_columns(["fold", "score_weight", "harmless"]), path)
     read = read_step_file(path).assignment
     assert read is not None
-    assert np.isnan(read.prefix_S).all()
     assert np.isnan(read.harmless_S).all()
     for s in range(made.batch.n_steps):
         assert explain(read, s) == explain(made, s)

@@ -137,7 +137,7 @@ def usable_rule(options: CreditOptions, given: Set[str]) -> str:
         return "threshold"
     needs_scores = any(getattr(options, name) != getattr(CreditOptions, name) for name in SCORE_OPTIONS)
     by_token = options.decomp_granularity == "token_level"
-    return "none" if needs_scores or by_token or options.outcome_baseline == "prefix" else options.propagation
+    return "none" if needs_scores or by_token else options.propagation
 
 
 def options_from(changed: Mapping[str, Any]) -> CreditOptions:

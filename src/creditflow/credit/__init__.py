@@ -11,7 +11,7 @@ from creditflow.credit.assignment import Assignment, assign
 from creditflow.credit.estimators.base import Estimate, EstimatorInput
 from creditflow.credit.groups import Groups
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.records import advantage_estimator, prefix_features, propagation_rule
+from creditflow.credit.records import advantage_estimator, propagation_rule
 from creditflow.credit.rules.base import Credit, PropagationInput
 from creditflow.credit.thresholds.base import BatchStats, Threshold, make_threshold, threshold_kind
 
@@ -32,7 +32,6 @@ __all__ = [
     "check_groups",
     "explain",
     "make_threshold",
-    "prefix_features",
     "propagation_rule",
     "threshold_kind",
     "unreached_agents",

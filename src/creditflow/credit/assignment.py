@@ -5,7 +5,6 @@ This module calls the other modules of the package in order. It is pure: no file
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -67,8 +66,6 @@ class Assignment:
     """[S] the factor that it applies to credit received from children, in [0, 1]."""
     stand_in_S: Floats
     """[S] the substitute for the step's credit behind a closed gate; NaN: none."""
-    prefix_S: Floats
-    """[S] the prefix baseline, subtracted from the outcome; NaN without `outcome_baseline: prefix`."""
     fold_S: Ints
     """[S] the fold of cross-fitting, which fitted values of the step leave out; -1 without one."""
     score_weight_S: Floats
@@ -127,10 +124,8 @@ class Assignment:
     """[N] trajectories left out of training as a whole. `masked_S`: also the steps of single agents."""
     singletons: int
     """Number of groups of one trajectory, whose steps backed off."""
-    features: Mapping[str, Floats] = field(repr=False)
-    """[S] the features of the prefix baseline besides the built-in ones, by name."""
     fitted: dict[str, Any] | None = field(repr=False)
-    """Coefficients and rates of fitted parts (`Fitted.facts`); None without such parts."""
+    """Slopes and rates of fitted parts (`Fitted.facts`); None without such parts."""
     history: History = field(repr=False)
     """The statistics of earlier batches that fitted parts read."""
     history_after: History | None = field(repr=False)
@@ -229,14 +224,14 @@ def assign(
 ) -> Assignment:
     """Compute credit and advantage of every step of `batch`.
 
-    `values_T`: [T] the critic's value at each sampled response token, for estimators with a critic and as a feature of
-    the prefix baseline; other entries are not read. `threshold`: the state kept between batches, which the caller
-    updates; default: the initial state of `options.propagation_threshold` for the agents of this batch. `history`:
-    statistics of earlier batches for fitted parts, the `history_after` of the batch before; default: none.
+    `values_T`: [T] the critic's value at each sampled response token, for estimators with a critic; other entries
+    are not read. `threshold`: the state kept between batches, which the caller updates; default: the initial state of
+    `options.propagation_threshold` for the agents of this batch. `history`: statistics of earlier batches for fitted
+    parts, the `history_after` of the batch before; default: none.
 
     Raises ConfigError for invalid options and BatchError for inconsistent columns. Cost: linear in steps, edges, scores
     and tokens; with `share: once`, steps times edges of each trajectory; with `on_closed_gate: neutral`, edges times
-    the longest path; with `outcome_baseline: prefix`, steps times their ancestors.
+    the longest path.
     """
     if not isinstance(options, CreditOptions):
         raise ConfigError(f"options: expected CreditOptions, got {type(options).__name__}; write CreditOptions(...)")
@@ -248,7 +243,7 @@ def assign(
         raise EmptyBatchError(f"batch of {batch.n_trajectories} trajectories: expected at least one step, got none")
     validate(batch)
     estimator = ADVANTAGE_ESTIMATORS[options.adv_estimator]
-    if estimator.critic or (values_T is not None and options.outcome_baseline == "prefix"):
+    if estimator.critic:
         values_T = check_values(batch, values_T, options.adv_estimator)
     if threshold is None:
         threshold = make_threshold(options.propagation_threshold)
@@ -286,8 +281,8 @@ def _assign(
     gate_S, open_S, forced_S = _gates(
         batch, options, rewards, judged_S, unjudged_S, kept_S, threshold_S, threshold.floor
     )
-    fitted = fit(columns, options, outcome, rewards, kept_S, history, values_T) if fits(options) else None
-    terms = _terms(batch, options, outcome, rewards, fitted)
+    fitted = fit(columns, options, outcome, rewards, kept_S, history) if fits(options) else None
+    terms = _terms(batch, options, rewards, fitted)
     has_own_S, paid_S = terms.has_own_S, terms.paid_S(options)
     # A stratum label, made from the prompt, separates groups by the quality of upstream steps. This gives scored steps
     # comparable peers. For an unscored step it would leave only the outcome's noise within each label.
@@ -299,7 +294,7 @@ def _assign(
             options=options,
             own_S=paid_S,
             has_own_S=has_own_S,
-            outcome_S=terms.outcome_S,
+            outcome_S=outcome.value_S,
             gate_S=gate_S,
             open_S=open_S,
             scored_S=judged_S,
@@ -379,7 +374,6 @@ def _assign(
         gate_out_S=nothing_S if credit.gate_out_S is None else credit.gate_out_S,
         gate_in_S=nothing_S if credit.gate_in_S is None else credit.gate_in_S,
         stand_in_S=np.full(batch.n_steps, np.nan) if credit.stand_in_S is None else credit.stand_in_S,
-        prefix_S=terms.prefix_S,
         fold_S=terms.fold_S,
         score_weight_S=terms.weight_S,
         harmless_S=nothing_S * np.nan if fitted is None or fitted.harmless_S is None else fitted.harmless_S,
@@ -408,7 +402,6 @@ def _assign(
         critic=estimate.critic,
         masked_N=outcome.masked_N,
         singletons=groups.singletons,
-        features={} if fitted is None or fitted.baseline is None else fitted.baseline.further,
         fitted=None if fitted is None else fitted.facts(batch.agent_names),
         history=history,
         history_after=history if fitted is None else fitted.history_after(history),
@@ -470,13 +463,10 @@ def _compare(
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """The values that own rewards and the outcome are made of, after fitting."""
+    """The values that own rewards are made of, after fitting."""
 
     sub_reward_S: Floats
     weight_S: Floats
-    outcome_S: Floats
-    """[S] the outcome less its prefix baseline."""
-    prefix_S: Floats
     fold_S: Ints
     harmless_S: Floats
     """[S] the probability of no harm under `score_model`; NaN: no charge."""
@@ -493,22 +483,12 @@ class _Terms:
         return np.where(self.has_own_S, charged_S, 0.0)
 
 
-def _terms(
-    batch: TrajectoryBatch, options: CreditOptions, outcome: Outcomes, rewards: SubRewards, fitted: Fitted | None
-) -> _Terms:
-    """The terms under the fitted parts; without them, sub-rewards, `w_r` and outcomes as they are."""
+def _terms(batch: TrajectoryBatch, options: CreditOptions, rewards: SubRewards, fitted: Fitted | None) -> _Terms:
+    """The terms under the fitted parts; without them, sub-rewards and `w_r` as they are."""
     nothing_S, no_fold_S = np.full(batch.n_steps, np.nan), np.full(batch.n_steps, -1)
-    weight_S, outcome_S = np.full(batch.n_steps, float(options.w_r)), outcome.value_S
-    made = _Terms(rewards.value_S, weight_S, outcome_S, nothing_S, no_fold_S, nothing_S)
+    made = _Terms(rewards.value_S, np.full(batch.n_steps, float(options.w_r)), no_fold_S, nothing_S)
     if fitted is None:
         return made
-    if (baseline := fitted.baseline) is not None:
-        made = replace(
-            made,
-            outcome_S=outcome_S - baseline.value_S,
-            prefix_S=baseline.value_S,
-            fold_S=baseline.fold_S,
-        )
     if (weights := fitted.weights) is not None:
         made = replace(made, weight_S=weights.value_S, fold_S=weights.fold_S)
     if fitted.model is not None:

@@ -1,6 +1,6 @@
 """Statistics of earlier batches, from which parts of credit are fitted.
 
-The prefix baseline, calibrated score weights and the score model keep sums over trajectories, one array for each agent,
+Calibrated score weights and the score model keep sums over trajectories, one array for each agent,
 which fade from batch to batch. The rule `posterior` keeps the observations of recent batches. Both are small, so that a
 checkpoint and every step file can hold them.
 """

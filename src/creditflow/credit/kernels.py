@@ -151,40 +151,6 @@ def path_lengths(child_E: Ints, parent_E: Ints, n_steps: int) -> Ints:
 
 
 @_compiled
-def past_of_steps(parent_E: Ints, first_edge_S: Ints, wrong_S: Floats) -> Floats:
-    """[S, 4] over each step's ancestors with a value in `wrong_S` (NaN: none): sum, newest, largest value, and count.
-
-    The edges of child `k` are those from `first_edge_S[k]` to `first_edge_S[k + 1]`. Each ancestor counts once.
-    """
-    n = wrong_S.size
-    past_S4 = np.zeros((n, 4))
-    seen, stack = np.full(n, -1), np.empty(n, dtype=np.int64)
-    for k in range(n):
-        top, newest = 0, -1
-        for e in range(first_edge_S[k], first_edge_S[k + 1]):
-            if seen[parent_E[e]] != k:
-                seen[parent_E[e]] = k
-                stack[top] = parent_E[e]
-                top += 1
-        while top > 0:
-            top -= 1
-            t = stack[top]
-            if not np.isnan(wrong_S[t]):
-                past_S4[k, 0] += wrong_S[t]
-                past_S4[k, 2] = max(past_S4[k, 2], wrong_S[t])
-                past_S4[k, 3] += 1.0
-                newest = max(newest, t)
-            for e in range(first_edge_S[t], first_edge_S[t + 1]):
-                if seen[parent_E[e]] != k:
-                    seen[parent_E[e]] = k
-                    stack[top] = parent_E[e]
-                    top += 1
-        if newest >= 0:
-            past_S4[k, 1] = wrong_S[newest]
-    return past_S4
-
-
-@_compiled
 def second_path(child_E: Ints, parent_E: Ints, first_edge_S: Ints, n_steps: int) -> tuple[int, int]:
     """The first step with two paths to the same ancestor, as (step, ancestor); (-1, -1) for none.
 

@@ -14,7 +14,6 @@ from creditflow.credit.groups import BASELINES, LEVELS, PARENTS
 from creditflow.credit.records import (
     ADVANTAGE_ESTIMATORS,
     GATE_OPTIONS,
-    PREFIX_FEATURES,
     PROPAGATION_RULES,
     SCORE_OPTIONS,
 )
@@ -33,7 +32,7 @@ class CreditOptions:
     propagation: str = "posterior"
     """The propagation rule: `identical`, `uniform`, `none`, `discounted`, `threshold`, `posterior`, a registered rule,
     or `file.py:function`. A recipe that sets no rule, but an option that `posterior` cannot use, gets `threshold` for
-    options of gates and `share`, and `none` for `score_weight`, `score_model`, `w_m`, `outcome_baseline: prefix` and
+    options of gates and `share`, and `none` for `score_weight`, `score_model`, `w_m` and
     `decomp_granularity: token_level`."""
     propagation_threshold: Any = 0.5
     """theta: a gate is open if the sub-reward is above it. Below 0 all gates are open; from 1 on, those of scored steps
@@ -45,12 +44,6 @@ class CreditOptions:
     adv_estimator: str = "grpo"
     """The advantage estimator: `grpo`, `rloo`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `gae`, a
     registered estimator, or `file.py:function`."""
-    outcome_baseline: str = "group"
-    """The baseline of the outcome. `group`: that of the group alone. `prefix`: also the part that the step's past
-    predicts (the scores of its ancestors, its turn), by a regression fitted to other groups and earlier batches."""
-    prefix_features: str | None = None
-    """Further features of `outcome_baseline: prefix`: `file.py:function` or a registered name, a function from the
-    batch to arrays by name."""
     score_weight: str = "fixed"
     """The weight of a step's own reward. `fixed`: `w_r`. `calibrated`: `w_r` times the share of the outcome that
     is lost with the score, per agent, estimated from other groups and earlier batches; with few data, near `w_r`."""
@@ -129,8 +122,6 @@ class CreditOptions:
                 removed = removed_hint(f"algorithm.{key}", value)
                 hint = removed or (did_you_mean(value, names) if registry is None else registry.hint(value))
                 _expect(False, key, " or ".join(names), value, hint)
-        if self.prefix_features is not None and self.prefix_features not in PREFIX_FEATURES:
-            PREFIX_FEATURES[self.prefix_features]  # raises, with the known names
         for key in _BOOLS:
             value = getattr(self, key)
             _expect(isinstance(value, bool), key, "true or false", value)
@@ -167,10 +158,7 @@ class CreditOptions:
         estimator, rule = ADVANTAGE_ESTIMATORS[self.adv_estimator], PROPAGATION_RULES[self.propagation]
         freezes, critic = self.on_closed_gate == "freeze", estimator.critic
         neutral, once = self.on_closed_gate == "neutral", self.share == "once"
-        prefix, calibrates = self.outcome_baseline == "prefix", self.score_weight == "calibrated"
-        models = self.score_model != "none"
-        outcome_to = self.resolved().outcome_to
-        shown = outcome_to if self.outcome_to != "auto" else f"{outcome_to} by default"
+        calibrates, models = self.score_weight == "calibrated", self.score_model != "none"
         return [
             ("gate", freezes and self.gate != "hard", "on_closed_gate: freeze needs hard gates, got soft"),
             (
@@ -211,27 +199,9 @@ class CreditOptions:
                 "expected answer, got all",
             ),
             (
-                "outcome_baseline",
-                prefix and outcome_to == "answer" and "outcome_to" not in rule.ignores,
-                "prefix predicts the outcome of each step; an outcome that enters at the answer has one baseline for "
-                f"all steps before it: expected outcome_to all, got {shown}",
-            ),
-            (
-                "outcome_baseline",
-                prefix and critic,
-                f"{self.adv_estimator} values steps in its own way: expected group, got prefix",
-            ),
-            (
-                "outcome_baseline",
-                prefix and self.decomp_granularity == "agent",
-                "prefix reads the scores before a step, and an agent's mean contains later ones: expected "
-                "decomp_granularity step, got agent",
-            ),
-            (
-                "outcome_baseline" if prefix else "score_model",
-                (prefix or models) and rule.relative,
-                f"{self.propagation} compares scores and outcomes itself: expected outcome_baseline group and "
-                "score_model none",
+                "score_model",
+                models and rule.relative,
+                f"{self.propagation} compares scores and outcomes itself: expected score_model none",
             ),
             (
                 "score_model" if models else "score_weight",
@@ -278,8 +248,6 @@ class CreditOptions:
         found: dict[str, tuple[str, ...]] = {}
         if self.gate == "hard":
             found["tau"] = ("gate",)
-        if self.outcome_baseline == "group":
-            found["prefix_features"] = ("outcome_baseline",)
         if self.score_model == "none":
             found["w_m"] = ("score_model",)
         if not self.decomposed:  # no score closes a gate or is paid
@@ -304,8 +272,6 @@ class CreditOptions:
         """Advice on giving an ignored option an effect."""
         if "gate" in causes:
             return "set gate: soft"
-        if "outcome_baseline" in causes:
-            return "set outcome_baseline: prefix"
         if "score_model" in causes:
             return "set score_model: noisy_and"
         if "propagation" not in causes:
@@ -380,7 +346,6 @@ CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "shared_reward": lambda: ("outcome", "outcome_plus_mean_sub_reward"),
     "gate": lambda: tuple(GATES),
     "gate_at": lambda: ("pass", "receive", "both"),
-    "outcome_baseline": lambda: ("group", "prefix"),
     "score_weight": lambda: ("fixed", "calibrated"),
     "score_model": lambda: ("none", "noisy_and"),
     "decomp_granularity": lambda: ("trajectory", "agent", "step", "token_level"),

@@ -118,11 +118,6 @@ ADVANTAGE_ESTIMATORS: Registry[Estimator] = Registry(
 )
 
 
-PREFIX_FEATURES: Registry[Callable[..., Any]] = Registry(
-    "algorithm.prefix_features", group="creditflow.features", decorator="prefix_features"
-)
-
-
 def compared_rules() -> tuple[str, ...]:
     """The rules that are compared by default, the baseline first."""
     ranks = {name: PROPAGATION_RULES[name].comparison_rank for name in PROPAGATION_RULES.names()}
@@ -195,22 +190,6 @@ def advantage_estimator(
     def register(function: F) -> F:
         estimator = Estimator(function, grouped, whitened, critic, divisor, tokens, min_rollouts, relative)
         ADVANTAGE_ESTIMATORS.declare(name, estimator, function)
-        return function
-
-    return register
-
-
-def prefix_features(name: str) -> Callable[[F], F]:
-    """Register a function as `algorithm.prefix_features: name`, further features of the prefix baseline.
-
-    The function takes a `TrajectoryBatch` and returns a mapping from names to arrays [S]. A value may depend on the
-    step's prompt and on earlier steps; if it depends on the step's response or on later steps, the gradient is biased.
-    In a file beside a recipe, `algorithm.prefix_features: file.py:function` selects it, and the name has no meaning.
-    Raises ConfigError if the name is taken.
-    """
-
-    def register(function: F) -> F:
-        PREFIX_FEATURES.declare(name, function, function)
         return function
 
     return register

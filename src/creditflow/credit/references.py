@@ -13,16 +13,15 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PREFIX_FEATURES, PROPAGATION_RULES
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.credit.registry import Registry, is_file_reference
 from creditflow.credit.thresholds.base import THRESHOLDS, Constant
 from creditflow.errors import ConfigError
 
-REGISTRIES: tuple[Registry[Any], ...] = (PROPAGATION_RULES, ADVANTAGE_ESTIMATORS, PREFIX_FEATURES, THRESHOLDS)
+REGISTRIES: tuple[Registry[Any], ...] = (PROPAGATION_RULES, ADVANTAGE_ESTIMATORS, THRESHOLDS)
 _BY_NAME: tuple[tuple[str, Registry[Any]], ...] = (
     ("propagation", PROPAGATION_RULES),
     ("adv_estimator", ADVANTAGE_ESTIMATORS),
-    ("prefix_features", PREFIX_FEATURES),
 )
 Change = Callable[[Registry[Any], str, str], str]
 """Takes the registry, the option's key and the reference; returns the new reference."""
@@ -89,8 +88,6 @@ def _entry(registry: Registry[Any], reference: str, properties: Mapping[str, Any
     def unloaded(*_: object) -> Any:
         raise ConfigError(f"{registry.key}: {reference}: its file is not loaded")
 
-    if registry is PREFIX_FEATURES:
-        return unloaded
     if registry.record is None:
         return lambda team, **_: _UnloadedThreshold({}, 0.0, unloaded)
     function = fields(registry.record)[0].name

@@ -27,11 +27,12 @@ import numpy as np
 
 from creditflow.credit.groups import BatchColumns, leave_one_out_mean
 from creditflow.credit.history import Sums
-from creditflow.credit.outcome_baseline import FOLDS, fold_moments, mean_of_others, trajectory_weights
-from creditflow.data import Bools, Floats, Ints
+from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 
 PART = "score_weight"
 """The name of its sums in a `History`."""
+FOLDS = 8
+"""Folds of cross-fitting, by group. A batch of up to eight groups leaves out one group at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,14 +74,15 @@ def score_weights(
     others_S = np.full(batch.n_steps, np.nan)
     code_S = columns.code_S("task_agent")
     others_S[at] = leave_one_out_mean(sub_reward_S, used_S, code_S, batch.trajectory_of_step, at)
-    mean_S = mean_of_others(columns, outcome_S, known_S)
+    every = np.arange(batch.n_steps)
+    mean_S = leave_one_out_mean(outcome_S, known_S, code_S, batch.trajectory_of_step, every)
     used_S = used_S & ~np.isnan(others_S) & ~np.isnan(mean_S)
     score_S = np.where(used_S, sub_reward_S - others_S, 0.0)
     left_S = np.where(used_S, outcome_S - mean_S, 0.0)
     fold_S = batch.group_of_trajectory[batch.trajectory_of_step] % FOLDS
     known = [np.where(used_S, value_S, 0.0) for value_S in (sub_reward_S, outcome_S)]
     row_S5 = np.column_stack([np.ones(batch.n_steps), score_S, left_S, *known])
-    moments_KA55 = fold_moments(row_S5, trajectory_weights(batch, used_S), fold_S, batch)
+    moments_KA55 = _fold_moments(row_S5, _trajectory_weights(batch, used_S), fold_S, batch)
     lowest = float(outcome_S[used_S].min(initial=0.0))
     slope_KA, error_KA, full_KA, weight_KA = np.empty((4, *moments_KA55.shape[:2]))
     for agent, name in enumerate(batch.agent_names):
@@ -95,6 +97,27 @@ def score_weights(
     present = np.unique(batch.agent_of_step[used_S])
     sums = {batch.agent_names[agent]: moments_KA55[:, agent].sum(axis=0) for agent in present}
     return ScoreWeights(weight_KA[fold_S, batch.agent_of_step], fold_S, slope_KA, error_KA, full_KA, sums)
+
+
+def _trajectory_weights(batch: TrajectoryBatch, used_S: Bools) -> Floats:
+    """[S] weights with the sum 1 over the used steps of an agent in a trajectory; 0 for other steps."""
+    cell_S = batch.trajectory_of_step * len(batch.agent_names) + batch.agent_of_step
+    count_C = np.bincount(cell_S[used_S], minlength=int(cell_S.max()) + 1)
+    return np.where(used_S, 1.0 / np.maximum(count_C[cell_S], 1), 0.0)
+
+
+def _fold_moments(row_SZ: Floats, weight_S: Floats, fold_S: Ints, batch: TrajectoryBatch) -> Floats:
+    """[K, A, Z, Z] weighted second moments of rows, by fold and agent."""
+    agents, width = len(batch.agent_names), row_SZ.shape[1]
+    moments_KAZZ = np.zeros((FOLDS, agents, width, width))
+    cell_S = fold_S * agents + batch.agent_of_step
+    order = np.argsort(cell_S, kind="stable")
+    ends = np.searchsorted(cell_S[order], np.arange(FOLDS * agents + 1))
+    for cell in np.flatnonzero(np.diff(ends)):
+        at = order[ends[cell] : ends[cell + 1]]
+        with np.errstate(over="ignore", invalid="ignore"):  # moments that overflow are not used, see `slope_and_error`
+            moments_KAZZ[cell // agents, cell % agents] = (row_SZ[at] * weight_S[at, None]).T @ row_SZ[at]
+    return moments_KAZZ
 
 
 def slope_and_error(moments_55: Floats) -> tuple[float, float]:

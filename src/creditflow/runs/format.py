@@ -6,10 +6,11 @@ from pathlib import Path
 
 from creditflow.errors import DataError
 
-FORMAT = 2
+FORMAT = 3
 """Version of `run.json`, of the names in `metrics.jsonl`, and of the columns of step files.
 
-Version 1 (files without a number are older still) has other names: `val/plays`, the column `stopped`, and more.
+Version 2 has options and columns of credit that were removed, such as those of the prefix baseline. Version 1 (files
+without a number are older still) has other names: `val/plays`, the column `stopped`, and more.
 """
 
 

@@ -17,14 +17,11 @@ from numpy.typing import NDArray
 from creditflow.credit import Assignment, CreditOptions
 from creditflow.credit.estimators.base import CriticTerms
 from creditflow.credit.history import History
-from creditflow.credit.outcome_baseline import FEATURES
 from creditflow.credit.references import recall_properties, recorded_properties
 from creditflow.data import TrajectoryBatch
 from creditflow.errors import BatchError, ConfigError, DataError
 from creditflow.runs.format import FORMAT, expect_format
 
-_FEATURE = "feature "
-"""The beginning of the name of a feature's column."""
 _RENAMED = {"stratum": "stratum_in_force", "group": "group_id"}
 """New names for fields with the name of a batch column or of an SQL keyword."""
 
@@ -52,7 +49,6 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
             facts["history"] = assignment.history.to_json()
         if assignment.fitted is not None:
             facts["fitted"] = assignment.fitted
-            columns["S"] |= {f"{_FEATURE}{name}": values_S for name, values_S in assignment.features.items()}
         if named := recorded_properties(assignment.options):
             facts["named_by_file"] = named
         for column in _columns():
@@ -106,7 +102,6 @@ def read_step_file(path: Path) -> Recorded:
 
     try:
         wanted = {column.name: column.shape for column in _columns()}
-        wanted |= dict.fromkeys(_feature_columns(table.facts_of(path)), "S")
         batch, facts, columns = table.read_beside(path, wanted)
     except BatchError as error:
         raise DataError(str(error)) from error
@@ -124,7 +119,6 @@ def read_step_file(path: Path) -> Recorded:
             **_fields(path, columns, of_critic=False),
             critic=critic,
             singletons=int(facts["singletons"]),
-            features={name.removeprefix(_FEATURE): columns[name] for name in _feature_columns(facts)},
             fitted=facts.get("fitted"),
             history=History.from_json(facts["history"]) if "history" in facts else History(),
             history_after=None,
@@ -133,12 +127,6 @@ def read_step_file(path: Path) -> Recorded:
             batch=batch,
         ),
     )
-
-
-def _feature_columns(facts: Mapping[str, Any]) -> list[str]:
-    """The columns of features besides the built-in ones."""
-    names = ((facts.get("fitted") or {}).get("baseline") or {}).get("features", [])
-    return [f"{_FEATURE}{name}" for name in names if name not in FEATURES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +171,6 @@ def _fields(path: Path, columns: Mapping[str, NDArray[Any]], *, of_critic: bool)
 
 _ABSENT = {"advantage_T": None, "unscaled_T": None, "token_term_T": None, "token_reward_T": np.zeros(0)}
 """Fields whose column may be absent, with the value that this means."""
-_UNFITTED = {"prefix_S": np.nan, "fold_S": -1, "score_weight_S": np.nan, "harmless_S": np.nan}
+_UNFITTED = {"fold_S": -1, "score_weight_S": np.nan, "harmless_S": np.nan}
 """Fields without a column in files that are older than they are, with the value of each step. A NaN weight means
 `w_r`."""

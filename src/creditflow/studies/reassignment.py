@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from creditflow.config import with_loaded_files
 from creditflow.credit import Assignment, BatchStats, Threshold, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
@@ -66,8 +64,6 @@ def reassign(
     if threshold is None and "propagation_threshold" not in changed:
         threshold = before.standing_threshold()  # reads the floor of the kind, whose file is loaded by now
     values_T = None if before.critic is None else before.critic.values_T
-    if values_T is None and "critic" in before.features:  # the baseline read a step's first sampled token alone
-        values_T = np.repeat(before.features["critic"], np.diff(recorded.batch.token_offsets))
     try:
         return assign(
             recorded.batch,

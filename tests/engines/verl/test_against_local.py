@@ -108,7 +108,7 @@ async def put_rows(trajectory: Trajectory, key: str) -> list[str]:
         {"propagation": "threshold", "on_closed_gate": "neutral", "gate": "soft", "outcome_to": "answer"},
         {"propagation": "threshold", "decomp_granularity": "token_level", "group_by": "task_agent"},
         {"adv_estimator": "reinforce_plus_plus"},
-        {"propagation": "none", "outcome_baseline": "prefix", "score_weight": "calibrated", "score_model": "noisy_and"},
+        {"propagation": "none", "score_weight": "calibrated", "score_model": "noisy_and"},
         {
             "propagation": "threshold",
             "adv_estimator": "gae",

@@ -17,10 +17,8 @@ import numpy as np
 from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import counting, outcomes
 from creditflow.credit.expected_scores import worth_if_wrong
-from creditflow.credit.fitted import coefficients_of
 from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.groups import EPSILON
-from creditflow.credit.outcome_baseline import prefix_features
 from creditflow.credit.records import (
     ADVANTAGE_ESTIMATORS,
     BY_CRITIC,
@@ -457,25 +455,7 @@ class _OperationLog:
         a, competitor = self.assignment, self.competitor()
         value = outcomes(a.batch, a.options).value_S[self.s]
         outcome = self.given("outcome", value, f"of {competitor}" if competitor else "")
-        if not np.isnan(a.prefix_S[self.s]):
-            outcome = self.make("beyond the past", "-", outcome, self.prefix_baseline())
         return self.make("weighted outcome", "*", self.given("w_o", a.options.w_o), outcome)
-
-    def prefix_baseline(self) -> int:
-        """The part of the outcome that the step's past predicts, feature by feature."""
-        a, s, batch = self.assignment, self.s, self.assignment.batch
-        agent = batch.agent_names[batch.agent_of_step[s]]
-        if not outcomes(batch, a.options).known_S[s] or a.masked_S[s]:
-            return self.given("prefix baseline", a.prefix_S[s], "the outcome is not known")
-        features, coefficients = coefficients_of(a.fitted or {}, agent, int(a.fold_S[s]))
-        values_F = prefix_features(batch, a.sub_reward_S, a.scored_S & a.options.decomposed)[s].tolist()
-        values_F += [float(values_S[s]) for values_S in a.features.values()]
-        total = self.given("intercept", coefficients[0], f"fitted to {agent} in other groups and earlier steps")
-        for feature, coefficient, value in zip(features, coefficients[1:], values_F, strict=True):
-            factors = self.given(f"coefficient of {feature}", coefficient), self.given(feature, value)
-            part = self.make(f"part of {feature}", "*", *factors)
-            total = self.make(f"prefix baseline up to {feature}", "+", total, part)
-        return total
 
     def competitor(self) -> str:
         """The step's agent, if it has its own outcome; else empty."""

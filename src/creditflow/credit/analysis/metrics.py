@@ -6,10 +6,8 @@ import numpy as np
 
 from creditflow.credit.analysis.difference import moved
 from creditflow.credit.assignment import Assignment
-from creditflow.credit.decompose import outcomes
 from creditflow.credit.gates import PASSING, RECEIVING
-from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, BatchColumns, cells_of, codes_of_level, spread_of
-from creditflow.credit.outcome_baseline import mean_of_others
+from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, cells_of, codes_of_level, spread_of
 from creditflow.credit.rules.base import OUTCOME, SHARES, SIGNAL, parent_counts
 from creditflow.credit.thresholds.base import BatchStats
 from creditflow.data import OK, RIGHT, Bools, Floats, Ints
@@ -31,9 +29,6 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
       negative although all ok scores are 1, or positive although one is below 1.
     * `credit/reach/<agent>`, `credit/outcome_reach/<agent>`: share of the agent's trajectories in which a signal, or
       the outcome, reaches it, see `reach`.
-    * `credit/outcome_explained/<agent>`, `credit/outcome_removed/<agent>`: the part of the outcome's variance, around
-      the mean of the task's other rollouts, that the prefix baseline removes: as a share (below 0: it adds variance),
-      and in squared units of the outcome; over trained steps.
     * `credit/score_weight/<agent>`: the mean calibrated weight of the agent's scores.
     * `credit/harm/<agent>`: the mean probability that a step did harm, under `score_model` or the rule `posterior`.
     * `groups/singletons`: groups of one trajectory; their steps backed off (or were shrunk towards wider groups).
@@ -93,19 +88,9 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
 
 
 def _fitted_parts(assignment: Assignment) -> dict[str, float]:
-    """Metrics of the prefix baseline, calibrated weights and the score model."""
+    """Metrics of calibrated weights and the score model."""
     result: dict[str, float] = {}
     trained_S, options = assignment.trained_S, assignment.options
-    if options.outcome_baseline == "prefix":
-        outcome = outcomes(assignment.batch, options)
-        columns = BatchColumns(assignment.batch, assignment.stratum_S, assignment.options.max_version_lag)
-        before_S = outcome.value_S - mean_of_others(columns, outcome.value_S, outcome.known_S & ~assignment.masked_S)
-        over_S = trained_S & outcome.known_S & ~np.isnan(before_S)
-        after_S = before_S - assignment.prefix_S
-        (before_A, count_A), (after_A, _) = (_by_agent(assignment, part_S**2, over_S) for part_S in (before_S, after_S))
-        varied_A = np.where(before_A > 0, before_A, 0.0)
-        result |= _shares("credit/outcome_explained", assignment, before_A - after_A, varied_A)
-        result |= _shares("credit/outcome_removed", assignment, before_A - after_A, count_A)
     if options.score_weight == "calibrated":
         over_S = trained_S & assignment.scored_S
         result |= _shares("credit/score_weight", assignment, *_by_agent(assignment, assignment.score_weight_S, over_S))
