@@ -19,6 +19,7 @@ from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from creditflow.runs import Ledger
+from tests.builders import mostly_slow
 from tests.paths import DOCS, ROOT
 from tests.rollout.http.test_server import Answers, Templated, task_of
 from tests.test_docs_code import BLOCK
@@ -79,7 +80,7 @@ def reversed_last_line(prompt: str) -> str:
     return prompt.splitlines()[-1][::-1] + "!"
 
 
-@pytest.mark.parametrize("framework", PLAIN)
+@pytest.mark.parametrize("framework", mostly_slow(PLAIN, {"openai", "anthropic"}))
 def test_framework_sends_its_own_system_prompts(framework):
     solve = load_object(f"with_{framework}.py:solve", FOLDER, "workflow")
     (rollout,) = run_workflow(solve, Answers(reversed_last_line))
@@ -92,7 +93,7 @@ LONG_PROMPTS += ["actor_rollout_ref.actor.ppo_mini_batch_size=1"]
 """Settings for prompts of 3,700 tokens. There are few of them, since each takes seconds."""
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", mostly_slow(FRAMEWORKS, {"openai"}))
 def test_recipe_trains_a_framework_team(framework, tmp_path):
     settings = [f"team.workflow=with_{framework}.py:solve", f"trainer.default_local_dir={tmp_path}/run"]
     settings += ["trainer.total_training_steps=1", "data.val_max_samples=2", "actor_rollout_ref.rollout.n=2"]
@@ -107,6 +108,7 @@ def test_recipe_trains_a_framework_team(framework, tmp_path):
     assert all(step.policy_version == 0 and step.response_ids for rollout in rollouts for step in rollout.steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["anthropic", "pydantic_ai"])
 def test_framework_example_trains_for_two_steps(framework, tmp_path):
     settings = [f"team.workflow=with_{framework}.py:solve", f"trainer.default_local_dir={tmp_path}/run"]
@@ -235,17 +237,17 @@ def double(number: int) -> str:
     return f"it was {2 * number}"
 
 
-@pytest.mark.parametrize(
-    "workflow",
-    [
-        with_langgraph,
-        with_openai_agents,
-        with_streaming_openai_agents,
-        with_autogen,
-        with_pydantic_ai,
-        with_agno,
-    ],
+WITH_TOOLS = (
+    with_langgraph,
+    with_openai_agents,
+    with_streaming_openai_agents,
+    with_autogen,
+    with_pydantic_ai,
+    with_agno,
 )
+
+
+@pytest.mark.parametrize("workflow", mostly_slow(WITH_TOOLS, {with_openai_agents}))
 def test_framework_tools_run_between_steps(workflow):
     (rollout,) = run_workflow(workflow, Templated(calls_then_answers), {"solver": AgentSpec()})
     assert rollout.status == "ok", rollout.info

@@ -190,7 +190,7 @@ def test_choice_draws_candidates_with_the_stated_probability() -> None:
     assert np.abs(drawn_S / times - 4 / 9).max() < 4 * math.sqrt(4 / 9 * 5 / 9 / times)
 
 
-def test_candidates_of_an_audit_are_trained_steps_with_an_outcome() -> None:
+def test_audit_candidates_are_trained_steps_with_an_outcome() -> None:
     made = [
         make_trajectory(id, [step("planner", 1.0), step("executor", 0.5)], outcome)
         for id, outcome in (("t", 1.0), ("other", 0.0), ("unscored", None))

@@ -1,8 +1,14 @@
 """Headless Chromium for tests of the page; tests are skipped without it."""
 
+import atexit
+import re
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +21,27 @@ if TYPE_CHECKING:
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
+@cache
+def chromium() -> str:
+    """Start Chromium, once for all tests of this process, and return its address."""
+    profile = tempfile.TemporaryDirectory(prefix="creditflow-chromium-", ignore_cleanup_errors=True)
+    flags = ("--headless", "--no-sandbox", "--no-first-run", "--remote-debugging-port=0", "--remote-allow-origins=*")
+    process = subprocess.Popen(
+        [str(CHROMIUM), *flags, f"--user-data-dir={profile.name}"], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if address := re.search(r"^DevTools listening on (ws://\S+)", line):
+            Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would block it
+            atexit.register(profile.cleanup)
+            atexit.register(process.wait)
+            atexit.register(process.kill)
+            return address[1]
+    raise RuntimeError("Chromium ended at its start")
+
+
 def failure_of(request: "Request") -> list[str]:
+    """A line for the console, unless the browser cancelled the request."""
     return [] if request.failure == "net::ERR_ABORTED" else [f"not loaded: {request.url}: {request.failure}"]
 
 
@@ -30,8 +56,9 @@ def opened(url: str, scheme: str = "light", width: int = 1280) -> Iterator["Page
         pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
     said: list[str] = []
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+        browser = playwright.chromium.connect_over_cdp(chromium(), timeout=1000 * HANG_S)
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page = context.new_page()
         page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: said.append(f"error: {error}"))
         page.on("requestfailed", lambda request: said.extend(failure_of(request)))
@@ -40,5 +67,6 @@ def opened(url: str, scheme: str = "light", width: int = 1280) -> Iterator["Page
         page.goto(url)
         page.wait_for_selector("body[data-ready=true]")
         yield page
+        context.close()
         browser.close()
     assert said == []

@@ -13,6 +13,12 @@ from tests.reports.browser import opened
 from tests.reports.runs import a_run
 from tests.reports.test_page import reported, served
 
+VIEWS = [
+    ("light", 1280),
+    ("dark", 390),
+    pytest.param("light", 390, marks=pytest.mark.slow),
+    pytest.param("dark", 1280, marks=pytest.mark.slow),
+]
 AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text(encoding="utf-8")
 
 
@@ -32,8 +38,7 @@ def violations(page: Any) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "width"), VIEWS)
 def test_report_has_no_serious_violations(ledger: Ledger, tmp_path: Path, scheme: str, width: int) -> None:
     with opened(reported(tmp_path / "report.html", ledger.path), scheme, width) as page:
         page.locator("#list [data-trajectory]").first.click()
@@ -45,8 +50,7 @@ def test_report_has_no_serious_violations(ledger: Ledger, tmp_path: Path, scheme
         assert violations(page) == []
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "width"), VIEWS)
 def test_view_of_two_runs_has_no_serious_violations(ledger: Ledger, tmp_path: Path, scheme: str, width: int) -> None:
     other = a_run(tmp_path / "other", training_steps=1)
     with served(other.path, ledger.path) as (url, _), opened(url, scheme, width) as page:

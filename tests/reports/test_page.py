@@ -32,6 +32,7 @@ from creditflow.reports.detail import Spelling
 from creditflow.reports.index import Filter
 from creditflow.reports.view import Watched, application
 from creditflow.runs import Ledger, RunFolder
+from tests.builders import mostly_slow
 from tests.reports.browser import opened
 from tests.reports.runs import HOSTILE, a_batch, a_run, a_trajectory, write_step
 from tests.rewards.processes import HANG_S
@@ -73,7 +74,7 @@ def served(*paths: Path) -> Iterator[tuple[str, Any]]:
                 thread.join()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", mostly_slow(["light", "dark"], {"light"}))
 def test_report_charts_have_data_and_console_stays_empty(ledger: Ledger, tmp_path: Path, scheme: str) -> None:
     with opened(reported(tmp_path / "report.html", ledger.path), scheme) as page:
         for name in ("val/pass_at_1", "actor/entropy", "propagation/pass_rate", "credit", "threshold"):
@@ -330,6 +331,7 @@ def test_pages_of_empty_and_damaged_runs_state_the_reason(tmp_path: Path) -> Non
         assert page.locator("#list [data-trajectory]").count() == 10
 
 
+@pytest.mark.slow
 def test_trajectory_of_a_thousand_steps_is_drawn(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, "")
     trajectories = [a_trajectory(1, 0, n, np.random.default_rng(n), steps=1000) for n in range(2)]

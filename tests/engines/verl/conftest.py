@@ -27,6 +27,7 @@ def verl_ray() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
+        others = descendants()
         with forking() as runtime_env:
             start_ray(
                 num_cpus=32,
@@ -39,7 +40,7 @@ def verl_ray() -> Iterator[None]:
                 _take_the_cpu(patch)
                 yield
             finally:
-                started = descendants()
+                started = descendants() - others
                 ray.shutdown()
         until(lambda: not any(alive(pid) for pid in started))
 

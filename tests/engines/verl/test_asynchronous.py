@@ -16,6 +16,7 @@ from tests.paths import TOY
 pytest.importorskip("verl_cpu")
 
 from creditflow.engines.verl.configuration import MODES
+from tests.builders import mostly_slow
 from tests.engines.verl.replayed import recorded_parts, replay
 from tests.engines.verl.runs import Run, mode_options, run
 
@@ -32,7 +33,7 @@ def train(folder: Path, mode: str, *overrides: str, steps: int = STEPS, recipe: 
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["colocate_async", pytest.param("separate_async", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=mostly_slow(["colocate_async", "separate_async"], {}))
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(tmp_path_factory.mktemp(request.param) / "run", request.param)
 
@@ -107,7 +108,8 @@ async def solve_late(task, team):
 """
 
 
-@pytest.mark.parametrize("mode", ["colocate_async", pytest.param("separate_async", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_late_groups_join_a_later_batch(tmp_path: Path, mode: str):
     """Rollouts of every fourth task wait until the first training step is recorded, so it must not wait for them."""
     shutil.copy(TOY, tmp_path)

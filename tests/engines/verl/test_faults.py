@@ -129,11 +129,13 @@ def faulty(verl_ray, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return made
 
 
+@pytest.mark.slow
 def test_killed_reward_worker_costs_no_score(faulty: Run):
     assert faulty.series("reward/failed_frac").tolist() == [0, 0, 0]
     assert faulty.series("reward/kills_its_worker_once/mean").tolist() == [0.5, 0.5, 0.5]
 
 
+@pytest.mark.slow
 def test_workflow_error_costs_only_its_rollout(faulty: Run):
     assert faulty.series("rollout/failed_frac").tolist() == [0.1, 0.1, 0.1]
     assert (faulty.series("actor/grad_norm") > 0).all()
@@ -147,6 +149,7 @@ def test_workflow_error_costs_only_its_rollout(faulty: Run):
     assert log.count("\nRuntimeError: the tenth trajectory\n") == log.count("workflow\nTraceback") == 1
 
 
+@pytest.mark.slow
 def test_guard_falls_back_to_the_outcome_after_the_first_step(faulty: Run):
     event = next(event for event in read_events(faulty.folder) if event["rule"] == "always")
     assert (event["step"], event["action"]) == (1, "fallback_identical")

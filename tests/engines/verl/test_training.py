@@ -221,6 +221,7 @@ def tasks(split, recipe):
 """
 
 
+@pytest.mark.slow
 def test_curriculum_goes_on_after_a_resume(tmp_path: Path):
     (tmp_path / "levels.py").write_text(LEVELS)
     options = (

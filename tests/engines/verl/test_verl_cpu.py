@@ -219,6 +219,7 @@ def test_top_k_and_top_p_keep_the_most_likely_tokens(top_p, top_k):
         assert all(kept_row[token] == row[token] for token in expected)
 
 
+@pytest.mark.slow
 def test_killed_server_restarts_with_its_folders_weights(verl_ray):
     import ray
     from verl_cpu.server import Server
