@@ -99,9 +99,8 @@ def test_card_states_recipe_rule_and_results(run, tmp_path) -> None:
     before = Ledger.open(run).metrics()[0]
     results = {one.metric_type: one for one in card.data.eval_results}
     assert results["pass_at_1"].metric_value == round(evaluation.metrics["pass_at_1"], 6)
-    assert f"| pass@1 | {before['val/pass_at_1']} | {results['pass_at_1'].metric_value} |" in card.text
-    for part in ("## Use", "## Results", "## Limits", "Licence of the base model: -"):
-        assert part in card.text
+    assert f"* pass@1: {results['pass_at_1'].metric_value} (before training `{before['val/pass_at_1']}`)" in card.text
+    assert "Licence of the base model: -" in card.text
     assert str(tmp_path) not in str(card)
 
 
@@ -132,8 +131,6 @@ def test_hostile_names_stay_text_in_the_card(recipe, policy, rule) -> None:
         line for line in plainly.text.splitlines() if line.startswith("## ")
     ]
     assert len(lines) == len(plainly.text.splitlines())
-    rows = [line for line in lines if line.startswith("| ")]
-    assert all(line.replace(r"\|", "").count("|") == 4 for line in rows)
 
 
 def test_licence_and_name_must_have_the_form_of_the_hub(run, tmp_path) -> None:

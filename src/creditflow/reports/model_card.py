@@ -25,44 +25,25 @@ _TEMPLATE = """\
 
 # {{ code(recipe) }}
 
-Trained with reinforcement learning by [creditflow](https://pypi.org/project/creditflow/) {{ code(version) }} in a team
-of agents: recipe {{ code(recipe) }}, credit rule {{ code(rule) }}, training step {{ step }}.
-
-| policy | subfolder | base model |
-| --- | --- | --- |
-{%- for policy in policies %}
-| {{ code(policy.name) }} | {{ code(policy.subfolder) }} | {{ code(policy.base) }} |
-{%- endfor %}
-
-## Use
-
-An adapter also needs the package peft, and its base model.
+Trained in a team of agents by [creditflow](https://pypi.org/project/creditflow/): recipe {{ code(recipe) }},
+credit rule {{ code(rule) }}, training step {{ step }}. Each agent may do worse alone or with other prompts.
+{% for policy in policies %}
+Policy {{ code(policy.name) }}, base model {{ code(policy.base) }}, which an adapter needs beside the package peft:
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-{% for policy in policies %}
-model = AutoModelForCausalLM.from_pretrained("ORG/NAME", subfolder={{ policy.subfolder | tojson }})
-tokenizer = AutoTokenizer.from_pretrained("ORG/NAME", subfolder={{ policy.subfolder | tojson }})
-{% endfor -%}
+transformers.AutoModelForCausalLM.from_pretrained("ORG/NAME", subfolder={{ policy.subfolder | tojson }})
 ```
-
+{% endfor %}
 ## Results
-{% if results %}
-On the recipe's validation tasks, which resemble its training tasks unless it names others:
-
-| metric | before training | this checkpoint |
-| --- | --- | --- |
-{%- for result in results %}
-| {{ result.metric_name }} | {{ before[result.metric_type] }} | {{ result.metric_value }} |
-{%- endfor %}
-{% else %}
+{% for result in results %}
+* {{ result.metric_name }}: {{ result.metric_value }} (before training {{ code(before["val/" + result.metric_type]) }})
+{%- else %}
 This checkpoint was not evaluated.
-{% endif %}
-## Limits
+{%- endfor %}
 
-* One training run. Each agent was trained inside this team and may do worse alone or with other prompts.
-* Not evaluated for safety, bias or factual accuracy. A model may have learned to exploit its reward functions.
-* Licence of the base model: {{ code(license) }}. Check it, and that of the training data, before you publish.
+The validation tasks resemble the training tasks unless the recipe names others. This is one run, not evaluated for
+safety, bias or factual accuracy. Licence of the base model: {{ code(license) }}; check it,
+and that of the training data.
 """
 
 
@@ -95,7 +76,7 @@ def model_card(
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    recipe, version = _text(run.get("recipe")), _text(_mapping(run.get("versions")).get("creditflow"))
+    recipe = _text(run.get("recipe"))
     rule = _text(_mapping(_mapping(run.get("config")).get("algorithm")).get("propagation"))
     bases = sorted({policy.base for policy in policies if policy.base is not None})
     licences = {policy.licence for policy in policies}
@@ -119,28 +100,23 @@ def model_card(
         tags=["creditflow", "reinforcement-learning", "multi-agent", "credit-assignment"],
         model_name=recipe,
         eval_results=results or None,
-        creditflow={"version": version, "recipe": recipe, "training_steps": step, "propagation": rule},
+        creditflow={"recipe": recipe, "training_steps": step, "propagation": rule},
     )
-    return str(
-        ModelCard.from_template(
-            data,
-            template_str=_TEMPLATE,
-            code=_code,
-            recipe=recipe,
-            version=version,
-            rule=rule,
-            step=step,
-            policies=policies,
-            results=results,
-            before={key: _text(before.get(f"val/{key}")) or "-" for key in _METRICS},
-        )
-    )
+    facts: dict[str, Any] = {
+        "code": _code,
+        "recipe": recipe,
+        "rule": rule,
+        "step": step,
+        "policies": policies,
+        "results": results,
+    }
+    return str(ModelCard.from_template(data, template_str=_TEMPLATE, before=dict(before), **facts))
 
 
 def _code(value: object) -> str:
     """A value as inline code, in which Markdown has no marks; a dash for none."""
     text = _text(value).replace("`", "'").strip()
-    return f"`{text}`".replace("|", r"\|") if text else "-"  # a bar ends a table's cell, even in code
+    return f"`{text}`" if text else "-"
 
 
 def _text(value: object) -> str:
