@@ -4,7 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from hypothesis import given
 from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
-from creditflow.data.table import Column, batch_of, join, pack, read_part, schema, table_of, unpack
+from creditflow.data.table import Column, batch_of, join, pack, read_part, schema, table_of
 from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
 from tests.builders import examples, make_trajectory, step
 from tests.credit.strategies import situations
@@ -40,6 +40,11 @@ def team(id: str = "t", task: str = "q0") -> Trajectory:
         task=task,
         answer_steps=(1, 2),
     )
+
+
+def unpack(messages: Iterable[bytes | memoryview]) -> pa.Table:
+    """The trajectories of several messages as one table."""
+    return join([read_part(message, f"message {place}") for place, message in enumerate(messages)])
 
 
 def sent(trajectories: list[Trajectory]) -> TrajectoryBatch:

@@ -19,7 +19,6 @@ AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Allow a --hos
 EngineName = Annotated[
     str, typer.Option("--engine", metavar="NAME", help="local: in this process. verl: on a Ray cluster. Or another.")
 ]
-PlotFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw a figure to FILE, a PNG.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers to FILE.")]
 
 

@@ -187,7 +187,7 @@ def table_of(given: TrajectoryBatch | Sequence[Trajectory]) -> pa.Table:
 
 
 def pack(given: Trajectory | Sequence[Trajectory]) -> bytes:
-    """Pack finished, scored trajectories into a message for `unpack` in another process of the same run.
+    """Pack finished, scored trajectories into a message for `read_part` in another process of the same run.
 
     The message is a checksum, the uncompressed size, and a compressed record batch without its schema. Raises
     BatchError like `table_of`.
@@ -196,14 +196,6 @@ def pack(given: Trajectory | Sequence[Trajectory]) -> bytes:
     message = _compact(TrajectoryBatch.from_trajectories(trajectories)).serialize()
     rest = message.size.to_bytes(_SIZE, "little") + _CODEC.compress(message, asbytes=True)
     return bytes(_checksum(rest) + rest)
-
-
-def unpack(messages: Iterable[bytes | memoryview]) -> pa.Table:
-    """Read the trajectories in `messages` into one table, in order.
-
-    Raises BatchError for a damaged message, or one packed by a version of creditflow with another schema.
-    """
-    return join([read_part(message, f"message {place}") for place, message in enumerate(messages)])
 
 
 _TEXTS = ("prompt", "response", "scores", "step_info")
@@ -219,7 +211,11 @@ class Part(NamedTuple):
 
 
 def read_part(message: bytes | memoryview, name: str) -> Part:
-    """Read the trajectories in one message. Raises BatchError like `unpack`, with the given name."""
+    """Read the trajectories in one message.
+
+    Raises BatchError, with the given name, for a damaged message, or one packed by a version of creditflow with another
+    schema.
+    """
     rows = pa.ipc.read_record_batch(_opened(memoryview(message), name), schema())
     return Part(rows.select(_places(texts=False)), rows.select(_places(texts=True)))
 

@@ -139,20 +139,15 @@ class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
         try:
             ray.get(answered)
         except ActorDiedError as error:
-            raise dead_worker(error) from error
+            raise CreditflowError(
+                f"an agent-loop worker died, and its rollouts with it: {first_line(error)}; run the same command again "
+                "to go on from the last checkpoint"
+            ) from error
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Close the workers' resources. Workers that do not answer end with the run."""
         closing = [worker.aclose.remote() for worker in self.agent_loop_workers]
         ray.wait(closing, num_returns=len(closing), timeout=timeout_s)
-
-
-def dead_worker(error: ActorDiedError) -> CreditflowError:
-    """The error that ends a run whose agent-loop worker died."""
-    return CreditflowError(
-        f"an agent-loop worker died, and its rollouts with it: {first_line(error)}; run the same command again to go "
-        "on from the last checkpoint"
-    )
 
 
 def _served(client: Any, model_section: Any, rollout: Any) -> ServedPolicy:

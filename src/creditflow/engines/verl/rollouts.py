@@ -16,7 +16,7 @@ import torch
 import transfer_queue as tq
 
 from creditflow.data import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBatch
-from creditflow.data.table import Part, batch_of, join, pack, read_part, unpack
+from creditflow.data.table import Part, batch_of, join, pack, read_part
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
 from creditflow.engines.verl.servers import LostServer
 from creditflow.errors import ConfigError, InputError, first_line
@@ -89,13 +89,6 @@ class RolloutRecord:
         failed = Trajectory(rollout.id, rollout.uid, rollout.task, status="failed", info=reason)
         return cls.from_trajectory(failed, ScoringReport((), 0.0), place)
 
-    def made(self) -> Trajectory:
-        """The trajectory. Raises ConfigError for a mistake in the recipe."""
-        if self.status == "mistake":
-            raise ConfigError(self.message)
-        (trajectory,) = batch_of(unpack([memoryview(self.trajectory)])).to_trajectories()
-        return trajectory
-
     async def put(self, key: str, where: str) -> None:
         """Write the record to partition `where`."""
         payload = torch.frombuffer(bytearray(self.trajectory or b"\0"), dtype=torch.uint8)
@@ -115,8 +108,6 @@ class RolloutRecords:
     """The number of started sessions."""
     counted: Mapping[str, float] = field(default_factory=dict)
     """The workers' endpoint metrics: counts summed, latencies averaged over records."""
-    places: tuple[tuple[int, int], ...] = ()
-    """[N] the index of each trajectory's task in the data, and of its session in the group."""
 
     @property
     def lost(self) -> int:
@@ -226,7 +217,6 @@ def take(
     return RolloutRecords(
         batch=batch,
         keys=tuple(keys),
-        places=tuple((tags[key]["place"][0], tags[key]["place"][1]) for key in keys),
         report=report,
         expected=expected,
         counted=sum_metrics([tags[key]["counted"] for key in keys]),

@@ -39,14 +39,10 @@ class RolloutRunner:
         Raises ConfigError for a mistake in the recipe.
         """
         components = self.components
-        return await self._scored(
-            await run_rollout(rollout, components.workflow, components.agents, generator, sampling)
-        )
-
-    async def _scored(self, trajectory: Trajectory) -> tuple[Trajectory, ScoringReport]:
+        trajectory = await run_rollout(rollout, components.workflow, components.agents, generator, sampling)
         if trajectory.status == "failed":
             return trajectory, ScoringReport((), 0.0)
-        self.components.label([trajectory])
+        components.label([trajectory])
         return trajectory, await self.scorer.score(trajectory)
 
     async def close(self) -> None:

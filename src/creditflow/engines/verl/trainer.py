@@ -396,8 +396,7 @@ class CreditflowTrainer(PolicyTrainer):
         self.threshold = make_threshold(self.options.propagation_threshold, run.config.team.agents)
         self.history = History()
         self.curriculum: Curriculum | None = None
-        self.functions = load_functions(run.recipe)
-        self.guard = build_guard(run.config, run.recipe.folder, self.functions, NAME)
+        self.guard = build_guard(run.config, run.recipe.folder, load_functions(run.recipe), NAME)
         self.critic_wanted = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
         self._submitted: list[TensorDict] = []
         self._own_metrics: dict[str, float] = {}
