@@ -147,14 +147,8 @@ def first_firings(name: str, seed: int, setting: Setting) -> dict[str, int]:
 def cost(steps: int) -> Iterable[Figure]:
     """Metrics and guard, as shares of a training step of `arithmetic_chain`, without the first step (compilation)."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "creditflow",
-            "train",
-            "arithmetic_chain",
-            f"trainer.default_local_dir={folder}/run",
-        ]
+        command = [sys.executable, "-m", "creditflow", "train", "arithmetic_chain"]
+        command += [f"trainer.default_local_dir={folder}/run"]
         more = [f"trainer.total_training_steps={steps}", "data.val_max_samples=16", "trainer.val_before_train=false"]
         subprocess.run([*command, *more], cwd=ROOT, check=True)
         rows = read_metrics(Path(folder) / "run")[1:]

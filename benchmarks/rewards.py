@@ -230,11 +230,6 @@ def _waiting(in_flight: Sequence[int]) -> tuple[list[Figure], list[dict[str, flo
         table.append({"in_flight": flight, "calls_per_s": n / seconds, "start_s": started})
         manager.close()
     sequential = 1 / WAIT_S
-    print(f"\nasync Ray actors (4 processes at most), calls of {WAIT_S * 1e3:.0f} ms; one after the other: 20 a second")
-    print("in flight  calls/s  x one after the other  start-up (s)")
-    for row in table:
-        speed = row["calls_per_s"] / sequential
-        print(f"{row['in_flight']:9.0f}  {row['calls_per_s']:7.0f}  {speed:21.1f}  {row['start_s']:12.1f}")
     most = table[-1]
     return [
         Figure(
