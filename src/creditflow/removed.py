@@ -9,6 +9,7 @@ REMOVED: dict[str, str] = {
     "actor_rollout_ref.rollout.overlap": (
         "use verl's asynchronous modes (`--engine verl -- trainer.v1.trainer_mode=colocate_async`)"
     ),
+    "algorithm.baseline": "leave it out; the baseline is the mean of the group",
     "algorithm.counterfactual_rollouts": "leave it out; `creditflow audit RUN` measures the values of single steps",
     "algorithm.outcome_baseline": "leave it out; the baseline is that of the group",
     "algorithm.prefix_features": "leave it out",

@@ -48,12 +48,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "freeze": {"on_closed_gate": "freeze", "outcome_to": "answer", "share": "once"},
     "neutral": {"on_closed_gate": "neutral", "sub_reward_origin": 0.0},
     "outcome only": {"reward_decomp": False, "mask_truncated": True},
-    "receiving gates": {"gate_at": "receive", "outcome_to": "answer", "baseline": "shrunk"},
+    "receiving gates": {"gate_at": "receive", "outcome_to": "answer"},
     "agents' means": {"decomp_granularity": "agent", "adv_estimator": "rloo", "sub_reward_origin": 0.5},
     "sub-rewards shared": {"shared_reward": "outcome_plus_mean_sub_reward", "w_o": 2.0, "gamma": 0.0},
 }
 
-_RELATIVE = {"adv_estimator": "relative", "group_by": "task", "baseline": "group"}
+_RELATIVE = {"adv_estimator": "relative", "group_by": "task"}
 """Options that a rule needs that compares trajectories itself."""
 _TOLERANCE = 1e-9
 _AGENTS = ("planner", "executor", "verifier")

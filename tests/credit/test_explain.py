@@ -26,12 +26,6 @@ def sampled_tokens(batch, s):
 QUANTILE = {"kind": "quantile", "range": [0.3, 0.9], "target_pass_rate": 0.5, "floor": 0.5}
 ALL_CORNERS = {
     **CORNERS,
-    "shrunk": {"baseline": "shrunk", "group_by": "agent_turn", "adv_estimator": "grpo"},
-    "shrunk and whitened": {
-        "baseline": "shrunk",
-        "group_by": "task_agent_turn",
-        "adv_estimator": "reinforce_plus_plus_baseline",
-    },
     "forced open": {"propagation": "threshold", "propagation_threshold": QUANTILE, "gate": "hard"},
     "discounted inside": {"adv_estimator": "reinforce_plus_plus", "gamma_token": 0.5},
     "calibrated": {"score_weight": "calibrated", "decomp_granularity": "agent"},

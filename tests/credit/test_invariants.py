@@ -79,7 +79,7 @@ def test_padding_does_not_change_advantages(trajectories, chosen, n):
 
 @given(
     trajectories(mishaps=False),
-    options(on_closed_gate="cut", decomp_granularity="step", baseline="group", adv_estimator="grpo"),
+    options(on_closed_gate="cut", decomp_granularity="step", adv_estimator="grpo"),
     st.data(),
 )
 def test_failed_score_only_affects_related_baselines(trajectories, chosen, data):
@@ -195,30 +195,6 @@ def test_floor_opens_the_best_closed_steps_and_counts_them():
     assert a.forced_open_S.tolist() == [False, True, True, False, False]
     assert a.gate_out_S.tolist() == [0.0, 1.0, 1.0, 0.0, 0.0]
     assert credit_metrics(a)["propagation/forced_open/a"] == 0.4
-
-
-def test_shrunk_baseline_learns_from_small_and_tied_groups():
-    def group(task, rewards):
-        return [make_trajectory(f"{task}.{n}", [step("a")], r, task=task) for n, r in enumerate(rewards)]
-
-    trajectories = [*group("easy", [1.0] * 4), *group("hard", [0.0, 0.0, 0.0, 1.0]), *group("lone", [1.0])]
-    trajectories += [*group("fair", [0.0, 1.0, 1.0, 0.0])]
-    keys = {"propagation": "identical", "group_by": "task_agent_turn"}
-    plain = assign(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **keys}))
-    shrunk = assign(batch_of(*trajectories), CreditOptions(**keys, baseline="shrunk"))
-    assert plain.advantage_S[:4].tolist() == [0.0] * 4
-    assert (shrunk.advantage_S[:4] > 0).all()
-    assert 0.0 < shrunk.baseline_S[8] < 1.0  # the lone trajectory is shrunk towards the agent's mean
-    assert shrunk.advantage_S[8] > shrunk.advantage_S[0]  # four of four are stronger evidence than one of one
-    assert len(set(shrunk.spread_S.tolist())) == 1
-
-
-def test_shrunk_baseline_is_zero_if_all_groups_are_tied():
-    trajectories = [make_trajectory(f"{q}.{n}", [step("a")], float(q), task=f"q{q}") for q in (0, 1) for n in range(3)]
-    chosen = CreditOptions(propagation="identical", group_by="task_agent_turn", baseline="shrunk")
-    a = assign(batch_of(*trajectories), chosen)
-    assert a.baseline_S.tolist() == [0.0] * 3 + [1.0] * 3
-    assert a.advantage_S.tolist() == [0.0] * 6
 
 
 def test_stand_in_ignores_the_length_of_other_trajectories():

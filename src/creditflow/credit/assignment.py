@@ -25,7 +25,7 @@ from creditflow.credit.estimators.base import (
 )
 from creditflow.credit.fitted import Fitted, fit, fits
 from creditflow.credit.gates import gate_factors, is_above
-from creditflow.credit.groups import BASELINES, LEVEL_NAMES, POLICY, BatchColumns, Groups, describe, no_groups
+from creditflow.credit.groups import LEVEL_NAMES, POLICY, BatchColumns, Groups, describe, group_statistics, no_groups
 from creditflow.credit.history import History
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, Estimator
@@ -440,7 +440,7 @@ def _compare(
     """
     batch, groups = columns.batch, no_groups(columns.batch.n_steps)
     if estimator.grouped:
-        groups = BASELINES[options.baseline](columns, credit_S, trained_S, options.group_by)
+        groups = group_statistics(columns, credit_S, trained_S, options.group_by)
     estimate = estimator.estimate(
         EstimatorInput(
             batch=batch,

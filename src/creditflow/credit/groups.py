@@ -51,16 +51,6 @@ POLICY = "policy"
 """The level of estimators that compare all tokens of a policy."""
 LEVEL_NAMES = (*LEVELS, POLICY)
 
-PARENTS = {
-    "task_agent_state": ("agent",),  # the same prompt may come at different turns
-    "task_agent_turn": ("agent_turn", "agent"),
-    "task_agent": ("agent",),
-    "agent_turn": ("agent",),
-    "agent": (),
-}
-"""For `baseline: shrunk`: the levels that contain the groups of a level, the nearest first. `task` has no entry,
-because its groups mix agents."""
-
 
 @dataclass(frozen=True, slots=True)
 class Groups:
@@ -229,64 +219,6 @@ def group_statistics(columns: BatchColumns, values_S: Floats, trained_S: Bools, 
     return replace(groups, singletons=singletons)
 
 
-def shrunk_statistics(columns: BatchColumns, values_S: Floats, trained_S: Bools, group_by: str) -> Groups:
-    """Group statistics with each mean shrunk towards those of the containing groups, by its count (empirical Bayes).
-
-    Let x be the mean of a trajectory's values in a group. The model at each level of (group_by, *PARENTS[group_by]) is
-    `x = mu_g + noise` of variance sigma^2, and `mu_g = mu_parent + deviation` of variance tau^2. The mean of mu_g
-    given n trajectories of mean m is then
-
-        mu_g = B * m + (1 - B) * mu_parent,   B = n / (n + sigma^2 / tau^2),
-
-    computed from the agent's own mean down. sigma^2 and tau^2 are estimated for each agent and level, by the moments
-    of one-way random effects with unequal counts (Searle, Casella, McCulloch: Variance Components, 1992, section 3.6):
-    over the groups g of n_g trajectories, N_p of them inside parent p,
-
-        sigma^2 = sum_g sum_i (x_gi - m_g)^2 / sum_g (n_g - 1)
-        tau^2   = max(0, (sum_g n_g (m_g - m_p)^2 - (#groups - #parents) sigma^2)
-                         / (sum_p N_p - sum_p sum_g n_g^2 / N_p))
-
-    with m_p the mean of all x inside p. B is 0 if noise and deviation cannot be separated (every group has one
-    trajectory). A small group is thus close to its parents, and a tied group still has advantages, unless all groups
-    are tied: then the data show no noise to learn from. For means without the own trajectory (`others_S`) all counts
-    are one less; sigma and tau still include it. The spread is that of `value - mean` over all of the agent's
-    trajectories; if it is 0 the steps are tied. An agent with one trajectory has no group.
-    """
-    batch = columns.batch
-    groups = no_groups(batch.n_steps)
-    members = np.flatnonzero(trained_S)
-    if not members.size:
-        return groups
-    values, trajectory = values_S[members], batch.trajectory_of_step[members]
-    levels = (group_by, *PARENTS[group_by])
-    codes = [columns.code_S(level)[members] for level in levels]
-    cells = [cells_of(values, code, trajectory) for code in codes]
-    agent, whole = codes[-1], cells[-1]
-    mean, others = whole.mean_G[agent], _without_own(whole, agent)
-    for level in range(len(levels) - 2, -1, -1):
-        code, cell = codes[level], cells[level]
-        noise_to_deviation = _variance_ratio(cell, code, codes[level + 1], agent)[agent]
-        pull = _pull(cell.size_G[code], noise_to_deviation)
-        mean = pull * cell.mean_G[code] + (1.0 - pull) * mean
-        pull = _pull(cell.size_G[code] - 1, noise_to_deviation)
-        others = np.where(pull > 0, pull * np.nan_to_num(_without_own(cell, code)), 0.0) + (1.0 - pull) * others
-    spread_G = spread_of(whole, agent, values - mean, np.zeros(len(whole.size_G)))
-    tied_G = tied_groups(values - mean, agent, np.zeros_like(spread_G), np.maximum(1.0, np.abs(whole.mean_G)))
-    has = np.flatnonzero(whole.size_G[agent] > 1)
-    at = members[has]
-    groups.group_S[at] = codes[0][has]
-    groups.level_S[at] = LEVEL_NAMES.index(group_by)
-    groups.size_S[at] = cells[0].size_G[codes[0]][has]
-    groups.mean_S[at], groups.others_S[at] = mean[has], others[has]
-    groups.spread_S[at] = spread_G[agent][has]
-    groups.tied_S[at] = tied_G[agent][has]
-    return replace(groups, singletons=int((cells[0].size_G == 1).sum()))
-
-
-BASELINES = {"group": group_statistics, "shrunk": shrunk_statistics}
-"""`algorithm.baseline`: the function that computes the groups' statistics."""
-
-
 def no_groups(n_steps: int) -> Groups:
     """Return groups without members: no step has a baseline."""
     group_S, level_S, size_S = np.full(n_steps, -1), np.full(n_steps, -1), np.zeros(n_steps, dtype=np.int64)
@@ -331,53 +263,12 @@ def spread_of(cells: Cells, code: Ints, values: Floats, mean_G: Floats) -> Float
     return np.sqrt(total_G / np.maximum(cells.size_G - 1, 1))
 
 
-def _without_own(cells: Cells, code: Ints) -> Floats:
-    """[M] the group's mean without the member's own trajectory; NaN if it is the only one."""
-    n = cells.size_G[code]
-    rest = n * cells.mean_G[code] - cells.mean_C[cells.cell]
-    return np.where(n > 1, rest / np.maximum(n - 1, 1), np.nan)
-
-
-def tied_groups(values: Floats, code: Ints, mean_G: Floats, scale_G: Floats | None = None) -> Bools:
+def tied_groups(values: Floats, code: Ints, mean_G: Floats) -> Bools:
     """[G] whether all values of a group are the same, up to rounding."""
     from creditflow.credit import kernels
 
     low_G, high_G = kernels.low_and_high(values, code, len(mean_G))
-    scale_G = np.maximum(1.0, np.abs(mean_G)) if scale_G is None else scale_G
-    return np.asarray(high_G - low_G <= TIE_TOLERANCE * scale_G)
-
-
-def _variance_ratio(cells: Cells, code: Ints, parent: Ints, agent: Ints) -> Floats:
-    """[A] sigma^2 / tau^2 of one level inside the next, for each of A agents; infinite without visible deviation."""
-    n_agents, n_groups = int(agent.max()) + 1, len(cells.size_G)
-    agent_G, parent_G = np.zeros(n_groups, dtype=np.int64), np.zeros(n_groups, dtype=np.int64)
-    agent_G[code], parent_G[code] = agent, parent
-    used_G = cells.size_G > 0
-    n_G = cells.size_G.astype(np.float64)
-    within_G = np.bincount(cells.group_C, (cells.mean_C - cells.mean_G[cells.group_C]) ** 2, n_groups)
-    free_A = np.bincount(agent_G, np.maximum(n_G - 1, 0), n_agents)
-    noise_A = np.bincount(agent_G, within_G, n_agents) / np.maximum(free_A, 1)
-
-    n_parents = int(parent.max()) + 1
-    trajectories_P = np.bincount(parent_G, n_G, n_parents)
-    mean_P = np.bincount(parent_G, n_G * cells.mean_G, n_parents) / np.maximum(trajectories_P, 1)
-    agent_P = np.zeros(n_parents, dtype=np.int64)
-    agent_P[parent] = agent
-    between_A = np.bincount(agent_G, n_G * (cells.mean_G - mean_P[parent_G]) ** 2, n_agents)
-    groups_A = np.bincount(agent_G, used_G, n_agents)
-    parents_A = np.bincount(agent_P, trajectories_P > 0, n_agents)
-    # sum_p N_p - sum_p sum_g n_g^2 / N_p: the coefficient of tau^2 in the expected sum of squares.
-    held_A = np.bincount(agent_G, n_G - n_G**2 / np.maximum(trajectories_P[parent_G], 1), n_agents)
-    deviation_A = (between_A - (groups_A - parents_A) * noise_A) / np.where(held_A > 0, held_A, 1.0)
-    ratio_A = np.full(n_agents, np.inf)
-    told_A = (deviation_A > 0) & (free_A > 0) & (held_A > 0)
-    ratio_A[told_A] = noise_A[told_A] / deviation_A[told_A]
-    return ratio_A
-
-
-def _pull(n: Ints, ratio: Floats) -> Floats:
-    """B = n / (n + ratio); 0 for an empty group."""
-    return np.where(n > 0, n / np.where(n > 0, n + ratio, 1.0), 0.0)
+    return np.asarray(high_G - low_G <= TIE_TOLERANCE * np.maximum(1.0, np.abs(mean_G)))
 
 
 def _cells(code: Ints, trajectory: Ints) -> tuple[Ints, Ints, int]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from creditflow.credit.gates import GATES, GATES_OF_UNSCORED, PASSING
-from creditflow.credit.groups import BASELINES, LEVELS, PARENTS
+from creditflow.credit.groups import LEVELS
 from creditflow.credit.records import (
     ADVANTAGE_ESTIMATORS,
     GATE_OPTIONS,
@@ -50,8 +50,6 @@ class CreditOptions:
     score_model: str = "none"
     """A model of scores and outcome that adds to a step's own reward. `noisy_and`: `w_m` times the probability that the
     step did harm, given all scores and the outcome, is charged to each scored step. `none`: no model."""
-    baseline: str = "group"
-    """`group`: the mean of the group; `shrunk`: shrunk towards the means of the containing groups, by its count."""
     norm_adv_by_std_in_grpo: bool = True
     """Divide by the group's spread, as in GRPO; false: Dr. GRPO (arXiv 2503.20783)."""
     group_by: str = "agent_turn"
@@ -171,16 +169,6 @@ class CreditOptions:
                 once and neutral,
                 "once looks at each descendant's own reward, for which nothing can stand in: expected split or copy "
                 "with on_closed_gate: neutral",
-            ),
-            (
-                "baseline",
-                self.baseline == "shrunk" and self.group_by not in PARENTS,
-                f"shrunk needs groups inside one agent: expected group_by {' or '.join(PARENTS)}, got {self.group_by}",
-            ),
-            (
-                "baseline",
-                self.baseline == "shrunk" and not estimator.grouped,
-                f"{self.adv_estimator} compares all of a policy's steps with one another: expected group, got shrunk",
             ),
             (
                 "share",
@@ -349,7 +337,6 @@ CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "score_weight": lambda: ("fixed", "calibrated"),
     "score_model": lambda: ("none", "noisy_and"),
     "decomp_granularity": lambda: ("trajectory", "agent", "step", "token_level"),
-    "baseline": lambda: tuple(BASELINES),
     "gate_unscored": lambda: tuple(GATES_OF_UNSCORED),
     "share": lambda: ("split", "copy", "once"),
     "on_closed_gate": lambda: ("cut", "neutral", "freeze"),

@@ -33,7 +33,6 @@ def _credit(source: str, **options: Any) -> Preset:
 
 _RELATIVE = {
     "adv_estimator": "relative",
-    "baseline": "group",
     "norm_adv_by_std_in_grpo": True,
     "group_by": "task",
 }
@@ -45,7 +44,6 @@ PRESETS: dict[str, Preset] = {
         propagation="none",
         outcome_to="all",
         adv_estimator="grpo",
-        baseline="group",
         norm_adv_by_std_in_grpo=True,
         group_by="task_agent_turn",
     ),
@@ -58,7 +56,6 @@ PRESETS: dict[str, Preset] = {
         w_o=1.0,
         w_m=1.0,
         adv_estimator="grpo",
-        baseline="group",
         norm_adv_by_std_in_grpo=True,
         group_by="task_agent",
     ),
@@ -67,7 +64,6 @@ PRESETS: dict[str, Preset] = {
         propagation="identical",
         shared_reward="outcome",
         adv_estimator="grpo",
-        baseline="group",
         norm_adv_by_std_in_grpo=True,
         group_by="task_agent",
     ),
@@ -79,7 +75,6 @@ PRESETS: dict[str, Preset] = {
         propagation="identical",
         shared_reward="outcome",
         adv_estimator="grpo",
-        baseline="group",
         norm_adv_by_std_in_grpo=False,
         group_by="task_agent_turn",
     ),

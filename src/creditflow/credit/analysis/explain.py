@@ -670,8 +670,7 @@ class _OperationLog:
     def scaled(self, raw: int, parts: Sequence[tuple[str, float]], name: str = "advantage") -> int:
         """Compute `weight * (((raw - baseline) - shift) / divisor)`; the parts of `raw` become terms."""
         a, s = self.assignment, self.s
-        leaning = ", pulled towards wider groups" if a.options.baseline == "shrunk" else ""
-        words = f"{int(a.group_size_S[s])} trajectories with {a.group_name(s)}{leaning}"
+        words = f"{int(a.group_size_S[s])} trajectories with {a.group_name(s)}"
         difference = self.make("difference", "-", raw, self.given("baseline", a.baseline_S[s], words))
         if a.shift_S[s]:
             difference = self.make("shifted", "-", difference, self.given("shift", a.shift_S[s], "of whitening"))

@@ -151,12 +151,11 @@ def _singletons(a: Assignment) -> Found:
     if not a.singletons:
         return []
     alone = np.flatnonzero(a.trained_S & (a.group_S < 0))
-    wider = "lean on the groups around them" if a.options.baseline == "shrunk" else "are compared with a wider group"
     found = [
         (
             "singletons",
-            f"groups of a single trajectory (group_by {a.options.group_by}): {a.singletons}; their steps {wider}. "
-            "More rollouts of each task (rollout.n) or a coarser group_by help",
+            f"groups of a single trajectory (group_by {a.options.group_by}): {a.singletons}; their steps are compared "
+            "with a wider group. More rollouts of each task (rollout.n) or a coarser group_by help",
         )
     ]
     if alone.size:

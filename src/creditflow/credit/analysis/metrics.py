@@ -31,7 +31,7 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
       the outcome, reaches it, see `reach`.
     * `credit/score_weight/<agent>`: the mean calibrated weight of the agent's scores.
     * `credit/harm/<agent>`: the mean probability that a step did harm, under `score_model` or the rule `posterior`.
-    * `groups/singletons`: groups of one trajectory; their steps backed off (or were shrunk towards wider groups).
+    * `groups/singletons`: groups of one trajectory; their steps backed off.
     * `groups/zero_variance`: groups, after back-off, with equal credits.
     * `groups/no_baseline`: trained steps alone at every level.
     * `groups/masked_steps`: steps left out of training; `groups/frozen_steps`: the frozen ones among them.
@@ -131,8 +131,6 @@ def _alone(assignment: Assignment) -> Bools:
     """[S] whether the step's trajectory was alone in its group at `group_by`."""
     asked = LEVEL_NAMES.index(assignment.options.group_by)
     backed_off_S: Bools = (assignment.level_S != asked) & (assignment.level_S < LEVEL_NAMES.index(POLICY))
-    if assignment.options.baseline == "shrunk":
-        backed_off_S = assignment.group_size_S < 2
     return backed_off_S
 
 

@@ -11,7 +11,6 @@ def rloo(given: EstimatorInput) -> Estimate:
     """`c - mean of the group's other trajectories` (arXiv 2402.14740, equation 7).
 
     The whole own trajectory is left out, because its other steps depend on this one. The baseline is then independent
-    of the action, and the gradient is unbiased. Exception: under `baseline: shrunk`, sigma and tau include the own
-    trajectory.
+    of the action, and the gradient is unbiased.
     """
     return Estimate(given.groups.others_S)
