@@ -27,8 +27,7 @@ def comma_separated(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def expect_parent_folders(**files: Path | None) -> None:
-    """Raise ConfigError if the folder of an output file is missing; each keyword is the option's name."""
-    for option, file in files.items():
-        if file is not None and not file.absolute().parent.is_dir():
-            raise ConfigError(f"--{option}: no folder {file.parent}")
+def expect_json_folder(file: Path | None) -> None:
+    """Raise ConfigError if the folder of the file of `--json` is missing."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise ConfigError(f"--json: no folder {file.parent}")

@@ -12,7 +12,7 @@ import typer
 from creditflow._utils.files import make_folder, write_json
 from creditflow._utils.progress import Reporter
 from creditflow.cli._decisions import AuditOptions, imported_audit, run_audit, trained_run_audit
-from creditflow.cli._options import JsonFile, Overrides, expect_parent_folders
+from creditflow.cli._options import JsonFile, Overrides, expect_json_folder
 from creditflow.credit import Assignment
 from creditflow.errors import ConfigError, InputError
 from creditflow.reports.tables import results_console
@@ -78,7 +78,7 @@ def audit(
     Continues the trajectories of a training step with and without single steps. Prints the steps that mattered, and
     one row per rule.
     """
-    expect_parent_folders(json=json)
+    expect_json_folder(json)
     options = AuditOptions(
         decisions,
         continuations,

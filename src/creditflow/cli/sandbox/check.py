@@ -11,7 +11,7 @@ import typer
 
 from creditflow._utils.files import write_json
 from creditflow._utils.progress import Reporter
-from creditflow.cli._options import JsonFile, expect_parent_folders
+from creditflow.cli._options import JsonFile, expect_json_folder
 from creditflow.errors import InputError
 from creditflow.reports.tables import results_console
 from creditflow.sandbox import Sandbox, UnsafeSandboxWarning, open_sandbox
@@ -33,7 +33,7 @@ def check(
 
     A harmless program must work, and nine bounded attacks must fail. An escape does no lasting harm to the machine.
     """
-    expect_parent_folders(json=json)
+    expect_json_folder(json)
     options = dict(_option(text) for text in option or [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeSandboxWarning)  # the report is more specific than the warning
@@ -71,7 +71,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _unbounded(box: Sandbox) -> Iterator[str]:
-    """What the back end does not bound by its limits, in words, by its `memory_bound` and `files_bound`."""
+    """Resources that the back end does not bound by its limits, by its `memory_bound` and `files_bound`."""
     for name, what, most in (
         ("memory_bound", "memory of all processes together", box.limits.memory_mb << 20),
         ("files_bound", "number of files", box.limits.files),
