@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -89,6 +90,13 @@ def _class(found: Any) -> griffe.Class:
     return target
 
 
+@cache
+def _plugin_sections() -> dict[str, str]:
+    """The sections of the plug-ins in this repository, by their entry points."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    return dict(project["entry-points"]["creditflow.config"])
+
+
 def _section(prefix: str, section: griffe.Class) -> Iterator[str]:
     """The table of the keys of `section`, then the sections in it."""
     rows, inner = [], []
@@ -109,6 +117,10 @@ def _section(prefix: str, section: griffe.Class) -> Iterator[str]:
         yield f"{section.docstring.value if section.docstring else ''}\n"
     if rows:
         yield from ("| key | default, bounds | meaning |", "| --- | --- | --- |", *rows)
+    for name, path in _plugin_sections().items():
+        parent, _, key = name.rpartition(".")
+        if prefix == (f"{parent}.<name>." if parent else ""):
+            inner.append((f"{prefix}{key}", _class(section.modules_collection[path.replace(":", ".")])))
     for key, part in inner:
         yield from _section(f"{key}.", part)
 

@@ -28,13 +28,19 @@ REMOVED: dict[str, str] = {
     "creditflow diff": "use `creditflow report RUN RUN`; `creditflow recredit` prints how credit moves",
     "creditflow guard": "use `creditflow check`, which validates the rules; a run's `events.jsonl` has their events",
     "creditflow simulate": "use `creditflow compare RECIPE --vary algorithm.propagation=A,B`",
+    "creditflow.integrations": "use `creditflow.plugins.trl` or `creditflow.plugins.verifiers.export`",
+    "creditflow.rewards.builtin.environments": "use `creditflow.plugins.environments.rewards`",
+    "creditflow.rewards.builtin.verifiers_score": "use `creditflow.plugins.verifiers.rewards`",
+    "creditflow.rollout.environments": "use `creditflow.plugins.environments`",
+    "creditflow.rollout.verifiers": "use `creditflow.plugins.verifiers`",
+    "creditflow.traces": "use `creditflow.plugins.traces`",
     "data.curriculum.review": "leave it out: a fifth of a family's tasks come from passed levels",
     "reward.functions.fn=implicit_process": "use `process_model`, or a function of your own",
     "trainer.sequential_ratio_max": "leave it out: every training step updates all policies",
     "trainer.update_schedule": "leave it out: every training step updates all policies",
 }
 """Removed name -> advice. A name is a dotted key (`algorithm.tau`), a key with a value
-(`algorithm.propagation=replay`), or a command (`creditflow diff`)."""
+(`algorithm.propagation=replay`), a command (`creditflow diff`), or a module (`creditflow.integrations`)."""
 
 
 def removed_hint(key: str, value: object = None) -> str:

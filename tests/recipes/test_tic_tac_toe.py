@@ -6,7 +6,7 @@ pytest.importorskip("pettingzoo")
 
 from creditflow._utils.loading import load_object
 from creditflow.data import Task
-from creditflow.rollout.environments import View
+from creditflow.plugins.environments import View
 from tests.paths import RECIPES
 
 

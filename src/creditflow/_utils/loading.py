@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from creditflow.errors import USER_MODULE, ConfigError, did_you_mean
+from creditflow.removed import removed_hint
 
 _OFFERED: dict[str, tuple[str, bytes]] = {}
 """The files of `offer_files`."""
@@ -63,7 +64,7 @@ def _import(name: str, key: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{key}: no module {error.name!r}") from error
+        raise ConfigError(f"{key}: no module {error.name!r}{removed_hint(error.name or name)}") from error
     except SyntaxError as error:
         raise ConfigError(f"{key}: {error.filename or name}:{error.lineno or 1}: {error.msg}") from error
 
@@ -93,10 +94,8 @@ def _load_file(file: str, base: Path, key: str) -> Any:
         raise ConfigError(f"{key}: {error.filename or path}:{error.lineno or 1}: {error.msg}") from error
     except ModuleNotFoundError as error:
         del sys.modules[name], _FILES[name]
-        raise ConfigError(
-            f"{key}: {path}: no module {error.name!r}; a recipe's file can import what is installed, not "
-            "what lies beside it"
-        ) from error
+        hint = "; a recipe's file can import what is installed, not what lies beside it"
+        raise ConfigError(f"{key}: {path}: no module {error.name!r}{removed_hint(error.name or '') or hint}") from error
     except BaseException:
         del _FILES[name]
         del sys.modules[name]

@@ -1,4 +1,4 @@
-"""Extensions of one kind: the modules of a package, and the entry points of other distributions."""
+"""Extensions of one kind: the modules of a package, and the entry points of plug-ins and other distributions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pkgutil
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
+from typing import Any
 
 from creditflow.errors import ConfigError
 
@@ -29,12 +30,13 @@ def installed(group: str) -> dict[str, EntryPoint]:
     return points
 
 
-def load(point: EntryPoint) -> object:
-    """The object that an entry point names. Raises ConfigError if its import fails."""
+def load(point: EntryPoint, kind: type | None = None) -> Any:
+    """The object that an entry point names. Raises ConfigError if its import fails or it is not of `kind`."""
+    key = f"entry point {point.name!r} of {point.group}"
     try:
-        return point.load()
+        loaded = point.load()
     except Exception as error:  # the module is another distribution's
-        raise ConfigError(
-            f"entry point {point.name!r} of {point.group}: {point.value} cannot be loaded: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"{key}: {point.value} cannot be loaded: {type(error).__name__}: {error}") from error
+    if kind is not None and not isinstance(loaded, kind):
+        raise ConfigError(f"{key}: expected a {kind.__name__}, got {type(loaded).__name__}")
+    return loaded

@@ -25,6 +25,28 @@ class Section(BaseModel):
     model_config = OPTIONS
 
 
+def _text(value: object) -> object:
+    return str(value) if type(value) in (int, float) else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+"""A text; YAML reads some of them as numbers (`experiment_name: 7`)."""
+
+
+class PluginSection(Section):
+    """A section of a recipe that a plug-in adds; null where the recipe leaves it out."""
+
+    def expect_valid(self, config: Any, key: str) -> None:
+        """Check the section against the rest of the recipe, a `Config`. Raises ConfigError that names `key`."""
+
+
+class PolicySource(PluginSection):
+    """A key of a policy that an engine hook of the plug-in provides in place of a model. Such a policy is frozen."""
+
+    of: Text = ""
+    """The policy with the model and the tokenizer that the provided one has."""
+
+
 class FromMapping:
     """Annotation of a dataclass with `OPTIONS` that may be given as a mapping; its fields stay strict."""
 
@@ -39,12 +61,6 @@ def expected(words: str) -> Any:
     return Field(json_schema_extra={"expected": words})
 
 
-def _text(value: object) -> object:
-    return str(value) if type(value) in (int, float) else value
-
-
-Text = Annotated[str, BeforeValidator(_text)]
-"""A text; YAML reads some of them as numbers (`experiment_name: 7`)."""
 Share = Annotated[float, Field(ge=0, le=1), expected("a share from 0 to 1")]
 
 

@@ -17,6 +17,7 @@ from creditflow.config.loading import (
     with_options,
 )
 from creditflow.config.model import LOSS_AGG_MODES, ActorModelConfig, OptimConfig
+from creditflow.config.plugins import WorkflowSource, workflow_source
 from creditflow.config.recipe import (
     Config,
     Recipe,
@@ -29,7 +30,7 @@ from creditflow.config.recipe import (
     trained_policies,
 )
 from creditflow.config.rule_files import with_loaded_files
-from creditflow.config.team import EndpointConfig, PolicyConfig, PoolConfig
+from creditflow.config.team import EndpointConfig, PolicyConfig
 from creditflow.config.trainer import AuditConfig, TrainerConfig
 
 __all__ = [
@@ -44,10 +45,12 @@ __all__ = [
     "EndpointConfig",
     "FallbackConfig",
     "OptimConfig",
+    "PluginSection",
     "PolicyConfig",
-    "PoolConfig",
+    "PolicySource",
     "Recipe",
     "TrainerConfig",
+    "WorkflowSource",
     "credit_overrides",
     "default_rules",
     "different_options",
@@ -64,4 +67,5 @@ __all__ = [
     "with_effect",
     "with_loaded_files",
     "with_options",
+    "workflow_source",
 ]

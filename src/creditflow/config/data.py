@@ -10,7 +10,7 @@ from creditflow._utils.sections import Section, Share, Text, expected
 
 _Files = Annotated[
     Text | list[Text] | None,
-    expected("a path, a list of paths, file.py:function, reasoning-gym://... or verifiers://..."),
+    expected("a path, a list of paths, file.py:function, or an address such as reasoning-gym://..."),
 ]
 
 
@@ -34,8 +34,8 @@ class DataConfig(Section):
     train_files: _Files = None
     """One path or a list, with verl's columns: `.parquet`, `.jsonl` or `.arrow` files, or folders of them or of
     Hugging Face's `save_to_disk`. Or `file.py:function` that makes the tasks, or `reasoning-gym://family?option=value`
-    (a list of these may have `weight=`), or `verifiers://taskset?option=value`. Default: the address in
-    `team.workflow`, if it is one of verifiers."""
+    (a list of these may have `weight=`), or the address of a plug-in's tasks. Default: the address in `team.workflow`,
+    if it has tasks."""
     val_files: _Files = None
     """The same, for evaluation. Default: `data.train_files`, of which a function may return other tasks for split=val,
     and a folder may have a validation or test split."""

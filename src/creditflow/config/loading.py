@@ -12,16 +12,15 @@ from creditflow._utils.sections import checked, mergeable
 from creditflow.config.algorithm import AlgorithmConfig
 from creditflow.config.guard import adapt_rules
 from creditflow.config.model import SUM_NORM
+from creditflow.config.plugins import workflow_source
 from creditflow.config.recipe import Config, Recipe
 from creditflow.config.rule_files import load_named_files, with_loaded_files
 from creditflow.config.shipped import find_recipe, shipped_recipes
 from creditflow.config.validation import validate
-from creditflow.config.verifiers import fill_from_verifiers
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.presets import KEY as PRESET
 from creditflow.credit.presets import find_preset
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, GATE_OPTIONS, PROPAGATION_RULES, SCORE_OPTIONS
-from creditflow.data.verifiers_tasks import is_verifiers_address
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.removed import removed_hint
 
@@ -66,8 +65,8 @@ def _merged(layers: Sequence[DictConfig], path: Path) -> Config:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or path}: {first_line(error)}") from error
     config = checked(Config, values)
-    if is_verifiers_address(config.team.workflow):
-        fill_from_verifiers(config)
+    if (source := workflow_source(config.team.workflow)) is not None:
+        source.fill(config)
     _resolve_aliases(config, given)
     config.algorithm = with_loaded_files(config.algorithm, path.resolve().parent)
     _adapt_defaults(config, given)

@@ -15,12 +15,14 @@ from creditflow.config.algorithm import AlgorithmConfig
 from creditflow.config.data import DataConfig
 from creditflow.config.guard import GuardConfig
 from creditflow.config.model import OptimConfig
+from creditflow.config.plugins import extensible
 from creditflow.config.reward import RewardConfig
 from creditflow.config.rule_files import with_loaded_files
 from creditflow.config.team import DEFAULT_POLICY, PolicyConfig, TeamConfig
 from creditflow.config.trainer import AuditConfig, RayConfig, TrainerConfig
 
 
+@extensible("")
 class Config(Section):
     """A whole recipe."""
 
@@ -163,8 +165,8 @@ def optim_of(config: Config, policy: str) -> OptimConfig:
 
 def model_of(config: Config, policy: str) -> tuple[Any, str]:
     """The model path of a local policy, and its config key."""
-    if policy in config.policies and (pool := config.policies[policy].pool) is not None:
-        return model_of(config, pool.of)
+    if policy in config.policies and (source := config.policies[policy].source) is not None:
+        return model_of(config, source[1].of)
     own = config.policies[policy].model.path if policy in config.policies else None
     if own is not None:
         return own, f"policies.{policy}.model.path"

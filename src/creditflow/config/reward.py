@@ -14,8 +14,7 @@ class RewardConfig(Section):
     """Reward functions, where they run, and how many of their scores may fail."""
 
     functions: list[Annotated[RewardFunctionConfig, FromMapping()]] = Field(default_factory=list)
-    """The reward functions. Default for `team.workflow: verifiers://...`: the outcome and the parts of the rubric, as
-    verifiers computes them."""
+    """The reward functions. Default for the address of a plug-in's workflow: its own, such as a rubric."""
     max_failed_frac: Share = 0.2
     """Stop if a larger share of all scores, or of the outcomes alone, fails."""
     backend: Literal["process", "ray", "inline"] = "process"

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from creditflow._utils.sections import Section, Text, expected
+from creditflow._utils.sections import PolicySource, Section, Text, expected
 from creditflow.config.model import ModelConfig
+from creditflow.config.plugins import extensible
 
 DEFAULT_POLICY = "default"
 """The policy of agents that name none, and the only policy of a recipe without `policies`."""
@@ -37,17 +38,7 @@ class EndpointConfig(Section):
     `temperature`, `seed`); null removes a field."""
 
 
-class PoolConfig(Section):
-    """Opponents for self-play: frozen snapshots of a trained policy."""
-
-    of: Text = ""
-    """The trained policy; the first snapshot is the policy before training."""
-    every: PositiveInt = 5
-    """Training steps between snapshots."""
-    size: Annotated[int, Field(ge=2)] = 8
-    """Maximum number of snapshots. Beyond it the oldest one is dropped, except the first, from which ratings count."""
-
-
+@extensible("policies")
 class PolicyConfig(Section):
     """A model that agents act through."""
 
@@ -58,17 +49,19 @@ class PolicyConfig(Section):
     optim: dict[str, Any] = Field(default_factory=dict)
     """Overrides of `actor_rollout_ref.actor.optim` for this policy."""
     trainable: bool | None = None
-    """Default: true; false for a model behind an endpoint and for a pool."""
+    """Default: true; false for a model behind an endpoint, and for a policy that a plug-in provides."""
     endpoint: EndpointConfig | None = None
     """The server of a remote model. A policy with an endpoint is frozen: its responses cannot be trained on."""
 
-    pool: PoolConfig | None = None
-    """Earlier versions of another policy, one of which acts in each group of rollouts. Such a policy is frozen."""
+    @property
+    def source(self) -> tuple[str, PolicySource] | None:
+        """The key and the section of the plug-in that provides the policy; None for a model or an endpoint."""
+        return next(((key, section) for key, section in self if isinstance(section, PolicySource)), None)
 
     @property
     def trained(self) -> bool:
         """`trainable`, or its default."""
-        return self.endpoint is None and self.pool is None if self.trainable is None else self.trainable
+        return self.endpoint is None and self.source is None if self.trainable is None else self.trainable
 
 
 class AgentConfig(Section):
@@ -88,11 +81,11 @@ class AgentConfig(Section):
 class TeamConfig(Section):
     """The agents and their workflow."""
 
-    workflow: Annotated[str, expected("package.module:function, file.py:function or verifiers://...")] = ""
-    """`package.module:function` or `file.py:function`; or `verifiers://taskset?option=value`, an environment of
-    verifiers."""
+    workflow: Annotated[str, expected("package.module:function, file.py:function or scheme://...")] = ""
+    """`package.module:function` or `file.py:function`; or the address of a plug-in's workflow, such as
+    `verifiers://taskset?option=value`."""
     agents: dict[str, AgentConfig] = Field(default_factory=dict)
-    """The agents by name. Default for `verifiers://`: the roles of the environment."""
+    """The agents by name. Default for the address of a plug-in: its own, such as the roles of an environment."""
     ignored_fields: list[Text] = Field(default_factory=list)
     """Fields to ignore in HTTP calls. They would change sampling and are refused by default (`response_format`,
     `tool_choice`, `top_p`). A step's `info["ignored"]` lists the ignored fields of its call."""

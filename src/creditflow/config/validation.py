@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from creditflow._utils.sections import PluginSection, PolicySource
 from creditflow.config.model import SUM_NORM
-from creditflow.config.recipe import Config, lora_rank_of, optim_of, policies_in_use, trained_policies
-from creditflow.config.team import DEFAULT_POLICY, AgentConfig, EndpointConfig, PolicyConfig, PoolConfig
+from creditflow.config.recipe import Config, optim_of, policies_in_use, trained_policies
+from creditflow.config.team import DEFAULT_POLICY, AgentConfig, EndpointConfig, PolicyConfig
 from creditflow.credit.presets import find_preset
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.credit.thresholds.base import make_threshold
@@ -26,6 +27,9 @@ def validate(config: Config) -> None:
     _validate_agents(config.team.agents)
     _validate_ignored_fields(config.team.ignored_fields)
     _validate_policies(config)
+    for key, section in config:
+        if isinstance(section, PluginSection):
+            section.expect_valid(config, key)
     specs(config.guard.rules)  # without their metrics, which need the names of the reward functions
     expect_names(config.trainer.logger)
 
@@ -34,7 +38,7 @@ def _validate_training(config: Config) -> None:
     actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
     if not config.team.workflow:
         raise ConfigError(
-            "team.workflow: expected package.module:function, file.py:function or verifiers://..., got nothing"
+            "team.workflow: expected package.module:function, file.py:function or scheme://..., got nothing"
         )
     estimator = ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator]
     if rollout.n < estimator.min_rollouts:
@@ -122,27 +126,25 @@ def _validate_policies(config: Config) -> None:
         frozen = not policy_config.trained
         if frozen and (given := next((key for key in ("lora_rank", "optim") if getattr(policy_config, key)), None)):
             raise ConfigError(f"policies.{name}.{given}: is of how a policy is trained, and this one is not")
-        if policy_config.pool is not None:
-            _validate_pool(config, f"policies.{name}", policy_config, policy_config.pool)
+        if policy_config.source is not None:
+            _validate_source(config, name, *policy_config.source)
         if policy_config.endpoint is not None:
             _validate_endpoint(f"policies.{name}", policy_config, policy_config.endpoint)
     if not trained_policies(config):
         raise ConfigError(f"policies: expected one at least that is trained; {', '.join(names)} is frozen")
 
 
-def _validate_pool(config: Config, key: str, policy: PolicyConfig, pool: PoolConfig) -> None:
-    """Check that a pool's snapshots can be taken: copies of all weights of a trained policy."""
-    if policy.trainable or policy.endpoint is not None or policy.model.path is not None:
-        given = "trainable" if policy.trainable else "endpoint" if policy.endpoint is not None else "model.path"
-        raise ConfigError(f"{key}.{given}: a pool holds frozen snapshots of {pool.of or 'a policy'}; leave it out")
+def _validate_source(config: Config, name: str, key: str, source: PolicySource) -> None:
+    """Check a policy that a plug-in provides: it has no model of its own, and is frozen."""
+    policy, key = config.policies[name], f"policies.{name}.{key}"
+    given = {"trainable": policy.trainable, "endpoint": policy.endpoint, "model.path": policy.model.path}
+    if taken := next((option for option, value in given.items() if value), None):
+        raise ConfigError(f"policies.{name}.{taken}: {key} provides the policy, which is frozen; leave it out")
     trained = trained_policies(config)
-    if pool.of not in trained:
-        hint = did_you_mean(pool.of, trained)
-        raise ConfigError(f"{key}.pool.of: expected a trained policy ({', '.join(trained)}), got {pool.of!r}{hint}")
-    if lora_rank_of(config, pool.of):
-        raise ConfigError(f"{key}.pool.of: expected a policy without an adapter (lora_rank: 0), got {pool.of}")
-    if config.guard.fallback.trainable == "lora":
-        raise ConfigError(f"{key}.pool: snapshots need all weights, but guard.fallback.trainable is lora; use all")
+    if source.of not in trained:
+        hint = did_you_mean(source.of, trained)
+        raise ConfigError(f"{key}.of: expected a trained policy ({', '.join(trained)}), got {source.of!r}{hint}")
+    source.expect_valid(config, key)
 
 
 def _validate_endpoint(key: str, policy: PolicyConfig, endpoint: EndpointConfig) -> None:

@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from creditflow.data.dataset_folders import (
     parts_of_folder,
 )
 from creditflow.data.messages import without_nulls
-from creditflow.data.sources import SOURCES, source_of
+from creditflow.data.sources import schemes, source_of
 from creditflow.data.trajectory import Task, content_text
 from creditflow.errors import CreditflowError, DataError, first_line
 
@@ -47,20 +48,18 @@ def load_tasks(
     A file is looked up in `base` (the recipe's folder), then in the working directory. It is `.parquet`, `.jsonl` or
     `.arrow`, with the columns of verl, of TRL, or of GSM8K as published. A folder was written by `save_to_disk`, or has
     such files. `file.py:function` is called as `function(split=..., recipe=...)`, with those of the two that it takes,
-    and returns an iterable of tasks. `reasoning-gym://family?option=value` makes the tasks of that split (`gym_tasks`),
-    `textarena://game?option=value` those of an environment (`environment_tasks`), and
-    `verifiers://taskset?option=value` those of an installed taskset (`verifiers_tasks`). Raises DataError, with the
-    file and the line if there is one, for unusable files and tasks.
+    and returns an iterable of tasks. An address, such as `reasoning-gym://family?option=value`, makes the tasks of that
+    split (`sources`). Raises DataError, with the file and the line if there is one, for unusable files and tasks.
     """
     key = f"data.{split}_files"
     names = [files] if isinstance(files, str) else list(files or [])
     if not names or not all(isinstance(name, str) and name for name in names):
-        schemes = ", ".join(source.schemes for source in SOURCES)
+        known = ", ".join(f"{scheme}://" for scheme in schemes())
         raise DataError(
-            f"{key}: expected a path, `file.py:function`, an address ({schemes}), or a list of them, got {files!r}"
+            f"{key}: expected a path, `file.py:function`, an address ({known}), or a list of them, got {files!r}"
         )
     tasks: list[Task] = []
-    for source, run in itertools.groupby(names, source_of):
+    for source, run in itertools.groupby(names, partial(source_of, key=key)):
         names = list(run)
         tasks += (
             _of_files(names, base, key, recipe_settings, split) if source is None else source.load(names, key, split)

@@ -91,11 +91,6 @@ class GymAddress:
     """The level of the family's curriculum; 0 if none is set."""
 
 
-def is_gym_address(name: str) -> bool:
-    """Whether a name in `data.train_files` is an address of reasoning-gym."""
-    return name.startswith(SCHEME)
-
-
 def gym_tasks(names: Sequence[str], key: str, split: GymSplit) -> list[Task]:
     """Load the tasks of a list of addresses, one after another.
 

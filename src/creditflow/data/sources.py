@@ -1,60 +1,53 @@
-"""The sources that make tasks from an address: reasoning-gym, environments, verifiers. A new one needs one entry here.
+"""The sources that make tasks from an address, by scheme: reasoning-gym, and entry points of plug-ins.
 
-A source is imported when its tasks are loaded.
+An entry point of group `creditflow.task_sources` names a `Source`; its name is the scheme. A source is imported when
+its tasks are loaded.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from creditflow._utils.plugins import installed, load
 from creditflow.data.addresses import TaskSplit
-from creditflow.data.environment_tasks import environment_tasks, is_environment_address
-from creditflow.data.gym_tasks import gym_tasks, is_gym_address, parse_addresses
+from creditflow.data.gym_tasks import gym_tasks, parse_addresses
 from creditflow.data.trajectory import Task
-from creditflow.data.verifiers_tasks import is_verifiers_address, parse_address, verifiers_tasks
+from creditflow.errors import DataError, did_you_mean
+
+ENTRY_POINTS = "creditflow.task_sources"
+"""The entry point group of sources; each names a `Source`."""
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://.*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """One kind of address."""
 
-    schemes: str
-    """Its schemes, as error messages name them."""
-    matches: Callable[[str], bool]
-    """Whether a name in `data.train_files` is such an address."""
     load: Callable[[Sequence[str], str, TaskSplit], list[Task]]
     """The tasks of one split from addresses that follow one another; also takes the key, for errors."""
-    split_of: Callable[[str], str | None]
+    split_of: Callable[[str], str | None] = lambda name: None
     """The split that an address sets itself; `all` if training and validation have the same tasks."""
 
 
-def _from_environments(names: Sequence[str], key: str, split: TaskSplit) -> list[Task]:
-    return [task for name in names for task in environment_tasks(name, key, split)]
+_OWN = {"reasoning-gym": Source(gym_tasks, lambda name: parse_addresses(name, "data.train_files")[0].split)}
 
 
-SOURCES = (
-    Source(
-        "reasoning-gym://",
-        is_gym_address,
-        gym_tasks,
-        lambda name: parse_addresses(name, "data.train_files")[0].split,
-    ),
-    Source(
-        "verifiers://",
-        is_verifiers_address,
-        verifiers_tasks,
-        lambda name: parse_address(name, "data.train_files").split,
-    ),
-    Source(
-        "gymnasium://, openenv://, pettingzoo://, textarena://",
-        is_environment_address,
-        _from_environments,
-        lambda name: None,
-    ),
-)
+def schemes() -> list[str]:
+    """The schemes of all sources."""
+    return sorted({*_OWN, *installed(ENTRY_POINTS)})
 
 
-def source_of(name: str) -> Source | None:
-    """The source of an address; None for other names."""
-    return next((source for source in SOURCES if source.matches(name)), None)
+def source_of(name: str, key: str = "data.train_files") -> Source | None:
+    """The source of an address; None for other names. Raises DataError for an address of an unknown scheme."""
+    match = _ADDRESS.fullmatch(name)
+    if match is None:
+        return None
+    if match[1] in _OWN:
+        return _OWN[match[1]]
+    if (point := installed(ENTRY_POINTS).get(match[1])) is None:
+        known = schemes()
+        raise DataError(f"{key}: {name[:200]}: expected {', '.join(known)} before ://{did_you_mean(match[1], known)}")
+    source: Source = load(point, Source)
+    return source

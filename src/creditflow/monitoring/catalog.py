@@ -10,11 +10,14 @@ import csv
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 
+from creditflow._utils.plugins import installed, load
 from creditflow.errors import ConfigError, did_you_mean
 
+ENTRY_POINTS = "creditflow.metrics"
+"""The entry point group of lists of `Metric`."""
 PER_UPDATE = ("actor/", "critic/", "training/", "rollout_corr/")
 """Prefixes of the metrics that carry a policy's name if several are trained."""
 
@@ -30,12 +33,12 @@ class Metric:
     meaning: str
 
 
-def _read() -> list[Metric]:
+@cache
+def all_metrics() -> list[Metric]:
+    """The metrics of the engines, then those of plug-ins: entry points of group `creditflow.metrics`, lists of them."""
     table = resources.files("creditflow.monitoring") / "catalog.csv"
-    return [Metric(*row) for row in csv.reader(table.read_text(encoding="utf-8").splitlines()[1:])]
-
-
-METRICS = _read()
+    own = [Metric(*row) for row in csv.reader(table.read_text(encoding="utf-8").splitlines()[1:])]
+    return own + [metric for point in installed(ENTRY_POINTS).values() for metric in load(point, list)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def described(name: str, names: Names) -> Metric | None:
     if (policy == "*" or policy in names.policies) and rest.startswith(PER_UPDATE):
         name = rest
     # Without an engine, entries of both engines are candidates.
-    here = [entry for entry in METRICS if not names.engine or entry.engine in ("", names.engine)]
+    here = [entry for entry in all_metrics() if not names.engine or entry.engine in ("", names.engine)]
     return next((entry for entry in here if _fits(entry.name, name, names)), None)
 
 
@@ -93,7 +96,7 @@ def _part_fits(names: Names, part: str, word: str) -> bool:
 
 def _spelled_out(names: Names) -> list[str]:
     """Every metric name of the catalog, and the same with the recipe's names filled in."""
-    spelled = [entry.name for entry in METRICS]
+    spelled = [entry.name for entry in all_metrics()]
     for name in list(spelled):
         if (placeholder := re.search(r"<(\w+)>", name)) is not None:
             spelled += [name.replace(placeholder[0], word, 1) for word in names.expand(placeholder[1]) or ()]
@@ -115,6 +118,6 @@ def as_markdown() -> str:
     rows = ["| metric | unit | meaning |", "| --- | --- | --- |"]
     rows += [
         f"| `{entry.name}` | {entry.unit} | {entry.meaning}{f' ({entry.engine} only)' if entry.engine else ''} |"
-        for entry in METRICS
+        for entry in all_metrics()
     ]
     return "\n".join(rows) + "\n"

@@ -21,8 +21,9 @@ from creditflow import Task
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.warm_up import warm_up
 from creditflow.engines.models.tiny import made_once, save_tiny_llama
-from creditflow.rollout import GenerationRequest, environments
-from creditflow.rollout.environments import View
+from creditflow.plugins import environments
+from creditflow.plugins.environments import View
+from creditflow.rollout import GenerationRequest
 
 CELLS = 9
 FREE, MINE, THEIRS = "free", "mine", "theirs"

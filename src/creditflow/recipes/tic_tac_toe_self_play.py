@@ -10,8 +10,8 @@ from typing import Any
 from pettingzoo.classic import tictactoe_v3
 
 from creditflow import Task
-from creditflow.rollout import environments
-from creditflow.rollout.environments import View
+from creditflow.plugins import environments
+from creditflow.plugins.environments import View
 
 
 def make_game(task: Task) -> Any:

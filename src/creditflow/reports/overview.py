@@ -19,6 +19,7 @@ from creditflow.errors import DataError
 from creditflow.monitoring.catalog import Metric, Names, described
 from creditflow.monitoring.notices import failure_summary, idle_gate_summary, rollout_summary
 from creditflow.reports.index import PER_E, Index
+from creditflow.reports.plugin_tables import plugin_tables
 from creditflow.runs import Ledger
 
 POINTS = 400
@@ -37,7 +38,7 @@ def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
         "notices": notices(ledger),
         "agents": of_agents(index),
         "series": series(index),
-        "ratings": ratings(ledger),
+        "tables": plugin_tables(ledger),
         "heat": heat(index),
         "advantages": advantages(index),
         "hardest": hardest(index),
@@ -157,7 +158,7 @@ def curves(ledger: Ledger) -> dict[str, Any]:
     names = Names(
         agents=_matches(points, "credit/mean/(.+)"),
         functions=_matches(points, "timing/reward_s/(.+)"),
-        policies=(*_matches(points, "([^/]+)/actor/[^/]+"), *_matches(points, "pool/([^/]+)/size")),
+        policies=(*_matches(points, "([^/]+)/actor/[^/]+"), *_policies(ledger)),
         rules=_matches(points, "guard/on/(.+)"),
     )
     metrics = {name: described(name, names) or Metric(name, "", "", "") for name in points}
@@ -167,22 +168,10 @@ def curves(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def ratings(ledger: Ledger) -> list[dict[str, Any]]:
-    """One row for each pool of earlier versions: `{policy, learner, snapshots: [[version, rating], ...]}`.
-
-    The ratings are those of the last training step with games.
-    """
-    rows: dict[str, dict[str, Any]] = {}
-    for metrics in ledger.metrics():
-        for name in _matches(metrics, "pool/([^/]+)/rating"):
-            prefix = f"pool/{name}/rating/"
-            own = {int(key.removeprefix(prefix)): value for key, value in metrics.items() if key.startswith(prefix)}
-            rows[name] = {
-                "policy": name,
-                "learner": metrics[f"pool/{name}/rating"],
-                "snapshots": [[version, own[version]] for version in sorted(own)],
-            }
-    return list(rows.values())
+def _policies(ledger: Ledger) -> Iterable[str]:
+    """The policies of the run's recipe."""
+    config = ledger.run.get("config")
+    return config.get("policies") or () if isinstance(config, dict) else ()
 
 
 def _matches(metrics: Iterable[str], pattern: str) -> tuple[str, ...]:

@@ -63,11 +63,11 @@ def backends() -> dict[str, SandboxBackend]:
     """
     known = {module.BACKEND.name: module.BACKEND for module in modules_in("creditflow.sandbox.backends")}
     for point in installed(ENTRY_POINTS).values():
-        backend, key = load(point), f"entry point {point.name!r} of {ENTRY_POINTS}"
-        if not isinstance(backend, SandboxBackend):
-            raise ConfigError(f"{key}: expected a SandboxBackend, got {type(backend).__name__}")
+        backend = load(point, SandboxBackend)
         if backend.name in known or backend.name == "auto":
-            raise ConfigError(f"{key}: expected a new name, got {backend.name!r}, which is taken")
+            raise ConfigError(
+                f"entry point {point.name!r} of {ENTRY_POINTS}: expected a new name, got {backend.name!r}, which is taken"
+            )
         known[backend.name] = backend
     return known
 

@@ -9,7 +9,7 @@ import pytest
 
 from creditflow.engines.models.tiny import tiny_byte_model
 from tests.engines.verl.runs import run
-from tests.integrations.test_coming_from import write_page
+from tests.test_coming_from import write_page
 
 verl_cpu = pytest.importorskip("verl_cpu", reason="it is not installed: uv pip install -e tests/verl_cpu --no-deps")
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from creditflow._utils.loading import load_object
-from creditflow.config import Config, EndpointConfig, PolicyConfig, Recipe
+from creditflow.config import Config, EndpointConfig, PolicyConfig, Recipe, workflow_source
 from creditflow.data import Step, Task, Trajectory
 from creditflow.data.datasets import load_tasks, validation_files
-from creditflow.data.verifiers_tasks import is_verifiers_address
 from creditflow.engines.common.curriculum import build_curriculum
 from creditflow.errors import ConfigError, RewardError
 from creditflow.rewards import RewardFunction, RewardManager, load_reward_functions
@@ -22,7 +21,6 @@ from creditflow.rollout import AgentSpec, FrozenModel, Workflow
 from creditflow.rollout.endpoint import Endpoint, expect_packages, expect_set
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.toolbox import load_tools
-from creditflow.rollout.verifiers.workflow import verifiers_workflow
 
 _BACKOFF = 0.5
 """Seconds; see `rollout.endpoint.Endpoint.backoff`."""
@@ -111,9 +109,9 @@ def build_components(recipe: Recipe, *, training: bool = True, tasks: bool = Tru
 
 
 def _workflow(reference: str, folder: Path) -> Workflow:
-    """The workflow that a recipe names: a function, or an environment of verifiers by its address."""
-    if is_verifiers_address(reference):
-        return verifiers_workflow(reference, "team.workflow")
+    """The workflow that a recipe names: a function, or that of a plug-in by its address."""
+    if (source := workflow_source(reference)) is not None:
+        return source.load(reference, "team.workflow")
     workflow: Workflow = load_object(reference, folder, "team.workflow")
     plain = inspect.isfunction(workflow) and "team" in inspect.signature(workflow).parameters
     if not (plain or inspect.iscoroutinefunction(workflow)):

@@ -69,7 +69,7 @@ def _fill(folder: Path, step: int, policy_set: PolicySet, state: Mapping[str, An
     for name, critic in policy_set.critics.items():
         critic.model.save_pretrained(own / f"critic-{name}", safe_serialization=True)
         critic.learner.save(own / f"critic-{name}.safetensors")
-    pools = {pool.name: pool.save_snapshots(own) for pool in policy_set.pools}
+    hooks = {name: hook.save(own) for name, hook in policy_set.hooks.items()}
     versions = {name: actor.policy.version for name, actor in policy_set.actors.items()}
     sums = {str(file.relative_to(folder)): _sum(file) for file in sorted(folder.rglob("*")) if file.is_file()}
     manifest = {
@@ -77,7 +77,7 @@ def _fill(folder: Path, step: int, policy_set: PolicySet, state: Mapping[str, An
         "versions": versions,
         "narrowed": policy_set.narrowed,
         "state": state,
-        **({"pools": pools} if pools else {}),
+        **({"hooks": hooks} if hooks else {}),
         "sha256": sums,
     }
     (own / _MANIFEST).write_text(json.dumps(manifest | {"own_sha256": _sum_of(manifest)}, indent=2) + "\n")
@@ -98,7 +98,7 @@ def load(run: Path, step: int, policy_set: PolicySet) -> dict[str, Any]:
         there, here = ", ".join(manifest["versions"]), ", ".join(policy_set.actors)
         raise ConfigError(f"policies: {folder} holds {there}, and the recipe trains {here}")
     own = folder / _STATE
-    _expect_parts(policy_set, manifest, folder)
+    _expect_parts(policy_set, folder)
     if manifest["narrowed"] != policy_set.narrowed:
         (policy_set.narrow if manifest["narrowed"] else policy_set.widen)()
     try:
@@ -115,22 +115,19 @@ def load(run: Path, step: int, policy_set: PolicySet) -> dict[str, Any]:
         for name, critic in policy_set.critics.items():
             _load_weights(critic.model, own / f"critic-{name}")
             critic.learner.load(own / f"critic-{name}.safetensors")
-        for pool in policy_set.pools:
-            pool.load_snapshots(own, manifest["pools"][pool.name])
+        for name, hook in policy_set.hooks.items():
+            hook.load(own, manifest.get("hooks", {}).get(name))
     except (OSError, SafetensorError, RuntimeError, ModelError) as error:
         raise ConfigError(f"{folder}: is not of this recipe's models: {first_line(error)}") from error
     state: dict[str, Any] = manifest["state"]
     return state
 
 
-def _expect_parts(policy_set: PolicySet, manifest: Mapping[str, Any], folder: Path) -> None:
-    """Raise ConfigError if a checkpoint lacks a critic or a pool of the recipe."""
+def _expect_parts(policy_set: PolicySet, folder: Path) -> None:
+    """Raise ConfigError if a checkpoint lacks a critic of the recipe."""
     for name in policy_set.critics:
         if not (folder / _STATE / f"critic-{name}").is_dir():
             raise ConfigError(f"algorithm.adv_estimator: {folder}: has no critic of {name}")
-    for pool in policy_set.pools:
-        if pool.name not in manifest.get("pools", {}):
-            raise ConfigError(f"policies.{pool.name}.pool: {folder}: has no snapshots of it")
 
 
 def _load_weights(model: Any, folder: Path) -> None:

@@ -34,8 +34,8 @@ from creditflow.engines.local import memory, planning
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.correction import RolloutCorrection
 from creditflow.engines.local.critic import Critic
+from creditflow.engines.local.hooks import EngineHook, load_hooks
 from creditflow.engines.local.lora import Adapter, expect_fits
-from creditflow.engines.local.opponents import OpponentPool
 from creditflow.engines.local.planning import MemoryPlan
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.products import cast_bytes
@@ -86,8 +86,17 @@ def _expect_one_vocabulary(policies: Mapping[str, Policy]) -> None:
             )
 
 
+def _load_policies_and_hooks(recipe: Recipe) -> tuple[dict[str, Policy], dict[str, EngineHook]]:
+    """Load the recipe's policies without an endpoint, on its device, and the hooks that provide some of them."""
+    policies = load_policies(recipe)
+    hooks = load_hooks(recipe, policies)
+    for hook in hooks.values():
+        policies |= hook.policies
+    return {name: policies[name] for name in policies_in_use(recipe.config) if name in policies}, hooks
+
+
 def load_policies(recipe: Recipe) -> dict[str, Policy]:
-    """Load the recipe's policies without an endpoint, on its device.
+    """Load the recipe's policies that are models, on its device.
 
     Policies with adapters share a base model with others of the same path, and so do frozen policies.
     """
@@ -100,10 +109,8 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
         _expect_lengths(config.data, policy.limit, model_of(config, name)[1])
         return policy
 
-    behind = {name for name, policy in config.policies.items() if policy.endpoint is not None}
-    pools = {name: policy.pool for name, policy in config.policies.items() if policy.pool is not None}
-    in_use = [name for name in policies_in_use(config) if name not in behind]
-    names = [name for name in in_use if name not in pools]
+    others = {name for name, policy in config.policies.items() if policy.endpoint is not None or policy.source}
+    names = [name for name in policies_in_use(config) if name not in others]
     policies, bases, adapted = dict[str, Policy](), dict[Path, Policy](), dict[Path, Policy]()
     for place, name in enumerate(sorted(names, key=lambda name: name not in trained)):  # frozen ones last
         folder, rank = model_folder(recipe, name), lora_rank_of(config, name)
@@ -123,8 +130,7 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
     policies = {name: policies[name] for name in names}
     if config.actor_rollout_ref.rollout.name == "vllm":
         attach_samplers(policies, config)
-    policies |= {name: OpponentPool(name, policies[pool.of], pool) for name, pool in pools.items()}
-    return {name: policies[name] for name in in_use}
+    return policies
 
 
 def _load_critics(recipe: Recipe, policies: Mapping[str, Policy], updates: int) -> dict[str, Critic]:
@@ -159,6 +165,8 @@ class PolicySet:
     seed: int = 0
     correction: RolloutCorrection | None = None
     """Corrects updates for a sampler whose log-probs differ from the actors'."""
+    hooks: dict[str, EngineHook] = field(default_factory=dict)
+    """The hooks of plug-ins, by name."""
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, steps: int, *, keep_reference: bool) -> PolicySet:
@@ -167,7 +175,7 @@ class PolicySet:
         `keep_reference`: whether to keep reference policies even without a KL loss. Raises ConfigError and ModelError,
         before anything is written.
         """
-        config, policies = recipe.config, load_policies(recipe)
+        config, (policies, hooks) = recipe.config, _load_policies_and_hooks(recipe)
         section = config.actor_rollout_ref.actor
         mini_batches = math.ceil(config.data.train_batch_size / section.ppo_mini_batch_size)
         learning = steps - min(steps, config.trainer.critic_warmup)
@@ -189,7 +197,7 @@ class PolicySet:
             for critic in critics.values():
                 critic.recompute()
         correction = RolloutCorrection.from_config(config)
-        policy_set = cls(policies, actors, critics, config.guard.fallback, config.data.seed, correction)
+        policy_set = cls(policies, actors, critics, config.guard.fallback, config.data.seed, correction, hooks)
         policy_set.set_sizes(policy_set.derived_sizes(config))
         if config.guard.fallback.trainable == "lora":
             if not policy_set._whole_actors():
@@ -203,7 +211,8 @@ class PolicySet:
     @classmethod
     def for_rollouts(cls, recipe: Recipe) -> PolicySet:
         """Load only the policies, without actors and critics."""
-        return cls(load_policies(recipe), {}, {})
+        policies, hooks = _load_policies_and_hooks(recipe)
+        return cls(policies, {}, {}, hooks=hooks)
 
     def derived_sizes(self, config: Config) -> dict[str, int]:
         """The micro-batch size in tokens of each key that the recipe leaves open.
@@ -243,7 +252,7 @@ class PolicySet:
         models = [policy.model for policy in {**self.policies, **self.references}.values()]
         models += [critic.model for critic in self.critics.values()]
         models += [actor.reference.model for actor in self.actors.values() if actor.reference is not None]
-        models += [pool.model for pool in self.pools for _ in range(pool.config.size - 1)]
+        models += [model for hook in self.hooks.values() for model in hook.reserved_models()]
         learners = [actor.learner for actor in self.actors.values()]
         learners += [critic.learner for critic in self.critics.values()]
         forwards = {
@@ -286,20 +295,16 @@ class PolicySet:
         """The device of all local models."""
         return next(iter(self.policies.values())).device
 
-    @property
-    def pools(self) -> list[OpponentPool]:
-        """The pools of earlier versions."""
-        return [policy for policy in self.policies.values() if isinstance(policy, OpponentPool)]
+    def after_batch(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Show the hooks the trajectories of a training step; returns their metrics."""
+        return {
+            key: value for hook in self.hooks.values() for key, value in hook.after_batch(step, trajectories).items()
+        }
 
-    def record_games(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Count the games against the pools; returns metrics."""
-        return {key: value for pool in self.pools for key, value in pool.record(trajectories).items()}
-
-    def add_snapshots(self, step: int) -> None:
-        """Take the snapshots that are due after training step `step`."""
-        for pool in self.pools:
-            if step % pool.config.every == 0:
-                pool.add(self.policies[pool.config.of])
+    def after_update(self, step: int) -> None:
+        """Show the hooks the policies after a training step."""
+        for hook in self.hooks.values():
+            hook.after_update(step, self.policies)
 
     @property
     def references(self) -> dict[str, Policy]:

@@ -235,10 +235,10 @@ def _trained(
     threshold = run.guard.threshold(run.threshold)
     terms = [name for name, on in (("KL", section.use_kl_loss), ("entropy", section.entropy_coeff)) if on]
     run.warn(tied_events(assignment, terms, step, run.folder.events()))
+    observed = policy_set.after_batch(step, gathered.trajectories)
     with timing("update"):
         update = _update(run, step, assignment, values_T)
-    rated = policy_set.record_games(gathered.trajectories)
-    policy_set.add_snapshots(step)
+    policy_set.after_update(step)
     with timing("ledger"):
         run.folder.write_steps(step, batch, assignment)
     with timing("metrics"):
@@ -247,7 +247,7 @@ def _trained(
             **run.components.endpoint_metrics(),
             **step_metrics(batch, gathered.report, assignment, threshold),
             **update,
-            **rated,
+            **observed,
             **policy_set.peaks(),
         }
     return metrics | timing.metrics()

@@ -718,8 +718,10 @@ def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -
             "trains it by LoRA), serve the others frozen (policies.<name>.endpoint), or train with --engine local"
         )
     for name, policy in recipe.policies.items():
-        if policy.pool is not None:
-            raise ConfigError(f"policies.{name}.pool: verl keeps no earlier versions of a policy; use --engine local")
+        if policy.source is not None:
+            raise ConfigError(
+                f"policies.{name}.{policy.source[0]}: a plug-in provides the policy, which needs --engine local"
+            )
         if name not in trained and policy.endpoint is None:
             raise ConfigError(
                 f"policies.{name}.trainable: false, but verl holds the models that it trains and no others; serve this "

@@ -194,7 +194,7 @@
       const series = Object.entries(told.series).filter(([, of]) => of[key].length).map(([agent, of]) => ({ name: agent, points: of[key] }));
       if (series.length) lines(into($("agent-charts"), key), name, unit, series, told.events);
     }
-    ratings();
+    tables();
     heat();
     const { edges, agents: counts } = told.advantages;
     const middle = edges.slice(1).map((edge, i) => Number(((edge + edges[i]) / 2).toPrecision(3)));
@@ -205,12 +205,9 @@
       series: Object.entries(counts).map(([agent, of]) => ({ type: "bar", stack: "all", name: agent, data: of })),
     }, `Distribution of advantages by agent, from ${number(edges[0])} to ${number(edges.at(-1))}`);
   }
-  function ratings() {
-    $("ratings").hidden = !told.ratings.length;
-    if (!told.ratings.length) return;
-    const rows = told.ratings.flatMap((pool) => [[`${pool.policy}: the learner now`, number(pool.learner, 0)], ...pool.snapshots.map(([version, rating]) => [`${pool.policy}: version ${version}`, number(rating, 0)])]);
-    $("ratings").replaceChildren(title("Ratings in self-play"), table([["player", ""], ["rating [Elo]", "n"]], rows));
-    lines(into($("agent-charts"), "rating"), "rating of the learner", "Elo", told.ratings.map((pool) => ({ name: pool.policy, points: told.curves[`pool/${pool.policy}/rating`].points })), told.events);
+  function tables() {
+    $("more-tables").replaceChildren(...told.tables.flatMap((of) => [title(of.title), scroll(table(of.columns, of.rows), `Table: ${of.title}`)]));
+    for (const of of told.tables) if (of.chart) lines(into($("agent-charts"), of.title), of.chart, of.unit, Object.entries(of.curves).map(([name, metric]) => ({ name, points: told.curves[metric].points })), told.events);
   }
   function heat() {
     const key = $("heat-of").value, of = told.heat.filter((cell) => cell[key] !== null);

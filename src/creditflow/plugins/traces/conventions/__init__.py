@@ -21,9 +21,9 @@ def conventions() -> tuple[Convention, ...]:
     """
     by_name = {convention.name: convention for convention in (*opentelemetry.CONVENTIONS, *products.CONVENTIONS)}
     for point in installed(GROUP).values():
-        source, convention = f"entry point {point.name!r} of {GROUP}", load(point)
-        if not isinstance(convention, Convention):
-            raise ConfigError(f"{source}: expected a Convention, got {type(convention).__name__}")
+        convention = load(point, Convention)
         if by_name.setdefault(convention.name, convention) is not convention:
-            raise ConfigError(f"{source}: a convention named {convention.name!r} exists already")
+            raise ConfigError(
+                f"entry point {point.name!r} of {GROUP}: a convention named {convention.name!r} exists already"
+            )
     return tuple(sorted(by_name.values(), key=lambda convention: (convention.precedence, convention.name)))

@@ -1,0 +1,73 @@
+"""What plug-ins add to a recipe: sections of options, and workflows by address.
+
+An entry point of group `creditflow.config` names a subclass of `creditflow.plugins.PluginSection`. Its name is the
+section's key: `NAME`, or `policies.NAME` for a key of every policy. These are loaded with `creditflow.config`, so their
+modules must not import it. An entry point of group `creditflow.workflows` names a `WorkflowSource`; its name is the
+scheme of addresses.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import Field, create_model
+
+from creditflow._utils.plugins import installed, load
+from creditflow._utils.sections import PluginSection, PolicySource, Section
+from creditflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from creditflow.rollout import Workflow
+
+SECTIONS, WORKFLOWS = "creditflow.config", "creditflow.workflows"
+"""Entry point groups."""
+S = TypeVar("S", bound=Section)
+
+
+def extensible(parent: str) -> Callable[[type[S]], type[S]]:
+    """Add the sections of plug-ins under `parent` to a section's class; empty for the recipe itself.
+
+    Raises ConfigError for an entry point that cannot be loaded, names no PluginSection, or takes the name of a key.
+    """
+
+    def extend(section: type[S]) -> type[S]:
+        fields: dict[str, Any] = {}
+        for name, point in installed(SECTIONS).items():
+            above, _, key = name.rpartition(".")
+            if above != parent:
+                continue
+            kind = load(point, type)
+            if not issubclass(kind, PolicySource if parent == "policies" else PluginSection):
+                raise ConfigError(f"entry point {name!r} of {SECTIONS}: expected a PluginSection, got {kind.__name__}")
+            if key in section.model_fields:
+                raise ConfigError(f"entry point {name!r} of {SECTIONS}: expected a new key, got {key!r}")
+            fields[key] = (
+                kind | None,
+                Field(default=None, description=(inspect.getdoc(kind) or "").partition("\n")[0]),
+            )
+        if not fields:
+            return section
+        names = {"__base__": section, "__module__": section.__module__, "__doc__": section.__doc__}
+        extended: type[S] = create_model(section.__name__, **names, **fields)
+        return extended
+
+    return extend
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowSource:
+    """One scheme of `team.workflow: scheme://name?option=value`."""
+
+    load: Callable[[str, str], Workflow]
+    """The workflow of an address and the key that holds it."""
+    fill: Callable[[Any], None]
+    """Fills the parts of a `Config` that the recipe leaves open, such as the agents."""
+
+
+def workflow_source(reference: str) -> WorkflowSource | None:
+    """The source of a workflow's address; None for a reference to a function."""
+    point = installed(WORKFLOWS).get(reference.partition("://")[0])
+    return None if point is None or "://" not in reference else load(point, WorkflowSource)

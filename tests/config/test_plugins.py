@@ -1,0 +1,157 @@
+"""Sections of options, sources of tasks, workflows, hooks and tables that other distributions add."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from creditflow.runs import Ledger
+from tests.distributions import creditflow, install, succeeded
+from tests.paths import TOY
+
+ENTRY_POINTS = """
+[creditflow.config]
+mail = acme_options:MailConfig
+[creditflow.engine_hooks]
+mail = acme_hook:make
+[creditflow.metrics]
+mail = acme_hook:METRICS
+[creditflow.report_tables]
+mail = acme_hook:table
+[creditflow.task_sources]
+acme = acme_hook:SOURCE
+[creditflow.workflows]
+acme = acme_hook:WORKFLOW
+"""
+OPTIONS = '''
+from creditflow.errors import ConfigError
+from creditflow.plugins import PluginSection
+
+class MailConfig(PluginSection):
+    """Messages about a run."""
+
+    every: int = 10
+    """Training steps between messages."""
+
+    def expect_valid(self, config, key):
+        if self.every > config.trainer.total_training_steps:
+            raise ConfigError(f"{key}.every: expected at most the steps of the run, got {self.every}")
+'''
+HOOK = """
+from creditflow import Task
+from creditflow.config import WorkflowSource
+from creditflow.config.team import AgentConfig
+from creditflow.data.sources import Source
+from creditflow.engines.local.hooks import EngineHook
+from creditflow.monitoring.catalog import Metric
+from creditflow.reports.plugin_tables import PluginTable
+
+class Mail(EngineHook):
+    def __init__(self, every):
+        self.every, self.sent = every, 0
+
+    def after_batch(self, step, trajectories):
+        self.sent += step % self.every == 0
+        return {"mail/sent": float(self.sent)}
+
+    def save(self, folder):
+        return self.sent
+
+    def load(self, folder, state):
+        self.sent = state
+
+def make(recipe, policies):
+    return Mail(recipe.config.mail.every) if recipe.config.mail else None
+
+def table(metrics):
+    return PluginTable("Mail", [("step", "n")], [["7"]], "mail", "letters", {"sent": "mail/sent"})
+
+def tasks(names, key, split):
+    return [Task("acme", ({"role": "user", "content": str(i)},), i, {}) for i in range(4)]
+
+async def solve(task, team):
+    return await team.solver(task.text)
+
+def fill(config):
+    config.team.agents = config.team.agents or {"solver": AgentConfig()}
+
+METRICS = [Metric("mail/sent", "letters", "local", "messages so far")]
+SOURCE = Source(tasks)
+WORKFLOW = WorkflowSource(lambda reference, key: solve, fill)
+"""
+SMALL = ("trainer.total_training_steps=2", "trainer.val_before_train=false", "data.val_max_samples=2")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    install(tmp_path, ENTRY_POINTS, acme_options=OPTIONS, acme_hook=HOOK)
+    return tmp_path
+
+
+def test_hook_keeps_its_state_and_reports(site: Path) -> None:
+    run = site / "run"
+    train = ("train", TOY, *SMALL, "mail.every=1", f"trainer.default_local_dir={run}", "trainer.save_freq=1")
+    succeeded(site, *train)
+    succeeded(site, *train, "trainer.total_training_steps=3")
+    sent = [row["mail/sent"] for row in Ledger.open(run).metrics() if "mail/sent" in row]
+    assert sent == [1.0, 2.0, 3.0]
+    succeeded(site, "report", run)
+    page = (run / "report.html").read_text()
+    assert '"title":"Mail"' in page.replace('": "', '":"')
+    assert "messages so far" in page
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("mial.every=1", "unknown key 'mial' (did you mean 'mail'?)"),
+        ("mail.evry=1", "unknown key 'mail.evry' (did you mean 'mail.every'?)"),
+        ("mail.every=often", "mail.every: expected a whole number, got 'often'"),
+        ("mail.every=9", "mail.every: expected at most the steps of the run, got 9"),
+        ("data.train_files=acmee://a", "expected acme, gymnasium, "),
+    ],
+)
+def test_wrong_option_of_a_plugin_is_refused(site: Path, option: str, message: str) -> None:
+    result = creditflow(site, "check", TOY, *SMALL, option)
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+def test_address_of_a_plugin_makes_tasks_and_workflow(site: Path) -> None:
+    recipe = site / "recipe.yaml"
+    recipe.write_text(
+        "team: {workflow: 'acme://any'}\ndata: {train_files: 'acme://any', train_batch_size: 2}\n"
+        "actor_rollout_ref: {model: {path: tiny}}\nreward: {functions: [exact]}\n"
+    )
+    shown = succeeded(site, "check", recipe)
+    assert "solver" in shown
+
+
+def test_schema_holds_the_sections_of_plugins(site: Path) -> None:
+    schema = json.loads(succeeded(site, "schema"))
+    assert schema["properties"]["mail"]["description"] == "Messages about a run."
+    assert schema["$defs"]["MailConfig"]["properties"]["every"]["description"] == "Training steps between messages."
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("acme_options:Missing", "entry point 'mail' of creditflow.config: acme_options:Missing cannot be loaded"),
+        (
+            "acme_options:ConfigError",
+            "entry point 'mail' of creditflow.config: expected a PluginSection, got ConfigError",
+        ),
+    ],
+)
+def test_unusable_section_is_named(tmp_path: Path, target: str, message: str) -> None:
+    install(tmp_path, f"[creditflow.config]\nmail = {target}\n", acme_options=OPTIONS)
+    result = creditflow(tmp_path, "check", TOY)
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+def test_moved_module_is_named_with_its_new_path(tmp_path: Path) -> None:
+    workflow = "team.workflow=creditflow.rollout.environments:run_address"
+    result = creditflow(tmp_path, "check", TOY, workflow)
+    assert result.returncode == 2
+    assert "removed in 0.1: use `creditflow.plugins.environments`" in result.stderr

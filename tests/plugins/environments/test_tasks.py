@@ -1,0 +1,65 @@
+"""Tasks of environments by their addresses."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow._utils.plugins import installed, load
+from creditflow.data.datasets import load_tasks, validation_words
+from creditflow.data.sources import ENTRY_POINTS
+from creditflow.errors import DataError
+from creditflow.plugins.environments import ENVIRONMENTS
+from creditflow.plugins.environments.tasks import SOURCE, environment_tasks, parse_environment_address
+
+KEY = "data.train_files"
+
+
+def test_every_scheme_has_an_adapter():
+    points = installed(ENTRY_POINTS)
+    assert ENVIRONMENTS.names() == tuple(sorted(name for name in points if load(points[name]) is SOURCE))
+
+
+def test_address_separates_own_options_from_the_environments():
+    text = "textarena://Nim-v0?players=2&size=3&illegal=random&max_turns=7&name=a b&piles=[3,4]"
+    address = parse_environment_address(text, KEY)
+    assert (address.scheme, address.name, address.size, address.seed) == ("textarena", "Nim-v0", 3, 0)
+    assert (address.illegal, address.max_turns) == ("random", 7)
+    assert address.options == {"players": 2, "name": "a b", "piles": [3, 4]}
+
+
+@given(seed=st.integers(0, 100), size=st.integers(1, 20), other=st.integers(0, 100))
+def test_training_and_validation_share_no_seed(seed, size, other):
+    train = environment_tasks(f"gymnasium://A-v1?seed={seed}&size={size}", KEY, "train")
+    val = environment_tasks(f"gymnasium://A-v1?seed={other}&size={size}", KEY, "val")
+    seeds = [{task.extra_info["seed"] for task in tasks} for tasks in (train, val)]
+    assert [len(of_split) for of_split in seeds] == [size, size]
+    assert not seeds[0] & seeds[1]
+
+
+def test_addresses_are_loaded_among_other_files(tmp_path):
+    names = ["gymnasium://A-v1?size=2", "openenv://127.0.0.1:8000/env?size=1"]
+    tasks = load_tasks(names, tmp_path, {}, "train")
+    assert [task.data_source for task in tasks] == ["gymnasium/A-v1"] * 2 + ["openenv/127.0.0.1:8000/env"]
+    assert validation_words(names[0], None, 2) == (
+        "2 tasks of the validation split of data.train_files (data.val_files is not set)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gymnasum://A-v1", r"expected gymnasium, openenv, .* before ://.*did you mean 'gymnasium'"),
+        ("s3://bucket/file", "before ://"),
+        ("gymnasium://", "expected the name of an environment after gymnasium://, got ''"),
+        ("gymnasium://A;B", "expected the name of an environment"),
+        ("gymnasium://A?size", "expected options as name=value"),
+        ("gymnasium://A?size=1&size=2", "expected each option once, got 'size' twice"),
+        ("gymnasium://A?size=0", "size: expected a whole number of 1 or more, got '0'"),
+        ("gymnasium://A?size=999999999", "size: expected at most 10,000,000, got 999999999"),
+        ("gymnasium://A?max_turns=-1", "max_turns: expected a whole number"),
+        ("gymnasium://A?illegal=randm", r"illegal: expected error or random, got 'randm'.*did you mean 'random'"),
+    ],
+)
+def test_invalid_address_is_refused(text, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        load_tasks(text, tmp_path, {}, "train")

@@ -1,0 +1,256 @@
+"""The pages for users of other trainers: both programs of a page have the same inputs, rewards and advantages."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from creditflow._utils.progress import Reporter
+from creditflow.config import Config, leaves, load_recipe
+from creditflow.credit import assign
+from creditflow.data import TrajectoryBatch, read_parquet
+from creditflow.data.datasets import load_tasks
+from creditflow.engines.base import find_engine
+from creditflow.engines.common.components import load_functions
+from tests.builders import make_trajectory, step
+from tests.paths import DOCS
+from tests.plugins.trl.test_trl import run
+from tests.test_docs_code import BLOCK
+
+PAGES = DOCS / "coming_from"
+CODE = re.compile(r"`([^`]+)`")
+KEY = re.compile(r"\.?[a-z_]+(\.[a-z_<>]+)+|\.[a-z_]+")
+
+
+def write_page(name: str, folder: Path) -> Path:
+    """Write the named blocks of a page as files."""
+    for file, _, text in BLOCK.findall((PAGES / f"from_{name}.md").read_text()):
+        if file:
+            (folder / file).write_text(text)
+    return folder
+
+
+def recipe_of(name: str, folder: Path, *overrides: str):
+    return load_recipe(write_page(name, folder) / "recipe.yaml", overrides)
+
+
+def train(folder: Path, *overrides: str) -> TrajectoryBatch:
+    """Train the recipe in `folder`; returns the first training step."""
+    options = [f"trainer.default_local_dir={folder / 'run'}", "actor_rollout_ref.model.path=tiny", *overrides]
+    find_engine("local").train(load_recipe(folder / "recipe.yaml", options), (), Reporter())
+    return read_parquet(folder / "run" / "steps" / "000001.parquet")
+
+
+def options_of(name: str) -> list[list[list[str]]]:
+    """The tables of a page's options: the rows of each, without its head."""
+    section = (PAGES / f"from_{name}.md").read_text().split("\n## Options\n")[1].split("\n## ")[0]
+    tables = [part.splitlines() for part in section.split("\n\n") if part.lstrip().startswith("| ")]
+    return [[row.strip("|").split(" | ") for row in table[2:]] for table in tables]
+
+
+def named(name: str, column: int) -> set[str]:
+    """The names in code type in a column of the tables of a page's options."""
+    return {found for table in options_of(name) for row in table for found in CODE.findall(row[column])}
+
+
+# TRL
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_page("trl", tmp_path_factory.mktemp("from_trl"))
+
+
+@pytest.fixture(scope="module")
+def trl(folder):
+    return json.loads(run(folder, Path(__file__).with_name("coming_from_worker.py"), folder).splitlines()[-1])
+
+
+def test_trl_and_recipe_have_equal_prompts(trl, folder) -> None:
+    batch = train(folder)
+    ours = {tuple(ids.tolist()) for ids in np.split(batch.prompt_ids, batch.prompt_offsets[1:-1])}
+    assert ours == {tuple(ids) for ids in trl["printed"]["prompts"]}
+    assert len(ours) == 4
+    assert batch.n_steps == trl["printed"]["completions"] == 32
+
+
+def test_trl_and_recipe_have_equal_rewards(trl) -> None:
+    for theirs, ours in trl["printed"]["rewards"]:
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-7)  # TRL's are float32
+        assert len(set(theirs)) > 2
+
+
+def test_trl_and_recipe_have_equal_advantages(trl) -> None:
+    """Without scaling they are equal; with it, the constants beside the deviation differ."""
+    assert len(trl["unscaled"]["advantages"]) == 2
+    for theirs, ours, _ in trl["unscaled"]["advantages"]:
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    for theirs, ours, deviation in trl["printed"]["advantages"]:
+        sd = np.array(deviation)
+        np.testing.assert_allclose(np.multiply(ours, sd + 1e-6), np.multiply(theirs, sd + 1e-4), rtol=0, atol=1e-6)
+        assert np.abs(np.subtract(ours, theirs)).max() > 1e-4
+
+
+def test_trl_and_recipe_have_equal_weights_after_training(trl) -> None:
+    assert trl["unscaled"]["moved"] > 1e-3
+    assert trl["unscaled"]["difference"] < 1e-5
+
+
+def test_trl_options_of_the_page_exist(trl) -> None:
+    missing = {name for name in named("trl", 0) if name not in trl["options"]}
+    assert missing == {
+        "dapo",
+        "bnpo",
+        "grpo",
+        "dr_grpo",
+        "cispo",
+        "sapo",
+        "vespo",
+        "luspo",
+        "group",
+        "none",
+        "batch",
+    } | {
+        "importance_sampling_level: sequence",
+        "peft_config",
+    }
+
+
+# verl
+
+
+def test_verl_command_and_recipe_have_equal_options(tmp_path) -> None:
+    pytest.importorskip("verl")
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    from creditflow.engines.verl import configuration
+
+    configuration.expect_verl()
+    recipe = recipe_of("verl", tmp_path)
+    words = shlex.split((tmp_path / "train.sh").read_text().replace("\\\n", " "))
+    assert words[:3] == ["python3", "-m", "verl.trainer.main_ppo"]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        theirs = compose("ppo_trainer", overrides=words[3:])
+    ours = configuration.compose(recipe, (), tmp_path / "run")
+    keys = [word.split("=")[0] for word in words[3:]]
+    own = {"data.train_files", "data.val_files", "reward.custom_reward_function.path"}  # read by creditflow itself
+    differing = {key for key in keys if OmegaConf.select(theirs, key) != OmegaConf.select(ours, key)}
+    assert differing == own
+    assert recipe.config.data.train_files == theirs.data.train_files
+
+
+def test_verl_options_of_equal_name_exist_in_both() -> None:
+    pytest.importorskip("verl")
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        theirs = compose("ppo_trainer")
+    ours = dict(leaves(Config().model_dump()))
+    keys = [f"{CODE.findall(row[0])[0]}.{name}" for row in options_of("verl")[0] for name in CODE.findall(row[1])]
+    assert len(keys) > 40
+    assert [key for key in keys if key not in ours] == []
+    missing = object()
+    assert [
+        key for key in keys if OmegaConf.select(theirs, key, default=missing, throw_on_missing=False) is missing
+    ] == []
+
+
+def test_verl_rows_and_scores_are_equal(tmp_path) -> None:
+    recipe = recipe_of("verl", tmp_path)
+    tasks = load_tasks(recipe.config.data.train_files, recipe.folder, {}, "train")
+    rows = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
+    assert [list(task.prompt) for task in tasks] == [row["prompt"] for row in rows]
+    (function,) = load_functions(recipe)
+    space: dict = {}
+    exec((tmp_path / "score.py").read_text(), space)
+    for task, row in zip(tasks, rows, strict=True):
+        for text in ("11", " 13 ", "1x", "no", ""):
+            given = (row["data_source"], text, row["reward_model"]["ground_truth"], row["extra_info"])
+            made = make_trajectory("0", [step("solver", response=text)])
+            made.task, made.answer = task, text
+            assert function.call(made) == space["compute_score"](*given)
+
+
+def grpo_of_verl(outcome_N, task_N):
+    """The advantage of each trajectory by verl's GRPO, one row a trajectory."""
+    torch = pytest.importorskip("torch")
+    algorithms = pytest.importorskip("verl.trainer.ppo.core_algos")
+    rewards = torch.tensor(outcome_N, dtype=torch.float64)[:, None]
+    made, _ = algorithms.compute_grpo_outcome_advantage(rewards, torch.ones_like(rewards), np.array(task_N))
+    return made[:, 0].numpy()
+
+
+@pytest.mark.parametrize("name", ["verl", "agent_lightning"])
+def test_recipe_has_the_advantages_of_verl(name, tmp_path) -> None:
+    """In Agent Lightning 1.0.2 the advantage of a rollout is that of verl, for each of its rows."""
+    recipe = recipe_of(name, tmp_path)
+    rng = np.random.default_rng(0)
+    outcome_N, task_N = rng.random(24), np.repeat(np.arange(6), 4).astype(str)
+    most = 1 if name == "verl" else 5
+    trajectories = [
+        make_trajectory(str(i), [step("solver") for _ in range(rng.integers(1, most + 1))], float(one), uid)
+        for i, (one, uid) in enumerate(zip(outcome_N, task_N, strict=True))
+    ]
+    batch = TrajectoryBatch.from_trajectories(trajectories)
+    made = assign(batch, recipe.config.algorithm)
+    expected = grpo_of_verl(outcome_N, task_N)[batch.trajectory_of_step]
+    np.testing.assert_allclose(made.advantage_S, expected, rtol=0, atol=1e-6)
+
+
+# rLLM
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_recipe_has_the_advantages_of_rllm(scaled, tmp_path) -> None:
+    """rLLM's GRPO (`calculate_grpo_advantages_per_group`): per task and role, over all members of the group."""
+    n, n_tasks = 4, 3
+    recipe = recipe_of("rllm", tmp_path, f"algorithm.norm_adv_by_std_in_grpo={str(scaled).lower()}")
+    rng = np.random.default_rng(1)
+    reward_TNR = rng.integers(0, 5, (n_tasks, n, 3)) / 4  # two solvers and the judge
+    trajectories = [
+        make_trajectory(
+            f"{t}-{i}",
+            [step("solver", float(one[0])), step("solver", float(one[1])), step("judge")],
+            float(one[2]),
+            str(t),
+        )
+        for t, rollouts in enumerate(reward_TNR)
+        for i, one in enumerate(rollouts)
+    ]
+    made = assign(TrajectoryBatch.from_trajectories(trajectories), recipe.config.algorithm)
+    expected_TNR = np.empty_like(reward_TNR)
+    for role in ([0, 1], [2]):
+        group = reward_TNR[:, :, role]
+        centred = group - group.mean((1, 2), keepdims=True)
+        expected_TNR[:, :, role] = centred / (group.std((1, 2), keepdims=True) + 1e-6) if scaled else centred
+    factor = np.sqrt((n - 1) / n) if scaled else 1.0
+    np.testing.assert_allclose(made.advantage_S, factor * expected_TNR.ravel(), rtol=0, atol=1e-5)
+
+
+# All pages
+
+
+@pytest.mark.parametrize(
+    ("name", "agents"), [("verl", {"solver"}), ("agent_lightning", {"solver"}), ("rllm", {"solver", "judge"})]
+)
+def test_recipe_of_the_page_trains(name, agents, tmp_path) -> None:
+    if name == "agent_lightning":
+        pytest.importorskip("openai")
+    batch = train(write_page(name, tmp_path), "trainer.total_training_steps=1")
+    assert set(batch.agent_names) == agents
+    assert not np.isnan(batch.outcome).any()
+
+
+@pytest.mark.parametrize("name", ["trl", "verl", "agent_lightning", "rllm"])
+def test_recipe_options_of_the_page_exist(name) -> None:
+    """Checks names with a dot; a name that begins with one continues the name before it."""
+    known = [key for key, _ in leaves(Config().model_dump())]
+    known += ["team.agents.<name>.tools", *{key.rpartition(".")[0] for key in known}]
+    keys = {match[0] for written in named(name, 1) if (match := KEY.match(written))}
+    assert len(keys) > 5
+    assert [key for key in sorted(keys) if not any(f".{one}".endswith(f".{key.lstrip('.')}") for one in known)] == []
