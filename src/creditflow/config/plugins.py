@@ -50,9 +50,9 @@ def extensible(parent: str) -> Callable[[type[S]], type[S]]:
             )
         if not fields:
             return section
-        names = {"__base__": section, "__module__": section.__module__, "__doc__": section.__doc__}
-        extended: type[S] = create_model(section.__name__, **names, **fields)
-        return extended
+        return create_model(
+            section.__name__, __base__=section, __module__=section.__module__, __doc__=section.__doc__, **fields
+        )
 
     return extend
 

@@ -65,9 +65,8 @@ def backends() -> dict[str, SandboxBackend]:
     for point in installed(ENTRY_POINTS).values():
         backend = load(point, SandboxBackend)
         if backend.name in known or backend.name == "auto":
-            raise ConfigError(
-                f"entry point {point.name!r} of {ENTRY_POINTS}: expected a new name, got {backend.name!r}, which is taken"
-            )
+            key = f"entry point {point.name!r} of {ENTRY_POINTS}"
+            raise ConfigError(f"{key}: expected a new name, got {backend.name!r}, which is taken")
         known[backend.name] = backend
     return known
 
