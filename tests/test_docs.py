@@ -324,10 +324,10 @@ def test_configuration_page_has_every_key() -> None:
     pytest.importorskip("mkdocs", reason="the extra docs is missing")
     hooks = runpy.run_path(str(DOCS / "hooks.py"))
     page = hooks["tables"]()
-    for key in ("algorithm", "propagation"), ("data", "train_files"), ("reward.functions[]", "agent_match"):
-        section, name = key
+    keys = {"algorithm": "propagation", "data": "train_files", "policies.<name>.pool": "size"}
+    for section, name in {**keys, "reward.functions[]": "agent_match"}.items():
         table = page.split(f"\n## `{section}`\n")[1].split("\n## ")[0]
-        assert re.search(rf"^\| `{name}` \| .* \| .+ \|$", table, re.MULTILINE), key
+        assert re.search(rf"^\| `{name}` \| .* \| .+ \|$", table, re.MULTILINE), (section, name)
 
 
 def test_recipes_page_lists_the_shipped_recipes() -> None:

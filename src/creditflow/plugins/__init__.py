@@ -1,4 +1,4 @@
-"""What the core does without: each plug-in registers through entry points, as another distribution would.
+"""Parts that the core does not need. Each plug-in registers through entry points, as another distribution would.
 
 This module has the base classes of a plug-in's sections of options (`creditflow.config.plugins`).
 """

@@ -19,7 +19,6 @@ from typing import Any, Literal, Protocol
 from creditflow._utils.text_search import reused
 from creditflow.data import Message, Score, Step, Task, Trajectory, into_range
 from creditflow.errors import ConfigError, ScoreRangeError
-from creditflow.plugins.traces.collector import without_collection
 from creditflow.plugins.traces.content import dumped
 from creditflow.plugins.traces.conventions.base import ModelCall
 from creditflow.plugins.traces.events import unread, with_calls_apart
@@ -27,7 +26,7 @@ from creditflow.plugins.traces.rewards import OF_THE_WHOLE, WHOLE, PlacedReward,
 from creditflow.plugins.traces.selection import Selection, TrajectorySpans, choose
 from creditflow.plugins.traces.span_reading import message_kind
 from creditflow.plugins.traces.span_tree import before, build_tree
-from creditflow.plugins.traces.spans import NO_SPAN, UNREADABLE, Span, text_of
+from creditflow.plugins.traces.spans import NO_SPAN, UNREADABLE, Span, text_of, without_collection
 
 OUTCOMES = (*OF_THE_WHOLE, "reward", "primary")
 """Names of outcome rewards, in order of precedence. If none is given, a trajectory's first reward is its outcome."""
