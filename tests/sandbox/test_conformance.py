@@ -198,7 +198,9 @@ def test_wall_clock_ends_an_endless_program(backend, tmp_path, monkeypatch):
     monkeypatch.setattr(container, "_START_S", 0.5)
     with boxes.opened(backend, tmp_path, monkeypatch, wall_s=1.0) as box:
         started = time.monotonic()
-        result = python(box, "print('begun', flush=True)\nwhile True: pass")
+        deaf = "import os, signal\nfor number in {*range(1, 32)} - {9, 19}: signal.signal(number, signal.SIG_IGN)\n"
+        close = "" if backend == "sandbox_fusion" else "os.closerange(0, 3)"  # its stub forgets output before that
+        result = python(box, f"{deaf}print('begun', flush=True); {close}\nwhile True: pass")
         assert (result.limit, result.exit_code, result.stdout) == ("wall", None, b"begun\n")
         assert time.monotonic() - started < 60
 

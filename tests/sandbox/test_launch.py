@@ -256,7 +256,9 @@ def test_program_has_three_descriptors_and_read_only_input(keep, stdin):
         "try: os.write(os.open('/dev/stdin', os.O_WRONLY), b'y')\nexcept OSError: pass\n"
         "os.lseek(0, 0, 0); print(os.read(0, 9), *sorted(os.environ))"
     )
-    result = box.run(["python", "-c", code], stdin=stdin, keep=keep)
+    with Path(__file__).open() as leaked:
+        os.set_inheritable(leaked.fileno(), True)
+        result = box.run(["python", "-c", code], stdin=stdin, keep=keep)
     fds, rest = result.stdout.decode().splitlines()
     assert (fds, rest.split()[0]) == ("[0, 1, 2]", repr(stdin))
     # The shell adds no variables, except `_`, which some shells set for every command.
