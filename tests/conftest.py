@@ -29,7 +29,9 @@ RAY = ("tests/engines/verl/", "tests/rewards/execution/test_ray_actors.py")
 LONGEST = (
     *RAY,
     "tests/cli/test_serve.py",
+    "tests/engines/test_tracked_runs.py",
     "tests/studies/test_compare.py",
+    "tests/test_docs.py",
     "tests/rollout/http/test_server.py",
     "tests/faults/",
 )

@@ -19,6 +19,7 @@ from benchmarks.credit_signal import efficiency
 from benchmarks.processes import collecting, start, wait
 from benchmarks.record import ROOT, Figure, peer_missing, show
 from benchmarks.sources import Result, Work, hashes, results
+from tests.forks import fast_python
 from tests.rewards.processes import HANG_S, until
 
 BY_HAND = {"noted"}
@@ -154,7 +155,7 @@ BODIES = {
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 def test_exit_code_tells_an_error_from_a_missed_target(body: str) -> None:
     code = f"from benchmarks.record import *\ndef main():\n    {body}\nexit_with(main)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True)
+    done = subprocess.run([fast_python(), "-c", code], cwd=ROOT, check=False, capture_output=True, text=True)
     status, _ = judge(done.returncode, (done.stdout + done.stderr).splitlines())
     assert (done.returncode, status) == BODIES[body]
 

@@ -66,7 +66,7 @@ def test_prose_hook_rejects_indirect_phrases_only():
     rejected = [
         '    """Of a run, the steps."""',
         "# Whose step it is",
-        "which is told to the guard",
+        f"which is {'told'} to the guard",
         f"def test_{'x' * 56}(",
     ]
     assert all(map(pattern.search, rejected))
@@ -74,7 +74,7 @@ def test_prose_hook_rejects_indirect_phrases_only():
     lines = [
         f"{path}: {line}"
         for path in [*pages, *ROOT.glob("*.md")]
-        if path.suffix in (".py", ".md") and path != Path(__file__)
+        if path.suffix in (".py", ".md")
         for line in path.read_text().splitlines()
         if pattern.search(line)
     ]

@@ -15,6 +15,7 @@ from creditflow.config import load_recipe
 from creditflow.data.datasets import validation_words
 from creditflow.engines.models.tiny import tiny_byte_model
 from tests.builders import mostly_slow, without_progress
+from tests.forks import fast_python
 from tests.paths import GSM8K, RECIPES, TOY
 
 GSM8K_RECIPE = RECIPES / "gsm8k_team.yaml"
@@ -277,7 +278,7 @@ def dry_runs(tmp_path_factory):
 
     def run(name):
         recipe = GSM8K_RECIPE.with_name(f"{name}.yaml")
-        arguments = [sys.executable, "-m", "creditflow", "train", recipe, "--engine", "verl", "--dry-run"]
+        arguments = [fast_python(), "-m", "creditflow", "train", recipe, "--engine", "verl", "--dry-run"]
         return subprocess.run(
             [*arguments, "--", "trainer.n_gpus_per_node=16"], cwd=folder, capture_output=True, text=True, check=False
         )

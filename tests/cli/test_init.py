@@ -1,7 +1,6 @@
 """`creditflow init`: each template is a project that trains and passes its own test."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from creditflow.cli import app
 from creditflow.cli.init import TEMPLATES
 from creditflow.runs import Ledger
 from tests.builders import mostly_slow
+from tests.forks import fast_python
 
 NAMES = sorted(path.name for path in TEMPLATES.iterdir() if not path.name.startswith("_"))
 FILES = {"README.md", "recipe.yaml", "rewards.py", "tasks.jsonl", "team.py", "test_team.py"}
@@ -47,8 +47,9 @@ def test_template_trains_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_template_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     assert creditflow("init", tmp_path / "mine", "--template", name).exit_code == 0
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
-    done = subprocess.run(command, cwd=tmp_path / "mine", capture_output=True, text=True, check=False)
+    python = fast_python()
+    code = f"import pytest, sys; sys.executable = {python!r}; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider']))"
+    done = subprocess.run([python, "-c", code], cwd=tmp_path / "mine", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -73,7 +73,7 @@ actor_rollout_ref:
   rollout: {n: 8}
 algorithm: {group_by: agent, strata: "team.py:candidate"}
 team: {workflow: "team.py:solve", agents: {writer: {}, editor: {}}}
-reward: {functions: [{fn: "team.py:ends_with_a"}, {fn: "team.py:says_a"}]}
+reward: {backend: inline, functions: [{fn: "team.py:ends_with_a"}, {fn: "team.py:says_a"}]}
 trainer: {total_training_steps: 3, device: cpu}
 """
 

@@ -642,6 +642,7 @@ def test_initial_model_is_evaluated_once_for_all_arms(compared):
 
 def test_finished_runs_are_kept_and_broken_ones_repeated(compared, monkeypatch):
     monkeypatch.chdir(compared[0])
+    monkeypatch.setattr(sys, "executable", fast_python())
     kept = Path("out/identical/seed0/run.json").stat().st_mtime_ns
     broken = Path("out/none/seed0")
     (broken / "evaluation.json").unlink()
