@@ -67,6 +67,12 @@ if code < 0:
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
+_WITHOUT_THREADS = {
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""The environment of the server: threads of libraries would not survive a fork."""
 _LEASE, _FORK = b"l", b"f"
 """First byte of a connection: a test process that keeps the server alive, or a launcher."""
 
@@ -86,7 +92,7 @@ def fast_python() -> str:
             subprocess.run(
                 [sys.executable, "-W", "ignore", "-m", "tests.forks", str(listening.fileno())],
                 cwd=ROOT,
-                env={**os.environ, "JE_ARROW_MALLOC_CONF": "background_thread:false"},  # a thread would prevent forks
+                env={**os.environ, **_WITHOUT_THREADS},
                 pass_fds=[listening.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
