@@ -64,7 +64,7 @@ def _draw(steps: list[Spec], options: CreditOptions, name: str, size: tuple[floa
         colour = OPEN if a.gate_open_S[k] else CLOSED
         for parent in parents:
             to = steps[parent][3]
-            passed = a.gate_out_S[k] * (a.own_S[k] + a.received_S[k]) / len(parents)
+            passed = a.gate_S[k] * (a.own_S[k] + a.received_S[k]) / len(parents)
             axes.annotate(
                 "",
                 xy=(to[0] + HALF, to[1]),

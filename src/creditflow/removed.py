@@ -11,6 +11,10 @@ REMOVED: dict[str, str] = {
     ),
     "algorithm.baseline": "leave it out; the baseline is the mean of the group",
     "algorithm.counterfactual_rollouts": "leave it out; `creditflow audit RUN` measures the values of single steps",
+    "algorithm.gate": "leave it out; gates are hard",
+    "algorithm.gate_at": "leave it out; gates act on the credit that a step passes to its parents",
+    "algorithm.gate_unscored": "leave it out; the gate of a step whose scoring failed is open",
+    "algorithm.on_closed_gate=neutral": "use cut or freeze",
     "algorithm.outcome_baseline": "leave it out; the baseline is that of the group",
     "algorithm.prefix_features": "leave it out",
     "algorithm.preset=c3": "use `posterior`, which has more signal and needs no further rollouts",
@@ -21,6 +25,8 @@ REMOVED: dict[str, str] = {
     "algorithm.propagation=leave_one_out": "use `none` or `posterior`",
     "algorithm.propagation=replay": "use `none` or `posterior`",
     "algorithm.propagation=shapley": "use `none` or `posterior`",
+    "algorithm.share": "leave it out; a step divides its credit evenly among its parents",
+    "algorithm.tau": "leave it out; gates are hard",
     "audit.max_decisions": (
         "leave it out: a measurement takes at most 256 decisions, and `audit.max_token_frac` limits them further"
     ),

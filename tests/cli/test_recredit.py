@@ -139,9 +139,9 @@ def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
     assert Ledger.open(folder).run["changed"] == {"w_o": 0.5}
     why = creditflow("why", folder, ledger.read(1).batch.step_ids[0])
     assert "w_o = 0.5" in why.stdout
-    twice = creditflow("recredit", folder, "share=once", "-o", folder.parent / "twice")
+    twice = creditflow("recredit", folder, "gamma=0.5", "-o", folder.parent / "twice")
     assert twice.exit_code == 0, twice.output
-    assert Ledger.open(folder.parent / "twice").run["changed"] == {"w_o": 0.5, "share": "once"}
+    assert Ledger.open(folder.parent / "twice").run["changed"] == {"w_o": 0.5, "gamma": 0.5}
     assert creditflow("report", ledger.path, folder, "-o", folder.parent / "r.html").exit_code == 0
     assert different_settings(ledger.path, folder) == {"algorithm.w_o": [1.0, 0.5]}
     again = refused("recredit", ledger.path, "algorithm.w_o=0.5")
@@ -158,7 +158,7 @@ def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
     [
         ("algorithm.gama=1", "expected an option of credit, key=value (did you mean 'gamma'?)"),
         ("data.seed=1", "expected an option of credit"),
-        ("gate=ajar", "algorithm.gate: expected hard or soft, got 'ajar'"),
+        ("group_by=ajar", "algorithm.group_by: expected task or task_agent or"),
         ("propagation=replay", "removed in 0.1: use `none` or `posterior`"),
         ("algorithm.shadow={propagation: none}", "recredit already computes a second assignment"),
     ],
@@ -208,7 +208,7 @@ def test_recredit_keeps_steps_without_assigned_credit(ledger: Ledger, tmp_path: 
 
 
 def test_settings_of_mappings_differ_key_by_key(ledger: Ledger, tmp_path: Path) -> None:
-    assert credit_overrides(["gamma=9e-1", "algorithm.share=once"]) == {"gamma": 0.9, "share": "once"}
+    assert credit_overrides(["gamma=9e-1", "algorithm.group_by=task"]) == {"gamma": 0.9, "group_by": "task"}
     changes = ("propagation_threshold={kind: noise}", "reward.decomp_granularity=agent")
     assert creditflow("recredit", ledger.path, *changes, "-o", tmp_path / "other").exit_code == 0
     changed = different_settings(ledger.path, tmp_path / "other")

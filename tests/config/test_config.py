@@ -34,8 +34,8 @@ def test_defaults_are_those_of_the_design(recipe):
     assert algorithm.propagation == "posterior"
     assert algorithm.propagation_threshold == 0.5
     assert (algorithm.gamma, algorithm.lam) == (0.99, 0.95)
-    assert (algorithm.adv_estimator, algorithm.gate, algorithm.gate_at) == ("grpo", "hard", "pass")
-    assert (algorithm.share, algorithm.on_closed_gate, algorithm.outcome_to) == ("split", "cut", "auto")
+    assert algorithm.adv_estimator == "grpo"
+    assert (algorithm.on_closed_gate, algorithm.outcome_to) == ("cut", "auto")
     assert (algorithm.w_r, algorithm.w_o, algorithm.sub_reward_origin) == (1, 1, 1)
     assert config.reward.max_failed_frac == 0.2
 
@@ -284,8 +284,7 @@ def test_harmful_option_is_refused_with_its_full_key(recipe, override, message):
         ),
         (["critic.loss_agg_mode=seq-mean-token-sum-norm"], "critic.loss_scale_factor", 512),
         (["trainer.resume_from_path=x"], "trainer.resume_mode", "resume_path"),
-        (["algorithm.tau=0.2", "algorithm.gate=soft"], "algorithm.propagation", "threshold"),
-        (["algorithm.share=copy"], "algorithm.propagation", "threshold"),
+        (["algorithm.on_closed_gate=freeze"], "algorithm.propagation", "threshold"),
         (["algorithm.score_weight=calibrated"], "algorithm.propagation", "none"),
         (["reward.decomp_granularity=token_level"], "algorithm.propagation", "none"),
         (["algorithm.w_r=2"], "algorithm.propagation", "posterior"),
@@ -325,15 +324,15 @@ def test_empty_section_has_the_defaults(recipe):
             ["propagation: identical, propagation_threshold: 0.7"],
             "propagation_threshold: has no effect with propagation",
         ),
-        (["propagation: none, share: copy"], "share: has no effect with propagation: none"),
+        (["propagation: none, on_closed_gate: freeze"], "on_closed_gate: has no effect with propagation: none"),
         (["propagation: none, propagation_threshold: 0.5"], r"set propagation: threshold$"),
-        (["threshold_share: false, gate: soft"], "gate: has no effect with propagation: discounted"),
-        (["tau: 0.2"], "tau: has no effect with gate: hard; leave it out, or set gate: soft"),
-        (["reward_decomp: false, gate_at: both"], "gate_at: has no effect with reward_decomp: false"),
+        (["threshold_share: false, on_closed_gate: cut"], "on_closed_gate: has no effect with propagation: discounted"),
+        (["w_m: 0.2"], "w_m: has no effect with score_model: none; leave it out, or set score_model: noisy_and"),
+        (["reward_decomp: false, on_closed_gate: cut"], "on_closed_gate: has no effect with reward_decomp: false"),
         (["propagation: threshold, shared_reward: outcome"], "set propagation: identical or uniform"),
         (["propagation: identical, outcome_to: answer"], "outcome_to: has no effect"),
         (["propagation: identical", "propagation_threshold: 0.7"], "propagation_threshold: has no effect"),
-        (["propagation: none, shadow: {propagation: identical, share: copy}"], "algorithm.shadow.share: has no effect"),
+        (["propagation: none, shadow: {propagation: identical, w_m: 1}"], "algorithm.shadow.w_m: has no effect"),
     ],
 )
 def test_option_without_effect_is_refused(recipe, layers, message):
@@ -345,12 +344,12 @@ def test_option_without_effect_is_refused(recipe, layers, message):
 
 
 def test_option_of_an_overridden_rule_is_a_notice(recipe):
-    path = recipe("algorithm: {propagation: threshold, propagation_threshold: 0.7, gate_at: both}")
+    path = recipe("algorithm: {propagation: threshold, propagation_threshold: 0.7, on_closed_gate: freeze}")
     assert load_recipe(path).notices == ()
     made = load_recipe(path, ["algorithm.propagation=identical"])
     assert made.notices == (
         "algorithm.propagation_threshold: has no effect with propagation: identical",
-        "algorithm.gate_at: has no effect with propagation: identical",
+        "algorithm.on_closed_gate: has no effect with propagation: identical",
     )
     with pytest.raises(ConfigError, match="propagation_threshold: has no effect with propagation: identical"):
         load_recipe(path, ["algorithm.propagation=identical", "algorithm.propagation_threshold=0.6"])

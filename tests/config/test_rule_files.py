@@ -31,7 +31,7 @@ from creditflow.credit.rules.base import OUTCOME_TO, sources
 from creditflow.credit.thresholds.base import METRIC
 
 
-@propagation_rule("before_tool", ignores=("share",), flows=NOTHING)
+@propagation_rule("before_tool", flows=NOTHING)
 def before_tool(inputs):
     own_S, shared_S = OUTCOME_TO[inputs.options.outcome_to](inputs)
     nothing_S = np.zeros_like(own_S)

@@ -49,7 +49,7 @@ def test_shipped_recipe_names_its_schema_and_fits_it(path):
         ({"data": {"train_batch_size": 0}}, False),
         ({"data": {"train_batch": 4}}, False),
         ({"algorithm": {"gamma": 1.5}}, False),
-        ({"algorithm": {"gate": "softer"}}, False),
+        ({"algorithm": {"on_closed_gate": "drop"}}, False),
         ({"reward": {"functions": [{"weight": 1.0}]}}, False),
     ],
 )

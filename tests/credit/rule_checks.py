@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, explain
 from creditflow.credit.records import PROPAGATION_RULES, PropagationRule
-from creditflow.credit.rules.base import OUTCOME, SHARES, SIGNAL
+from creditflow.credit.rules.base import OUTCOME, SIGNAL, shares
 from creditflow.data import (
     Bools,
     Floats,
@@ -44,11 +44,8 @@ GRAPHS: dict[str, tuple[tuple[int, ...], ...]] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "default options": {},
     "outcome_to: answer": {"outcome_to": "answer", "gamma": 0.5, "sub_reward_origin": 0.0},
-    "soft gates at both": {"gate": "soft", "gate_at": "both", "outcome_to": "answer", "gate_unscored": "closed"},
-    "freeze": {"on_closed_gate": "freeze", "outcome_to": "answer", "share": "once"},
-    "neutral": {"on_closed_gate": "neutral", "sub_reward_origin": 0.0},
+    "freeze": {"on_closed_gate": "freeze", "outcome_to": "answer"},
     "outcome only": {"reward_decomp": False, "mask_truncated": True},
-    "receiving gates": {"gate_at": "receive", "outcome_to": "answer"},
     "agents' means": {"decomp_granularity": "agent", "adv_estimator": "rloo", "sub_reward_origin": 0.5},
     "sub-rewards shared": {"shared_reward": "outcome_plus_mean_sub_reward", "w_o": 2.0, "gamma": 0.0},
 }
@@ -58,9 +55,9 @@ _RELATIVE = {"adv_estimator": "relative", "group_by": "task"}
 _TOLERANCE = 1e-9
 _AGENTS = ("planner", "executor", "verifier")
 _OTHER_NAMES = {"planner": "z", "executor": "y", "verifier": "x"}
-_FLOATS = ("own_S", "received_S", "shared_S", "withheld_S", "gate_out_S", "gate_in_S", "stand_in_S")
+_FLOATS = ("own_S", "received_S", "shared_S", "withheld_S", "gate_S")
 _TYPES = dict.fromkeys(_FLOATS, "float64") | {"reached_S": "uint8", "frozen_S": "bool"}
-_OPTIONAL = ("gate_out_S", "gate_in_S", "stand_in_S", "frozen_S")
+_OPTIONAL = ("gate_S", "frozen_S")
 
 
 def check_propagation_rule(rule: str) -> Report:
@@ -182,10 +179,10 @@ def returns_a_credit(case: _RuleCase) -> Iterator[Fault]:
 
 
 def is_finite(case: _RuleCase) -> Iterator[Fault]:
-    """Its numbers are finite (NaN in `stand_in_S`: no stand-in), its gates from 0 to 1, its bits known ones."""
-    top: dict[str, int] = {"gate_out_S": 1, "gate_in_S": 1, "reached_S": int(SIGNAL | OUTCOME)}
+    """Its numbers are finite, its gates from 0 to 1, its bits known ones."""
+    top: dict[str, int] = {"gate_S": 1, "reached_S": int(SIGNAL | OUTCOME)}
     for name, column in _columns(case.credit).items():
-        good_S = np.isfinite(column) | (np.isnan(column) if name == "stand_in_S" else False)
+        good_S = np.isfinite(column)
         if name in top:
             good_S &= (column >= 0) & (column <= top[name])
         for s in np.flatnonzero(~good_S):
@@ -238,8 +235,6 @@ def ignores_masked_trajectories(case: _RuleCase) -> Iterator[Fault]:
 
 def says_what_reached_a_step(case: _RuleCase) -> Iterator[Fault]:
     """`reached_S` has the bit SIGNAL if credit depends on a score of its trajectory; also OUTCOME if on its outcome."""
-    if case.options.on_closed_gate == "neutral":
-        return  # two trajectories may be stand-ins for each other and carry a score past closed gates to its own
     before_S = _total(case.credit)
     for change in case.changed:
         bit, after_S = (SIGNAL if change.step is not None else SIGNAL | OUTCOME), _total(change.credit)
@@ -263,10 +258,10 @@ def pays_own_as_declared(case: _RuleCase) -> Iterator[Fault]:
 def can_be_assigned_and_explained(case: _RuleCase) -> Iterator[Fault]:
     """`assign` pays own + received + shared; every explanation replays (with gates: by the formula)."""
     assigned, total_S = assign(case.inputs.batch, case.options), _total(case.credit)
-    if case.credit.gate_out_S is not None and case.credit.gate_in_S is not None and case.options.share != "once":
+    if case.credit.gate_S is not None:
         formula_S = _by_formula(case.inputs, case.credit)
         for at in np.flatnonzero(_differs(case.credit.received_S, formula_S)):
-            expected = f"{formula_S[at]:g} received, by its gate_out_S and gate_in_S"
+            expected = f"{formula_S[at]:g} received, by its gate_S"
             yield Fault(case.step(at), expected, f"{case.credit.received_S[at]:g}")
     for s in range(case.inputs.batch.n_steps):
         if assigned.credit_S[s] != total_S[s]:
@@ -281,21 +276,17 @@ def can_be_assigned_and_explained(case: _RuleCase) -> Iterator[Fault]:
 
 
 def _by_formula(inputs: PropagationInput, credit: Credit) -> Floats:
-    """[S] `gamma * in_t * sum over children k of share_k * (out_k * h_k + (1 - out_k) * s_k)`."""
-    assert credit.gate_out_S is not None
-    assert credit.gate_in_S is not None
-    h_S = credit.own_S + credit.received_S
-    stand_in_S = np.zeros_like(h_S) if credit.stand_in_S is None else np.nan_to_num(credit.stand_in_S)
-    share_S = SHARES[inputs.options.share](inputs.batch, inputs.parents_S)
-    passed_S = share_S * (credit.gate_out_S * h_S + (1.0 - credit.gate_out_S) * stand_in_S)
+    """[S] `gamma * sum over children k of gate_k * h_k / #parents(k)`."""
+    assert credit.gate_S is not None
+    passed_S = shares(inputs.parents_S) * credit.gate_S * (credit.own_S + credit.received_S)
     sums_S = np.bincount(inputs.batch.edge_parent, passed_S[inputs.batch.edge_child], inputs.batch.n_steps)
-    return np.asarray(inputs.options.gamma * credit.gate_in_S * sums_S)
+    return np.asarray(inputs.options.gamma * sums_S)
 
 
 def trajectories_are_independent(case: _RuleCase) -> Iterator[Fault]:
     """A trajectory's scores and outcome do not affect other trajectories' credit."""
     # A failed score is replaced by the mean of other trajectories before the rule runs.
-    if case.options.on_closed_gate == "neutral" or case.inputs.failed_S.any():
+    if case.inputs.failed_S.any():
         return
     before_S = _total(case.credit)
     for change in case.changed:
@@ -347,8 +338,7 @@ def _arrays(thing: PropagationInput | TrajectoryBatch | Credit) -> dict[str, NDA
 
 def _columns(credit: Credit) -> dict[str, Floats]:
     """Every column as floats; a missing column gets its default."""
-    defaults = dict.fromkeys(_TYPES, 0.0) | {"stand_in_S": np.nan}
-    columns = {name: np.full(len(credit.own_S), value) for name, value in defaults.items()} | _arrays(credit)
+    columns = {name: np.zeros(len(credit.own_S)) for name in _TYPES} | _arrays(credit)
     return {name: np.asarray(columns[name], dtype=np.float64) for name in _TYPES}
 
 

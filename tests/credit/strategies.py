@@ -17,14 +17,10 @@ CHOICES = {
     "propagation": (*RULES, "threshold", "threshold", "threshold"),
     "adv_estimator": ("grpo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"),
     "decomp_granularity": ("step", "step", "token_level", "token_level", "agent", "trajectory"),
-    "on_closed_gate": ("cut", "neutral", "freeze"),
-    "share": ("split", "copy", "once"),
-    "gate": ("hard", "soft"),
-    "gate_at": ("pass", "receive", "both"),
+    "on_closed_gate": ("cut", "freeze"),
     "outcome_to": ("all", "answer"),
     "sub_reward_origin": (0.0, 0.5, 1.0),
     "propagation_threshold": (0.1, 0.3, 0.5, 0.9),
-    "tau": (0.1, 0.5),
     "group_by": ("task", "task_agent", "task_agent_turn", "task_agent_state", "agent", "agent_turn"),
     "gamma": (0.0, 0.5, 0.99, 1.0),
     "lam": (0.0, 0.5, 1.0),
@@ -35,29 +31,16 @@ CHOICES = {
     "reward_decomp": (True, True, True, True, False),
     "norm_adv_by_std_in_grpo": (True, False),
     "shared_reward": ("outcome", "outcome_plus_mean_sub_reward"),
-    "gate_unscored": ("open", "closed"),
     "mask_truncated": (False, True),
 }
 """Choices of each option. A repeated choice is drawn with a higher probability."""
-
-DEMANDING = {"adv_estimator": "gae", "share": "copy"}
-"""Choices with requirements on the batch: a critic's values; at most one path from a step to each ancestor."""
 
 
 def refused(chosen):
     """Whether the options chosen so far contradict one another."""
     get = chosen.get
-    of_gae = (
-        (get("outcome_to") == "all" and get("propagation", "identical") not in ("identical", "uniform"))
-        or get("share") == "once"
-        or get("on_closed_gate") == "neutral"
-    )
-    return (
-        (get("on_closed_gate") == "freeze" and get("gate") == "soft")
-        or (get("on_closed_gate") != "cut" and get("gate_at") == "receive")
-        or (get("on_closed_gate") == "neutral" and get("share") == "once")
-        or (get("adv_estimator") == "gae" and of_gae)
-    )
+    flows = get("propagation", "identical") not in ("identical", "uniform")
+    return get("adv_estimator") == "gae" and get("outcome_to") == "all" and flows
 
 
 class Draw:
@@ -93,13 +76,13 @@ def make_options(choose, demanding=False, **fixed_values):
     chosen = dict(fixed_values)
     for key, choices in CHOICES.items():
         if key not in fixed_values:
-            suiting = [c for c in choices if demanding or c != DEMANDING.get(key)]
+            suiting = [c for c in choices if demanding or c != "gae"]
             chosen[key] = choose.one_of(*(c for c in suiting if not refused({**chosen, key: c})))
     return CreditOptions(**chosen)
 
 
 def options(demanding=False, **fixed_values):
-    """Options without contradictions; without `demanding`, only those valid for any batch."""
+    """Options without contradictions; without `demanding`, only those that need no critic."""
     return drawn_from(len(CHOICES), lambda choose: make_options(choose, demanding, **fixed_values))
 
 
@@ -117,21 +100,7 @@ def scores(choose, failures=True, tokens=0):
     return named
 
 
-def one_path_only(parents_of):
-    """The same graph without the parents that would give a step a second path to an ancestor."""
-    above, kept_of = [], []
-    for index, parents in enumerate(parents_of):
-        seen, kept = {index}, []
-        for parent in parents:
-            if not seen & above[parent]:
-                seen |= above[parent]
-                kept.append(parent)
-        above.append(seen)
-        kept_of.append(tuple(kept))
-    return kept_of
-
-
-def graph(choose, n, one_path=False):
+def graph(choose, n):
     """The parents of each of `n` steps."""
     shape = choose.one_of("any", "chain", "any", "fan_out", "any", "fan_in", "diamond", "roots", "linked")
     if shape == "any":
@@ -149,13 +118,13 @@ def graph(choose, n, one_path=False):
             "linked": lambda: [tuple(range(index)) for index in range(n)],
         }[shape]()
         parents_of[0] = ()
-    return one_path_only(parents_of) if one_path else parents_of
+    return parents_of
 
 
 BYTES_OF_A_STEP = 36
 
 
-def make_trajectories(choose, mishaps=True, max_trajectories=5, max_steps=6, scores=scores, one_path=False):
+def make_trajectories(choose, mishaps=True, max_trajectories=5, max_steps=6, scores=scores):
     with_tokens = not choose.one_in(4)
     agents = choose.one_of("a", "ab", "abc")
     policies = choose.one_of(["p"], ["p"], ["p", "p", "p", "q"])
@@ -170,7 +139,7 @@ def make_trajectories(choose, mishaps=True, max_trajectories=5, max_steps=6, sco
     for n in range(n_trajectories):
         n_steps = choose.one_of(*range(1, max_steps + 1), *range(2, max_steps + 1))
         cast = [choose.one_of(*agents) for _ in range(max_steps)]
-        parents_of = graph(choose.part(5 * max_steps), max_steps, one_path)
+        parents_of = graph(choose.part(5 * max_steps), max_steps)
         first = first or (cast, parents_of)
         if alike:
             cast, parents_of = first
@@ -218,21 +187,20 @@ def bytes_of_trajectories(max_trajectories, max_steps):
     return 9 + max_trajectories * (20 + max_steps * (10 + BYTES_OF_A_STEP))
 
 
-def trajectories(mishaps=True, max_trajectories=5, max_steps=6, scores=scores, one_path=False):
-    """One to `max_trajectories` trajectories. `mishaps`: with failed scores and trajectories. `one_path`: see
-    `one_path_only`.
+def trajectories(mishaps=True, max_trajectories=5, max_steps=6, scores=scores):
+    """One to `max_trajectories` trajectories. `mishaps`: with failed scores and trajectories.
 
     In most batches the trajectories are similar, like those of one team; otherwise few steps would share a group.
     """
     return drawn_from(
         bytes_of_trajectories(max_trajectories, max_steps),
-        lambda choose: make_trajectories(choose, mishaps, max_trajectories, max_steps, scores, one_path),
+        lambda choose: make_trajectories(choose, mishaps, max_trajectories, max_steps, scores),
     )
 
 
 def make_situation(choose, **fixed_values):
     chosen = make_options(choose.part(len(CHOICES)), demanding=True, **fixed_values)
-    trajectories = make_trajectories(choose.part(bytes_of_trajectories(5, 6)), one_path=chosen.share == "copy")
+    trajectories = make_trajectories(choose.part(bytes_of_trajectories(5, 6)))
     if chosen.adv_estimator != "gae":
         return trajectories, chosen, None
     n = sum(len(s.response_ids) for t in trajectories for s in t.steps)

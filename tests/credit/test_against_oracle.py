@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.errors import BatchError
 from tests.builders import batch_of, examples, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.oracle.credit_oracle import credit_rows
@@ -17,7 +16,6 @@ PRECISION = 1e-12
 COLUMNS = (
     "sub_reward",
     "gate",
-    "gate_out",
     "own",
     "received",
     "shared",
@@ -40,7 +38,7 @@ def size_of_sums(trajectories, rows, values_T):
         total = 0.0
         for made in trajectory.steps:
             earned = next(row)
-            total += abs(earned.own) + abs(earned.shared) + abs(earned.stand_in or 0.0)
+            total += abs(earned.own) + abs(earned.shared)
             if values_T is not None:
                 n = len(made.response_ids)
                 total += 2 * sum(map(abs, values_T[at : at + n]))
@@ -64,16 +62,13 @@ def assert_equals_oracle(situation):
     got = assign(batch_of(*trajectories), chosen, values_T=None if values_T is None else np.array(values_T))
     added = size_of_sums(trajectories, rows, values_T)
 
-    for name in ("scored", "failed", "frozen", "trained", "tied"):
+    for name in ("scored", "failed", "gate_open", "frozen", "trained", "tied"):
         assert getattr(got, f"{name}_S").tolist() == [getattr(row, name) for row in rows], name
     assert got.group_size_S.tolist() == [row.size for row in rows]
     assert [got.level_names[level] if level >= 0 else None for level in got.level_S] == [row.level for row in rows]
 
     for name in COLUMNS:
         assert_near(getattr(got, f"{name}_S"), [getattr(row, name) for row in rows], PRECISION * added, name)
-    assert_near(got.gate_in_S, [row.gate_in for row in rows], PRECISION, "gate_in")
-    stood_in = [s for s, row in enumerate(rows) if row.stand_in is not None]
-    assert_near(got.stand_in_S[stood_in], [rows[s].stand_in for s in stood_in], PRECISION * added, "stand_in")
 
     # The dividend has the rounding of the sums; so has the divisor, relative to the quotient.
     relative_S = [PRECISION * added * (1 / row.divisor + 1 / row.token_divisor) for row in rows]
@@ -96,10 +91,7 @@ def assert_equals_oracle(situation):
 CORNERS = {
     "anything": {},
     "threshold": {"propagation": "threshold"},
-    "neutral": {"propagation": "threshold", "on_closed_gate": "neutral", "group_by": "agent_turn"},
     "freeze": {"propagation": "threshold", "on_closed_gate": "freeze"},
-    "once": {"propagation": "threshold", "share": "once"},
-    "copy": {"propagation": "threshold", "share": "copy"},
     "gae": {"adv_estimator": "gae"},
     "token_level": {"decomp_granularity": "token_level", "reward_decomp": True},
 }
@@ -152,48 +144,26 @@ def assert_credit(trajectory, expected, withheld=None, **chosen):
 DIAMOND = [(), (0,), (0,), (1, 2)]
 
 
-def test_diamond_with_open_gates_under_split_and_once():
+def test_diamond_with_open_gates():
     trajectory = team(DIAMOND, [0.25, 0.5, 0.75, 1.0])
-    assert_credit(trajectory, [0.25 + 0.5 * (0.75 + 1.0), 0.75, 1.0, 1.0], share="split")
-    assert_credit(trajectory, [0.25 + 0.5 * (0.5 + 0.75) + 0.25 * 1.0, 1.0, 1.25, 1.0], share="once")
+    assert_credit(trajectory, [0.25 + 0.5 * (0.75 + 1.0), 0.75, 1.0, 1.0])
 
 
-def test_diamond_with_one_closed_arm_under_split_and_once():
+def test_diamond_with_one_closed_arm():
     trajectory = team(DIAMOND, [0.25, 0.5, 0.0, 1.0])
-    assert_credit(trajectory, [0.25 + 0.5 * 0.75, 0.75, 0.25, 1.0], [0.0, 0.0, 0.25, 0.0], share="split")
-    assert_credit(trajectory, [0.25 + 0.25 + 0.25, 1.0, 0.5, 1.0], [0.0, 0.0, 0.5, 0.0], share="once")
+    assert_credit(trajectory, [0.25 + 0.5 * 0.75, 0.75, 0.25, 1.0], [0.0, 0.0, 0.25, 0.0])
 
 
-def test_once_takes_the_path_with_the_least_loss():
-    short_cut = team([(), (0,), (0, 1)], [0.25, 0.5, 1.0])
-    assert_credit(short_cut, [0.25 + 0.5 * 0.5 + 0.5 * 1.0, 1.0, 1.0], share="once")
-
-
-def test_copy_rejects_a_diamond():
-    with pytest.raises(BatchError):
-        assign(batch_of(team(DIAMOND, [0.25, 0.5, 0.75, 1.0])), CreditOptions(propagation="threshold", share="copy"))
-
-
-@pytest.mark.parametrize(("share", "part"), [("split", 0.5), ("copy", 1.0), ("once", 1.0)])
-def test_fan_in_shares_by_split_copy_and_once(share, part):
+def test_fan_in_divides_credit_among_parents():
     fan_in = team([(), (), (0, 1)], [0.25, 0.5, 1.0])
-    assert_credit(fan_in, [0.25 + 0.5 * part, 0.5 + 0.5 * part, 1.0], share=share)
+    assert_credit(fan_in, [0.25 + 0.5 * 0.5, 0.5 + 0.5 * 0.5, 1.0])
 
 
-@pytest.mark.parametrize("share", ["split", "copy", "once"])
-def test_fan_out_collects_all_credit_of_both_children(share):
+def test_fan_out_collects_all_credit_of_both_children():
     fan_out = team([(), (0,), (0,)], [0.25, 0.5, 1.0])
-    assert_credit(fan_out, [0.25 + 0.5 * (0.5 + 1.0), 0.5, 1.0], share=share)
+    assert_credit(fan_out, [0.25 + 0.5 * (0.5 + 1.0), 0.5, 1.0])
 
 
-@pytest.mark.parametrize(
-    ("gate_at", "credit", "withheld"),
-    [
-        ("pass", [0.25, 0.5, 1.0], [0.0, 0.5, 0.0]),
-        ("receive", [0.25, 0.0, 1.0], [0.0, 1.0, 0.0]),
-        ("both", [0.25, 0.0, 1.0], [0.0, 1.0, 0.0]),
-    ],
-)
-def test_closed_step_of_a_chain_withholds_at_its_gate(gate_at, credit, withheld):
+def test_closed_step_of_a_chain_withholds_at_its_gate():
     chain = team([(), (0,), (1,)], [0.25, 0.0, 1.0])
-    assert_credit(chain, credit, withheld, gate_at=gate_at)
+    assert_credit(chain, [0.25, 0.5, 1.0], [0.0, 0.5, 0.0])

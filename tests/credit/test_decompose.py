@@ -92,15 +92,12 @@ def test_substitute_flows_upstream_like_a_score():
     assert a.received_S[[0, 2]].tolist() == [-0.25, -0.25]
 
 
-@pytest.mark.parametrize(("where", "is_open"), [("open", True), ("closed", False)])
-def test_gate_unscored_sets_the_gate_of_a_failed_step(where, is_open):
+def test_gate_of_a_failed_step_is_open():
     for r in (0.0, 1.0):
         batch = batch_of(
             make_trajectory("t0", [step("a"), step("b", "failed")]), make_trajectory("t1", [step("a"), step("b", r)])
         )
-        assert (
-            bool(assign(batch, CreditOptions(propagation="threshold", gate_unscored=where)).gate_open_S[1]) is is_open
-        )
+        assert assign(batch, CreditOptions(propagation="threshold")).gate_open_S[1]
 
 
 @pytest.mark.parametrize("rule", ["identical", "uniform"])

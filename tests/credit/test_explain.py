@@ -1,6 +1,5 @@
 """Replaying the operations of `explain` gives the trained advantage bit for bit."""
 
-import math
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -26,7 +25,7 @@ def sampled_tokens(batch, s):
 QUANTILE = {"kind": "quantile", "range": [0.3, 0.9], "target_pass_rate": 0.5, "floor": 0.5}
 ALL_CORNERS = {
     **CORNERS,
-    "forced open": {"propagation": "threshold", "propagation_threshold": QUANTILE, "gate": "hard"},
+    "forced open": {"propagation": "threshold", "propagation_threshold": QUANTILE},
     "discounted inside": {"adv_estimator": "reinforce_plus_plus", "gamma_token": 0.5},
     "calibrated": {"score_weight": "calibrated", "decomp_granularity": "agent"},
     "score model": {"score_model": "noisy_and", "decomp_granularity": "step"},
@@ -84,12 +83,12 @@ def chain(**chosen):
 
 
 def test_explanation_lists_gates_thresholds_and_credit_by_child():
-    story = explain(chain(gate="soft", outcome_to="answer"), "t0.0")
+    story = explain(chain(outcome_to="answer"), "t0.0")
     given_numbers = {o.name: o.value for o in story.operations if o.symbol == "given"}
     assert given_numbers["sub-reward of t0.1"] == 0.625
     assert given_numbers["threshold of t0.1"] == 0.5
-    assert given_numbers["gate out of t0.1"] == pytest.approx(1 / (1 + math.exp(-1.25)))
-    assert given_numbers["h of t0.1"] == pytest.approx(-0.375 + 0.99 / (1 + math.exp(-5)))
+    assert given_numbers["gate of t0.1"] == 1.0
+    assert given_numbers["h of t0.1"] == pytest.approx(-0.375 + 0.99)
     assert "2 trajectories with agent=plan turn=0" in str(story)
 
 
@@ -118,17 +117,6 @@ def test_masked_step_has_advantage_zero_and_a_reason():
     assert story.operations[-1].note == "its scoring failed"
 
 
-def test_explanation_lists_the_stand_in():
-    worse = make_trajectory("t0", [step("plan", 1.0), step("write", 0.0)], 0.0)
-    better = make_trajectory("t1", [step("plan", 1.0), step("write", 0.75)], 1.0)
-    story = explain(
-        assign(batch_of(worse, better), CreditOptions(propagation="threshold", on_closed_gate="neutral", gamma=1.0)),
-        "t0.0",
-    )
-    (stand_in,) = [o for o in story.operations if o.name == "stand-in for t0.1"]
-    assert stand_in.value == -0.25
-
-
 @pytest.mark.parametrize("unknown", ["t9.0", 99, -1])
 def test_explain_rejects_an_unknown_step(unknown):
     with pytest.raises(BatchError, match="explain: expected"):
@@ -149,7 +137,7 @@ AWKWARD = ("outcome", "weight", "weights", "baseline", "origin", "zero", "one", 
 
 
 @pytest.mark.parametrize("name", [*AWKWARD, "part of the outcome", "discounted credit", "from x", "own"])
-@pytest.mark.parametrize("keys", [{}, {"outcome_to": "answer"}, {"on_closed_gate": "neutral"}])
+@pytest.mark.parametrize("keys", [{}, {"outcome_to": "answer"}])
 def test_explain_works_with_any_score_name(name, keys):
     trajectories = [
         make_trajectory(f"t{n}", [step("plan", {name: first, "f": 0.5}), step("write", {name: 1 - first})], n / 2)
@@ -191,7 +179,7 @@ def nothing_like_the_formula(flow):
 
 def with_gates_of_its_own(flow):
     made, half_S = nothing_like_the_formula(flow), np.full_like(flow.own_S, 0.5)
-    return replace(made, gate_out_S=half_S, gate_in_S=half_S)
+    return replace(made, gate_S=half_S)
 
 
 def varied(n=4):
@@ -286,7 +274,7 @@ def gates_of(assigned, s):
 
 
 def halves(**chosen):
-    """Sub-rewards equal to the threshold, so that hard gates are closed."""
+    """Sub-rewards equal to the threshold, so that gates are closed."""
     return assign(
         batch_of(*(make_trajectory(f"t{n}", [step("plan", 0.5), step("write", 0.5)], float(n)) for n in range(2))),
         CreditOptions(**{"propagation": "threshold", **chosen}),
@@ -294,49 +282,23 @@ def halves(**chosen):
 
 
 @pytest.mark.parametrize(
-    ("keys", "gate_in", "gate_out"),
+    ("keys", "gate"),
     [
-        (
-            {},
-            (1.0, "no gate stands here: gate_at pass"),
-            (0.0, "sub-reward not above threshold"),
-        ),
-        (
-            {"gate_at": "receive"},
-            (0.0, "sub-reward not above threshold"),
-            (1.0, "no gate stands here: gate_at receive"),
-        ),
-        (
-            {"propagation": "discounted", "gate_at": "both"},
-            (1.0, "discounted: every gate open"),
-            (1.0, "discounted: every gate open"),
-        ),
-        (
-            {"reward_decomp": False, "gate_at": "both"},
-            (1.0, "the rule has no gates and ignores sub-rewards"),
-            (1.0, "the rule has no gates and ignores sub-rewards"),
-        ),
-        (
-            {"gate_at": "both", "gate": "soft", "tau": 0.25},
-            (0.5, "sigmoid((sub-reward - threshold) / 0.25)"),
-            (0.5, "sigmoid((sub-reward - threshold) / 0.25)"),
-        ),
+        ({}, (0.0, "sub-reward not above threshold")),
+        ({"propagation": "discounted"}, (1.0, "discounted: every gate open")),
+        ({"reward_decomp": False}, (1.0, "the rule has no gates and ignores sub-rewards")),
     ],
 )
-def test_explanation_describes_each_gate(keys, gate_in, gate_out):
-    assert gates_of(halves(**keys), 0) == {"gate in of t0.0": gate_in, "gate out of t0.1": gate_out}
+def test_explanation_describes_each_gate(keys, gate):
+    assert gates_of(halves(**keys), 0) == {"gate of t0.1": gate}
 
 
-@pytest.mark.parametrize("gate_unscored", ["open", "closed"])
-def test_explanation_describes_the_gate_of_a_failed_step(gate_unscored):
+def test_explanation_describes_the_gate_of_a_failed_step():
     batch = batch_of(
         *(make_trajectory(f"t{n}", [step("plan", n / 2), step("write", 0.5 if n else "failed")], 1.0) for n in range(3))
     )
-    assigned = assign(batch, CreditOptions(propagation="threshold", gate_unscored=gate_unscored))
-    factor = 1.0 if gate_unscored == "open" else 0.0
-    assert gates_of(assigned, 0)["gate out of t0.1"] == (factor, f"its scoring failed: gate_unscored {gate_unscored}")
-    assigned = assign(batch, CreditOptions(propagation="threshold", gate_unscored=gate_unscored, reward_decomp=False))
-    assert gates_of(assigned, 0)["gate out of t0.1"] == (1.0, "the rule has no gates and ignores sub-rewards")
+    assigned = assign(batch, CreditOptions(propagation="threshold"))
+    assert gates_of(assigned, 0)["gate of t0.1"] == (1.0, "its scoring failed: open")
 
 
 def test_explanation_describes_a_gate_opened_by_the_floor():
@@ -345,7 +307,7 @@ def test_explanation_describes_a_gate_opened_by_the_floor():
     s = int(np.flatnonzero(assigned.forced_open_S & (assigned.batch.index_of_step == 1))[0])
     name = assigned.batch.step_ids[s]
     words = "sub-reward not above threshold, opened to keep the floor"
-    assert gates_of(assigned, s - 1)[f"gate out of {name}"] == (1.0, words)
+    assert gates_of(assigned, s - 1)[f"gate of {name}"] == (1.0, words)
 
 
 # ---- terms and columns ---------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from creditflow.credit.records import NOTHING, propagation_rule
 from creditflow.credit.rules.base import OUTCOME_TO, Credit, sources
 
 
-@propagation_rule("halves", ignores=("share",), flows=NOTHING)
+@propagation_rule("halves", flows=NOTHING)
 def halves(inputs):
     own_S, shared_S = OUTCOME_TO[inputs.options.outcome_to](inputs)
     nothing_S = np.zeros_like(own_S)

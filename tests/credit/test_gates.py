@@ -43,7 +43,7 @@ def test_higher_threshold_never_opens_a_gate(trajectories, chosen):
         before = gate_open_S
 
 
-@given(trajectories(), options(gate_unscored="open", gate="hard"))
+@given(trajectories(), options())
 def test_threshold_below_0_equals_discounted(trajectories, chosen):
     batch = batch_of(*trajectories)
     chosen.propagation, chosen.propagation_threshold = "threshold", -0.5
@@ -57,7 +57,7 @@ def test_threshold_below_0_equals_discounted(trajectories, chosen):
 
 @given(
     trajectories(mishaps=False),
-    options(reward_decomp=True, decomp_granularity="step", gate="hard", gate_at="pass", on_closed_gate="cut"),
+    options(reward_decomp=True, decomp_granularity="step", on_closed_gate="cut"),
 )
 def test_threshold_of_1_with_all_steps_scored_equals_none(trajectories, chosen):
     for trajectory in trajectories:

@@ -325,9 +325,7 @@ MOVED: dict[str, tuple[dict[str, object], float, float]] = {
     "std scaling": ({"adv_estimator": "grpo"}, 0.9885, 0.7408),
     "closed gates, cut": (GATED, 0.9091, 1.1458),
     "closed gates, cut, outcome to all": ({**GATED, "outcome_to": "all"}, 0.9894, 0.9906),
-    "closed gates, neutral": ({**GATED, "on_closed_gate": "neutral"}, 0.9711, 1.2421),
     "closed gates, freeze": ({**GATED, "on_closed_gate": "freeze"}, 0.9029, 1.3860),
-    "soft gates, cut": ({**GATED, "gate": "soft"}, 0.9435, 1.0699),
     "the defaults, in groups of the task": (DEFAULTS, 0.9178, 0.8923),
 }
 """Changes to `options()`, cosine to the gradient of J (with the origin in force), and length relative to it."""

@@ -178,16 +178,15 @@ def test_idle_gate_gives_the_reason(rewards, options, code, reason):
         assert (credit_metrics(assigned)["propagation/moved"] == 0.0) == same["none"]
 
 
-@pytest.mark.parametrize("gate_at", ["pass", "receive", "both"])
-def test_closed_gates_are_idle(gate_at):
+def test_closed_gates_are_idle():
     trajectories = [make_trajectory(f"t{n}", [step("a", 0.25), step("b", 0.375)], float(n)) for n in range(2)]
-    chosen = CreditOptions(propagation="threshold", gate_at=gate_at)
+    chosen = CreditOptions(propagation="threshold")
     assigned = assign(batch_of(*trajectories), chosen)
     none = assign(batch_of(*trajectories), replace(chosen, propagation="none"))
     assert np.array_equal(assigned.credit_S, none.credit_S)
     assert credit_metrics(assigned)["propagation/moved"] == 0.0
     assert idle_gate(assigned).code == "nothing_flows"
-    assert {"nothing_flows", "starved"} <= codes(*trajectories, gate_at=gate_at)
+    assert {"nothing_flows", "starved"} <= codes(*trajectories)
     assert idle_gate(none) is None
 
 

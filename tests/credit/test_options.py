@@ -30,15 +30,10 @@ def test_defaults_have_their_declared_types():
         ("propagation", None, "threshold"),
         ("adv_estimator", "reinforce", "rloo"),
         ("decomp_granularity", "tokens", "token_level"),
-        ("tau", 0.0, "a finite number of at least 1e-6"),
         ("group_by", "turn", "task or task_agent or"),
         ("outcome_to", "last", "auto or all or answer"),
         ("shared_reward", "both", "outcome or outcome_plus_mean_sub_reward"),
-        ("gate_unscored", "ajar", "open or closed"),
-        ("gate", "ajar", "hard or soft"),
-        ("gate_at", "send", "pass or receive or both"),
-        ("share", "all", "split or copy or once"),
-        ("on_closed_gate", "drop", "cut or neutral or freeze"),
+        ("on_closed_gate", "drop", "cut or freeze"),
         ("gamma", 1.5, "a number from 0 to 1"),
         ("gamma", -0.1, "a number from 0 to 1"),
         ("gamma", float("nan"), "a number from 0 to 1"),
@@ -73,15 +68,9 @@ def test_integers_are_accepted_as_numbers():
 @pytest.mark.parametrize(
     ("key", "chosen"),
     [
-        ("gate", {"on_closed_gate": "freeze", "gate": "soft"}),
-        ("gate_at", {"on_closed_gate": "freeze", "gate_at": "receive"}),
-        ("share", {"on_closed_gate": "neutral", "share": "once"}),
-        ("gate_at", {"on_closed_gate": "neutral", "gate_at": "receive"}),
         ("shadow.adv_estimator", {"shadow": {"adv_estimator": "gae", "outcome_to": "answer"}}),
         ("outcome_to", {"adv_estimator": "gae", "outcome_to": "all"}),
         ("decomp_granularity", {"decomp_granularity": "token_level"}),
-        ("share", {"adv_estimator": "gae", "outcome_to": "answer", "share": "once"}),
-        ("on_closed_gate", {"adv_estimator": "gae", "outcome_to": "answer", "on_closed_gate": "neutral"}),
     ],
 )
 def test_contradicting_options_raise(key, chosen):

@@ -92,14 +92,14 @@ def test_uniform_conserves_the_outcome():
 
 @given(
     trajectories(mishaps=False),
-    options(propagation="threshold", share="split", on_closed_gate="cut", adv_estimator="grpo"),
+    options(propagation="threshold", on_closed_gate="cut", adv_estimator="grpo"),
 )
 def test_credit_is_conserved_in_every_trajectory(trajectories, chosen):
     batch = batch_of(*trajectories)
     a = assign(batch, chosen)
     parents_S = np.bincount(batch.edge_child, minlength=batch.n_steps)
     h_S = a.own_S + a.received_S
-    through_E = a.gate_in_S[batch.edge_parent] * a.gate_out_S[batch.edge_child]
+    through_E = a.gate_S[batch.edge_child]
     offered_E = (h_S / np.maximum(parents_S, 1))[batch.edge_child]
     trajectory_E = batch.trajectory_of_step[batch.edge_child]
     for n in range(batch.n_trajectories):

@@ -17,12 +17,9 @@ class Row:
     sub_reward: float | None
     scored: bool
     failed: bool
+    gate_open: bool
     gate: float
-    gate_out: float
     """The factor in force on credit passed to parents; 0 for rules without flow."""
-    gate_in: float
-    """The factor in force on credit received from children; 0 for rules without flow."""
-    stand_in: float | None
     frozen: bool
     own: float
     received: float
@@ -53,10 +50,8 @@ class Oracle(Estimators):
             sub_reward=self.sub_reward(node),
             scored=self.case(node) == "scored",
             failed=self.case(node) == "failed",
-            gate=self.gate(node),
-            gate_out=self.out(node) if self.flows else 0.0,
-            gate_in=self.into(node) if self.flows else 0.0,
-            stand_in=self.stand_in(node) if node.parents else None,
+            gate_open=self.gate(node) == 1.0,
+            gate=self.out(node),
             frozen=self.frozen(node),
             own=own,
             received=received,

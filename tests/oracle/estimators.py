@@ -238,8 +238,8 @@ class Estimators(Flow):
         own, _, shared = self.terms(node)
         handed_up = 0.0
         if self.flows:
-            handed_up = math.fsum(self.share(child) * self.out(child) * self.worth(child) for child in node.children)
-        return own + shared, self.o.gamma * self.into(node) * handed_up
+            handed_up = math.fsum(self.out(child) * self.worth(child) / len(child.parents) for child in node.children)
+        return own + shared, self.o.gamma * handed_up
 
     def worth(self, node):
         """The critic's value at the start of the step plus lam times the advantage there."""

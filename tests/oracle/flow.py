@@ -4,7 +4,6 @@ Deliberately slow and obvious. It shares no code with `creditflow.credit`; it re
 """
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 GATE = 1e-9
@@ -186,7 +185,7 @@ class Flow:
         """Whether credit reaches the step from an answer step without its outcome."""
         if self.o.outcome_to != "answer" or self.o.gamma == 0 or self.o.w_o == 0 or not self.flows:
             return False
-        passing = [child for child in node.children if self.out(child) > 0 and self.into(node) > 0]
+        passing = [child for child in node.children if self.out(child) > 0]
         return any(self.lacks_outcome(child) or self.misled(child) for child in passing)
 
     def outcome(self, node):
@@ -211,22 +210,16 @@ class Flow:
 
     @remembered
     def gate(self, node):
-        """The factor of the step's gate, for passing and for receiving."""
+        """1 for an open gate, 0 for a closed one."""
         case = self.judged(node)
         if case == "unmatched":
             return 1.0
         if case == "failed":
-            return 1.0 if self.o.gate_unscored == "open" else 0.0
-        if self.o.gate == "hard":
-            return 1.0 if self.above(node) else 0.0
-        return 1 / (1 + math.exp((self.o.propagation_threshold - self.reward(node)) / self.o.tau))
+            return 1.0
+        return 1.0 if self.above(node) else 0.0
 
     def out(self, node):
-        gated = self.o.propagation == "threshold" and self.o.gate_at in ("pass", "both")
-        return (self.gate(node) if gated else 1.0) if self.flows else 0.0
-
-    def into(self, node):
-        gated = self.o.propagation == "threshold" and self.o.gate_at in ("receive", "both")
+        gated = self.o.propagation == "threshold"
         return (self.gate(node) if gated else 1.0) if self.flows else 0.0
 
     # ---- flow ------------------------------------------------------------------------------------------------------
@@ -235,93 +228,22 @@ class Flow:
     def flows(self):
         return self.o.propagation in ("discounted", "threshold")
 
-    def share(self, child):
-        return 1.0 if self.o.share == "copy" else 1 / len(child.parents)
-
     @remembered
-    def depth(self, node):
-        """The number of steps on the longest path that ends at the node."""
-        return 1 + max((self.depth(parent) for parent in node.parents), default=0)
-
-    def sweeps(self, node):
-        """The number of steps on the longest path of the node's trajectory; 0 without `neutral`."""
-        if not self.flows or self.o.on_closed_gate != "neutral":
-            return 0
-        return max(self.depth(other) for other in self.nodes if other.trajectory is node.trajectory)
-
     def h(self, node):
-        return self.h_in_sweep(node, self.sweeps(node))
+        return self.own(node) + self.received(node)
 
     @remembered
-    def h_in_sweep(self, node, sweep):
-        return self.own(node) + self.received_in_sweep(node, sweep)
-
     def received(self, node):
-        return self.received_in_sweep(node, self.sweeps(node))
-
-    @remembered
-    def received_in_sweep(self, node, sweep):
         if not self.flows:
             return 0.0
-        if self.o.share == "once":
-            return math.fsum(weight * self.own(other) for other, weight in self.best_paths(node).items())
-        handed_up = math.fsum(self.share(child) * self.passed(child, sweep) for child in node.children)
-        return self.o.gamma * self.into(node) * handed_up
-
-    def passed(self, node, sweep):
-        passed = self.out(node) * self.h_in_sweep(node, sweep)
-        if self.o.on_closed_gate == "neutral":
-            passed += (1 - self.out(node)) * (self.stand_in_of_sweep(node, sweep) or 0.0)
-        return passed
-
-    def stand_in(self, node):
-        """The substitute for the step's h behind its closed gate; None without one."""
-        return self.stand_in_of_sweep(node, self.sweeps(node))
-
-    @remembered
-    def stand_in_of_sweep(self, node, sweep):
-        if sweep == 0 or self.out(node) == 1:
-            return None
-        for level in (self.o.group_by, "agent"):
-            means = []
-            for others in self.kept_others(node):
-                open_ones = [
-                    self.h_in_sweep(other, sweep - 1)
-                    for other in others
-                    if self.vouches(other) and self.key(level, other) == self.key(level, node)
-                ]
-                if open_ones:
-                    means.append(mean(open_ones))
-            if means:
-                return mean(means)
-        return None
-
-    def vouches(self, node):
-        return self.judged(node) == "unmatched" or (self.judged(node) == "scored" and self.above(node))
-
-    def best_paths(self, node):
-        """The largest product of factors along a path to each descendant."""
-        best = defaultdict(float)
-        for weight, end in self.paths(node):
-            best[end] = max(best[end], weight)
-        return best
-
-    def paths(self, node):
-        for child in node.children:
-            factor = self.o.gamma * self.into(node) * self.out(child)
-            yield factor, child
-            for weight, end in self.paths(child):
-                yield factor * weight, end
+        handed_up = math.fsum(self.out(child) * self.h(child) / len(child.parents) for child in node.children)
+        return self.o.gamma * handed_up
 
     def withheld(self, node):
-        """The credit that the step's gate withheld from its parents, and from the step itself."""
+        """The credit that the step's gate withheld from its parents."""
         if not self.flows:
             return 0.0
-        own_gate = sum(self.share(node) * (1 - self.out(node)) * self.h(node) for _ in node.parents)
-        on_receipt = math.fsum(
-            self.share(child) * self.out(child) * (1 - self.into(node)) * self.h(child) for child in node.children
-        )
-        return own_gate + on_receipt
+        return (1 - self.out(node)) * self.h(node) if node.parents else 0.0
 
     # ---- freezing --------------------------------------------------------------------------------------------------
 

@@ -132,7 +132,7 @@ def _adapt_defaults(config: Config, given: Set[str]) -> None:
 
 def usable_rule(options: CreditOptions, given: Set[str]) -> str:
     """Choose the rule where none is set: the default, unless it cannot use an option of `given`, or the estimator."""
-    if given & {*GATE_OPTIONS, "share"} or ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
+    if given & {*GATE_OPTIONS} or ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
         return "threshold"
     needs_scores = any(getattr(options, name) != getattr(CreditOptions, name) for name in SCORE_OPTIONS)
     by_token = options.decomp_granularity == "token_level"

@@ -24,11 +24,11 @@ from creditflow.credit.estimators.base import (
     whitening,
 )
 from creditflow.credit.fitted import Fitted, fit, fits
-from creditflow.credit.gates import gate_factors, is_above
+from creditflow.credit.gates import is_above
 from creditflow.credit.groups import LEVEL_NAMES, POLICY, BatchColumns, Groups, describe, group_statistics, no_groups
 from creditflow.credit.history import History
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, Estimator
+from creditflow.credit.records import ADVANTAGE_ESTIMATORS, FORMULA, PROPAGATION_RULES, Estimator
 from creditflow.credit.rules.base import Credit, PropagationInput, answer_steps, parent_counts
 from creditflow.credit.thresholds.base import Constant, Threshold, make_threshold, open_starved, thetas
 from creditflow.credit.tokens import at_first_token, critic_tokens, spread_over_tokens, token_terms
@@ -54,18 +54,13 @@ class Assignment:
     """[S] a matching function of positive weight failed or timed out."""
     threshold_S: Floats
     """[S] theta_t, the threshold in force."""
-    gate_S: Floats
-    """[S] the factor of the step's gate, in [0, 1]; only the rule `threshold` applies it."""
     gate_open_S: Bools
-    """[S] whether the gate counts as open: the step is unscored, or its sub-reward is above the threshold."""
+    """[S] whether the step is unscored, or its sub-reward is above the threshold; only the rule `threshold` applies it.
+    """
     forced_open_S: Bools
     """[S] opened below the threshold, to keep the floor on the share of open gates."""
-    gate_out_S: Floats
+    gate_S: Floats
     """[S] the factor that the rule in force applies to credit passed to parents, in [0, 1]."""
-    gate_in_S: Floats
-    """[S] the factor that it applies to credit received from children, in [0, 1]."""
-    stand_in_S: Floats
-    """[S] the substitute for the step's credit behind a closed gate; NaN: none."""
     fold_S: Ints
     """[S] the fold of cross-fitting, which fitted values of the step leave out; -1 without one."""
     score_weight_S: Floats
@@ -142,7 +137,8 @@ class Assignment:
     @property
     def flows(self) -> bool:
         """Whether the rule can move credit between steps, even if every gate is closed."""
-        return bool(self.gate_out_S.any() or self.gate_in_S.any() or self.withheld_S.any())
+        by_formula = PROPAGATION_RULES[self.options.propagation].flows == FORMULA
+        return bool(by_formula or self.gate_S.any() or self.withheld_S.any())
 
     @property
     def learns_S(self) -> Bools:
@@ -177,7 +173,7 @@ class Assignment:
     def misled_S(self) -> Bools:
         """[S] steps that are not trained, because the outcome of a later answer step's agent could not be scored."""
         outcome = outcomes(self.batch, self.options)
-        return _misled(self.batch, self.options, outcome, self.gate_out_S, self.gate_in_S)
+        return _misled(self.batch, self.options, outcome, self.gate_S)
 
     def group_name(self, step: int) -> str | None:
         """The key of the group behind `step`'s baseline, in words; None for a step without one."""
@@ -230,8 +226,7 @@ def assign(
     parts, the `history_after` of the batch before; default: none.
 
     Raises ConfigError for invalid options and BatchError for inconsistent columns. Cost: linear in steps, edges, scores
-    and tokens; with `share: once`, steps times edges of each trajectory; with `on_closed_gate: neutral`, edges times
-    the longest path.
+    and tokens.
     """
     if not isinstance(options, CreditOptions):
         raise ConfigError(f"options: expected CreditOptions, got {type(options).__name__}; write CreditOptions(...)")
@@ -278,9 +273,7 @@ def _assign(
     unjudged_S = rewards.failed_S & options.decomposed
 
     threshold_S = thetas(threshold, batch.agent_names)[batch.agent_of_step]
-    gate_S, open_S, forced_S = _gates(
-        batch, options, rewards, judged_S, unjudged_S, kept_S, threshold_S, threshold.floor
-    )
+    open_S, forced_S = _gates(batch, rewards, judged_S, kept_S, threshold_S, threshold.floor)
     fitted = fit(columns, options, outcome, rewards, kept_S, history) if fits(options) else None
     terms = _terms(batch, options, rewards, fitted)
     has_own_S, paid_S = terms.has_own_S, terms.paid_S(options)
@@ -295,7 +288,6 @@ def _assign(
             own_S=paid_S,
             has_own_S=has_own_S,
             outcome_S=outcome.value_S,
-            gate_S=gate_S,
             open_S=open_S,
             scored_S=judged_S,
             failed_S=unjudged_S,
@@ -310,7 +302,7 @@ def _assign(
     credit_S = credit.own_S + credit.received_S + credit.shared_S
     _expect_finite(batch, credit_S, "credit", f"propagation {options.propagation}")
     frozen_S = np.zeros(batch.n_steps, dtype=np.bool_) if credit.frozen_S is None else credit.frozen_S
-    trained_S = kept_S & ~frozen_S & ~_misled(batch, options, outcome, credit.gate_out_S, credit.gate_in_S)
+    trained_S = kept_S & ~frozen_S & ~_misled(batch, options, outcome, credit.gate_S)
     if rule.pays_own:
         # Expected scores need evidence about the step: its score, or the outcome.
         trained_S &= ~unjudged_S & (has_own_S | (not options.pays_expected_score))
@@ -368,12 +360,9 @@ def _assign(
         scored_S=rewards.scored_S,
         failed_S=rewards.failed_S,
         threshold_S=threshold_S,
-        gate_S=gate_S,
         gate_open_S=open_S,
         forced_open_S=forced_S,
-        gate_out_S=nothing_S if credit.gate_out_S is None else credit.gate_out_S,
-        gate_in_S=nothing_S if credit.gate_in_S is None else credit.gate_in_S,
-        stand_in_S=np.full(batch.n_steps, np.nan) if credit.stand_in_S is None else credit.stand_in_S,
+        gate_S=nothing_S if credit.gate_S is None else credit.gate_S,
         fold_S=terms.fold_S,
         score_weight_S=terms.weight_S,
         harmless_S=nothing_S * np.nan if fitted is None or fitted.harmless_S is None else fitted.harmless_S,
@@ -499,39 +488,21 @@ def _terms(batch: TrajectoryBatch, options: CreditOptions, rewards: SubRewards, 
 
 
 def _gates(
-    batch: TrajectoryBatch,
-    options: CreditOptions,
-    rewards: SubRewards,
-    judged_S: Bools,
-    unjudged_S: Bools,
-    kept_S: Bools,
-    threshold_S: Floats,
-    floor: float,
-) -> tuple[Floats, Bools, Bools]:
-    """Each gate's factor, whether it counts as open, and whether it was opened to keep the floor."""
-    gate_S = gate_factors(
-        rewards.value_S,
-        threshold_S,
-        gate=options.gate,
-        tau=options.tau,
-        gate_unscored=options.gate_unscored,
-        scored_S=judged_S,
-        failed_S=unjudged_S,
-    )
-    open_S = np.where(judged_S, is_above(rewards.value_S, threshold_S), gate_S > 0)
-    forced_S = np.zeros(batch.n_steps, dtype=np.bool_)
-    if floor > 0 and options.gate == "hard":  # a soft gate always passes something
-        forced_S = open_starved(open_S, rewards.value_S, judged_S & kept_S, batch.agent_of_step, floor)
-        gate_S[forced_S], open_S = 1.0, open_S | forced_S
-    return gate_S, open_S, forced_S
+    batch: TrajectoryBatch, rewards: SubRewards, judged_S: Bools, kept_S: Bools, threshold_S: Floats, floor: float
+) -> tuple[Bools, Bools]:
+    """Whether each gate is open, and whether it was opened to keep the floor."""
+    open_S = ~judged_S | is_above(rewards.value_S, threshold_S)
+    if floor <= 0:
+        return open_S, np.zeros_like(open_S)
+    forced_S = open_starved(open_S, rewards.value_S, judged_S & kept_S, batch.agent_of_step, floor)
+    return open_S | forced_S, forced_S
 
 
 def _misled(
     batch: TrajectoryBatch,
     options: CreditOptions,
     outcome: Outcomes,
-    gate_out_S: Floats | None,
-    gate_in_S: Floats | None,
+    gate_S: Floats | None,
 ) -> Bools:
     """[S] steps whose credit lacks the outcome of an answer step, because its scoring failed for that agent alone.
 
@@ -539,12 +510,12 @@ def _misled(
     """
     lost_S = answer_steps(batch) & outcome.masked_S & ~outcome.masked_N[batch.trajectory_of_step]
     counts = options.resolved().outcome_to == "answer" and options.gamma > 0 and options.w_o > 0
-    if not counts or gate_out_S is None or gate_in_S is None or not lost_S.any():
+    if not counts or gate_S is None or not lost_S.any():
         return np.zeros_like(lost_S)
     from creditflow.credit import kernels
 
     source_S = lost_S.astype(np.uint8)
-    return kernels.reach_up(batch.edge_child, batch.edge_parent, source_S, gate_out_S, gate_in_S) > 0
+    return kernels.reach_up(batch.edge_child, batch.edge_parent, source_S, gate_S) > 0
 
 
 def _with_terms(
@@ -582,10 +553,10 @@ def _expect_credit(batch: TrajectoryBatch, credit: Credit, estimator: Estimator,
                 f"algorithm.propagation: {options.propagation}: expected {column.name} of shape ({batch.n_steps},), "
                 f"got {np.shape(values)}"
             )
-    if estimator.critic and (credit.gate_out_S is None or credit.gate_in_S is None) and credit.received_S.any():
+    if estimator.critic and credit.gate_S is None and credit.received_S.any():
         raise ConfigError(
             f"algorithm.adv_estimator: {options.adv_estimator} needs to know by which gates credit flows, but rule "
-            f"{options.propagation!r} fills Credit.received_S and neither gate_out_S nor gate_in_S"
+            f"{options.propagation!r} fills Credit.received_S and not gate_S"
         )
 
 

@@ -32,149 +32,40 @@ def flow_up(
     child_E: Ints,
     parent_E: Ints,
     own_S: Floats,
-    gate_out_S: Floats,
-    gate_in_S: Floats,
+    gate_S: Floats,
     share_S: Floats,
-    stand_in_S: Floats,
     gamma: float,
     received_S: Floats,
 ) -> None:
-    """Add `gamma * in_t * sum over children k of share_k * (out_k * h_k + (1 - out_k) * s_k)` to `received_S`.
-
-    h = own + received.
-    """
+    """Add `gamma * sum over children k of share_k * gate_k * h_k` to `received_S`, with h = own + received."""
     for e in range(child_E.size - 1, -1, -1):
         k, t = child_E[e], parent_E[e]
-        handed = gate_out_S[k] * (own_S[k] + received_S[k]) + (1.0 - gate_out_S[k]) * stand_in_S[k]
-        received_S[t] += gamma * gate_in_S[t] * share_S[k] * handed
+        received_S[t] += gamma * share_S[k] * (gate_S[k] * (own_S[k] + received_S[k]))
 
 
 @_compiled
-def best_path(
-    child_E: Ints,
-    parent_E: Ints,
-    first_edge_S: Ints,
-    first_step_S: Ints,
-    gate_out_S: Floats,
-    gate_in_S: Floats,
-    gamma: float,
-    d: int,
-    weight_S: Floats,
-) -> Floats:
-    """Write W(t, d), the largest product of gamma * in * out along a path t to d, for all t up to d in its trajectory.
-
-    Returns `weight_S`, the array written to.
-    """
-    first = first_step_S[d]
-    weight_S[first : d + 1] = 0.0
-    weight_S[d] = 1.0
-    for e in range(first_edge_S[d + 1] - 1, first_edge_S[first] - 1, -1):
-        k, t = child_E[e], parent_E[e]
-        weight_S[t] = max(weight_S[t], weight_S[k] * (gamma * gate_in_S[t] * gate_out_S[k]))
-    return weight_S
-
-
-@_compiled
-def flow_up_once(
-    child_E: Ints,
-    parent_E: Ints,
-    first_edge_S: Ints,
-    first_step_S: Ints,
-    own_S: Floats,
-    gate_out_S: Floats,
-    gate_in_S: Floats,
-    gamma: float,
-) -> Floats:
-    """[S] `sum over descendants d of W(t, d) * own_d`, see `best_path`, d from the last to the first.
-
-    `first_edge_S` [S+1]: index of each child's first edge; `first_step_S` [S]: the first step of the step's trajectory.
-    Cost: (steps of a trajectory) x (its edges).
-    """
-    received_S = np.zeros_like(own_S)
-    weight_S = np.zeros_like(own_S)
-    for d in range(own_S.size - 1, -1, -1):
-        best_path(child_E, parent_E, first_edge_S, first_step_S, gate_out_S, gate_in_S, gamma, d, weight_S)
-        for t in range(first_step_S[d], d):
-            if weight_S[t] > 0.0:
-                received_S[t] += weight_S[t] * own_S[d]
-    return received_S
-
-
-@_compiled
-def withheld_by_receivers(
-    child_E: Ints, parent_E: Ints, credit_S: Floats, gate_out_S: Floats, gate_in_S: Floats, share_S: Floats
-) -> tuple[Floats, Floats]:
-    """[S] `sum over children k of share_k * out_k * (1 - in_t) * h_k`, and the sum of |share_k * out_k * h_k|."""
-    withheld_S, offered_S = np.zeros_like(credit_S), np.zeros_like(credit_S)
-    for e in range(child_E.size - 1, -1, -1):
-        k, t = child_E[e], parent_E[e]
-        arriving = share_S[k] * gate_out_S[k] * credit_S[k]
-        withheld_S[t] += (1.0 - gate_in_S[t]) * arriving
-        offered_S[t] += abs(arriving)
-    return withheld_S, offered_S
-
-
-@_compiled
-def reach_up(
-    child_E: Ints, parent_E: Ints, source_S: NDArray[np.uint8], gate_out_S: Floats, gate_in_S: Floats
-) -> NDArray[np.uint8]:
+def reach_up(child_E: Ints, parent_E: Ints, source_S: NDArray[np.uint8], gate_S: Floats) -> NDArray[np.uint8]:
     """[S] the step's own bits of `source_S`, and those that its children pass through open gates."""
     reached_S = source_S.copy()
     for e in range(child_E.size - 1, -1, -1):
         k, t = child_E[e], parent_E[e]
-        reached_S[t] |= reached_S[k] * ((gate_out_S[k] > 0.0) & (gate_in_S[t] > 0.0))  # no branch: often mispredicted
+        reached_S[t] |= reached_S[k] * (gate_S[k] > 0.0)  # no branch: often mispredicted
     return reached_S
 
 
 @_compiled
-def frozen_upstream(child_E: Ints, parent_E: Ints, gate_out_S: Floats) -> Bools:
+def frozen_upstream(child_E: Ints, parent_E: Ints, gate_S: Floats) -> Bools:
     """[S] steps neither at or after a closed step, nor on a path of open gates to a step without children."""
-    at_or_after_S = gate_out_S == 0.0
-    heard_S = np.ones(gate_out_S.size, dtype=np.bool_)
+    at_or_after_S = gate_S == 0.0
+    heard_S = np.ones(gate_S.size, dtype=np.bool_)
     for e in range(child_E.size):
         at_or_after_S[child_E[e]] |= at_or_after_S[parent_E[e]]
         heard_S[parent_E[e]] = False
     for e in range(child_E.size - 1, -1, -1):
         k = child_E[e]
-        heard_S[parent_E[e]] |= heard_S[k] and gate_out_S[k] > 0.0
+        heard_S[parent_E[e]] |= heard_S[k] and gate_S[k] > 0.0
     frozen_S: Bools = ~(at_or_after_S | heard_S)
     return frozen_S
-
-
-@_compiled
-def path_lengths(child_E: Ints, parent_E: Ints, n_steps: int) -> Ints:
-    """[S] the number of steps on the longest path that ends at the step; at least 1."""
-    length_S = np.ones(n_steps, dtype=np.int64)
-    for e in range(child_E.size):
-        length_S[child_E[e]] = max(length_S[child_E[e]], length_S[parent_E[e]] + 1)
-    return length_S
-
-
-@_compiled
-def second_path(child_E: Ints, parent_E: Ints, first_edge_S: Ints, n_steps: int) -> tuple[int, int]:
-    """The first step with two paths to the same ancestor, as (step, ancestor); (-1, -1) for none.
-
-    Two paths diverge at a step with several parents, so the search starts at those only. Cost: linear for chains and
-    trees.
-    """
-    seen_S = np.full(n_steps, -1, dtype=np.int64)
-    stack = np.empty(n_steps + 1, dtype=np.int64)
-    for k in range(n_steps):
-        if first_edge_S[k + 1] - first_edge_S[k] < 2:
-            continue
-        stack[0] = k
-        top = 1
-        while top > 0:
-            top -= 1
-            s = stack[top]
-            for e in range(first_edge_S[s], first_edge_S[s + 1]):
-                t = parent_E[e]
-                if seen_S[t] == k:
-                    return k, t
-                seen_S[t] = k
-                stack[top] = t
-                top += 1
-    return -1, -1
 
 
 @_compiled
@@ -207,8 +98,7 @@ def gae(
     values_T: Floats,
     reward_S: Floats,
     token_reward_T: Floats,
-    gate_out_S: Floats,
-    gate_in_S: Floats,
+    gate_S: Floats,
     share_S: Floats,
     discounts: tuple[float, float, float, float],
     down_S: Floats,
@@ -250,7 +140,7 @@ def gae(
         worth = value + lam * advantage if n else last
         while e >= 0 and child_E[e] == s:
             t = parent_E[e]
-            down_S[t] += gamma * gate_in_S[t] * share_S[s] * (gate_out_S[s] * worth)
+            down_S[t] += gamma * share_S[s] * (gate_S[s] * worth)
             e -= 1
 
 

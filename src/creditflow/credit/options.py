@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from creditflow.credit.gates import GATES, GATES_OF_UNSCORED, PASSING
 from creditflow.credit.groups import LEVELS
 from creditflow.credit.records import (
     ADVANTAGE_ESTIMATORS,
@@ -32,7 +31,7 @@ class CreditOptions:
     propagation: str = "posterior"
     """The propagation rule: `identical`, `uniform`, `none`, `discounted`, `threshold`, `posterior`, a registered rule,
     or `file.py:function`. A recipe that sets no rule, but an option that `posterior` cannot use, gets `threshold` for
-    options of gates and `share`, and `none` for `score_weight`, `score_model`, `w_m` and
+    options of gates, and `none` for `score_weight`, `score_model`, `w_m` and
     `decomp_granularity: token_level`."""
     propagation_threshold: Any = 0.5
     """theta: a gate is open if the sub-reward is above it. Below 0 all gates are open; from 1 on, those of scored steps
@@ -82,22 +81,9 @@ class CreditOptions:
     shared_reward: str = "outcome"
     """The credit given by `identical` and `uniform`: `outcome`, or `outcome_plus_mean_sub_reward`, which contains the
     same information as the other rules' credit."""
-    gate: str = "hard"
-    """`hard`: open or closed. `soft`: `sigmoid((r - theta) / tau)`."""
-    tau: float = 0.1
-    """Width of the soft gate, above 0."""
-    gate_at: str = "pass"
-    """`pass`: a step passes credit to its parents only if its gate is open. `receive`: it receives credit from its
-    children only if its gate is open. `both`: both conditions."""
-    gate_unscored: str = "open"
-    """The gate of a step whose scoring failed: `open` or `closed`."""
-    share: str = "split"
-    """`split`: a step divides the credit it passes evenly among its parents. `copy`: each parent gets all of it;
-    refused if a step has two paths to an ancestor. `once`: each descendant's own reward counts once, by its best path.
-    """
     on_closed_gate: str = "cut"
-    """The credit from behind a closed gate. `cut`: none. `neutral`: the mean credit of open steps of its group in other
-    trajectories. `freeze`: none, and the steps upstream of the failure do not learn from this trajectory."""
+    """The effect of a closed gate. `cut`: no credit passes. `freeze`: also, the steps upstream of the failure do not
+    learn from this trajectory."""
     mask_truncated: bool = False
     """Leave truncated trajectories out of training."""
     step_weight: float = 1.0
@@ -154,32 +140,8 @@ class CreditOptions:
     def _contradictions(self) -> list[tuple[str, bool, str]]:
         """(key, whether it contradicts another option, the message) for every known contradiction."""
         estimator, rule = ADVANTAGE_ESTIMATORS[self.adv_estimator], PROPAGATION_RULES[self.propagation]
-        freezes, critic = self.on_closed_gate == "freeze", estimator.critic
-        neutral, once = self.on_closed_gate == "neutral", self.share == "once"
         calibrates, models = self.score_weight == "calibrated", self.score_model != "none"
         return [
-            ("gate", freezes and self.gate != "hard", "on_closed_gate: freeze needs hard gates, got soft"),
-            (
-                "gate_at",
-                self.on_closed_gate != "cut" and self.gate_at not in PASSING,
-                f"on_closed_gate: {self.on_closed_gate} is about gates at pass or both; with receive it does nothing",
-            ),
-            (
-                "share",
-                once and neutral,
-                "once looks at each descendant's own reward, for which nothing can stand in: expected split or copy "
-                "with on_closed_gate: neutral",
-            ),
-            (
-                "share",
-                critic and once,
-                f"{self.adv_estimator} hands on values from step to step: expected split or copy, got once",
-            ),
-            (
-                "on_closed_gate",
-                critic and neutral,
-                f"{self.adv_estimator} has values, and no stand-ins: expected cut or freeze, got neutral",
-            ),
             (
                 "outcome_to",
                 self.outcome_to == "all" and self._outcome_to_answer_alone(),
@@ -234,8 +196,6 @@ class CreditOptions:
     def ignored(self) -> dict[str, tuple[str, ...]]:
         """Options without effect, each with the options that cause this."""
         found: dict[str, tuple[str, ...]] = {}
-        if self.gate == "hard":
-            found["tau"] = ("gate",)
         if self.score_model == "none":
             found["w_m"] = ("score_model",)
         if not self.decomposed:  # no score closes a gate or is paid
@@ -258,8 +218,6 @@ class CreditOptions:
 
     def reader_of(self, name: str, causes: tuple[str, ...]) -> str:
         """Advice on giving an ignored option an effect."""
-        if "gate" in causes:
-            return "set gate: soft"
         if "score_model" in causes:
             return "set score_model: noisy_and"
         if "propagation" not in causes:
@@ -307,7 +265,7 @@ class CreditOptions:
 
 _BOOLS = ("reward_decomp", "norm_adv_by_std_in_grpo", "mask_truncated")
 _LARGEST = 1e100
-"""Upper bound of weights and tau: larger values are typing errors, and would overflow in the variance."""
+"""Upper bound of weights: larger values are typing errors, and would overflow in the variance."""
 _UNIT = (0.0, 1.0, "a number from 0 to 1")
 _WEIGHT = (0.0, _LARGEST, "a finite number of at least 0")
 NUMBERS: dict[str, tuple[float, float, str]] = {
@@ -315,7 +273,6 @@ NUMBERS: dict[str, tuple[float, float, str]] = {
     "lam": _UNIT,
     "gamma_token": _UNIT,
     "lam_token": _UNIT,
-    "tau": (1e-6, _LARGEST, "a finite number of at least 1e-6"),
     "sub_reward_origin": _UNIT,
     "w_r": _WEIGHT,
     "w_o": _WEIGHT,
@@ -332,14 +289,10 @@ CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "group_by": lambda: tuple(LEVELS),
     "outcome_to": lambda: ("auto", "all", "answer"),
     "shared_reward": lambda: ("outcome", "outcome_plus_mean_sub_reward"),
-    "gate": lambda: tuple(GATES),
-    "gate_at": lambda: ("pass", "receive", "both"),
     "score_weight": lambda: ("fixed", "calibrated"),
     "score_model": lambda: ("none", "noisy_and"),
     "decomp_granularity": lambda: ("trajectory", "agent", "step", "token_level"),
-    "gate_unscored": lambda: tuple(GATES_OF_UNSCORED),
-    "share": lambda: ("split", "copy", "once"),
-    "on_closed_gate": lambda: ("cut", "neutral", "freeze"),
+    "on_closed_gate": lambda: ("cut", "freeze"),
 }
 
 

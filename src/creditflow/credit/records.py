@@ -18,7 +18,7 @@ SPREAD, ONE = "spread", "one"
 DISCOUNTED, BY_CRITIC = "discounted", "critic"
 """Values of `Estimator.tokens`: credit times `gamma_token` for each later token; by `CriticTerms`, as in `gae`."""
 
-GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")
+GATE_OPTIONS = ("propagation_threshold", "on_closed_gate")
 """Options that set the gates and the effect of a closed one."""
 SCORE_OPTIONS = ("score_weight", "score_model", "w_m")
 """Options that set the pay for a step's own score."""
@@ -71,7 +71,7 @@ class PropagationRule:
     @property
     def gated(self) -> bool:
         """Whether gates act on the credit that the rule moves."""
-        return self.flows != NOTHING and "gate" not in self.ignores
+        return self.flows != NOTHING and "propagation_threshold" not in self.ignores
 
 
 @dataclass(frozen=True, slots=True)

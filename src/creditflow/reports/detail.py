@@ -13,7 +13,7 @@ from creditflow._utils.files import json_ready
 from creditflow.config import leaves
 from creditflow.credit import Assignment, explain
 from creditflow.credit.records import FORMULA, NOTHING, PROPAGATION_RULES, UNKNOWN
-from creditflow.credit.rules.base import SHARES, parent_counts
+from creditflow.credit.rules.base import parent_counts, shares
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
 from creditflow.reports.text import cut
 from creditflow.reports.why import first_error, terms, tree
@@ -88,9 +88,9 @@ def _node(batch: TrajectoryBatch, a: Assignment | None, s: int, *, first_error: 
 def _edges(batch: TrajectoryBatch, a: Assignment | None, start: int, stop: int) -> list[dict[str, Any]]:
     first, last = np.searchsorted(batch.edge_child, (start, stop))
     child_E, parent_E = batch.edge_child[first:last], batch.edge_parent[first:last]
-    flow_E = None if a is None else _flow(batch, a, child_E, parent_E)
+    flow_E = None if a is None else _flow(batch, a, child_E)
     gated = a is not None and PROPAGATION_RULES[a.options.propagation].flows == FORMULA
-    open_E = a.gate_out_S[child_E] * a.gate_in_S[parent_E] if a is not None and gated else np.ones(len(child_E))
+    open_E = a.gate_S[child_E] if a is not None and gated else np.ones(len(child_E))
     return [
         {
             "parent": int(parent - start),
@@ -102,21 +102,15 @@ def _edges(batch: TrajectoryBatch, a: Assignment | None, start: int, stop: int) 
     ]
 
 
-def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any, parent_E: Any) -> Any:
-    """Credit that flows back along each edge, by docs/concepts/credit.md; None if the rule's flow is unknown.
-
-    Under `share: once` credit follows best paths instead of edges; the flow of `split` then serves as an illustration.
-    """
+def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any) -> Any:
+    """Credit that flows back along each edge, by docs/concepts/credit.md; None if the rule's flow is unknown."""
     moves = PROPAGATION_RULES[a.options.propagation].flows
     if moves == UNKNOWN:
         return None
     if moves == NOTHING:
         return np.zeros(len(child_E))
-    kind = "split" if a.options.share == "once" else a.options.share
-    share_S = SHARES[kind](batch, parent_counts(batch))
-    stand_in_E = np.nan_to_num(a.stand_in_S[child_E])
-    passed_E = a.gate_out_S[child_E] * (a.own_S + a.received_S)[child_E] + (1 - a.gate_out_S[child_E]) * stand_in_E
-    return a.options.gamma * a.gate_in_S[parent_E] * share_S[child_E] * passed_E
+    share_S = shares(parent_counts(batch))
+    return a.options.gamma * (share_S * a.gate_S * (a.own_S + a.received_S))[child_E]
 
 
 def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: Spelling) -> dict[str, Any]:

@@ -105,7 +105,7 @@ async def put_rows(trajectory: Trajectory, key: str) -> list[str]:
         {},
         {"propagation": "identical", "adv_estimator": "rloo", "group_by": "task"},
         {"propagation": "threshold", "on_closed_gate": "freeze", "group_by": "agent"},
-        {"propagation": "threshold", "on_closed_gate": "neutral", "gate": "soft", "outcome_to": "answer"},
+        {"propagation": "threshold", "outcome_to": "answer"},
         {"propagation": "threshold", "decomp_granularity": "token_level", "group_by": "task_agent"},
         {"adv_estimator": "reinforce_plus_plus"},
         {"propagation": "none", "score_weight": "calibrated", "score_model": "noisy_and"},

@@ -17,7 +17,6 @@ import numpy as np
 from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import counting, outcomes
 from creditflow.credit.expected_scores import worth_if_wrong
-from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.groups import EPSILON
 from creditflow.credit.records import (
     ADVANTAGE_ESTIMATORS,
@@ -31,7 +30,7 @@ from creditflow.credit.records import (
     Estimator,
     PropagationRule,
 )
-from creditflow.credit.rules.base import SHARES, answer_steps, first_edges, first_steps, parent_counts
+from creditflow.credit.rules.base import answer_steps, parent_counts, shares
 from creditflow.data import clip_rounding
 from creditflow.errors import BatchError, CreditflowError
 
@@ -499,88 +498,38 @@ class _OperationLog:
         children = self.children()
         if not children:
             return _Received(self.given("received", 0.0, "no step used its response"))
-        if options.share == "once":
-            parts = self.by_best_paths(children)
-        else:
-            share_S = SHARES[options.share](a.batch, parent_counts(a.batch))
-            rate = self.make("discount", "*", self.given("gamma", options.gamma), self.gate(s, "in"))
-            parts = [(f"from {a.batch.step_ids[k]}", self.contribution(k, rate, share_S[k])) for k in children]
-        total = self.add_up("received", [at for _, at in parts], "" if parts else "every path to it is closed")
-        return _Received(total, tuple(parts))
+        share_S, gamma = shares(parent_counts(a.batch)), self.given("gamma", options.gamma)
+        parts = [(f"from {a.batch.step_ids[k]}", self.contribution(k, gamma, share_S[k])) for k in children]
+        return _Received(self.add_up("received", [at for _, at in parts]), tuple(parts))
 
-    def contribution(self, k: int, rate: int, share: float) -> int:
+    def contribution(self, k: int, gamma: int, share: float) -> int:
         a, child = self.assignment, self.assignment.batch.step_ids[k]
-        out = self.gate(k, "out")
+        gate = self.gate(k)
         credit = self.given(f"h of {child}", float(a.own_S[k] + a.received_S[k]), "own + received")
-        passed = self.make(f"passed by {child}", "*", out, credit)
-        stand_in = a.stand_in_S[k]
-        if a.gate_out_S[k] < 1.0 and not np.isnan(stand_in):
-            closed = self.make(f"gate closed of {child}", "-", self.constant("one", 1.0), out)
-            other = self.given(
-                f"stand-in for {child}", stand_in, "mean of open steps of its group in other trajectories"
-            )
-            passed = self.make(
-                f"handed up by {child}", "+", passed, self.make(f"instead of {child}", "*", closed, other)
-            )
-        split = self.make(f"rate of {child}", "*", rate, self.given(f"share of {child}", share))
+        passed = self.make(f"passed by {child}", "*", gate, credit)
+        split = self.make(f"rate of {child}", "*", gamma, self.given(f"share of {child}", share))
         return self.make(f"from {child}", "*", split, passed)
 
-    def by_best_paths(self, children: Sequence[int]) -> list[tuple[str, int]]:
-        """`share: once`: the contribution of each descendant's own reward."""
-        from creditflow.credit import kernels
-
-        a, s, batch = self.assignment, self.s, self.assignment.batch
-        for k in children:
-            self.gate(k, "out")
-        self.gate(s, "in")
-        edges_S, steps_S, weight_S = first_edges(batch), first_steps(batch), np.zeros(batch.n_steps)
-        parts = []
-        for d in range(self.stop() - 1, s, -1):
-            kernels.best_path(
-                batch.edge_child,
-                batch.edge_parent,
-                edges_S,
-                steps_S,
-                a.gate_out_S,
-                a.gate_in_S,
-                a.options.gamma,
-                d,
-                weight_S,
-            )
-            if weight_S[s] > 0.0:
-                name = batch.step_ids[d]
-                rate = self.given(f"best path to {name}", weight_S[s], "gamma and gates along it")
-                own = self.given(f"own of {name}", a.own_S[d])
-                parts.append((f"from {name}", self.make(f"from {name}", "*", rate, own)))
-        return parts
-
-    def gate(self, k: int, side: Literal["out", "in"]) -> int:
-        """Record k's gate factor, towards its parents or from its children, after the numbers behind it."""
-        a, options, name = self.assignment, self.assignment.options, self.assignment.batch.step_ids[k]
-        rule, record = options.propagation, self.rule
-        stands = options.gate_at in (PASSING if side == "out" else RECEIVING)
-        if not _is_formula(record):
-            words = f"as {rule} set it"
-        elif not record.gated:
-            words = f"{rule}: every gate open"
-        elif not stands:
-            words = f"no gate stands here: gate_at {options.gate_at}"
-        elif not options.decomposed:
+    def gate(self, k: int) -> int:
+        """Record the factor of k's gate, after the numbers behind it."""
+        a, name = self.assignment, self.assignment.batch.step_ids[k]
+        if not _is_formula(self.rule):
+            words = f"as {a.options.propagation} set it"
+        elif not self.rule.gated:
+            words = f"{a.options.propagation}: every gate open"
+        elif not a.options.decomposed:
             words = "the rule has no gates and ignores sub-rewards"
         elif a.failed_S[k]:
-            words = f"its scoring failed: gate_unscored {options.gate_unscored}"
+            words = "its scoring failed: open"
         elif not a.scored_S[k]:
             words = "nothing judged it: open"
         else:
             self.given(f"sub-reward of {name}", a.sub_reward_S[k])
             self.given(f"threshold of {name}", a.threshold_S[k])
-            if options.gate == "soft":
-                words = f"sigmoid((sub-reward - threshold) / {options.tau!r})"
-            elif a.forced_open_S[k]:
+            words = f"sub-reward {'above' if a.gate_open_S[k] else 'not above'} threshold"
+            if a.forced_open_S[k]:
                 words = "sub-reward not above threshold, opened to keep the floor"
-            else:
-                words = f"sub-reward {'above' if a.gate_open_S[k] else 'not above'} threshold"
-        return self.given(f"gate {side} of {name}", (a.gate_out_S if side == "out" else a.gate_in_S)[k], words)
+        return self.given(f"gate of {name}", a.gate_S[k], words)
 
     # ---- token values in place of credit ---------------------------------------------------------------------------
 
@@ -643,12 +592,11 @@ class _OperationLog:
         children = self.children()
         if not children:
             return self.given("value received", 0.0, "no step used its response")
-        share_S = SHARES[options.share](batch, parent_counts(batch))
-        gate = self.make("rate in", "*", self.given("gamma", options.gamma), self.gate(s, "in"))
+        share_S, gamma = shares(parent_counts(batch)), self.given("gamma", options.gamma)
         parts = []
         for k in children:
             child = batch.step_ids[k]
-            out = self.gate(k, "out")
+            gate = self.gate(k)
             sampled = _sampled(a, k)
             if sampled:
                 first = int(batch.token_offsets[k]) + sampled[0]
@@ -660,8 +608,8 @@ class _OperationLog:
                 reward = float(a.own_S[k] + a.shared_S[k])
                 total = self.given(f"reward of {child}", reward, "no token of it was sampled")
                 worth = self.make(f"worth of {child}", "+", total, self.given(f"below {child}", critic.down_S[k]))
-            passed = self.make(f"value passed by {child}", "*", out, worth)
-            rate = self.make(f"value rate of {child}", "*", gate, self.given(f"share of {child}", share_S[k]))
+            passed = self.make(f"value passed by {child}", "*", gate, worth)
+            rate = self.make(f"value rate of {child}", "*", gamma, self.given(f"share of {child}", share_S[k]))
             parts.append(self.make(f"value from {child}", "*", rate, passed))
         return self.add_up("value received", parts)
 

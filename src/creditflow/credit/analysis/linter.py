@@ -101,7 +101,7 @@ def idle_gate(a: Assignment) -> LintFinding | None:
         return LintFinding(
             "nothing_flows", f"{what}: propagation {rule} equals none on these trajectories. {_why_idle(a)}"
         )
-    if gated and not a.withheld_S.any() and np.isnan(a.stand_in_S).all():
+    if gated and not a.withheld_S.any():
         return LintFinding(
             "gates_open", f"{what}: propagation {rule} equals discounted on these trajectories. {_why_open(a)}"
         )
@@ -115,13 +115,12 @@ def _why_idle(a: Assignment) -> str:
     batch, b = a.batch, a.options.sub_reward_origin
     hands_S = np.zeros(batch.n_steps, dtype=np.bool_)
     hands_S[batch.edge_child] = True
-    open_S = hands_S & (a.gate_out_S > 0)
+    open_S = hands_S & (a.gate_S > 0)
     even_S = open_S & a.scored_S & (a.own_S == 0)
     counts = (
-        (hands_S & (a.gate_out_S == 0), "have a closed gate"),
+        (hands_S & (a.gate_S == 0), "have a closed gate"),
         (even_S, f"are open and pass 0, as their sub-reward equals algorithm.sub_reward_origin={b:g}"),
         (open_S & ~a.scored_S, "have no score of their own, and nothing to pass"),
-        (open_S & a.scored_S & ~even_S, "are open, but their parents' gates are closed"),
     )
     told = [f"{at_S.sum()} {why}" for at_S, why in counts if at_S.any()]
     hint = "; scores between 0 and 1, or another sub_reward_origin, would move credit" if even_S.any() else ""
@@ -136,7 +135,7 @@ def _why_open(a: Assignment) -> str:
     if closed:
         return f"The {closed} closed gates stop nothing: no credit comes to them"
     if not a.scored_S.any():
-        return "No step has an ok score, and gates of failed scores are open (algorithm.gate_unscored)"
+        return "No step has an ok score, and gates of failed scores are open"
     least, theta = a.sub_reward_S[a.scored_S].min(initial=np.inf), a.threshold_S[judged_S].max()
     return f"Every gate is open: the lowest sub-reward is {least:g}, the highest threshold {theta:g}"
 
@@ -255,14 +254,14 @@ def _starved(a: Assignment) -> Found:
     for i, agent in enumerate(batch.agent_names):
         mine_S: Bools = (batch.agent_of_step == i) & a.scored_S
         failed_S: Bools = (batch.agent_of_step == i) & a.failed_S & a.gate_open_S
-        if mine_S.any() and (not a.gate_out_S[mine_S].any() or not a.gate_in_S[mine_S].any()) and a.flows:
+        if mine_S.any() and not a.gate_S[mine_S].any() and a.flows:
             best, theta = a.sub_reward_S[mine_S].max(), a.threshold_S[mine_S].max()
             failed = int(failed_S.sum())
             gates = f"no gate of {agent} is open"
             if failed:
                 gates = (
                     f"every gate of the {mine_S.sum()} scored steps of {agent} is closed (its {failed} steps whose "
-                    "scoring failed are open, as algorithm.gate_unscored has it)"
+                    "scoring failed are open)"
                 )
             found.append(
                 (
@@ -301,7 +300,7 @@ def _outcomes_of_others(a: Assignment) -> Found:
     if not a.flows or a.options.resolved().outcome_to != "answer" or not any(batch.outcomes_of_agents):
         return []
     child_E, parent_E, given = batch.edge_child, batch.edge_parent, outcomes(batch, a.options)
-    passes_E = (a.reached_S[child_E] & OUTCOME > 0) & (a.gate_out_S[child_E] * a.gate_in_S[parent_E] > 0)
+    passes_E = (a.reached_S[child_E] & OUTCOME > 0) & (a.gate_S[child_E] > 0)
     differs_E = given.known_S[parent_E] & (given.value_S[child_E] != given.value_S[parent_E])
     edges = np.flatnonzero(passes_E & differs_E)
     if not edges.size:

@@ -6,9 +6,8 @@ import numpy as np
 
 from creditflow.credit.analysis.difference import moved
 from creditflow.credit.assignment import Assignment
-from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, cells_of, codes_of_level, spread_of
-from creditflow.credit.rules.base import OUTCOME, SHARES, SIGNAL, parent_counts
+from creditflow.credit.rules.base import OUTCOME, SIGNAL, parent_counts
 from creditflow.credit.thresholds.base import BatchStats
 from creditflow.data import OK, RIGHT, Bools, Floats, Ints
 
@@ -201,22 +200,11 @@ def batch_stats(assignment: Assignment, accuracy: float | None = None) -> BatchS
 
 
 def _offered(assignment: Assignment) -> Floats:
-    """[S] the credit arriving at the step's gates, in absolute value: its own, for its parents, and its children's."""
-    from creditflow.credit import kernels
-
-    batch, options = assignment.batch, assignment.options
-    if not assignment.gate_out_S.any() and not assignment.gate_in_S.any():  # no credit arrives at any gate
+    """[S] the credit arriving at the step's gate, in absolute value: its own, for its parents."""
+    batch = assignment.batch
+    if not assignment.flows:
         return np.zeros(batch.n_steps)
-    credit_S = assignment.own_S + assignment.received_S
-    share_S = SHARES[options.share](batch, parent_counts(batch))
-    offered_S = np.zeros(batch.n_steps)
-    if options.gate_at in PASSING:
-        offered_S += parent_counts(batch) * share_S * np.abs(credit_S)
-    if options.gate_at in RECEIVING:
-        offered_S += kernels.withheld_by_receivers(
-            batch.edge_child, batch.edge_parent, credit_S, assignment.gate_out_S, assignment.gate_in_S, share_S
-        )[1]
-    return offered_S
+    return np.where(parent_counts(batch) > 0, np.abs(assignment.own_S + assignment.received_S), 0.0)
 
 
 def _shares(name: str, assignment: Assignment, sums_A: Floats, over_A: Floats) -> dict[str, float]:

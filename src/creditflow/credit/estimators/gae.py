@@ -7,7 +7,7 @@ import numpy as np
 from creditflow.credit.checks import refuse_values
 from creditflow.credit.estimators.base import CriticTerms, Estimate, EstimatorInput
 from creditflow.credit.records import BY_CRITIC, advantage_estimator
-from creditflow.credit.rules.base import SHARES, parent_counts
+from creditflow.credit.rules.base import parent_counts, shares
 
 
 @advantage_estimator("gae", grouped=False, whitened=True, critic=True, tokens=BY_CRITIC)
@@ -37,9 +37,8 @@ def gae(given: EstimatorInput) -> Estimate:
         values_T,
         given.reward_S,
         token_reward_T,
-        nothing_S if given.credit.gate_out_S is None else given.credit.gate_out_S,
-        nothing_S if given.credit.gate_in_S is None else given.credit.gate_in_S,
-        SHARES[options.share](batch, parent_counts(batch)),
+        nothing_S if given.credit.gate_S is None else given.credit.gate_S,
+        shares(parent_counts(batch)),
         (options.gamma, options.lam, options.gamma_token, options.lam_token),
         down_S,
         first_S,

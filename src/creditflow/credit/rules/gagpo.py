@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from creditflow.credit.records import propagation_rule
-from creditflow.credit.rules.base import SHARES, Credit, PropagationInput
+from creditflow.credit.rules.base import Credit, PropagationInput, shares
 from creditflow.credit.rules.relative import IGNORED, by_steps, credit_of, flow, members, misled
 from creditflow.data import Bools, Floats
 
@@ -25,20 +25,12 @@ def gagpo(inputs: PropagationInput) -> Credit:
     own_S, received_S = flow(inputs, inputs.own_S, outcome_to="answer")
     member_S = members(inputs, frozen_S)
     value_S = state_values(inputs, own_S + received_S, member_S)
-    share_S = SHARES[options.share](batch, inputs.parents_S)
+    share_S = shares(inputs.parents_S)
     passed_E = (share_S * value_S)[batch.edge_child]
     next_S = np.bincount(batch.edge_parent, passed_E, batch.n_steps)
     every_S, delta_S, later_S = np.ones_like(own_S), own_S + options.gamma * next_S - value_S, np.zeros_like(own_S)
     kernels.flow_up(
-        batch.edge_child,
-        batch.edge_parent,
-        delta_S,
-        every_S,
-        every_S,
-        share_S,
-        np.zeros_like(own_S),
-        options.gamma * options.lam,
-        later_S,
+        batch.edge_child, batch.edge_parent, delta_S, every_S, share_S, options.gamma * options.lam, later_S
     )
     return credit_of(inputs, by_steps(inputs, delta_S + later_S, "task", member_S), frozen_S=frozen_S)
 

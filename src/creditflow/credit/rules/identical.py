@@ -10,7 +10,7 @@ from creditflow.credit.rules.base import SHARED_REWARDS, Credit, PropagationInpu
     "identical",
     pays_own=False,
     shares=True,
-    ignores=(*GATE_OPTIONS, "share", "outcome_to"),
+    ignores=(*GATE_OPTIONS, "outcome_to"),
     comparison_rank=1,
     flows=NOTHING,
 )

@@ -11,7 +11,7 @@ from creditflow.credit.rules.none import none
 
 @propagation_rule(
     "posterior",
-    ignores=(*GATE_OPTIONS, "share", "shared_reward"),
+    ignores=(*GATE_OPTIONS, "shared_reward"),
     comparison_rank=5,
     flows=NOTHING,
     decomposed=True,

@@ -83,7 +83,7 @@ def misled(inputs: PropagationInput) -> Bools | None:
     if not lost_S.any():
         return None
     every_S = np.ones(batch.n_steps)
-    reached_S = kernels.reach_up(batch.edge_child, batch.edge_parent, lost_S.astype(np.uint8), every_S, every_S)
+    reached_S = kernels.reach_up(batch.edge_child, batch.edge_parent, lost_S.astype(np.uint8), every_S)
     return np.asarray(reached_S > 0)
 
 
