@@ -19,7 +19,7 @@ from creditflow.engines.common.components import build_components
 from creditflow.engines.common.guard import build_guard
 from creditflow.engines.verl.recipe import KEY, recipe_section
 from creditflow.errors import ConfigError
-from tests.distributions import creditflow, python, succeeded
+from tests.distributions import python, succeeded
 from tests.paths import TOYS
 
 RULES = """
@@ -416,10 +416,3 @@ def test_worker_process_registers_the_rules(recipe: Path, tmp_path: Path) -> Non
     )
     done = python(tmp_path, "-c", code)
     assert (done.returncode, done.stdout) == (0, "0.3\n"), done.stderr
-
-
-def test_verl_refuses_a_file_rule_of_the_local_engine(recipe: Path, tmp_path: Path) -> None:
-    words = ("train", recipe, OURS[0], "trainer.device=auto", "--engine", "verl", "--dry-run")
-    done = creditflow(tmp_path, *words)
-    assert done.returncode == 2
-    assert "rules.py:before_tool is for --engine local; verl does not support it" in done.stderr

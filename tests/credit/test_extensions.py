@@ -134,14 +134,6 @@ def test_audit_scores_the_installed_rule(site: Path, run: Path) -> None:
     assert "halves" in json.dumps(json.loads(file.read_text())["rules"])
 
 
-def test_verl_refuses_a_rule_of_the_local_engine(site: Path, tmp_path: Path) -> None:
-    refused = creditflow(
-        site, "train", TOY, ALL[0], "trainer.device=auto", "--engine", "verl", "--dry-run", folder=tmp_path
-    )
-    assert refused.returncode == 2
-    assert "algorithm.propagation: halves" in refused.stderr
-
-
 def test_broken_entry_point_breaks_only_its_own_rule(tmp_path: Path) -> None:
     install(tmp_path, "[creditflow.rules]\nbroken = broken\n", broken="import nowhere_to_be_found\n")
     succeeded(tmp_path, "check", TOY)
