@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.sandbox import Bubblewrap, Sandbox, SandboxError, SandboxOptionError
+from creditflow.sandbox import Sandbox, SandboxError, SandboxOptionError
 from creditflow.sandbox.backends import container
 from tests.rewards.processes import descriptors
 from tests.sandbox import boxes
@@ -38,11 +38,6 @@ def test_run_returns_stdout_stderr_and_exit_code(box):
     assert (result.exit_code, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
     assert (result.ok, result.limit, result.signal) == (False, None, None)
     assert 0 < result.seconds < 60
-
-
-@on_all
-def test_exit_code_zero_is_ok(box):
-    assert python(box, "pass").ok
 
 
 @on_all
@@ -141,11 +136,6 @@ def test_command_too_long_for_the_system_raises_value_error(box):
         box.run(["echo", *["x" * 100_000] * 100])
 
 
-@on_local
-def test_command_that_looks_like_an_option_is_run(box):
-    assert box.run(["--help"]).exit_code == 127
-
-
 @on_all
 def test_input_and_content_must_be_bytes(box):
     for value in (5, "text", None, [1, 2]):
@@ -219,9 +209,8 @@ def test_environment_has_only_standard_variables(box, monkeypatch):
 
 @on_local
 def test_missing_command_exits_with_127(box):
-    result = box.run(["no-such-command"])
-    assert result.exit_code == 127
-    assert box.run(["no-such-command"], keep=["a"]).exit_code == 127
+    for command in (["no-such-command"], ["--help"]):
+        assert box.run(command).exit_code == box.run(command, keep=["a"]).exit_code == 127
 
 
 @on_local
@@ -270,20 +259,6 @@ def children() -> set[str]:
         with contextlib.suppress(OSError):  # a thread that has just ended
             found.update((task / "children").read_text().split())
     return found
-
-
-@on_local
-def test_program_ended_by_a_limit_has_no_exit_code(box):
-    result = python(box, "print('x' * 5000)")
-    assert (result.limit, result.exit_code) == ("output", None)
-    if isinstance(box, Bubblewrap) and box.memory_bound()[1].startswith("cgroup"):
-        code = (
-            "import os\npids = []\nfor _ in range(5):\n    pid = os.fork()\n"
-            "    if pid == 0:\n        x = bytearray(400 << 20); os._exit(0)\n    pids.append(pid)\n"
-            "for pid in pids: os.waitpid(pid, 0)"
-        )
-        result = python(box, code)
-        assert (result.limit, result.exit_code, result.ok) == ("memory", None, False)
 
 
 @on_local

@@ -23,12 +23,14 @@ class Service:
 
     def __init__(self) -> None:
         self.requests: list[dict] = []
+        self.delay_s = 0.0
         self.answers: list[tuple[int, bytes]] = []
 
     def __call__(self, request):
         self.requests.append(request)
         if len(self.requests) == 1:
             return run_python(request)
+        time.sleep(self.delay_s)
         return self.answers.pop(0) if self.answers else run_python(request)
 
 
@@ -114,18 +116,7 @@ def test_slow_service_raises_a_timeout(box, service, monkeypatch):
     monkeypatch.setattr(box, "_client", None)
     monkeypatch.setattr(box, "_timeout", lambda: 0.1)
     monkeypatch.setattr(box, "_retries", 0)
-    service.pop = None
-    real = service.answers
-
-    class Slow(list):
-        def pop(self, index):
-            time.sleep(0.5)
-            return answer()
-
-        def __bool__(self):
-            return True
-
-    service.answers = Slow(real)
+    service.delay_s = 0.5
     with pytest.raises(SandboxError, match="Timeout"):
         box.run(["python", "-c", "print(1)"])
 

@@ -247,6 +247,19 @@ def test_memory_of_input_is_not_charged_to_the_group(monkeypatch):
     assert places == [Path("/proc/thread-self/cgroup").read_text()] * 3
 
 
+def test_runs_leave_no_cgroup_and_no_thread_in_one(monkeypatch):
+    def places() -> set[str]:
+        return {(task / "cgroup").read_text() for task in Path("/proc/self/task").iterdir()}
+
+    box, ours = boxes.bubblewrap(wall_s=20), places()
+    box.run(["true"], keep=["a"])
+    box.run(["yes"])
+    monkeypatch.setattr(box, "_as_nobody", ["/no/such/program"])
+    with pytest.raises(SandboxError, match="could not be started"):
+        box.run(["true"])
+    assert (groups(box, [os.getpid()]), places()) == ([], ours)
+
+
 @pytest.mark.parametrize("stdin", [b"", b"x"])
 @pytest.mark.parametrize("keep", [[], ["a"]])
 def test_program_has_three_descriptors_and_read_only_input(keep, stdin):
