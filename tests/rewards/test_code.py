@@ -1,6 +1,5 @@
 """Tests of code_tests with honest and hostile programs, in every form of test."""
 
-import asyncio
 import importlib
 import itertools
 import json
@@ -8,20 +7,21 @@ import pickle
 import sys
 import time
 import warnings
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.data import Step, Task, Trajectory
-from creditflow.errors import ConfigError, RewardError
-from creditflow.rewards import RewardManager, load_reward_functions
+from creditflow.data import Trajectory
+from creditflow.errors import ConfigError
 from creditflow.rewards.builtin.code import MAX_CODE_CHARACTERS, CaseVerdict, CodeTests, code_in, run_tests, summary
-from creditflow.rewards.entries import RewardFunctionConfig
 from creditflow.rewards.support import code_runner
 from creditflow.rewards.support.test_cases import read_tests
 from creditflow.sandbox import SandboxUnavailable, UnsafeSandboxWarning
 from creditflow.testing import check_reward_function
+from tests.rewards import trajectories
+from tests.rewards.trajectories import load
 from tests.sandbox import boxes
 
 FENCE = "```"
@@ -266,9 +266,8 @@ def test_sandbox_fault_is_a_failed_score(monkeypatch):
 
     with boxes.fusion_service(answer) as url:
         sandbox = {"backend": "sandbox_fusion", "url": url, "retries": 0}
-        entry = RewardFunctionConfig("creditflow.rewards.builtin.code:CodeTests", args={"sandbox": sandbox})
         trajectory = a_trajectory(block(SQUARE), TESTS)
-        asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([trajectory]))
+        trajectories.score([load("code_tests", args={"sandbox": sandbox})], [trajectory])
     assert trajectory.outcome.status == "failed"
     assert "SandboxError" in trajectory.outcome.reason
     assert "500" in trajectory.outcome.reason
@@ -276,8 +275,7 @@ def test_sandbox_fault_is_a_failed_score(monkeypatch):
 
 def test_truth_without_tests_is_a_failed_score(bubblewrap):
     trajectory = a_trajectory(block(SQUARE), "72")
-    entry = RewardFunctionConfig("creditflow.rewards.builtin.code:CodeTests")
-    asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([trajectory]))
+    trajectories.score([load("code_tests")], [trajectory])
     assert (trajectory.outcome.status, trajectory.outcome.reason) == ("failed", "ValueError: expected tests, got 72")
 
 
@@ -374,21 +372,18 @@ def test_usual_names_exist_in_their_modules():
 
 
 def a_trajectory(text: str, truth: object) -> Trajectory:
-    task = Task("test", ({"role": "user", "content": "Write f."},), truth)
-    steps = [
-        Step("t/0", "t", 0, "coder", 0, (), "prompt", text, response_ids=(5,), response_mask=(1,), logprobs=(-1.0,))
-    ]
-    return Trajectory("t", "u", task, steps, (0,), text)
+    trajectory = trajectories.a_trajectory(agents="c", answer=text)
+    trajectory.steps[0].response, trajectory.task = text, replace(trajectory.task, ground_truth=truth)
+    return trajectory
 
 
 @pytest.mark.parametrize("level", ["step", "outcome"])
 def test_code_tests_scores_steps_and_outcomes(bubblewrap, level):
-    entry = RewardFunctionConfig("creditflow.rewards.builtin.code:CodeTests", level=level)
-    (function,) = load_reward_functions([entry], ".", [], {"sandbox": {"memory_mb": 300}})
+    function = load("code_tests", level=level, shared={"sandbox": {"memory_mb": 300}})
     assert function.name == "code_tests"
     assert function.instance.sandbox == {"backend": "auto", "memory_mb": 300, "wall_s": 5.0, "cpu_s": 5.0}
     trajectory = a_trajectory(block("def f(x):\n    return x + x"), TESTS)
-    asyncio.run(RewardManager([function], 0.0).score([trajectory]))
+    trajectories.score([function], [trajectory])
     scored = trajectory.outcome if level == "outcome" else trajectory.steps[0].scores["code_tests"]
     assert scored.value == pytest.approx(2 / 3)
 
@@ -398,35 +393,13 @@ def test_code_tests_can_be_pickled(bubblewrap):
     assert function(block(SQUARE), TESTS).value == 1.0
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ({"only": []}, "list of indices"),
-        ({"only": [-1]}, "list of indices"),
-        ({"only": "12"}, "list of indices"),
-        ({"max_tests": 0}, "max_tests"),
-        ({"total_seconds": 0}, "total_seconds"),
-        ({"seconds": 0}, "wall_s"),
-        ({"sandbox": {"backend": "bublewrap"}}, "bubblewrap"),
-        ({"sandbox": {"memory": 5}}, "memory_mb"),
-        ({"sandbox": {"memory_mb": -5}}, "memory_mb"),
-        ({"second": 5}, "seconds"),
-    ],
-)
-def test_wrong_arguments_are_refused_at_load(args, message):
-    with pytest.raises(RewardError, match=message):
-        load_reward_functions([RewardFunctionConfig("creditflow.rewards.builtin.code:CodeTests", args=args)], ".", [])
-
-
 def test_missing_sandbox_is_reported_at_load(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     args = {"sandbox": {"backend": "container", "image": "python:3.11-slim"}}
     with pytest.raises(SandboxUnavailable, match="docker not found"):
-        load_reward_functions([RewardFunctionConfig("creditflow.rewards.builtin.code:CodeTests", args=args)], ".", [])
+        load("code_tests", args=args)
     assert not issubclass(SandboxUnavailable, ConfigError | ValueError)  # not an error of the recipe
 
 
 def test_code_tests_conforms(bubblewrap):
-    check_reward_function(
-        "creditflow.rewards.builtin.code:CodeTests", [a_trajectory(block(SQUARE), TESTS)], args={"max_tests": 1}
-    )
+    check_reward_function("code_tests", [a_trajectory(block(SQUARE), TESTS)], args={"max_tests": 1})

@@ -1,17 +1,12 @@
 """Tests of coherence: each part on texts made for it, and on published solutions; shares were counted by hand."""
 
-import asyncio
 import json
-import math
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.errors import RewardError
-from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rewards.builtin.coherence import (
     MAX_CHARACTERS,
     Coherence,
@@ -19,9 +14,10 @@ from creditflow.rewards.builtin.coherence import (
     distinct_share,
     overlap_share,
 )
-from creditflow.rewards.entries import RewardFunctionConfig
 from tests.builders import examples, make_trajectory, step
 from tests.paths import GSM8K
+from tests.rewards import trajectories
+from tests.rewards.trajectories import load
 
 ROWS = [json.loads(line) for line in (GSM8K).open(encoding="utf8")]
 TASK = "A farm has 12 cows and 30 sheep. How many animals are there?"
@@ -141,25 +137,9 @@ def test_repeating_a_plan_lowers_its_score():
     assert len(set(values)) == 4
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ({"numbers": -1.0}, "numbers to be a weight of 0 or more, got -1"),
-        ({"overlap": math.nan}, "overlap to be a weight"),
-        ({"repetition": 0, "numbers": 0, "overlap": 0}, "a weight of more than 0"),
-        ({"n": 0}, "1 to 20 words, got n=0"),
-        ({"number": 1.0}, "did you mean 'numbers'"),
-    ],
-)
-def test_wrong_arguments_are_refused_at_load(args, message):
-    with pytest.raises(RewardError, match=message):
-        load_reward_functions([RewardFunctionConfig(fn="coherence", args=args)], Path(), ())
-
-
 def test_recipe_scores_steps_with_coherence():
-    functions = load_reward_functions([RewardFunctionConfig(fn="coherence", args={"overlap": 0.0})], Path(), ())
     trajectory = make_trajectory("a", [step("planner", response="2+2=4"), step("planner", response="2+2=5")], task=TASK)
-    asyncio.run(RewardManager(functions).score([trajectory]))
+    trajectories.score([load("coherence", args={"overlap": 0.0})], [trajectory])
     assert [s.scores["coherence"].value for s in trajectory.steps] == [1.0, 0.5]
 
 
@@ -170,27 +150,9 @@ def test_any_response_scores_within_the_range(text):
     assert 0.0 <= score("Add 12.", task=text).value <= 1.0
 
 
-PIECES = [
-    "x = 1. ",
-    "1+1=2 ",
-    "=",
-    "1 1 1 1 1 1=1 ",
-    "(",
-    "-",
-    "a",
-    "x",
-    "word ",
-    "9",
-    "9.",
-    "x=",
-    "1x",
-    " ",
-    "\u00e9",
-    "e1",
-]
-
-
-@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize(
+    "piece", ["x = 1. ", "1+1=2 ", "1 1 1 1 1 1=1 ", "word ", *"(-ax9= \u00e9", "9.", "x=", "1x", "e1"]
+)
 def test_hostile_text_is_scored_quickly(piece):
     start = time.process_time()
     for n in (MAX_CHARACTERS, 20 * MAX_CHARACTERS):

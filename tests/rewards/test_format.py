@@ -1,21 +1,17 @@
 """Tests of the reward `format`: patterns and schemas, at load and on texts by models."""
 
-import asyncio
 import json
 import pickle
 import socket
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.errors import RewardError
-from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rewards.builtin.format import MAX_CHARACTERS, Format
-from creditflow.rewards.entries import RewardFunctionConfig
 from tests.builders import examples, make_trajectory, step
 from tests.paths import GSM8K
+from tests.rewards.trajectories import load, score
 
 SOLUTIONS = [json.loads(line)["answer"] for line in (GSM8K).open(encoding="utf8")]
 PLAN = {
@@ -94,26 +90,6 @@ def test_remote_reference_is_refused_and_never_fetched(monkeypatch):
     assert Format(schema={"const": {"$ref": "http://127.0.0.1:9/"}}).fault('{"$ref": "http://127.0.0.1:9/"}') == ""
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ({}, "either a pattern or a schema"),
-        ({"pattern": "a", "schema": {}}, "either a pattern or a schema"),
-        ({"pattern": "a("}, "not a regular expression"),
-        ({"pattern": "a", "where": "fence"}, "where to be all, start, end, anywhere, got 'fence'"),
-        ({"schema": {}, "where": "fense"}, r"did you mean 'fence'\?"),
-        ({"schema": {"type": "strin"}}, r"wrong at \$.type"),
-        ({"schema": {"$ref": "#/$defs/nothing"}}, "leads nowhere"),
-        ({"schema": {"$schema": "http://json-schema.org/draft-07/schema#"}}, "Draft 2020-12"),
-        ({"schema": "object"}, "as a mapping"),
-        ({"patern": "a"}, r"did you mean 'pattern'\?"),
-    ],
-)
-def test_wrong_arguments_are_refused_at_load(args, message):
-    with pytest.raises(RewardError, match=message):
-        load_reward_functions([RewardFunctionConfig(fn="format", args=args)], Path(), ())
-
-
 def test_deep_json_is_a_fault_not_a_crash():
     recursive = Format(schema={"$ref": "#/$defs/t", "$defs": {"t": {"items": {"$ref": "#/$defs/t"}}}})
     assert recursive.fault("[" * 20 + "]" * 20) == ""
@@ -132,9 +108,8 @@ def test_format_can_be_pickled_after_use():
 
 
 def test_reason_names_the_mismatch():
-    (function,) = load_reward_functions([RewardFunctionConfig(fn="format", args={"schema": PLAN})], Path(), ())
     trajectory = make_trajectory("a", [step("planner", response=GOOD), step("planner", response="{}")])
-    asyncio.run(RewardManager([function]).score([trajectory]))
+    score([load("format", args={"schema": PLAN})], [trajectory])
     good, bad = (s.scores["format"] for s in trajectory.steps)
     assert (good.value, good.status, bad.value, bad.status) == (1.0, "ok", 0.0, "ok")
     assert bad.reason == "$: 'steps' is a required property"

@@ -31,8 +31,10 @@ from creditflow.rewards.entries import RewardFunctionConfig
 from creditflow.rollout import endpoint
 from creditflow.rollout.client import Generation, GenerationRequest
 from tests.builders import Letters, examples, make_trajectory, step
-from tests.rewards.judge_server import Answer, JudgeServer, Request, server_process
+from tests.rewards import trajectories
+from tests.rewards.judge_server import Answer, JudgeServer, Request
 from tests.rewards.processes import HANG_S
+from tests.rewards.trajectories import load
 
 TEN = JudgeScale(1, 10)
 AT_ONCE = {"backoff": 0.0, "rubric": "The response must be right."}
@@ -56,10 +58,10 @@ def a_judge(server: JudgeServer | str, cls=Judge, **args) -> Judge:
     return cls(endpoint=url, model="judge-1", **AT_ONCE | args)
 
 
-def judge_all(judge: Judge, trajectories: Sequence[Trajectory]) -> list[Score]:
+def judge_all(judge: Judge, judged: Sequence[Trajectory]) -> list[Score]:
     async def run():
         try:
-            return await asyncio.gather(*(judge(made.steps[0], made) for made in trajectories))
+            return await asyncio.gather(*(judge(made.steps[0], made) for made in judged))
         finally:
             await judge.aclose()
 
@@ -298,8 +300,8 @@ def test_mark_is_deterministic_and_in_none_of_the_texts(text):
 
 
 def test_braces_in_a_text_are_never_filled_in():
-    made = Prompt("R {task}", "END", "{rubric}|{task}|{response}|{else}|\\frac{a}{b}")
-    asked = made.messages({"task": "T {response}", "response": "{rubric} {reference} {task}"})[1]["content"]
+    prompt = Prompt("R {task}", "END", "{rubric}|{task}|{response}|{else}|\\frac{a}{b}")
+    asked = prompt.messages({"task": "T {response}", "response": "{rubric} {reference} {task}"})[1]["content"]
     assert asked.startswith("R {task}|<task ")
     assert "T {response}\n</task" in asked
     assert "{rubric} {reference} {task}\n</response" in asked
@@ -322,18 +324,17 @@ BORDERS = [
 ]  # fmt: skip
 
 
+UNCHANGED = "a <| b |> c <b>bold</b> x[i] [A] [1, 2] <eosine> f <$> g <|> h, if a<b|c>d: [Max] ] ~b"
+
+
 @given(st.lists(st.sampled_from([*BORDERS, *"<>[]|/ a", "\uff5c"]), max_size=8), st.sampled_from(BORDERS))
 def test_chat_borders_in_judged_text_are_broken(around, border):
     said = border.join(["".join(around[:4]), "".join(around[4:])])
     asked = Prompt("R", "END").messages({"response": said})[1]["content"]
-    assert not [one for one in BORDERS if one in asked]
+    assert not [mark for mark in BORDERS if mark in asked]
+    assert f"\n{UNCHANGED}\n" in Prompt("R", "END").messages({"response": UNCHANGED})[1]["content"]
     inside = asked.split(">\n", 1)[1].rsplit("\n</response", 1)[0]
     assert inside.replace(" ", "") == said.replace(" ", "")
-
-
-def test_other_brackets_stay_unchanged():
-    said = "a <| b |> c <b>bold</b> x[i] [A] [1, 2] <eosine> f <$> g <|> h, if a<b|c>d: [Max] ] ~b"
-    assert f"\n{said}\n" in Prompt("R", "END").messages({"response": said})[1]["content"]
 
 
 def test_invalid_unicode_is_replaced_and_judged():
@@ -585,34 +586,10 @@ def test_unfinished_answer_is_a_timeout(answer):
     assert (score.status, score.reason) == ("timeout", f"{server.url}: no answer within 0.2 s (2 tries)")
 
 
-def test_slow_answer_is_retried():
-    with JudgeServer([Answer(delay=float("inf")), Answer()]) as server:
-        assert judged(a_judge(server, request_timeout=0.2, retries=50)).status == "ok"
-
-
 def test_tries_end_when_the_time_is_up():
     with JudgeServer(Answer(status=429, headers={"Retry-After": "600"})) as server:
         score = judged(a_judge(server))
     assert score.reason == f"{server.url}: status 429 (1 try)"
-
-
-def test_failing_calls_spare_the_others():
-    def answer(request: Request) -> Answer:
-        kind = next(word for word in ("broken", "garbled", "mute", "right") if word in request.text)
-        return {
-            "broken": Answer(status=500),
-            "garbled": Answer("7 of 10"),
-            "mute": Answer(delay=float("inf")),
-            "right": Answer("Score: 10"),
-        }[kind]
-
-    kinds = ["right", "broken", "right", "garbled", "mute", "right"] * 4
-    with JudgeServer(answer) as server:
-        judge = a_judge(server, retries=0, request_timeout=3.0, rubric="R")
-        trajectories = [a_trajectory(f"{kind} {i}", name=str(i)) for i, kind in enumerate(kinds)]
-        scores = judge_all(judge, trajectories)
-    wanted = {"right": ("ok", 1.0), "broken": ("failed", 0.0), "garbled": ("failed", 0.0), "mute": ("timeout", 0.0)}
-    assert [(score.status, score.value) for score in scores] == [wanted[kind] for kind in kinds]
 
 
 def test_waits_double_with_jitter_after_retry_after():
@@ -677,9 +654,6 @@ def test_waiting_leaves_the_shared_random_state_unchanged():
 )
 def test_retry_after_is_read_as_number_or_date(headers, seconds):
     assert endpoint.retry_after(headers) == seconds
-
-
-def test_retry_after_may_be_a_future_date():
     assert 50 < endpoint.retry_after({"retry-after": formatdate(time.time() + 60, usegmt=True)}) <= 60
 
 
@@ -712,44 +686,21 @@ def test_requests_in_flight_are_limited():
 
 
 def test_metrics_count_since_the_previous_call():
-    answers = [Answer(usage=(1000, 20)), Answer(usage=(3000, 30))]
+    answers = [Answer(usage=(1000, 20)), Answer(usage=(3000, 30)), Answer(usage=None)]
     with JudgeServer(answers) as server:
         judge = a_judge(server, max_concurrency=1, prices={"prompt": 2, "completion": 10})
         judge_all(judge, [a_trajectory(name="a"), a_trajectory(name="b")])
-    found = judge.metrics()
-    assert 0 < found.pop("latency_max_s") < found.pop("latency_sum_s")
-    assert found == {
+        metrics = judge.metrics()
+        judged(judge)
+    assert 0 < metrics.pop("latency_max_s") < metrics.pop("latency_sum_s")
+    assert metrics == {
         "requests": 2, "retries": 0, "answered": 2, "prompt_tokens": 4000, "completion_tokens": 50,
         "cost": pytest.approx(4000 * 2e-6 + 50 * 10e-6),
     }  # fmt: skip
+    without_usage = judge.metrics()
+    assert without_usage["replies_without_usage"] == 1
+    assert not {"prompt_tokens", "completion_tokens", "cost"} & set(without_usage)
     assert judge.metrics() == {"requests": 0, "retries": 0, "answered": 0}
-
-
-def test_metrics_of_processes_can_be_summed():
-    names = []
-    for usage in ((1, 1), None):
-        with JudgeServer(Answer(usage=usage)) as server:
-            judge = a_judge(server, prices={"prompt": 1, "completion": 1})
-            judged(judge)
-        names += judge.metrics()
-    assert not [name for name in names if "mean" in name or "per" in name or "frac" in name]
-
-
-def test_missing_usage_leaves_out_tokens_and_cost():
-    with JudgeServer(Answer(usage=None)) as server:
-        judge = a_judge(server, prices={"prompt": 2, "completion": 10})
-        judged(judge)
-    found = judge.metrics()
-    assert found["replies_without_usage"] == 1
-    assert not {"prompt_tokens", "completion_tokens", "cost"} & set(found)
-
-
-def test_stub_process_answers_hundreds_at_once():
-    with server_process(latency=0.05) as url:
-        judge = a_judge(url, max_concurrency=256)
-        scores = judge_all(judge, [a_trajectory(name=str(i)) for i in range(500)])
-    assert {score.status for score in scores} == {"ok"}
-    assert judge.metrics()["requests"] == 500
 
 
 # ---- keys, loops and processes
@@ -819,17 +770,6 @@ def test_missing_package_at_call_fails_with_a_hint(monkeypatch):
     score = judged(judge)
     assert score.status == "failed"
     assert "pip install creditflow[judge]" in score.reason
-
-
-def test_importing_the_judge_imports_nothing_heavy():
-    import subprocess
-
-    heavy = "openai, torch, transformers, httpx"
-    code = (
-        f"import creditflow.rewards.builtin.judge, sys; print([m for m in '{heavy}'.split(', ') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 # ---- arguments
@@ -917,9 +857,8 @@ def test_recipe_runs_the_judge_at_both_levels():
 
 
 def test_recipe_error_names_the_wrong_argument():
-    entry = RewardFunctionConfig("judge", args={"endpoint": "http://host/v1", "model": "m", "rubrik": "R"})
     with pytest.raises(RewardError, match=r"reward.functions\[0\] \(judge\): unknown argument 'rubrik' \(did you mean"):
-        load_reward_functions([entry], Path(), [])
+        load("judge", args={"endpoint": "http://host/v1", "model": "m", "rubrik": "R"})
 
 
 def test_outcome_judge_sees_only_the_answer():
@@ -993,18 +932,6 @@ def test_policy_judges_waiting_questions_in_one_batch():
     assert (found["requests"], found["completion_tokens"]) == (20, 20 * len("Fine.\nScore: 7"))
 
 
-def test_judges_with_one_policy_share_its_batches():
-    policy = Policy()
-    judges = [connected(policy), connected(policy, rubric="Another.")]
-
-    async def run():
-        made = a_trajectory()
-        return await asyncio.gather(*(judge(made.steps[0], made) for judge in judges * 3))
-
-    assert {score.status for score in asyncio.run(run())} == {"ok"}
-    assert policy.batches == [6]
-
-
 @pytest.mark.parametrize("limits", [(50, 3), (3, 50)])
 def test_shared_batches_respect_the_smallest_limit(limits):
     policy = Policy()
@@ -1046,11 +973,6 @@ def test_policy_that_cannot_judge_fails_with_the_reason():
     assert (unconnected.status, unconnected.reason) == ("failed", "policy critic: the run handed over no policies")
 
 
-def test_only_policy_judges_have_connect():
-    assert hasattr(Judge(policy="critic", rubric="R"), "connect")
-    assert not hasattr(a_judge("http://127.0.0.1:9/v1"), "connect")
-
-
 def test_unknown_policy_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match=r"'critik' is no policy of the run \(did you mean 'critic'\?\)"):
         connected(Policy(), policy="critik")
@@ -1061,12 +983,9 @@ def test_policy_error_fails_the_score():
         def generate(self, requests):
             raise RuntimeError("out of memory")
 
-    function = load_reward_functions(
-        [RewardFunctionConfig("judge", args={"policy": "critic", "rubric": "R"})], Path(), []
-    )[0]
+    function, made = load("judge", args={"policy": "critic", "rubric": "R"}), a_trajectory()
     function.instance.connect({"critic": Broken()})
-    made = a_trajectory()
-    asyncio.run(RewardManager([function], max_failed_frac=1.0).score([made]))
+    trajectories.score([function], [made])
     assert made.steps[0].scores["judge"].status == "failed"
     assert "RuntimeError: out of memory" in made.steps[0].scores["judge"].reason
 
@@ -1149,15 +1068,6 @@ def test_load_goes_on_after_its_first_call_is_cancelled(always_says):
     assert loads == [True]
 
 
-def test_senseless_reply_of_a_local_model_fails():
-    from creditflow.engines.models.tiny import tiny_byte_model
-
-    judge = Judge(path=str(tiny_byte_model()), rubric="R", max_tokens=16)
-    first, second = judged(judge), judged(judge)
-    assert first.status == "failed"
-    assert first == second  # greedy: the reply repeats
-
-
 @pytest.mark.parametrize(
     ("args", "why"),
     [
@@ -1182,11 +1092,9 @@ def test_weights_that_may_run_code_are_refused(tmp_path):
 def test_unloadable_folder_fails_scores_with_the_reason(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
     (tmp_path / "model.safetensors").write_bytes(b"")
-    function = load_reward_functions(
-        [RewardFunctionConfig("judge", args={"path": str(tmp_path), "rubric": "R"})], Path(), []
-    )[0]
     made = [a_trajectory(name="a"), a_trajectory(name="b")]
-    asyncio.run(RewardManager([function], max_failed_frac=1.0).score(made))
-    for one in made:
-        assert one.steps[0].scores["judge"].status == "failed"
-        assert f"ModelError: path: {tmp_path} has no usable config.json" in one.steps[0].scores["judge"].reason
+    trajectories.score([load("judge", args={"path": str(tmp_path), "rubric": "R"})], made)
+    for trajectory in made:
+        score = trajectory.steps[0].scores["judge"]
+        assert score.status == "failed"
+        assert f"ModelError: path: {tmp_path} has no usable config.json" in score.reason

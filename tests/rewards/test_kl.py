@@ -1,6 +1,5 @@
 import asyncio
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +9,10 @@ from hypothesis import strategies as st
 
 from creditflow.data import Score, Trajectory
 from creditflow.engines.local.loss import KL_ESTIMATORS
-from creditflow.errors import RewardError
-from creditflow.rewards import RewardManager
 from creditflow.rewards.builtin.kl import ESTIMATORS, KlToReference, neutral_where_not_sampled
-from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
 from tests.builders import make_trajectory, step
+from tests.rewards import trajectories
+from tests.rewards.trajectories import load
 
 LOGPROBS, REFERENCE = (-1.0, -2.0, -0.5), (-1.25, -1.5, -0.5)
 
@@ -23,8 +21,8 @@ def a_trajectory(**fields: object) -> Trajectory:
     return make_trajectory("t", [step("a", tokens=3, **{"logprobs": LOGPROBS, "ref_logprobs": REFERENCE, **fields})])
 
 
-def score(function: KlToReference, given: Trajectory) -> Score:
-    return asyncio.run(function(given.steps[0], given))
+def score(function: KlToReference, trajectory: Trajectory) -> Score:
+    return asyncio.run(function(trajectory.steps[0], trajectory))
 
 
 def test_estimators_follow_schulmans_formulas() -> None:
@@ -95,11 +93,6 @@ def test_greedy_step_scores_zero() -> None:
     assert (result.value, result.status, result.reason) == (0.0, "ok", "no token was sampled")
 
 
-def load(args: dict[str, object]) -> RewardManager:
-    entry = RewardFunctionConfig(fn="creditflow.rewards.builtin.kl:KlToReference", args=args)
-    return RewardManager(load_reward_functions([entry], Path(), ["a"]), max_failed_frac=1.0)
-
-
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -108,36 +101,22 @@ def load(args: dict[str, object]) -> RewardManager:
     ],
 )
 def test_missing_log_probabilities_fail_with_a_hint(fields: dict[str, object], reason: str) -> None:
-    given = a_trajectory(**fields)
-    asyncio.run(load({}).score([given]))
-    made = given.steps[0].scores["kl_to_reference"]
-    assert made.status == "failed"
-    assert made.reason.startswith(reason)
+    trajectory = a_trajectory(**fields)
+    trajectories.score([load("kl_to_reference")], [trajectory])
+    failed = trajectory.steps[0].scores["kl_to_reference"]
+    assert failed.status == "failed"
+    assert failed.reason.startswith(reason)
 
 
 def test_recipe_sets_the_range_and_scores_tokens() -> None:
-    given = a_trajectory()
-    manager = load({"estimator": "kl", "limit": 0.4})
-    assert manager.functions[0].range == (-0.4, 0.4)
-    assert manager.functions[0].instance.needs_reference is True  # type: ignore[attr-defined]
-    asyncio.run(manager.score([given]))
-    made = given.steps[0].scores["kl_to_reference"]
-    assert made.value == pytest.approx((-0.25, 0.4, 0.0))
-    assert made.rescaled == pytest.approx((0.15 / 0.8 + 1 + 0.5) / 3)
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ({"estimator": "k3"}, "estimator: expected one of kl, abs, mse, low_var_kl, got 'k3'"),
-        ({"per": "line"}, "per: expected token or step, got 'line'"),
-        ({"limit": 0}, "limit: expected a number above 0, got 0"),
-        ({"limit": math.nan}, "limit: expected a number above 0, got nan"),
-    ],
-)
-def test_wrong_arguments_are_refused_at_load(args: dict[str, object], message: str) -> None:
-    with pytest.raises(RewardError, match=message):
-        load(args)
+    trajectory = a_trajectory()
+    function = load("kl_to_reference", args={"estimator": "kl", "limit": 0.4})
+    assert function.range == (-0.4, 0.4)
+    assert function.instance.needs_reference is True  # type: ignore[attr-defined]
+    trajectories.score([function], [trajectory])
+    scored = trajectory.steps[0].scores["kl_to_reference"]
+    assert scored.value == pytest.approx((-0.25, 0.4, 0.0))
+    assert scored.rescaled == pytest.approx((0.15 / 0.8 + 1 + 0.5) / 3)
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=20))

@@ -49,8 +49,6 @@ def test_each_level_fills_its_own_scores():
 
 
 def test_only_matching_agents_are_scored():
-    import re
-
     trajectory = a_trajectory(agents="pevev")
     score(
         [
@@ -75,12 +73,8 @@ def test_when_selects_the_steps_to_score():
         ],
         [trajectory],
     )
-    assert [{name: s.value for name, s in step.scores.items()} for step in trajectory.steps] == [
-        {},
-        {},
-        {"f": 1.0, "g": 0.3},
-        {"g": 0.4},
-    ]
+    values = [{name: score.value for name, score in step.scores.items()} for step in trajectory.steps]
+    assert values == [{}, {}, {"f": 1.0, "g": 0.3}, {"g": 0.4}]
 
 
 @pytest.mark.parametrize(
@@ -95,10 +89,8 @@ def test_failing_when_fails_the_score(when, reason, level):
     trajectory = a_trajectory(agents="pe")
     report = score([RewardFunction("f", level, lambda *_: 1 / 0, when=when, agent_match=re.compile("e"))], [trajectory])
     assert trajectory.steps[0].scores == {}
-    assert (trajectory.steps[1].scores["f"].status, unlocated(trajectory.steps[1].scores["f"].reason)) == (
-        "failed",
-        reason,
-    )
+    failed = trajectory.steps[1].scores["f"]
+    assert (failed.status, unlocated(failed.reason)) == ("failed", reason)
     assert [(of.matched, of.failed) for of in report.functions] == [(1, 1)]
 
 
@@ -169,8 +161,6 @@ def test_all_kinds_of_numbers_and_token_values_are_accepted(value, expected):
     ],
 )
 def test_invalid_value_fails_with_its_reason(value, reason):
-    import re
-
     result = one_score(value)
     assert result.status == "failed"
     assert math.isnan(result.rescaled)
@@ -200,13 +190,10 @@ def test_unawaited_coroutine_is_named(recwarn):
     async def later():
         return 1.0
 
-    made = []
-    function = of_steps(lambda step, trajectory: made.append(later()) or made[0])
-    assert (
-        one_score(None, function).reason
-        == "expected a number, got a coroutine; an `await` or an `async def` is missing"
-    )
-    made[0].close()
+    coroutine = later()
+    reason = "expected a number, got a coroutine; an `await` or an `async def` is missing"
+    assert one_score(coroutine).reason == reason
+    coroutine.close()
 
 
 def test_exception_fails_one_score():
@@ -256,10 +243,13 @@ def test_failed_score_stays_failed():
     assert one_score(Score(float("nan"))).status == "failed"
 
 
-@pytest.mark.parametrize("value", [[0.5, 0.5], [0.5] * 4, 0.5, None, "abc", {1, 2, 3}])
+@pytest.mark.parametrize("value", [[0.5, 0.5], [0.5] * 4, 0.5, None, "abc", {1, 2, 3}, ZeroDivisionError])
 def test_malformed_list_fails_every_matching_step(value):
+    def graded(trajectory):
+        return 1 / 0 if value is ZeroDivisionError else value
+
     trajectory = a_trajectory()
-    report = score([RewardFunction("g", "trajectory", lambda trajectory: value)], [trajectory])
+    report = score([RewardFunction("g", "trajectory", graded)], [trajectory])
     assert [step.scores["g"].status for step in trajectory.steps] == ["failed"] * 3
     assert (report.functions[0].matched, report.functions[0].failed) == (3, 3)
 
@@ -268,13 +258,6 @@ def test_bad_list_entry_fails_its_own_step_only():
     trajectory = a_trajectory()
     score([RewardFunction("g", "trajectory", lambda trajectory: [0.5, 2.0, Score(1.0)])], [trajectory])
     assert [step.scores["g"].status for step in trajectory.steps] == ["ok", "failed", "ok"]
-
-
-def test_trajectory_function_error_fails_every_matching_step():
-    trajectory = a_trajectory()
-    score([RewardFunction("g", "trajectory", lambda trajectory: 1 / 0)], [trajectory])
-    reasons = {unlocated(step.scores["g"].reason) for step in trajectory.steps}
-    assert reasons == {"ZeroDivisionError: division by zero"}
 
 
 def test_outcome_is_one_number():
@@ -286,12 +269,11 @@ def test_outcome_is_one_number():
 
 def test_failed_trajectories_are_not_scored():
     trajectory = a_trajectory(status="failed", answer=None)
-    report = score(
-        [of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", lambda t: 1.0)], [trajectory]
-    )
+    functions = [of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", lambda t: 1.0)]
+    report = score(functions, [trajectory])
     assert trajectory.outcome is None
     assert all(step.scores == {} for step in trajectory.steps)
-    assert report.failed_frac == 0.0
+    assert report.failed_frac == score([], [a_trajectory()]).failed_frac == score(functions, []).failed_frac == 0.0
 
 
 def test_agent_error_gives_the_worst_outcome_without_a_call():
@@ -305,12 +287,6 @@ def test_agent_error_gives_the_worst_outcome_without_a_call():
     assert asked == []
     assert trajectory.steps[0].scores["f"].value == 1.0
     assert report.metrics()["reward/o/mean"] == 0.0
-
-
-def test_crash_scores_at_most_a_wrong_answer():
-    trajectory = a_trajectory(answer=None, info={"agent_error": "?"})
-    score([RewardFunction("o", "outcome", lambda trajectory: -1.0, range=(-1.0, 1.0))], [trajectory])
-    assert trajectory.outcome.value == -1.0
 
 
 def test_truncated_trajectory_without_answer_scores_zero():
@@ -343,19 +319,6 @@ def test_async_functions_run_beside_sync_ones():
     assert [s.scores["f"].value for p in trajectories for s in p.steps] == [0.5] * 6
     assert list(trajectories[0].steps[0].scores) == ["f", "g"]
     assert report.failed_frac == 0.0
-
-
-def test_async_exception_fails_one_score():
-    async def judge(step, trajectory):
-        if step.index == 0:
-            raise ConnectionError("refused")
-        return 1.0
-
-    trajectory = a_trajectory()
-    score([of_steps(judge, is_async=True)], [trajectory])
-    where = f"(test_manager.py:{judge.__code__.co_firstlineno + 2} in judge)"
-    assert [step.scores["f"].reason for step in trajectory.steps] == [f"ConnectionError: refused {where}", "", ""]
-    assert list(trajectory.info["tracebacks"]) == ["reward function f"]
 
 
 def test_scores_hold_no_clock_readings():
@@ -414,11 +377,6 @@ def test_failing_outcome_stops_despite_good_sub_rewards():
     functions = [of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", lambda t: None)]
     with pytest.raises(TooManyFailedScores, match="1 of 1 outcomes failed"):
         score(functions, [a_trajectory(agents="e" * 30)], max_failed_frac=0.2)
-
-
-def test_nothing_to_score_is_accepted():
-    assert score([], [a_trajectory()]).failed_frac == 0.0
-    assert score([of_steps(lambda step, trajectory: 1.0)], []).metrics()["reward/failed_frac"] == 0.0
 
 
 class NoException(BaseException):

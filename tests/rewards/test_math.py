@@ -185,41 +185,8 @@ def test_decimal_equals_a_fraction_from_six_digits_on(n, d, digits):
     assert math_verify(text, f"{n}/{d}") == float(expected)
 
 
-PIECES = [
-    "[",
-    "(",
-    "{",
-    "\\frac{",
-    "^",
-    "^{",
-    "!",
-    "1",
-    "1,111",
-    "x",
-    "$",
-    "\\$",
-    "\\boxed{",
-    "=",
-    " or ",
-    "\\pm",
-    "%",
-    " cm",
-]
-PIECES += [
-    "\\text{",
-    "-",
-    ".",
-    "\\%",
-    "\x00",
-    "\ud800",
-    "\\begin{pmatrix}",
-    "&",
-    "\\sqrt{",
-    "|",
-    "answer is ",
-    "\\left",
-    "\n",
-]
+PIECES = [*"[({^!1x$=%-.&|\n\x00\ud800", "^{", r"\frac{", r"\boxed{", r"\text{", r"\sqrt{", r"\left"]
+PIECES += [r"\begin{pmatrix}", "1,111", r"\$", r"\pm", r"\%", " or ", " cm", "answer is "]
 
 
 @examples(200)

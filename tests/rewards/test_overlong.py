@@ -1,17 +1,12 @@
 """Tests of DAPO's soft overlong punishment; expected values were computed by hand from equation 13."""
 
-import asyncio
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.errors import RewardError
-from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rewards.builtin.overlong import Overlong
-from creditflow.rewards.entries import RewardFunctionConfig
 from tests.builders import batch_of, make_trajectory, step
+from tests.rewards.trajectories import load, score
 
 
 def penalty(n_tokens: int, max_length: int = 20480, cache_length: int = 4096) -> float:
@@ -49,28 +44,9 @@ def test_penalty_stays_in_range_and_never_rises(n_tokens, max_length, cache_leng
     assert -1.0 <= penalty(n_tokens + 1, max_length, cache_length) <= penalty(n_tokens, max_length, cache_length) <= 0.0
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ({"max_length": 0, "cache_length": 0}, "max_length of 1 token or more, got 0"),
-        ({"max_length": 8, "cache_length": 9}, "cache_length of 0 to max_length=8 tokens, got 9"),
-        ({"max_length": 8, "cache_length": -1}, "cache_length of 0 to max_length=8 tokens, got -1"),
-        ({"max_length": 8}, "missing a required argument"),
-    ],
-)
-def test_invalid_lengths_are_refused_at_load(args, message):
-    with pytest.raises(RewardError, match=message):
-        load_reward_functions([entry(args)], Path(), ())
-
-
-def entry(args: dict[str, int]) -> RewardFunctionConfig:
-    return RewardFunctionConfig(fn="overlong", args=args)
-
-
 def test_credit_sees_the_penalty_between_zero_and_one():
-    functions = load_reward_functions([entry({"max_length": 4, "cache_length": 4})], Path(), ())
     trajectory = make_trajectory("a", [step("solver", tokens=1), step("solver", tokens=9)])
-    asyncio.run(RewardManager(functions).score([trajectory]))
+    score([load("overlong", args={"max_length": 4, "cache_length": 4})], [trajectory])
     assert [s.scores["overlong"].value for s in trajectory.steps] == [-0.25, -1.0]
     assert [s.scores["overlong"].rescaled for s in trajectory.steps] == [0.75, 0.0]
     batch_of(trajectory)

@@ -12,9 +12,7 @@ from creditflow.data import Score, Step
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import RewardError
-from creditflow.rewards import RewardManager
 from creditflow.rewards.builtin.process_model import ProcessModel
-from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
 from tests.rewards.tiny_models import (
     a_step,
     bpe_tokenizer,
@@ -23,6 +21,7 @@ from tests.rewards.tiny_models import (
     save_classifier,
     trajectory_of,
 )
+from tests.rewards.trajectories import load, score
 
 PROMPT = "what is the sum of 4 and 4?"
 RESPONSE = "the sum of four and four is eight\n\nso the answer is eight €\n#### 8"
@@ -118,8 +117,8 @@ def test_batched_token_scores_equal_those_of_single_steps(prm: Path, policy: Pat
     words = RESPONSE.split()
     steps = [a_step(BPE, PROMPT[:k], " ".join(words[: k % 13 + 1])) for k in range(1, 28)]
     function = ProcessModel(str(prm), per="token", batch_size=4, tokenizer=str(policy))
-    for step, score in zip(steps, score_all(function, steps), strict=True):
-        np.testing.assert_allclose(score.value, token_oracle(prm, step), atol=1e-5)
+    for step, scored in zip(steps, score_all(function, steps), strict=True):
+        np.testing.assert_allclose(scored.value, token_oracle(prm, step), atol=1e-5)
 
 
 def test_tokens_are_decoded_by_the_runs_policy(prm: Path) -> None:
@@ -195,11 +194,6 @@ def test_input_is_bounded_by_the_models_positions(tmp_path: Path) -> None:
     assert score.reason.startswith("the model saw ")
 
 
-def load(fn_args: dict[str, object]) -> RewardManager:
-    entry = RewardFunctionConfig(fn="creditflow.rewards.builtin.process_model:ProcessModel", args=fn_args)
-    return RewardManager(load_reward_functions([entry], Path(), ["a"]), max_failed_frac=1.0)
-
-
 def test_unscorable_steps_fail_alone_with_a_reason(prm: Path, policy: Path) -> None:
     fine, blank, long = (a_step(BPE, PROMPT, text) for text in ("the sum", " \n\n", "漢" * 300))
     other = a_step(BPE, PROMPT, "the sum")
@@ -207,11 +201,7 @@ def test_unscorable_steps_fail_alone_with_a_reason(prm: Path, policy: Path) -> N
     trajectories = [trajectory_of(step) for step in (fine, blank, long, other)]
     for i, trajectory in enumerate(trajectories):
         trajectory.id = trajectory.steps[0].trajectory_id = str(i)
-
-    async def main() -> None:
-        await load({"path": str(prm), "tokenizer": str(policy)}).score(trajectories)
-
-    asyncio.run(main())
+    score([load("process_model", args={"path": str(prm), "tokenizer": str(policy)})], trajectories)
     scores = [trajectory.steps[0].scores["process_model"] for trajectory in trajectories]
     assert [score.status for score in scores] == ["ok", "failed", "failed", "failed"]
     assert "nothing that could be scored" in scores[1].reason
@@ -241,7 +231,7 @@ def test_missing_policy_fails_with_a_hint(prm: Path) -> None:
 )
 def test_wrong_arguments_are_refused_at_load(prm: Path, args: dict[str, object], message: str) -> None:
     with pytest.raises(RewardError, match=message):
-        load({"path": str(prm), **args})
+        load("process_model", args={"path": str(prm), **args})
 
 
 def test_more_than_two_classes_need_a_label(tmp_path: Path) -> None:

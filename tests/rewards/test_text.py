@@ -1,17 +1,15 @@
-import asyncio
 import math
+from dataclasses import replace
 from decimal import Decimal
 
 import numpy as np
 import pytest
 
-from creditflow.data import Step, Task, Trajectory
-from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rewards.builtin.math import math_verify
 from creditflow.rewards.builtin.text import exact_match, numeric_match
-from creditflow.rewards.entries import RewardFunctionConfig
 from creditflow.rewards.support.test_cases import read_tests
 from creditflow.rewards.support.text import final_answer, is_missing, numbers_in
+from tests.rewards.trajectories import a_trajectory, load, score
 
 
 @pytest.mark.parametrize(
@@ -111,24 +109,12 @@ def test_tolerance_must_be_in_range():
         numeric_match("72", "72", rel_tol=-1)
 
 
-MISSING = [
-    None,
-    math.nan,
-    np.float32("nan"),
-    np.array(None),
-    [],
-    {},
-    (),
-    np.array([]),
-    ["4", None],
-    ["", "4"],
-    [math.nan],
-    Decimal("nan"),
-]
+MISSING = [None, math.nan, np.float32("nan"), np.array(None), Decimal("nan")]
+MISSING += [[], {}, (), np.array([]), ["4", None], ["", "4"], [math.nan], "", " "]
 
 
 @pytest.mark.parametrize("compare", [exact_match, numeric_match, math_verify, lambda text, truth: read_tests(truth)])
-@pytest.mark.parametrize("truth", [*MISSING, "", " "], ids=repr)
+@pytest.mark.parametrize("truth", MISSING, ids=repr)
 def test_missing_truth_raises(compare, truth):
     for text in ("4", str(truth), "None", "nan", ""):
         with pytest.raises(ValueError, match="expected"):
@@ -156,11 +142,9 @@ def test_one_of_several_truths_is_enough(compare):
 
 
 def test_missing_truth_is_a_failed_score():
-    task = Task("test", ({"role": "user", "content": "2+2?"},), None)
-    step = Step("t/0", "t", 0, "solver", 0, (), "p", "None", response_ids=(5,), response_mask=(1,), logprobs=(-1.0,))
-    trajectory = Trajectory("t", "u", task, [step], (0,), "None")
-    entry = RewardFunctionConfig("exact_match")
-    asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([trajectory]))
+    trajectory = a_trajectory(answer="None")
+    trajectory.task = replace(trajectory.task, ground_truth=None)
+    score([load("exact_match")], [trajectory])
     assert trajectory.outcome.status == "failed"
     assert "expected a value to compare with, got None" in trajectory.outcome.reason
 

@@ -39,6 +39,14 @@ def backend_of(functions, n_actors=2, **kwargs) -> RayBackend:
     return make_backend("ray", functions, BackendOptions(num_workers=n_actors, **kwargs))
 
 
+def score(functions, trajectories, **kwargs):
+    """Score trajectories on a backend; return the report and the number of actors that it started."""
+    backend = backend_of(functions, **kwargs)
+    report = asyncio.run(RewardManager(functions, 1.0, backend=backend).score(trajectories))
+    backend.close()
+    return report, backend.started
+
+
 def pids_of(backend) -> list[list[int]]:
     return [ray.get(host.actor.handle.pids.remote()) for host in backend.hosts]
 
@@ -74,21 +82,18 @@ def test_killed_actor_costs_no_score(tmp_path):
         await asyncio.sleep(0.01)
         return step.index / 100
 
-    functions = [
-        RewardFunction("logged", "step", logged),
-        RewardFunction("waited", "step", waited, is_async=True),
-    ]
+    functions = [RewardFunction("logged", "step", logged), RewardFunction("waited", "step", waited, is_async=True)]
     backend = backend_of(functions, max_in_flight=16)
     trajectories = [a_trajectory(str(i), "p" * 100) for i in range(10)]
 
-    async def score():
+    async def interrupted():
         scoring = asyncio.create_task(RewardManager(functions, backend=backend).score(trajectories))
         while not log.exists() or log.stat().st_size < 100:
             await asyncio.sleep(0.01)
         os.kill((await backend.hosts[0].actor.handle.pids.remote())[0], signal.SIGKILL)
         return await scoring
 
-    report = asyncio.run(score())
+    report = asyncio.run(interrupted())
     assert [(f.matched, f.failed) for f in report.functions] == [(1000, 0)] * 2
     for name in ("logged", "waited"):
         assert [[s.scores[name].value for s in p.steps] for p in trajectories] == [[i / 100 for i in range(100)]] * 10
@@ -114,12 +119,9 @@ def test_async_and_plain_functions_run_together():
         RewardFunction("works", "step", lambda step, trajectory: float(os.getpid() != home)),
         RewardFunction("stays", "step", lambda step, trajectory: float(os.getpid() == home), inline=True),
     ]
-    backend = backend_of(functions)
-    trajectories = [a_trajectory(str(i), "p" * 20) for i in range(10)]
-    report = asyncio.run(RewardManager(functions, backend=backend).score(trajectories))
+    report, _ = score(functions, [a_trajectory(str(i), "p" * 20) for i in range(10)])
     assert {f.name: f.mean for f in report.functions} == {"waits": 1.0, "works": 1.0, "stays": 1.0}
     assert report.functions[0].calls == 200
-    backend.close()
 
 
 def test_hanging_async_function_is_timed_out():
@@ -128,11 +130,9 @@ def test_hanging_async_function_is_timed_out():
         return 1.0
 
     functions = [RewardFunction("f", "step", sleeps, is_async=True, timeout=2.0)]
-    backend = backend_of(functions, n_actors=1)
     trajectory = a_trajectory()
-    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([trajectory]))
+    score(functions, [trajectory], n_actors=1)
     assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "timeout", "ok"]
-    backend.close()
 
 
 @pytest.mark.slow
@@ -145,18 +145,12 @@ def test_call_that_kills_its_actors_fails_alone():
         return 1.0
 
     functions = [RewardFunction("f", "step", kills, is_async=True)]
-    backend = backend_of(functions, n_actors=1)
     trajectories = [a_trajectory(str(i), "p" * 4) for i in range(6)]
-    asyncio.run(RewardManager(functions, 1.0, backend=backend).score(trajectories))
-    failed = [
-        (trajectory.id, step.index)
-        for trajectory in trajectories
-        for step in trajectory.steps
-        if step.scores["f"].status != "ok"
-    ]
+    score(functions, trajectories, n_actors=1)
+    statuses = {(t.id, step.index): step.scores["f"].status for t in trajectories for step in t.steps}
+    failed = [key for key, status in statuses.items() if status != "ok"]
     assert failed == [("5", 2)]
     assert trajectories[5].steps[2].scores["f"].reason.startswith("its Ray actor died twice")
-    backend.close()
 
 
 @pytest.mark.parametrize("how", ["sys.exit", "a panic"])
@@ -170,12 +164,10 @@ def test_async_function_that_raises_exit_fails_alone(how):
         return 1.0
 
     functions = [RewardFunction("f", "step", ends, is_async=True)]
-    backend = backend_of(functions, n_actors=1)
     trajectory = a_trajectory()
-    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([trajectory]))
+    _, started = score(functions, [trajectory], n_actors=1)
     assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "failed", "ok"]
-    assert backend.started == 1
-    backend.close()
+    assert started == 1
 
 
 @pytest.mark.slow
@@ -188,12 +180,10 @@ def test_blocking_async_function_is_detected(monkeypatch):
         return 1.0
 
     functions = [RewardFunction("f", "step", blocks, is_async=True)]
-    backend = backend_of(functions, n_actors=1)
     trajectory = a_trajectory()
-    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([trajectory]))
+    score(functions, [trajectory], n_actors=1)
     assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "failed", "ok"]
     assert "blocks its thread" in trajectory.steps[1].scores["f"].reason
-    backend.close()
 
 
 @pytest.mark.parametrize(
@@ -204,25 +194,19 @@ def test_blocking_async_function_is_detected(monkeypatch):
     ],
 )
 def test_unpicklable_trajectory_fails_alone(info, reason):
-    functions = [RewardFunction("f", "step", lambda step, trajectory: 0.5)]
-    backend = backend_of(functions, n_actors=1)
     trajectories = [a_trajectory(str(i)) for i in range(5)]
-    trajectories[3].info["thing"] = info
-    asyncio.run(RewardManager(functions, 1.0, backend=backend).score(trajectories))
+    trajectories[3].info["object"] = info
+    _, started = score([RewardFunction("f", "step", lambda step, trajectory: 0.5)], trajectories, n_actors=1)
     assert [trajectory.id for trajectory in trajectories if trajectory.steps[0].scores["f"].status != "ok"] == ["3"]
     assert trajectories[3].steps[0].scores["f"].reason.startswith(reason)
-    assert backend.started == 1
-    backend.close()
+    assert started == 1
 
 
 def test_failed_actor_start_fails_every_call():
-    functions = [RewardFunction("f", "step", BreaksOnArrival())]
-    backend = backend_of(functions, n_actors=2)
     trajectory = a_trajectory("t", "p" * 30)
-    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([trajectory]))
+    score([RewardFunction("f", "step", BreaksOnArrival())], [trajectory])
     for step in trajectory.steps:
         assert step.scores["f"].reason.startswith("its Ray actor cannot start: ")
-    backend.close()
 
 
 def test_cancelled_scoring_ends_the_actors(tmp_path):
@@ -278,10 +262,8 @@ def test_function_of_a_recipe_file_runs_in_an_actor(tmp_path):
     """An actor has the file's text alone, and passes it on to its own worker process."""
     (tmp_path / "mine.py").write_text("def half(trajectory):\n    return 0.5\n")
     (function,) = load_reward_functions([RewardFunctionConfig(fn="mine.py:half", level="outcome")], tmp_path, ())
-    manager = RewardManager([function], backend=backend_of([function]))
     trajectory = a_trajectory()
-    asyncio.run(manager.score([trajectory]))
-    manager.close()
+    score([function], [trajectory])
     assert trajectory.outcome.value == 0.5
 
 
@@ -289,10 +271,8 @@ def test_traceback_comes_back_from_an_actor():
     def looks_up(step, trajectory):
         return step.info["labels"]
 
-    functions = [RewardFunction("f", "step", looks_up)]
-    trajectory, manager = a_trajectory(), RewardManager(functions, 1.0, backend=backend_of(functions))
-    asyncio.run(manager.score([trajectory]))
-    manager.close()
+    trajectory = a_trajectory()
+    score([RewardFunction("f", "step", looks_up)], [trajectory])
     where = f"test_ray_actors.py:{looks_up.__code__.co_firstlineno + 1} in looks_up"
     assert {step.scores["f"].reason for step in trajectory.steps} == {f"KeyError: 'labels' ({where})"}
     assert trajectory.info["tracebacks"]["reward function f"].startswith("Traceback (most recent call last):")
