@@ -9,7 +9,7 @@ from creditflow.rewards import RewardFunction, RewardManager
 from creditflow.rewards.cache import Cache, Keys
 from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.rewards.execution.calls import Returned, RewardCall
-from tests.rewards.trajectories import a_trajectory
+from tests.rewards.trajectories import a_trajectory, load
 
 
 def counting(value=0.5, **kwargs):
@@ -56,13 +56,10 @@ CHANGES = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_readable_inputs_change_the_key(what):
     _, function = counting()
-    changed = a_trajectory()
+    changed, trajectory = a_trajectory(), a_trajectory()
     CHANGES[what](changed)
-    keys = Keys()
-    trajectory = a_trajectory()
-    assert keys.key_for(RewardCall(function, changed, changed.steps[0])) != keys.key_for(
-        RewardCall(function, trajectory, trajectory.steps[0])
-    )
+    calls = [RewardCall(function, read, read.steps[0]) for read in (changed, trajectory)]
+    assert Keys().key_for(calls[0]) != Keys().key_for(calls[1])
 
 
 def test_key_ignores_ids_but_not_step_version_or_level():
@@ -77,14 +74,9 @@ def test_key_ignores_ids_but_not_step_version_or_level():
     assert key != keys.key_for(RewardCall(replace(function, level="outcome"), trajectory))
 
 
-def test_own_cache_key_merges_equal_inputs(tmp_path):
-    functions = load_reward_functions([RewardFunctionConfig(fn="numeric_match")], tmp_path, ())
-    trajectories = [
-        a_trajectory("a", answer="72"),
-        a_trajectory("b", "pp", answer="72"),
-        a_trajectory("c", answer="73"),
-    ]
-    report = score(RewardManager(functions), *trajectories)
+def test_own_cache_key_merges_equal_inputs():
+    trajectories = [a_trajectory("a"), a_trajectory("b", "pp"), a_trajectory("c", answer="73")]
+    report = score(RewardManager([load("numeric_match")]), *trajectories)
     assert [trajectory.outcome.value for trajectory in trajectories] == [1.0, 1.0, 0.0]
     assert (report.functions[0].calls, report.functions[0].cached) == (2, 1)
 
@@ -162,14 +154,14 @@ def test_functions_with_equal_source_are_distinct(tmp_path):
         text = f"LIMIT = {limit}\ndef f(step, trajectory): return float(len(step.response) >= LIMIT)\n"
         (tmp_path / folder / "same.py").write_text(text)
     (tmp_path / "mine.py").write_text(SAME_SOURCE)
-    wanted = {
+    values = {
         "mine.py:easy": 1.0, "mine.py:hard": 0.0, "mine.py:lax": 1.0, "mine.py:strict": 0.0, "mine.py:full": 1.0,
         "mine.py:none": 0.0, "mine.py:other": 0.5, "a/same.py:f": 1.0, "b/same.py:f": 0.0,
     }  # fmt: skip
-    functions = load_reward_functions([RewardFunctionConfig(fn=fn, name=fn) for fn in wanted], tmp_path, ())
+    functions = load_reward_functions([RewardFunctionConfig(fn=fn, name=fn) for fn in values], tmp_path, ())
     trajectory = a_trajectory()
     score(RewardManager(functions), trajectory)
-    assert {name: one.value for name, one in trajectory.steps[0].scores.items()} == wanted
+    assert {name: score.value for name, score in trajectory.steps[0].scores.items()} == values
 
 
 @pytest.mark.parametrize(
@@ -180,17 +172,16 @@ def test_functions_with_equal_source_are_distinct(tmp_path):
         (np.arange(2000), np.where(np.arange(2000) == 1000, 0, np.arange(2000))),
     ],
 )
-def test_arrays_that_look_alike_are_distinct(one, other, tmp_path):
+def test_arrays_that_look_alike_are_distinct(one, other):
     asked, function = counting()
     manager = RewardManager([function])
-    for thing in (one, other):
-        score(manager, a_trajectory(agents="p", info={"thing": thing}))
+    for array in (one, other):
+        score(manager, a_trajectory(agents="p", info={"array": array}))
     assert len(asked) == 2
-    (compared,) = load_reward_functions([RewardFunctionConfig(fn="exact_match")], tmp_path, ())
-    trajectories = [
-        replace(a_trajectory(), task=replace(a_trajectory().task, ground_truth=thing)) for thing in (one, other)
-    ]
-    assert {None} == {Keys().key_for(RewardCall(compared, trajectory)) for trajectory in trajectories}
+    compared, trajectory = load("exact_match"), a_trajectory()
+    for truth in (one, other):
+        trajectory.task = replace(trajectory.task, ground_truth=truth)
+        assert Keys().key_for(RewardCall(compared, trajectory)) is None
 
 
 def test_cache_capacity_counts_numbers():
@@ -209,8 +200,7 @@ def test_shared_trajectory_call_is_made_once(tmp_path):
         "@reward(level='trajectory')\n"
         "def each(trajectory):\n    CALLS.append(1)\n    return [len(CALLS) / 10] * len(trajectory.steps)\n"
     )
-    entry = RewardFunctionConfig(fn="sum", args={"parts": [{"fn": "once.py:each", "cache": False}]})
-    functions = load_reward_functions([entry], tmp_path, ())
+    function = load("sum", tmp_path, args={"parts": [{"fn": "once.py:each", "cache": False}]})
     trajectory = a_trajectory("t", "p" * 50)
-    score(RewardManager(functions), trajectory)
+    score(RewardManager([function]), trajectory)
     assert {step.scores["sum"].value for step in trajectory.steps} == {0.1}

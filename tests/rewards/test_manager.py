@@ -13,15 +13,11 @@ from creditflow.errors import TooManyFailedScores
 from creditflow.rewards import RewardFunction, RewardManager
 from tests.builders import unlocated
 from tests.rewards.processes import HANG_S
-from tests.rewards.trajectories import a_trajectory
+from tests.rewards.trajectories import a_trajectory, score
 
 
 def of_steps(call, **kwargs) -> RewardFunction:
     return RewardFunction("f", "step", call, **kwargs)
-
-
-def score(functions, trajectories, max_failed_frac=1.0):
-    return asyncio.run(RewardManager(functions, max_failed_frac).score(trajectories))
 
 
 def one_score(value, function=None) -> Score:

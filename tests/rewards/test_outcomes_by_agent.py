@@ -1,28 +1,26 @@
 """Outcomes of single agents from an outcome function: a dict by agent, checked one by one."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from creditflow.data import Score
 from creditflow.errors import TooManyFailedScores
 from creditflow.rewards import RewardFunction, RewardManager
-from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.rewards.execution.backends import make_backend
 from creditflow.rewards.execution.calls import BackendOptions, Returned
 from creditflow.rewards.execution.wire import pack_returned, unpack_returned
 from creditflow.rewards.values import taken
 from creditflow.testing import ConformanceError, check_reward_function
-from tests.rewards.trajectories import a_trajectory
+from tests.rewards import trajectories
+from tests.rewards.trajectories import a_trajectory, load
 
 
 def score(value, trajectory=None, *, range=(-1.0, 1.0), **more):
     """Score a trajectory of the agents p, e and v with an outcome function that returns `value`."""
     trajectory = trajectory or a_trajectory()
     function = RewardFunction("o", "outcome", lambda trajectory: value, range=range, **more)
-    report = asyncio.run(RewardManager([function], 1.0).score([trajectory]))
-    return trajectory, report.functions[0]
+    return trajectory, trajectories.score([function], [trajectory]).functions[0]
 
 
 def test_dict_by_agent_fills_the_outcomes_of_agents():
@@ -75,10 +73,7 @@ def test_failed_agent_counts_although_the_common_outcome_is_ok():
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (
-            {"plan": 1.0, "e": 1.0},
-            "expected outcomes of agents of the team, got one of 'plan' (did you mean 'planner'?)",
-        ),
+        ({"plan": 1.0}, "expected outcomes of agents of the team, got one of 'plan' (did you mean 'planner'?)"),
         ({1: 1.0}, "expected outcomes by the names of agents, got a name of type int"),
         ({}, "expected an outcome for at least one agent, got none"),
     ],
@@ -92,18 +87,14 @@ def test_wrong_names_fail_the_whole_outcome(value, reason):
 def test_agents_of_the_team_without_a_step_may_be_named():
     made, _ = score({"p": 1.0, "absent": 0.0}, agents=("absent",))
     assert list(made.outcomes) == ["p", "absent"]
-    functions = load_reward_functions(
-        [RewardFunctionConfig("tests.rewards.test_outcomes_by_agent:winner", level="outcome")],
-        base=Path(),
-        agents=("white", "black"),
-    )
-    assert functions[0].agents == ("white", "black")
+    function = load("tests.rewards.test_outcomes_by_agent:winner", level="outcome", agents=("white", "black"))
+    assert function.agents == ("white", "black")
 
 
 def test_too_many_failed_outcomes_of_agents_stop():
     function = RewardFunction("o", "outcome", lambda trajectory: {"*": 1.0, "p": None})
     with pytest.raises(TooManyFailedScores, match="1 of 1 outcomes failed"):
-        asyncio.run(RewardManager([function], 0.2).score([a_trajectory()]))
+        trajectories.score([function], [a_trajectory()], max_failed_frac=0.2)
 
 
 def test_another_scoring_replaces_outcomes_of_agents():
@@ -124,7 +115,7 @@ def test_dict_with_a_score_stays_one_outcome():
 
 def test_dict_by_agent_is_no_score_of_a_step():
     trajectory = a_trajectory(agents="e")
-    asyncio.run(RewardManager([RewardFunction("f", "step", lambda s, t: {"e": 1.0})], 1.0).score([trajectory]))
+    trajectories.score([RewardFunction("f", "step", lambda s, t: {"e": 1.0})], [trajectory])
     reason = "expected a number, got a dict; of a dict, the number under 'score' is read"
     assert trajectory.steps[0].scores["f"].reason == reason
 
@@ -144,12 +135,10 @@ def winner(trajectory):
 def test_worker_processes_return_outcomes_by_agent():
     function = RewardFunction("o", "outcome", winner, agents=("p", "e"))
     backend = make_backend("process", [function], BackendOptions(num_workers=1))
-    manager, made = RewardManager([function], backend=backend), a_trajectory(agents="pe")
-    try:
-        asyncio.run(manager.score([made]))
-    finally:
-        manager.close()
-    assert {agent: one.value for agent, one in made.outcomes.items()} == {"p": 0.0, "e": 1.0}
+    made = a_trajectory(agents="pe")
+    trajectories.score([function], [made], backend=backend)
+    backend.close()
+    assert {agent: score.value for agent, score in made.outcomes.items()} == {"p": 0.0, "e": 1.0}
 
 
 def test_repeated_call_is_answered_from_the_cache():
@@ -161,17 +150,16 @@ def test_repeated_call_is_answered_from_the_cache():
 
     function = RewardFunction("o", "outcome", counted, identity="here", version="1")
     manager, made = RewardManager([function]), [a_trajectory("t"), a_trajectory("u")]
-    for one in made:
-        asyncio.run(manager.score([one]))
+    for trajectory in made:
+        asyncio.run(manager.score([trajectory]))
     assert calls == ["t"]
     assert made[0].outcomes == made[1].outcomes
 
 
 def test_composition_of_outcomes_by_agent_fails():
     part = {"fn": "tests.rewards.test_outcomes_by_agent:winner", "level": "outcome"}
-    entry = RewardFunctionConfig("sum", level="outcome", args={"parts": [part]})
     made = a_trajectory(agents="pe")
-    asyncio.run(RewardManager(load_reward_functions([entry], base=Path(), agents=()), 1.0).score([made]))
+    trajectories.score([load("sum", level="outcome", args={"parts": [part]})], [made])
     reason = "winner: expected one number of a part, got outcomes by agent, which cannot be combined"
     assert (made.outcome.status, made.outcome.reason) == ("failed", reason)
 
