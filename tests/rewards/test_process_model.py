@@ -16,7 +16,6 @@ from creditflow.rewards.builtin.process_model import ProcessModel
 from tests.rewards.tiny_models import (
     a_step,
     bpe_tokenizer,
-    metaspace_tokenizer,
     save_causal,
     save_classifier,
     trajectory_of,
@@ -133,17 +132,6 @@ def test_tokens_are_decoded_by_the_runs_policy(prm: Path) -> None:
     np.testing.assert_allclose(score.value, [first] * len("so 5 €\n".encode()) + [second] * 6, atol=1e-5)
 
 
-def test_space_stripping_tokenizer_is_aligned(prm: Path, tmp_path: Path) -> None:
-    metaspace = metaspace_tokenizer()
-    folder = save_causal(tmp_path, metaspace)
-    step = a_step(metaspace, PROMPT, "the sum is\neight #8", end=1)
-    [score] = score_all(ProcessModel(str(prm), tokenizer=str(folder)), [step])
-    (_, first), (_, second) = line_oracle(prm, PROMPT, step.response)
-    before = sum(len(metaspace.decode(list(step.response_ids[: k + 1]))) <= 11 for k in range(len(step.response_ids)))
-    assert isinstance(score.value, tuple)
-    np.testing.assert_allclose(score.value, [first] * before + [second] * (len(score.value) - before), atol=1e-5)
-
-
 def test_unsampled_tokens_get_the_mean_of_the_sampled(prm: Path, policy: Path) -> None:
     step = a_step(BPE, PROMPT, RESPONSE)
     function = ProcessModel(str(prm), per="token", tokenizer=str(policy))
@@ -238,18 +226,6 @@ def test_more_than_two_classes_need_a_label(tmp_path: Path) -> None:
     folder = save_classifier(tmp_path, BPE, labels=("good", "neutral", "bad"))
     with pytest.raises(ValueError, match=r"has 3 classes, say which is the right one: 0 \(good\)"):
         ProcessModel(str(folder))
-
-
-def test_model_without_a_classifier_head_is_refused(policy: Path) -> None:
-    with pytest.raises(Exception, match="lacks weights of a token classification model"):
-        score_all(ProcessModel(str(policy), per="step"), [a_step(BPE, PROMPT, "the sum")])
-
-
-def test_entries_with_one_folder_share_its_model(prm: Path) -> None:
-    one, other = ProcessModel(str(prm), per="step"), ProcessModel(str(prm), per="step", reduce="last")
-    for function in (one, other):
-        score_all(function, [a_step(BPE, PROMPT, "the sum")])
-    assert one._loaded is other._loaded
 
 
 def test_cache_key_holds_all_inputs_of_the_score(prm: Path) -> None:

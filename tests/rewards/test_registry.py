@@ -121,11 +121,6 @@ def test_recipe_overrides_the_decorator(base):
     assert [changed.matches(step) for step in a_trajectory().steps] == [True, False, False]
 
 
-def test_missing_agent_match_scores_every_agent(base):
-    (function,) = load(base, {"fn": "mine.py:bare"})
-    assert all(function.matches(step) for step in a_trajectory().steps)
-
-
 def test_when_comes_from_the_recipe_or_the_decorator(base):
     (declared,) = load(base, {"fn": "mine.py:of_the_last"})
     assert [declared.matches(step) for step in a_trajectory().steps] == [False, False, True]
@@ -147,11 +142,6 @@ def test_parameters_set_the_level_of_undecorated_functions(base):
     trajectory = a_trajectory()
     assert step.level == "step"
     assert [step.call(s, trajectory) for s in trajectory.steps] == [1.0, 1.0, 0.0]
-
-
-def test_undecorated_trajectory_function_can_be_the_outcome(base):
-    (function,) = load(base, {"fn": "mine.py:compute_decomposed_reward", "level": "outcome"})
-    assert function.level == "outcome"
 
 
 def test_async_functions_and_objects_are_detected(base):
@@ -314,11 +304,6 @@ def test_class_is_instantiated_with_the_args(tmp_path):
     assert function.version != of_class(tmp_path, "Scaled", args={"scale": 5.0}).version
     inline = of_class(tmp_path, "Here")
     assert (inline.inline, inline.is_async, inline.cache_key) == (True, True, None)
-
-
-def test_entry_sets_timeout_and_cache(tmp_path):
-    function = of_class(tmp_path, "Scaled", args={"scale": 4.0}, timeout=0.5, cache=False)
-    assert (function.timeout, function.cache) == (0.5, False)
 
 
 def test_shared_arguments_reach_functions_that_take_them(tmp_path):
