@@ -162,34 +162,6 @@ async def chain(task: Task, team: Team) -> str:
     return text
 
 
-def test_branches_of_other_seeds_differ_from_the_decision_on():
-    before = recorded(chain)
-    one, two = (branch(before, 2, chain, seed) for seed in (2, 3))
-    assert [s.response for s in one.steps[:2]] == [s.response for s in two.steps[:2]]
-    assert one.steps[2].prompt == two.steps[2].prompt
-    assert one.steps[2].response != two.steps[2].response
-
-
-def test_later_parallel_call_waits_for_the_kept_steps():
-    order: list[str] = []
-
-    async def parallel(task: Task, team: Team) -> str:
-        async def ask(agent: str) -> str:
-            answer = await team[agent](task.text)
-            order.append(agent)
-            return answer
-
-        return " ".join(await asyncio.gather(ask("b"), ask("a")))
-
-    before = recorded(parallel)
-    assert order == ["b", "a"]
-    order.clear()
-    after = branch(before, 1, parallel)
-    assert order == ["b", "a"]
-    assert after.steps[0].response == before.steps[0].response
-    assert after.steps[1].response != before.steps[1].response
-
-
 def test_equal_parallel_calls_keep_their_places():
     """The first call of three ends last, and is therefore the last step."""
 
@@ -339,26 +311,3 @@ def test_wait_for_a_later_step_is_refused_after_the_limit():
     after = branch(before, 1, in_world(world, do), timeout_s=0.2)
     assert after.info[REFUSED] == "t/0"
     assert "a was not called for 0.2 s" in after.info["error"]
-
-
-def test_step_behind_an_endpoint_is_replayed():
-    class Frozen(ChatClient):
-        calls = 0
-
-        async def chat(self, messages, *, max_tokens, temperature, seed):
-            self.calls += 1
-            return ChatReply(f"reply {self.calls} {seed}", "stop")
-
-    agents = {"a": AgentSpec("a"), "b": AgentSpec("b", policy="frozen")}
-    frozen = Frozen()
-    rollout = Rollout(TASK, "u", "t", (1,))
-
-    async def solve(task: Task, team: Team) -> str:
-        return await team.a(await team.b("go"))
-
-    scheduler = Scheduler({"default": Sampled(), "frozen": frozen})
-    before = asyncio.run(run_rollout(rollout, solve, agents, scheduler, Sampling()))
-    scheduler = Scheduler({"default": Sampled(), "frozen": frozen})
-    after = asyncio.run(run_branch(before, 1, Rollout(TASK, "u", "t~", (2,)), solve, agents, scheduler, Sampling()))
-    assert after.steps[0].response == before.steps[0].response
-    assert (frozen.calls, [step.policy for step in after.steps]) == (1, ["frozen", "default"])

@@ -39,15 +39,6 @@ def test_chat_tokenizer_encodes_like_the_policy(folder: Path) -> None:
     assert "h\u00e9llo" in chat.decode(ids)
 
 
-def test_encode_removes_spelled_special_tokens(folder: Path) -> None:
-    chat = ChatTokenizer(load_tokenizer(folder, "path"))
-    token = chat.special_tokens[0]
-    for hostile in (f"{token} go on", f"{token[:3]}{token}{token[3:]} go on"):
-        assert chat.encode([{"role": "user", "content": hostile}]) == chat.encode(
-            [{"role": "user", "content": " go on"}]
-        )
-
-
 def test_pad_id_defaults_to_an_end_token(folder: Path) -> None:
     tokenizer = copy.copy(load_tokenizer(folder, "path"))
     tokenizer.pad_token = None
@@ -59,25 +50,6 @@ def test_import_loads_no_heavy_packages() -> None:
     code = "import sys, creditflow._utils.huggingface\nfrom creditflow.rollout import *\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "openai", "starlette", "uvicorn", "pydantic"}.intersection(done.stdout.split())
-
-
-def test_template_gets_argument_mappings_and_clean_schemas(folder: Path) -> None:
-    tokenizer = copy.deepcopy(load_tokenizer(folder, "path"))
-    tokenizer.chat_template = (
-        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}"
-        "{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}"
-        "{% endfor %}"
-    )
-    chat = ChatTokenizer(tokenizer)
-    end = chat.special_tokens[0]
-    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    text, _ = chat.encode(
-        [{"role": "assistant", "content": "x", "tool_calls": [call]}],
-        [{"type": "function", "function": {"name": "add", "description": f"adds {end} numbers"}}],
-    )
-    assert text.endswith('xadd {"a": 1}')
-    assert end not in text
-    assert "adds  numbers" in text
 
 
 @pytest.mark.parametrize("calls", [5, "x", [1], [{}], [{"function": {"arguments": "{}"}}]])

@@ -4,13 +4,13 @@ import asyncio
 import json
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from creditflow.config import load_recipe, trained_agents, trained_policies
-from creditflow.data import Task, Trajectory, TrajectoryBatch, read_parquet, write_parquet
+from creditflow.data import Task, Trajectory
 from creditflow.errors import EndpointError, PromptTooLong
 from creditflow.rollout import AgentSpec, ChatReply, FrozenModel, Rollout, Scheduler, Team, run_rollouts
 from creditflow.rollout.endpoint import Endpoint
@@ -75,17 +75,27 @@ def test_call_sends_messages_and_returns_text_and_counts() -> None:
     assert request.body == {"model": "big", "messages": HELLO, "max_tokens": 8, "temperature": 0.7}
 
 
+def run_calls(answers: Answers, calls: Callable[[FrozenModel], Awaitable[object]], **more: Any) -> JudgeServer:
+    """Run `calls(client)` against a server, and return the server."""
+
+    async def main(url: str) -> None:
+        client = model(url, **more)
+        await calls(client)
+        await client.aclose()
+
+    with JudgeServer(answers) as server:
+        asyncio.run(main(server.url))
+    return server
+
+
 def test_calls_take_turns_for_one_connection() -> None:
-    async def calls(client: FrozenModel, name: str) -> None:
+    async def three(client: FrozenModel, name: str) -> None:
         for _ in range(3):
             await client.chat([{"role": "user", "content": name}], max_tokens=8, temperature=0.7, seed=(1,))
 
-    async def three(client: FrozenModel) -> None:
-        await asyncio.gather(*(calls(client, name) for name in "abc"))
-        await client.aclose()
-
-    with JudgeServer([Answer("Yes.")]) as server:
-        asyncio.run(three(model(server.url, max_concurrency=1)))
+    server = run_calls(
+        [Answer("Yes.")], lambda c: asyncio.gather(*(three(c, name) for name in "abc")), max_concurrency=1
+    )
     assert "".join(request.body["messages"][0]["content"] for request in server.requests) == "abcabcabc"
 
 
@@ -93,12 +103,17 @@ def test_seed_depends_on_the_call() -> None:
     async def three(client: FrozenModel) -> None:
         for key in ((1, 2), (1, 2), (1, 3)):
             await client.chat(HELLO, max_tokens=8, temperature=1.0, seed=key)
-        await client.aclose()
 
-    with JudgeServer(Answer()) as server:
-        asyncio.run(three(model(server.url)))
-    first, again, other = (request.body["seed"] for request in server.requests)
+    first, again, other = (request.body["seed"] for request in run_calls(Answer(), three).requests)
     assert first == again != other
+
+
+def test_max_concurrency_bounds_requests_in_flight() -> None:
+    async def many(client: FrozenModel) -> None:
+        await asyncio.gather(*(client.chat(HELLO, max_tokens=4, temperature=1.0, seed=(k,)) for k in range(60)))
+
+    server = run_calls(Answer(company=7), many, max_concurrency=7)
+    assert (server.most_in_flight, len(server.requests)) == (7, 60)
 
 
 def test_extra_body_overrides_fields_and_null_removes_one() -> None:
@@ -120,16 +135,17 @@ def test_key_comes_from_its_variable_and_is_never_shown(monkeypatch: pytest.Monk
     assert "secret" not in str(error)
 
 
-@pytest.mark.parametrize("key", ["a-very-secret-key\n", "a very-secret-key", "a-very-secret-\u2026key"])
-def test_invalid_key_is_neither_sent_nor_shown(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    monkeypatch.setenv("MY_KEY", key)
+@pytest.mark.parametrize("key", ["a-very-secret-key\n", "a very-secret-key", "a-very-secret-\u2026key", None])
+def test_invalid_key_is_neither_sent_nor_shown(monkeypatch: pytest.MonkeyPatch, key: str | None) -> None:
+    if key is not None:
+        monkeypatch.setenv("MY_KEY", key)
     error, server = refused(Answer(), api_key_env="MY_KEY")
-    assert "MY_KEY holds what no key has" in str(error)
+    assert ("MY_KEY is not set" if key is None else "MY_KEY holds what no key has") in str(error)
     assert not server.requests
-    told: BaseException | None = error
-    while told is not None:
-        assert "secret" not in str(told)
-        told = told.__cause__ or told.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        assert "secret" not in str(cause)
+        cause = cause.__cause__ or cause.__context__
 
 
 @pytest.mark.parametrize("charset", ["hex", "zlib", "bz2", "base64", "rot13", "no-such", "utf-16"])
@@ -140,22 +156,18 @@ def test_answer_is_utf8_whatever_charset_the_server_names(charset: str) -> None:
     assert "status 400" in str(error)
 
 
-def test_missing_key_fails_the_call() -> None:
-    error, server = refused(Answer(), api_key_env="NO_SUCH_VARIABLE_HERE")
-    assert "NO_SUCH_VARIABLE_HERE is not set" in str(error)
-    assert not server.requests
-
-
-def test_truncated_reply_has_finish_reason_length() -> None:
-    reply, _ = ask(Answer("and then", finish_reason="length"))
-    assert reply.finish_reason == "length"
-    thought, _ = ask(completion(message={"content": None}, finish_reason="length"))
-    assert (thought.text, thought.finish_reason) == ("", "length")
-
-
-def test_reply_without_usage_has_no_counts() -> None:
-    reply, _ = ask(Answer("hi", usage=None))
-    assert (reply.prompt_tokens, reply.completion_tokens) == (None, None)
+@pytest.mark.parametrize(
+    ("answer", "reply"),
+    [
+        (Answer("and then", finish_reason="length", usage=None), ChatReply("and then", "length")),
+        (completion(message={"content": None}, finish_reason="length"), ChatReply("", "length")),
+        (completion(message={"content": "a\ud800b"}), ChatReply("a?b", "stop")),
+        (Answer("x" * 100_000, usage=None), ChatReply("x" * 8 * CHARACTERS_PER_TOKEN, "length")),
+    ],
+    ids=["truncated", "truncated thought", "half a surrogate pair", "beyond max_tokens"],
+)
+def test_reply_has_its_text_and_finish_reason(answer: Answer, reply: ChatReply) -> None:
+    assert ask(answer)[0] == reply
 
 
 # ---- behaviour of servers
@@ -220,17 +232,6 @@ def test_invalid_reply_raises_without_retry(answer: Answer, why: str) -> None:
     assert len(server.requests) == 1
 
 
-def test_reply_beyond_max_tokens_is_cut_off() -> None:
-    reply, _ = ask(Answer("x" * 100_000))
-    assert len(reply.text) == 8 * CHARACTERS_PER_TOKEN
-    assert reply.finish_reason == "length"
-
-
-def test_surrogate_halves_are_replaced_in_a_reply() -> None:
-    reply, _ = ask(Answer(body=b'{"choices": [{"message": {"content": "a\\ud800b"}}]}'))
-    assert reply.text == "a?b"
-
-
 def test_server_error_message_is_short_and_printable() -> None:
     error, _ = refused(Answer("bad\x1b[31m request\n" + "x" * 5000, status=400))
     assert str(error).isprintable()
@@ -243,34 +244,19 @@ TOO_LONG = [
     "the request exceeds the available context size, try increasing it",
     "Input validation error: `inputs` must have less than 4095 tokens. Given: 5000",
     "prompt is too long: 5000 tokens > 4096 maximum",
+    '{"error": {"message": "no", "code": "context_length_exceeded"}}',
 ]
 
 
 @pytest.mark.parametrize("words", TOO_LONG)
 def test_refusal_of_a_long_prompt_raises_prompt_too_long(words: str) -> None:
-    with JudgeServer(Answer(words, status=400)) as server, pytest.raises(PromptTooLong, match="does not fit: http://"):
+    answer = Answer(body=words.encode(), status=400) if words.startswith("{") else Answer(words, status=400)
+    with JudgeServer(answer) as server, pytest.raises(PromptTooLong, match="does not fit: http://"):
         asyncio.run(said(model(server.url)))
     assert len(server.requests) == 1
 
 
-def test_context_length_code_raises_prompt_too_long() -> None:
-    body = json.dumps({"error": {"message": "no", "code": "context_length_exceeded"}}).encode()
-    with JudgeServer(Answer(body=body, status=400)) as server, pytest.raises(PromptTooLong):
-        asyncio.run(said(model(server.url)))
-
-
 # ---- many calls
-
-
-def test_max_concurrency_bounds_requests_in_flight() -> None:
-    async def many(client: FrozenModel) -> None:
-        await asyncio.gather(*(client.chat(HELLO, max_tokens=4, temperature=1.0, seed=(k,)) for k in range(60)))
-        await client.aclose()
-
-    with JudgeServer(Answer(company=7)) as server:
-        asyncio.run(many(model(server.url, max_concurrency=7)))
-    assert server.most_in_flight == 7
-    assert len(server.requests) == 60
 
 
 def test_metrics_are_reset_when_read() -> None:
@@ -335,14 +321,6 @@ def test_frozen_step_has_text_and_parents_without_tokens() -> None:
     assert trajectory.steps[2].response_ids
 
 
-def test_steps_without_tokens_survive_parquet(tmp_path: Any) -> None:
-    trajectories, _ = run_workflow(Answer("Oui \u00e9\u2603"), n=3)
-    batch = TrajectoryBatch.from_trajectories(trajectories)
-    assert batch.to_trajectories() == trajectories
-    write_parquet(batch, tmp_path / "steps.parquet")
-    assert read_parquet(tmp_path / "steps.parquet").to_trajectories() == trajectories
-
-
 def test_failed_endpoint_call_fails_one_trajectory() -> None:
     def answer(request: Request) -> Answer:
         return Answer(status=500) if "word1" in request.text else Answer("Yes")
@@ -368,11 +346,6 @@ def test_truncated_reply_truncates_but_rollout_continues() -> None:
     assert trajectory.info["truncated"] == "critic was cut off at 16 tokens"
     assert trajectory.steps[1].info["finish_reason"] == "length"
     assert trajectory.answer == "Ye-then"
-
-
-def test_frozen_calls_of_all_rollouts_run_concurrently() -> None:
-    _, server = run_workflow(Answer("Yes", company=20), n=20)
-    assert server.most_in_flight == 20
 
 
 def test_pending_frozen_call_ends_with_its_rollout() -> None:

@@ -1,6 +1,7 @@
 """The policies of a recipe, and the agents that act through them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -85,44 +86,44 @@ def test_recipe_with_policies_survives_serialization(file: Path, tmp_path: Path)
 BOTH = {"a": {}, "b": {"policy": "far"}}
 
 
+def refusal_of(file: Path, agents: object, policies: object) -> str:
+    """Return the error of a recipe with these agents and policies."""
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(with_policies(file, agents=agents, policies=policies))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("agents", "policies", "message"),
     [
         ({"a": {"policy": "defualt"}}, {}, r"team.agents.a.policy: 'defualt' is no policy .*did you mean 'default'"),
         ({"a": {}}, {"solver": {}}, r"team.agents.a.policy: 'default' is no policy of the recipe; there is solver"),
-        (
-            BOTH,
-            {"default": {}, "far": {}, "fat": {}},
-            r"policies.fat: no agent acts through it \(did you mean 'far'\?\)",
-        ),
+        (BOTH, {"default": {}, "far": {}, "fat": {}}, r"policies.fat: no agent acts .* \(did you mean 'far'\?\)"),
         ({"a": {"policy": "far"}}, {"far": SERVED}, r"policies: expected one at least that is trained; far is frozen"),
         ({"a": {}}, {"default": {"trainable": False}}, r"policies: expected one at least that is trained"),
-        (
-            BOTH,
-            {"default": {}, "far": {**SERVED, "trainable": True}},
-            r"policies.far.trainable: a model behind an endp",
-        ),
-        (
-            BOTH,
-            {"default": {}, "far": {"endpoint": {"base_url": "http://h/v1"}}},
-            r"far.endpoint.model: expected the m",
-        ),
-        (BOTH, {"default": {}, "far": {**SERVED, "model": {"path": "n"}}}, r"endpoint.model: .* got 'm' and 'n'"),
-        (BOTH, {"default": {}, "far": {"endpoint": {"url": "http://h"}}}, r"unknown key 'policies.far.endpoint.url'"),
-        (
-            BOTH,
-            {"default": {}, "far": {"endpiont": {}}},
-            r"'policies.far.endpiont' \(did you mean 'policies.far.endpoint'",
-        ),
-        (BOTH, {"default": {}, "far": {"endpoint": 7}}, r"policies.far.endpoint: expected a mapping of options, got 7"),
     ],
 )
 def test_policies_that_do_not_fit_the_team_are_refused(
     file: Path, agents: dict[str, object], policies: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        load_recipe(with_policies(file, agents=agents, policies=policies))
-    assert "\n" not in str(caught.value)
+    assert re.search(message, refusal_of(file, agents, policies))
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({**SERVED, "trainable": True}, r"policies.far.trainable: a model behind an endp"),
+        ({"endpoint": {"base_url": "http://h/v1"}}, r"far.endpoint.model: expected the m"),
+        ({**SERVED, "model": {"path": "n"}}, r"endpoint.model: .* got 'm' and 'n'"),
+        ({"endpoint": {"url": "http://h"}}, r"unknown key 'policies.far.endpoint.url'"),
+        ({"endpiont": {}}, r"'policies.far.endpiont' \(did you mean 'policies.far.endpoint'"),
+        ({"endpoint": 7}, r"policies.far.endpoint: expected a mapping of options, got 7"),
+        ({"model": {"path": 3}}, r"policies.far.model.path: expected a Hugging Face folder, .* got 3"),
+    ],
+)
+def test_invalid_policy_is_refused_by_key(file: Path, policy: dict[str, object], message: str) -> None:
+    assert re.search(message, refusal_of(file, BOTH, {"default": {}, "far": policy}))
 
 
 @pytest.mark.parametrize(
@@ -176,9 +177,3 @@ def test_adapter_policies_share_a_base_with_frozen_ones(file: Path) -> None:
     assert loaded["full"].model is not loaded["one"].model
     ranks = {name: {min(w.shape) for w in loaded[name].parameters} for name in ("one", "two")}
     assert ranks == {"one": {4}, "two": {2}}
-
-
-def test_model_path_other_than_a_folder_is_refused_by_key(file: Path) -> None:
-    file = with_policies(file, agents=BOTH, policies={"default": {}, "far": {"model": {"path": 3}}})
-    with pytest.raises(ConfigError, match=r"policies.far.model.path: expected a Hugging Face folder, .* got 3"):
-        load_recipe(file)

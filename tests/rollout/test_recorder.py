@@ -6,13 +6,11 @@ import threading
 import openai
 import pytest
 
-from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.rollout import AgentSpec
 from creditflow.rollout.client import ChatClient, ChatReply
 from creditflow.rollout.recorder import AgentCall, Sampling
 from tests.rewards.processes import HANG_S
-from tests.rollout.http.test_server import Answers, client_of, once, run_workflow, user
+from tests.rollout.http.test_server import Answers, answered, chat, client_of, once, run_workflow, user
 
 PROMPTS = ("Tell me about rain.", "Sum: 4+5", "zzzz")
 
@@ -21,32 +19,14 @@ def test_shared_seed_gives_each_prompt_separate_random_numbers():
     async def ask(client):
         for text in PROMPTS:
             for agent in ("writer", "editor"):
-                await client.chat.completions.create(model=agent, messages=user(text), seed=42)
-        await client.chat.completions.create(model="writer", messages=user(PROMPTS[0]), seed=42)
+                await chat(client, agent, user(text), seed=42)
+        await chat(client, messages=user(PROMPTS[0]), seed=42)
 
     model = Answers()
     once(ask, model=model, agents={"writer": AgentSpec(), "editor": AgentSpec()})
     keys = [request.seed for request in model.requests]
     assert len(set(keys)) == 6
     assert keys[-1] == keys[0]
-
-
-def test_shared_seed_gives_unrelated_responses():
-    async def solve(task, team):
-        async with client_of(team) as client:
-            for text in PROMPTS:
-                await client.chat.completions.create(model="writer", messages=user(text), max_tokens=32, seed=42)
-
-    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
-    same = all_of_them = 0
-    for rollout in run_workflow(solve, policy, n=12):
-        texts = [step.response_ids for step in rollout.steps]
-        for one, other in ((0, 1), (0, 2), (1, 2)):
-            pairs = list(zip(texts[one], texts[other], strict=False))
-            same += sum(abs(a - b) <= 2 for a, b in pairs)
-            all_of_them += len(pairs)
-    assert all_of_them > 500
-    assert same < 0.1 * all_of_them  # 2 in 100 by chance; 48 with the same random numbers
 
 
 def test_very_long_prompt_does_not_block_the_event_loop():
@@ -91,25 +71,20 @@ def test_fitting_prompts_are_encoded_in_call_order():
 def test_long_prompt_ends_the_rollout_despite_other_answers():
     async def solve(task, team):
         async with client_of(team) as client:
-            long = client.chat.completions.create(model="writer", messages=user("x" * 2000))
-            short = client.chat.completions.create(model="editor", messages=user("short"))
-            for done in await asyncio.gather(long, short, return_exceptions=True):
-                if isinstance(done, Exception):
-                    raise done
+            await asyncio.gather(chat(client, messages=user("x" * 2000)), chat(client, "editor"))
 
-    (made,) = run_workflow(solve)
-    assert made.status == "truncated"
-    assert made.info["ended_early"] == "trajectory t0: writer's prompt has 2011 tokens, at most 999 fit"
+    (trajectory,) = run_workflow(solve)
+    assert trajectory.status == "truncated"
+    assert trajectory.info["ended_early"] == "trajectory t0: writer's prompt has 2011 tokens, at most 999 fit"
 
 
 class Far(ChatClient):
-    """A frozen model."""
+    """A frozen model that counts its calls."""
 
-    def __init__(self):
-        self.asked = 0
+    calls = 0
 
-    async def chat(self, messages, **given):
-        self.asked += 1
+    async def chat(self, messages, **options):
+        self.calls += 1
         return ChatReply("yes", "stop")
 
 
@@ -123,24 +98,16 @@ TALK = [
 
 
 def test_frozen_prompt_spells_out_its_messages():
-    made = once(
-        lambda client: client.chat.completions.create(model="critic", messages=TALK),
-        model=Far(),
-        agents={"critic": AgentSpec()},
-    )
+    _, trajectory = answered(Far(), {"writer": AgentSpec()}, messages=TALK)
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-    assert made.steps[0].prompt == f"[user]\nhi there\n\n[assistant]\n{call}\n\n[tool]\n3"
+    assert trajectory.steps[0].prompt == f"[user]\nhi there\n\n[assistant]\n{call}\n\n[tool]\n3"
 
 
 def test_malformed_tool_call_is_refused_before_a_frozen_call():
-    far, wrong = Far(), [{"role": "assistant", "content": "x", "tool_calls": 5}]
+    model = Far()
     with pytest.raises(openai.BadRequestError, match="tool_calls: expected a list"):
-        once(
-            lambda client: client.chat.completions.create(model="critic", messages=wrong),
-            model=far,
-            agents={"critic": AgentSpec()},
-        )
-    assert far.asked == 0
+        answered(model, messages=[{"role": "assistant", "content": "x", "tool_calls": 5}])
+    assert model.calls == 0
 
 
 def told(text: str) -> dict:
@@ -152,20 +119,18 @@ def short_answer(prompt: str) -> str:
 
 
 def test_own_answer_in_history_is_a_parent():
+    question, why = user("A or B?"), user("Why?")
+    history = [*question, told("B"), *why]
+
     async def ask(client):
-        async def say(agent, *messages):
-            answer = await client.chat.completions.create(model=agent, messages=list(messages))
-            return answer.choices[0].message.content
+        await chat(client, messages=question)
+        await chat(client, "editor", question)
+        await chat(client, "editor", user("something else altogether"))
+        await chat(client, messages=history)
+        await chat(client, "editor", history)
 
-        question, why = user("A or B?"), user("Why?")
-        answer = await say("writer", *question)
-        await say("editor", *question)
-        await say("editor", *user("something else altogether"))
-        await say("writer", *question, told(answer), *why)
-        await say("editor", *question, told(answer), *why)
-
-    made = once(ask, model=Answers(short_answer))
-    assert [step.parents for step in made.steps] == [(), (0,), (1,), (0,), (1,)]
+    trajectory = once(ask, model=Answers(short_answer))
+    assert [step.parents for step in trajectory.steps] == [(), (0,), (1,), (0,), (1,)]
 
 
 def test_example_in_every_prompt_is_not_a_parent():

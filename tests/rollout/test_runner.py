@@ -51,16 +51,17 @@ class EchoClient(Letters):
 AGENTS = {"a": AgentSpec(system="you are a"), "b": AgentSpec(), "c": AgentSpec()}
 
 
-def run(workflow: Workflow, n: int = 1, sampling: Sampling | None = None) -> tuple[list[Trajectory], EchoClient]:
-    client = EchoClient()
-    rollouts = [
-        Rollout(Task("test", ({"role": "user", "content": f"task {k}"},), None, {"k": k}), f"u{k}", f"t{k}", (k,))
-        for k in range(n)
-    ]
-    trajectories = asyncio.run(
-        run_rollouts(rollouts, workflow, AGENTS, Scheduler({"default": client}), sampling or Sampling())
-    )
-    return trajectories, client
+def rollout_of(k: int = 0) -> Rollout:
+    return Rollout(Task("test", ({"role": "user", "content": f"task {k}"},), None, {"k": k}), f"u{k}", f"t{k}", (k,))
+
+
+def run(
+    workflow: Workflow, n: int = 1, sampling: Sampling | None = None, client: EchoClient | None = None, **limits: int
+) -> tuple[list[Trajectory], EchoClient]:
+    client = client or EchoClient()
+    scheduler = Scheduler({"default": client}, **limits)
+    rollouts = [rollout_of(k) for k in range(n)]
+    return asyncio.run(run_rollouts(rollouts, workflow, AGENTS, scheduler, sampling or Sampling())), client
 
 
 def test_call_makes_one_step_with_the_previous_as_parent() -> None:
@@ -123,40 +124,17 @@ def test_waiting_rollout_does_not_block_the_others() -> None:
         await team.a("two")
         released.set()
 
-    async def main() -> list[int]:
-        client = EchoClient()
-        rollouts = [Rollout(Task("t", (), None, {"k": k}), f"u{k}", f"t{k}", (k,)) for k in range(4)]
-        await run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": client}), Sampling())
-        return client.batches
-
     released = asyncio.Event()
-    assert asyncio.run(main()) == [3, 3, 1, 1]
+    _, client = run(solve, n=4)
+    assert client.batches == [3, 3, 1, 1]
 
 
 def test_max_num_seqs_bounds_a_batch() -> None:
     async def solve(task: Task, team: Team) -> None:
         await team.a("one")
 
-    async def main() -> list[int]:
-        client = EchoClient()
-        rollouts = [Rollout(Task("t", (), None), f"u{k}", f"t{k}", (k,)) for k in range(10)]
-        await run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": client}, max_num_seqs=4), Sampling())
-        return client.batches
-
-    assert asyncio.run(main()) == [4, 4, 2]
-
-
-def test_workflow_error_fails_one_trajectory() -> None:
-    async def solve(task: Task, team: Team) -> str:
-        await team.a("one")
-        if task.extra_info["k"] == 1:
-            raise ZeroDivisionError("by zero")
-        return "done"
-
-    trajectories, _ = run(solve, n=3)
-    assert [t.status for t in trajectories] == ["ok", "failed", "ok"]
-    assert unlocated(trajectories[1].info["error"]) == "ZeroDivisionError: by zero"
-    assert len(trajectories[1].steps) == 1
+    _, client = run(solve, n=10, max_num_seqs=4)
+    assert client.batches == [4, 4, 2]
 
 
 def test_agent_error_keeps_the_trajectory_and_its_reason() -> None:
@@ -168,18 +146,6 @@ def test_agent_error_keeps_the_trajectory_and_its_reason() -> None:
     assert trajectory.status == "ok"
     assert trajectory.info["agent_error"] == "not a number"
     assert trajectory.answer is None
-
-
-def test_long_prompt_ends_the_trajectory_as_truncated() -> None:
-    async def solve(task: Task, team: Team) -> str:
-        await team.b("short")
-        await team.b("x" * 30)
-        raise AssertionError("the workflow goes no further")
-
-    (trajectory,), _ = run(solve, sampling=Sampling(max_prompt_tokens=20))
-    assert trajectory.status == "truncated"
-    assert trajectory.info["truncated"] == "b's prompt has 30 tokens, at most 20 fit"
-    assert len(trajectory.steps) == 1
 
 
 def test_truncated_response_truncates_but_rollout_continues() -> None:
@@ -194,49 +160,50 @@ def test_truncated_response_truncates_but_rollout_continues() -> None:
     assert trajectory.answer == "ok"
 
 
-def test_unknown_agent_error_names_the_known_agents() -> None:
-    async def solve(task: Task, team: Team) -> str:
-        return await team.planner("one")
-
-    with pytest.raises(ConfigError, match=r"'planner'; team\.agents has a, b, c"):
-        run(solve)
+class BrokenClient(EchoClient):
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        raise MemoryError("no memory for the cache")
 
 
-def test_model_error_stops_all_rollouts() -> None:
-    class BrokenClient(EchoClient):
-        def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-            raise MemoryError("no memory for the cache")
+class Forgetful(EchoClient):
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        return super().generate(requests)[1:]
 
+
+@pytest.mark.parametrize(
+    ("client", "error", "message"),
+    [
+        (BrokenClient, MemoryError, "no memory"),
+        (Forgetful, CreditflowError, "3 requests, but 2 generations came"),
+    ],
+)
+def test_model_error_stops_all_rollouts(client: type[EchoClient], error: type[Exception], message: str) -> None:
     async def solve(task: Task, team: Team) -> None:
         await team.a("one")
 
-    rollouts = [Rollout(Task("t", (), None), "u", "t", (0,))]
-    with pytest.raises(MemoryError, match="no memory"):
-        asyncio.run(run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": BrokenClient()}), Sampling()))
+    with pytest.raises(error, match=message):
+        run(solve, n=3, client=client())
 
 
 def test_seeds_differ_between_calls_and_repeat_between_runs() -> None:
-    seeds: list[tuple[int, ...]] = []
-
     class Recorder(EchoClient):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seeds: list[tuple[int, ...]] = []
+
         def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-            seeds.extend(asked.seed for asked in requests)
+            self.seeds += [request.seed for request in requests]
             return super().generate(requests)
 
     async def solve(task: Task, team: Team) -> None:
         await team.a("one")
         await team.b("two")
 
-    def run() -> None:
-        rollouts = [Rollout(Task("t", (), None), f"u{k}", f"t{k}", (7, k)) for k in range(3)]
-        asyncio.run(run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": Recorder()}), Sampling()))
-
-    run()
-    first = list(seeds)
-    assert len(set(first)) == 6
-    seeds.clear()
-    run()
-    assert seeds == first
+    first, again = Recorder(), Recorder()
+    for client in (first, again):
+        run(solve, n=3, client=client)
+    assert len(set(first.seeds)) == 6
+    assert again.seeds == first.seeds
 
 
 def test_pending_branches_end_with_the_rollout() -> None:
@@ -245,6 +212,7 @@ def test_pending_branches_end_with_the_rollout() -> None:
 
     (trajectory,), _ = run(solve, sampling=Sampling(max_prompt_tokens=20))
     assert trajectory.status == "truncated"
+    assert trajectory.info["truncated"] == "b's prompt has 30 tokens, at most 20 fit"
     assert trajectory.info["ended_early"] == "trajectory t0: b's prompt has 30 tokens, at most 20 fit"
     assert trajectory.steps == []
 
@@ -259,19 +227,6 @@ def test_team_cannot_be_called_after_the_rollout() -> None:
     run(solve)
     with pytest.raises(CreditflowError, match="trajectory t0: a was called after the rollout had ended"):
         asyncio.run(kept[0].a("two"))
-
-
-def test_missing_generation_raises_instead_of_hanging() -> None:
-    class Forgetful(EchoClient):
-        def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-            return super().generate(requests)[1:]
-
-    async def solve(task: Task, team: Team) -> None:
-        await team.a("one")
-
-    rollouts = [Rollout(Task("t", (), None), f"u{k}", f"t{k}", (k,)) for k in range(3)]
-    with pytest.raises(CreditflowError, match="3 requests, but 2 generations came"):
-        asyncio.run(run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": Forgetful()}), Sampling()))
 
 
 def test_step_keeps_its_temperature_and_greedy_masks_tokens() -> None:
@@ -319,22 +274,30 @@ def test_task_group_errors_count_like_single_errors(
     assert unlocated(trajectory.info[key]) == reason
 
 
-def test_task_group_keeps_long_prompt_and_unknown_agent_errors() -> None:
-    async def long(task: Task, team: Team) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(team.b("x" * 30))
+@pytest.mark.parametrize("in_a_group", [False, True])
+def test_config_error_names_the_agents_and_the_line(in_a_group: bool) -> None:
+    async def solve(task: Task, team: Team) -> None:
+        await team.planner("one")
 
-    (trajectory,), _ = run(long, sampling=Sampling(max_prompt_tokens=20))
-    assert trajectory.status == "truncated"
-    assert "ended_early" in trajectory.info
-
-    async def unknown(task: Task, team: Team) -> None:
+    async def grouped(task: Task, team: Team) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(asyncio.sleep(0))
             team["planner"]
 
-    with pytest.raises(ConfigError, match="'planner'"):
-        run(unknown)
+    workflow, line = (grouped, 3) if in_a_group else (solve, 1)
+    with pytest.raises(ConfigError, match=r"the workflow calls agent 'planner'; team\.agents has a, b, c") as raised:
+        run(workflow)
+    assert str(raised.value).endswith(f"({line_of(workflow, line)})")
+
+
+def test_task_group_keeps_the_error_of_a_long_prompt() -> None:
+    async def solve(task: Task, team: Team) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(team.b("x" * 30))
+
+    (trajectory,), _ = run(solve, sampling=Sampling(max_prompt_tokens=20))
+    assert trajectory.status == "truncated"
+    assert "ended_early" in trajectory.info
 
 
 # ---- another generator than the scheduler
@@ -364,10 +327,6 @@ class OneByOne:
 
     async def idle(self) -> None:
         assert not self.in_flight
-
-
-def rollout_of(k: int = 0) -> Rollout:
-    return Rollout(Task("t", ({"role": "user", "content": "x"},), None, {"k": k}), f"u{k}", f"t{k}", (k,))
 
 
 def test_generator_error_fails_one_trajectory() -> None:
@@ -438,26 +397,22 @@ def test_cancelled_rollout_leaves_no_pending_call() -> None:
 def test_agent_of_another_policy_is_batched_separately() -> None:
     class Remote(ChatClient):
         def __init__(self) -> None:
-            self.asked: list[tuple[list[dict[str, str]], int, float, tuple[int, ...]]] = []
+            self.calls: list[tuple[list[dict[str, str]], int, float, tuple[int, ...]]] = []
 
         async def chat(self, messages, *, max_tokens, temperature, seed):  # type: ignore[no-untyped-def]
-            self.asked.append((list(messages), max_tokens, temperature, seed))
+            self.calls.append((list(messages), max_tokens, temperature, seed))
             return ChatReply("two", "stop")
 
     async def solve(task: Task, team: Team) -> str:
         first = await team.a("say one")
         return await team.far([{"role": "assistant", "content": first.text}], temperature=0.0, max_tokens=5)
 
-    async def main() -> list[Trajectory]:
-        scheduler = Scheduler({"default": client, "far": remote})
-        return await run_rollouts(
-            [rollout_of()], solve, {**AGENTS, "far": AgentSpec(policy="far")}, scheduler, Sampling()
-        )
-
     client, remote = EchoClient(), Remote()
-    (trajectory,) = asyncio.run(main())
+    agents = {**AGENTS, "far": AgentSpec(policy="far")}
+    scheduler = Scheduler({"default": client, "far": remote})
+    (trajectory,) = asyncio.run(run_rollouts([rollout_of()], solve, agents, scheduler, Sampling()))
     assert client.batches == [1]
-    assert remote.asked == [([{"role": "assistant", "content": "one"}], 5, 0.0, (0, 1))]
+    assert remote.calls == [([{"role": "assistant", "content": "one"}], 5, 0.0, (0, 1))]
     assert trajectory.steps[1].prompt == "[assistant]\none"
     assert trajectory.steps[1].info == {}
     assert trajectory.answer == "two"
@@ -505,48 +460,11 @@ def test_plain_workflow_error_names_its_line() -> None:
         assert trajectory.info["error"].endswith(f"({line_of(workflow, 1)})")
 
 
-def test_config_error_names_the_line() -> None:
-    async def solve(task: Task, team: Team) -> None:
-        await team.d("one")
-
-    with pytest.raises(ConfigError, match="the workflow calls agent 'd'") as raised:
-        run(solve)
-    assert str(raised.value).endswith(f"({line_of(solve, 1)})")
-
-
-async def in_a_text(team: Team) -> None:
-    await team.b(f"say {team.a('one')}")
-
-
-async def itself(team: Team) -> None:
-    await team.b(team.a("one"))
-
-
-async def in_messages(team: Team) -> None:
-    await team.b([{"role": "user", "content": team.a("one")}])
-
-
-async def in_parts(team: Team) -> None:
-    await team.b([{"role": "user", "content": [{"type": "text", "text": team.a("one")}]}])
-
-
-async def a_task(team: Team) -> None:
-    await team.b([{"role": "user", "content": f"{asyncio.ensure_future(team.a('one'))}"}])
-
-
-async def gathered(team: Team) -> None:
-    await team.b(f"{asyncio.gather(team.a('one'))}")
-
-
 async def a_generator(team: Team) -> None:
     async def answers() -> AsyncIterator[str]:
         yield await team.a("one")
 
     await team.b(f"{answers()}")
-
-
-async def a_parent(team: Team) -> None:
-    await team.b("two", parents=[team.a("one")])
 
 
 async def caught(team: Team) -> None:
@@ -556,23 +474,35 @@ async def caught(team: Team) -> None:
         await team.b("two")
 
 
-FORGOTTEN = [in_a_text, itself, in_messages, in_parts, a_task, gathered, a_generator, a_parent, caught]
+FORGOTTEN = {
+    "in_a_text": lambda team: team.b(f"say {team.a('one')}"),
+    "itself": lambda team: team.b(team.a("one")),
+    "in_messages": lambda team: team.b([{"role": "user", "content": team.a("one")}]),
+    "in_parts": lambda team: team.b([{"role": "user", "content": [{"type": "text", "text": team.a("one")}]}]),
+    "a_task": lambda team: team.b([{"role": "user", "content": f"{asyncio.ensure_future(team.a('one'))}"}]),
+    "gathered": lambda team: team.b(f"{asyncio.gather(team.a('one'))}"),
+    "a_parent": lambda team: team.b("two", parents=[team.a("one")]),
+    "a_generator": a_generator,
+    "caught": caught,
+}
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-@pytest.mark.parametrize("body", FORGOTTEN, ids=[body.__name__ for body in FORGOTTEN])
-def test_forgotten_await_is_refused(body) -> None:
+@pytest.mark.parametrize("name", FORGOTTEN)
+def test_forgotten_await_is_refused(name: str) -> None:
+    body = FORGOTTEN[name]
+
     async def solve(task: Task, team: Team) -> None:
         await body(team)
 
     message = refusal(solve)
-    where = (
-        f"({line_of(body, 2)})"
-        if body is caught
-        else f"({line_of(solve, 1)}, {line_of(body, 4 if body is a_generator else 1)})"
-    )
-    assert message.startswith("b's list of parents holds <" if body is a_parent else "b's prompt holds <")
-    assert message.endswith(f"expected its result; add `await` to the call that made it {where}")
+    places = {
+        "caught": line_of(caught, 2),
+        "a_generator": f"{line_of(solve, 1)}, {line_of(a_generator, 4)}",
+    }
+    assert message.startswith("b's list of parents holds <" if name == "a_parent" else "b's prompt holds <")
+    where = places.get(name, line_of(solve, 1))
+    assert message.endswith(f"expected its result; add `await` to the call that made it ({where})")
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -591,18 +521,18 @@ SHOWN = "<coroutine object fetch at 0x7f3a2c1d>"
 
 @pytest.mark.parametrize("source", ["task", "response", "system"])
 def test_text_about_coroutines_is_accepted(source: str) -> None:
+    async def solve(task: Task, team: Team) -> str:
+        reply = await team.a("why?")
+        return await team.b(f"Explain {SHOWN}, after {reply if source == 'response' else ''}")
+
     class Explains(EchoClient):
         def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
             return [Generation(ids := tuple(map(ord, SHOWN)), (-0.5,) * len(ids), "stop") for _ in requests]
-
-    async def solve(task: Task, team: Team) -> str:
-        said = await team.a("why?")
-        return await team.b(f"Explain {SHOWN}, after {said if source == 'response' else ''}")
 
     text = SHOWN if source == "task" else "why?"
     task = Task("test", ({"role": "user", "content": "?"},), None, {"trace": [{"line": f"It prints {text}."}]})
     agents = {"a": AgentSpec(), "b": AgentSpec(system=SHOWN if source == "system" else "")}
     client = Explains() if source == "response" else EchoClient()
     rollout = Rollout(task, "u", "t", (0,))
-    (made,) = asyncio.run(run_rollouts([rollout], solve, agents, Scheduler({"default": client}), Sampling()))
-    assert (made.status, len(made.steps)) == ("ok", 2)
+    (trajectory,) = asyncio.run(run_rollouts([rollout], solve, agents, Scheduler({"default": client}), Sampling()))
+    assert (trajectory.status, len(trajectory.steps)) == ("ok", 2)

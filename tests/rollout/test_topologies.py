@@ -81,11 +81,8 @@ def test_debate_without_judge_answers_by_majority() -> None:
 def test_mixture_has_layers_and_a_judge() -> None:
     trajectory = run_workflow(topologies.mixture("ann", "bob", judge="judge", layers=2))
     assert graph(trajectory) == [("ann", ()), ("bob", ()), ("ann", (0, 1)), ("bob", (0, 1)), ("judge", (2, 3))]
-    assert graph(run_workflow(topologies.mixture("ann", "bob", judge="judge"))) == [
-        ("ann", ()),
-        ("bob", ()),
-        ("judge", (0, 1)),
-    ]
+    trajectory = run_workflow(topologies.mixture("ann", "bob", judge="judge"))
+    assert graph(trajectory) == [("ann", ()), ("bob", ()), ("judge", (0, 1))]
 
 
 def test_tree_bosses_read_their_workers() -> None:
@@ -119,11 +116,16 @@ def test_plan_parts_are_retried_after_a_rejection() -> None:
     assert (trajectory.answer, trajectory.answer_steps) == ("4", (5,))
 
 
-def test_plan_without_verifier_tries_each_part_once() -> None:
-    trajectory = run_workflow(
-        topologies.planner_executor_verifier(verifier=None), ("I am planner", "- add\n- halve\n- round")
-    )
-    assert graph(trajectory) == [("planner", ()), ("executor", (0,)), ("executor", (0, 1)), ("executor", (0, 2))]
+@pytest.mark.parametrize(
+    ("plan", "steps"),
+    [
+        ("- add\n- halve\n- round", [("executor", (0,)), ("executor", (0, 1)), ("executor", (0, 2))]),
+        (" ", [("executor", (0,))]),  # an empty plan: the task itself
+    ],
+)
+def test_plan_without_verifier_tries_each_part_once(plan: str, steps: list) -> None:
+    trajectory = run_workflow(topologies.planner_executor_verifier(verifier=None), ("I am planner", plan))
+    assert graph(trajectory) == [("planner", ()), *steps]
 
 
 @pytest.mark.parametrize(
@@ -139,25 +141,9 @@ def test_numbered_lines_finds_the_items_of_a_plan(plan: str, items: list[str]) -
     assert topologies.numbered_lines(plan) == items
 
 
-def test_empty_plan_executes_the_task() -> None:
-    trajectory = run_workflow(topologies.planner_executor_verifier(verifier=None), ("I am planner", " "))
-    assert len(trajectory.steps) == 2
-
-
 @pytest.mark.parametrize(("verdict", "yes"), [("Yes.", True), ("**Correct**", True), ("No: yes", False), ("", False)])
 def test_says_yes_reads_the_first_word(verdict: str, yes: bool) -> None:
     assert topologies.says_yes(verdict) is yes
-
-
-def test_empty_team_is_refused() -> None:
-    for make in (
-        topologies.chain,
-        topologies.debate,
-        lambda: topologies.boss("ann"),
-        lambda: topologies.mixture(judge="b"),
-    ):
-        with pytest.raises(ConfigError, match="expected at least one"):
-            make()
 
 
 async def later(task, agent, replies):
@@ -168,47 +154,40 @@ PLAIN = r"prompt: expected a plain function of \(task, agent, replies\)"
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "arguments", "options", "message"),
     [
+        (topologies.chain, (), {}, "expected at least one"),
+        (topologies.debate, (), {}, "expected at least one"),
+        (topologies.boss, ("ann",), {}, "expected at least one"),
         (
-            lambda: topologies.chain(["ann", "bob"]),
-            r"chain: agents: .*as arguments of their own.* got \(\['ann', 'bob'\],\)",
+            topologies.chain,
+            (["ann", "bob"],),
+            {},
+            r"chain: agents: .*arguments of their own.* \(\['ann', 'bob'\],\)",
         ),
-        (lambda: topologies.chain("ann", 5), r"chain: agents: .* got \('ann', 5\)"),
-        (lambda: topologies.chain("ann", prompt="x"), f"chain: {PLAIN}, got 'x'"),
-        (lambda: topologies.chain("ann", prompt=later), f"chain: {PLAIN}, got <function later"),
-        (lambda: topologies.chain("ann", prompt=lambda task, agent: "x"), f"chain: {PLAIN}, got <function"),
-        (lambda: topologies.debate("ann", rounds=1.5), "debate: rounds: expected a whole number, 0 or more, got 1.5"),
-        (lambda: topologies.debate("ann", judge=5), "debate: judge: expected an agent's name or None, got 5"),
-        (lambda: topologies.debate("ann", key=5), r"debate: key: expected a plain function of \(text\), got 5"),
-        (lambda: topologies.mixture(judge="j"), r"mixture: proposers: expected at least one agent, .* got \(\)"),
-        (lambda: topologies.mixture("ann", judge=None), "mixture: judge: expected an agent's name, got None"),
-        (
-            lambda: topologies.mixture("a", judge="b", layers=0),
-            "mixture: layers: expected a whole number, 1 or more, got 0",
-        ),
-        (lambda: topologies.boss("ann", 5), r"boss: workers: expected .* an agent's name or a boss\(...\), got \(5,\)"),
-        (lambda: topologies.tree(5), r"tree: root: expected a boss\(...\) or an agent's name, got 5"),
-        (
-            lambda: topologies.planner_executor_verifier(accepted=None),
-            r"accepted: expected a plain function of \(verdict\)",
-        ),
-        (lambda: topologies.planner_executor_verifier(parts=later), r"parts: expected a plain function of \(plan\)"),
-        (
-            lambda: topologies.planner_executor_verifier(tries=True),
-            "tries: expected a whole number, 1 or more, got True",
-        ),
-        (
-            lambda: topologies.dialogue("ann", "bob", turns=0),
-            "dialogue: turns: expected a whole number, 1 or more, got 0",
-        ),
-        (lambda: topologies.dialogue("ann", "bob", until=5), "dialogue: until: expected a text or None, got 5"),
-        (lambda: topologies.dialogue("ann", "bob", goal="x"), r"dialogue: goal: expected a plain function of \(task\)"),
+        (topologies.chain, ("ann", 5), {}, r"chain: agents: .* got \('ann', 5\)"),
+        (topologies.chain, ("ann",), {"prompt": "x"}, f"chain: {PLAIN}, got 'x'"),
+        (topologies.chain, ("ann",), {"prompt": later}, f"chain: {PLAIN}, got <function later"),
+        (topologies.chain, ("ann",), {"prompt": lambda task, agent: "x"}, f"chain: {PLAIN}, got <function"),
+        (topologies.debate, ("ann",), {"rounds": 1.5}, "debate: rounds: expected a whole number, 0 or more, got 1.5"),
+        (topologies.debate, ("ann",), {"judge": 5}, "debate: judge: expected an agent's name or None, got 5"),
+        (topologies.debate, ("ann",), {"key": 5}, r"debate: key: expected a plain function of \(text\), got 5"),
+        (topologies.mixture, (), {"judge": "j"}, r"mixture: proposers: expected at least one agent, .* got \(\)"),
+        (topologies.mixture, ("ann",), {"judge": None}, "mixture: judge: expected an agent's name, got None"),
+        (topologies.mixture, ("a",), {"judge": "b", "layers": 0}, "layers: expected a whole number, 1 or more, got 0"),
+        (topologies.boss, ("ann", 5), {}, r"boss: workers: expected .* an agent's name or a boss\(...\), got \(5,\)"),
+        (topologies.tree, (5,), {}, r"tree: root: expected a boss\(...\) or an agent's name, got 5"),
+        (topologies.planner_executor_verifier, (), {"accepted": None}, r"accepted: .* plain function of \(verdict\)"),
+        (topologies.planner_executor_verifier, (), {"parts": later}, r"parts: expected a plain function of \(plan\)"),
+        (topologies.planner_executor_verifier, (), {"tries": True}, "tries: expected .*, 1 or more, got True"),
+        (topologies.dialogue, ("ann", "bob"), {"turns": 0}, "dialogue: turns: expected .*, 1 or more, got 0"),
+        (topologies.dialogue, ("ann", "bob"), {"until": 5}, "dialogue: until: expected a text or None, got 5"),
+        (topologies.dialogue, ("ann", "bob"), {"goal": "x"}, r"dialogue: goal: expected a plain function of \(task\)"),
     ],
 )
-def test_invalid_arguments_are_refused_when_the_team_is_made(make, message) -> None:
+def test_invalid_arguments_are_refused_when_the_team_is_made(make, arguments, options, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        make()
+        make(*arguments, **options)
 
 
 def test_functions_with_compatible_signatures_are_accepted() -> None:

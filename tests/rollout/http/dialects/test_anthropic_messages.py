@@ -40,14 +40,11 @@ def test_message_has_text_calls_and_usage():
     assert step.info == {"user_id": "me"}
 
 
-def test_empty_response_has_a_text_block():
+def test_empty_or_cut_off_response_has_its_block_and_reason():
     answer, _ = created(Answers(lambda prompt: ""))
     assert [(block.type, block.text) for block in answer.content] == [("text", "")]
-
-
-def test_cut_off_response_has_its_stop_reason():
-    answer, made = created(Answers(reason="length"), max_tokens=3)
-    assert (answer.stop_reason, made.status) == ("max_tokens", "truncated")
+    answer, trajectory = created(Answers(reason="length"), max_tokens=3)
+    assert (answer.stop_reason, trajectory.status) == ("max_tokens", "truncated")
 
 
 def test_stop_sequence_is_named_and_its_tokens_are_trained():
@@ -59,27 +56,16 @@ def test_stop_sequence_is_named_and_its_tokens_are_trained():
 @pytest.mark.parametrize(
     ("fields", "prompt"),
     [
-        ({}, "You write.\nhello"),
-        ({"system": "Sing."}, "Sing.\nhello"),
-        ({"system": [{"type": "text", "text": "Sing"}, {"type": "text", "text": " it."}]}, "Sing it.\nhello"),
-        ({"messages": [{"role": "system", "content": "Sing."}, *HELLO]}, "Sing.\nhello"),
+        ({}, "You write."),
+        ({"system": "Sing."}, "Sing."),
+        ({"system": [{"type": "text", "text": "Sing"}, {"type": "text", "text": " it."}]}, "Sing it."),
+        ({"messages": [{"role": "system", "content": "Sing."}, *HELLO]}, "Sing."),
     ],
 )
 def test_system_replaces_the_agents_system_prompt(fields, prompt):
-    assert created(Parts(), **fields)[1].steps[0].prompt == prompt
-
-
-class Parts(Answers):
-    """A model that joins the parts of a message."""
-
-    def encode(self, prompt, tools=()):
-        joined = [
-            {**one, "content": "".join(part["text"] for part in one["content"])}
-            if isinstance(one["content"], list)
-            else one
-            for one in prompt
-        ]
-        return super().encode(joined, tools)
+    assert (
+        created(Templated(), **fields)[1].steps[0].prompt.startswith(f"<|system|>{prompt}<|end|><|user|>hello<|end|>")
+    )
 
 
 def test_disabled_parallel_tool_use_returns_one_call():

@@ -28,6 +28,8 @@ from tests.rollout.http.test_server import (
     TOOL,
     Answers,
     Templated,
+    answered,
+    chat,
     client_of,
     once,
     run_workflow,
@@ -51,17 +53,14 @@ DUMPED = {"refusal": None, "annotations": None, "audio": None, "function_call": 
 
 @pytest.mark.parametrize("nulls", [DUMPED, {"tool_calls": []}, {"name": None, "reasoning_content": None}])
 def test_null_keys_of_clients_are_accepted(nulls):
-    async def ask(client):
-        said = [{"role": "assistant", "content": "x", **nulls}]
-        await client.chat.completions.create(model="writer", messages=[*HELLO, *said, *HELLO])
-
+    reply = [{"role": "assistant", "content": "x", **nulls}]
     model = Templated()
     model.chat.tokenizer = copy.deepcopy(model.chat.tokenizer)
     model.chat.tokenizer.chat_template = LLAMA
-    (step,) = once(ask, model=model, agents={"writer": AgentSpec()}).steps
-    assert step.prompt == "<|user|>hello<|end|><|assistant|>x<|end|><|user|>hello<|end|><|assistant|>"
-    said = asked(messages=[*HELLO, {"role": "assistant", "content": "x", **nulls}]).conversation
-    assert said == [*HELLO, {"role": "assistant", "content": "x"}]
+    _, trajectory = answered(model, {"writer": AgentSpec()}, messages=[*HELLO, *reply, *HELLO])
+    prompt = "<|user|>hello<|end|><|assistant|>x<|end|><|user|>hello<|end|><|assistant|>"
+    assert trajectory.steps[0].prompt == prompt
+    assert asked(messages=[*HELLO, *reply]).conversation == [*HELLO, {"role": "assistant", "content": "x"}]
 
 
 # Fields that change the sampling
@@ -116,14 +115,9 @@ def test_ignored_fields_are_recorded_with_the_step():
 
 
 def test_disabled_parallel_tool_calls_are_noted_as_ignored():
-    answers = []
-
-    async def ask(client):
-        more = {"tools": [TOOL], "parallel_tool_calls": False}
-        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, **more))
-
-    (step,) = once(ask, model=Answers(lambda prompt: CALL * 2)).steps
-    assert len(answers[0].choices[0].message.tool_calls) == 1
+    answer, trajectory = answered(Answers(lambda prompt: CALL * 2), tools=[TOOL], parallel_tool_calls=False)
+    (step,) = trajectory.steps
+    assert len(answer.choices[0].message.tool_calls) == 1
     assert (step.response, step.info["ignored"]) == (CALL * 2, ["parallel_tool_calls"])
 
 
@@ -138,16 +132,11 @@ def test_recipe_sets_ignored_fields():
 
 @pytest.mark.parametrize("choice", ["required", CHOSEN])
 def test_ignored_tool_choice_still_offers_the_tool(choice):
-    answers = []
-
-    async def ask(client):
-        more = {"tools": [TOOL], "tool_choice": choice}
-        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, **more))
-
     agents = {"writer": AgentSpec(ignored_fields=frozenset(["tool_choice"]))}
-    (step,) = once(ask, model=Templated(lambda prompt: "no"), agents=agents).steps
+    answer, trajectory = answered(Templated(lambda prompt: "no"), agents, tools=[TOOL], tool_choice=choice)
+    (step,) = trajectory.steps
     assert '"name": "add"' in step.prompt
-    assert answers[0].choices[0].message.content == "no"
+    assert answer.choices[0].message.content == "no"
     assert step.info["ignored"] == ["tool_choice"]
 
 
@@ -158,35 +147,33 @@ def test_tool_choice_none_hides_the_agents_tools():
     def add(a: int) -> str:
         raise AssertionError("it was called")
 
-    async def ask(client):
-        await client.chat.completions.create(model="w", messages=HELLO, tool_choice="none")
-
-    agents = {"w": AgentSpec(tools=(Tool.from_function(add),))}
-    (step,) = once(ask, model=Templated(lambda prompt: CALL), agents=agents).steps
-    assert "add" not in step.prompt
-    assert "tool_calls" not in step.info
+    agents = {"writer": AgentSpec(tools=(Tool.from_function(add),))}
+    _, trajectory = answered(Templated(lambda prompt: CALL), agents, tool_choice="none")
+    assert "add" not in trajectory.steps[0].prompt
+    assert "tool_calls" not in trajectory.steps[0].info
 
 
 def test_tool_call_of_another_rollout_is_not_a_parent():
-    ids = {}
+    ids = []
 
     async def solve(task, team):
         async with client_of(team) as client:
             for text in ("one", "two"):
-                answer = await client.chat.completions.create(model="writer", messages=user(text), tools=[TOOL])
-                ids.setdefault(task.text, answer.choices[0].message.tool_calls[0].id)
-            result = {"role": "tool", "tool_call_id": ids["task 0"], "content": "3"}
-            call = {"id": ids["task 0"], "type": "function", "function": {"name": "add", "arguments": "{}"}}
+                answer = await chat(client, messages=user(text), tools=[TOOL])
+                ids.append(answer.choices[0].message.tool_calls[0].id)
+            result = {"role": "tool", "tool_call_id": ids[0], "content": "3"}
+            call = {"id": ids[0], "type": "function", "function": {"name": "add", "arguments": "{}"}}
             messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
-            await client.chat.completions.create(model="writer", messages=messages, tools=[TOOL])
+            await chat(client, messages=messages, tools=[TOOL])
 
-    model = Templated(lambda prompt: CALL)
+    model, agents = Templated(lambda prompt: CALL), {"writer": AgentSpec()}
+    rollouts = [Rollout(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(2)]
     (here,), (there,) = (
-        asyncio.run(run_rollouts([rollout], solve, {"writer": AgentSpec()}, Scheduler({"default": model}), Sampling()))
-        for rollout in (Rollout(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(2))
+        asyncio.run(run_rollouts([rollout], solve, agents, Scheduler({"default": model}), Sampling()))
+        for rollout in rollouts
     )
-    assert ids["task 0"] != ids["task 1"]
-    assert [rollout.steps[2].parents for rollout in (here, there)] == [(0,), (1,)]
+    assert len(set(ids)) == 4
+    assert [trajectory.steps[2].parents for trajectory in (here, there)] == [(0,), (1,)]
 
 
 def test_unknown_tool_call_id_names_no_parent():
@@ -250,18 +237,13 @@ def test_log_probs_exclude_tool_results(temperature):
     def add(a: int) -> str:
         return "forty two"
 
-    answers = []
-
-    async def ask(client):
-        more = {"logprobs": True, "temperature": temperature}
-        answers.append(await client.chat.completions.create(model="w", messages=HELLO, **more))
-
     model = Templated(lambda prompt: "done" if "forty" in prompt else CALL)
-    (step,) = once(ask, model=model, agents={"w": AgentSpec(tools=(Tool.from_function(add),))}).steps
-    listed = answers[0].choices[0].logprobs.content
-    assert "".join(one.token for one in listed) == f"{CALL}done"
-    assert "forty two" in step.response
-    assert all(one.logprob < 0 for one in listed)
+    agents = {"writer": AgentSpec(tools=(Tool.from_function(add),))}
+    answer, trajectory = answered(model, agents, logprobs=True, temperature=temperature)
+    tokens = answer.choices[0].logprobs.content
+    assert "".join(token.token for token in tokens) == f"{CALL}done"
+    assert "forty two" in trajectory.steps[0].response
+    assert all(token.logprob < 0 for token in tokens)
 
 
 # Frameworks
@@ -271,17 +253,24 @@ class Out(BaseModel):
     x: int
 
 
-async def with_openai_agents(task, team):
+async def run_agents_sdk(task, team, max_turns=10, **options):
+    """Run the solver of the OpenAI Agents SDK, and return its final output."""
     import agents
 
     agents.set_tracing_disabled(True)
     async with openai.AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
         model = agents.OpenAIChatCompletionsModel("solver", openai_client=client)
-        solver = agents.Agent("solver", instructions="Solve.", model=model, output_type=Out)
-        try:
-            return (await agents.Runner.run(solver, task.text)).final_output.x
-        except agents.ModelBehaviorError as error:
-            raise AgentError(str(error)) from error
+        solver = agents.Agent("solver", instructions="Solve.", model=model, **options)
+        return (await agents.Runner.run(solver, task.text, max_turns=max_turns)).final_output
+
+
+async def with_openai_agents(task, team):
+    import agents
+
+    try:
+        return (await run_agents_sdk(task, team, output_type=Out)).x
+    except agents.ModelBehaviorError as error:
+        raise AgentError(str(error)) from error
 
 
 def with_langchain(method):
@@ -301,31 +290,32 @@ def with_langchain(method):
     return solve
 
 
-async def with_autogen(task, team):
+async def run_autogen(task, team, agent="solver", stream=False, output=None, **flags):
+    """Run an assistant of AutoGen, and return its last message's content."""
     from autogen_agentchat.agents import AssistantAgent
     from autogen_core.models import ModelInfo
     from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-    info = ModelInfo(vision=False, function_calling=True, json_output=True, family="unknown", structured_output=True)
+    info = ModelInfo(**{"vision": False, "function_calling": False, "family": "unknown", **flags})
     address = {"base_url": team.base_url, "api_key": team.api_key}
-    model = OpenAIChatCompletionClient(model="solver", model_info=info, **address)
-    solver = AssistantAgent("solver", model, system_message="Solve.", output_content_type=Out)
+    model = OpenAIChatCompletionClient(model=agent, model_info=info, **address)
+    options = {"system_message": "You write.", "model_client_stream": stream, "output_content_type": output}
+    return (await AssistantAgent(agent, model, **options).run(task=task.text)).messages[-1].content
+
+
+async def with_autogen(task, team):
+    flags = dict.fromkeys(("function_calling", "json_output", "structured_output"), True)
     try:
-        return (await solver.run(task=task.text)).messages[-1].content.x
+        return (await run_autogen(task, team, output=Out, **flags)).x
     except ValidationError as error:
         raise AgentError(str(error)) from error
 
 
 FORM = '{"x": 1}'
-FORM_CALL = f'<tool_call>{{"name": "Out", "arguments": {FORM}}}</tool_call>'
 FORMED = [
     (with_openai_agents, FORM, "response_format"),
     (with_langchain("json_schema"), FORM, "response_format"),
-    (
-        with_langchain("function_calling"),
-        f'<tool_call>{{"name": "Out", "arguments": {FORM}}}</tool_call>',
-        "tool_choice",
-    ),
+    (with_langchain("function_calling"), CALL.replace("add", "Out").replace('{"a": 1}', FORM), "tool_choice"),
     (with_autogen, FORM, "response_format"),
 ]
 
@@ -346,15 +336,11 @@ def test_framework_output_of_wrong_form_is_an_agent_error(workflow, form, field)
 async def a_solver_of_the_agents_sdk_with_a_tool(task, team):
     import agents
 
-    agents.set_tracing_disabled(True)
-    async with openai.AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
-        model = agents.OpenAIChatCompletionsModel("solver", openai_client=client)
-        add = agents.function_tool(lambda a: a + 1, name_override="add")
-        solver = agents.Agent("solver", instructions="Solve.", model=model, tools=[add])
-        try:
-            return (await agents.Runner.run(solver, task.text, max_turns=2)).final_output
-        except (agents.ModelBehaviorError, agents.MaxTurnsExceeded) as error:
-            raise AgentError(str(error)) from error
+    add = agents.function_tool(lambda a: a + 1, name_override="add")
+    try:
+        return await run_agents_sdk(task, team, max_turns=2, tools=[add])
+    except (agents.ModelBehaviorError, agents.MaxTurnsExceeded) as error:
+        raise AgentError(str(error)) from error
 
 
 async def a_solver_of_langgraph_with_a_tool(task, team):
@@ -415,16 +401,8 @@ def test_agents_sdk_with_default_setup_gets_an_answer(model):
 @pytest.mark.parametrize("stream", [False, True])
 def test_autogen_agent_gets_an_answer_with_and_without_stream(stream):
     async def solve(task, team):
-        from autogen_agentchat.agents import AssistantAgent
-        from autogen_core.models import ModelInfo
-        from autogen_ext.models.openai import OpenAIChatCompletionClient
+        return await run_autogen(task, team, "writer", stream, json_output=False, structured_output=False)
 
-        flags = dict.fromkeys(("vision", "function_calling", "json_output", "structured_output"), False)
-        address = {"base_url": team.base_url, "api_key": team.api_key}
-        model = OpenAIChatCompletionClient(model="writer", model_info=ModelInfo(family="unknown", **flags), **address)
-        writer = AssistantAgent("writer", model, system_message="You write.", model_client_stream=stream)
-        return (await writer.run(task=task.text)).messages[-1].content
-
-    (made,) = run_workflow(solve, Answers(), AGENTS)
-    assert (made.status, made.answer) == ("ok", "yes"), made.info
-    assert made.steps[0].prompt == "You write.\ntask 0"
+    (trajectory,) = run_workflow(solve, Answers(), AGENTS)
+    assert (trajectory.status, trajectory.answer) == ("ok", "yes"), trajectory.info
+    assert trajectory.steps[0].prompt == "You write.\ntask 0"
