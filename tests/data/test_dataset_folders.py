@@ -1,8 +1,8 @@
 """Tests of task folders: the same tasks from every source, the choice of a split, and unusable folders."""
 
-import builtins
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -35,17 +35,11 @@ ROWS = [
     }
     for task in TASKS
 ]
-MAKE = """
+MAKE = f"""
 from creditflow import Task
 
 def tasks(split, recipe):
-    for k in range(10):
-        yield Task(
-            f"source {k % 2}",
-            ({"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{k} + 1 = ? \\u00fc"}),
-            str(k + 1),
-            {"index": k, "parts": [f"{k}", "1"], "note": None if k % 3 else "easy"},
-        )
+    yield from {TASKS!r}
 """
 
 
@@ -65,14 +59,7 @@ def write_rows(rows: list[dict], path: Path) -> None:
 
 
 def refuse_import(monkeypatch, name: str) -> None:
-    original = builtins.__import__
-
-    def refusing(module, *args, **kwargs):
-        if module == name:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return original(module, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refusing)
+    monkeypatch.setitem(sys.modules, name, None)
 
 
 def write_every_source(base: Path) -> list[str]:
@@ -94,14 +81,11 @@ def write_every_source(base: Path) -> list[str]:
     return ["t.jsonl", "t.parquet", "saved", "splits", "splits/train", "parquet", "arrow", "t.arrow", "make.py:tasks"]
 
 
-def test_every_source_gives_equal_tasks(tmp_path):
-    for source in write_every_source(tmp_path):
-        assert load_tasks(source, tmp_path, {}, "train") == TASKS, source
-
-
-def test_saved_data_is_read_without_the_library(tmp_path, monkeypatch):
+@pytest.mark.parametrize("library", [True, False])
+def test_every_source_gives_equal_tasks(tmp_path, monkeypatch, library):
     sources = write_every_source(tmp_path)
-    refuse_import(monkeypatch, "datasets")
+    if not library:
+        refuse_import(monkeypatch, "datasets")
     for source in sources:
         assert load_tasks(source, tmp_path, {}, "train") == TASKS, source
 
@@ -180,22 +164,17 @@ def test_unusable_folders_are_named(tmp_path):
     cut = tmp_path / "cut" / "data-00000-of-00001.arrow"
     cut.write_bytes(cut.read_bytes()[:200])
     (tmp_path / "cut.arrow").write_bytes(b"nothing of the kind")
-    for files, message in [
-        (
-            "levels",
-            r"data.train_files: .*levels: expected a split 'train' or 'training', got easy, hard; .*/easy",
-        ),
-        ("mixed", r"mixed: expected a split in every file's name or in none, got 'more.jsonl' beside files of train"),
-        ("other", r"other: expected a data set of `save_to_disk`, or .* files in the folder itself, got data.csv"),
-        ("held_out", r"held_out: expected a split 'train' or 'training', got test; .*held_out/test.jsonl"),
-        (
-            "columns",
-            r"columns: missing data_source, prompt, reward_model \(verl's columns\), got question, label;",
-        ),
-        ("rows", r"rows: row 1: prompt: expected a list of messages .*, got '\[\]'"),
-        ("cut", r"cut: not a readable data set: "),
-        ("cut.arrow", r"cut.arrow: not a readable Arrow file"),
-    ]:
+    messages = {
+        "levels": r"data.train_files: .*levels: expected a split 'train' or 'training', got easy, hard; .*/easy",
+        "mixed": r"mixed: expected a split in every file's name or in none, got 'more.jsonl' beside files of train",
+        "other": r"other: expected a data set of `save_to_disk`, or .* files in the folder itself, got data.csv",
+        "held_out": r"held_out: expected a split 'train' or 'training', got test; .*held_out/test.jsonl",
+        "columns": r"columns: missing data_source, prompt, reward_model \(verl's columns\), got question, label;",
+        "rows": r"rows: row 1: prompt: expected a list of messages .*, got '\[\]'",
+        "cut": r"cut: not a readable data set: ",
+        "cut.arrow": r"cut.arrow: not a readable Arrow file",
+    }
+    for files, message in messages.items():
         with pytest.raises(DataError, match=message):
             load_tasks(files, tmp_path, {}, "train")
 
@@ -224,7 +203,7 @@ from creditflow import Task
 def one(truth, source="s", info=None):
     return Task(source, ({"role": "user", "content": "q"},), truth, {} if info is None else info)
 
-def none():
+def bare():
     return (one(1),)
 def by_split(split):
     yield one(split)
@@ -243,16 +222,20 @@ def listed():
     return [one(1, info=[1])]
 def mapping():
     return {"a": one(1)}
+def none():
+    return []
+def rows():
+    return [{}]
+def broken(split, recipe):
+    return [recipe["labels"]]
 """
 
 
 def test_task_function_takes_split_and_recipe_or_fewer(tmp_path):
     (tmp_path / "make.py").write_text(SOURCES)
-    truths = {
-        name: load_tasks(f"make.py:{name}", tmp_path, {"count": 3}, "val")[0].ground_truth
-        for name in ("none", "by_split", "by_recipe", "all")
-    }
-    assert truths == {"none": 1, "by_split": "val", "by_recipe": 3, "all": ["recipe", "split"]}
+    truths = {"bare": 1, "by_split": "val", "by_recipe": 3, "all": ["recipe", "split"]}
+    for name, truth in truths.items():
+        assert load_tasks(f"make.py:{name}", tmp_path, {"count": 3}, "val")[0].ground_truth == truth
 
 
 @pytest.mark.parametrize(
@@ -263,6 +246,9 @@ def test_task_function_takes_split_and_recipe_or_fewer(tmp_path):
         ("number", "task 0 of make.py:number: data_source: expected a text, got '3'"),
         ("listed", "task 0 of make.py:listed: extra_info: expected an object, got a list"),
         ("mapping", "expected an iterable of tasks from make.py:mapping, got a dict"),
+        ("none", "data.train_files: make.py:none holds no task"),
+        ("rows", "data.train_files: task 0 of make.py:rows: expected a creditflow.Task, got a dict"),
+        ("broken", r"make\.py:broken raised KeyError: 'labels' \(make\.py:31 in broken\)$"),
     ],
 )
 def test_unusable_task_functions_are_named(tmp_path, name, message):

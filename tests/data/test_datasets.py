@@ -2,12 +2,16 @@ import datetime
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from creditflow.data import Task
 from creditflow.data.datasets import gsm8k_tasks, load_tasks, write_tasks
 from creditflow.errors import ConfigError, DataError
 from tests.paths import GSM8K
+
+datasets = pytest.importorskip("datasets")
 
 ROW = {
     "data_source": "mine",
@@ -30,6 +34,10 @@ def load(files, base: Path, split="train", **recipe):
 def jsonl(path: Path, *lines: object) -> Path:
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
     return path
+
+
+def parquet(path: Path, row: dict) -> None:
+    pq.write_table(pa.Table.from_pylist([row]), path)
 
 
 def test_published_gsm8k_becomes_verl_tasks():
@@ -61,13 +69,17 @@ def test_thousands_separators_are_removed_from_the_truth(tmp_path):
     assert (task.ground_truth, task.extra_info["split"], task.extra_info["calculations"]) == ("1080", "test", [])
 
 
-def test_load_tasks_reads_published_gsm8k(tmp_path):
+def test_gsm8k_tasks_expects_published_rows(tmp_path):
     assert load(str(GSM8K), tmp_path) == gsm8k_tasks(GSM8K)
+    with pytest.raises(DataError, match=r"t.jsonl:1: expected GSM8K's question and answer, got data_source"):
+        gsm8k_tasks(jsonl(tmp_path / "t.jsonl", ROW))
+    with pytest.raises(DataError, match="no such file"):
+        gsm8k_tasks(tmp_path / "gone.jsonl")
+    with pytest.raises(DataError, match="holds no task"):
+        gsm8k_tasks(jsonl(tmp_path / "empty.jsonl"))
 
 
 def test_parquet_has_verls_columns_and_round_trips(tmp_path):
-    import pyarrow.parquet as pq
-
     tasks = gsm8k_tasks(GSM8K)
     write_tasks(tasks, tmp_path / "new" / "train.parquet")
     assert load("train.parquet", tmp_path / "new") == tasks
@@ -75,12 +87,9 @@ def test_parquet_has_verls_columns_and_round_trips(tmp_path):
     assert table.column_names == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
     assert table.to_pylist()[0]["reward_model"] == {"style": "rule", "ground_truth": "72"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["train.parquet"]
-
-
-def test_tasks_without_extra_info_round_trip(tmp_path):
-    tasks = [Task("mine", ({"role": "user", "content": "q"},), 72)]
-    write_tasks(tasks, tmp_path / "t.parquet")
-    assert load("t.parquet", tmp_path) == tasks
+    bare = [Task("mine", ({"role": "user", "content": "q"},), 72)]
+    write_tasks(bare, tmp_path / "bare.parquet")
+    assert load("bare.parquet", tmp_path) == bare
 
 
 def test_inconsistent_tasks_leave_nothing_behind(tmp_path):
@@ -112,26 +121,10 @@ def test_file_is_looked_up_beside_the_recipe_first(tmp_path, monkeypatch):
     assert load("t.jsonl", tmp_path / "recipe")[0].data_source == "beside"
 
 
-def test_task_function_gets_split_and_recipe(tmp_path):
-    (tmp_path / "make.py").write_text(
-        "from creditflow.data import Task\n"
-        "def tasks(split, recipe):\n"
-        "    return [Task(split, ({'role': 'user', 'content': str(i)},), i) for i in range(recipe['count'])]\n"
-        "def none(split, recipe):\n    return []\n"
-        "def wrong(split, recipe):\n    return 'tasks'\n"
-        "def rows(split, recipe):\n    return [{}]\n"
-        "table = [1]\n"
-    )
-    tasks = load("make.py:tasks", tmp_path, "val", count=3)
-    assert [(task.data_source, task.ground_truth) for task in tasks] == [("val", 0), ("val", 1), ("val", 2)]
-    for name, message in [
-        ("none", "data.val_files: make.py:none holds no task"),
-        ("wrong", "expected an iterable of tasks from make.py:wrong, got a str"),
-        ("rows", "data.val_files: task 0 of make.py:rows: expected a creditflow.Task, got a dict"),
-        ("table", "expected a function, make.py:table is a list"),
-    ]:
-        with pytest.raises(DataError, match=message):
-            load(f"make.py:{name}", tmp_path, "val")
+def test_missing_task_function_is_refused(tmp_path):
+    (tmp_path / "make.py").write_text("table = [1]\n")
+    with pytest.raises(DataError, match=r"expected a function, make\.py:table is a list"):
+        load("make.py:table", tmp_path, "val")
     with pytest.raises(ConfigError, match=r"data\.val_files"):
         load("make.py:nothing", tmp_path, "val")
 
@@ -196,21 +189,9 @@ def test_unusable_files_are_named(tmp_path):
 
 
 def test_parquet_row_without_columns_is_named(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"data_source": ["a", "b"], "question": ["c", "d"]}), tmp_path / "t.parquet")
+    parquet(tmp_path / "t.parquet", {"data_source": "a", "question": "c"})
     with pytest.raises(DataError, match=r"t.parquet: row 0: missing prompt, reward_model"):
         load("t.parquet", tmp_path)
-
-
-def test_gsm8k_tasks_expects_published_rows(tmp_path):
-    with pytest.raises(DataError, match=r"t.jsonl:1: expected GSM8K's question and answer, got data_source"):
-        gsm8k_tasks(jsonl(tmp_path / "t.jsonl", ROW))
-    with pytest.raises(DataError, match="no such file"):
-        gsm8k_tasks(tmp_path / "gone.jsonl")
-    with pytest.raises(DataError, match="holds no task"):
-        gsm8k_tasks(jsonl(tmp_path / "empty.jsonl"))
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Ulm"}}}
@@ -235,36 +216,28 @@ BARE = (
 )
 
 
-def test_null_keys_are_removed_from_jsonl_prompts(tmp_path):
-    (task,) = load(jsonl(tmp_path / "t.jsonl", {**ROW, "prompt": TALK}).name, tmp_path)
-    assert task.prompt == BARE
-
-
-def test_keys_that_parquet_adds_are_removed_from_prompts(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def test_null_keys_are_removed_from_prompts(tmp_path):
+    jsonl(tmp_path / "t.jsonl", {**ROW, "prompt": TALK})
     # Parquet gives each message the keys of all messages. A column holds either texts or parts, so use texts only.
     talk = [one if isinstance(one["content"], str | None) else {**one, "content": "Warm?"} for one in TALK]
-    pq.write_table(pa.Table.from_pylist([{**ROW, "prompt": talk}]), tmp_path / "t.parquet")
+    parquet(tmp_path / "t.parquet", {**ROW, "prompt": talk})
     assert pq.read_table(tmp_path / "t.parquet").to_pylist()[0]["prompt"][0]["tool_calls"] is None
-    (task,) = load("t.parquet", tmp_path)
-    assert task.prompt == BARE
+    for name in ("t.jsonl", "t.parquet"):
+        (task,) = load(name, tmp_path)
+        assert task.prompt == BARE
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "place"),
+    ("row", "place"),
     [
-        ("extra_info", {"at": datetime.date(2025, 1, 1)}, r"extra_info\.at: .* got a date"),
-        ("extra_info", {"images": [{"bytes": b"PNG"}]}, r"extra_info\.images\[0\]\.bytes: .* got a bytes"),
-        ("reward_model", {"ground_truth": b"72"}, r"reward_model\.ground_truth: .* got a bytes"),
+        ({**ROW, "extra_info": {"at": datetime.date(2025, 1, 1)}}, r"extra_info\.at: .* got a date"),
+        ({**ROW, "extra_info": {"images": [{"bytes": b"PNG"}]}}, r"extra_info\.images\[0\]\.bytes: .* got a bytes"),
+        ({**ROW, "reward_model": {"ground_truth": b"72"}}, r"reward_model\.ground_truth: .* got a bytes"),
+        ({"prompt": "How many?", "image": b"PNG"}, r"image: .* got a bytes"),
     ],
 )
-def test_value_outside_json_is_named(tmp_path, column, value, place):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.Table.from_pylist([{**ROW, column: value}]), tmp_path / "t.parquet")
+def test_value_outside_json_is_named(tmp_path, row, place):
+    parquet(tmp_path / "t.parquet", row)
     with pytest.raises(DataError, match=rf"t\.parquet: row 0: {place}"):
         load("t.parquet", tmp_path)
 
@@ -286,31 +259,9 @@ TRL_TASKS = {
 
 @pytest.mark.parametrize("name", TRL_ROWS)
 def test_columns_of_trl_become_tasks(tmp_path, name):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    jsonl(tmp_path / f"{name}.jsonl", TRL_ROWS[name])
-    pq.write_table(pa.Table.from_pylist([TRL_ROWS[name]]), tmp_path / f"{name}.parquet")
-    for file in (f"{name}.jsonl", f"{name}.parquet"):
+    row = TRL_ROWS[name]
+    jsonl(tmp_path / f"{name}.jsonl", row)
+    parquet(tmp_path / f"{name}.parquet", row)
+    datasets.Dataset.from_list([row]).save_to_disk(tmp_path / name)
+    for file in (f"{name}.jsonl", f"{name}.parquet", name):
         assert load(file, tmp_path) == [TRL_TASKS[name]]
-
-
-def test_saved_data_set_keeps_the_columns_of_trl(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_list([TRL_ROWS["text"]]).save_to_disk(tmp_path / "text")
-    assert load("text", tmp_path) == [TRL_TASKS["text"]]
-
-
-def test_trl_column_outside_json_is_named(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.Table.from_pylist([{"prompt": "How many?", "image": b"PNG"}]), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=r"t\.parquet: row 0: image: .* got a bytes"):
-        load("t.parquet", tmp_path)
-
-
-def test_error_in_a_task_function_is_located(tmp_path):
-    (tmp_path / "make.py").write_text("def tasks(split, recipe):\n    return [recipe['labels']]\n")
-    with pytest.raises(DataError, match=r"make\.py:tasks raised KeyError: 'labels' \(make\.py:2 in tasks\)$"):
-        load("make.py:tasks", tmp_path)

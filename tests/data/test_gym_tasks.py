@@ -127,13 +127,9 @@ def test_entry_survives_json_and_parquet(tmp_path):
     assert data_set.score_answer(json.dumps(color["metadata"]["possible_answer"]), color) == 1.0
     for task in again[3:9]:
         assert gym_data_set(task).score_answer(task.ground_truth, gym_entry(task)) == 1.0
-
-
-def test_entry_with_fractions_survives_json():
     # some families keep fractions in their metadata: gsm_symbolic among its first 60 problems
-    tasks = load("gsm_symbolic?size=60")
-    values = [value for task in tasks for value in gym_entry(task)["metadata"]["variables"].values()]
-    assert any(isinstance(value, Fraction) for value in values)
+    entries = [gym_entry(task) for task in load("gsm_symbolic?size=60")]
+    assert any(isinstance(value, Fraction) for entry in entries for value in entry["metadata"]["variables"].values())
 
 
 def test_weights_share_out_the_sizes_evenly():
@@ -146,25 +142,20 @@ def test_weights_share_out_the_sizes_evenly():
     assert [task.data_source for task in plain] == ["reasoning-gym/gcd"] * 3 + ["reasoning-gym/syllogism"] * 2
 
 
-def test_level_sets_the_curriculums_options():
-    (task, *_) = load("chain_sum?level=2&level.num_digits=1&max_terms=3&size=2")
-    assert json.loads(task.extra_info["options"]) == {
-        "min_terms": 2,
-        "max_terms": 3,
-        "min_digits": 1,
-        "max_digits": 2,
-    }
+def test_options_have_the_types_of_the_family():
+    def options(name):
+        return json.loads(load(name)[0].extra_info["options"])
+
+    names = '["Adam","Bo","Cy","Dan","Ed","Flo","Gus","Hal"]'
+    assert options(f"family_relationships?male_names={names}&size=1")["male_names"][0] == "Adam"
+    assert options("chain_sum?allow_negation=true&size=1")["allow_negation"] is True
+    levels = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
+    assert options("chain_sum?level=2&level.num_digits=1&max_terms=3&size=2") == levels
 
 
 def test_match_keeps_fitting_questions():
     tasks = load("chain_sum?min_terms=3&max_digits=1&match=^[^-]*$&size=50")
     assert all("-" not in task.text and "+" in task.text for task in tasks)
-
-
-def test_options_have_the_types_of_the_family():
-    (task,) = load('family_relationships?male_names=["Adam","Bo","Cy","Dan","Ed","Flo","Gus","Hal"]&size=1')
-    assert json.loads(task.extra_info["options"])["male_names"][0] == "Adam"
-    assert '"allow_negation": true' in load("chain_sum?allow_negation=true&size=1")[0].extra_info["options"]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +171,9 @@ def test_options_have_the_types_of_the_family():
         ("chain_sum?size", "expected options as name=value"),
         ("chain_sum?weight=-1", "weight: expected a number above 0"),
         ("chain_sum?split=vall", "did you mean 'val'?"),
+        ("chain_sum?level=3-1&size=5", "expected an ascending range, got 3-1"),
+        ("chain_sum?level=0-99&size=5", "level: expected at most"),
+        ("chain_sum?level=1-&size=5", "a whole number"),
         ("chain_sum?level=11", "level: expected at most 10, got 11"),
         ("chain_sum?level.num_term=1", "did you mean 'num_terms'?"),
         ("gsm_symbolic?level=1", "gsm_symbolic has no curriculum"),
@@ -227,13 +221,3 @@ def test_range_of_levels_shares_the_size():
     assert Counter(levels) == {("chain_sum", 0): 4, ("chain_sum", 1): 3, ("chain_sum", 2): 3, ("gcd", 1): 5}
     weighted = load("chain_sum?level=0-2&size=10&weight=3", "gcd?size=10")
     assert Counter(task.extra_info["family"] for task in weighted) == {"chain_sum": 15, "gcd": 5}
-
-
-@pytest.mark.parametrize(
-    ("level", "message"),
-    [("3-1", "expected an ascending range, got 3-1"), ("0-99", "level: expected at most"), ("1-", "a whole number")],
-    ids=lambda text: text[:4],
-)
-def test_wrong_range_of_levels_is_refused(level, message):
-    with pytest.raises(DataError, match=message):
-        load(f"chain_sum?level={level}&size=5")

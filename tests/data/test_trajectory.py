@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from creditflow.credit import CreditOptions, assign
 from creditflow.data import Score, Step, Task, Trajectory, TrajectoryBatch, read_parquet, validate, write_parquet
 from creditflow.errors import BatchError, ConfigError
+from tests import builders
+from tests.builders import batch_of, step
 from tests.strategies import assert_same, trajectories
 
 
@@ -94,15 +96,43 @@ def test_inconsistent_fields_are_refused_by_name(spoil: Callable[[Trajectory], N
         TrajectoryBatch.from_trajectories([trajectory])
 
 
-def test_batch_accepts_an_iterator_and_refuses_none() -> None:
+def test_batch_accepts_an_iterator() -> None:
     assert TrajectoryBatch.from_trajectories(iter([make_trajectory()])).n_steps == 3
-    with pytest.raises(BatchError, match="expected a list of trajectories, got NoneType None"):
-        TrajectoryBatch.from_trajectories(None)  # type: ignore[arg-type]
 
 
-def test_duplicate_trajectory_ids_are_refused() -> None:
-    with pytest.raises(BatchError, match="trajectory t: expected unique ids in a batch"):
-        TrajectoryBatch.from_trajectories([make_trajectory(), make_trajectory()])
+TRAJECTORY = make_trajectory()
+STEPS = TRAJECTORY.steps
+
+
+@pytest.mark.parametrize(
+    ("trajectories", "message"),
+    [
+        (None, "expected a list of trajectories, got NoneType None"),
+        (TRAJECTORY, "expected a list of trajectories, got one"),
+        ([{"id": "t"}], "expected a Trajectory, got dict"),
+        ([TRAJECTORY, TRAJECTORY], "trajectory t: expected unique ids in a batch"),
+        (
+            [TRAJECTORY, replace(TRAJECTORY, id="s", steps=[replace(step, trajectory_id="s") for step in STEPS])],
+            "step t/0: expected unique ids in a batch, got this one twice",
+        ),
+        ([replace(TRAJECTORY, status="trunctated")], r"status: .* got 'trunctated' \(did you mean 'truncated'\?\)"),
+        ([replace(TRAJECTORY, steps=[replace(STEPS[0], scores=[0.5])])], "expected a dict of Score by function, got"),
+        ([replace(TRAJECTORY, uid=["u"])], r"trajectory t: uid: expected a text, got list"),
+        ([replace(TRAJECTORY, steps=None)], r"trajectory t: steps: expected a tuple of Step, got NoneType"),
+        ([replace(TRAJECTORY, steps=[{}])], r"trajectory t: expected a Step at index 0, got dict"),
+        ([replace(TRAJECTORY, outcome=Score(1.0, weight=None))], r"outcome: weight: expected a number, got NoneType"),
+    ],
+)
+def test_records_of_another_kind_are_refused(trajectories, message):
+    with pytest.raises(BatchError, match=message):
+        TrajectoryBatch.from_trajectories(trajectories)
+
+
+def test_arguments_of_another_kind_are_refused():
+    with pytest.raises(BatchError, match="expected a TrajectoryBatch, got list"):
+        assign([TRAJECTORY], CreditOptions())
+    with pytest.raises(ConfigError, match="expected CreditOptions, got dict"):
+        assign(TrajectoryBatch.from_trajectories([TRAJECTORY]), {"propagation": "none"})
 
 
 def test_further_columns_are_written_and_ignored_on_reading(tmp_path: Path) -> None:
@@ -119,20 +149,11 @@ def test_further_columns_are_written_and_ignored_on_reading(tmp_path: Path) -> N
 
 
 def test_missing_reference_logprobs_are_nan() -> None:
-    one = make_trajectory()
-    assert TrajectoryBatch.from_trajectories([one]).ref_logprobs.shape == (0,)
-    one.steps[1].ref_logprobs = (-1.5, -0.25)
-    batch = TrajectoryBatch.from_trajectories([one])
+    trajectory = make_trajectory()
+    assert TrajectoryBatch.from_trajectories([trajectory]).ref_logprobs.shape == (0,)
+    trajectory.steps[1].ref_logprobs = (-1.5, -0.25)
+    batch = TrajectoryBatch.from_trajectories([trajectory])
     np.testing.assert_array_equal(batch.ref_logprobs, [np.nan, np.nan, -1.5, -0.25, np.nan, np.nan])
-
-
-def test_older_file_without_reference_logprobs_loads(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    batch = TrajectoryBatch.from_trajectories([make_trajectory()])
-    write_parquet(batch, tmp_path / "new.parquet")
-    pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(["ref_logprobs"]), tmp_path / "old.parquet")
-    assert read_parquet(tmp_path / "old.parquet").to_trajectories() == batch.to_trajectories()
 
 
 def test_unreadable_parquet_file_is_refused(tmp_path: Path) -> None:
@@ -173,31 +194,30 @@ def test_indices_of_another_type_are_refused(indices):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("agent", 3), ("id", None), ("prompt", None), ("response", b"r"), ("policy", None)]
+    ("field", "value", "message"),
+    [
+        ("agent", 3, "expected a text, got int"),
+        ("id", None, "expected a text, got NoneType"),
+        ("prompt", None, "expected a text, got NoneType"),
+        ("response", b"r", "expected a text, got bytes"),
+        ("policy", None, "expected a text, got NoneType"),
+        ("stratum", 3, "expected a text, got int 3"),
+        ("turn", [0], r"expected one number, got shape \(1,\)"),
+        ("turn", "0", "expected whole numbers, got str '0'"),
+        ("temperature", None, "expected numbers, got NoneType None"),
+        ("policy_version", 0.5, "expected whole numbers, got float 0.5"),
+        ("logprobs", None, "expected a tuple of one value per token, got NoneType"),
+        ("logprobs", ("a", "b"), "expected numbers, got tuple"),
+        ("logprobs", ((0.5, 1.0), (2.0,)), "expected numbers, got tuple"),
+        ("response_mask", (1, 2), r"expected values true or false \(1 or 0\)"),
+    ],
 )
-def test_text_of_another_type_is_refused(field, value):
-    made = make_trajectory()
-    setattr(made.steps[2], field, value)
-    with pytest.raises(BatchError, match=f"{field}: expected a text, got {type(value).__name__}"):
-        TrajectoryBatch.from_trajectories([made])
-
-
-def test_arguments_of_another_kind_are_refused():
-    batch = TrajectoryBatch.from_trajectories([make_trajectory()])
-    with pytest.raises(BatchError, match="expected a list of trajectories, got one"):
-        TrajectoryBatch.from_trajectories(make_trajectory())
-    with pytest.raises(BatchError, match="expected a Trajectory, got dict"):
-        TrajectoryBatch.from_trajectories([{"id": "t"}])
-    with pytest.raises(BatchError, match=r"status: expected .* got 'trunctated' \(did you mean 'truncated'\?\)"):
-        TrajectoryBatch.from_trajectories([replace(make_trajectory(), status="trunctated")])
-    with pytest.raises(BatchError, match="scores: expected a dict of Score by function, got list"):
-        TrajectoryBatch.from_trajectories(
-            [replace(make_trajectory(), steps=[replace(make_trajectory().steps[0], scores=[0.5])])]
-        )
-    with pytest.raises(BatchError, match="expected a TrajectoryBatch, got list"):
-        assign([make_trajectory()], CreditOptions())
-    with pytest.raises(ConfigError, match="expected CreditOptions, got dict"):
-        assign(batch, {"propagation": "none"})
+def test_value_of_another_type_is_refused(field, value, message):
+    trajectory = make_trajectory()
+    setattr(trajectory.steps[1], field, value)
+    place = "" if field == "id" else "step t/1 of trajectory t: "
+    with pytest.raises(BatchError, match=f"{place}{field}: {message}"):
+        TrajectoryBatch.from_trajectories([trajectory])
 
 
 def test_numpy_numbers_are_accepted():
@@ -239,6 +259,7 @@ ARRAYS = {
         ({"outcome_range": (1.0, 0.0)}, "outcome_range: expected a range of finite numbers"),
         ({"agent_of_step": [0, 0, 2], "agent_names": ["a", "b"]}, "entry 2: expected an index from 0 to 1, got 2"),
         ({"agent_of_step": [0, -1, 0]}, "agent_of_step, entry 1: expected an index from 0 to 0, got -1"),
+        ({"agent_of_step": [0, 0]}, r"agent_of_step: expected shape \(3,\), got \(2,\)"),
         ({"scores": [0.5, 0.5, 0.5]}, "scores: expected an array of 2 dimensions"),
         ({"scores": [[0.5], [0.5]]}, r"scores: expected shape \(3, 1\), got \(2, 1\)"),
         ({"scores": [[0.5], [1.5], [0.5]]}, "step 0/1, score score_0: expected a value from 0 to 1"),
@@ -265,44 +286,6 @@ def test_arrays_may_have_no_edges():
     assert batch.is_answer.tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("turn", [0], r"step t/1 of trajectory t: turn: expected one number, got shape \(1,\)"),
-        ("logprobs", ((0.5, 1.0), (2.0,)), "step t/1 of trajectory t: logprobs: expected numbers, got tuple"),
-        ("turn", "0", "step t/1 of trajectory t: turn: expected whole numbers, got str '0'"),
-        ("temperature", None, "step t/1 of trajectory t: temperature: expected numbers, got NoneType None"),
-        ("policy_version", 0.5, "step t/1 of trajectory t: policy_version: expected whole numbers, got float 0.5"),
-        ("logprobs", None, "step t/1 of trajectory t: logprobs: expected a tuple of one value per token, got NoneType"),
-        ("logprobs", ("a", "b"), "step t/1 of trajectory t: logprobs: expected numbers, got tuple"),
-        ("response_mask", (1, 2), r"step t/1 of trajectory t: response_mask: expected values true or false \(1 or 0\)"),
-        ("stratum", 3, "step t/1 of trajectory t: stratum: expected a text, got int 3"),
-    ],
-)
-def test_number_of_another_type_is_refused(field, value, message):
-    made = make_trajectory()
-    setattr(made.steps[1], field, value)
-    with pytest.raises(BatchError, match=message):
-        TrajectoryBatch.from_trajectories([made])
-
-
-def test_record_of_another_type_is_refused():
-    with pytest.raises(BatchError, match=r"trajectory t: uid: expected a text, got list"):
-        TrajectoryBatch.from_trajectories([replace(make_trajectory(), uid=["u"])])
-    with pytest.raises(BatchError, match=r"trajectory t: steps: expected a tuple of Step, got NoneType"):
-        TrajectoryBatch.from_trajectories([replace(make_trajectory(), steps=None)])
-    with pytest.raises(BatchError, match=r"trajectory t: expected a Step at index 0, got dict"):
-        TrajectoryBatch.from_trajectories([replace(make_trajectory(), steps=[{}])])
-    with pytest.raises(BatchError, match=r"outcome: weight: expected a number, got NoneType"):
-        TrajectoryBatch.from_trajectories([replace(make_trajectory(), outcome=Score(1.0, weight=None))])
-
-
-def test_duplicate_step_ids_are_refused() -> None:
-    other = replace(make_trajectory(), id="s", steps=[replace(s, trajectory_id="s") for s in make_trajectory().steps])
-    with pytest.raises(BatchError, match="step t/0: expected unique ids in a batch, got this one twice"):
-        TrajectoryBatch.from_trajectories([make_trajectory(), other])
-
-
 def test_batch_is_validated_once_but_its_copies_again() -> None:
     batch = TrajectoryBatch.from_trajectories([make_trajectory()])
     assert batch.validated
@@ -313,35 +296,22 @@ def test_batch_is_validated_once_but_its_copies_again() -> None:
 
 
 def test_arrays_give_the_credit_of_the_same_trajectories() -> None:
-    task = Task("t", (), None)
-    rows = [((0.2, 0.9), 1.0), ((0.8, 0.1), 0.0), ((0.6, 0.7), 1.0), ((1.0, 0.3), 0.0)]
-    trajectories = [
-        Trajectory(
-            str(n),
-            f"{n // 2}",
-            task,
-            [
-                Step(f"{n}/{i}", str(n), i, "ab"[i], 0, (0,) if i else (), "", "", scores={"f": Score(value)})
-                for i, value in enumerate(values)
-            ],
-            answer_steps=(1,),
-            outcome=Score(outcome),
+    values, outcomes = [(0.2, 0.9), (0.8, 0.1), (0.6, 0.7), (1.0, 0.3)], [1.0, 0.0, 1.0, 0.0]
+    batch = batch_of(
+        *(
+            builders.make_trajectory(
+                str(n), [step("a", first), step("b", last)], outcome, f"{n // 2}", answer_steps=(1,)
+            )
+            for n, ((first, last), outcome) in enumerate(zip(values, outcomes, strict=True))
         )
-        for n, (values, outcome) in enumerate(rows)
-    ]
-    recorded = assign(TrajectoryBatch.from_trajectories(trajectories), CreditOptions())
-    batch = TrajectoryBatch.from_arrays(
+    )
+    arrays = TrajectoryBatch.from_arrays(
         trajectory_of_step=np.repeat(np.arange(4), 2),
         group_of_trajectory=np.array([0, 0, 1, 1]),
-        outcome=np.array([1.0, 0.0, 1.0, 0.0]),
+        outcome=np.array(outcomes),
         agent_of_step=np.tile([0, 1], 4),
-        scores=np.array([[0.2], [0.9], [0.8], [0.1], [0.6], [0.7], [1.0], [0.3]]),
+        scores=np.array(values).reshape(8, 1),
     )
-    np.testing.assert_array_equal(assign(batch, CreditOptions()).advantage_S, recorded.advantage_S)
-    with pytest.raises(BatchError, match=r"agent_of_step: expected shape \(8,\), got \(7,\)"):
-        TrajectoryBatch.from_arrays(
-            trajectory_of_step=np.repeat(np.arange(4), 2),
-            group_of_trajectory=np.array([0, 0, 1, 1]),
-            outcome=np.zeros(4),
-            agent_of_step=np.zeros(7, dtype=np.int64),
-        )
+    np.testing.assert_array_equal(
+        assign(arrays, CreditOptions()).advantage_S, assign(batch, CreditOptions()).advantage_S
+    )
