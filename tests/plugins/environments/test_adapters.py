@@ -24,7 +24,7 @@ from creditflow.plugins.environments import (
 from creditflow.plugins.environments.base import View, last_number
 from creditflow.plugins.environments.rewards import Returns
 from creditflow.plugins.environments.tasks import environment_tasks, parse_environment_address
-from creditflow.rollout import AgentSpec, Rollout, Sampling, Scheduler, run_rollouts
+from creditflow.rollout import AgentSpec, Rollout, Sampling, Scheduler, run_rollout
 from tests.plugins.environments.test_workflow import RolloutRecords, first_legal, run_workflow, scripted
 
 NEEDS_TEXTARENA = pytest.mark.skipif(
@@ -32,12 +32,16 @@ NEEDS_TEXTARENA = pytest.mark.skipif(
 )
 
 
-def run_addressed(text: str, client, seats=("agent",), split="train"):
+async def rolled(text: str, client, seats=("agent",), split="train"):
     task = environment_tasks(text, "data.train_files", split)[0]
-    rollouts = [Rollout(task, "u", "0-1-0-0", (0,))]
+    rollout = Rollout(task, "u", "0-1-0-0", (0,))
     sampling = Sampling(max_tokens=100, max_prompt_tokens=50_000)
     agents = {seat: AgentSpec() for seat in seats}
-    return asyncio.run(run_rollouts(rollouts, run_address, agents, Scheduler({"default": client}), sampling))[0]
+    return await run_rollout(rollout, run_address, agents, Scheduler({"default": client}), sampling)
+
+
+def run_addressed(*arguments):
+    return asyncio.run(rolled(*arguments))
 
 
 class Countdown(TextEnvironment):
@@ -84,7 +88,8 @@ def test_single_agent_takes_all_seats():
 def test_parallel_address_lets_seats_act_at_once():
     text = "pettingzoo://classic/rps_v2?parallel=true&num_actions=3&max_cycles=2"
     made = run_addressed(text, scripted("0", "1", "2", "2"), ["player"])
-    assert json.loads(made.answer) == {"player_0": -1.0, "player_1": 1.0}
+    assert json.loads(made.answer) == {"player_0": -1.0, "player_1": 1.0}  # paper beats rock; then a draw
+    assert [(s.turn, s.parents) for s in made.steps] == [(0, ()), (1, ()), (2, (0,)), (3, (1,))]
     assert made.info["truncated"] == "cut short by the environment"
 
 
@@ -197,18 +202,9 @@ def run_served(answers: list, client: Callable, query: str = ""):
     async def run():
         async with serve(answer, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            task = environment_tasks(f"openenv://127.0.0.1:{port}?{query}", "data.train_files", "train")[0]
-            sampling = Sampling(max_tokens=100, max_prompt_tokens=5000)
-            made = await run_rollouts(
-                [Rollout(task, "u", "r", (0,))],
-                run_address,
-                {"solver": AgentSpec()},
-                Scheduler({"default": client}),
-                sampling,
-            )
-        return made[0], received
+            return await rolled(f"openenv://127.0.0.1:{port}?{query}", client, ["solver"])
 
-    return asyncio.run(run())
+    return asyncio.run(run()), received
 
 
 def test_openenv_session_sends_seed_options_and_actions():
@@ -239,11 +235,8 @@ def test_openenv_json_action_must_be_an_object(reply):
         ("no json", "JSONDecodeError"),
         ([1], "expected a message of OpenEnv"),
         ({"type": "observation", "data": {"observation": "text"}}, "expected observation, reward and done"),
-        (
-            '{"type": "observation", "data": {"observation": {}, "reward": NaN}}',
-            "expected observation, reward and done",
-        ),
-        ({"type": "observation", "data": {"observation": {}, "done": "no"}}, "expected observation, reward and done"),
+        ('{"type": "observation", "data": {"observation": {}, "reward": NaN}}', "observation, reward and done"),
+        ({"type": "observation", "data": {"observation": {}, "done": "no"}}, "observation, reward and done"),
         ({"type": "error", "data": {"code": "CAPACITY_REACHED"}}, "lower `sessions` of the address"),
         ("x" * (1 << 21), "ConnectionClosed"),
     ],

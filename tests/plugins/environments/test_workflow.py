@@ -59,9 +59,13 @@ def tictactoe(task):
     return tictactoe_v3.env()
 
 
+def won(workflow=None, **options):
+    """Run tic-tac-toe; the first player takes the cells 0, 1, 2, one column."""
+    return run_workflow(workflow or environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"), **options)
+
+
 def test_turn_based_game_rewards_the_last_actions():
-    # The first player takes the cells 0, 1, 2, one column.
-    made = run_workflow(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
+    made = won()
     assert [(s.agent, s.info["action"], s.parents) for s in made.steps] == [
         ("player_1", 0, ()),
         ("player_2", 3, ()),
@@ -82,17 +86,13 @@ def test_turn_based_game_rewards_the_last_actions():
 
 
 def test_returns_per_agent_name_each_side_and_the_common_outcome():
-    made = run_workflow(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
+    made = won()
     assert Returns(-1, 1, per_agent=True)(made) == {"*": 0.0, "player_1": 1.0, "player_2": -1.0}
     assert Returns(-1, 1, "player_2", per_agent=True)(made) == {"*": -1.0, "player_1": 1.0, "player_2": -1.0}
     made.steps[1].info.pop("seat")
     with pytest.raises(ValueError, match="expected a seat of the environment in its info"):
         Returns(-1, 1, per_agent=True)(made)
-
-
-def test_return_per_agent_is_the_mean_of_its_seats():
-    workflow = environments.aec(tictactoe, agents={"player_1": "both", "player_2": "both"})
-    made = run_workflow(workflow, scripted("0", "3", "1", "4", "2"), seats=["both"])
+    made = won(environments.aec(tictactoe, agents={"player_1": "both", "player_2": "both"}), seats=["both"])
     assert Returns(-1, 1, "player_1", per_agent=True)(made) == {"*": 1.0, "both": 0.0}
 
 
@@ -168,24 +168,13 @@ def test_show_returns_a_text_or_messages():
         run_workflow(environments.aec(tictactoe, show=lambda view: 5), scripted())
 
 
-@pytest.mark.parametrize(
-    ("score", "message"),
-    [(StepReward(0, 0.5), r"in \[0, 0.5\], got 1; the arguments low and high"), (StepReward(0, 0.5), "got -1; ")],
-)
-def test_reward_outside_its_range_raises(score, message):
-    made = run_workflow(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
-    with pytest.raises(ValueError, match=message):
-        score(made.steps[3 if "-1" in message else 4], made)
-
-
-def test_return_outside_its_range_raises():
-    made = run_workflow(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
+def test_value_outside_its_range_raises_unless_by_rounding():
+    made = won()
+    for place, value in ((4, "1; the arguments low and high"), (3, "-1; ")):
+        with pytest.raises(ValueError, match=rf"in \[0, 0.5\], got {value}"):
+            StepReward(0, 0.5)(made.steps[place], made)
     with pytest.raises(ValueError, match=r"expected a value in \[0, 1\], got -1; the arguments low and high"):
         Returns(seat="player_2")(made)
-
-
-def test_rounding_beyond_the_range_is_clipped():
-    made = run_workflow(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
     made.steps[0].info["reward"] = float(np.float32(0.1))
     made.answer = json.dumps({"a": 0.1 + 0.2})
     assert StepReward(0, 0.1)(made.steps[0], made) == 0.1
@@ -323,26 +312,23 @@ def test_cut_short_rollout_pays_each_seat_once(seats, max_turns):
         assert step.info["reward"] == sum(pays(later, action % seats) for later in range(action, until))
 
 
+TWO_SEATS = ("seat_0", "seat_1")
+
+
 @pytest.mark.parametrize(("length", "status"), [(4, "ok"), (5, "ok"), (6, "truncated")])
 def test_game_that_ends_on_its_last_turn_is_not_truncated(length, status):
-    made = run_workflow(
-        environments.aec(lambda task: Paying(2, length), max_turns=5), RolloutRecords(first_legal), ("seat_0", "seat_1")
-    )
+    workflow = environments.aec(lambda task: Paying(2, length), max_turns=5)
+    made = run_workflow(workflow, RolloutRecords(first_legal), TWO_SEATS)
     assert made.status == status
     assert json.loads(made.answer) == {f"seat_{k}": sum(pays(a, k) for a in range(min(length, 5))) for k in range(2)}
 
 
-class NeverOver(Paying):
-    """An environment that keeps ended seats."""
-
-    def _was_dead_step(self, action):
-        pass
-
-
 def test_environment_that_keeps_ended_seats_fails():
-    made = run_workflow(
-        environments.aec(lambda task: NeverOver(2, 3)), RolloutRecords(first_legal), ("seat_0", "seat_1")
-    )
+    class NeverOver(Paying):
+        def _was_dead_step(self, action):
+            pass
+
+    made = run_workflow(environments.aec(lambda task: NeverOver(2, 3)), RolloutRecords(first_legal), TWO_SEATS)
     assert made.status == "failed"
     assert "seat_0 has ended, and is not taken from the environment's agents" in made.info["error"]
 
@@ -407,13 +393,6 @@ def test_cut_short_rollout_is_truncated_and_answered(workflow, seats, answer, st
     assert why in made.info["truncated"] if why else "truncated" not in made.info
 
 
-def test_termination_at_the_limit_is_not_truncation():
-    made = run_workflow(
-        environments.gymnasium(lake), scripted("1", "2"), seats=["agent"], seed=0
-    )  # drowns on its last turn
-    assert made.status == "ok"
-
-
 class Numbered(gymnasium.Env):
     """Actions are 1, 2 and 3, and 2 is illegal; pays the action's number, and ends."""
 
@@ -438,28 +417,15 @@ def test_gymnasium_agent_crosses_the_frozen_lake():
     def make(task):
         return gymnasium.make("FrozenLake-v1", is_slippery=False)
 
-    right_way = scripted("1", "1", "2", "2", "1", "2")
-    made = run_workflow(environments.gymnasium(make), right_way, seats=["agent"], seed=0)
-    assert json.loads(made.answer) == {"agent": 1.0}
-    assert [s.info["reward"] for s in made.steps] == [0, 0, 0, 0, 0, 1]
-    assert [s.parents for s in made.steps] == [(), (0,), (1,), (2,), (3,), (4,)]
-    drowned = run_workflow(environments.gymnasium(make, "walker"), scripted("1", "2"), seats=["walker"], seed=0)
+    crossed = run_workflow(
+        environments.gymnasium(make), scripted("1", "1", "2", "2", "1", "2"), seats=["agent"], seed=0
+    )
+    assert json.loads(crossed.answer) == {"agent": 1.0}
+    assert [s.info["reward"] for s in crossed.steps] == [0, 0, 0, 0, 0, 1]
+    assert [s.parents for s in crossed.steps] == [(), (0,), (1,), (2,), (3,), (4,)]
+    drowned = run_workflow(environments.gymnasium(lake, "walker"), scripted("1", "2"), seats=["walker"], seed=0)
     assert json.loads(drowned.answer) == {"walker": 0.0}
-
-
-def test_parallel_seats_of_one_agent_act_together():
-    def make(task):
-        return rps_v2.parallel_env(num_actions=3, max_cycles=2)
-
-    seats = {"player_0": "player", "player_1": "player"}
-    made = run_workflow(environments.parallel(make, agents=seats), scripted("0", "1", "2", "2"), seats=["player"])
-    assert json.loads(made.answer) == {"player_0": -1.0, "player_1": 1.0}  # paper beats rock; then a draw
-    assert [(s.agent, s.turn, s.parents) for s in made.steps] == [
-        ("player", 0, ()),
-        ("player", 1, ()),
-        ("player", 2, (0,)),
-        ("player", 3, (1,)),
-    ]
+    assert drowned.status == "ok"  # it ended on its last turn
 
 
 def test_concurrent_games_are_independent():
@@ -469,65 +435,55 @@ def test_concurrent_games_are_independent():
     assert len({len(made.steps) for made in games}) == 1
 
 
-def test_invalid_arguments_are_refused():
-    with pytest.raises(ConfigError, match="illegal: expected error or random, got 'skip'"):
-        environments.aec(tictactoe, illegal="skip")
-    with pytest.raises(ConfigError, match="max_turns: expected a whole number, 1 or more"):
-        environments.parallel(tictactoe, max_turns=0)
+WHOLE = "max_turns: expected a whole number, 1 or more"
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "options", "message"),
+    [
+        (environments.aec, [tictactoe], {"illegal": "skip"}, "illegal: expected error or random, got 'skip'"),
+        (environments.parallel, [tictactoe], {"max_turns": 0}, WHOLE),
+        (environments.gymnasium, [lake], {"max_turns": "9"}, f"gymnasium: {WHOLE}, got "),
+        (environments.gymnasium, [lake], {"max_turns": 1.5}, WHOLE),
+        (environments.gymnasium, [lake], {"max_turns": True}, WHOLE),
+        (environments.gymnasium, [lake(None)], {}, "make: .* a function, got .*created for each rollout: `lambda task"),
+        (environments.gymnasium, ["FrozenLake-v1"], {}, r"make: expected a function, got 'FrozenLake-v1' \(str\)"),
+        (environments.gymnasium, [lake, 5], {}, r"gymnasium: agent: expected an agent's name, got 5 \(int\)"),
+        (environments.gymnasium, [lake], {"show": "x"}, r"show: expected a function, got 'x' \(str\)$"),
+        (environments.aec, [tictactoe], {"agents": ["a"]}, r"expected \{seat: agent\}, .* got \['a'\] \(list\)"),
+        (environments.aec, [tictactoe], {"agents": {"player_1": 5}}, r"by their names, got \{'player_1': 5\}"),
+    ],
+)
+def test_invalid_arguments_are_refused_when_the_workflow_is_made(make, arguments, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make(*arguments, **options)
+
+
+def test_unknown_seat_and_empty_range_are_refused():
     with pytest.raises(ConfigError, match="the environment has no seat 'x'; there is player_1, player_2"):
         run_workflow(environments.aec(tictactoe, agents={"x": "player_1"}), scripted())
     with pytest.raises(ValueError, match="expected low < high"):
         StepReward(1, 1)
 
 
-@pytest.mark.parametrize("max_turns", ["9", 1.5, True])
-def test_max_turns_must_be_a_whole_number(max_turns):
-    with pytest.raises(ConfigError, match="gymnasium: max_turns: expected a whole number, 1 or more, got "):
-        environments.gymnasium(lake, max_turns=max_turns)
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("function", "make", "message"),
     [
         (
-            lambda: environments.gymnasium(lake(None)),
-            "make: expected a function, got .*created for each rollout: `lambda task",
-        ),
-        (lambda: environments.gymnasium("FrozenLake-v1"), r"make: expected a function, got 'FrozenLake-v1' \(str\)"),
-        (lambda: environments.gymnasium(lake, 5), r"gymnasium: agent: expected an agent's name, got 5 \(int\)"),
-        (lambda: environments.gymnasium(lake, show="x"), r"show: expected a function, got 'x' \(str\)$"),
-        (
-            lambda: environments.aec(tictactoe, agents=["a"]),
-            r"agents: expected \{seat: agent\}, .* got \['a'\] \(list\)",
-        ),
-        (lambda: environments.aec(tictactoe, agents={"player_1": 5}), r"agents by their names, got \{'player_1': 5\}"),
-    ],
-)
-def test_invalid_arguments_are_refused_when_the_workflow_is_made(make, message):
-    with pytest.raises(ConfigError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("workflow", "message"),
-    [
-        (
-            environments.gymnasium(tictactoe),
+            "gymnasium",
+            tictactoe,
             "gymnasium: make: expected Gymnasium's Env, .* use creditflow.plugins.environments.aec",
         ),
-        (environments.gymnasium(hands(rps_v2.parallel_env)), "use creditflow.plugins.environments.parallel"),
-        (
-            environments.parallel(tictactoe),
-            "parallel: make: .*got PettingZoo's AECEnv, .* use creditflow.plugins.environments.aec",
-        ),
-        (environments.aec(lake), "aec: make: .*got Gymnasium's Env, .* use creditflow.plugins.environments.gymnasium"),
-        (environments.aec(hands(rps_v2.parallel_env)), "use creditflow.plugins.environments.parallel"),
-        (environments.aec(lambda task: None), r"aec: make: expected PettingZoo's AECEnv, .*got None \(NoneType\)"),
+        ("gymnasium", hands(rps_v2.parallel_env), "use creditflow.plugins.environments.parallel"),
+        ("parallel", tictactoe, "parallel: make: .*PettingZoo's AECEnv, .* use creditflow.plugins.environments.aec"),
+        ("aec", lake, "aec: make: .*got Gymnasium's Env, .* use creditflow.plugins.environments.gymnasium"),
+        ("aec", hands(rps_v2.parallel_env), "use creditflow.plugins.environments.parallel"),
+        ("aec", lambda task: None, r"aec: make: expected PettingZoo's AECEnv, .*got None \(NoneType\)"),
     ],
 )
-def test_wrong_kind_of_environment_names_the_right_function(workflow, message):
+def test_wrong_kind_of_environment_names_the_right_function(function, make, message):
     with pytest.raises(ConfigError, match=message):
-        run_workflow(workflow, scripted())
+        run_workflow(getattr(environments, function)(make), scripted())
 
 
 def test_gymnasium_works_without_pettingzoo(monkeypatch):

@@ -49,20 +49,13 @@ def test_tokenizer_adds_missing_tokens(tmp_path: Path) -> None:
     assert step.info["tokens"] == "by a tokenizer"
 
 
-def test_unknown_outcome_name_is_refused(tmp_path: Path) -> None:
-    source, out = TRACES / "autogen_otel.json", tmp_path / "out.parquet"
-    result = convert(source, "-o", out, "--outcome", "outcom")
-    assert (result.exit_code, out.exists()) == (2, False)
-    assert "no reward is called 'outcom'; the traces have helpful, outcome" in result.output
-    assert convert(source, "-o", out, "--outcome", "helpful").exit_code == 0
-
-
 SOURCE = TRACES / "autogen_otel.json"
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (["--outcome", "outcom"], "no reward is called 'outcom'; the traces have helpful, outcome"),
         (["--range", "helpfull=0:2"], "--range: no reward is called 'helpfull'; the traces have helpful, outcome"),
         (["--range", "helpful=0:2", "--range", "helpful=0:3"], "--range: helpful is given twice"),
         (["--trajectory-by", "nosuch"], "--trajectory-by: no span has an attribute 'nosuch'"),

@@ -18,6 +18,8 @@ CHAT, HANDLER, AGENT = "c" * 16, "d" * 16, "e" * 16
 def value(raw: Any) -> dict[str, Any]:
     if isinstance(raw, str):
         return {"stringValue": raw}
+    if isinstance(raw, float):
+        return {"doubleValue": raw}
     if isinstance(raw, list):
         return {"arrayValue": {"values": [value(one) for one in raw]}}
     return {"kvlistValue": {"values": attributes(raw)}}

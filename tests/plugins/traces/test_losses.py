@@ -11,6 +11,7 @@ from creditflow.errors import DataError
 from creditflow.plugins.traces import Converted, Span, convert, from_chat_log, from_json
 from creditflow.plugins.traces.spans import SpanEvent
 from tests.paths import TRACES
+from tests.plugins.traces.test_events import attributes, read, value
 from tests.plugins.traces.test_fuzz import all_of, logs_of
 
 RECORDED = {path.stem: json.loads(path.read_text()) for path in sorted((TRACES).glob("*.json"))}
@@ -114,50 +115,33 @@ CALL = {
 }
 
 
-def pairs(given: dict[str, Any]) -> list[dict[str, Any]]:
-    kinds = {str: "stringValue", float: "doubleValue", dict: "kvlistValue"}
-    return [
-        {"key": key, "value": {kinds[type(value)]: {"values": pairs(value)} if isinstance(value, dict) else value}}
-        for key, value in given.items()
-    ]
-
-
-def span(attributes: dict[str, Any], **more: Any) -> dict[str, Any]:
+def span(values: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"traceId": "c" * 32, "spanId": "a" * 16, "name": "chat", "startTimeUnixNano": "1000",
-            "endTimeUnixNano": "2000", "attributes": pairs(attributes), **more}  # fmt: skip
-
-
-def read(spans: list[dict[str, Any]], logs: list[dict[str, Any]]) -> Converted:
-    return convert(from_json([{
-        "resourceSpans": [{"scopeSpans": [{"spans": spans}]}], "resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}],
-    }]))  # fmt: skip
+            "endTimeUnixNano": "2000", "attributes": attributes(values), **more}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "log",
     [
-        {"eventName": "gen_ai.evaluation.result", "attributes": pairs(SCORE)},
-        {"attributes": pairs({**SCORE, "event.name": "gen_ai.evaluation.result"})},
-        {"attributes": pairs({**SCORE, "otel.event.name": "gen_ai.evaluation.result"})},
-        {"eventName": "log", "attributes": pairs({**SCORE, "otel.event.name": "gen_ai.evaluation.result"})},
-        {"eventName": "gen_ai.evaluation.result", "body": {"kvlistValue": {"values": pairs(SCORE)}}},
-        {"attributes": pairs(SCORE)},
+        {"eventName": "gen_ai.evaluation.result", "attributes": attributes(SCORE)},
+        {"attributes": attributes({**SCORE, "event.name": "gen_ai.evaluation.result"})},
+        {"attributes": attributes({**SCORE, "otel.event.name": "gen_ai.evaluation.result"})},
+        {"eventName": "log", "attributes": attributes({**SCORE, "otel.event.name": "gen_ai.evaluation.result"})},
+        {"eventName": "gen_ai.evaluation.result", "body": value(SCORE)},
+        {"attributes": attributes(SCORE)},
+        None,
     ],
-    ids=["eventName", "event.name", "otel.event.name", "both names", "body", "no name"],
+    ids=["eventName", "event.name", "otel.event.name", "both names", "body", "no name", "of the span"],
 )
-def test_evaluation_is_imported_under_each_name(log: dict[str, Any]) -> None:
-    made = read([span(CALL)], [{"traceId": "c" * 32, "spanId": "a" * 16, "timeUnixNano": "3000", **log}])
-    (step,) = made.trajectories[0].steps
+def test_evaluation_is_imported_under_each_name(log: dict[str, Any] | None) -> None:
+    logs = [{"traceId": "c" * 32, "spanId": "a" * 16, "timeUnixNano": "3000", **log}] if log else []
+    (trajectory,) = read(logs, [span(CALL if log else {**CALL, **SCORE})]).trajectories
+    (step,) = trajectory.steps
     assert {name: score.value for name, score in step.scores.items()} == {"good": 0.5}
 
 
-def test_evaluation_in_span_attributes_is_imported() -> None:
-    made = read([span({**CALL, **SCORE})], [])
-    assert [list(step.scores) for step in made.trajectories[0].steps] == [["good"]]
-
-
 @pytest.mark.parametrize(
-    ("attributes", "name"),
+    ("values", "name"),
     [
         ({"gen_ai.evaluation.name": "good"}, "good"),
         ({"gen_ai.evaluation.explanation": "well done"}, "evaluation"),
@@ -168,8 +152,8 @@ def test_evaluation_in_span_attributes_is_imported() -> None:
         ({"my.reward.good": 0.5}, "my.reward.good"),
     ],
 )
-def test_evaluation_without_a_known_score_is_listed(attributes: dict[str, Any], name: str) -> None:
-    spans = [Span("t", "a", None, "chat", 1, 2, CALL), Span("t", "b", None, "judge", 3, 4, attributes)]
+def test_evaluation_without_a_known_score_is_listed(values: dict[str, Any], name: str) -> None:
+    spans = [Span("t", "a", None, "chat", 1, 2, CALL), Span("t", "b", None, "judge", 3, 4, values)]
     (left,) = convert(spans).left_out
     assert (left.what, left.span, left.name) == ("reward", "b", name)
 
@@ -177,7 +161,7 @@ def test_evaluation_without_a_known_score_is_listed(attributes: dict[str, Any], 
 def test_messages_without_span_ids_attach_to_empty_calls() -> None:
     def message(time: int, name: str, body: dict[str, Any]) -> dict[str, Any]:
         return {"traceId": "c" * 32, "timeUnixNano": str(time), "eventName": name,
-                "body": {"kvlistValue": {"values": pairs(body)}}}  # fmt: skip
+                "body": value(body)}  # fmt: skip
 
     logs = [
         message(1100 + 1000 * at, name, body)
@@ -190,13 +174,13 @@ def test_messages_without_span_ids_attach_to_empty_calls() -> None:
     calls = [span({"gen_ai.operation.name": "chat"}, spanId=str(at) * 16, startTimeUnixNano=str(1000 + 1000 * at))
              for at in (3, 4)]  # fmt: skip
     for n in (1, 2):
-        made = read(calls[:n], logs[: 2 * n])
+        made = read(logs[: 2 * n], calls[:n])
         assert [(step.prompt, step.response) for step in made.trajectories[0].steps] == [
             (f"[user]\nQuestion {at}?", f"Answer {at}.") for at in range(n)
         ]
         assert [step.info["span_id"][0] for step in made.trajectories[0].steps] == ["3", "4"][:n]
         assert made.left_out == []
-    alone = read([], logs[:2])
+    alone = read(logs[:2], [])
     assert [step.prompt for step in alone.trajectories[0].steps] == ["[user]\nQuestion 0?"]
     assert alone.left_out == []
 

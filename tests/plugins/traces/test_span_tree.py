@@ -1,8 +1,5 @@
 """Tests of the enclosure and the order of spans against plain definitions."""
 
-import random
-from itertools import pairwise
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,18 +60,6 @@ def test_before_matches_the_plain_definition(
         assert all(end[parent] <= start[at] for parent in found)
 
 
-def test_branches_follow_the_plan_and_join_in_the_summary() -> None:
-    #        plan, branch a (2 calls), branch b (2 calls, parallel to a), summary
-    ids = ["root", "plan", "a", "a1", "a2", "b", "b1", "b2", "sum"]
-    of = [None, "root", "root", "a", "a", "root", "b", "b", "root"]
-    start = [0, 1, 4, 4, 8, 4, 5, 9, 20]
-    end = [30, 3, 12, 7, 12, 14, 8, 14, 22]
-    calls = [name in ("plan", "a1", "a2", "b1", "b2", "sum") for name in ids]
-    follows = before(build_tree(ids, of), start, end, calls)
-    names = {ids[at]: sorted(ids[i] for i in found) for at, found in enumerate(follows) if calls[at]}
-    assert names == {"plan": [], "a1": ["plan"], "a2": ["a1"], "b1": ["plan"], "b2": ["b1"], "sum": ["a2", "b2"]}
-
-
 def test_cycle_is_cut_at_its_first_span() -> None:
     tree = build_tree(["a", "b", "c", "d"], ["c", "a", "b", "c"])
     assert tree.parents == [-1, 0, 1, 2]
@@ -96,27 +81,9 @@ def test_forest_order_has_parents_first(pairs: list[tuple[int, int]]) -> None:
     assert all(parent < 0 or place[parent] < place[at] for at, parent in enumerate(tree.parents))
 
 
-def test_deep_trace_needs_no_recursion() -> None:
-    n = 20_000
-    tree = build_tree([str(at) for at in range(n)], [None, *(str(at) for at in range(n - 1))])
-    start, end = list(range(0, 2 * n, 2)), list(range(1, 2 * n, 2))
-    follows = before(tree, start, end, [True] * n)  # each span is inside the one before but begins after its end
-    assert follows[0] == ()
-    assert tree.inherited(["deep", *[None] * (n - 1)])[-1] == "deep"
-
-
 def test_parents_by_time_are_limited_to_the_last_ended() -> None:
     n = 500
     start = [0] * n + [1000] * n
     end = [1 + at for at in range(n)] + [2000] * n
     follows = before(build_tree([str(at) for at in range(2 * n)], [None] * (2 * n)), start, end, [True] * (2 * n))
     assert all(sorted(found) == list(range(n - MOST_EXITS, n)) for found in follows[n:])
-
-
-def test_flat_trace_is_a_chain() -> None:
-    times = random.Random(0).sample(range(0, 1000, 3), 50)
-    order = sorted(range(50), key=times.__getitem__)
-    end = [time + 1 for time in times]
-    follows = before(build_tree([str(at) for at in range(50)], [None] * 50), times, end, [True] * 50)
-    assert follows[order[0]] == ()
-    assert all(follows[later] == (earlier,) for earlier, later in pairwise(order))

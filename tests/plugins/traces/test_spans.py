@@ -17,9 +17,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from creditflow.errors import DataError
-from creditflow.plugins.traces import Span, convert, from_agent_lightning, from_json, from_readable, read_spans
+from creditflow.plugins.traces import convert, from_agent_lightning, from_json, from_readable, read_spans
 from creditflow.plugins.traces.spans import Link
 from tests.paths import TRACES
+from tests.plugins.traces.test_events import CHAT, span, spoken
 
 
 def test_json_and_protobuf_give_the_same_spans() -> None:
@@ -163,20 +164,14 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_json_lines_attach_log_records_to_spans(tmp_path: Path) -> None:
-    span = {"traceId": "a" * 32, "spanId": "b" * 16, "name": "chat", "startTimeUnixNano": "1", "endTimeUnixNano": "2"}
-    span["attributes"] = [{"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}}]  # type: ignore[assignment]
-    body = {"kvlistValue": {"values": [{"key": "content", "value": {"stringValue": "Hello?"}}]}}
-    message = {"key": "content", "value": {"stringValue": "Yes."}}
-    choice = {"kvlistValue": {"values": [{"key": "message", "value": {"kvlistValue": {"values": [message]}}}]}}
-    logs = [{"spanId": "b" * 16, "eventName": "gen_ai.user.message", "body": body},
-            {"spanId": "b" * 16, "eventName": "gen_ai.choice", "body": choice}]  # fmt: skip
+    logs = spoken(0, CHAT)
     lines = [
         {"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]},
-        {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]},
+        {"resourceSpans": [{"scopeSpans": [{"spans": [span(CHAT, gen_ai__operation__name="chat")]}]}]},
     ]
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (trajectory,) = convert(read_spans(tmp_path / "x.jsonl")).trajectories
-    assert (trajectory.task.text, trajectory.answer) == ("Hello?", "Yes.")
+    assert (trajectory.task.text, trajectory.answer) == ("question 0", "answer 0")
 
 
 def test_readable_log_records_attach_to_spans() -> None:
@@ -208,7 +203,3 @@ def test_log_record_attaches_within_its_trace() -> None:
         ]
     )
     assert ([event.name for event in one.events], other.events) == (["gen_ai.choice"], [])
-
-
-def test_span_has_no_events_by_default() -> None:
-    assert Span("t", "s", None, "n", None, None, {}).events == []
