@@ -281,7 +281,7 @@ def test_layout_page_shows_the_folders() -> None:
     folders = [path for pattern in ("*/", "*/*/") for path in root.glob(pattern) if "__pycache__" not in path.parts]
     assert shown == {f"{path.relative_to(root)}/" for path in folders if any(path.iterdir())}
     files = {path.name for path in root.iterdir() if path.is_file()}
-    assert files == {"__init__.py", "__main__.py", "errors.py", "removed.py", "py.typed"}
+    assert files == {"__init__.py", "__main__.py", "errors.py", "registry.py", "removed.py", "py.typed"}
 
 
 PIN = re.compile(r"^([\w.-]+)==([\w.]+)", re.MULTILINE)

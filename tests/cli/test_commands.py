@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 import creditflow.cli
-from creditflow._utils.plugins import installed
 from creditflow.cli import ENTRY_POINTS, app
+from creditflow.registry import installed
 
 FOLDER = Path(creditflow.cli.__file__).parent
 COMMANDS = sorted(

@@ -103,7 +103,7 @@ def test_broken_entry_point_is_named_only_when_used(site: Path, tmp_path: Path) 
     assert "entry point 'broken' of creditflow.rewards: nowhere_to_be_found:f cannot be loaded" in done.stderr
 
 
-def test_check_names_attacks_that_an_installed_box_fails(site: Path, tmp_path: Path) -> None:
+def test_sandbox_check_probes_an_installed_box(site: Path, tmp_path: Path) -> None:
     done = python(site, tmp_path, "-m", "creditflow", "sandbox", "check", "--backend", "dummy_box")
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.fullmatch(r"dummy_box: [3-5] of 10 probes contained", done.stdout.splitlines()[-1])
@@ -111,8 +111,8 @@ def test_check_names_attacks_that_an_installed_box_fails(site: Path, tmp_path: P
 
 def test_installed_box_runs_code_tests(site: Path, tmp_path: Path) -> None:
     script = (
-        "from creditflow.rewards.registry import builtins\n"
-        "reward = builtins()['code_tests'](sandbox={'backend': 'dummy_box', 'colour': 'red'})\n"
+        "from creditflow.rewards.registry import REWARD_FUNCTIONS\n"
+        "reward = REWARD_FUNCTIONS['code_tests'](sandbox={'backend': 'dummy_box', 'colour': 'red'})\n"
         "score = reward('```python\\nprint(int(input()) + 1)\\n```', {'inputs': ['1\\n'], 'outputs': ['2\\n']})\n"
         "print('value', getattr(score, 'value', score))\n"
     )

@@ -4,9 +4,9 @@ import pytest
 
 from creditflow.data import Score, Step, Task, Trajectory
 from creditflow.errors import ConfigError, RewardError
-from creditflow.rewards import answer, load_reward_functions, outcome, reward
+from creditflow.rewards import load_reward_functions, outcome, reward
 from creditflow.rewards.entries import RewardFunctionConfig
-from creditflow.rewards.registry import RewardFunction, builtin, builtins
+from creditflow.rewards.registry import REWARD_FUNCTIONS, RewardFunction
 
 TEAM = ("planner", "executor", "verifier")
 
@@ -184,22 +184,10 @@ def test_version_changes_with_the_source(tmp_path):
 
 
 def test_ready_made_functions_document_range_cost_and_source():
-    assert set(builtins()) >= {"exact_match", "numeric_match", "math_verify"}
-    for function in builtins().values():
+    assert set(REWARD_FUNCTIONS.names()) >= {"exact_match", "numeric_match", "math_verify"}
+    for _, function in REWARD_FUNCTIONS.items():
         for word in ("Range:", "Cost:", "Source:"):
             assert word in (function.__doc__ or "")
-
-
-def test_ready_made_names_are_unique():
-    with pytest.raises(RewardError, match="already"):
-
-        @builtin
-        @answer
-        def exact_match(text, truth):
-            return 0.0
-
-    with pytest.raises(RewardError, match="no @reward"):
-        builtin(lambda step, trajectory: 0.0)
 
 
 @pytest.mark.parametrize(

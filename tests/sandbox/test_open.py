@@ -6,11 +6,11 @@ import pytest
 
 from creditflow.errors import ConfigError
 from creditflow.sandbox import (
+    BACKENDS,
     SandboxBackend,
     SandboxOptionError,
     SandboxUnavailable,
     UnsafeSandboxWarning,
-    backends,
     open_sandbox,
 )
 
@@ -27,7 +27,7 @@ def test_auto_never_falls_back_to_running_unprotected(monkeypatch):
     def missing(limits=None):
         raise SandboxUnavailable("no bwrap; install it")
 
-    monkeypatch.setitem(backends(), "bubblewrap", SandboxBackend("bubblewrap", missing))
+    monkeypatch.setitem(BACKENDS._entries, "bubblewrap", SandboxBackend("bubblewrap", missing))
     with pytest.raises(SandboxUnavailable, match="install"):
         open_sandbox()
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from creditflow.cli import app
-from creditflow.sandbox import Limits, Result, SandboxBackend, SandboxError, SandboxUnavailable, backends, open_sandbox
+from creditflow.sandbox import BACKENDS, Limits, Result, SandboxBackend, SandboxError, SandboxUnavailable, open_sandbox
 from creditflow.sandbox.self_check import BREACHED, CHECK_LIMITS, CONTAINED, PROBES, UNTRIED, check_sandbox
 from tests.sandbox import boxes
 
@@ -130,7 +130,7 @@ def test_command_exits_1_if_nothing_could_be_tried(monkeypatch: pytest.MonkeyPat
         def run(self, command, *, stdin=b"", keep=()):
             raise SandboxError("the service is away")
 
-    monkeypatch.setitem(backends(), "broken", SandboxBackend("broken", Broken))
+    monkeypatch.setitem(BACKENDS._entries, "broken", SandboxBackend("broken", Broken))
     result = creditflow("--backend", "broken")
     assert result.exit_code == 1
     assert "could not be tried the service is away" in result.stdout
@@ -157,5 +157,5 @@ def test_command_exits_2_if_the_back_end_is_unavailable(monkeypatch: pytest.Monk
     def unavailable(limits=None):
         raise SandboxUnavailable("nowhere: not on this machine; install it")
 
-    monkeypatch.setitem(backends(), "nowhere", SandboxBackend("nowhere", unavailable))
+    monkeypatch.setitem(BACKENDS._entries, "nowhere", SandboxBackend("nowhere", unavailable))
     assert refused("--backend", "nowhere") == "nowhere: not on this machine; install it"

@@ -25,9 +25,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from creditflow._utils.plugins import installed, load
 from creditflow._utils.processes import end_with_parent
 from creditflow.errors import ConfigError, CreditflowError, InputError, did_you_mean, says_disk_full
+from creditflow.registry import installed, load_point
 from creditflow.removed import removed_hint
 
 ENTRY_POINTS = "creditflow.commands"
@@ -151,7 +151,7 @@ def _external_command(point: metadata.EntryPoint) -> CommandEntry:
 
     def load_command() -> Any:
         try:
-            function = load(point)
+            function = load_point(point)
             if not callable(function):
                 raise ConfigError(f"{point.value}: expected a function, got {type(function).__name__}")
             return _make_command(function, point.name)

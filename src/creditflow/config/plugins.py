@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, create_model
 
-from creditflow._utils.plugins import installed, load
 from creditflow._utils.sections import PluginSection, PolicySource, Section
 from creditflow.errors import ConfigError
+from creditflow.registry import Registry
 
 if TYPE_CHECKING:
     from creditflow.rollout import Workflow
 
-SECTIONS, WORKFLOWS = "creditflow.config", "creditflow.workflows"
-"""Entry point groups."""
+SECTIONS: Registry[type] = Registry("configuration section", group="creditflow.config", kind=type)
 S = TypeVar("S", bound=Section)
 
 
@@ -35,15 +34,16 @@ def extensible(parent: str) -> Callable[[type[S]], type[S]]:
 
     def extend(section: type[S]) -> type[S]:
         fields: dict[str, Any] = {}
-        for name, point in installed(SECTIONS).items():
+        for name, kind in SECTIONS.items():
             above, _, key = name.rpartition(".")
             if above != parent:
                 continue
-            kind = load(point, type)
             if not issubclass(kind, PolicySource if parent == "policies" else PluginSection):
-                raise ConfigError(f"entry point {name!r} of {SECTIONS}: expected a PluginSection, got {kind.__name__}")
+                raise ConfigError(
+                    f"entry point {name!r} of creditflow.config: expected a PluginSection, got {kind.__name__}"
+                )
             if key in section.model_fields:
-                raise ConfigError(f"entry point {name!r} of {SECTIONS}: expected a new key, got {key!r}")
+                raise ConfigError(f"entry point {name!r} of creditflow.config: expected a new key, got {key!r}")
             fields[key] = (
                 kind | None,
                 Field(default=None, description=(inspect.getdoc(kind) or "").partition("\n")[0]),
@@ -67,7 +67,10 @@ class WorkflowSource:
     """Fills the parts of a `Config` that the recipe leaves open, such as the agents."""
 
 
+WORKFLOWS: Registry[WorkflowSource] = Registry("team.workflow", group="creditflow.workflows", record=WorkflowSource)
+
+
 def workflow_source(reference: str) -> WorkflowSource | None:
     """The source of a workflow's address; None for a reference to a function."""
-    point = installed(WORKFLOWS).get(reference.partition("://")[0])
-    return None if point is None or "://" not in reference else load(point, WorkflowSource)
+    scheme, separator, _ = reference.partition("://")
+    return WORKFLOWS[scheme] if separator and scheme in WORKFLOWS else None

@@ -15,8 +15,8 @@ from creditflow._utils.loading import absolute_reference, load_object
 from creditflow._utils.tracebacks import at_users_line, located
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.references import change_references
-from creditflow.credit.registry import Registry
 from creditflow.errors import ConfigError, CreditflowError
+from creditflow.registry import Registry
 
 Options = TypeVar("Options", bound=CreditOptions)
 

@@ -16,9 +16,9 @@ from creditflow.credit.records import (
     PROPAGATION_RULES,
     SCORE_OPTIONS,
 )
-from creditflow.credit.registry import Registry
 from creditflow.credit.thresholds.base import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
+from creditflow.registry import Registry
 from creditflow.removed import removed_hint
 
 
@@ -222,7 +222,7 @@ class CreditOptions:
             return "set score_model: noisy_and"
         if "propagation" not in causes:
             return "use sub-rewards"
-        readers = [rule for rule in PROPAGATION_RULES.names() if name not in PROPAGATION_RULES[rule].without_effect]
+        readers = [rule for rule, record in PROPAGATION_RULES.loaded().items() if name not in record.without_effect]
         return f"set propagation: {' or '.join(readers) or 'a rule that reads it'}"
 
     def refuse_ignored(self, given: Iterable[str]) -> None:
@@ -298,7 +298,7 @@ CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
 
 def _relative(registry: Registry[Any]) -> list[str]:
     """The names of the rules or estimators for which credit is an advantage."""
-    return [name for name in registry.names() if registry[name].relative]
+    return [name for name, entry in registry.loaded().items() if entry.relative]
 
 
 def _is_number(value: object) -> bool:

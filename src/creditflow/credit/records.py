@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from creditflow.credit.registry import Registry
 from creditflow.errors import ConfigError, did_you_mean
+from creditflow.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -107,20 +107,24 @@ def _expect_one(name: str, value: object, known: tuple[str, ...]) -> None:
 
 
 PROPAGATION_RULES: Registry[PropagationRule] = Registry(
-    "algorithm.propagation", "creditflow.credit.rules", "creditflow.rules", "propagation_rule", PropagationRule
+    "algorithm.propagation",
+    "creditflow.credit.rules",
+    "creditflow.rules",
+    decorator="propagation_rule",
+    record=PropagationRule,
 )
 ADVANTAGE_ESTIMATORS: Registry[Estimator] = Registry(
     "algorithm.adv_estimator",
     "creditflow.credit.estimators",
     "creditflow.estimators",
-    "advantage_estimator",
-    Estimator,
+    decorator="advantage_estimator",
+    record=Estimator,
 )
 
 
 def compared_rules() -> tuple[str, ...]:
     """The rules that are compared by default, the baseline first."""
-    ranks = {name: PROPAGATION_RULES[name].comparison_rank for name in PROPAGATION_RULES.names()}
+    ranks = {name: rule.comparison_rank for name, rule in PROPAGATION_RULES.loaded().items()}
     return tuple(sorted((name for name, rank in ranks.items() if rank), key=ranks.__getitem__))
 
 

@@ -14,9 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
-from creditflow.credit.registry import Registry, is_file_reference
 from creditflow.credit.thresholds.base import THRESHOLDS, Constant
 from creditflow.errors import ConfigError
+from creditflow.registry import Registry, is_file_reference
 
 REGISTRIES: tuple[Registry[Any], ...] = (PROPAGATION_RULES, ADVANTAGE_ESTIMATORS, THRESHOLDS)
 _BY_NAME: tuple[tuple[str, Registry[Any]], ...] = (

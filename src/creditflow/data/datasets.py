@@ -26,7 +26,7 @@ from creditflow.data.dataset_folders import (
     parts_of_folder,
 )
 from creditflow.data.messages import without_nulls
-from creditflow.data.sources import schemes, source_of
+from creditflow.data.sources import SOURCES, source_of
 from creditflow.data.trajectory import Task, content_text
 from creditflow.errors import CreditflowError, DataError, first_line
 
@@ -54,7 +54,7 @@ def load_tasks(
     key = f"data.{split}_files"
     names = [files] if isinstance(files, str) else list(files or [])
     if not names or not all(isinstance(name, str) and name for name in names):
-        known = ", ".join(f"{scheme}://" for scheme in schemes())
+        known = ", ".join(f"{scheme}://" for scheme in SOURCES.names())
         raise DataError(
             f"{key}: expected a path, `file.py:function`, an address ({known}), or a list of them, got {files!r}"
         )

@@ -10,14 +10,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from creditflow._utils.plugins import installed, load
 from creditflow.data.addresses import TaskSplit
 from creditflow.data.gym_tasks import gym_tasks, parse_addresses
 from creditflow.data.trajectory import Task
-from creditflow.errors import DataError, did_you_mean
+from creditflow.errors import DataError
+from creditflow.registry import Registry
 
-ENTRY_POINTS = "creditflow.task_sources"
-"""The entry point group of sources; each names a `Source`."""
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://.*", re.DOTALL)
 
 
@@ -31,12 +29,8 @@ class Source:
     """The split that an address sets itself; `all` if training and validation have the same tasks."""
 
 
-_OWN = {"reasoning-gym": Source(gym_tasks, lambda name: parse_addresses(name, "data.train_files")[0].split)}
-
-
-def schemes() -> list[str]:
-    """The schemes of all sources."""
-    return sorted({*_OWN, *installed(ENTRY_POINTS)})
+SOURCES: Registry[Source] = Registry("data.train_files", group="creditflow.task_sources", record=Source)
+SOURCES.add("reasoning-gym", Source(gym_tasks, lambda name: parse_addresses(name, "data.train_files")[0].split))
 
 
 def source_of(name: str, key: str = "data.train_files") -> Source | None:
@@ -44,10 +38,7 @@ def source_of(name: str, key: str = "data.train_files") -> Source | None:
     match = _ADDRESS.fullmatch(name)
     if match is None:
         return None
-    if match[1] in _OWN:
-        return _OWN[match[1]]
-    if (point := installed(ENTRY_POINTS).get(match[1])) is None:
-        known = schemes()
-        raise DataError(f"{key}: {name[:200]}: expected {', '.join(known)} before ://{did_you_mean(match[1], known)}")
-    source: Source = load(point, Source)
-    return source
+    if match[1] not in SOURCES:
+        known = ", ".join(SOURCES.names())
+        raise DataError(f"{key}: {name[:200]}: expected {known} before ://{SOURCES.hint(match[1])}")
+    return SOURCES[match[1]]

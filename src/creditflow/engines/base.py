@@ -11,25 +11,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import import_module
-from importlib.metadata import EntryPoint
 from operator import attrgetter
 from pathlib import Path
 
-from creditflow._utils.plugins import installed, load
 from creditflow._utils.progress import Reporter
 from creditflow.config import Config, Recipe, trained_policies
 from creditflow.data import Floats, Trajectory
 from creditflow.engines.common.components import Components
 from creditflow.engines.common.rollouts import total_steps
 from creditflow.engines.models.folders import model_folder
-from creditflow.errors import ConfigError, did_you_mean
+from creditflow.errors import ConfigError
 from creditflow.monitoring import Evaluation
+from creditflow.registry import Registry
 from creditflow.rewards import ScoringReport
 from creditflow.runs import RunFolder
 
-ENTRY_POINTS = "creditflow.engines"
-"""The entry point group of engines from other distributions."""
 DEFAULT = "local"
 
 
@@ -192,10 +188,9 @@ class Engine(ABC):
         raise NotImplementedError(f"engine {self.name}: {Capability.OWN_OPTIONS}")
 
 
-def engine_names() -> list[str]:
-    """The names of all engines, the default first."""
-    names = _own_names() | _external_engines().keys()
-    return sorted(names, key=lambda name: (name != DEFAULT, name))
+ENGINES: Registry[Engine] = Registry("--engine", group="creditflow.engines", record=Engine)
+for file in Path(__file__).parent.glob("*/engine.py"):
+    ENGINES.add_lazily(file.parent.name, f"{__package__}.{file.parent.name}.engine:ENGINE")
 
 
 def find_engine(name: str) -> Engine:
@@ -203,17 +198,13 @@ def find_engine(name: str) -> Engine:
 
     Raises ConfigError for an unknown name, or for an engine of another distribution that cannot be imported.
     """
-    names = engine_names()
-    if name not in names:
-        raise ConfigError(f"--engine: expected {' or '.join(names)}, got {name!r}{did_you_mean(name, names)}")
-    point = _external_engines().get(name)
+    if name not in ENGINES:
+        names = " or ".join(sorted(ENGINES.names(), key=lambda name: name != DEFAULT))
+        raise ConfigError(f"--engine: expected {names}, got {name!r}{ENGINES.hint(name)}")
     try:
-        engine = import_module(f"{__package__}.{name}.engine").ENGINE if point is None else load(point)
+        return ENGINES[name]
     except ConfigError as error:
         raise ConfigError(f"--engine: {error}") from error
-    if not isinstance(engine, Engine):
-        raise ConfigError(f"--engine: {name}: expected an object of creditflow.engines.base.Engine, got {engine!r}")
-    return engine
 
 
 def sampling_engine(engine: Engine) -> Engine:
@@ -236,13 +227,3 @@ def expect_capabilities(config: Config, name: str, capabilities: Collection[Capa
     if unsupported:
         value = attrgetter(unsupported[0])(config)
         raise ConfigError(f"{unsupported[0]}: {value} is for --engine {DEFAULT}; {name} does not support it")
-
-
-def _own_names() -> set[str]:
-    return {file.parent.name for file in Path(__file__).parent.glob("*/engine.py")}
-
-
-def _external_engines() -> dict[str, EntryPoint]:
-    """The engines of other distributions, which cannot replace those of this package."""
-    own = _own_names()
-    return {name: point for name, point in installed(ENTRY_POINTS).items() if name not in own}

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
 
-from creditflow._utils.plugins import installed, load
 from creditflow.errors import ConfigError, did_you_mean
+from creditflow.registry import Registry
 
-ENTRY_POINTS = "creditflow.metrics"
-"""The entry point group of lists of `Metric`."""
 PER_UPDATE = ("actor/", "critic/", "training/", "rollout_corr/")
 """Prefixes of the metrics that carry a policy's name if several are trained."""
 
@@ -33,12 +31,15 @@ class Metric:
     meaning: str
 
 
+_LISTS: Registry[list[Metric]] = Registry("metrics", group="creditflow.metrics", kind=list)
+
+
 @cache
 def all_metrics() -> list[Metric]:
     """The metrics of the engines, then those of plug-ins: entry points of group `creditflow.metrics`, lists of them."""
     table = resources.files("creditflow.monitoring") / "catalog.csv"
     own = [Metric(*row) for row in csv.reader(table.read_text(encoding="utf-8").splitlines()[1:])]
-    return own + [metric for point in installed(ENTRY_POINTS).values() for metric in load(point, list)]
+    return own + [metric for _, metrics in _LISTS.items() for metric in metrics]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from typing import Any
 from creditflow._utils.loading import is_reference, load_object
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
-from creditflow.credit.registry import expect_keywords
 from creditflow.credit.thresholds.base import BatchStats, Threshold
 from creditflow.errors import ConfigError, CreditflowError, did_you_mean
 from creditflow.monitoring.catalog import Names, expect_known, matching
@@ -29,6 +28,7 @@ from creditflow.monitoring.guard_rules.base import (
     expect_whole,
     is_number,
 )
+from creditflow.registry import expect_keywords
 
 ACTIONS = WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
     *("warn", "set_threshold", "fallback_identical"),

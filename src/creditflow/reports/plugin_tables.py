@@ -5,15 +5,12 @@ Each names a function from the rows of `metrics.jsonl` to a `PluginTable`, or No
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from creditflow._utils.plugins import installed, load
+from creditflow.registry import Registry
 from creditflow.runs import Ledger
-
-ENTRY_POINTS = "creditflow.report_tables"
-"""The entry point group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,12 @@ class PluginTable:
     """The metric of each line of the chart, by its name."""
 
 
+TABLES: Registry[Callable[[Sequence[Mapping[str, Any]]], PluginTable | None]] = Registry(
+    "report table", group="creditflow.report_tables", kind=Callable
+)
+
+
 def plugin_tables(ledger: Ledger) -> list[dict[str, Any]]:
     """The tables of a run, as JSON values."""
-    made = (load(point)(ledger.metrics()) for point in installed(ENTRY_POINTS).values())
-    return [asdict(table) for table in made if table is not None]
+    tables = (make(ledger.metrics()) for _, make in TABLES.items())
+    return [asdict(table) for table in tables if table is not None]

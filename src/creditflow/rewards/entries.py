@@ -27,11 +27,10 @@ from creditflow.rewards.compose import call_here
 from creditflow.rewards.registry import (
     COMBINATORS,
     LEVELS,
+    REWARD_FUNCTIONS,
     Declared,
     Level,
     RewardFunction,
-    function_names,
-    named_function,
 )
 from creditflow.rewards.signatures.base import NO_ANSWER, Signature, SignatureCall
 from creditflow.rewards.signatures.recognition import checked_format, recognised
@@ -401,9 +400,9 @@ class _AnswerCall:
 
 def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
     if ":" not in fn:
-        if (named := named_function(fn)) is not None:
-            return named
-        known = function_names()
+        if fn in REWARD_FUNCTIONS:
+            return REWARD_FUNCTIONS[fn]
+        known = sorted({*REWARD_FUNCTIONS.names(), *COMBINATORS.names()})
         hint = removed_hint("reward.functions.fn", fn) or did_you_mean(fn, known)
         raise RewardError(
             f"{key}.fn: no ready-made reward function {fn!r}{hint}; ready-made are "

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args, overload
 
-from creditflow._utils.plugins import installed, load, modules_in
 from creditflow._utils.tracebacks import located
 from creditflow.data import Score, Step
 from creditflow.errors import RewardError, did_you_mean, first_line
+from creditflow.registry import Registry
 
 Level = Literal["step", "trajectory", "outcome"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__creditflow_reward__"
-ENTRY_POINTS = "creditflow.rewards"
-"""The entry point group of other distributions' functions; a recipe uses one by the name of its entry point."""
-_BUILTINS: dict[str, Callable[..., Any]] = {}
-COMBINATORS: dict[str, Combinator] = {}
+REWARD_FUNCTIONS: Registry[Callable[..., Any]] = Registry(
+    "reward.functions.fn", "creditflow.rewards.builtin", "creditflow.rewards", kind=Callable
+)
+"""The functions that a recipe may use by their bare names."""
+COMBINATORS: Registry[Combinator] = Registry("reward.functions.fn")
 """The ways to make one reward of several, by their names in recipes; `compose` fills it."""
 
 
@@ -221,10 +222,7 @@ def builtin(function: F) -> F:
     """Make a decorated function available to recipes by its bare name."""
     if getattr(function, _MARK, None) is None:
         raise RewardError(f"@builtin: {function.__name__} has no @reward, @outcome or @answer beneath it")
-    name = getattr(function, _MARK).name or function.__name__
-    if name in _BUILTINS:
-        raise RewardError(f"@builtin: there is already a reward function named {name!r}")
-    _BUILTINS[name] = function
+    REWARD_FUNCTIONS.add(getattr(function, _MARK).name or function.__name__, function)
     return function
 
 
@@ -244,40 +242,10 @@ def combinator(
     """Make a way to combine several rewards available to recipes. `names`: the args that hold its parts."""
 
     def register(make: Callable[..., Composition]) -> Callable[..., Composition]:
-        COMBINATORS[name] = Combinator(make, names)
+        COMBINATORS.add(name, Combinator(make, names))
         return make
 
     return register
-
-
-def builtins() -> Mapping[str, Callable[..., Any]]:
-    """The ready-made reward functions by name."""
-    for _ in modules_in("creditflow.rewards.builtin"):
-        pass  # the import registers them
-    return _BUILTINS
-
-
-def function_names() -> list[str]:
-    """The bare names that a recipe may use: ready-made functions, combinators, installed distributions' functions."""
-    return sorted({*builtins(), *COMBINATORS, *installed(ENTRY_POINTS)})
-
-
-def named_function(name: str) -> Callable[..., Any] | None:
-    """The ready-made or installed function of a bare name; None for an unknown name.
-
-    Raises RewardError if an entry point takes the name of a ready-made function or names nothing callable, ConfigError
-    if it cannot be loaded. Only the named entry point is imported.
-    """
-    function, point = builtins().get(name), installed(ENTRY_POINTS).get(name)
-    if point is None:
-        return function
-    key = f"entry point {name!r} of {ENTRY_POINTS}"
-    if function is not None:
-        raise RewardError(f"{key}: expected a new name, got that of a ready-made function")
-    plugin = load(point)
-    if not callable(plugin):
-        raise RewardError(f"{key}: expected a function, {point.value} is a {type(plugin).__name__}")
-    return cast(Callable[..., Any], plugin)
 
 
 def declared(function: object) -> Declared | None:

@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from dataclasses import fields
 from typing import Any
 
-from creditflow._utils.plugins import installed, load, modules_in
-from creditflow.errors import ConfigError, did_you_mean
+from creditflow.errors import did_you_mean
+from creditflow.registry import Registry
 from creditflow.sandbox.backends.bubblewrap import Bubblewrap
 from creditflow.sandbox.backends.container import Container
 from creditflow.sandbox.backends.fusion import SandboxFusion
@@ -30,7 +29,7 @@ from creditflow.sandbox.base import (
 )
 
 __all__ = [
-    "ENTRY_POINTS",
+    "BACKENDS",
     "Bubblewrap",
     "Container",
     "Limit",
@@ -44,31 +43,16 @@ __all__ = [
     "SandboxUnavailable",
     "UnsafeSandboxWarning",
     "UnsafeSubprocess",
-    "backends",
     "open_sandbox",
 ]
-
-ENTRY_POINTS = "creditflow.sandboxes"
-"""The entry point group of back ends from other distributions; each names a `SandboxBackend`."""
 
 AUTO = "bubblewrap"
 """The back end for `auto`: never one that uses the network, requires an image, or does not isolate."""
 
 
-@functools.cache
-def backends() -> dict[str, SandboxBackend]:
-    """The back ends by name: those of `sandbox/backends/`, then those of installed distributions.
-
-    Raises ConfigError for an entry point that cannot be loaded, names no SandboxBackend, or takes a taken name.
-    """
-    known = {module.BACKEND.name: module.BACKEND for module in modules_in("creditflow.sandbox.backends")}
-    for point in installed(ENTRY_POINTS).values():
-        backend = load(point, SandboxBackend)
-        if backend.name in known or backend.name == "auto":
-            key = f"entry point {point.name!r} of {ENTRY_POINTS}"
-            raise ConfigError(f"{key}: expected a new name, got {backend.name!r}, which is taken")
-        known[backend.name] = backend
-    return known
+BACKENDS: Registry[SandboxBackend] = Registry(
+    "sandbox back end", "creditflow.sandbox.backends", "creditflow.sandboxes", constant="BACKEND", record=SandboxBackend
+)
 
 
 def open_sandbox(backend: str = "auto", **options: Any) -> Sandbox:
@@ -80,12 +64,12 @@ def open_sandbox(backend: str = "auto", **options: Any) -> Sandbox:
     """
     expect_option(isinstance(backend, str), "sandbox back end", "a name", backend)
     name = AUTO if backend == "auto" else backend
-    if name not in backends():
-        names = ["auto", *backends()]
+    if name not in BACKENDS:
+        names = ["auto", *BACKENDS.names()]
         raise SandboxOptionError(
             f"sandbox back end {backend!r}: not one of {', '.join(names)}{did_you_mean(backend, names)}"
         )
-    create = backends()[name].create
+    create = BACKENDS[name].create
     parameters = dict(inspect.signature(create).parameters)
     parameters.pop("limits", None)
     limit_names = {field.name for field in fields(Limits)}

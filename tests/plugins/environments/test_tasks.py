@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow._utils.plugins import installed, load
 from creditflow.data.datasets import load_tasks, validation_words
-from creditflow.data.sources import ENTRY_POINTS
+from creditflow.data.sources import SOURCES
 from creditflow.errors import DataError
 from creditflow.plugins.environments import ENVIRONMENTS
 from creditflow.plugins.environments.tasks import SOURCE, environment_tasks, parse_environment_address
@@ -15,8 +14,7 @@ KEY = "data.train_files"
 
 
 def test_every_scheme_has_an_adapter():
-    points = installed(ENTRY_POINTS)
-    assert ENVIRONMENTS.names() == tuple(sorted(name for name in points if load(points[name]) is SOURCE))
+    assert ENVIRONMENTS.names() == tuple(name for name, source in SOURCES.items() if source is SOURCE)
 
 
 def test_address_separates_own_options_from_the_environments():

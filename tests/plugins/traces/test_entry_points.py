@@ -87,7 +87,10 @@ def test_installed_convention_is_read_by_every_command(tmp_path: Path) -> None:
     ("target", "message"),
     [
         ("acme_traces:MISSING", "entry point 'acme' of creditflow.traces: acme_traces:MISSING cannot be loaded"),
-        ("acme_traces:messages", "entry point 'acme' of creditflow.traces: expected a Convention, got function"),
+        (
+            "acme_traces:messages",
+            "entry point 'acme' of creditflow.traces: expected an object of type Convention, got function",
+        ),
     ],
 )
 def test_unusable_entry_point_is_refused(tmp_path: Path, target: str, message: str) -> None:

@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 
-from creditflow.credit.registry import Registry, expect_keywords
 from creditflow.data import Bools, Floats, Ints
 from creditflow.errors import (
     BatchError,
@@ -22,6 +21,7 @@ from creditflow.errors import (
     NotFiniteError,
     ScoreRangeError,
 )
+from creditflow.registry import Registry, expect_keywords
 
 KEY = "algorithm.propagation_threshold"
 METRIC = "propagation/threshold"
@@ -80,7 +80,7 @@ AgentNames = tuple[str, ...] | None
 Kind = TypeVar("Kind", bound=Callable[..., Threshold])
 
 THRESHOLDS: Registry[Callable[..., Threshold]] = Registry(
-    f"{KEY}.kind", "creditflow.credit.thresholds", "creditflow.thresholds", "threshold_kind"
+    f"{KEY}.kind", "creditflow.credit.thresholds", "creditflow.thresholds", decorator="threshold_kind"
 )
 """Entries are called with the team's names, and with the keys of `{kind: name, key: value, ...}` as keywords."""
 

@@ -10,14 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from creditflow._utils.plugins import installed, load
 from creditflow.config import Recipe
 from creditflow.data import Trajectory
 from creditflow.engines.local.policy import Policy
 from creditflow.errors import ConfigError
-
-ENTRY_POINTS = "creditflow.engine_hooks"
-"""The entry point group of hooks."""
+from creditflow.registry import Registry
 
 
 class EngineHook:
@@ -49,6 +46,7 @@ class EngineHook:
 
 
 HookFactory = Callable[[Recipe, Mapping[str, Policy]], EngineHook | None]
+HOOKS: Registry[HookFactory] = Registry("engine hook", group="creditflow.engine_hooks", kind=Callable)
 
 
 def load_hooks(recipe: Recipe, policies: Mapping[str, Policy]) -> dict[str, EngineHook]:
@@ -57,14 +55,13 @@ def load_hooks(recipe: Recipe, policies: Mapping[str, Policy]) -> dict[str, Engi
     Raises ConfigError for an entry point that cannot be loaded, and for a policy that no hook provides.
     """
     hooks: dict[str, EngineHook] = {}
-    for name, point in installed(ENTRY_POINTS).items():
-        make: HookFactory = load(point)
+    for name, make in HOOKS.items():
         if (hook := make(recipe, policies)) is not None:
             hooks[name] = hook
     provided = {name for hook in hooks.values() for name in hook.policies}
     for name, policy in recipe.config.policies.items():
         if policy.source is not None and name not in provided:
             raise ConfigError(
-                f"policies.{name}.{policy.source[0]}: no entry point of {ENTRY_POINTS} provides the policy"
+                f"policies.{name}.{policy.source[0]}: no entry point of creditflow.engine_hooks provides the policy"
             )
     return hooks

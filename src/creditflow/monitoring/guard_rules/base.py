@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Protocol, TypeVar
 
-from creditflow.credit.registry import Registry
 from creditflow.errors import ConfigError
+from creditflow.registry import Registry
 
 KEY = "guard.rules"
 
@@ -79,7 +79,7 @@ def guard_rule(name: str) -> Callable[[Kind], Kind]:
     """Register a kind: a callable that takes the options and returns a rule, or raises ConfigError for bad options."""
 
     def register(kind: Kind) -> Kind:
-        GUARD_RULES.add(name, kind)
+        GUARD_RULES.declare(name, kind, kind)
         return kind
 
     return register

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from creditflow.credit.registry import Registry
+from creditflow.registry import Registry
 
 KEY = "trainer.logger"
 COLUMNS = (
@@ -98,7 +98,7 @@ def tracker(
     """
 
     def register(function: Open) -> Open:
-        TRACKERS.add(name, TrackerKind(function, packages, tables, reports))
+        TRACKERS.declare(name, TrackerKind(function, packages, tables, reports), function)
         return function
 
     return register

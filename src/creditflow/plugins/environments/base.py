@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from creditflow.credit.registry import Registry
 from creditflow.data import Message
 from creditflow.errors import CreditflowError
 from creditflow.plugins.environments.tasks import EnvironmentAddress
+from creditflow.registry import Registry
 
 MOST_LISTED = 256
 """Actions of a discrete space that a prompt lists; a larger space has no list of legal actions."""

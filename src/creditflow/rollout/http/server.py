@@ -313,7 +313,7 @@ class OpenAIServer:
     def _application(self) -> Starlette:
         base = "/t/{name}/v1"
         routes = [
-            *(route for dialect in DIALECTS.values() for route in self._routes(dialect, base)),
+            *(route for _, dialect in DIALECTS.items() for route in self._routes(dialect, base)),
             Route(f"{base}/models", self._answered(self._models), methods=["GET"]),
             Route(f"{base}/models/{{model:path}}", self._answered(self._models), methods=["GET"]),
             Route("/t/{name}/end", self._answered(self._end), methods=["POST"]),
@@ -587,7 +587,7 @@ def _no_response(id: str) -> Refused:
 def client_environment(base_url: str, api_key: str) -> dict[str, str]:
     """Return the environment variables of the official clients for a `base_url` that ends with `/v1`."""
     variables: dict[str, str] = {}
-    for dialect in DIALECTS.values():
+    for _, dialect in DIALECTS.items():
         url, key = dialect.variables
         variables |= {url: base_url.removesuffix("/v1") if dialect.client_adds_version else base_url, key: api_key}
     return variables
@@ -639,7 +639,7 @@ def _as_refused(error: Exception) -> Refused:
     return Refused(500, f"{type(error).__name__}: {first_line(error)}", again=False)
 
 
-_HERE = f"expected POST /t/NAME/v1 + {', '.join(one.path for one in DIALECTS.values())}, or GET /t/NAME/v1/models"
+_HERE = f"expected POST /t/NAME/v1 + {', '.join(one.path for _, one in DIALECTS.items())}, or GET /t/NAME/v1/models"
 _NOT_HERE = {
     "/end": "expected POST /t/NAME/end",
     "/embeddings": f"a policy has no embeddings; {_HERE}",
@@ -652,8 +652,8 @@ _UNREAD = (401, 404, 405, 408, 413, 421, 429)
 def _dialect(request: Request) -> Dialect:
     """Return the dialect of a request's errors: by its path, or by a header on the paths that dialects share."""
     path = request.url.path.rstrip("/").removesuffix("/count_tokens")
-    by_path = [one for one in DIALECTS.values() if path.endswith(one.path)]
-    by_header = [one for one in DIALECTS.values() if one.header and one.header in request.headers]
+    by_path = [one for _, one in DIALECTS.items() if path.endswith(one.path)]
+    by_header = [one for _, one in DIALECTS.items() if one.header and one.header in request.headers]
     return next(iter(by_path or by_header), DIALECTS["openai_chat"])
 
 

@@ -310,6 +310,6 @@ def test_unknown_field_of_a_chat_message_reaches_the_template():
 
 
 def test_page_lists_every_dialect():
-    assert {f"POST {dialect.path}" for dialect in DIALECTS.values()} <= set(
+    assert {f"POST {dialect.path}" for _, dialect in DIALECTS.items()} <= set(
         NAME.findall(PAGE.split("## OpenAI chat")[0])
     )
