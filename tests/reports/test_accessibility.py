@@ -56,7 +56,7 @@ def test_view_of_two_runs_has_no_serious_violations(ledger: Ledger, tmp_path: Pa
     with served(other.path, ledger.path) as (url, _), opened(url, scheme, width) as page:
         page.locator("#list [data-trajectory]").first.click()
         page.wait_for_selector("svg.trajectory")
-        page.fill("#filter [name=text]", "executor")
+        page.fill("#filter [name=text]", "response 3")
         page.keyboard.press("Enter")
         page.wait_for_selector("#list td.text a")
         assert violations(page) == []

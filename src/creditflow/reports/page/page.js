@@ -445,7 +445,7 @@
   /* ---- keys --------------------------------------------------------------------------------------------------------------- */
 
   const listed = () => [...document.querySelectorAll("#list [data-trajectory]")];
-  const nodes = () => [...$("trajectory").querySelectorAll("svg.trajectory:not(.tree) g[data-step]")];
+  const nodes = () => [...$("trajectory").querySelectorAll("svg.trajectory g[data-step]")];
   function other(of, current, by) {
     const at = of.findIndex(current);
     const next = of[at < 0 ? (by > 0 ? 0 : of.length - 1) : at + by];
