@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from creditflow.data import Score
 from creditflow.data.table import batch_of as batch_of_table
-from creditflow.data.table import pack, unpack
+from creditflow.data.table import table_of
 from creditflow.monitoring import (
     Evaluation,
     error_metrics,
@@ -42,7 +42,7 @@ def close(got, expected):
 @given(trajectories().filter(len), trajectories().filter(len), st.integers(1, 5))
 def test_column_metrics_equal_per_object_metrics(sampled, greedy, n):
     here = batch_of(*sampled)
-    for batch in (here, batch_of_table(unpack(map(pack, sampled)))):
+    for batch in (here, batch_of_table(table_of(sampled))):
         close(rollout_metrics(batch), plain_metrics.rollout_metrics(sampled))
         close(sub_reward_metrics(batch), plain_metrics.sub_reward_metrics(sampled))
         close(error_metrics(batch), plain_metrics.error_metrics(sampled))

@@ -3,11 +3,10 @@
 One story was worked out by hand: 47 + 05 = 52; 52 * 2 = 104, which is 04; 04 - 13 = -9, which is 91.
 """
 
-import asyncio
 import functools
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,10 @@ from creditflow._utils.loading import load_object
 from creditflow.config import load_recipe
 from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
 from creditflow.engines.common.components import build_components
-from creditflow.rewards import RewardManager, load_reward_functions
-from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Rollout, Scheduler, run_rollouts
-from creditflow.rollout.recorder import Sampling
-from tests.builders import Letters, examples
+from creditflow.rollout import AgentSpec
+from tests.builders import Scripted, examples
 from tests.paths import RECIPES
+from tests.recipes.team import functions_of, scored_rollout
 
 STORY = "Ann has 4 7 . gets 0 5 . makes it double . loses 1 3 ."
 PLAN = "4 7 ; + 0 5 ; * 0 2 ; - 1 3"
@@ -41,45 +39,21 @@ def recipe(name: str):
 
 @functools.cache
 def recipes_functions():
-    return load_reward_functions(load_recipe(RECIPES / "arithmetic_chain.yaml").config.reward.functions, RECIPES, [])
-
-
-class Scripted(Letters):
-    """A client that computes its answer from the prompt; a token is a character."""
-
-    version = 0
-    max_positions = 100_000
-
-    def __init__(self, answer: Callable[[str], str]) -> None:
-        self.answer = answer
-        self.prompts: list[str] = []
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        prompts = [self.decode(request.prompt_ids) for request in requests]
-        self.prompts += prompts
-        answers = [tuple(map(ord, self.answer(prompt))) for prompt in prompts]
-        return [Generation(ids, (-1.0,) * len(ids), "stop") for ids in answers]
+    return functions_of("arithmetic_chain")
 
 
 def run_team(
     answer: Callable[[str], str], task: Task = TASK, *, solve: Callable | None = None, **more: str
 ) -> tuple[Trajectory, list[str]]:
-    """The scored trajectory, and the prompts in order. A score that fails raises.
+    """The scored trajectory, and the prompts in order.
 
     `solve`: another workflow; `more`: further agents' system prompts.
     """
-
-    async def main() -> Trajectory:
-        agents = {name: AgentSpec(system=system) for name, system in (SYSTEM | more).items()}
-        sampling = Sampling(max_prompt_tokens=100_000)
-        scheduler = Scheduler({"default": model})
-        workflow = solve or recipe("solve")
-        (trajectories,) = await run_rollouts([Rollout(task, "u", "t", (0,))], workflow, agents, scheduler, sampling)
-        await RewardManager(recipes_functions(), 0.0).score([trajectories])
-        return trajectories
-
-    model = Scripted(answer)
-    return asyncio.run(main()), model.prompts
+    agents = {name: AgentSpec(system=system) for name, system in (SYSTEM | more).items()}
+    model = Scripted(lambda prompt: answer(prompt).encode())
+    return scored_rollout(
+        solve or recipe("solve"), task, agents, {"default": model}, recipes_functions()
+    ), model.prompts
 
 
 def a_good_team(prompt: str) -> str:
@@ -123,11 +97,6 @@ def scores_of(trajectory: Trajectory) -> list[float]:
 )
 def test_operation_is_computed_modulo_100(a: int, operation: str, b: int, expected: int) -> None:
     assert recipe("compute")(a, operation, b) == expected
-
-
-@pytest.mark.parametrize(("number", "expected"), [(0, "0 0"), (7, "0 7"), (10, "1 0"), (99, "9 9")])
-def test_number_is_two_digits_with_a_space(number: int, expected: str) -> None:
-    assert recipe("digits")(number) == expected
 
 
 def read_story(story: str) -> tuple[int, str]:
@@ -456,17 +425,6 @@ def test_verdict_is_judged_by_the_candidate_in_its_prompt(candidate: str, verdic
 @pytest.mark.parametrize(("answer", "expected"), [("9 1", 1.0), ("1 9", 0.0), ("91", 0.0), (None, 0.0)])
 def test_outcome_compares_the_answer_with_the_story(answer: str | None, expected: float) -> None:
     assert recipe("answer_right")(Trajectory("t", "u", TASK, answer=answer)) == expected
-
-
-def test_only_verifier_steps_have_a_stratum() -> None:
-    def kind(agent: str, **info: str) -> str | None:
-        return recipe("candidate_kind")(Step("t/0", "t", 0, agent, 0, (), "prompt", "5 2 ok", info=dict(info)))
-
-    assert kind("verifier", sum="4 7 + 0 5 =", candidate="5 2") == "right"
-    assert kind("verifier", sum="4 7 + 0 5 =", candidate="5 3") == "wrong"
-    assert kind("verifier", sum="4 7 + 0 5 =", candidate="") == "wrong"
-    assert kind("executor", sum="4 7 + 0 5 =") is None
-    assert kind("planner") is None
 
 
 # The recipe files

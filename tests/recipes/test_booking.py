@@ -1,16 +1,15 @@
 """Tests of the booking recipe: scores of right, wrong and absurd dialogues of desk and customer."""
 
-import asyncio
 import random
 
 import pytest
 
 from creditflow._utils.loading import load_object
 from creditflow.config import load_recipe
-from creditflow.rewards import RewardManager, load_reward_functions
-from creditflow.rollout import AgentSpec, Rollout, Sampling, Scheduler, run_rollouts
+from creditflow.rollout import AgentSpec
 from tests.builders import Scripted
 from tests.paths import RECIPES
+from tests.recipes.team import functions_of, scored_rollout
 
 RECIPE = load_recipe(RECIPES / "booking.yaml")
 
@@ -36,17 +35,7 @@ def run_workflow(desk, customer=wishes):
         policy: Scripted(lambda prompt, say=say: say(prompt).encode())
         for policy, say in (("desk", desk), ("people", customer))
     }
-    running = run_rollouts(
-        [Rollout(TASK, "u", "t", (0,))],
-        of_recipe("solve"),
-        agents,
-        Scheduler(models),
-        Sampling(max_tokens=200, max_prompt_tokens=10_000),
-    )
-    (trajectory,) = asyncio.run(running)
-    functions = load_reward_functions(RECIPE.config.reward.functions, RECIPES, list(agents))
-    asyncio.run(RewardManager(functions, 0.0).score([trajectory]))
-    return trajectory
+    return scored_rollout(of_recipe("solve"), TASK, agents, models, functions_of("booking"))
 
 
 def asks(*questions):
@@ -152,8 +141,7 @@ def test_warm_up_messages_match_the_dialogue():
 
     agents = {"desk": AgentSpec(policy="desk"), "customer": AgentSpec(policy="people")}
     models = {"desk": Hears("desk", asks("day", "hour", "seat")), "people": Hears("customer", wishes)}
-    sampling = Sampling(max_tokens=200, max_prompt_tokens=10_000)
-    asyncio.run(run_rollouts([Rollout(TASK, "u", "t", (0,))], of_recipe("solve"), agents, Scheduler(models), sampling))
+    scored_rollout(of_recipe("solve"), TASK, agents, models, ())
 
     said, questions = of_recipe("_said"), ["day", "hour", "seat"]
     briefed = {"role": "user", "content": TASK.ground_truth}

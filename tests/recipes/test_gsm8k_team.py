@@ -7,14 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow._utils.loading import load_object
-from creditflow.config import load_recipe
 from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
 from creditflow.data.datasets import gsm8k_tasks
-from creditflow.rewards import RewardManager, load_reward_functions
-from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
-from creditflow.rollout.recorder import Sampling
+from creditflow.rewards import RewardManager
+from creditflow.rollout import AgentSpec
 from tests.builders import Scripted
 from tests.paths import GSM8K, RECIPES
+from tests.recipes.team import functions_of, scored_rollout
 
 TASKS = gsm8k_tasks(GSM8K)
 NATALIA = TASKS[0]  # 48/2=24, 48+24=72
@@ -159,31 +158,20 @@ def test_verdict_right(executor, verifier, expected):
     assert last_score("verdict_right", trajectory) == pytest.approx(expected)
 
 
-def recipes_functions():
-    entries = load_recipe(RECIPES / "gsm8k_team.yaml").config.reward.functions
-    return load_reward_functions(entries, RECIPES, tuple(TEAM.values()))
-
-
 def test_solution_without_calculations_scores_only_the_outcome():
     task = Task(NATALIA.data_source, NATALIA.prompt, "72", {"calculations": []})
     trajectory = a_trajectory(task, ("p", "1. half"), ("e", "48/2=24"), ("v", "ok"))
     trajectory.answer = "#### 72"
-    asyncio.run(RewardManager(recipes_functions(), max_failed_frac=1.0).score([trajectory]))
+    asyncio.run(RewardManager(functions_of("gsm8k_team"), max_failed_frac=1.0).score([trajectory]))
     assert [score.status for step in trajectory.steps for score in step.scores.values()] == ["failed"] * 3
     assert "no <<calculation>>" in trajectory.steps[0].scores["plan_covers"].reason
     assert trajectory.outcome.value == 1.0
 
 
-def run_team(answer, task=NATALIA) -> tuple[Trajectory, Scripted]:
+def run_team(answer) -> tuple[Trajectory, Scripted]:
     model = Scripted(answer)
     agents = {name: AgentSpec(system=name.upper()) for name in TEAM.values()}
-    sampling = Sampling(max_tokens=512, max_prompt_tokens=3072)
-    trajectories = [Rollout(task, "u", "t", (0,))]
-    (trajectory,) = asyncio.run(
-        run_rollouts(trajectories, recipe("solve"), agents, Scheduler({"default": model}), sampling)
-    )
-    asyncio.run(RewardManager(recipes_functions(), 0.0).score([trajectory]))
-    return trajectory, model
+    return scored_rollout(recipe("solve"), NATALIA, agents, {"default": model}, functions_of("gsm8k_team")), model
 
 
 def a_good_team(prompt: str) -> bytes:
@@ -208,16 +196,6 @@ def test_rollout_runs_from_plan_to_answer_with_a_retry():
     kinds = [recipe("candidate_kind")(step) for step in trajectory.steps]
     assert kinds == [None, None, "holds", None, "wrong", None]
     TrajectoryBatch.from_trajectories([trajectory])
-
-
-@pytest.mark.parametrize(
-    "noise", [b"", b"\xff\x00\xfe" * 80, b"####", b"1. " * 100, b"bad " * 60, b"1.\n2.\n3. x\n" * 30, b"=1=1/0=" * 60]
-)
-def test_noise_scores_nothing(noise):
-    trajectory, _ = run_team(lambda prompt: noise)
-    assert trajectory.status == "ok"
-    assert trajectory.outcome.value == 0.0
-    assert all(score.status == "ok" for step in trajectory.steps for score in step.scores.values())
 
 
 def test_executor_has_a_bounded_number_of_turns():

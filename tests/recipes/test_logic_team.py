@@ -3,7 +3,6 @@
 One circuit was worked out by hand: (1 nand 1) or (1 and 0) = 0 or 0 = 0.
 """
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -14,11 +13,10 @@ from creditflow.config import load_recipe
 from creditflow.data import Step, Task
 from creditflow.data.datasets import load_tasks
 from creditflow.data.gym_tasks import gym_entry
-from creditflow.rewards import RewardManager, load_reward_functions
-from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
-from creditflow.rollout.recorder import Sampling
+from creditflow.rollout import AgentSpec
 from tests.builders import Rule
 from tests.paths import RECIPES
+from tests.recipes.team import functions_of, scored_rollout
 
 ENTRY = {
     "question": "?",
@@ -37,24 +35,12 @@ def recipe(name: str):
     return load_object(f"logic_team.py:{name}", RECIPES, "test")
 
 
-async def run_all(answer, tasks):
-    """One trajectory of each task."""
-    agents = {name: AgentSpec(system="Compute.") for name in ("gate", "judge")}
-    rollouts = [Rollout(task, f"u{i}", f"t{i}", (0,)) for i, task in enumerate(tasks)]
-    scheduler = Scheduler({"default": Rule(answer)})
-    return await run_rollouts(rollouts, recipe("solve"), agents, scheduler, Sampling(max_prompt_tokens=100_000))
+AGENTS = {name: AgentSpec(system="Compute.") for name in ("gate", "judge")}
 
 
 def run_team(answer, task=TASK):
     """The scored trajectory of one rollout."""
-
-    async def main():
-        functions = load_reward_functions(load_recipe("logic_team").config.reward.functions, RECIPES, [])
-        (trajectory,) = await run_all(answer, [task])
-        await RewardManager(functions, 0.0).score([trajectory])
-        return trajectory
-
-    return asyncio.run(main())
+    return scored_rollout(recipe("solve"), task, AGENTS, {"default": Rule(answer)}, functions_of("logic_team"))
 
 
 def scores(trajectory):
@@ -119,19 +105,6 @@ def test_only_the_exact_equation_scores(response):
     assert bit_score(response) == 0.0
 
 
-def test_flip_inverts_a_fixed_share_by_content():
-    gates = [f"{a} {name} {b}" for a in (0, 1) for b in (0, 1) for name in ("and", "or", "xor", "nand", "nor")]
-    trajectory, bit_right = run_team(right), recipe("bit_right")
-    steps = [
-        Step("s", "t", 0, "gate", 0, (), f"prompt {i}", right(gate), info={"gate": gate})
-        for i in range(50)
-        for gate in gates
-    ]
-    first = [bit_right(step, trajectory, flip=0.2) for step in steps]
-    assert 0.75 < sum(first) / len(first) < 0.85
-    assert first == [bit_right(step, trajectory, flip=0.2) for step in steps]
-
-
 def loaded(name: str) -> tuple[list[Task], list[Task]]:
     """The training and the validation tasks of a recipe."""
     config = load_recipe(name).config.data
@@ -152,25 +125,3 @@ def test_training_and_validation_problems_are_disjoint():
     problems = [{task.extra_info["problem"] for task in tasks} for tasks in (train, val)]
     assert [len(each) for each in problems] == [200, 56]
     assert not problems[0] & problems[1]
-
-
-def test_prompts_of_a_validation_task_are_no_training_tasks():
-    train, val = loaded("logic_team")
-
-    def prompts(tasks) -> set[tuple[tuple[str, str], ...]]:
-        """The agents and their prompts in each task, in any order."""
-        trajectories = asyncio.run(run_all(right, tasks))
-        return {tuple(sorted((step.agent, step.prompt) for step in trajectory.steps)) for trajectory in trajectories}
-
-    trained, held_out = prompts(train), prompts(val)
-    assert {len(each) for each in trained | held_out} == {3}
-    assert len(trained) == 200
-    assert not trained & held_out
-
-
-def test_third_split_has_circuits_of_its_own():
-    address = load_recipe("logic_team").config.data.val_files.replace("size=56", "size=40&split=tune")
-    problems = {task.extra_info["problem"] for task in load_tasks(address, Path(), {}, "val")}
-    train, val = loaded("logic_team")
-    assert len(problems) == 40
-    assert not problems & {task.extra_info["problem"] for task in (*train, *val)}

@@ -3,18 +3,18 @@
 One sum was worked out by hand: 7 + 2 + 9 + 4 = 9 + 13 = 22.
 """
 
-import asyncio
+from collections.abc import Mapping
 
 import pytest
 
 from creditflow._utils.loading import load_object
 from creditflow.config import load_recipe
 from creditflow.data import Step, Task, Trajectory
-from creditflow.rewards import RewardManager, load_reward_functions
-from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
-from creditflow.rollout.recorder import Sampling
+from creditflow.rewards import load_reward_functions
+from creditflow.rollout import AgentSpec
 from tests.builders import Rule
 from tests.paths import RECIPES
+from tests.recipes.team import functions_of, scored_rollout
 
 TASK = Task("reasoning-gym/chain_sum", ({"role": "user", "content": "State: 7 + 2 + 9 + 4 ="},), "22")
 ANSWERS = {
@@ -32,25 +32,16 @@ def recipe(name: str):
     return load_object(f"sums_team.py:{name}", RECIPES, "test")
 
 
-def run_team(*changes: dict[str, str | list[str]], workflow: str = "solve"):
+def run_team(changes: Mapping[str, str | list[str]] = {}, workflow: str = "solve"):
     """The scored trajectory of a team that answers by ANSWERS; a list is answered in order."""
-    table = {**ANSWERS, **{key: value for change in changes for key, value in change.items()}}
+    table = {**ANSWERS, **changes}
 
     def answer(line: str) -> str:
-        found = table[line]
-        return found.pop(0) if isinstance(found, list) else found
+        reply = table[line]
+        return reply.pop(0) if isinstance(reply, list) else reply
 
-    async def main():
-        agents = {name: AgentSpec(system="?") for name in ("planner", "solver", "checker", "single")}
-        scheduler = Scheduler({"default": Rule(answer)})
-        functions = load_reward_functions(load_recipe("sums_team").config.reward.functions, RECIPES, [])
-        rollouts = [Rollout(TASK, "u", "t", (0,))]
-        sampling = Sampling(max_prompt_tokens=100_000)
-        (trajectory,) = await run_rollouts(rollouts, recipe(workflow), agents, scheduler, sampling)
-        await RewardManager(functions, 0.0).score([trajectory])
-        return trajectory
-
-    return asyncio.run(main())
+    agents = {name: AgentSpec(system="?") for name in ("planner", "solver", "checker", "single")}
+    return scored_rollout(recipe(workflow), TASK, agents, {"default": Rule(answer)}, functions_of("sums_team"))
 
 
 def agents_of(trajectory) -> str:

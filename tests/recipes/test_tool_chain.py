@@ -1,17 +1,15 @@
 """Tests of the recipe tool_chain: its tools, and rollouts of teams with right, wrong or absurd responses."""
 
-import asyncio
 import random
 
 import pytest
 
 from creditflow._utils.loading import load_object
 from creditflow.config import load_recipe
-from creditflow.rewards import RewardManager, load_reward_functions
-from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
-from creditflow.rollout.recorder import Sampling
+from creditflow.rollout import AgentSpec
 from tests.builders import Scripted
 from tests.paths import RECIPES
+from tests.recipes.team import functions_of, scored_rollout
 
 RECIPE = load_recipe(RECIPES / "tool_chain.yaml")
 
@@ -26,7 +24,6 @@ def a_task(facts=3, operations=6, seed=0):
 
 def run_workflow(answer, task):
     """The scored trajectory of agents that respond with `answer(agent, prompt)`."""
-    functions = load_reward_functions(RECIPE.config.reward.functions, RECIPES, list(RECIPE.config.team.agents))
     agents = {name: AgentSpec(agent.system) for name, agent in RECIPE.config.team.agents.items()}
     names = {agent.system: name for name, agent in RECIPE.config.team.agents.items()}
 
@@ -34,12 +31,7 @@ def run_workflow(answer, task):
         system, _, asked = prompt.partition("\n")
         return answer(names[system], asked).encode()
 
-    rollouts = [Rollout(task, "u", "t", (0,))]
-    scheduler = Scheduler({"default": Scripted(say)}, 1)
-    sampling = Sampling(max_tokens=100, max_prompt_tokens=1000)
-    (trajectory,) = asyncio.run(run_rollouts(rollouts, of_recipe("solve"), agents, scheduler, sampling))
-    asyncio.run(RewardManager(functions, 0.0).score([trajectory]))
-    return trajectory
+    return scored_rollout(of_recipe("solve"), task, agents, {"default": Scripted(say)}, functions_of("tool_chain"))
 
 
 def right(agent, prompt):

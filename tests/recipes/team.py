@@ -1,0 +1,30 @@
+"""Rollouts of a recipe's workflow with scripted models, scored by the recipe's functions."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from creditflow.config import load_recipe
+from creditflow.data import Task, Trajectory
+from creditflow.rewards import RewardManager, load_reward_functions
+from creditflow.rollout import AgentSpec, Rollout, Sampling, Scheduler, run_rollouts
+from tests.paths import RECIPES
+
+
+def functions_of(recipe: str, **shared: Any):
+    """The reward functions of a recipe."""
+    return load_reward_functions(load_recipe(RECIPES / f"{recipe}.yaml").config.reward.functions, RECIPES, [], shared)
+
+
+def scored_rollout(
+    solve: Callable, task: Task, agents: Mapping[str, AgentSpec], models: Mapping[str, Any], functions: Any
+) -> Trajectory:
+    """One trajectory with its scores. `models`: clients by policy. A score that fails raises."""
+
+    async def main() -> Trajectory:
+        sampling = Sampling(max_tokens=512, max_prompt_tokens=100_000)
+        (trajectory,) = await run_rollouts([Rollout(task, "u", "t", (0,))], solve, agents, Scheduler(models), sampling)
+        await RewardManager(functions, 0.0).score([trajectory])
+        return trajectory
+
+    return asyncio.run(main())
