@@ -1,6 +1,5 @@
 """How the command line finds its commands, and those of other distributions."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import creditflow.cli
+from creditflow import cli
 from creditflow.cli import ENTRY_POINTS, app
 from creditflow.registry import installed
+from tests.distributions import creditflow, install
 
-FOLDER = Path(creditflow.cli.__file__).parent
+FOLDER = Path(cli.__file__).parent
 COMMANDS = sorted(
     [[*path.relative_to(FOLDER).parts[:-1], path.stem] for path in FOLDER.rglob("*.py") if path.name[0] != "_"]
     + [[name] for name in installed(ENTRY_POINTS)]
@@ -21,11 +21,8 @@ COMMANDS = sorted(
 HEAVY = {"torch", "transformers", "pyarrow", "matplotlib", "omegaconf", "sympy", "numba", "verl", "ray"}
 
 
-def run_python(*arguments: str, path: Path | None = None):
-    """Run Python, with `path` in front of its search path."""
-    folders = [str(path)] if path else []
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=variables, check=False)
+def run_python(code: str):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
 def test_help_lists_every_command_with_its_summary():
@@ -52,7 +49,7 @@ def test_help_loads_no_command_and_no_heavy_module():
         "except SystemExit: pass\n"
         "print('LOADED', *sys.modules)"
     )
-    modules = set(run_python("-c", code).stdout.partition("LOADED")[2].split())
+    modules = set(run_python(code).stdout.partition("LOADED")[2].split())
     assert not modules & HEAVY
     assert {name for name in modules if name.startswith("creditflow.cli")} == {"creditflow.cli"}
 
@@ -66,7 +63,7 @@ def test_help_of_commands_loads_no_heavy_module():
         "    except SystemExit: pass\n"
         "print('LOADED', *sys.modules)"
     )
-    done = run_python("-c", code)
+    done = run_python(code)
     modules = set(done.stdout.partition("LOADED")[2].split())
     assert done.stdout.count("Usage: creditflow") == len(COMMANDS), done.stderr
     assert not modules & HEAVY
@@ -74,7 +71,7 @@ def test_help_of_commands_loads_no_heavy_module():
 
 def test_version_names_python_torch_and_verl():
     code = "import sys; from creditflow.cli import app; app(['--version'], standalone_mode=False); print(*sys.modules)"
-    lines = run_python("-c", code).stdout.splitlines()
+    lines = run_python(code).stdout.splitlines()
     assert [line.split()[0] for line in lines[:4]] == ["creditflow", "Python", "torch", "verl"]
     assert lines[1] == f"Python {sys.version.split()[0]}"
     assert not set(lines[-1].split()) & HEAVY
@@ -94,70 +91,63 @@ def test_unknown_command_is_refused_with_the_nearest(words, message):
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
 
 
+GREETING = """
+from typing import Annotated
+import typer
+from creditflow.errors import InputError
+
+def greet(name: str, times: Annotated[int, typer.Option(help="Number of greetings.")] = 1) -> None:
+    '''Greet a person.'''
+    if times < 1:
+        raise InputError(f"--times: expected 1 or more, got {times}")
+    print(*[f"hello {name}"] * times)
+"""
+
+
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A folder with an installed distribution that adds three commands, of which two cannot be loaded."""
-    (tmp_path / "greeting.py").write_text(
-        "from pathlib import Path\n"
-        "from typing import Annotated\n"
-        "import typer\n"
-        "from creditflow.errors import InputError\n"
-        "\n"
-        "def greet(name: str, times: Annotated[int, typer.Option(help='Number of greetings.')] = 1) -> None:\n"
-        '    """Greet a person."""\n'
-        "    if times < 1:\n"
-        "        raise InputError(f'--times: expected 1 or more, got {times}')\n"
-        "    print(*[f'hello {name}'] * times)\n"
-    )
-    (tmp_path / "broken.py").write_text("import no_such_module\n")
-    info = tmp_path / "greetings-1.2.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greetings\nVersion: 1.2\n")
-    (info / "entry_points.txt").write_text(
-        "[creditflow.commands]\ngreet-all = greeting:greet\nbroken = broken:run\nmissing = greeting:nothing\n"
-        "train = greeting:greet\n"
-    )
+    commands = ["greet-all = greeting:greet", "broken = broken:run", "missing = greeting:nothing"]
+    points = "\n".join(["[creditflow.commands]", *commands, "train = greeting:greet"])
+    install(tmp_path, points, greeting=GREETING, broken="import no_such_module\n")
     return tmp_path
 
 
 def test_command_of_another_distribution_runs(package):
-    done = run_python("-m", "creditflow", "greet-all", "Ann", "--times", "2", path=package)
+    done = creditflow(package, "greet-all", "Ann", "--times", "2")
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello Ann hello Ann\n", "")
-    refused = run_python("-m", "creditflow", "greet-all", "Ann", "--times", "0", path=package)
+    refused = creditflow(package, "greet-all", "Ann", "--times", "0")
     assert (refused.returncode, refused.stderr) == (2, "error: --times: expected 1 or more, got 0\n")
-    text = run_python("-m", "creditflow", "greet-all", "--help", path=package).stdout
+    text = creditflow(package, "greet-all", "--help").stdout
     assert "Greet a person." in text
     assert "Number of greetings." in text
 
 
 def test_broken_command_breaks_only_itself(package):
-    text = run_python("-m", "creditflow", "--help", path=package)
+    text = creditflow(package, "--help")
     assert (text.returncode, text.stderr) == (0, "")
     assert [line.split() for line in text.stdout.splitlines() if "broken" in line or "greet-all" in line] == [
-        ["broken", "(from", "greetings", "1.2)"],
+        ["broken", "(from", "theirs", "1.0)"],
         ["greet-all", "Greet", "a", "person."],
     ]
-    broken = run_python("-m", "creditflow", "broken", path=package)
+    broken = creditflow(package, "broken")
     assert (broken.returncode, broken.stdout, broken.stderr) == (
         1,
         "",
-        "error: command 'broken' of greetings 1.2: entry point 'broken' of creditflow.commands: broken:run cannot be "
+        "error: command 'broken' of theirs 1.0: entry point 'broken' of creditflow.commands: broken:run cannot be "
         "loaded: ModuleNotFoundError: No module named 'no_such_module'\n",
     )
-    missing = run_python("-m", "creditflow", "missing", path=package)
+    missing = creditflow(package, "missing")
     assert "creditflow.commands: greeting:nothing cannot be loaded: AttributeError" in missing.stderr
 
 
 def test_two_commands_of_one_name_are_left_out(package):
-    info = package / "farewells-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: farewells\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[creditflow.commands]\ngreet-all = broken:run\n")
-    done = run_python("-m", "creditflow", "--version", path=package)
+    install(package, "[creditflow.commands]\ngreet-all = broken:run\n", "farewells")
+    done = creditflow(package, "--version")
     assert done.returncode == 0
     assert done.stderr.startswith("warning: entry points creditflow.commands: expected one named 'greet-all', got ")
 
 
 def test_own_command_takes_precedence(package):
-    text = run_python("-m", "creditflow", "train", "--help", path=package).stdout
+    text = creditflow(package, "train", "--help").stdout
     assert "Train a team with a recipe." in text

@@ -167,6 +167,8 @@ def test_unknown_step_or_run_is_refused_in_one_line(ledger: Ledger, tmp_path: Pa
         "why: expected the id of a step or --trajectory T, got both"
     )
     assert refused(ledger.path, "--token", 1) == "--token: expected the id of a step beside it"
+    RunFolder.create(tmp_path, {}, "")
+    assert refused(tmp_path, "0-1-0-0/0") == f"{tmp_path}: no training step is on record yet"
 
 
 def test_why_of_a_run_lists_notable_steps(ledger: Ledger) -> None:
@@ -202,11 +204,6 @@ def test_torn_file_is_set_aside_and_named(tmp_path: Path) -> None:
     last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
     assert Ledger.open(ledger.path).steps == (1,)
     assert why(ledger.path, id)[-1] == f"set aside: {last} is incomplete, a crash cut it off"
-
-
-def test_run_without_training_steps_is_refused(ledger: Ledger, tmp_path: Path) -> None:
-    RunFolder.create(tmp_path, {}, "")
-    assert refused(tmp_path, "0-1-0-0/0") == f"{tmp_path}: no training step is on record yet"
 
 
 def test_plain_escapes_control_characters() -> None:

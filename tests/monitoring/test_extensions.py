@@ -87,27 +87,14 @@ def test_installed_tracker_gets_two_training_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
+    ("options", "message"),
     [
-        (
-            "guard.rules.mine={kind: party, metric: rollout/tokens}",
-            "guard.rules.mine.kind: expected one of drop, interval, level, parity, or file.py:kind, got 'party' "
-            "(did you mean 'parity'?)",
-        ),
-        ("guard.rules.mine={kind: parity, metric: rollout/tokens, of: 0}", "guard.rules.mine.of: expected at least 1"),
-        ("guard.rules.mine={kind: parity, metric: rollout/tokens, off: 2}", "expected keys of kind parity: of; got"),
+        ("of: 0", "guard.rules.mine.of: expected at least 1"),
+        ("off: 2", "expected keys of kind parity: of; got"),
     ],
 )
-def test_wrong_option_of_an_installed_rule_is_refused(tmp_path: Path, option: str, message: str) -> None:
+def test_wrong_option_of_an_installed_rule_is_refused(tmp_path: Path, options: str, message: str) -> None:
     install(tmp_path, "[creditflow.guard_rules]\nparity = theirs\n", theirs=RULE)
-    result = creditflow(tmp_path, "check", TOY, option)
+    result = creditflow(tmp_path, "check", TOY, f"guard.rules.mine={{kind: parity, metric: rollout/tokens, {options}}}")
     assert result.returncode == 2
     assert message in result.stderr
-
-
-def test_broken_entry_point_breaks_only_its_own_tracker(tmp_path: Path) -> None:
-    install(tmp_path, "[creditflow.trackers]\ntheirs = theirs\n", theirs="import nowhere_to_be_found\n")
-    succeeded(tmp_path, "check", TOY)
-    result = creditflow(tmp_path, "check", TOY, "trainer.logger=[theirs]")
-    assert result.returncode == 2
-    assert "entry point 'theirs' of creditflow.trackers: theirs cannot be loaded: ModuleNotFoundError" in result.stderr

@@ -281,11 +281,6 @@ def test_rule_with_a_changed_kind_ignores_its_old_state() -> None:
     assert not after.watches
 
 
-def test_default_rule_can_be_reduced_to_a_warning() -> None:
-    (rule,) = (rule for rule in of_recipe("guard.rules.accuracy.action=warn").rules if rule.name == "accuracy")
-    assert rule.action == "warn"
-
-
 def test_rules_can_be_changed_removed_and_added(tmp_path):
     (tmp_path / "own.py").write_text(
         "from creditflow.monitoring import RuleResult\n"

@@ -101,17 +101,6 @@ def test_token_scores_are_averaged_over_sampled_tokens() -> None:
     assert metrics["reward/step_error_rate"] == 0.0
 
 
-def test_sub_rewards_are_reported_by_stratum() -> None:
-    steps = [
-        step("v", 1.0, stratum="right"),
-        step("v", 1.0, stratum="right"),
-        step("v", 0.0, stratum="wrong"),
-    ]
-    metrics = sub_reward_metrics(batch_of(make_trajectory("t", steps, 1.0)))
-    assert metrics["reward/sub_reward/v/right"] == 1.0
-    assert metrics["reward/sub_reward/v/wrong"] == 0.0
-
-
 def test_agents_and_strata_without_scores_have_no_metrics() -> None:
     steps = [step("a", "failed", stratum="x"), step("b", 1.0, stratum="y")]
     assert set(sub_reward_metrics(batch_of(make_trajectory("t", steps)))) == {
@@ -196,10 +185,3 @@ def test_agreement_is_the_share_of_correctly_ordered_pairs(right, wrong, agreeme
     assert made["reward/agreement"] == agreement
     n, m = len(right), len(wrong)
     assert made["reward/agreement_over"] == pytest.approx(0.25 / ((n + m + 1) / (12 * n * m)))
-
-
-def test_agreement_is_absent_without_mixed_outcomes() -> None:
-    made = errors(
-        make_trajectory("a", [step("a", 1.0)], 1.0, task="t"), make_trajectory("b", [step("a", 0.0)], 0.0, task="u")
-    )
-    assert "reward/agreement" not in made

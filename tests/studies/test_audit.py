@@ -209,13 +209,9 @@ def test_audit_without_a_checkpoint_requires_a_model(run: Path, tmp_path: Path) 
     done = audit(tmp_path)
     assert done.exit_code == 2
     assert "expected a checkpoint of the embedded engine, found none; name a model with --model" in done.output
-
-
-def test_audit_of_a_verl_run_requires_a_model(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    facts = json.loads((run / "run.json").read_text()) | {"engine": "verl"}
-    (tmp_path / "run/run.json").write_text(json.dumps(facts))
-    assert "name a model with --model" in audit(tmp_path / "run").output
+    (tmp_path / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | {"engine": "verl"}))
+    shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
+    assert "name a model with --model" in audit(tmp_path).output
 
 
 def test_audit_checks_its_folder_before_rollouts(run: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from creditflow.reports.tables import (
     results_console,
     show,
 )
-from creditflow.studies.comparison.arms import arms_of, as_yaml, parse_vary, without_entry
+from creditflow.studies.comparison.arms import arms_of, as_yaml, parse_vary
 from creditflow.studies.comparison.bootstrap import PassCounts, paired_difference
 from creditflow.studies.comparison.jobs import Job, run_jobs
 from creditflow.studies.comparison.results import ArmResult, RunResult, differences, spread, summary
@@ -108,14 +108,6 @@ def test_command_line_entry_matches_its_value_as_yaml(tmp_path):
     (made,) = arms_of(recipe, "data.shuffle", ["true"], extra=False, only=())
 
     assert made.overrides[-2:] == ("data.max_prompt_length=32", "data.shuffle=true")
-
-
-def test_values_without_an_entry_are_listed():
-    recipe = load_recipe(TOY)
-
-    assert without_entry(recipe, ["identical", "none", "threshold"]) == ["identical", "threshold"]
-    assert without_entry(recipe, ["none"]) == []
-    assert without_entry(recipe, ["0.9", "0.99"]) == []
 
 
 @pytest.mark.parametrize(
@@ -195,19 +187,6 @@ def test_interval_matches_a_slow_bootstrap(runs):
     assert found.high == pytest.approx(high, abs=0.08 * width)
 
 
-def test_interval_of_one_run_is_the_normal_one_over_tasks():
-    rng = random.Random(0)
-    tasks = 2000
-    a, b = ([(float(rng.random() < p), 1.0) for _ in range(tasks)] for p in (0.7, 0.5))
-    gaps = [x - y for (x, _), (y, _) in zip(a, b, strict=True)]
-    half = 1.96 * statistics.stdev(gaps) / math.sqrt(tasks)
-
-    found = paired_difference(counts([a]), counts([b]))
-
-    assert found.low == pytest.approx(statistics.mean(gaps) - half, abs=0.1 * half)
-    assert found.high == pytest.approx(statistics.mean(gaps) + half, abs=0.1 * half)
-
-
 @given(st.integers(1, 4), st.integers(1, 6), st.randoms(use_true_random=False))
 @examples(20)
 def test_swapping_the_arms_only_changes_the_sign(runs, tasks, rng):
@@ -219,14 +198,6 @@ def test_swapping_the_arms_only_changes_the_sign(runs, tasks, rng):
     assert (there.low, there.high) == (pytest.approx(-back.high), pytest.approx(-back.low))
     assert there.low <= there.mean + 1e-12
     assert there.mean <= there.high + 1e-12 or runs * tasks < 12  # few tasks of unequal weight: skewed
-
-
-def test_arm_does_not_differ_from_itself():
-    arm = counts(simulated(random.Random(1), 3, 20, 0.5))
-
-    found = paired_difference(arm, arm)
-
-    assert (found.mean, found.low, found.high) == (0, 0, 0)
 
 
 def test_difference_is_nan_without_counts():
@@ -245,30 +216,12 @@ def test_arms_of_different_shape_do_not_pair():
 # Results of a comparison
 
 
-def test_evaluation_keeps_results_by_task():
-    trajectories = [
-        make_trajectory("a0", [step("x", 1.0), step("y", 0.5)], outcome=1.0, task="a"),
-        make_trajectory("a1", [step("x", 1.0), step("y", 1.0)], outcome=0.0, task="a"),
-        make_trajectory("b0", [step("x", 0.0)], outcome=1.0, task="b"),
-        make_trajectory("b1", [step("x", "failed")], outcome=1.0, task="b"),
-    ]
-    greedy = [
-        make_trajectory("a", [step("x", 1.0)], outcome=1.0, task="a"),
-        make_trajectory("b", [step("x")], outcome=0.0, task="b"),
-    ]
-
-    found = Evaluation.from_batches(batch_of(*trajectories), batch_of(*greedy), n=2)
-
-    assert found.sampled == [0.5, 1.0]
-    assert found.greedy == [1.0, 0.0]
-    assert found.step_errors == [(1, 4), (1, 1)]
-    assert found.metrics["pass_at_1"] == 0.75
-    assert found.metrics["pass_at_1_greedy"] == 0.5
-    assert found.metrics["step_error_rate"] == 2 / 5
-    assert [(one.outcome, [(step.agent, step.sub_reward) for step in one.steps]) for one in found.examples] == [
-        (1.0, [("x", 1.0)]),
-        (0.0, [("x", None)]),
-    ]
+def test_evaluation_keeps_examples_and_is_read_back():
+    sampled = [make_trajectory("a0", [step("x", 1.0)], outcome=1.0, task="a")]
+    greedy = [make_trajectory("a", [step("x", 1.0), step("y")], outcome=0.0, task="a")]
+    found = Evaluation.from_batches(batch_of(*sampled), batch_of(*greedy), n=1)
+    (example,) = found.examples
+    assert (example.outcome, [(s.agent, s.sub_reward) for s in example.steps]) == (0.0, [("x", 1.0), ("y", None)])
     assert Evaluation.from_json(found.to_json(), "here") == found
 
 
@@ -407,9 +360,8 @@ def test_evaluation_table_starts_with_pass_rates(capsys):
     ]
 
 
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_figure_is_drawn(tmp_path, seeds):
-    results = [arm(name, *[(4 + i, 3 - i)] * seeds) for i, name in enumerate(["identical", "none", "threshold"])]
+def test_figure_is_drawn(tmp_path):
+    results = [arm(name, *[(4 + i, 3 - i)] * 3) for i, name in enumerate(["identical", "none", "threshold"])]
 
     draw_comparison(tmp_path / "figure.png", "a title", results)
 
@@ -425,17 +377,6 @@ def test_reporter_prints_text_verbatim(capsys):
         bar.advance(1, ":x: [b]")
 
     assert capsys.readouterr().err == "[a, b] :x:\n[a] 1/1 :x: [b]\n"
-
-
-def test_bar_prints_names_verbatim():
-    reporter = Reporter(Console(file=io.StringIO(), force_terminal=True, width=200))
-
-    with reporter.bar("[a]", 1) as bar:
-        bar.advance(1, ":x: [b]")
-
-    shown = reporter.console.file.getvalue()
-    assert "[a]" in shown
-    assert ":x: [b]" in shown
 
 
 # Processes side by side
@@ -742,8 +683,7 @@ def test_bad_input_is_reported_before_anything_is_written(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    "vary",
-    ["data.seed=1,2", "data={seed: 1},{seed: 2}", "trainer.val_before_train=true", "trainer.default_local_dir=a"],
+    "vary", ["data={seed: 1},{seed: 2}", "trainer.val_before_train=true", "trainer.default_local_dir=a"]
 )
 def test_settings_of_compare_cannot_be_varied(tmp_path, monkeypatch, vary):
     monkeypatch.chdir(tmp_path)
