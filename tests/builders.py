@@ -183,6 +183,5 @@ class Scripted:
 
 
 def without_progress(stderr: str) -> str:
-    """The standard error of a command without its first line, which names what it loads."""
-    first, _, others = stderr.partition("\n")
-    return others if first.startswith("loading ") and first.endswith(" ...") else stderr
+    """The standard error of a command without the lines that name what it loads, repeated on a busy machine."""
+    return "".join(line for line in stderr.splitlines(keepends=True) if not line.startswith("loading "))

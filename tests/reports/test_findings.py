@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from creditflow.cli import app
 from creditflow.data import Score, TrajectoryBatch
-from creditflow.reports.evidence import findings_of, tables_of
-from creditflow.reports.findings import ERROR_RATE, FINDINGS, Finding, Tables, findings, lines
+from creditflow.reports.findings import ERROR_RATE, FINDINGS, Finding, Tables, findings, findings_of, lines, tables_of
 from creditflow.reports.index import Index
 from creditflow.reports.significance import association, at_least, trend
 from creditflow.runs import Ledger, RunFolder

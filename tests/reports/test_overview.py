@@ -15,7 +15,7 @@ from creditflow.data import RIGHT, Trajectory, TrajectoryBatch
 from creditflow.errors import DataError
 from creditflow.reports.index import Filter, Index
 from creditflow.reports.overview import POINTS, flagged_agents, hardest, of_agents, overview, thinned
-from creditflow.reports.samples import samples
+from creditflow.reports.run_report import samples
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.sql import connect
 from tests.builders import batch_of, make_trajectory, step
@@ -265,7 +265,7 @@ def test_samples_report_long_texts_and_unspelled_tokens(tmp_path: Path, monkeypa
     index = indexed(ledger)
     (unspelled,) = samples(ledger, index, 10)["left_out"]
     assert "tokens of policy 'default' are shown as ids" in unspelled
-    monkeypatch.setattr("creditflow.reports.samples._STEPS", 20)  # three samples of six steps fit
+    monkeypatch.setattr("creditflow.reports.run_report._STEPS", 20)  # three samples of six steps fit
     found = samples(ledger, index, 10)
     assert len(found["trajectories"]) == 3
     assert "7 of 10 sample trajectories are left out: they are long; creditflow view shows all" in found["left_out"]

@@ -18,9 +18,8 @@ from creditflow.data.table import read_parquet
 from creditflow.errors import InputError
 from creditflow.reports import index as index_module
 from creditflow.reports.comparison import names_of, tasks_apart
-from creditflow.reports.export import export
 from creditflow.reports.index import Filter, Index
-from creditflow.reports.search import search, words_of
+from creditflow.reports.search import export, search, words_of
 from creditflow.reports.view import Watched, application
 from creditflow.runs import Ledger, RunFolder
 from tests.builders import examples

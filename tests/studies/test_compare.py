@@ -28,12 +28,12 @@ from creditflow.errors import ConfigError, DataError
 from creditflow.monitoring import Evaluation
 from creditflow.monitoring.evaluation import Example, ExampleStep
 from creditflow.reports.comparison_plot import draw_comparison
-from creditflow.reports.examples import example_lines
 from creditflow.reports.tables import (
     comparison_table,
     comparison_title,
     difference_table,
     evaluation_table,
+    example_lines,
     results_console,
     show,
 )

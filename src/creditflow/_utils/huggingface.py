@@ -149,7 +149,7 @@ def position_limit(config: Any) -> PositionLimit:
 def _rope_switches(text: Any, positions: int) -> Iterator[tuple[str, int]]:
     """Kinds of rotary embedding whose frequencies change, each with the most tokens before the change."""
     parameters = getattr(text, "rope_parameters", None) or {}
-    each = parameters.values() if all(isinstance(one, dict) for one in parameters.values()) else [parameters]
+    each = parameters.values() if all(isinstance(part, dict) for part in parameters.values()) else [parameters]
     for rope in each:
         kind = str(rope.get("rope_type", "default"))
         if "dynamic" in kind:

@@ -103,13 +103,13 @@ class Bar:
         tokens, at the mean of the finished ones, is too high, because short ones finish first. The result is the mean.
         """
         with self._lock:
-            worked, wanted = self._done - self._skipped, (self.total or 0) - self._skipped
-            if wanted <= 0:
+            worked, total = self._done - self._skipped, (self.total or 0) - self._skipped
+            if total <= 0:
                 return 0.0
-            finished = min(1.0, worked / wanted)
+            finished = min(1.0, worked / total)
             if not self._tokens or not self.tokens_each or finished == 1.0:
                 return finished
-            of_tokens = min(1.0, self._tokens / (self.tokens_each * wanted))
+            of_tokens = min(1.0, self._tokens / (self.tokens_each * total))
             return (finished + of_tokens) / 2 if worked > 0 else min(_MOST_EXPECTED, of_tokens)
 
     @property
@@ -274,8 +274,8 @@ class Reporter:
 
         def show() -> None:
             if (row := self._rows.get(bar)) is not None:  # a late thread may report to a closed bar
-                known = bar.total is not None
-                progress.update(row, total=100 if known else None, completed=bar.share * 100 if known else 0)
+                has_total = bar.total is not None
+                progress.update(row, total=100 if has_total else None, completed=bar.share * 100 if has_total else 0)
 
         bar = Bar(title, total, unit, clock=self._clock, tokens_each=tokens_each, changed=show)
         self._rows[bar] = progress.add_task(title, total=100 if total else None, bar=bar)

@@ -102,7 +102,7 @@ _CONTAINERS: dict[str, type] = {"object": dict, "array": list}
 def _mergeable(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], path: str) -> Any:
     if value is None and _resolved(schema, root).get("type") == "object":
         return {}
-    kinds = [_CONTAINERS[one["type"]] for one in _alternatives(schema, root) if one.get("type") in _CONTAINERS]
+    kinds = [_CONTAINERS[part["type"]] for part in _alternatives(schema, root) if part.get("type") in _CONTAINERS]
     if kinds and isinstance(value, dict | list) and type(value) not in kinds:
         raise ConfigError(f"{path}: expected {_words(schema, root)}, got {value!r}")
     if not isinstance(value, dict):
@@ -117,14 +117,14 @@ def _mergeable(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], p
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument", "invalid_key"}
 
 
-def _message(found: Sequence[ErrorDetails], values: Any, root: Mapping[str, Any], key: str) -> str:
+def _message(errors: Sequence[ErrorDetails], values: Any, root: Mapping[str, Any], key: str) -> str:
     """The message for the first error; an unknown key comes first, as it explains a missing one."""
-    error = min(found, key=lambda one: one["type"] not in _UNKNOWN)
+    error = min(errors, key=lambda detail: detail["type"] not in _UNKNOWN)
     schema, path, value = root, key, values
     for name in error["loc"]:
         part = _part(schema, name, root)
         if part is None and error["type"] in _UNKNOWN and name == error["loc"][-1]:
-            siblings = [name for one in _alternatives(schema, root) for name in one.get("properties", ())]
+            siblings = [name for part in _alternatives(schema, root) for name in part.get("properties", ())]
             full = _joined(path, name)
             return f"unknown key {full!r}{removed_hint(full) or _nearest(str(name), path, siblings, root)}"
         if part is None or "expected" in schema:  # the name of an alternative, or an item of a described value
@@ -147,25 +147,25 @@ def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str
 
 
 def _alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for one in schema.get("anyOf", [schema]):
-        if one.get("type") != "null":
-            yield _resolved(one, root)
+    for part in schema.get("anyOf", [schema]):
+        if part.get("type") != "null":
+            yield _resolved(part, root)
 
 
 def _part(schema: Mapping[str, Any], name: object, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The schema of a key or an item, or None."""
-    for one in _alternatives(schema, root):
-        if isinstance(name, int) and "items" in one:
-            return dict(one["items"])
-        if name in one.get("properties", ()):
-            return dict(one["properties"][name])
-        if isinstance(others := one.get("additionalProperties"), dict):
+    for part in _alternatives(schema, root):
+        if isinstance(name, int) and "items" in part:
+            return dict(part["items"])
+        if name in part.get("properties", ()):
+            return dict(part["properties"][name])
+        if isinstance(others := part.get("additionalProperties"), dict):
             return others
     return None
 
 
 def _choices(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[str]:
-    values = [value for one in _alternatives(schema, root) for value in one.get("enum", [one.get("const")])]
+    values = [value for part in _alternatives(schema, root) for value in part.get("enum", [part.get("const")])]
     return [value for value in values if isinstance(value, str)]
 
 
@@ -175,7 +175,7 @@ def _words(schema: Mapping[str, Any], root: Mapping[str, Any], number: str = "a 
         return str(schema["expected"])
     if names := _choices(schema, root):
         return f"one of {', '.join(names)}"
-    return " or ".join(dict.fromkeys(_kind(one, number) for one in _alternatives(schema, root)))
+    return " or ".join(dict.fromkeys(_kind(part, number) for part in _alternatives(schema, root)))
 
 
 _NUMBERS = {"int_type": "a whole number", "int_from_float": "a whole number", "finite_number": "a finite number"}
@@ -197,12 +197,12 @@ def _kind(schema: Mapping[str, Any], number: str) -> str:
 
 def _nearest(key: str, path: str, siblings: Sequence[str], root: Mapping[str, Any]) -> str:
     """The most likely intended key: a sibling of `key`, or a key of the same name elsewhere."""
-    known = list(_known_keys(root, root))
-    same_name = [name for name in known if name.rpartition(".")[2] == key]
+    keys = list(_known_keys(root, root))
+    same_name = [name for name in keys if name.rpartition(".")[2] == key]
     if not difflib.get_close_matches(key, siblings, n=1) and same_name:
         return f" (did you mean {same_name[0]!r}?)"
     full = _joined(path, key)
-    return did_you_mean(full, [_joined(path, name) for name in siblings]) or did_you_mean(full, known)
+    return did_you_mean(full, [_joined(path, name) for name in siblings]) or did_you_mean(full, keys)
 
 
 def _known_keys(schema: Mapping[str, Any], root: Mapping[str, Any], path: str = "") -> Iterator[str]:

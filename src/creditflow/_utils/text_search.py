@@ -48,7 +48,7 @@ def reused(
     n_before = 0
     """Number of texts that a step before `step` has given; `inside_of` is ordered by first steps."""
     texts = search.texts
-    found: list[tuple[int, ...]] = []
+    sources: list[tuple[int, ...]] = []
     for step, parts in enumerate(messages):
         while n_before < len(texts) and inside_of[texts[n_before]][0] < step:
             n_before += 1
@@ -62,8 +62,8 @@ def reused(
                     source = _source(inside_of[text], step, start, end)
                     assert source is not None, "a text is only looked for after a step has said it"
                     used.append(source)
-        found.append(tuple(sorted(set(used)) if len(used) > 1 else used))
-    return found
+        sources.append(tuple(sorted(set(used)) if len(used) > 1 else used))
+    return sources
 
 
 def read_in(messages: Sequence[str], responses: Sequence[str]) -> tuple[int, ...]:

@@ -46,9 +46,9 @@ def at_users_line(error: _Error, raised: BaseException | None = None) -> _Error:
 
     `raised`: the exception that passed through the user's code instead of `error`.
     """
-    for one in (error, raised):
-        if one is not None and location(one):
-            error.args = (located(one, str(error)),)
+    for exception in (error, raised):
+        if exception is not None and location(exception):
+            error.args = (located(exception, str(error)),)
             break
     return error
 

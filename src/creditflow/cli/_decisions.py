@@ -144,7 +144,8 @@ def imported_audit(
         components, policy_set = endpoint_components(_endpoint(options), options.outcome, Path.cwd()), None
         rollouts = MeasuringRollouts(components, None)
         branch, problem, actors = final_step_branch(components, rollouts), final_step_problem, options.endpoint
-    for row, (n, index) in enumerate((n, i) for n, one in enumerate(trajectories) for i in range(len(one.steps))):
+    places = ((n, index) for n, trajectory in enumerate(trajectories) for index in range(len(trajectory.steps)))
+    for row, (n, index) in enumerate(places):
         failed = trajectories[n].status == "failed"
         if text := "its trajectory failed" if failed else problem(trajectories[n], index):
             problems[row] = text
@@ -276,11 +277,11 @@ def _print(
     top: int,
 ) -> None:
     console = results_console()
-    known = [row for row in rows if math.isfinite(row.value)]
+    valued = [row for row in rows if math.isfinite(row.value)]
     header = ("step", "agent", "value", "standard error", "advantage", "agree")
     cells = [
         (r.step_id, r.agent, f"{r.value:+.3f}", _number(r.error, ""), _number(r.advantage), r.agrees or "-")
-        for r in known[:top]
+        for r in valued[:top]
     ]
     show(f"decisions that mattered most, {audit.title}", new_table(header, cells))
     console.print(
@@ -288,7 +289,7 @@ def _print(
         "anew. agree: whether the advantage has the sign of the value; unclear: the value's 95 % interval contains 0, "
         "or the advantage is 0."
     )
-    counts = f"{len(known):,} decisions, {measured.continuations:,} continuations, {measured.tokens:,} tokens"
+    counts = f"{len(valued):,} decisions, {measured.continuations:,} continuations, {measured.tokens:,} tokens"
     table = [(r.rule, _fidelity(r.credit), _fidelity(r.advantage), _share(r.advantage.ceiling)) for r in rules]
     show(f"fidelity of each rule; {counts}", new_table(("rule", "credit", "advantage", "noise ceiling"), table))
     console.print(
@@ -319,8 +320,8 @@ def _number(value: float | None, sign: str = "+") -> str:
     return "-" if value is None or math.isnan(value) else f"{value:{sign}.3f}"
 
 
-def _fidelity(found: Fidelity) -> str:
-    return _share(found.correlation)
+def _fidelity(fidelity: Fidelity) -> str:
+    return _share(fidelity.correlation)
 
 
 def _share(share: Share) -> str:

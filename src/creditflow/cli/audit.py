@@ -167,11 +167,11 @@ def _rules(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _assignments(
-    recorded: Recorded, rules: Mapping[str, Mapping[str, Any]], given: Sequence[str], reporter: Reporter
+    recorded: Recorded, rules: Mapping[str, Mapping[str, Any]], options: Sequence[str], reporter: Reporter
 ) -> dict[str, Assignment]:
     """The recorded assignment, and each rule's assignment of the recorded trajectories.
 
-    `given`: the rules of the command line. A rule that is compared by default is left out if it contradicts the
+    `options`: the rules of the command line. A rule that is compared by default is left out if it contradicts the
     recorded options.
     """
     from creditflow.studies.reassignment import reassign
@@ -183,7 +183,7 @@ def _assignments(
         try:
             assignments[name] = reassign(recorded, changed, f"--rule {name}: training step {recorded.step}")
         except ConfigError as error:
-            if given:
+            if options:
                 raise
             reporter.say(f"{name} is left out: {error}")
     return assignments

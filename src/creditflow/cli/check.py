@@ -67,11 +67,11 @@ def check(
     show(title, _agent_table(assignment, gated=gated))
     show("reward functions", _function_table(components, report))
     console.print(f"validation uses {loaded.validation_words(len(components.val_tasks))}", soft_wrap=True)
-    sentences = [one.text() for one in result.memory] + ([] if result.run is None else [result.run.text()])
+    sentences = [estimate.text() for estimate in result.memory] + ([] if result.run is None else [result.run.text()])
     for sentence in sentences:  # to standard error, because the numbers differ at every call
         reporter.say(sentence)
     warnings = _warnings(loaded, trajectories, report, assignment)
-    warnings += [f"training would stop: {one.problem}" for one in result.memory if one.problem]
+    warnings += [f"training would stop: {estimate.problem}" for estimate in result.memory if estimate.problem]
     for warning in warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
     if verbose:

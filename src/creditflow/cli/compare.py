@@ -23,6 +23,7 @@ from creditflow.reports.tables import (
     comparison_title,
     difference_table,
     difference_title,
+    example_lines,
     results_console,
     show,
 )
@@ -132,7 +133,6 @@ def compare(
 def _print(name: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], seeds: int, folder: Path) -> None:
     """Print the tables and an example; write `comparison.json` and the figure."""
     from creditflow.reports.comparison_plot import draw_comparison
-    from creditflow.reports.examples import example_lines
 
     results = [_result(arm, [run for run in runs if run.arm == arm]) for arm in arms]
     pairs = differences(results)
@@ -242,12 +242,12 @@ def _is_finished(run: ArmRun, engine: str) -> bool:
             raise InputError(f"trainer.default_local_dir: {run.folder} holds files that are not of a run")
         return False
     existing = dict(leaves((read_facts(run.folder, engine) or {})["config"]))
-    wanted = dict(leaves(json.loads(json.dumps(run.recipe.to_dict()))))
-    for key in sorted(existing.keys() | wanted.keys()):
-        if existing.get(key) != wanted.get(key) and not key.startswith(_UNCOMPARED):
+    expected = dict(leaves(json.loads(json.dumps(run.recipe.to_dict()))))
+    for key in sorted(existing.keys() | expected.keys()):
+        if existing.get(key) != expected.get(key) and not key.startswith(_UNCOMPARED):
             raise InputError(
                 f"trainer.default_local_dir: {run.folder} holds a run with {key}={existing.get(key)}, "
-                f"expected {wanted.get(key)}; name another folder"
+                f"expected {expected.get(key)}; name another folder"
             )
     return run.finished
 

@@ -26,10 +26,10 @@ def init(
     with random weights. chain: two agents in a row. debate: two debaters and a judge. tools: an agent with tools.
     http: agents that call over HTTP with OpenAI's client.
     """
-    known = sorted(path.name for path in TEMPLATES.iterdir() if not path.name.startswith("_"))
-    if template not in known:
-        expected = f"{', '.join(known[:-1])} or {known[-1]}"
-        raise InputError(f"--template: expected {expected}, got {template!r}{did_you_mean(template, known)}")
+    templates = sorted(path.name for path in TEMPLATES.iterdir() if not path.name.startswith("_"))
+    if template not in templates:
+        expected = f"{', '.join(templates[:-1])} or {templates[-1]}"
+        raise InputError(f"--template: expected {expected}, got {template!r}{did_you_mean(template, templates)}")
     if name.exists() and not name.is_dir():
         raise InputError(f"NAME: {name} is a file; name a new folder")
     if name.is_dir() and any(name.iterdir()):

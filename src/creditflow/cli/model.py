@@ -34,15 +34,15 @@ def model(
     with reporter.bar(f"loading {source}", announce=True, keep=False):
         from creditflow.engines.models.gguf_models import convert, converted
 
-        found, name = _source(source)
+        gguf, name = _source(source)
         folder = output or Path("models") / name
-        origin = converted(found, folder)
+        origin = converted(gguf, folder)
     if origin is not None:
         done = "already there"
     else:
-        reporter.say(f"converting {found.described} into {folder}")
+        reporter.say(f"converting {gguf.described} into {folder}")
         with reporter.bar("converting", keep=False):
-            origin = convert(found, folder)
+            origin = convert(gguf, folder)
         done = f"{time.monotonic() - start:.0f} s"
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{folder}: {origin.name}, {origin.parameters / 1e6:.1f} M parameters, {size / 1e6:.0f} MB ({done})")

@@ -73,7 +73,7 @@ def publish(
         raise InputError(f"{folder_of(run, steps[0])}: expected the weights of a model, found none")
     facts = ledger.run
     policies = [_policy(facts, name, folder, len(folders) == 1) for name, folder in folders.items()]
-    policies = [replace(one, base=base_model or one.base, licence=license or one.licence) for one in policies]
+    policies = [replace(p, base=base_model or p.base, licence=license or p.licence) for p in policies]
     before, after = dict[str, Any](), dict[str, Any]()
     for row in ledger.metrics():  # a repeated evaluation has a row of its own
         (before if row["step"] == 0 else after if row["step"] == steps[0] else {}).update(row)
@@ -152,16 +152,16 @@ def _licence_in(folder: Path) -> str | None:
     from creditflow.reports.model_card import accepted_licence
 
     card, origin = folder / "README.md", folder / "origin.json"
-    found: object = None
+    licence: object = None
     try:
         if card.is_file() and card.stat().st_size <= _CARD_SIZE:
-            found = ModelCard(card.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.get("license")
-        if found is None and origin.is_file() and origin.stat().st_size <= _CARD_SIZE:
+            licence = ModelCard(card.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.get("license")
+        if licence is None and origin.is_file() and origin.stat().st_size <= _CARD_SIZE:
             stated = json.loads(origin.read_text()).get("licence")
-            found = None if stated == "unknown" else stated
+            licence = None if stated == "unknown" else stated
     except Exception:  # the base model's files are foreign, and their licence is then unknown
         return None
-    return accepted_licence(found)
+    return accepted_licence(licence)
 
 
 def _copy(source: Path, target: Path, base: str | None) -> None:

@@ -46,7 +46,7 @@ def report(
             indices.append(indexed(ledger))
             bar.advance()
     first = ledgers[0]
-    data, found = report_data(first, indices[0], samples)
+    data, findings = report_data(first, indices[0], samples)
     missing = list(data["overview"]["left_out"])
     if len(ledgers) > 1:
         data["comparison"] = comparison(ledgers, indices)
@@ -61,5 +61,5 @@ def report(
     for index in indices:
         index.close()
     console = results_console()
-    for line in ("findings", *lines(found)):
+    for line in ("findings", *lines(findings)):
         console.print(plain(line), soft_wrap=True)

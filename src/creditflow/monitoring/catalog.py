@@ -56,8 +56,8 @@ class Names:
 
     def expand(self, placeholder: str) -> Sequence[str] | None:
         """The possible values of a placeholder; None if any value fits."""
-        known = {"agent": self.agents, "function": self.functions, "policy": self.policies, "rule": self.rules}
-        return known.get(placeholder)
+        names = {"agent": self.agents, "function": self.functions, "policy": self.policies, "rule": self.rules}
+        return names.get(placeholder)
 
 
 def described(name: str, names: Names) -> Metric | None:

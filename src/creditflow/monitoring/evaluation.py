@@ -90,8 +90,8 @@ class Evaluation:
                 greedy=values["greedy"],
                 step_errors=[(wrong, scored) for wrong, scored in values["step_errors"]],
                 examples=[
-                    Example(one["task"], one["outcome"], [ExampleStep(**step) for step in one["steps"]])
-                    for one in values.get("examples", ())
+                    Example(example["task"], example["outcome"], [ExampleStep(**step) for step in example["steps"]])
+                    for example in values.get("examples", ())
                 ],
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -76,7 +76,7 @@ class GuardEvent:
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> GuardEvent:
         """The inverse of `to_dict`; other keys of the row are ignored."""
-        return cls(**{one.name: row[one.name] for one in fields(cls)})
+        return cls(**{field.name: row[field.name] for field in fields(cls)})
 
     @property
     def text(self) -> str:
@@ -375,8 +375,8 @@ def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
     elif kind in GUARD_RULES.names():
         entry = GUARD_RULES[kind]
     else:
-        known = ", ".join(GUARD_RULES.names())
-        raise ConfigError(f"{key}.kind: expected one of {known}, or file.py:kind, got {kind!r}{GUARD_RULES.hint(kind)}")
+        kinds = ", ".join(GUARD_RULES.names())
+        raise ConfigError(f"{key}.kind: expected one of {kinds}, or file.py:kind, got {kind!r}{GUARD_RULES.hint(kind)}")
     own = {option: value for option, value in options.items() if option not in _COMMON_OPTIONS}
     expect_keywords(kind, entry, own, key)
 
@@ -406,17 +406,17 @@ def _unless(options: Any, key: str) -> Unless:
 
 def _expect_agreement(rules: Sequence[RuleSpec]) -> None:
     """Raise ConfigError for two rules of one metric of which one always fires, or that set different thresholds."""
-    for one, other in itertools.combinations(rules, 2):
-        if one.metric != other.metric or not isinstance(one.limit, Limit) or not isinstance(other.limit, Limit):
+    for first, second in itertools.combinations(rules, 2):
+        if first.metric != second.metric or not isinstance(first.limit, Limit) or not isinstance(second.limit, Limit):
             continue
-        both = f"{KEY}.{one.name} and {KEY}.{other.name}: contradict each other on {one.metric}"
-        lower, upper = sorted((one.limit, other.limit), key=lambda limit: limit.value)
+        both = f"{KEY}.{first.name} and {KEY}.{second.name}: contradict each other on {first.metric}"
+        lower, upper = sorted((first.limit, second.limit), key=lambda limit: limit.value)
         if lower.value < upper.value and lower.scale == upper.scale and (lower.sign, upper.sign) == (1, -1):
             raise ConfigError(
                 f"{both}: one fires above {lower.value:g}, the other below {upper.value:g}; between, both do"
             )
-        if one.limit.option == other.limit.option and None not in (one.to, other.to) and one.to != other.to:
-            raise ConfigError(f"{both}: one sets the threshold to {one.to:g}, the other to {other.to:g}")
+        if first.limit.option == second.limit.option and None not in (first.to, second.to) and first.to != second.to:
+            raise ConfigError(f"{both}: one sets the threshold to {first.to:g}, the other to {second.to:g}")
 
 
 def _possible(rule: RuleSpec, options: CreditOptions, *, has_outcome: bool) -> RuleSpec:

@@ -63,11 +63,11 @@ def rollout_events(
     prefix, when = ("val/", "in the validation at") if validation else ("", "at")
     failures = (
         (
-            prefix + one.metric,
-            {"failed": float(one.failed), "rollouts": float(one.count)},
-            f"{when} training step {step}, {one.text()}",
+            prefix + failure.metric,
+            {"failed": float(failure.failed), "rollouts": float(failure.count)},
+            f"{when} training step {step}, {failure.text()}",
         )
-        for one in failed_rollouts(batch)
+        for failure in failed_rollouts(batch)
     )
     return _first_events(FAILED_ROLLOUTS, step, failures, past)
 

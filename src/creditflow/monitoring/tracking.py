@@ -94,10 +94,10 @@ class Trackers:
 
 def expect_names(names: Sequence[str]) -> None:
     """Raise ConfigError for unknown trackers."""
-    known = TRACKERS.names()
+    names = TRACKERS.names()
     for name in names:
-        if name not in known:
-            raise ConfigError(f"{KEY}: expected some of {', '.join(known)}, got {name!r}{TRACKERS.hint(name)}")
+        if name not in names:
+            raise ConfigError(f"{KEY}: expected some of {', '.join(names)}, got {name!r}{TRACKERS.hint(name)}")
 
 
 def expect_installed(names: Sequence[str]) -> None:

@@ -96,9 +96,9 @@ def asked_or_booked(step: Step, trajectory: Trajectory) -> float:
         return 0.0
     words = step.response.split()
     if words[:1] == [BOOK]:
-        wanted = trajectory.task.ground_truth.split()
-        same = [said == word for said, word in zip(words[1:], wanted, strict=False)]
-        if len(words) != 1 + len(wanted) or not all(same[::2]):
+        goal = trajectory.task.ground_truth.split()
+        same = [said == word for said, word in zip(words[1:], goal, strict=False)]
+        if len(words) != 1 + len(goal) or not all(same[::2]):
             return 0.0
         return max(0.0, 1.0 - same[1::2].count(False) / 5)
     return float(step.response in CHOICES)

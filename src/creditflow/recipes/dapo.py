@@ -19,5 +19,5 @@ async def solve(task: Task, team: Team) -> str:
 
 def answer_in(text: str) -> str:
     """`#### answer` from the text after the last `Answer:`; empty without one."""
-    found = re.findall(r"(?i:answer)[ \t]*:[ \t]*([^\n]+)", text[-END_CHARACTERS:])
-    return f"#### {found[-1].strip()}" if found else ""
+    answers = re.findall(r"(?i:answer)[ \t]*:[ \t]*([^\n]+)", text[-END_CHARACTERS:])
+    return f"#### {answers[-1].strip()}" if answers else ""

@@ -113,8 +113,8 @@ def value_in(text: str) -> float | None:
     return numbers[-1].value if numbers else None
 
 
-def _same(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
+def _same(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
 
 
 def _among(value: float, values: Sequence[float]) -> bool:

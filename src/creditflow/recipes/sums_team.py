@@ -45,17 +45,17 @@ EXAMPLES = {
 
 def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
     """The problems of a split, disjoint from those of every other split."""
-    wanted: GymSplit = recipe.get("val_split", "val") if split == "val" else "train"
+    gym_split: GymSplit = recipe.get("val_split", "val") if split == "val" else "train"
     size = recipe["train_tasks"] if split == "train" else recipe["val_tasks"]
-    return gym_tasks([f"{FAMILY}&size={size}&split={wanted}"], f"data.{split}_files", wanted)
+    return gym_tasks([f"{FAMILY}&size={size}&split={gym_split}"], f"data.{split}_files", gym_split)
 
 
 def terms_of(task: Task) -> list[int]:
     """The terms of the task's sum."""
-    found = re.search(r"[0-9]+(?: \+ [0-9]+)+", task.text)
-    if found is None:
+    match = re.search(r"[0-9]+(?: \+ [0-9]+)+", task.text)
+    if match is None:
         raise ValueError(f"expected a sum in the task, got {task.text[:80]!r}")
-    return read_sum(found[0]) or []
+    return read_sum(match[0]) or []
 
 
 def as_sum(terms: Sequence[int]) -> str:
@@ -72,8 +72,8 @@ def read_sum(text: str) -> list[int] | None:
 
 def read_result(text: str, terms: Sequence[int]) -> int | None:
     """The result in a text such as `4 + 8 = 12` for these terms; None for any other form."""
-    found = re.fullmatch(rf"([0-9+ ]+) = ([0-9]{{1,{MAX_DIGITS}}})", text)
-    return int(found[2]) if found is not None and found[1] == as_sum(terms) else None
+    match = re.fullmatch(rf"([0-9+ ]+) = ([0-9]{{1,{MAX_DIGITS}}})", text)
+    return int(match[2]) if match is not None and match[1] == as_sum(terms) else None
 
 
 def read_plan(text: str) -> list[list[int]] | None:

@@ -134,8 +134,8 @@ async def solve(task: Task, team: Team) -> str:
     for line in task.text.split(" . "):
         name, _, *words = line.split()
         if len(words) == 2:
-            found = await _ask(team, "searcher", " ".join(words), [], f"search {' '.join(words)}")
-            value = tools.call(found.text)
+            reply = await _ask(team, "searcher", " ".join(words), [], f"search {' '.join(words)}")
+            value = tools.call(reply.text)
         else:
             first, verb, second = words
             sides = []
@@ -144,9 +144,9 @@ async def solve(task: Task, team: Team) -> str:
                 sides.append((got, tools.call(got.text)))
             (left, a), (right, b) = sides
             sign = next(sign for sign, verbs in VERBS.items() if verb in verbs)
-            found = await _ask(team, "calculator", f"{a} {verb} {b}", [left, right], f"calc {a} {sign} {b}")
-            value = tools.call(found.text)
-        put = await _ask(team, "clerk", f"{name} {value}", [found], f"put {name} {value}")
+            reply = await _ask(team, "calculator", f"{a} {verb} {b}", [left, right], f"calc {a} {sign} {b}")
+            value = tools.call(reply.text)
+        put = await _ask(team, "clerk", f"{name} {value}", [reply], f"put {name} {value}")
         tools.call(put.text)
         if put.text.split()[:1] == ["put"] and put.text.split()[1:2]:
             wrote[put.text.split()[1]] = put

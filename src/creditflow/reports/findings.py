@@ -16,7 +16,10 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any, Literal
 
+from creditflow.reports.index import Index
+from creditflow.reports.overview import settings
 from creditflow.reports.significance import Trend, association, at_least, trend
+from creditflow.runs import Ledger
 
 ERROR_RATE = 0.05
 """Maximum probability of a wrong claim, for each kind of finding."""
@@ -104,25 +107,48 @@ def finding(name: str) -> Callable[[Find], Find]:
 
 def findings(tables: Tables) -> list[Finding]:
     """All findings of a run: problems and good news in the order of the registry, then the open questions."""
-    found = [one for find in FINDINGS.values() for one in find(tables)]
-    return sorted(found, key=lambda one: one.kind == "unknown")
+    results = [finding for find in FINDINGS.values() for finding in find(tables)]
+    return sorted(results, key=lambda finding: finding.kind == "unknown")
 
 
-def lines(found: Sequence[Finding]) -> Iterator[str]:
+def findings_of(ledger: Ledger, index: Index) -> list[Finding]:
+    """The findings of a run."""
+    return findings(tables_of(ledger, index))
+
+
+def tables_of(ledger: Ledger, index: Index) -> Tables:
+    """The tables of a run that findings read, from its metrics and its index."""
+    examples = index.ask("""
+        SELECT erring_agent AS agent, arg_max(trajectory_id, number) AS id, max(training_step) AS step
+        FROM trajectories WHERE NOT ended_right AND erring_agent IS NOT NULL GROUP BY erring_agent
+    """)
+    return Tables(
+        metrics=ledger.metrics(),
+        parts=index.ask("FROM parts"),
+        steps=index.ask("""
+            SELECT training_step, agent, sum(assigned)::BIGINT AS assigned, sum(trained)::BIGINT AS trained
+            FROM sums GROUP BY ALL ORDER BY training_step, agent
+        """),
+        settings=settings(ledger),
+        examples={row["agent"]: (row["id"], row["step"]) for row in examples},
+    )
+
+
+def lines(findings: Sequence[Finding]) -> Iterator[str]:
     """Findings as text for a terminal."""
-    for one in found:
-        yield f"{'-' if one.kind != 'unknown' else '?'} {one.sentence}"
-        for evidence in one.evidence:
+    for finding in findings:
+        yield f"{'-' if finding.kind != 'unknown' else '?'} {finding.sentence}"
+        for evidence in finding.evidence:
             yield f"    {evidence}"
-        if one.trajectory is not None:
-            yield f"    see trajectory {one.trajectory[0]}"
-        if one.change is not None:
-            yield f"    try {one.change}: {one.change.reason}"
+        if finding.trajectory is not None:
+            yield f"    see trajectory {finding.trajectory[0]}"
+        if finding.change is not None:
+            yield f"    try {finding.change}: {finding.change.reason}"
 
 
-def as_json(found: Sequence[Finding]) -> list[dict[str, Any]]:
+def as_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Findings for the page."""
-    return [{**asdict(one), "change": change_json(one.change)} for one in found]
+    return [{**asdict(finding), "change": change_json(finding.change)} for finding in findings]
 
 
 def change_json(change: Change | None) -> dict[str, str] | None:

@@ -266,9 +266,9 @@ class Index:
         """A separate connection to the tables; the caller closes it."""
         return self._connection.cursor()
 
-    def page(self, wanted: Filter, offset: int, limit: int) -> dict[str, Any]:
+    def page(self, where: Filter, offset: int, limit: int) -> dict[str, Any]:
         """`{total, trajectories: [...]}`, the newest training step first, in the order of its file."""
-        clause, values = wanted.clauses()
+        clause, values = where.clauses()
         total = self.ask(f"SELECT count(*) AS n FROM trajectories WHERE {clause}", values)[0]["n"]
         trajectories = self.ask(
             f"""

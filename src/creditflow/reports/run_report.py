@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from creditflow._utils.files import write_whole
-from creditflow.reports.evidence import findings_of
-from creditflow.reports.findings import Finding, as_json
+from creditflow.errors import DataError, first_line
+from creditflow.reports.detail import Spelling, step_detail, trajectory_graph
+from creditflow.reports.findings import Finding, as_json, findings_of
 from creditflow.reports.html import page
-from creditflow.reports.index import Index
+from creditflow.reports.index import ROW, Index
 from creditflow.reports.overview import overview
-from creditflow.reports.samples import samples
 from creditflow.reports.text import number, plain
 from creditflow.runs import Ledger
 
 SAMPLES = 10
 """Default number of sample trajectories."""
 FILE = "report.html"
+_STEPS = 2000
+"""Maximum steps of all samples, since browsers cannot open a report of many thousands of steps."""
+_TEXT = 2_000_000
+"""Maximum characters of all texts."""
 
 
 def indexed(ledger: Ledger) -> Index:
@@ -33,14 +37,14 @@ def report_data(ledger: Ledger, index: Index, count: int = SAMPLES) -> tuple[dic
 
     `overview.left_out` names the missing parts.
     """
-    found = findings_of(ledger, index)
-    shown = [one.trajectory for one in found if one.trajectory is not None]
+    findings = findings_of(ledger, index)
+    shown = [finding.trajectory for finding in findings if finding.trajectory is not None]
     data: dict[str, Any] = {
-        "overview": overview(ledger, index) | {"findings": as_json(found)},
+        "overview": overview(ledger, index) | {"findings": as_json(findings)},
         "samples": samples(ledger, index, count, shown),
     }
     data["overview"]["left_out"] = [*data["overview"]["left_out"], *data["samples"].pop("left_out")]
-    return data, found
+    return data, findings
 
 
 def write_run_report(path: Path) -> tuple[Path, str]:
@@ -51,18 +55,18 @@ def write_run_report(path: Path) -> tuple[Path, str]:
     ledger = Ledger.open(path)
     index = indexed(ledger)
     try:
-        data, found = report_data(ledger, index)
+        data, findings = report_data(ledger, index)
     finally:
         index.close()
     text = page(data, f"creditflow: {path.resolve().name}")
     write_whole(path / FILE, lambda aside: aside.write_text(text, encoding="utf-8"))
-    return path / FILE, _summary(data["overview"], found)
+    return path / FILE, _summary(data["overview"], findings)
 
 
-def _summary(shown: dict[str, Any], found: Sequence[Finding]) -> str:
+def _summary(shown: dict[str, Any], findings: Sequence[Finding]) -> str:
     """The findings and notices of a run, and a table of its agents."""
     columns = ("steps", "error_rate", "pass_rate", "credit", "share", "wrong_rewarded", "right_blamed")
-    sentences = (*(one.sentence for one in found), *shown["notices"], *shown["left_out"])
+    sentences = (*(finding.sentence for finding in findings), *shown["notices"], *shown["left_out"])
     lines = [f"* {plain(sentence, 400)}" for sentence in sentences]
     lines += ["", f"| agent | {' | '.join(columns)} |", f"|{' --- |' * (len(columns) + 1)}"]
     for row in shown["agents"]:
@@ -71,3 +75,70 @@ def _summary(shown: dict[str, Any], found: Sequence[Finding]) -> str:
         numbers = ("-" if cell is None else str(cell) if isinstance(cell, int) else number(cell) for cell in cells)
         lines.append(f"| `{name}` | {' | '.join(numbers)} |")
     return "\n".join(lines).strip()
+
+
+def samples(ledger: Ledger, index: Index, count: int, first: Sequence[tuple[str, int]] = ()) -> dict[str, Any]:
+    """Return `{trajectories, graphs, steps, left_out}` of sample trajectories.
+
+    They are rows of the list, their graphs and steps, and sentences on missing parts. Right trajectories and others
+    alternate, those with the most credit first. Samples come from the newest readable training step, and from earlier
+    ones if it has too few. If the texts are too long, the last trajectories are left out. `left_out` covers only parts
+    that the overview does not state. `first`: trajectories, with their training steps, that come first if their
+    training step is among the samples.
+    """
+    trajectories: list[dict[str, Any]] = []
+    graphs: dict[str, Any] = {}
+    steps: dict[str, Any] = {}
+    missing: list[str] = []
+    spelling, written, is_full = Spelling(ledger), 0, False
+    for step in sorted(index.taken.keys() - index.reasons.keys(), reverse=True):  # the overview states the reasons
+        if is_full or len(trajectories) == count:
+            break
+        try:
+            recorded = ledger.read(step)
+        except DataError as error:
+            missing.append(f"no sample is from {ledger.file(step).name}: {first_line(error)}")
+            continue
+        rows = _of_step(index, step, count - len(trajectories), [id for id, at in first if at == step])
+        for done, row in enumerate(rows):
+            graph = trajectory_graph(recorded, row["trajectory_id"])
+            # Only our engines put the training step into ids; elsewhere two training steps may share an id.
+            details = {
+                f"{recorded.step} {step['id']}": step_detail(recorded, step["id"], None, spelling)
+                for step in graph["steps"]
+            }
+            size = sum(len(str(part)) for part in details.values())
+            is_full = bool(trajectories) and (written + size > _TEXT or len(steps) + len(details) > _STEPS)
+            if is_full:
+                n_left = len(rows) - done
+                missing.append(
+                    f"{n_left} of {len(trajectories) + n_left} sample trajectories are left out: they are long; "
+                    "creditflow view shows all"
+                )
+                break
+            written += size
+            trajectories.append(row)
+            graphs[f"{recorded.step} {row['trajectory_id']}"] = graph
+            steps |= details
+    policies = dict.fromkeys(step["policy"] for step in steps.values() if step["tokens"] and not step["spelled"])
+    missing += [
+        f"tokens of policy {policy!r} are shown as ids: no readable tokenizer.json is in the run's checkpoints"
+        for policy in policies
+    ]
+    return {"trajectories": trajectories, "graphs": graphs, "steps": steps, "left_out": missing}
+
+
+def _of_step(index: Index, step: int, count: int, first: Sequence[str]) -> list[dict[str, Any]]:
+    return index.ask(
+        f"""
+        WITH ranked AS (
+            SELECT *, row_number() OVER (
+                PARTITION BY coalesce(ended_right, false)
+                ORDER BY list_contains($3, trajectory_id) DESC, moved DESC NULLS LAST, number
+            ) AS rank
+            FROM trajectories WHERE training_step = $1
+        )
+        SELECT {ROW} FROM ranked LEFT JOIN tasks USING (task_key) ORDER BY rank, ended_right LIMIT $2
+        """,
+        [step, count, list(first)],
+    )

@@ -1,21 +1,31 @@
-"""Full-text search over a run's step files, newest training step first, in portions of bounded time and memory."""
+"""Full-text search over a run's step files, and the export of filtered trajectories.
+
+A search goes from the newest training step to the first, in portions of bounded time and memory.
+"""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from creditflow.data.table import FORMAT
 from creditflow.errors import InputError
 from creditflow.reports.index import NUMBER, ROW, Filter, Index
-from creditflow.runs.sql import source_of
+from creditflow.runs.sql import TRAINING_STEP, quoted, source_of
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 SECONDS = 1.0
 """Seconds of one portion of a search; a step file that has begun is finished."""
 _FILES = 8
 """Step files read per query."""
 _WORDS, _LONGEST = 16, 1000
+_ROWS = ", file_row_number = true"
+"""Option of a source of rows with their places in the files."""
 _BEFORE, _EXCERPT = 60, 200
 """Characters of an excerpt before the match, and in all."""
 
@@ -33,49 +43,49 @@ def words_of(text: str) -> list[str]:
     return words
 
 
-def condition(words: Sequence[str]) -> tuple[str, list[str]]:
+def _condition(words: Sequence[str]) -> tuple[str, list[str]]:
     """An SQL condition on rows of step files, and its values: every word is in the prompt, the response or the id."""
-    one = "(contains(lower(response), ?) OR contains(lower(prompt), ?) OR contains(lower(step_id), ?))"
-    return " AND ".join([one] * len(words)), [word for word in words for _ in range(3)]
+    contains = "(contains(lower(response), ?) OR contains(lower(prompt), ?) OR contains(lower(step_id), ?))"
+    return " AND ".join([contains] * len(words)), [word for word in words for _ in range(3)]
 
 
 def search(
-    index: Index, wanted: Filter, text: str, begin: tuple[int, int] | None, limit: int, seconds: float = SECONDS
+    index: Index, where: Filter, text: str, begin: tuple[int, int] | None, limit: int, seconds: float = SECONDS
 ) -> dict[str, Any]:
-    """Find rollouts with a step that contains all words, among those that `wanted` selects.
+    """Find rollouts with a step that contains all words, among those that `where` selects.
 
     Returns `{trajectories, searched, of, next}`: rows of the list, each with the `match` of its first such step;
     numbers of training steps; and where the next call begins, None at the end. `begin`: a training step, and the number
     of the last trajectory of it that was returned, or -1.
     """
     words = words_of(text)
-    steps = [step for step in sorted(index.taken, reverse=True) if wanted.training_step in (None, step)]
+    steps = [step for step in sorted(index.taken, reverse=True) if where.training_step in (None, step)]
     done = 0 if begin is None else sum(step > begin[0] for step in steps)
     after = -1 if begin is None else begin[1]
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     first, started = done, time.monotonic()
     while done < len(steps) and (done == first or time.monotonic() - started < seconds):  # at least one portion
         portion = steps[done : done + _FILES]
-        found += _found(index, portion, words, wanted, after, limit - len(found))
-        if len(found) == limit:
-            last = found[-1]
+        rows += _matches(index, portion, words, where, after, limit - len(rows))
+        if len(rows) == limit:
+            last = rows[-1]
             done = sum(step > last["training_step"] for step in steps)
-            return _portion(found, done, len(steps), (last["training_step"], last["number"]))
+            return _portion(rows, done, len(steps), (last["training_step"], last["number"]))
         done, after = done + len(portion), -1
-    return _portion(found, done, len(steps), (steps[done], -1) if done < len(steps) else None)
+    return _portion(rows, done, len(steps), (steps[done], -1) if done < len(steps) else None)
 
 
-def _portion(found: Sequence[dict[str, Any]], done: int, n_steps: int, place: tuple[int, int] | None) -> dict[str, Any]:
-    rows = [{key: value for key, value in row.items() if key != "number"} for row in found]
-    return {"trajectories": rows, "searched": done, "of": n_steps, "next": place}
+def _portion(rows: Sequence[dict[str, Any]], done: int, n_steps: int, place: tuple[int, int] | None) -> dict[str, Any]:
+    trajectories = [{key: value for key, value in row.items() if key != "number"} for row in rows]
+    return {"trajectories": trajectories, "searched": done, "of": n_steps, "next": place}
 
 
-def _found(
-    index: Index, steps: Sequence[int], words: Sequence[str], wanted: Filter, after: int, limit: int
+def _matches(
+    index: Index, steps: Sequence[int], words: Sequence[str], where: Filter, after: int, limit: int
 ) -> list[dict[str, Any]]:
-    matches, word_values = condition(words)
-    clause, values = wanted.clauses((min(steps), max(steps)))
-    source = source_of([index.ledger.file(step) for step in steps], ", file_row_number = true")
+    matches, word_values = _condition(words)
+    clause, values = where.clauses((min(steps), max(steps)))
+    source = source_of([index.ledger.file(step) for step in steps], _ROWS)
     query = f"""
         WITH matched AS (
             SELECT {NUMBER} AS number, "index" AS position, agent, {_excerpt()} AS excerpt
@@ -101,3 +111,41 @@ def _excerpt() -> str:
         f"CASE WHEN contains(lower(response), ?) THEN {around.format('response')} "
         f"WHEN contains(lower(prompt), ?) THEN {around.format('prompt')} ELSE left(response, {_EXCERPT}) END"
     )
+
+
+def export(index: Index, where: Filter, text: str, out: Path) -> int:
+    """Write the trajectories that `where` and the words of `text` select; return their number.
+
+    The file has one row per step, as step files do, with a first column `training_step`; `read_parquet` reads it as a
+    batch if no two training steps share an id. Rows are streamed, so memory is bounded. Raises InputError for a query
+    without words, and if no trajectory is selected.
+    """
+    clause, values = where.clauses()
+    with index.cursor() as cursor:
+        cursor.execute(
+            f"CREATE OR REPLACE TEMP TABLE chosen AS SELECT number, training_step FROM trajectories WHERE {clause}",
+            values,
+        )
+        if text.strip():
+            matches, words = _condition(words_of(text))
+            if source := _source(index, cursor):
+                cursor.execute(
+                    f"DELETE FROM chosen WHERE number NOT IN (SELECT {NUMBER} FROM {source} WHERE {matches})", words
+                )
+        (n,) = cursor.execute("SELECT count(*) FROM chosen").fetchone() or (0,)
+        if not n:
+            raise InputError("export: no trajectory matches the filter")
+        facts = quoted(f'{{"format": {FORMAT}}}')
+        cursor.execute(
+            f"COPY (SELECT {TRAINING_STEP}, * EXCLUDE (filename, file_row_number) FROM {_source(index, cursor)} "
+            f"WHERE {NUMBER} IN (SELECT number FROM chosen)) "
+            f"TO {quoted(str(out))} (FORMAT parquet, COMPRESSION zstd, KV_METADATA {{creditflow: {facts}}})"
+        )
+    return int(n)
+
+
+def _source(index: Index, cursor: DuckDBPyConnection) -> str:
+    """The step files of the chosen trajectories as a table; empty without any."""
+    rows = cursor.execute("SELECT DISTINCT training_step FROM chosen ORDER BY 1").fetchall()
+    files = [index.ledger.file(step) for (step,) in rows]
+    return source_of(files, _ROWS) if files else ""

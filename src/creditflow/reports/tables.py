@@ -1,10 +1,10 @@
-"""Tables of results for the terminal. Computes nothing."""
+"""Tables and examples of results for the terminal. Computes nothing."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -14,12 +14,15 @@ from rich.table import Table
 
 from creditflow.credit.analysis.difference import CreditChange
 from creditflow.monitoring import Evaluation
-from creditflow.reports.text import counted, number
+from creditflow.monitoring.evaluation import Example
+from creditflow.reports.text import aligned, counted, number, plain
 from creditflow.studies.comparison.bootstrap import COVERAGE, Difference
 from creditflow.studies.comparison.results import METRICS, ArmDifference, ArmResult, spread
 
 _WIDTH_OF_A_FILE = 160
 """Width in columns if standard output is not a terminal, so that tables are not folded to 80."""
+_RESPONSE = 100
+"""Characters of a response on its line."""
 
 
 def results_console() -> Console:
@@ -131,3 +134,40 @@ def mean_and_spread(values: Sequence[float]) -> str:
     """The mean, with the standard deviation if there are several values."""
     mean = number(sum(values) / len(values))
     return mean if len(values) == 1 else f"{mean} ± {number(spread(values))}"
+
+
+def example_lines(arms: Sequence[ArmResult]) -> list[str]:
+    """The greedy trajectory of one task before training and after, in the arm with the highest pass@1, first seed.
+
+    The first of the recorded tasks whose outcome has risen, else the first task; the title states which. Empty without
+    recorded examples.
+    """
+    best = max(arms, key=lambda arm: sum(arm.after("pass_at_1")))
+    before, after = best.before[0].examples, best.runs[0].after.examples
+    pairs = list(zip(before, after, strict=False))
+    if not pairs:
+        return []
+    rising = (k for k, (old, new) in enumerate(pairs) if (new.outcome or 0) > (old.outcome or 0))
+    k = next(rising, None)
+    reason = "whose outcome has risen" if k is not None else "(no outcome has risen)"
+    old, new = pairs[k or 0]
+    lines = [f"validation task {(k or 0) + 1}, the first {reason}, decoded greedily", f"  {plain(old.task, _RESPONSE)}"]
+    for title, example in (("before training", old), (f"after training, {best.name}", new)):
+        outcome = "no outcome" if example.outcome is None else f"outcome {number(example.outcome, 2)}"
+        lines += [f"{title}: {outcome}", *_step_lines(example)]
+    return lines
+
+
+def _step_lines(example: Example) -> Iterator[str]:
+    if not example.steps:
+        return
+    rows = [
+        (
+            "",
+            step.agent,
+            "-" if step.sub_reward is None else number(step.sub_reward, 2),
+            plain(step.response, _RESPONSE),
+        )
+        for step in example.steps
+    ]
+    yield from aligned([("", "agent", "sub-reward", "response"), *rows], left={1})

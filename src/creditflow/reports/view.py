@@ -24,13 +24,11 @@ from creditflow._utils.loopback import bound, expect_loopback, host_name, hosts_
 from creditflow.errors import BatchError, CreditflowError, InputError, first_line
 from creditflow.reports.comparison import comparison, names_of, tasks_apart
 from creditflow.reports.detail import Spelling, UnknownIdError, step_detail, trajectory_graph
-from creditflow.reports.evidence import findings_of
-from creditflow.reports.export import export
-from creditflow.reports.findings import as_json
+from creditflow.reports.findings import as_json, findings_of
 from creditflow.reports.html import page
 from creditflow.reports.index import Filter, Index
 from creditflow.reports.overview import overview
-from creditflow.reports.search import search
+from creditflow.reports.search import export, search
 from creditflow.runs import Ledger, Recorded
 
 _EVERY = 1.0
@@ -118,8 +116,8 @@ class Watched:
                 *(file.stat().st_size for file in files if file.is_file()),
             )
             if self._overview[0] != now:
-                found = as_json(findings_of(ledger, self.index))
-                self._overview = (now, overview(ledger, self.index) | {"findings": found})
+                findings = as_json(findings_of(ledger, self.index))
+                self._overview = (now, overview(ledger, self.index) | {"findings": findings})
             content = self._overview[1]
             if (trouble := self.trouble) is None:
                 return content
@@ -187,14 +185,14 @@ def application(runs: Sequence[Watched], hosts: tuple[str, ...] | None) -> FastA
 
     @app.get("/api/trajectories")
     def trajectories(
-        wanted: Wanted, run: Small = 0, offset: Small = 0, limit: int = Query(25, ge=1, le=_MOST)
+        where: Where, run: Small = 0, offset: Small = 0, limit: int = Query(25, ge=1, le=_MOST)
     ) -> dict[str, Any]:
         of(run).index.has_read.wait(_FIRST_SECONDS)
-        return of(run).index.page(wanted, offset, limit)
+        return of(run).index.page(where, offset, limit)
 
     @app.get("/api/search")
-    def found(
-        wanted: Wanted,
+    def matches(
+        where: Where,
         text: str,
         run: Small = 0,
         begin_step: Small | None = None,
@@ -202,14 +200,14 @@ def application(runs: Sequence[Watched], hosts: tuple[str, ...] | None) -> FastA
         limit: int = Query(25, ge=1, le=_MOST),
     ) -> dict[str, Any]:
         of(run).index.has_read.wait(_FIRST_SECONDS)
-        return search(of(run).index, wanted, text, None if begin_step is None else (begin_step, begin_number), limit)
+        return search(of(run).index, where, text, None if begin_step is None else (begin_step, begin_number), limit)
 
     @app.get("/api/export.parquet")
-    def exported(wanted: Wanted, text: str = "", run: Small = 0) -> Response:
+    def exported(where: Where, text: str = "", run: Small = 0) -> Response:
         aside = tempfile.TemporaryDirectory(prefix="creditflow-export-")
         out = Path(aside.name) / "trajectories.parquet"
         try:
-            export(of(run).index, wanted, text, out)
+            export(of(run).index, where, text, out)
         except BaseException:
             aside.cleanup()
             raise
@@ -228,7 +226,7 @@ def application(runs: Sequence[Watched], hosts: tuple[str, ...] | None) -> FastA
     return app
 
 
-def _wanted(
+def _where(
     agent: str | None = None,
     least_score: float | None = None,
     most_score: float | None = None,
@@ -239,7 +237,7 @@ def _wanted(
     return Filter(agent, least_score, most_score, gate, outcome, training_step)
 
 
-Wanted = Annotated[Filter, Depends(_wanted)]
+Where = Annotated[Filter, Depends(_where)]
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",

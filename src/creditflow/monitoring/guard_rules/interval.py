@@ -15,7 +15,7 @@ from creditflow.monitoring.guard_rules.base import Limit, RuleResult, expect_num
 class Interval:
     """An estimate is beyond a limit, and so is its whole confidence interval.
 
-    `over` names the metric of the interval's far end: the upper one with `below`, the lower one with `above`. An
+    `over` names the metric of the interval's far end: the upper end with `below`, the lower end with `above`. An
     estimate beyond the limit with an interval that contains the limit, or without an interval, is undecided.
     """
 
@@ -27,7 +27,7 @@ class Interval:
     recover: float | None = None
     """Limit of the recovered side for the estimate; default: the limit of the rule."""
     ends: list[float] = field(init=False, default_factory=list)
-    """The far ends of the newest intervals; the limit itself for a missing one."""
+    """The far ends of the newest intervals; the limit itself for a missing end."""
 
     def __post_init__(self) -> None:
         if (self.above is None) == (self.below is None):
@@ -56,7 +56,7 @@ class Interval:
         self.ends = [*self.ends, end][-self.window :]
         numbers = {"value": value, "interval_end": end, "limit": limit, "window": float(len(self.ends))}
         beyond = sign * (value - limit) > 0
-        bad = beyond and len(self.ends) == self.window and all(sign * (one - limit) > 0 for one in self.ends)
+        bad = beyond and len(self.ends) == self.window and all(sign * (end - limit) > 0 for end in self.ends)
         recover = limit if self.recover is None else self.recover
         undecided = beyond and sign * (end - limit) <= 0
         return RuleResult(bad, sign * (value - recover) <= 0, numbers, suspect=beyond, undecided=undecided)
