@@ -94,10 +94,10 @@ class Trackers:
 
 def expect_names(names: Sequence[str]) -> None:
     """Raise ConfigError for unknown trackers."""
-    names = TRACKERS.names()
+    trackers = TRACKERS.names()
     for name in names:
-        if name not in names:
-            raise ConfigError(f"{KEY}: expected some of {', '.join(names)}, got {name!r}{TRACKERS.hint(name)}")
+        if name not in trackers:
+            raise ConfigError(f"{KEY}: expected some of {', '.join(trackers)}, got {name!r}{TRACKERS.hint(name)}")
 
 
 def expect_installed(names: Sequence[str]) -> None:
