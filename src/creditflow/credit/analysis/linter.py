@@ -5,7 +5,7 @@ Findings are messages for the user. They are computed from an assignment and do 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from creditflow.credit.decompose import outcomes
 from creditflow.credit.groups import LEVELS
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
-from creditflow.credit.rules.base import OUTCOME
+from creditflow.credit.rules.base import OUTCOME, parent_counts
 from creditflow.data import TRAJECTORY_STATUSES, Bools, TrajectoryBatch
 from creditflow.errors import did_you_mean
 
@@ -51,40 +51,35 @@ def lint(assignment: Assignment) -> list[LintFinding]:
     return [LintFinding(code, message) for check in _CHECKS for code, message in check(assignment)]
 
 
-Found = list[tuple[str, str]]
+Problems = Iterator[tuple[str, str]]
+"""The codes and messages of findings."""
 
 
-def _unreached(a: Assignment) -> Found:
+def _unreached(a: Assignment) -> Problems:
     silent, entry = unreached_agents(a), a.options.resolved().outcome_to
-    found = [
-        (
+    for agent in silent:
+        yield (
             "unreached",
             f"no signal reaches {agent}: with propagation {a.options.propagation} and outcome_to {entry} it does not "
             "learn. Score it, or let the outcome reach it (outcome_to: all)",
         )
-        for agent in silent
-    ]
     has_outcome = any(score is not None for score in a.batch.outcome_scores) or any(a.batch.outcomes_of_agents)
     for agent, share in reach(a, OUTCOME).items():
         if has_outcome and share == 0.0 and agent not in silent:
-            found.append(("no_outcome", f"the outcome never reaches {agent}: it learns from sub-rewards alone"))
-    return found
+            yield "no_outcome", f"the outcome never reaches {agent}: it learns from sub-rewards alone"
 
 
-def _never_scored(a: Assignment) -> Found:
-    rule = PROPAGATION_RULES[a.options.propagation]
-    if not a.options.decomposed or not rule.pays_own or not (a.scored_S | a.failed_S).any():
-        return []
-    judged = {a.batch.agent_names[i] for i in np.unique(a.batch.agent_of_step[a.scored_S | a.failed_S])}
+def _never_scored(a: Assignment) -> Problems:
+    rule, matched_S = PROPAGATION_RULES[a.options.propagation], a.scored_S | a.failed_S
+    if not a.options.decomposed or not rule.pays_own or not matched_S.any():
+        return
     gates = "its gates are always open, and " if rule.gated else ""
     own = (
         "its own reward follows from the outcome and others' scores" if rule.expects else "it has no reward of its own"
     )
-    return [
-        ("never_scored", f"{agent} is never scored: {gates}{own}")
-        for agent in a.batch.agent_names
-        if agent not in judged
-    ]
+    for i, agent in enumerate(a.batch.agent_names):
+        if not (matched_S & (a.batch.agent_of_step == i)).any():
+            yield "never_scored", f"{agent} is never scored: {gates}{own}"
 
 
 def idle_gate(a: Assignment) -> LintFinding | None:
@@ -96,15 +91,11 @@ def idle_gate(a: Assignment) -> LintFinding | None:
     if not a.flows or not a.batch.edge_child.size or a.frozen_S.any():
         return None
     rule, gated = a.options.propagation, "propagation_threshold" not in a.options.ignored()
-    what = "this gate changes no credit" if gated else "this rule moves no credit"
+    effect = f"this {'gate changes' if gated else 'rule moves'} no credit: propagation {rule} equals"
     if not a.received_S.any():
-        return LintFinding(
-            "nothing_flows", f"{what}: propagation {rule} equals none on these trajectories. {_why_idle(a)}"
-        )
+        return LintFinding("nothing_flows", f"{effect} none on these trajectories. {_why_idle(a)}")
     if gated and not a.withheld_S.any():
-        return LintFinding(
-            "gates_open", f"{what}: propagation {rule} equals discounted on these trajectories. {_why_open(a)}"
-        )
+        return LintFinding("gates_open", f"{effect} discounted on these trajectories. {_why_open(a)}")
     return None
 
 
@@ -113,77 +104,68 @@ def _why_idle(a: Assignment) -> str:
     if a.options.gamma == 0:
         return "algorithm.gamma is 0, so no credit reaches a parent"
     batch, b = a.batch, a.options.sub_reward_origin
-    hands_S = np.zeros(batch.n_steps, dtype=np.bool_)
-    hands_S[batch.edge_child] = True
-    open_S = hands_S & (a.gate_S > 0)
+    child_S = parent_counts(batch) > 0
+    open_S = child_S & (a.gate_S > 0)
     even_S = open_S & a.scored_S & (a.own_S == 0)
     counts = (
-        (hands_S & (a.gate_S == 0), "have a closed gate"),
+        (child_S & (a.gate_S == 0), "have a closed gate"),
         (even_S, f"are open and pass 0, as their sub-reward equals algorithm.sub_reward_origin={b:g}"),
         (open_S & ~a.scored_S, "have no score of their own, and nothing to pass"),
     )
-    told = [f"{at_S.sum()} {why}" for at_S, why in counts if at_S.any()]
+    reasons = ", ".join(f"{at_S.sum()} {reason}" for at_S, reason in counts if at_S.any())
     hint = "; scores between 0 and 1, or another sub_reward_origin, would move credit" if even_S.any() else ""
-    return f"Of {hands_S.sum()} steps with a parent {', '.join(told)}{hint}"
+    return f"Of {child_S.sum()} steps with a parent {reasons}{hint}"
 
 
 def _why_open(a: Assignment) -> str:
-    judged_S = a.scored_S | a.failed_S
-    if not judged_S.any():
+    matched_S = a.scored_S | a.failed_S
+    if not matched_S.any():
         return "No step is scored, so every gate is open"
-    closed = int((judged_S & ~a.gate_open_S).sum())
+    closed = int((matched_S & ~a.gate_open_S).sum())
     if closed:
         return f"The {closed} closed gates stop nothing: no credit comes to them"
     if not a.scored_S.any():
         return "No step has an ok score, and gates of failed scores are open"
-    least, theta = a.sub_reward_S[a.scored_S].min(initial=np.inf), a.threshold_S[judged_S].max()
+    least, theta = a.sub_reward_S[a.scored_S].min(initial=np.inf), a.threshold_S[matched_S].max()
     return f"Every gate is open: the lowest sub-reward is {least:g}, the highest threshold {theta:g}"
 
 
-def _nothing_flows(a: Assignment) -> Found:
-    found = idle_gate(a)
-    # Open gates need no warning.
-    return [(found.code, found.message)] if found is not None and found.code == "nothing_flows" else []
+def _nothing_flows(a: Assignment) -> Problems:
+    finding = idle_gate(a)
+    if finding is not None and finding.code == "nothing_flows":  # open gates need no warning
+        yield finding.code, finding.message
 
 
-def _singletons(a: Assignment) -> Found:
+def _singletons(a: Assignment) -> Problems:
     if not a.singletons:
-        return []
+        return
+    yield (
+        "singletons",
+        f"groups of a single trajectory (group_by {a.options.group_by}): {a.singletons}; their steps are compared "
+        "with a wider group. More rollouts of each task (rollout.n) or a coarser group_by help",
+    )
     alone = np.flatnonzero(a.trained_S & (a.group_S < 0))
-    found = [
-        (
-            "singletons",
-            f"groups of a single trajectory (group_by {a.options.group_by}): {a.singletons}; their steps are compared "
-            "with a wider group. More rollouts of each task (rollout.n) or a coarser group_by help",
-        )
-    ]
     if alone.size:
         step = a.batch.step_ids[alone[0]]
-        found.append(
-            (
-                "no_baseline",
-                f"steps without another trajectory to compare with, which train on 0: {alone.size}; one is {step}",
-            )
+        yield (
+            "no_baseline",
+            f"steps without another trajectory to compare with, which train on 0: {alone.size}; one is {step}",
         )
-    return found
 
 
-def _no_variance(a: Assignment) -> Found:
+def _no_variance(a: Assignment) -> Problems:
     grouped_S = a.trained_S & (a.group_S >= 0)
     groups, tied = (len(np.unique(a.group_S[at_S])) for at_S in (grouped_S, grouped_S & a.tied_S))
-    if not tied:
-        return []
-    first = int(np.flatnonzero(grouped_S & a.tied_S)[0])
-    return [
-        (
+    if tied:
+        first = int(np.flatnonzero(grouped_S & a.tied_S)[0])
+        yield (
             "no_variance",
             f"{tied} of {groups} groups have no variance: all their credits are the same, so they teach nothing; "
             f"one is {a.group_name(first)}, where all have {a.credit_S[first]:g}",
         )
-    ]
 
 
-def _mixed_prompts(a: Assignment) -> Found:
+def _mixed_prompts(a: Assignment) -> Problems:
     """Report tasks whose first steps have different prompts: a `uid` shared by several tasks, or a random prompt.
 
     Later prompts are not compared; they differ between trajectories.
@@ -191,143 +173,118 @@ def _mixed_prompts(a: Assignment) -> Found:
     batch = a.batch
     first_S = batch.index_of_step == 0
     task_S = batch.group_of_trajectory[batch.trajectory_of_step]
-    seen: dict[tuple[int, int], str] = {}
+    prompts: dict[tuple[int, int], str] = {}
     mixed: dict[int, tuple[str, str]] = {}
     for s in np.flatnonzero(first_S).tolist():
         key = (int(task_S[s]), int(batch.agent_of_step[s]))
-        before = seen.setdefault(key, batch.prompts[s])
+        before = prompts.setdefault(key, batch.prompts[s])
         if before != batch.prompts[s]:
             mixed.setdefault(key[0], (before, batch.prompts[s]))
-    if not mixed:
-        return []
-    task, (one, other) = next(iter(mixed.items()))
-    return [
-        (
+    if mixed:
+        task, (first, other) = next(iter(mixed.items()))
+        yield (
             "mixed_prompts",
             f"{len(mixed)} of {len(batch.group_names)} tasks begin with different prompts in one group: trajectories "
-            f"of different questions are compared. Task {batch.group_names[task]}: {one[:60]!r} and {other[:60]!r}",
+            f"of different questions are compared. Task {batch.group_names[task]}: {first[:60]!r} and {other[:60]!r}",
         )
-    ]
 
 
-def _small_tasks(a: Assignment) -> Found:
-    batch = a.batch
-    kept_N = ~a.masked_N
-    trajectories = np.bincount(batch.group_of_trajectory[kept_N], minlength=len(batch.group_names))
+def _small_tasks(a: Assignment) -> Problems:
+    names = a.batch.group_names
+    trajectories = np.bincount(a.batch.group_of_trajectory[~a.masked_N], minlength=len(names))
     alone = np.flatnonzero(trajectories == 1)
-    if not alone.size or "task" not in LEVELS[a.options.group_by]:
-        return []
-    name = batch.group_names[alone[0]]
-    return [
-        (
+    if alone.size and "task" in LEVELS[a.options.group_by]:
+        yield (
             "single_trajectories",
-            f"{alone.size} of {len(trajectories)} tasks have a single trajectory (left out: masked trajectories); one "
-            f"is {name}",
+            f"{alone.size} of {len(names)} tasks have a single trajectory (left out: masked trajectories); one "
+            f"is {names[alone[0]]}",
         )
-    ]
 
 
-def _unscored(a: Assignment) -> Found:
-    masked, failed = int(a.masked_N.sum()), int(a.failed_S.sum())
-    found = []
-    if masked:
-        first = a.batch.trajectory_ids[int(np.flatnonzero(a.masked_N)[0])]
-        found.append(
-            (
-                "masked_trajectories",
-                f"{masked} of {len(a.masked_N)} trajectories are left out of training; one is {first}",
-            )
+def _unscored(a: Assignment) -> Problems:
+    batch, masked, failed = a.batch, np.flatnonzero(a.masked_N), np.flatnonzero(a.failed_S)
+    if masked.size:
+        first = batch.trajectory_ids[masked[0]]
+        yield (
+            "masked_trajectories",
+            f"{masked.size} of {len(a.masked_N)} trajectories are left out of training; one is {first}",
         )
-    alone_S = a.masked_S & ~a.masked_N[a.batch.trajectory_of_step]
-    for agent in np.unique(a.batch.agent_of_step[alone_S]).tolist():
-        name, steps = a.batch.agent_names[agent], int((alone_S & (a.batch.agent_of_step == agent)).sum())
-        found.append(("masked_agents", f"{steps} steps of {name} do not train: its own outcome could not be scored"))
-    if failed and a.options.decomposed:
-        first = a.batch.step_ids[int(np.flatnonzero(a.failed_S)[0])]
-        found.append(("failed_scores", f"{failed} steps could not be scored and do not train; one is {first}"))
-    return found
+    steps_A = np.bincount(batch.agent_of_step[a.masked_S & ~a.masked_N[batch.trajectory_of_step]])
+    for agent in np.flatnonzero(steps_A):
+        name = batch.agent_names[agent]
+        yield "masked_agents", f"{steps_A[agent]} steps of {name} do not train: its own outcome could not be scored"
+    if failed.size and a.options.decomposed:
+        first = batch.step_ids[failed[0]]
+        yield "failed_scores", f"{failed.size} steps could not be scored and do not train; one is {first}"
 
 
-def _starved(a: Assignment) -> Found:
+def _starved(a: Assignment) -> Problems:
     """Report agents whose scored steps pass nothing, or receive nothing."""
-    batch, found = a.batch, []
-    for i, agent in enumerate(batch.agent_names):
-        mine_S: Bools = (batch.agent_of_step == i) & a.scored_S
-        failed_S: Bools = (batch.agent_of_step == i) & a.failed_S & a.gate_open_S
-        if mine_S.any() and not a.gate_S[mine_S].any() and a.flows:
-            best, theta = a.sub_reward_S[mine_S].max(), a.threshold_S[mine_S].max()
-            failed = int(failed_S.sum())
-            gates = f"no gate of {agent} is open"
-            if failed:
-                gates = (
-                    f"every gate of the {mine_S.sum()} scored steps of {agent} is closed (its {failed} steps whose "
-                    "scoring failed are open)"
-                )
-            found.append(
-                (
-                    "starved",
-                    f"{gates}: its best sub-reward is {best:g}, its threshold {theta:g}. Lower "
-                    "algorithm.propagation_threshold, or use {kind: quantile}",
-                )
+    for i, agent in enumerate(a.batch.agent_names):
+        mine_S: Bools = a.batch.agent_of_step == i
+        scored_S, failed = mine_S & a.scored_S, int((mine_S & a.failed_S & a.gate_open_S).sum())
+        if not scored_S.any() or a.gate_S[scored_S].any() or not a.flows:
+            continue
+        gates = f"no gate of {agent} is open"
+        if failed:
+            gates = (
+                f"every gate of the {scored_S.sum()} scored steps of {agent} is closed (its {failed} steps whose "
+                "scoring failed are open)"
             )
-    return found
+        best, theta = a.sub_reward_S[scored_S].max(), a.threshold_S[scored_S].max()
+        yield (
+            "starved",
+            f"{gates}: its best sub-reward is {best:g}, its threshold {theta:g}. Lower "
+            "algorithm.propagation_threshold, or use {kind: quantile}",
+        )
 
 
-def _missing_outcomes(a: Assignment) -> Found:
+def _missing_outcomes(a: Assignment) -> Problems:
     """Report trajectories without an outcome in a batch with outcomes: a missing one counts as 0."""
     batch = a.batch
     missing_N = ~a.masked_N & np.array([score is None for score in batch.outcome_scores], dtype=np.bool_)
     missing_N &= batch.status_of_trajectory == TRAJECTORY_STATUSES.index("ok")
     if any(batch.outcomes_of_agents):  # each agent may have its own
-        given = outcomes(batch, a.options)
-        without_S = ~given.known_S & ~given.masked_S
+        outcome = outcomes(batch, a.options)
+        without_S = ~outcome.known_S & ~outcome.masked_S
         missing_N &= np.bincount(batch.trajectory_of_step[without_S], minlength=batch.n_trajectories) > 0
-    if not missing_N.any() or missing_N[~a.masked_N].all():
-        return []
-    first = batch.trajectory_ids[int(np.flatnonzero(missing_N)[0])]
-    return [
-        (
+    if missing_N.any() and not missing_N[~a.masked_N].all():
+        first = batch.trajectory_ids[int(np.flatnonzero(missing_N)[0])]
+        yield (
             "missing_outcomes",
             f"{missing_N.sum()} trajectories have no outcome and others have: they are compared as if theirs were 0; "
             f"one is {first}. An outcome that could not be had is a Score of status failed",
         )
-    ]
 
 
-def _outcomes_of_others(a: Assignment) -> Found:
+def _outcomes_of_others(a: Assignment) -> Problems:
     """Report outcomes that flow along edges to agents whose own outcome differs."""
     batch = a.batch
     if not a.flows or a.options.resolved().outcome_to != "answer" or not any(batch.outcomes_of_agents):
-        return []
-    child_E, parent_E, given = batch.edge_child, batch.edge_parent, outcomes(batch, a.options)
+        return
+    child_E, parent_E, outcome = batch.edge_child, batch.edge_parent, outcomes(batch, a.options)
     passes_E = (a.reached_S[child_E] & OUTCOME > 0) & (a.gate_S[child_E] > 0)
-    differs_E = given.known_S[parent_E] & (given.value_S[child_E] != given.value_S[parent_E])
+    differs_E = outcome.known_S[parent_E] & (outcome.value_S[child_E] != outcome.value_S[parent_E])
     edges = np.flatnonzero(passes_E & differs_E)
-    if not edges.size:
-        return []
-    child, parent = (batch.agent_names[batch.agent_of_step[steps_E[edges[0]]]] for steps_E in (child_E, parent_E))
-    return [
-        (
+    if edges.size:
+        child, parent = (batch.agent_names[batch.agent_of_step[steps_E[edges[0]]]] for steps_E in (child_E, parent_E))
+        yield (
             "outcome_of_another",
             f"the outcome of {child} flows to {parent}, whose outcome differs ({edges.size} edges join such agents): "
             "with outcome_to: answer it follows every edge. Use outcome_to: all, or let the parents of a step be "
             "steps of the same side",
         )
-    ]
 
 
-def _unknown_agents(a: Assignment) -> Found:
+def _unknown_agents(a: Assignment) -> Problems:
     spec = a.options.propagation_threshold
-    named = spec.get("agents", {}) if isinstance(spec, Mapping) else {}
-    absent = [agent for agent in named if agent not in a.batch.agent_names]
-    return [
-        ("unknown_agent", f"algorithm.propagation_threshold names {agent}, who makes no step here"
-         f"{did_you_mean(agent, a.batch.agent_names)}")
-        for agent in absent
-    ]  # fmt: skip
+    for agent in spec.get("agents", {}) if isinstance(spec, Mapping) else ():
+        if agent not in a.batch.agent_names:
+            hint = did_you_mean(agent, a.batch.agent_names)
+            yield "unknown_agent", f"algorithm.propagation_threshold names {agent}, who makes no step here{hint}"
 
 
-_CHECKS: tuple[Callable[[Assignment], Found], ...] = (
+_CHECKS: tuple[Callable[[Assignment], Problems], ...] = (
     _unreached,
     _never_scored,
     _nothing_flows,
