@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.credit.options import CHOICES
+from creditflow.credit.options import choices
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.errors import ConfigError, did_you_mean
 from tests.builders import batch_of, make_trajectory, step
@@ -93,10 +93,10 @@ def test_shadow_options_are_validated():
         CreditOptions(shadow="none").validate()
 
 
-@pytest.mark.parametrize("key", sorted(CHOICES))
+@pytest.mark.parametrize("key", sorted(choices()))
 @pytest.mark.parametrize("shadowed", [False, True])
 def test_misspelt_choice_names_the_nearest(key, shadowed):
-    for name in CHOICES[key]():
+    for name in choices()[key]:
         wrong = name[:1] + name[2:] + "e" if len(name) > 4 else name.upper() + "_"
         options = CreditOptions(shadow={key: wrong}) if shadowed else CreditOptions(**{key: wrong})
         with pytest.raises(ConfigError, match=rf"got '{wrong}' \(did you mean '\w+'\?\)"):

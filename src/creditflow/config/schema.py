@@ -10,7 +10,7 @@ from typing import Any
 
 from creditflow._utils.sections import schema_of
 from creditflow.config.recipe import Config
-from creditflow.credit.options import CHOICES, NUMBERS, CreditOptions
+from creditflow.credit.options import NUMBERS, CreditOptions, choices
 from creditflow.credit.presets import PRESETS
 
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
@@ -37,8 +37,8 @@ def _describe_credit(properties: dict[str, Any]) -> None:
     """Add the descriptions, choices and bounds of the credit options."""
     for name, text in _docstrings(CreditOptions).items():
         properties[name]["description"] = text
-    for name, names in CHOICES.items():
-        known = {"enum": list(names())}
+    for name, names in choices().items():
+        known = {"enum": list(names)}
         properties[name] |= {"anyOf": [known, {"type": "string"}]} if name in _OPEN else known
     properties["preset"]["anyOf"] = [{"enum": list(PRESETS)}, {"type": "null"}]
     for name, (low, high, _) in NUMBERS.items():

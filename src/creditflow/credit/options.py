@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
-
-import numpy as np
 
 from creditflow.credit.groups import LEVELS
 from creditflow.credit.records import (
@@ -16,7 +13,7 @@ from creditflow.credit.records import (
     PROPAGATION_RULES,
     SCORE_OPTIONS,
 )
-from creditflow.credit.thresholds.base import make_threshold
+from creditflow.credit.thresholds.base import is_number, make_threshold
 from creditflow.errors import ConfigError, did_you_mean
 from creditflow.registry import Registry
 from creditflow.removed import removed_hint
@@ -99,9 +96,8 @@ class CreditOptions:
 
     def validate(self) -> None:
         """Raises ConfigError for the first invalid option: the key, the expected and the actual value."""
-        for key, choices in CHOICES.items():
-            value, names = getattr(self, key), choices()
-            registry = _REGISTRIES.get(key)
+        for key, names in choices().items():
+            value, registry = getattr(self, key), _REGISTRIES.get(key)
             if not (isinstance(value, str) and value in (names if registry is None else registry)):
                 removed = removed_hint(f"algorithm.{key}", value)
                 hint = removed or (did_you_mean(value, names) if registry is None else registry.hint(value))
@@ -111,14 +107,13 @@ class CreditOptions:
             _expect(isinstance(value, bool), key, "true or false", value)
         for key, (low, high, words) in NUMBERS.items():
             value = getattr(self, key)
-            _expect(_is_number(value) and low <= value <= high, key, words, value)
+            _expect(is_number(value) and low <= value <= high, key, words, value)
         lag = self.max_version_lag
         whole = isinstance(lag, int) and not isinstance(lag, bool) and lag >= 0
         _expect(whole, "max_version_lag", "a whole number of at least 0", lag)
         make_threshold(self.propagation_threshold)
-        for key, wrong, why in self._contradictions():
-            if wrong:
-                raise ConfigError(f"algorithm.{key}: {why}")
+        for key, message in self._contradictions():
+            raise ConfigError(f"algorithm.{key}: {message}")
         if self.shadow is not None:
             try:
                 shadowed = self.shadowed()
@@ -137,57 +132,35 @@ class CreditOptions:
         in_own = self.pays_expected_score or self._outcome_to_answer_alone()
         return replace(self, outcome_to="answer" if in_own else "all")
 
-    def _contradictions(self) -> list[tuple[str, bool, str]]:
-        """(key, whether it contradicts another option, the message) for every known contradiction."""
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        """(key, message) for every contradiction between options."""
         estimator, rule = ADVANTAGE_ESTIMATORS[self.adv_estimator], PROPAGATION_RULES[self.propagation]
-        calibrates, models = self.score_weight == "calibrated", self.score_model != "none"
-        return [
-            (
-                "outcome_to",
-                self.outcome_to == "all" and self._outcome_to_answer_alone(),
-                f"{self.adv_estimator} would count an outcome that is added to all steps once for each of them: "
-                "expected answer, got all",
-            ),
-            (
-                "score_model",
-                models and rule.relative,
-                f"{self.propagation} compares scores and outcomes itself: expected score_model none",
-            ),
-            (
-                "score_model" if models else "score_weight",
-                (models or calibrates) and self.decomp_granularity == "token_level",
-                "gives a step one value: expected decomp_granularity step or agent, got token_level",
-            ),
-            (
-                "decomp_granularity",
-                rule.expects and self.decomp_granularity == "token_level",
-                f"{self.propagation} gives a step one value: expected step or agent, got token_level; or set another "
-                "rule, such as propagation: none",
-            ),
-            (
-                "adv_estimator",
-                rule.relative and not estimator.relative,
-                f"{self.propagation} compares trajectories itself: expected "
-                f"{' or '.join(_relative(ADVANTAGE_ESTIMATORS))}, got {self.adv_estimator}",
-            ),
-            (
-                "adv_estimator",
-                estimator.relative and not rule.relative,
-                f"{self.adv_estimator} has no baseline: expected a propagation rule that compares trajectories itself "
-                f"({', '.join(_relative(PROPAGATION_RULES))}), got {self.propagation}",
-            ),
-            (
-                "group_by",
-                rule.relative and self.group_by != "task",
-                f"{self.propagation} compares the steps of a task in its own groups: expected task, got "
-                f"{self.group_by}",
-            ),
-            (
-                "decomp_granularity",
-                rule.relative and self.decomp_granularity == "token_level",
-                f"{self.propagation} compares whole steps: expected step, agent or trajectory, got token_level",
-            ),
-        ]
+        models, by_token = self.score_model != "none", self.decomp_granularity == "token_level"
+        if self.outcome_to == "all" and self._outcome_to_answer_alone():
+            message = f"{self.adv_estimator} would count an outcome that is added to all steps once for each of them"
+            yield "outcome_to", f"{message}: expected answer, got all"
+        if models and rule.relative:
+            message = f"{self.propagation} compares scores and outcomes itself: expected score_model none"
+            yield "score_model", message
+        if by_token and (models or self.score_weight == "calibrated"):
+            message = "gives a step one value: expected decomp_granularity step or agent, got token_level"
+            yield "score_model" if models else "score_weight", message
+        if by_token and rule.expects:
+            message = f"{self.propagation} gives a step one value: expected step or agent, got token_level"
+            yield "decomp_granularity", f"{message}; or set another rule, such as propagation: none"
+        if rule.relative and not estimator.relative:
+            expected = f"expected {' or '.join(_relative(ADVANTAGE_ESTIMATORS))}, got {self.adv_estimator}"
+            yield "adv_estimator", f"{self.propagation} compares trajectories itself: {expected}"
+        if estimator.relative and not rule.relative:
+            expected = "expected a propagation rule that compares trajectories itself"
+            message = f"{expected} ({', '.join(_relative(PROPAGATION_RULES))}), got {self.propagation}"
+            yield "adv_estimator", f"{self.adv_estimator} has no baseline: {message}"
+        if rule.relative and self.group_by != "task":
+            message = f"{self.propagation} compares the steps of a task in its own groups: expected task"
+            yield "group_by", f"{message}, got {self.group_by}"
+        if rule.relative and by_token:
+            message = "compares whole steps: expected step, agent or trajectory, got token_level"
+            yield "decomp_granularity", f"{self.propagation} {message}"
 
     def _outcome_to_answer_alone(self) -> bool:
         """Whether rule and estimator require `outcome_to: answer`: a critic counts a shared outcome once per step."""
@@ -195,18 +168,18 @@ class CreditOptions:
 
     def ignored(self) -> dict[str, tuple[str, ...]]:
         """Options without effect, each with the options that cause this."""
-        found: dict[str, tuple[str, ...]] = {}
+        unread: dict[str, tuple[str, ...]] = {}
         if self.score_model == "none":
-            found["w_m"] = ("score_model",)
+            unread["w_m"] = ("score_model",)
         if not self.decomposed:  # no score closes a gate or is paid
-            found |= dict.fromkeys((*GATE_OPTIONS, *SCORE_OPTIONS), ("reward_decomp", "decomp_granularity"))
-        found |= dict.fromkeys(PROPAGATION_RULES[self.propagation].without_effect, ("propagation", "threshold_share"))
+            unread |= dict.fromkeys((*GATE_OPTIONS, *SCORE_OPTIONS), ("reward_decomp", "decomp_granularity"))
+        unread |= dict.fromkeys(PROPAGATION_RULES[self.propagation].without_effect, ("propagation", "threshold_share"))
         if self.outcome_to != "answer":  # the behaviour of the sharing rules
-            found.pop("outcome_to", None)
+            unread.pop("outcome_to", None)
         if self.shadow is not None:  # a second rule starts from the same options
-            ignored = replace(self.shadowed(), shadow=None).ignored()
-            found = {name: causes for name, causes in found.items() if name in ignored}
-        return found
+            unread_by_shadow = replace(self.shadowed(), shadow=None).ignored()
+            unread = {name: causes for name, causes in unread.items() if name in unread_by_shadow}
+        return unread
 
     def why_ignored(self, name: str, causes: tuple[str, ...]) -> str:
         """The message for an option without effect. `causes`: its entry in `ignored`."""
@@ -223,12 +196,12 @@ class CreditOptions:
         if "propagation" not in causes:
             return "use sub-rewards"
         readers = [rule for rule, record in PROPAGATION_RULES.loaded().items() if name not in record.without_effect]
-        return f"set propagation: {' or '.join(readers) or 'a rule that reads it'}"
+        return f"set propagation: {' or '.join(readers)}"
 
-    def refuse_ignored(self, given: Iterable[str]) -> None:
-        """Raises ConfigError for the first option of `given` without effect; `given`: options set together."""
+    def refuse_ignored(self, names: Iterable[str]) -> None:
+        """Raises ConfigError for the first option of `names` without effect; `names`: options set together."""
         ignored = self.ignored()
-        for name in given:
+        for name in names:
             if (causes := ignored.get(name)) is not None:
                 why, how = self.why_ignored(name, causes), self.reader_of(name, causes)
                 raise ConfigError(f"{why}; leave it out, or {how}")
@@ -240,27 +213,25 @@ class CreditOptions:
 
     @property
     def pays_expected_score(self) -> bool:
-        """Whether expected sub-rewards enter credit in place of sub-rewards (`creditflow.credit.expected_scores`)."""
+        """Whether expected sub-rewards enter credit in place of sub-rewards (`creditflow.credit.posteriors`)."""
         return self.decomposed and self.w_r > 0 and PROPAGATION_RULES[self.propagation].expects
 
     def shadowed(self) -> CreditOptions:
         """The shadow's options. Raises ConfigError for unknown keys and for options that a shadow cannot have."""
         if not isinstance(self.shadow, Mapping):
             raise ConfigError(f"algorithm.shadow: expected options such as {{propagation: none}}, got {self.shadow!r}")
-        known = {f.name for f in fields(CreditOptions)} - {"shadow"}
+        names = {f.name for f in fields(CreditOptions)} - {"shadow"}
         for key in self.shadow:
-            if key not in known:
-                raise ConfigError(
-                    f"algorithm.shadow.{key}: expected an option of credit{did_you_mean(str(key), known)}"
-                )
-        own = {name: getattr(self, name) for name in known}
-        made = CreditOptions(**{**own, **self.shadow})
-        if ADVANTAGE_ESTIMATORS[made.adv_estimator].critic and not ADVANTAGE_ESTIMATORS[self.adv_estimator].critic:
+            if key not in names:
+                hint = did_you_mean(str(key), names)
+                raise ConfigError(f"algorithm.shadow.{key}: expected an option of credit{hint}")
+        shadowed = replace(self, **{"shadow": None, **self.shadow})
+        if ADVANTAGE_ESTIMATORS[shadowed.adv_estimator].critic and not ADVANTAGE_ESTIMATORS[self.adv_estimator].critic:
             raise ConfigError(
                 f"algorithm.shadow.adv_estimator: expected an estimator without a critic beside {self.adv_estimator}, "
-                f"which has none, got {made.adv_estimator}"
+                f"which has none, got {shadowed.adv_estimator}"
             )
-        return made
+        return shadowed
 
 
 _BOOLS = ("reward_decomp", "norm_adv_by_std_in_grpo", "mask_truncated")
@@ -282,27 +253,26 @@ NUMBERS: dict[str, tuple[float, float, str]] = {
     "value_prior": _WEIGHT,
 }
 _REGISTRIES: dict[str, Registry[Any]] = {"propagation": PROPAGATION_RULES, "adv_estimator": ADVANTAGE_ESTIMATORS}
-# Functions, because rules may be registered at any time.
-CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
-    "propagation": PROPAGATION_RULES.names,
-    "adv_estimator": ADVANTAGE_ESTIMATORS.names,
-    "group_by": lambda: tuple(LEVELS),
-    "outcome_to": lambda: ("auto", "all", "answer"),
-    "shared_reward": lambda: ("outcome", "outcome_plus_mean_sub_reward"),
-    "score_weight": lambda: ("fixed", "calibrated"),
-    "score_model": lambda: ("none", "noisy_and"),
-    "decomp_granularity": lambda: ("trajectory", "agent", "step", "token_level"),
-    "on_closed_gate": lambda: ("cut", "freeze"),
-}
+
+
+def choices() -> dict[str, tuple[str, ...]]:
+    """The possible values of options that are names, with the rules and estimators registered so far."""
+    return {
+        "propagation": PROPAGATION_RULES.names(),
+        "adv_estimator": ADVANTAGE_ESTIMATORS.names(),
+        "group_by": tuple(LEVELS),
+        "outcome_to": ("auto", "all", "answer"),
+        "shared_reward": ("outcome", "outcome_plus_mean_sub_reward"),
+        "score_weight": ("fixed", "calibrated"),
+        "score_model": ("none", "noisy_and"),
+        "decomp_granularity": ("trajectory", "agent", "step", "token_level"),
+        "on_closed_gate": ("cut", "freeze"),
+    }
 
 
 def _relative(registry: Registry[Any]) -> list[str]:
     """The names of the rules or estimators for which credit is an advantage."""
     return [name for name, entry in registry.loaded().items() if entry.relative]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _expect(holds: bool, key: str, expected: str, value: object, hint: str = "") -> None:

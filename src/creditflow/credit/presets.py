@@ -31,22 +31,12 @@ def _credit(source: str, **options: Any) -> Preset:
     return Preset(source, {f"algorithm.{name}": value for name, value in options.items()})
 
 
-_RELATIVE = {
-    "adv_estimator": "relative",
-    "norm_adv_by_std_in_grpo": True,
-    "group_by": "task",
-}
+_GRPO = {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": True}
+_RELATIVE = {"adv_estimator": "relative", "norm_adv_by_std_in_grpo": True, "group_by": "task"}
 """Options of rules that compare trajectories themselves."""
 
 PRESETS: dict[str, Preset] = {
-    "at_grpo": _credit(
-        "2510.11062",
-        propagation="none",
-        outcome_to="all",
-        adv_estimator="grpo",
-        norm_adv_by_std_in_grpo=True,
-        group_by="task_agent_turn",
-    ),
+    "at_grpo": _credit("2510.11062", propagation="none", outcome_to="all", **_GRPO, group_by="task_agent_turn"),
     "calibrated": _credit(
         "",
         propagation="none",
@@ -55,18 +45,10 @@ PRESETS: dict[str, Preset] = {
         score_model="noisy_and",
         w_o=1.0,
         w_m=1.0,
-        adv_estimator="grpo",
-        norm_adv_by_std_in_grpo=True,
+        **_GRPO,
         group_by="task_agent",
     ),
-    "dr_mas": _credit(
-        "2602.08847",
-        propagation="identical",
-        shared_reward="outcome",
-        adv_estimator="grpo",
-        norm_adv_by_std_in_grpo=True,
-        group_by="task_agent",
-    ),
+    "dr_mas": _credit("2602.08847", propagation="identical", shared_reward="outcome", **_GRPO, group_by="task_agent"),
     "gagpo": _credit("2605.13217", propagation="gagpo", **_RELATIVE),
     "gigpo": _credit("2505.10978", propagation="gigpo", **_RELATIVE, gamma=0.95),
     "irc": _credit("2604.02869", propagation="irc", **_RELATIVE, gamma=0.9, episode_weight=0.3),

@@ -51,7 +51,7 @@ class PropagationRule:
     """The options of RULE_OPTIONS that the rule reads."""
     expects: bool = False
     """Whether a step's own reward is that of its expected sub-reward, given all scores and the outcome
-    (`creditflow.credit.expected_scores`)."""
+    (`creditflow.credit.posteriors`)."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown value of a property."""
@@ -80,11 +80,11 @@ class Estimator:
 
     estimate: Callable[..., Any]
     """Takes an `EstimatorInput` and returns an `Estimate` (`creditflow.credit.estimators.base`)."""
-    grouped: bool
+    grouped: bool = True
     """Whether steps are compared within groups; if not, all steps of a policy form one group."""
-    whitened: bool
+    whitened: bool = False
     """Whether the result is whitened over all trained tokens of a policy."""
-    critic: bool
+    critic: bool = False
     """Whether the estimator needs `values_T`."""
     divisor: str = UNKNOWN
     """The divisor, for explanations: SPREAD, ONE or UNKNOWN. Not read for a whitened estimator."""
@@ -96,14 +96,19 @@ class Estimator:
     """Whether credit is taken as the advantage, without a baseline. Needs a rule that compares trajectories itself."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for an unknown value of a property."""
+        """Raise ConfigError for an unknown value of a property, or if steps would be compared with nothing."""
         _expect_one("divisor", self.divisor, (SPREAD, ONE, UNKNOWN))
         _expect_one("tokens", self.tokens, (DISCOUNTED, BY_CRITIC, UNKNOWN))
+        if not (self.grouped or self.whitened) or (self.critic and not self.whitened):
+            raise ConfigError(
+                "expected groups to compare within, or whitening over the policy (with a critic always), got "
+                f"grouped={self.grouped}, whitened={self.whitened}, critic={self.critic}"
+            )
 
 
-def _expect_one(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{name}: expected one of {', '.join(known)}, got {value!r}{did_you_mean(str(value), known)}")
+def _expect_one(name: str, value: object, words: tuple[str, ...]) -> None:
+    if value not in words:
+        raise ConfigError(f"{name}: expected one of {', '.join(words)}, got {value!r}{did_you_mean(str(value), words)}")
 
 
 PROPAGATION_RULES: Registry[PropagationRule] = Registry(
@@ -128,19 +133,7 @@ def compared_rules() -> tuple[str, ...]:
     return tuple(sorted((name for name, rank in ranks.items() if rank), key=ranks.__getitem__))
 
 
-def propagation_rule(
-    name: str,
-    *,
-    pays_own: bool = True,
-    shares: bool = False,
-    ignores: tuple[str, ...] = (),
-    flows: str = UNKNOWN,
-    decomposed: bool = False,
-    comparison_rank: int = 0,
-    relative: bool = False,
-    reads: tuple[str, ...] = (),
-    expects: bool = False,
-) -> Callable[[F], F]:
+def propagation_rule(name: str, **properties: Any) -> Callable[[F], F]:
     """Register a function from PropagationInput to Credit as `algorithm.propagation: name`.
 
     In a file beside a recipe, `algorithm.propagation: file.py:function` selects it, and the name has no meaning. The
@@ -148,52 +141,21 @@ def propagation_rule(
     """
 
     def register(function: F) -> F:
-        rule = PropagationRule(
-            function,
-            pays_own,
-            shares,
-            ignores,
-            flows,
-            decomposed,
-            comparison_rank,
-            relative,
-            reads,
-            expects,
-        )
-        PROPAGATION_RULES.declare(name, rule, function)
+        PROPAGATION_RULES.declare(name, PropagationRule(function, **properties), function)
         return function
 
     return register
 
 
-def advantage_estimator(
-    name: str,
-    *,
-    grouped: bool = True,
-    whitened: bool = False,
-    critic: bool = False,
-    divisor: str = UNKNOWN,
-    tokens: str = UNKNOWN,
-    min_rollouts: int = 1,
-    relative: bool = False,
-) -> Callable[[F], F]:
+def advantage_estimator(name: str, **properties: Any) -> Callable[[F], F]:
     """Register a function from EstimatorInput to Estimate as `algorithm.adv_estimator: name`.
 
     In a file beside a recipe, `algorithm.adv_estimator: file.py:function` selects it, and the name has no meaning. The
-    keywords are the fields of `Estimator`.
-
-    Raises ConfigError if the name is taken, or if it is neither grouped nor whitened, or has a critic and is not
-    whitened: it would have nothing to compare with, and train nothing.
+    keywords are the fields of `Estimator`. Raises ConfigError if the name is taken.
     """
-    if not (grouped or whitened) or (critic and not whitened):
-        raise ConfigError(
-            f"algorithm.adv_estimator: {name}: expected groups to compare within, or whitening over the policy (with a "
-            f"critic always), got grouped={grouped}, whitened={whitened}, critic={critic}"
-        )
 
     def register(function: F) -> F:
-        estimator = Estimator(function, grouped, whitened, critic, divisor, tokens, min_rollouts, relative)
-        ADVANTAGE_ESTIMATORS.declare(name, estimator, function)
+        ADVANTAGE_ESTIMATORS.declare(name, Estimator(function, **properties), function)
         return function
 
     return register
