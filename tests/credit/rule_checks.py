@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, explain
 from creditflow.credit.records import PROPAGATION_RULES, PropagationRule
-from creditflow.credit.rules.base import OUTCOME, SIGNAL, shares
+from creditflow.credit.rules.base import OUTCOME, SIGNAL, parent_counts, shares
 from creditflow.data import (
     Bools,
     Floats,
@@ -126,7 +126,7 @@ class _RuleCase:
     def changed(self) -> list[_Changed]:
         """Every change of one score or outcome in an unmasked trajectory, with the resulting credit."""
         changes = []
-        for n in sorted({*self.inputs.batch.trajectory_of_step[self.inputs.kept_S].tolist()}):
+        for n in sorted({*self.inputs.batch.trajectory_of_step[~self.inputs.masked_S].tolist()}):
             for what, step, trajectory in _changes(self.trajectories[n]):
                 trajectories = [*self.trajectories[:n], trajectory, *self.trajectories[n + 1 :]]
                 changes.append(_Changed(n, what, step, self.rule.credit(self.input_of(trajectories))))
@@ -224,7 +224,7 @@ def ignores_the_names_of_agents(case: _RuleCase) -> Iterator[Fault]:
 
 def ignores_masked_trajectories(case: _RuleCase) -> Iterator[Fault]:
     """Scores and outcomes of masked trajectories (failed or not scored) do not affect other trajectories' credit."""
-    kept_S = case.inputs.kept_S
+    kept_S = ~case.inputs.masked_S
     kept = {*case.inputs.batch.trajectory_of_step[kept_S].tolist()}
     trajectories = [
         trajectory if n in kept else _all_changed(trajectory) for n, trajectory in enumerate(case.trajectories)
@@ -278,7 +278,7 @@ def can_be_assigned_and_explained(case: _RuleCase) -> Iterator[Fault]:
 def _by_formula(inputs: PropagationInput, credit: Credit) -> Floats:
     """[S] `gamma * sum over children k of gate_k * h_k / #parents(k)`."""
     assert credit.gate_S is not None
-    passed_S = shares(inputs.parents_S) * credit.gate_S * (credit.own_S + credit.received_S)
+    passed_S = shares(parent_counts(inputs.batch)) * credit.gate_S * (credit.own_S + credit.received_S)
     sums_S = np.bincount(inputs.batch.edge_parent, passed_S[inputs.batch.edge_child], inputs.batch.n_steps)
     return np.asarray(inputs.options.gamma * sums_S)
 

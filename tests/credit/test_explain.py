@@ -171,14 +171,14 @@ def registered(registry, name):
         registry.remove(name)
 
 
-def nothing_like_the_formula(flow):
-    nothing_S = np.zeros_like(flow.own_S)
-    bits_S = np.full(flow.own_S.shape, 3, dtype=np.uint8)
-    return Credit(3.0 * flow.own_S + 0.1, flow.own_S[::-1].copy(), nothing_S - 0.3, nothing_S, bits_S)
+def nothing_like_the_formula(inputs):
+    nothing_S = np.zeros_like(inputs.paid_S)
+    bits_S = np.full(inputs.paid_S.shape, 3, dtype=np.uint8)
+    return Credit(3.0 * inputs.paid_S + 0.1, inputs.paid_S[::-1].copy(), nothing_S - 0.3, nothing_S, bits_S)
 
 
-def with_gates_of_its_own(flow):
-    made, half_S = nothing_like_the_formula(flow), np.full_like(flow.own_S, 0.5)
+def with_gates_of_its_own(inputs):
+    made, half_S = nothing_like_the_formula(inputs), np.full_like(inputs.paid_S, 0.5)
     return replace(made, gate_S=half_S)
 
 

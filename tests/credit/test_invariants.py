@@ -217,8 +217,8 @@ def test_token_advantages_check_the_output_array():
 
 def test_rule_with_nan_credit_raises():
     @propagation_rule("nowhere")
-    def nowhere(flow):
-        nothing_S = np.zeros_like(flow.own_S)
+    def nowhere(inputs):
+        nothing_S = np.zeros_like(inputs.paid_S)
         return Credit(nothing_S + np.nan, nothing_S, nothing_S, nothing_S, np.zeros(len(nothing_S), dtype=np.uint8))
 
     try:
@@ -232,4 +232,4 @@ def test_rule_with_nan_credit_raises():
 
 def test_estimator_without_comparison_raises():
     with pytest.raises(ConfigError, match="expected groups to compare within, or whitening"):
-        advantage_estimator("alone", grouped=False)
+        advantage_estimator("alone", grouped=False)(lambda inputs: None)

@@ -120,7 +120,7 @@ def test_trajectory_of_seventy_thousand_steps():
 def test_custom_rule_is_registered_by_name():
     @propagation_rule("last_only", pays_own=False)
     def last_only(inputs: PropagationInput) -> Credit:
-        nothing = np.zeros_like(inputs.own_S)
+        nothing = np.zeros_like(inputs.paid_S)
         shared = np.where(inputs.batch.is_answer, inputs.outcome_S, 0.0)
         return Credit(nothing, nothing, shared, nothing, inputs.batch.is_answer)
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.credit import CreditOptions, assign, expected_scores, explain
-from creditflow.credit.history import History
-from creditflow.credit.score_model import PART, SLIPS
-from creditflow.credit.step_posteriors import BINS, Rates, bins, step_posteriors
+from creditflow.credit import CreditOptions, assign, explain, posteriors
+from creditflow.credit.history import History, Observations
+from creditflow.credit.posteriors import BINS, PART, SLIPS, Rates, bins, step_posteriors
 from creditflow.data import Score, TrajectoryBatch
 from creditflow.errors import ConfigError, DataError
 from tests.builders import batch_of, examples, make_trajectory, step
@@ -50,9 +49,8 @@ def test_posterior_equals_a_sum_over_all_states(trajectories, harm, survives, sl
     rates = Rates(np.array(harm), score_AZB, np.array(survives), slip)
     cell_S = np.repeat(np.arange(len(trajectories)), [len(steps) for steps, _ in trajectories])
     agent_S, bin_S = np.array([one for steps, _ in trajectories for one in steps]).T
-    passed_S = np.array([passed for steps, passed in trajectories for _ in steps])
-    known_S = cell_S % 3 != 2
-    found = step_posteriors(rates, cell_S, agent_S, bin_S, passed_S.astype(float), known_S)
+    success_C = np.array([-1.0 if cell % 3 == 2 else float(passed) for cell, (_, passed) in enumerate(trajectories)])
+    found = step_posteriors(rates, Observations(("a", "b"), cell_S, agent_S, bin_S, success_C))
     expected, expected_alone, failed_clean = [], [], 0.0
     for cell, (steps, passed) in enumerate(trajectories):
         likelihoods = [(1.0, 1.0) if b < 0 else tuple(score_AZB[a, :, b]) for a, b in steps]
@@ -210,7 +208,8 @@ def test_learned_posteriors_approach_those_of_the_true_rates():
     bin_S = np.array([drawn.choice(4, p=score_AZB[a, int(fine)]) for a, fine in zip(agent_S, right_S, strict=True)])
     killed_S = ~right_S & (drawn.random(6 * n) >= rates.survives_A[agent_S])
     passed_N = (np.bincount(cell_S, killed_S, n) == 0) & (drawn.random(n) >= rates.slip)
-    of_true = step_posteriors(rates, cell_S, agent_S, bin_S, passed_N[cell_S] * 1.0, np.ones(6 * n, dtype=np.bool_))
+    seen = Observations(("planner", "executor"), cell_S, agent_S, bin_S, passed_N.astype(float))
+    of_true = step_posteriors(rates, seen)
     batch = TrajectoryBatch.from_arrays(
         trajectory_of_step=cell_S,
         group_of_trajectory=np.arange(n) // 8,
@@ -295,7 +294,7 @@ def test_history_of_observations_is_restored_from_json():
 def test_rates_of_a_large_batch_come_from_a_part_of_it(monkeypatch: pytest.MonkeyPatch):
     trajectories = simulated(60, {"planner": 0.2, "executor": 0.2}, 0.2, seed=12)
     whole = assign(batch_of(*trajectories), RULE)
-    monkeypatch.setattr(expected_scores, "_LEARNED_STEPS", 600)
+    monkeypatch.setattr(posteriors, "_LEARNED_STEPS", 600)
     part = assign(batch_of(*trajectories), RULE, history=whole.history_after)
     assert len(part.history_after.observations[-1].cell_S) == 600
     assert np.abs(part.harmless_S - whole.harmless_S).mean() < 0.1

@@ -137,7 +137,7 @@ def test_history_survives_json_bit_for_bit():
 def test_sums_that_overflow_leave_the_history_as_it_was():
     after = assign(batch_of(*judged(4, 0.2)), CALIBRATED).history_after
     before = after.sums(PART)["solver"]
-    later = after.after({PART: {"solver": np.full_like(before, np.inf)}}, None)
+    later = after.after({PART: {"solver": np.full_like(before, np.inf)}})
     assert later.sums(PART)["solver"] == pytest.approx(DECAY * before)
 
 

@@ -19,7 +19,7 @@ BY_TOKEN = CreditOptions(propagation="threshold", decomp_granularity="token_leve
 
 def rho(batch):
     columns = BatchColumns(batch, np.full(batch.n_steps, -1))
-    return token_rewards(batch, sub_rewards(columns, BY_TOKEN, np.ones(batch.n_steps, dtype=np.bool_)))
+    return token_rewards(batch, sub_rewards(columns, BY_TOKEN, np.zeros(batch.n_steps, dtype=np.bool_)))
 
 
 def refusal(kind, batch):

@@ -370,8 +370,8 @@ def own_rule() -> Iterator[str]:
 
     @propagation_rule("halves")
     def halves(inputs: PropagationInput) -> Credit:
-        none_S = np.zeros_like(inputs.own_S)
-        return Credit(inputs.own_S, inputs.own_S / 2, none_S, none_S, np.ones(len(none_S), np.uint8))
+        none_S = np.zeros_like(inputs.paid_S)
+        return Credit(inputs.paid_S, inputs.paid_S / 2, none_S, none_S, np.ones(len(none_S), np.uint8))
 
     yield "halves"
     PROPAGATION_RULES.remove("halves")

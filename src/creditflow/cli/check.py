@@ -89,7 +89,7 @@ def _agent_table(assignment: Assignment, *, gated: bool) -> Table:
     reached, rows = reach(assignment), []
     for i, agent in enumerate(assignment.batch.agent_names):
         agent_S = assignment.batch.agent_of_step == i
-        judged_S = agent_S & (assignment.scored_S | assignment.failed_S)
+        matched_S = agent_S & (assignment.scored_S | assignment.failed_S)
         rows.append(
             (
                 agent,
@@ -97,7 +97,7 @@ def _agent_table(assignment: Assignment, *, gated: bool) -> Table:
                 _mean(assignment.scored_S[agent_S]),
                 (assignment.failed_S & agent_S).sum(),
                 _mean(assignment.sub_reward_S[agent_S & assignment.scored_S]),
-                _mean(assignment.gate_open_S[judged_S]) if gated else "-",
+                _mean(assignment.gate_open_S[matched_S]) if gated else "-",
                 float(reached.get(agent, 0.0)),
             )
         )

@@ -11,26 +11,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from creditflow.credit.checks import check_values
-from creditflow.credit.decompose import Outcomes, SubRewards, outcomes, sub_rewards, token_rewards
+from creditflow.credit.decompose import outcomes, sub_rewards, token_rewards
 from creditflow.credit.estimators.base import (
     WHITENING_EPSILON,
     AdvantageScale,
     CriticTerms,
     Estimate,
     EstimatorInput,
+    check_values,
     stratum_weights,
     token_moments,
     whitening,
 )
-from creditflow.credit.fitted import Fitted, fit, fits
-from creditflow.credit.gates import is_above
-from creditflow.credit.groups import LEVEL_NAMES, POLICY, BatchColumns, Groups, describe, group_statistics, no_groups
+from creditflow.credit.groups import LEVEL_NAMES, BatchColumns, Groups, describe, group_statistics, no_groups
 from creditflow.credit.history import History
 from creditflow.credit.options import CreditOptions
+from creditflow.credit.pay import pay_for_scores
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, FORMULA, PROPAGATION_RULES, Estimator
-from creditflow.credit.rules.base import Credit, PropagationInput, answer_steps, parent_counts
-from creditflow.credit.thresholds.base import Constant, Threshold, make_threshold, open_starved, thetas
+from creditflow.credit.rules.base import Credit, PropagationInput, lost_upstream
+from creditflow.credit.thresholds.base import (
+    GATE_TOLERANCE,
+    Constant,
+    Threshold,
+    make_threshold,
+    open_starved,
+    thetas,
+)
 from creditflow.credit.tokens import at_first_token, critic_tokens, spread_over_tokens, token_terms
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch, validate
 from creditflow.errors import BatchError, ConfigError, EmptyBatchError, NotFiniteError, ShapeError
@@ -172,17 +178,14 @@ class Assignment:
     @property
     def misled_S(self) -> Bools:
         """[S] steps that are not trained, because the outcome of a later answer step's agent could not be scored."""
-        outcome = outcomes(self.batch, self.options)
-        return _misled(self.batch, self.options, outcome, self.gate_S)
+        return _misled(self.batch, self.options, self.masked_S, self.gate_S)
 
     def group_name(self, step: int) -> str | None:
         """The key of the group behind `step`'s baseline, in words; None for a step without one."""
-        level = int(self.level_S[step])
-        return (
-            None
-            if level < 0
-            else describe(self.batch, LEVEL_NAMES[level], step, int(self.stratum_S[step]), self.options.max_version_lag)
-        )
+        level, stratum = int(self.level_S[step]), int(self.stratum_S[step])
+        if level < 0:
+            return None
+        return describe(self.batch, LEVEL_NAMES[level], step, stratum, self.options.max_version_lag)
 
     def token_advantages(self, *, dtype: DTypeLike = np.float64, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """[T] the advantage of each sampled response token, 0 at the others.
@@ -243,15 +246,14 @@ def assign(
     if threshold is None:
         threshold = make_threshold(options.propagation_threshold)
     history = History() if history is None else history
-    made = _assign(batch, options, estimator, values_T, threshold, history)
+    assignment = _assign(batch, options, estimator, values_T, threshold, history)
     if options.shadow is None:
-        return made
-    moved = "propagation_threshold" in (options.shadow or {})
-    shadow = assign(
-        batch, options.shadowed(), values_T=values_T, threshold=None if moved else threshold, history=history.shadow
-    )
-    assert made.history_after is not None, "a new assignment has one"
-    return replace(made, shadow=shadow, history_after=replace(made.history_after, shadow=shadow.history_after))
+        return assignment
+    own_threshold = None if "propagation_threshold" in options.shadow else threshold
+    shadow = assign(batch, options.shadowed(), values_T=values_T, threshold=own_threshold, history=history.shadow)
+    assert assignment.history_after is not None, "a new assignment has one"
+    history_after = replace(assignment.history_after, shadow=shadow.history_after)
+    return replace(assignment, shadow=shadow, history_after=history_after)
 
 
 def _assign(
@@ -264,19 +266,19 @@ def _assign(
 ) -> Assignment:
     options, chosen = options.resolved(), options
     rule = PROPAGATION_RULES[options.propagation]
-
     outcome = outcomes(batch, options)
-    kept_S = ~outcome.masked_S
+    masked_S = outcome.masked_S
     columns = BatchColumns(batch, np.full(batch.n_steps, -1), options.max_version_lag)
-    rewards = sub_rewards(columns, options, kept_S)
-    judged_S = rewards.scored_S & options.decomposed
-    unjudged_S = rewards.failed_S & options.decomposed
+    rewards = sub_rewards(columns, options, masked_S)
+    scored_S, failed_S = rewards.scored_S & options.decomposed, rewards.failed_S & options.decomposed
 
     threshold_S = thetas(threshold, batch.agent_names)[batch.agent_of_step]
-    open_S, forced_S = _gates(batch, rewards, judged_S, kept_S, threshold_S, threshold.floor)
-    fitted = fit(columns, options, outcome, rewards, kept_S, history) if fits(options) else None
-    terms = _terms(batch, options, rewards, fitted)
-    has_own_S, paid_S = terms.has_own_S, terms.paid_S(options)
+    gate_open_S = ~scored_S | (rewards.value_S > threshold_S + GATE_TOLERANCE)
+    forced_open_S = open_starved(
+        gate_open_S, rewards.value_S, scored_S & ~masked_S, batch.agent_of_step, threshold.floor
+    )
+    gate_open_S = gate_open_S | forced_open_S
+    pay = pay_for_scores(columns, options, outcome, rewards, history)
     # A stratum label, made from the prompt, separates groups by the quality of upstream steps. This gives scored steps
     # comparable peers. For an unscored step it would leave only the outcome's noise within each label.
     stratum_S = np.where(rewards.scored_S, batch.stratum_of_step, -1)
@@ -285,16 +287,14 @@ def _assign(
         PropagationInput(
             batch=batch,
             options=options,
-            own_S=paid_S,
-            has_own_S=has_own_S,
+            paid_S=pay.paid_S,
+            is_paid_S=pay.is_paid_S,
             outcome_S=outcome.value_S,
-            open_S=open_S,
-            scored_S=judged_S,
-            failed_S=unjudged_S,
-            outcome_known_S=outcome.known_S,
-            kept_S=kept_S,
-            stratum_S=stratum_S,
-            parents_S=parent_counts(batch),
+            known_S=outcome.known_S,
+            scored_S=scored_S,
+            failed_S=failed_S,
+            gate_open_S=gate_open_S,
+            masked_S=masked_S,
             columns=columns,
         )
     )
@@ -302,34 +302,33 @@ def _assign(
     credit_S = credit.own_S + credit.received_S + credit.shared_S
     _expect_finite(batch, credit_S, "credit", f"propagation {options.propagation}")
     frozen_S = np.zeros(batch.n_steps, dtype=np.bool_) if credit.frozen_S is None else credit.frozen_S
-    trained_S = kept_S & ~frozen_S & ~_misled(batch, options, outcome, credit.gate_S)
+    trained_S = ~masked_S & ~frozen_S & ~_misled(batch, options, masked_S, credit.gate_S)
     if rule.pays_own:
         # Expected scores need evidence about the step: its score, or the outcome.
-        trained_S &= ~unjudged_S & (has_own_S | (not options.pays_expected_score))
+        trained_S &= ~failed_S & (pay.is_paid_S | (not options.pays_expected_score))
 
     by_token_S = np.zeros(batch.n_steps, dtype=np.bool_)
     if options.decomp_granularity == "token_level" and rule.pays_own:
-        by_token_S = judged_S & (columns.sampled_S > 0)
+        by_token_S = scored_S & (columns.sampled_S > 0)
     rho_T = token_rewards(batch, rewards) if by_token_S.any() else None
     # The part paid token by token leaves the step's credit; its parents still receive it.
-    step_credit_S = np.where(by_token_S, credit_S - paid_S, credit_S) if rho_T is not None else credit_S
-    own_S = np.where(by_token_S, credit.own_S - paid_S, credit.own_S) if rho_T is not None else credit.own_S
-    token_reward_T = _token_rewards(columns, options, rho_T, by_token_S) if estimator.critic else None
-    made = _compare(
+    paid_by_token_S = np.where(by_token_S, pay.paid_S, 0.0)
+    step_credit_S = credit_S - paid_by_token_S
+    groups, estimate, scale = _compare(
         columns,
         estimator,
-        credit,
-        step_credit_S,
-        own_S,
-        trained_S,
-        options,
-        values_T,
-        token_reward_T,
+        EstimatorInput(
+            batch=batch,
+            options=options,
+            credit=credit,
+            credit_S=step_credit_S,
+            reward_S=credit.own_S - paid_by_token_S + credit.shared_S,
+            trained_S=trained_S,
+            groups=no_groups(batch.n_steps),
+            values_T=values_T,
+            token_reward_T=_token_rewards(columns, options, rho_T, by_token_S) if estimator.critic else None,
+        ),
     )
-    groups, estimate, weight_S = made.groups, made.estimate, made.weight_S
-    baseline_S, shift_S, divisor_S = made.baseline_S, made.shift_S, made.divisor_S
-    grouped_S = trained_S & (groups.group_S >= 0)
-    scale = AdvantageScale(weight_S, baseline_S, shift_S, divisor_S, grouped_S & ~groups.tied_S)
     advantage_S = scale.steps(step_credit_S)
     if estimate.critic is not None:
         advantage_S = scale.steps(
@@ -341,31 +340,29 @@ def _assign(
     _expect_finite(batch, advantage_S, "advantage", f"adv_estimator {options.adv_estimator}")
     advantage_T = term_T = None
     if rho_T is not None and not estimator.critic:
-        scaled = estimator.whitened or estimate.divisor_S is not None
         term_T = token_terms(
             columns,
             rho_T,
             rewards.value_S,
-            by_token_S & grouped_S,
+            by_token_S & trained_S & (groups.group_S >= 0),
             groups.level_S,
             weight=options.w_r,
             gamma_token=options.gamma_token,
-            scaled=scaled,
+            scaled=estimator.whitened or estimate.divisor_S is not None,
         )
         advantage_T = _with_terms(batch, scale, advantage_S, estimate, term_T)
         advantage_S = at_first_token(batch, advantage_T, advantage_S)
-    nothing_S = np.zeros(batch.n_steps)
     return Assignment(
         sub_reward_S=rewards.value_S,
         scored_S=rewards.scored_S,
         failed_S=rewards.failed_S,
         threshold_S=threshold_S,
-        gate_open_S=open_S,
-        forced_open_S=forced_S,
-        gate_S=nothing_S if credit.gate_S is None else credit.gate_S,
-        fold_S=terms.fold_S,
-        score_weight_S=terms.weight_S,
-        harmless_S=nothing_S * np.nan if fitted is None or fitted.harmless_S is None else fitted.harmless_S,
+        gate_open_S=gate_open_S,
+        forced_open_S=forced_open_S,
+        gate_S=np.zeros(batch.n_steps) if credit.gate_S is None else credit.gate_S,
+        fold_S=pay.fold_S,
+        score_weight_S=pay.score_weight_S,
+        harmless_S=pay.harmless_S,
         own_S=credit.own_S,
         received_S=credit.received_S,
         shared_S=credit.shared_S,
@@ -378,12 +375,12 @@ def _assign(
         group_S=groups.group_S,
         level_S=groups.level_S,
         group_size_S=groups.size_S,
-        baseline_S=baseline_S,
+        baseline_S=scale.baseline_S,
         spread_S=groups.spread_S,
-        shift_S=shift_S,
-        divisor_S=divisor_S,
+        shift_S=scale.shift_S,
+        divisor_S=scale.divisor_S,
         tied_S=groups.tied_S,
-        weight_S=weight_S,
+        weight_S=scale.weight_S,
         advantage_S=advantage_S,
         advantage_T=advantage_T,
         unscaled_T=estimate.unscaled_T,
@@ -391,131 +388,58 @@ def _assign(
         critic=estimate.critic,
         masked_N=outcome.masked_N,
         singletons=groups.singletons,
-        fitted=None if fitted is None else fitted.facts(batch.agent_names),
+        fitted=pay.facts or None,
         history=history,
-        history_after=history if fitted is None else fitted.history_after(history),
+        history_after=pay.history,
         options=chosen,
         shadow=None,
         batch=batch,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """The groups of steps, and the terms that turn credit into advantages."""
-
-    groups: Groups
-    estimate: Estimate
-    weight_S: Floats
-    baseline_S: Floats
-    shift_S: Floats
-    divisor_S: Floats
-
-
 def _compare(
-    columns: BatchColumns,
-    estimator: Estimator,
-    credit: Credit,
-    credit_S: Floats,
-    own_S: Floats,
-    trained_S: Bools,
-    options: CreditOptions,
-    values_T: Floats | None,
-    token_reward_T: Floats | None,
-) -> _Comparison:
-    """Compare steps within their groups.
-
-    `credit_S`, `own_S`: [S] credit and its own part, without rewards that are paid token by token.
-    """
-    batch, groups = columns.batch, no_groups(columns.batch.n_steps)
+    columns: BatchColumns, estimator: Estimator, inputs: EstimatorInput
+) -> tuple[Groups, Estimate, AdvantageScale]:
+    """Compare the credit of steps within their groups, by the estimator."""
+    batch, trained_S, name = inputs.batch, inputs.trained_S, inputs.options.adv_estimator
     if estimator.grouped:
-        groups = group_statistics(columns, credit_S, trained_S, options.group_by)
-    estimate = estimator.estimate(
-        EstimatorInput(
-            batch=batch,
-            options=options,
-            credit=credit,
-            credit_S=credit_S,
-            reward_S=own_S + credit.shared_S,
-            trained_S=trained_S,
-            groups=groups,
-            values_T=values_T,
-            token_reward_T=token_reward_T,
+        groups = group_statistics(columns, inputs.credit_S, trained_S, inputs.options.group_by)
+        inputs = replace(inputs, groups=groups)
+    estimate = estimator.estimate(inputs)
+    _expect_type(estimate, Estimate, f"algorithm.adv_estimator: {name}")
+    groups, baseline_S = inputs.groups, estimate.baseline_S
+    shift_S, divisor_S = np.zeros(batch.n_steps), np.ones(batch.n_steps)
+    if not estimator.whitened:
+        divisor_S = divisor_S if estimate.divisor_S is None else estimate.divisor_S
+    elif estimate.divisor_S is not None:
+        raise ConfigError(
+            f"algorithm.adv_estimator: {name} is whitened, and so divided by its own spread: expected divisor_S None"
         )
-    )
+    else:
+        over_S = trained_S & (groups.group_S >= 0) if estimator.grouped else trained_S
+        left_S = np.where(over_S & ~groups.tied_S, inputs.credit_S - baseline_S, 0.0)
+        whitened = whitening(columns, left_S, token_moments(batch, estimate, groups.tied_S), over_S)
+        at = np.flatnonzero(whitened.code_S >= 0)
+        code = whitened.code_S[at]
+        divisor_S[at] = np.sqrt(whitened.variance_P + WHITENING_EPSILON)[code]
+        if estimator.grouped:
+            shift_S[at] = whitened.mean_P[code]
+            groups = replace(groups, tied_S=groups.tied_S.copy())
+            groups.tied_S[at] |= whitened.tied_P[code]
+        else:
+            groups = whitened.as_groups()
+            baseline_S = baseline_S + groups.mean_S  # which needs no shift
+    learns_S = trained_S & (groups.group_S >= 0) & ~groups.tied_S
     weight_S = stratum_weights(batch, columns.stratum_S, trained_S)
-    groups, baseline_S, shift_S, divisor_S = _scale(
-        columns, estimator, estimate, credit_S, trained_S, groups, options.adv_estimator
-    )
-    return _Comparison(groups, estimate, weight_S, baseline_S, shift_S, divisor_S)
+    return groups, estimate, AdvantageScale(weight_S, baseline_S, shift_S, divisor_S, learns_S)
 
 
-@dataclass(frozen=True, slots=True)
-class _Terms:
-    """The values that own rewards are made of, after fitting."""
-
-    sub_reward_S: Floats
-    weight_S: Floats
-    fold_S: Ints
-    harmless_S: Floats
-    """[S] the probability of no harm under `score_model`; NaN: no charge."""
-
-    @property
-    def has_own_S(self) -> Bools:
-        """[S] whether the step has an own reward."""
-        return ~np.isnan(self.sub_reward_S)
-
-    def paid_S(self, options: CreditOptions) -> Floats:
-        """[S] the own rewards; 0 for steps without one."""
-        of_score_S = self.weight_S * (self.sub_reward_S - options.sub_reward_origin)
-        charged_S = np.where(np.isnan(self.harmless_S), of_score_S, of_score_S + options.w_m * (self.harmless_S - 1.0))
-        return np.where(self.has_own_S, charged_S, 0.0)
-
-
-def _terms(batch: TrajectoryBatch, options: CreditOptions, rewards: SubRewards, fitted: Fitted | None) -> _Terms:
-    """The terms under the fitted parts; without them, sub-rewards and `w_r` as they are."""
-    nothing_S, no_fold_S = np.full(batch.n_steps, np.nan), np.full(batch.n_steps, -1)
-    made = _Terms(rewards.value_S, np.full(batch.n_steps, float(options.w_r)), no_fold_S, nothing_S)
-    if fitted is None:
-        return made
-    if (weights := fitted.weights) is not None:
-        made = replace(made, weight_S=weights.value_S, fold_S=weights.fold_S)
-    if fitted.model is not None:
-        made = replace(made, harmless_S=fitted.model.harmless_S)
-    if fitted.expected is not None:
-        made = replace(made, sub_reward_S=fitted.expected.value_S)
-    return made
-
-
-def _gates(
-    batch: TrajectoryBatch, rewards: SubRewards, judged_S: Bools, kept_S: Bools, threshold_S: Floats, floor: float
-) -> tuple[Bools, Bools]:
-    """Whether each gate is open, and whether it was opened to keep the floor."""
-    open_S = ~judged_S | is_above(rewards.value_S, threshold_S)
-    if floor <= 0:
-        return open_S, np.zeros_like(open_S)
-    forced_S = open_starved(open_S, rewards.value_S, judged_S & kept_S, batch.agent_of_step, floor)
-    return open_S | forced_S, forced_S
-
-
-def _misled(
-    batch: TrajectoryBatch,
-    options: CreditOptions,
-    outcome: Outcomes,
-    gate_S: Floats | None,
-) -> Bools:
-    """[S] steps whose credit lacks the outcome of an answer step, because its scoring failed for that agent alone.
-
-    Without the outcome, the answer step passes on a credit of 0, which is no reward.
-    """
-    lost_S = answer_steps(batch) & outcome.masked_S & ~outcome.masked_N[batch.trajectory_of_step]
-    counts = options.resolved().outcome_to == "answer" and options.gamma > 0 and options.w_o > 0
-    if not counts or gate_S is None or not lost_S.any():
-        return np.zeros_like(lost_S)
-    from creditflow.credit import kernels
-
-    source_S = lost_S.astype(np.uint8)
-    return kernels.reach_up(batch.edge_child, batch.edge_parent, source_S, gate_S) > 0
+def _misled(batch: TrajectoryBatch, options: CreditOptions, masked_S: Bools, gate_S: Floats | None) -> Bools:
+    """[S] steps whose credit lacks an outcome that flows to them; see `lost_upstream`."""
+    flows = options.resolved().outcome_to == "answer" and options.gamma > 0 and options.w_o > 0
+    if not flows or gate_S is None:
+        return np.zeros_like(masked_S)
+    return lost_upstream(batch, masked_S, gate_S)
 
 
 def _with_terms(
@@ -531,11 +455,11 @@ def _with_terms(
     return advantage_T
 
 
-def _expect_finite(batch: TrajectoryBatch, values_S: Floats, what: str, who: str) -> None:
+def _expect_finite(batch: TrajectoryBatch, values_S: Floats, noun: str, source: str) -> None:
     finite_S = np.isfinite(values_S)
     if not finite_S.all():
         s = int(np.argmin(finite_S))
-        raise NotFiniteError(f"step {batch.step_ids[s]}: expected a finite {what} from {who}, got {values_S[s]}")
+        raise NotFiniteError(f"step {batch.step_ids[s]}: expected a finite {noun} from {source}, got {values_S[s]}")
 
 
 def _expect_type(returned: object, kind: type, name: str) -> None:
@@ -571,43 +495,3 @@ def _token_rewards(
     return np.where(
         batch.response_mask, np.repeat(part_S, np.diff(batch.token_offsets)) * (rho_T - options.sub_reward_origin), 0.0
     )
-
-
-def _scale(
-    columns: BatchColumns,
-    estimator: Estimator,
-    estimate: Estimate,
-    credit_S: Floats,
-    trained_S: Bools,
-    groups: Groups,
-    name: str,
-) -> tuple[Groups, Floats, Floats, Floats]:
-    """(groups, baseline_S, shift_S, divisor_S): the estimator's choice, then whitened if it is a whitening estimator.
-
-    For a whitening estimator without groups, the whitening mean is added to the baseline.
-    """
-    _expect_type(estimate, Estimate, f"algorithm.adv_estimator: {name}")
-    batch = columns.batch
-    shift_S, divisor_S = np.zeros(batch.n_steps), np.ones(batch.n_steps)
-    if not estimator.whitened:
-        return groups, estimate.baseline_S, shift_S, divisor_S if estimate.divisor_S is None else estimate.divisor_S
-    if estimate.divisor_S is not None:
-        raise ConfigError(
-            f"algorithm.adv_estimator: {name} is whitened, and so divided by its own spread: expected divisor_S None"
-        )
-    scaled_S = trained_S & (groups.group_S >= 0) if estimator.grouped else trained_S
-    left_S = np.where(scaled_S & ~groups.tied_S, credit_S - estimate.baseline_S, 0.0)
-    stats = whitening(columns, left_S, token_moments(batch, estimate, groups.tied_S), scaled_S)
-    at = np.flatnonzero(stats.code_S >= 0)
-    code = stats.code_S[at]
-    divisor_S[at] = np.sqrt(stats.variance_P + WHITENING_EPSILON)[code]
-    if estimator.grouped:
-        shift_S[at] = stats.mean_P[code]
-        tied_S = groups.tied_S.copy()
-        tied_S[at] |= stats.tied_P[code]
-        return replace(groups, tied_S=tied_S), estimate.baseline_S, shift_S, divisor_S
-    made = no_groups(batch.n_steps)
-    made.group_S[at], made.level_S[at] = code, LEVEL_NAMES.index(POLICY)
-    made.size_S[at], made.mean_S[at] = stats.trajectories_P[code], stats.mean_P[code]
-    made.spread_S[at], made.tied_S[at] = np.sqrt(stats.variance_P)[code], stats.tied_P[code]
-    return made, estimate.baseline_S + made.mean_S, shift_S, divisor_S

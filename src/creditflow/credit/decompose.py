@@ -41,7 +41,7 @@ class Outcomes:
     value_S: Floats
     """[S] R of the step's agent; 0 without one."""
     known_S: Bools
-    """[S] whether the step's agent has an outcome, like `known_N`."""
+    """[S] whether the step's agent has an outcome, like `known_N`; never for a masked step."""
     masked_S: Bools
     """[S] whether the step is left out of training, with its trajectory or with its agent."""
 
@@ -111,7 +111,7 @@ def _own_outcomes(batch: TrajectoryBatch) -> tuple[Ints, Floats]:
     return at, values[np.searchsorted(keys, key_S[at])]
 
 
-def sub_rewards(columns: BatchColumns, options: CreditOptions, kept_S: Bools) -> SubRewards:
+def sub_rewards(columns: BatchColumns, options: CreditOptions, masked_S: Bools) -> SubRewards:
     """`r_t = sum_k weight_k * score_k / sum_k weight_k` over the matching functions of positive weight.
 
     There are three cases. No function matches, or only functions of weight 0, which measure: no own reward. All
@@ -121,7 +121,7 @@ def sub_rewards(columns: BatchColumns, options: CreditOptions, kept_S: Bools) ->
 
     With `decomp_granularity: agent` the scored steps of an agent in a trajectory share their mean.
 
-    `columns`: columns without strata. `kept_S`: [S] steps that are not masked; only these enter substitute means.
+    `columns`: columns without strata. `masked_S`: [S] masked steps, which do not enter substitute means.
     Without `options.decomposed` no step has a value.
     """
     from creditflow.credit import kernels
@@ -134,13 +134,13 @@ def sub_rewards(columns: BatchColumns, options: CreditOptions, kept_S: Bools) ->
         return SubRewards(np.full(batch.n_steps, np.nan), scored_S, failed_S)
     if options.decomp_granularity == "agent":
         _share_among_agent(batch, value_S, scored_S)
-    known_S = scored_S & kept_S
+    over_S = scored_S & ~masked_S
     for level in (options.group_by, "agent"):
         at = np.flatnonzero(failed_S & np.isnan(value_S))
         if not at.size:
             break
         code_S = columns.code_S(level)
-        value_S[at] = leave_one_out_mean(value_S, known_S, code_S, batch.trajectory_of_step, at)
+        value_S[at] = leave_one_out_mean(value_S, over_S, code_S, batch.trajectory_of_step, at)
     return SubRewards(value_S, scored_S, failed_S)
 
 
@@ -170,20 +170,20 @@ def token_rewards(batch: TrajectoryBatch, rewards: SubRewards) -> Floats:
     share_SK /= np.where(counts_SK.any(axis=1), share_SK.sum(axis=1), 1.0)[:, None]
     alike_SK, by_token = counts_SK.copy(), []
     for k in range(len(batch.score_names)):
-        steps = _given_per_token(batch, k, np.flatnonzero(counts_SK[:, k]))
+        steps = _scored_by_token(batch, k, np.flatnonzero(counts_SK[:, k]))
         alike_SK[steps, k] = False
         by_token.append(steps)
     rho_T = np.repeat(np.where(alike_SK, share_SK * batch.scores, 0.0).sum(axis=1), length_S)
     for k, steps in enumerate(by_token):
         # Work in chunks, so that temporary arrays stay small compared with the result.
         cuts = np.flatnonzero(np.diff(np.cumsum(length_S[steps]) // _TOKENS_AT_ONCE)) + 1
-        for some in np.split(steps, cuts) if steps.size else ():
-            part_T, among = _tokens_of(batch, some, rho_T)
-            part_T[among] += np.repeat(share_SK[some, k], length_S[some]) * _per_token(batch, k, some)
+        for chunk in np.split(steps, cuts) if steps.size else ():
+            part_T, among = _tokens_of(batch, chunk, rho_T)
+            part_T[among] += np.repeat(share_SK[chunk, k], length_S[chunk]) * _per_token(batch, k, chunk)
     return rho_T
 
 
-def _given_per_token(batch: TrajectoryBatch, k: int, steps: Ints) -> Ints:
+def _scored_by_token(batch: TrajectoryBatch, k: int, steps: Ints) -> Ints:
     """The subset of `steps` whose k-th score has one value for each token."""
     name, scores = batch.score_names[k], batch.raw_scores
     for s in steps.tolist():
@@ -206,8 +206,8 @@ def _tokens_of(batch: TrajectoryBatch, steps: Ints, values_T: Floats) -> tuple[F
 def _per_token(batch: TrajectoryBatch, k: int, steps: Ints) -> Floats:
     """The k-th score at the tokens of `steps`, rescaled to [0, 1], concatenated over steps."""
     name = batch.score_names[k]
-    given = [batch.raw_scores[s][name] for s in steps.tolist()]
-    rows = [cast(tuple[float, ...], score.value) for score in given]
+    scores = [batch.raw_scores[s][name] for s in steps.tolist()]
+    rows = [cast(tuple[float, ...], score.value) for score in scores]
     length, got = batch.token_offsets[steps + 1] - batch.token_offsets[steps], np.array([len(row) for row in rows])
     if (wrong := got != length).any():
         i = int(np.argmax(wrong))
@@ -215,7 +215,7 @@ def _per_token(batch: TrajectoryBatch, k: int, steps: Ints) -> Floats:
             f"step {batch.step_ids[steps[i]]}, score {name}: expected one value for each of {length[i]} response "
             f"tokens, got {got[i]}"
         )
-    low, high = np.array([score.range for score in given], dtype=np.float64).T
+    low, high = np.array([score.range for score in scores], dtype=np.float64).T
     values = np.fromiter(chain.from_iterable(rows), np.float64, int(length.sum()))
     with np.errstate(all="ignore"):  # NaN and empty ranges are reported below
         values -= np.repeat(low, length)

@@ -280,15 +280,15 @@ def _cells(code: Ints, trajectory: Ints) -> tuple[Ints, Ints, int]:
     return cell, group_C[:n_cells], n_cells
 
 
-def leave_one_out_mean(values_S: Floats, known_S: Bools, code_S: Ints, trajectory_S: Ints, at: Ints) -> Floats:
-    """[at] the mean over the group's other trajectories of their mean known value; NaN if none is known.
+def leave_one_out_mean(values_S: Floats, over_S: Bools, code_S: Ints, trajectory_S: Ints, at: Ints) -> Floats:
+    """[at] the mean over the group's other trajectories of their mean value over `over_S`; NaN if they have none.
 
     The whole own trajectory is left out, because its other steps are not independent of the step.
     """
     cell_S, group_C, n_cells = _cells(code_S, trajectory_S)
     n_groups = int(code_S.max()) + 1
-    known = np.flatnonzero(known_S)
-    mean_C, count_C = _means_of(values_S[known], cell_S[known], n_cells)
+    over = np.flatnonzero(over_S)
+    mean_C, count_C = _means_of(values_S[over], cell_S[over], n_cells)
     has_any = count_C > 0
     sum_G = np.bincount(group_C, mean_C, n_groups)
     trajectories_G = np.bincount(group_C, has_any, n_groups)

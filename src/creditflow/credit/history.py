@@ -27,7 +27,7 @@ WINDOW = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observations:
-    """Scores and outcomes of C trajectories with S steps."""
+    """Scores and outcomes of C trajectories, or of the agents in them that have own outcomes, with S steps."""
 
     agents: tuple[str, ...]
     """The names behind `agent_S`."""
@@ -36,7 +36,7 @@ class Observations:
     agent_S: Ints
     """[S] the agent of each step."""
     bin_S: Ints
-    """[S] the bin of its score (`creditflow.credit.step_posteriors.BINS`); -1: unscored."""
+    """[S] the bin of its score (`creditflow.credit.posteriors.BINS`); -1: unscored."""
     success_C: Floats
     """[C] the outcome, from 0 to 1; -1: unknown."""
 
@@ -49,11 +49,11 @@ class Observations:
     def from_json(cls, state: Any) -> Observations:
         """Restore the result of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
         cell_S, agent_S, bin_S = (np.array(state[name], dtype=np.int64) for name in ("cell_S", "agent_S", "bin_S"))
-        made = cls(tuple(map(str, state["agents"])), cell_S, agent_S, bin_S, np.array(state["success_C"], np.float64))
-        limits = ((cell_S, len(made.success_C)), (agent_S, len(made.agents)), (bin_S + 1, _LARGEST_BIN + 2))
+        agents, success_C = tuple(map(str, state["agents"])), np.array(state["success_C"], np.float64)
+        limits = ((cell_S, len(success_C)), (agent_S, len(agents)), (bin_S + 1, _LARGEST_BIN + 2))
         if any(len(of_S) != len(cell_S) or not ((of_S >= 0) & (of_S < end)).all() for of_S, end in limits):
             raise ValueError("expected a trajectory, an agent and a bin for each step")
-        return made
+        return cls(agents, cell_S, agent_S, bin_S, success_C)
 
 
 _LARGEST_BIN = 3
@@ -73,22 +73,21 @@ class History:
         """The sums of a part; empty before its first batch."""
         return self.parts.get(part, {})
 
-    def after(self, parts: Mapping[str, Sums], shadow: History | None, observed: Observations | None = None) -> History:
+    def after(self, parts: Mapping[str, Sums], observed: Observations | None = None) -> History:
         """The history after a batch with the sums `parts` and the observations `observed`.
 
         An array of another shape replaces the earlier one. Sums that overflowed are left out.
         """
-        made = dict(self.parts)
-        for part, given in parts.items():
+        later = dict(self.parts)
+        for part, batch_sums in parts.items():
             before = self.sums(part)
-            by_agent = {agent: sums for agent, sums in given.items() if np.isfinite(sums).all()}  # inf never fades
-            faded = {agent: DECAY * sums for agent, sums in before.items() if agent not in by_agent}
-            made[part] = faded | {
-                agent: sums + DECAY * before[agent] if _same_shape(before.get(agent), sums) else sums
-                for agent, sums in by_agent.items()
+            finite = {agent: sums for agent, sums in batch_sums.items() if np.isfinite(sums).all()}  # inf never fades
+            later[part] = {agent: DECAY * sums for agent, sums in before.items() if agent not in finite} | {
+                agent: sums + DECAY * before[agent] if agent in before and before[agent].shape == sums.shape else sums
+                for agent, sums in finite.items()
             }
         observations = self.observations if observed is None else (*self.observations, observed)[1 - WINDOW :]
-        return History(made, shadow, observations)
+        return History(later, self.shadow, observations)
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists and numbers, which `from_json` restores bit for bit."""
@@ -96,7 +95,7 @@ class History:
         return {
             "parts": parts,
             "shadow": None if self.shadow is None else self.shadow.to_json(),
-            "observations": [one.to_json() for one in self.observations],
+            "observations": [batch.to_json() for batch in self.observations],
         }
 
     @classmethod
@@ -112,7 +111,3 @@ class History:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"history of credit: expected parts and shadow, got {str(state)[:80]!r}") from error
         return cls(parts, shadow, observations)
-
-
-def _same_shape(before: Floats | None, sums: Floats) -> bool:
-    return before is not None and before.shape == sums.shape

@@ -48,14 +48,14 @@ Recorded = dict[str, dict[str, dict[str, Any]]]
 
 def recorded_properties(options: CreditOptions) -> Recorded:
     """The properties of every rule, estimator and threshold that `options` name by file, for the record of a run."""
-    found: Recorded = {}
+    properties: Recorded = {}
 
     def note(registry: Registry[Any], key: str, reference: str) -> str:
-        found.setdefault(registry.key, {})[reference] = _properties(registry, reference)
+        properties.setdefault(registry.key, {})[reference] = _properties(registry, reference)
         return reference
 
     change_references(vars(options), note)
-    return found
+    return properties
 
 
 def _properties(registry: Registry[Any], reference: str) -> dict[str, Any]:

@@ -22,9 +22,11 @@ from other groups and earlier batches.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from creditflow.credit.decompose import Outcomes, SubRewards
 from creditflow.credit.groups import BatchColumns, leave_one_out_mean
 from creditflow.credit.history import Sums
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
@@ -53,37 +55,41 @@ class ScoreWeights:
     """[5, 5] second moments of each agent: 1, score and outcome relative to the task's other rollouts, score, outcome.
     """
 
+    def facts(self, agents: tuple[str, ...]) -> dict[str, Any]:
+        """Slopes, errors and full outcomes by agent and fold, as plain numbers."""
+        columns = {"slopes": self.slope_KA, "errors": self.error_KA, "full": self.full_KA}
+        return {
+            name: {key: [float(x) if np.isfinite(x) else None for x in x_KA[:, a]] for key, x_KA in columns.items()}
+            for a, name in enumerate(agents)
+        }
+
 
 def score_weights(
-    columns: BatchColumns,
-    outcome_S: Floats,
-    known_S: Bools,
-    sub_reward_S: Floats,
-    scored_S: Bools,
-    w_r: float,
-    earlier: Sums,
+    columns: BatchColumns, outcome: Outcomes, rewards: SubRewards, w_r: float, earlier: Sums
 ) -> ScoreWeights:
     """Compute the weight of each agent's scores, by fold.
 
-    `known_S`: [S] steps with a known outcome that are not masked. `sub_reward_S`, `scored_S`: [S] sub-rewards, read
-    where scored. `w_r`: the prior weight. `earlier`: the sums of earlier batches.
+    `w_r`: the prior weight. `earlier`: the sums of earlier batches.
     """
     batch = columns.batch
-    used_S = known_S & scored_S
-    at = np.flatnonzero(used_S)
-    others_S = np.full(batch.n_steps, np.nan)
-    code_S = columns.code_S("task_agent")
-    others_S[at] = leave_one_out_mean(sub_reward_S, used_S, code_S, batch.trajectory_of_step, at)
+    over_S = outcome.known_S & rewards.scored_S
+    at = np.flatnonzero(over_S)
+    code_S, trajectory_S = columns.code_S("task_agent"), batch.trajectory_of_step
+    score_of_others_S = np.full(batch.n_steps, np.nan)
+    score_of_others_S[at] = leave_one_out_mean(rewards.value_S, over_S, code_S, trajectory_S, at)
     every = np.arange(batch.n_steps)
-    mean_S = leave_one_out_mean(outcome_S, known_S, code_S, batch.trajectory_of_step, every)
-    used_S = used_S & ~np.isnan(others_S) & ~np.isnan(mean_S)
-    score_S = np.where(used_S, sub_reward_S - others_S, 0.0)
-    left_S = np.where(used_S, outcome_S - mean_S, 0.0)
+    outcome_of_others_S = leave_one_out_mean(outcome.value_S, outcome.known_S, code_S, trajectory_S, every)
+    over_S = over_S & ~np.isnan(score_of_others_S) & ~np.isnan(outcome_of_others_S)
+    values = (
+        rewards.value_S - score_of_others_S,
+        outcome.value_S - outcome_of_others_S,
+        rewards.value_S,
+        outcome.value_S,
+    )
+    row_S5 = np.column_stack([np.ones(batch.n_steps), *(np.where(over_S, value_S, 0.0) for value_S in values)])
     fold_S = batch.group_of_trajectory[batch.trajectory_of_step] % FOLDS
-    known = [np.where(used_S, value_S, 0.0) for value_S in (sub_reward_S, outcome_S)]
-    row_S5 = np.column_stack([np.ones(batch.n_steps), score_S, left_S, *known])
-    moments_KA55 = _fold_moments(row_S5, _trajectory_weights(batch, used_S), fold_S, batch)
-    lowest = float(outcome_S[used_S].min(initial=0.0))
+    moments_KA55 = _fold_moments(row_S5, _parts_of_trajectories(batch, over_S), fold_S, batch)
+    lowest = float(outcome.value_S[over_S].min(initial=0.0))
     slope_KA, error_KA, full_KA, weight_KA = np.empty((4, *moments_KA55.shape[:2]))
     for agent, name in enumerate(batch.agent_names):
         for fold in range(FOLDS):
@@ -94,20 +100,20 @@ def score_weights(
             full = full_outcome(others_55, slope) - lowest
             weight_KA[fold, agent] = posterior_weight(slope, error, full, w_r)
             slope_KA[fold, agent], error_KA[fold, agent], full_KA[fold, agent] = slope, error, full
-    present = np.unique(batch.agent_of_step[used_S])
+    present = np.unique(batch.agent_of_step[over_S])
     sums = {batch.agent_names[agent]: moments_KA55[:, agent].sum(axis=0) for agent in present}
     return ScoreWeights(weight_KA[fold_S, batch.agent_of_step], fold_S, slope_KA, error_KA, full_KA, sums)
 
 
-def _trajectory_weights(batch: TrajectoryBatch, used_S: Bools) -> Floats:
-    """[S] weights with the sum 1 over the used steps of an agent in a trajectory; 0 for other steps."""
+def _parts_of_trajectories(batch: TrajectoryBatch, over_S: Bools) -> Floats:
+    """[S] equal parts with the sum 1 over the steps of an agent in a trajectory; 0 outside of `over_S`."""
     cell_S = batch.trajectory_of_step * len(batch.agent_names) + batch.agent_of_step
-    count_C = np.bincount(cell_S[used_S], minlength=int(cell_S.max()) + 1)
-    return np.where(used_S, 1.0 / np.maximum(count_C[cell_S], 1), 0.0)
+    count_C = np.bincount(cell_S[over_S], minlength=int(cell_S.max()) + 1)
+    return np.where(over_S, 1.0 / np.maximum(count_C[cell_S], 1), 0.0)
 
 
-def _fold_moments(row_SZ: Floats, weight_S: Floats, fold_S: Ints, batch: TrajectoryBatch) -> Floats:
-    """[K, A, Z, Z] weighted second moments of rows, by fold and agent."""
+def _fold_moments(row_SZ: Floats, part_S: Floats, fold_S: Ints, batch: TrajectoryBatch) -> Floats:
+    """[K, A, Z, Z] second moments of rows weighted by `part_S`, by fold and agent."""
     agents, width = len(batch.agent_names), row_SZ.shape[1]
     moments_KAZZ = np.zeros((FOLDS, agents, width, width))
     cell_S = fold_S * agents + batch.agent_of_step
@@ -116,7 +122,7 @@ def _fold_moments(row_SZ: Floats, weight_S: Floats, fold_S: Ints, batch: Traject
     for cell in np.flatnonzero(np.diff(ends)):
         at = order[ends[cell] : ends[cell + 1]]
         with np.errstate(over="ignore", invalid="ignore"):  # moments that overflow are not used, see `slope_and_error`
-            moments_KAZZ[cell // agents, cell % agents] = (row_SZ[at] * weight_S[at, None]).T @ row_SZ[at]
+            moments_KAZZ[cell // agents, cell % agents] = (row_SZ[at] * part_S[at, None]).T @ row_SZ[at]
     return moments_KAZZ
 
 

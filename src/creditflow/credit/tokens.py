@@ -104,8 +104,8 @@ def token_terms(
             spread = _spread(moments_S[member], parts, code_S[member], batch.trajectory_of_step[member])[here]
             divisor_S[at], pays_S[at] = spread + EPSILON, spread > TIE_TOLERANCE
     terms_T = _sums_to_go(batch, rho_T, mean_S, gamma_token)
-    nothing_S = np.zeros(batch.n_steps)
-    factors = (part_S, nothing_S, nothing_S, divisor_S)
+    zero_S = np.zeros(batch.n_steps)
+    factors = (part_S, zero_S, zero_S, divisor_S)
     kernels.scale_tokens(terms_T, factors, batch.token_offsets, batch.response_mask, pays_S, terms_T)
     return terms_T
 

@@ -55,18 +55,18 @@ def moved(before: Assignment, after: Assignment) -> dict[str, CreditChange]:
 
     Raises BatchError if the ids of their steps differ.
     """
-    one, two = before.batch, after.batch
-    if one is not two and (one.n_steps != two.n_steps or one.step_ids != two.step_ids):
+    batch, other = before.batch, after.batch
+    if batch is not other and (batch.n_steps != other.n_steps or batch.step_ids != other.step_ids):
         raise BatchError("two assignments: expected the same steps in the same order")
     both_S = before.trained_S & after.trained_S
     flipped_S = np.sign(before.advantage_S) * np.sign(after.advantage_S) < 0
-    names = one.agent_names
+    names = batch.agent_names
 
     def sums(values_S: Floats | Bools) -> list[float]:
-        return np.bincount(one.agent_of_step, values_S.astype(np.float64), len(names)).tolist()  # type: ignore[no-any-return]
+        return np.bincount(batch.agent_of_step, values_S.astype(np.float64), len(names)).tolist()  # type: ignore[no-any-return]
 
     columns = (
-        sums(np.ones(one.n_steps)),
+        sums(np.ones(batch.n_steps)),
         sums(both_S),
         sums(both_S * np.abs(after.credit_S - before.credit_S)),
         sums(both_S * (np.abs(after.credit_S) + np.abs(before.credit_S))),
@@ -75,12 +75,12 @@ def moved(before: Assignment, after: Assignment) -> dict[str, CreditChange]:
         sums(before.trained_S & ~after.trained_S),
         sums(~before.trained_S & after.trained_S),
     )
-    counts = [f.type == "int" for f in fields(CreditChange)]
-    found = {
-        name: CreditChange(*(int(value) if whole else value for value, whole in zip(of_agent, counts, strict=True)))
-        for name, of_agent in zip(names, zip(*columns, strict=True), strict=True)
+    types: list[type] = [int if f.type == "int" else float for f in fields(CreditChange)]
+    return {
+        name: CreditChange(*(kind(value) for kind, value in zip(types, values, strict=True)))
+        for name, values in zip(names, zip(*columns, strict=True), strict=True)
+        if values[0]
     }
-    return {name: of_agent for name, of_agent in found.items() if of_agent.steps}
 
 
 def added(total: Mapping[str, CreditChange], more: Mapping[str, CreditChange]) -> dict[str, CreditChange]:

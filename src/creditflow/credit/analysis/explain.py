@@ -7,17 +7,19 @@ given; they have their own explanations. Values made by a user's rule or estimat
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import reduce
 from typing import Literal
 
 import numpy as np
 
 from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import counting, outcomes
-from creditflow.credit.expected_scores import worth_if_wrong
 from creditflow.credit.groups import EPSILON
+from creditflow.credit.posteriors import worth_if_wrong
 from creditflow.credit.records import (
     ADVANTAGE_ESTIMATORS,
     BY_CRITIC,
@@ -94,9 +96,9 @@ class Explanation:
     def _line(self, i: int) -> str:
         operation = self.operations[i]
         inputs = f" {operation.symbol} ".join(f"{self.operations[k].name} [{k}]" for k in operation.inputs)
-        made = f" = {inputs}" if inputs else ""
+        formula = f" = {inputs}" if inputs else ""
         note = f"   # {operation.note}" if operation.note else ""
-        return f"[{i}] {operation.name}{made} = {operation.value!r}{note}"
+        return f"[{i}] {operation.name}{formula} = {operation.value!r}{note}"
 
 
 def explain(assignment: Assignment, step: int | str, token: int | None = None) -> Explanation:
@@ -160,17 +162,17 @@ def _by_critic(a: Assignment, s: int) -> dict[int, float]:
     """A_j at each sampled token of the step, before whitening, as computed by `kernels.gae`."""
     critic, options, start = a.critic, a.options, int(a.batch.token_offsets[s])
     assert critic is not None, "the caller has seen to it"
-    made: dict[int, float] = {}
+    advantages: dict[int, float] = {}
     value, advantage = 0.0, 0.0
     for position in reversed(_sampled(a, s)):
         here = float(critic.values_T[start + position])
         last = float(critic.reward_S[s]) + float(critic.down_S[s])
-        delta = options.gamma_token * value - here if made else last - here
+        delta = options.gamma_token * value - here if advantages else last - here
         if critic.token_reward_T.size:
             delta += float(critic.token_reward_T[start + position])
         advantage = delta + options.gamma_token * options.lam_token * advantage
-        value, made[position] = here, advantage
-    return made
+        value, advantages[position] = here, advantage
+    return advantages
 
 
 def _sampled(assignment: Assignment, s: int) -> list[int]:
@@ -190,18 +192,11 @@ def _check_token(assignment: Assignment, s: int, token: int | None) -> int | Non
     return int(token)
 
 
+_FUNCTIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+
+
 def _apply(symbol: Symbol, values: Sequence[float]) -> float:
-    result = values[0]
-    for value in values[1:]:
-        if symbol == "+":
-            result += value
-        elif symbol == "-":
-            result -= value
-        elif symbol == "*":
-            result *= value
-        else:
-            result /= value
-    return result
+    return reduce(_FUNCTIONS[symbol], values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,10 +396,10 @@ class _OperationLog:
         """The slope behind a calibrated weight, and the outcome that it is compared with, in words."""
         a, s = self.assignment, self.s
         agent, fold = a.batch.agent_names[a.batch.agent_of_step[s]], int(a.fold_S[s])
-        found = ((a.fitted or {}).get("weights") or {}).get(agent)
-        if found is None or found["slopes"][fold] is None:
+        weights = ((a.fitted or {}).get("weights") or {}).get(agent)
+        if weights is None or weights["slopes"][fold] is None:
             return "no data: w_r"
-        slope, error, full = (found[key][fold] for key in ("slopes", "errors", "full"))
+        slope, error, full = (weights[key][fold] for key in ("slopes", "errors", "full"))
         return f"the outcome rises by {slope:.3g} with the score, to {full:.3g} at 1; standard error {error:.2g}"
 
     def sub_reward(self) -> int:
@@ -479,15 +474,11 @@ class _OperationLog:
     def children(self) -> list[int]:
         """The step's children, from the last to the first: the order of the reverse pass."""
         batch, s = self.assignment.batch, self.s
-        first, last = np.searchsorted(batch.edge_child, (s + 1, self.stop()))
+        stop = np.searchsorted(batch.trajectory_of_step, batch.trajectory_of_step[s], side="right")
+        first, last = np.searchsorted(batch.edge_child, (s + 1, stop))
         edges = first + np.flatnonzero(batch.edge_parent[first:last] == s)[::-1]
         children: list[int] = batch.edge_child[edges].tolist()
         return children
-
-    def stop(self) -> int:
-        """One past the last step of the trajectory."""
-        trajectory_S = self.assignment.batch.trajectory_of_step
-        return int(np.searchsorted(trajectory_S, trajectory_S[self.s], side="right"))
 
     def received(self) -> _Received:
         a, s, options = self.assignment, self.s, self.assignment.options
@@ -623,13 +614,13 @@ class _OperationLog:
         if a.shift_S[s]:
             difference = self.make("shifted", "-", difference, self.given("shift", a.shift_S[s], "of whitening"))
         divided = self.make("scaled", "/", difference, self.divisor())
-        made = self.make(name, "*", self.given("weight", a.weight_S[s], "balances strata"), divided)
+        advantage = self.make(name, "*", self.given("weight", a.weight_S[s], "balances strata"), divided)
         factor = float(a.weight_S[s] / a.divisor_S[s])
         for part, value in (*parts, ("baseline", -float(a.baseline_S[s]))):
             self.add_term(part, value, factor)
         if a.shift_S[s]:
             self.add_term("shift", -float(a.shift_S[s]), factor)
-        return made
+        return advantage
 
     def add_term(self, name: str, reward: float, factor: float) -> None:
         """Add a part of the advantage: `reward * factor`."""

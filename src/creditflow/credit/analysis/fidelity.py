@@ -189,26 +189,26 @@ def _ranks(value_X: Floats, weight_RX: Floats) -> Floats:
 
 def task_weights(task_X: Ints) -> Floats:
     """[1 + R, V] weight of each task: one each, then bootstrap counts. A single task gets no resamples (R = 0)."""
-    there = np.unique(task_X)
-    resamples = _RESAMPLES if len(there) > 1 else 0
-    drawn_RV = np.zeros((1 + resamples, there[-1] + 1))
-    drawn_RV[0, there] = 1.0
+    tasks = np.unique(task_X)
+    resamples = _RESAMPLES if len(tasks) > 1 else 0
+    drawn_RV = np.zeros((1 + resamples, tasks[-1] + 1))
+    drawn_RV[0, tasks] = 1.0
     rng = np.random.default_rng(_SEED)
-    drawn_RV[1:, there] = rng.multinomial(len(there), np.full(len(there), 1 / len(there)), resamples)
+    drawn_RV[1:, tasks] = rng.multinomial(len(tasks), np.full(len(tasks), 1 / len(tasks)), resamples)
     return drawn_RV
 
 
 def _mean(value_DK: Floats) -> Floats:
     """[D] means of the known entries; NaN if all are unknown."""
-    there_DK: Bools = np.isfinite(value_DK)
+    known_DK: Bools = np.isfinite(value_DK)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.where(there_DK, value_DK, 0.0).sum(axis=1) / there_DK.sum(axis=1))
+        return np.asarray(np.where(known_DK, value_DK, 0.0).sum(axis=1) / known_DK.sum(axis=1))
 
 
 def _squared_error(value_DK: Floats) -> Floats:
     """[D] squared standard errors of the means; NaN with fewer than two known entries."""
-    there_DK: Bools = np.isfinite(value_DK)
-    count_D = there_DK.sum(axis=1)
-    square_D = np.where(there_DK, (value_DK - _mean(value_DK)[:, None]) ** 2, 0.0).sum(axis=1)
+    known_DK: Bools = np.isfinite(value_DK)
+    count_D = known_DK.sum(axis=1)
+    square_D = np.where(known_DK, (value_DK - _mean(value_DK)[:, None]) ** 2, 0.0).sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(count_D > 1, square_D / (count_D - 1) / count_D, np.nan)

@@ -43,37 +43,36 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
 
     Masked steps, of whole trajectories or of single agents, count in `groups/masked_steps` only.
     """
-    batch, trained_S = assignment.batch, assignment.trained_S
-    kept_S = ~assignment.masked_S
+    batch, trained_S, counted_S = assignment.batch, assignment.trained_S, ~assignment.masked_S
     result: dict[str, float] = {}
 
-    judged_S = kept_S & (assignment.scored_S | assignment.failed_S)
-    if judged_S.any():
-        result["propagation/pass_rate"] = float(assignment.gate_open_S[judged_S].mean())
+    matched_S = counted_S & (assignment.scored_S | assignment.failed_S)
+    if matched_S.any():
+        result["propagation/pass_rate"] = float(assignment.gate_open_S[matched_S].mean())
 
-    if assignment.flows and assignment.batch.edge_child.size and (moved := _moved(assignment, kept_S)) is not None:
+    if assignment.flows and assignment.batch.edge_child.size and (moved := _moved(assignment, counted_S)) is not None:
         result["propagation/moved"] = moved
 
     ok_SK = batch.score_status == OK
     right_S = (~ok_SK | (np.where(ok_SK, batch.scores, 1.0) >= RIGHT)).all(axis=1)
     wrong_way_S = np.where(right_S, assignment.advantage_S < 0, assignment.advantage_S > 0)
     for name, values_S, over_S in (
-        ("propagation/pass_rate", assignment.gate_open_S, judged_S),
-        ("propagation/threshold", assignment.threshold_S, judged_S),
+        ("propagation/pass_rate", assignment.gate_open_S, matched_S),
+        ("propagation/threshold", assignment.threshold_S, matched_S),
         ("credit/mean", assignment.credit_S, trained_S),
         ("credit/mis_credited", wrong_way_S, trained_S & ok_SK.any(axis=1)),
         ("groups/alone", _alone(assignment), trained_S),
         ("groups/tied", assignment.tied_S, trained_S),
-        *([("groups/frozen", assignment.frozen_S, kept_S)] if assignment.frozen_S.any() else []),
-        *([("propagation/forced_open", assignment.forced_open_S, judged_S)] if assignment.forced_open_S.any() else []),
+        *([("groups/frozen", assignment.frozen_S, counted_S)] if assignment.frozen_S.any() else []),
+        *([("propagation/forced_open", assignment.forced_open_S, matched_S)] if assignment.forced_open_S.any() else []),
     ):
         result |= _shares(name, assignment, *_by_agent(assignment, values_S, over_S))
 
     credit_A, _ = _by_agent(assignment, np.abs(assignment.credit_S), trained_S)
     if credit_A.sum() > 0:
         result |= _shares("credit/share", assignment, credit_A, np.full_like(credit_A, credit_A.sum()))
-    withheld, _ = _by_agent(assignment, np.abs(assignment.withheld_S), kept_S)
-    offered, _ = _by_agent(assignment, _offered(assignment), kept_S)
+    withheld, _ = _by_agent(assignment, np.abs(assignment.withheld_S), counted_S)
+    offered, _ = _by_agent(assignment, _offered(assignment), counted_S)
     result |= _shares("credit/gated_off", assignment, withheld, offered)
     result |= {f"credit/reach/{name}": share for name, share in reach(assignment).items()}
     result |= {f"credit/outcome_reach/{name}": share for name, share in reach(assignment, OUTCOME).items()}
@@ -82,7 +81,7 @@ def credit_metrics(assignment: Assignment) -> dict[str, float]:
     result["groups/zero_variance"] = float(len(np.unique(assignment.group_S[assignment.tied_S])))
     result["groups/no_baseline"] = float((trained_S & (assignment.group_S < 0)).sum())
     result["groups/masked_steps"] = float((~trained_S).sum())
-    result["groups/frozen_steps"] = float((kept_S & assignment.frozen_S).sum())
+    result["groups/frozen_steps"] = float((counted_S & assignment.frozen_S).sum())
     return result | _fitted_parts(assignment) | _explained(assignment) | compare_shadow(assignment)
 
 
@@ -99,10 +98,10 @@ def _fitted_parts(assignment: Assignment) -> dict[str, float]:
     return result
 
 
-def _moved(assignment: Assignment, kept_S: Bools) -> float | None:
+def _moved(assignment: Assignment, over_S: Bools) -> float | None:
     """The share of credit received from other steps; None without any credit."""
-    received = float(np.abs(assignment.received_S[kept_S]).sum())
-    own = float(np.abs(assignment.own_S[kept_S] + assignment.shared_S[kept_S]).sum())
+    received = float(np.abs(assignment.received_S[over_S]).sum())
+    own = float(np.abs(assignment.own_S[over_S] + assignment.shared_S[over_S]).sum())
     return received / (received + own) if received + own > 0 else None
 
 
@@ -128,8 +127,8 @@ def explained_variance(target: Floats, values: Floats) -> float | None:
 
 def _alone(assignment: Assignment) -> Bools:
     """[S] whether the step's trajectory was alone in its group at `group_by`."""
-    asked = LEVEL_NAMES.index(assignment.options.group_by)
-    backed_off_S: Bools = (assignment.level_S != asked) & (assignment.level_S < LEVEL_NAMES.index(POLICY))
+    group_by = LEVEL_NAMES.index(assignment.options.group_by)
+    backed_off_S: Bools = (assignment.level_S != group_by) & (assignment.level_S < LEVEL_NAMES.index(POLICY))
     return backed_off_S
 
 
@@ -141,11 +140,11 @@ def reach(assignment: Assignment, bit: np.uint8 = SIGNAL) -> dict[str, float]:
     substitute for a failed score. `bit`: SIGNAL, or OUTCOME for the outcome alone.
     """
     batch = assignment.batch
-    kept_S = ~assignment.masked_S
+    masked_S = assignment.masked_S
     key_S = batch.agent_of_step.astype(np.int64) * batch.n_trajectories + batch.trajectory_of_step
     agents = len(batch.agent_names)
-    trajectories = np.unique(key_S[kept_S]) // batch.n_trajectories
-    reached = np.unique(key_S[kept_S & ((assignment.reached_S & bit) > 0)]) // batch.n_trajectories
+    trajectories = np.unique(key_S[~masked_S]) // batch.n_trajectories
+    reached = np.unique(key_S[~masked_S & ((assignment.reached_S & bit) > 0)]) // batch.n_trajectories
     trajectories_A, reached_A = np.bincount(trajectories, minlength=agents), np.bincount(reached, minlength=agents)
     return {batch.agent_names[a]: float(reached_A[a] / trajectories_A[a]) for a in np.flatnonzero(trajectories_A)}
 
@@ -158,16 +157,15 @@ def unreached_agents(assignment: Assignment) -> tuple[str, ...]:
 def compare_shadow(assignment: Assignment) -> dict[str, float]:
     """Compare with the shadow, by agent, over steps trained by both; empty without a shadow.
 
-    * `shadow/moved/<agent>`: the difference in credit, `Moved.share_moved`, in [0, 1].
+    * `shadow/moved/<agent>`: the difference in credit, `CreditChange.share_moved`, in [0, 1].
     * `shadow/flipped/<agent>`: share of steps whose advantages have opposite signs.
     """
     shadow = assignment.shadow
     if shadow is None:
         return {}
-    by_agent = moved(assignment, shadow)
-    of_credit = {f"shadow/moved/{agent}": found.share_moved for agent, found in by_agent.items() if found.credit}
-    return of_credit | {
-        f"shadow/flipped/{agent}": found.share_flipped for agent, found in by_agent.items() if found.both
+    changes = moved(assignment, shadow)
+    return {f"shadow/moved/{agent}": change.share_moved for agent, change in changes.items() if change.credit} | {
+        f"shadow/flipped/{agent}": change.share_flipped for agent, change in changes.items() if change.both
     }
 
 

@@ -12,15 +12,16 @@ computes advantages from a critic's values.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit.groups import TIE_TOLERANCE, BatchColumns, Groups, compact
+from creditflow.credit.groups import LEVEL_NAMES, POLICY, TIE_TOLERANCE, BatchColumns, Groups, compact, no_groups
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.rules.base import Credit
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
+from creditflow.errors import ConfigError, NotFiniteError, ShapeError
 
 WHITENING_EPSILON = 1e-8
 """Added to the variance before whitening, as in verl."""
@@ -133,6 +134,15 @@ class Whitened:
     trajectories_P: Ints
     """[P] number of trajectories."""
 
+    def as_groups(self) -> Groups:
+        """One group for each policy, with its trained steps."""
+        groups, at = no_groups(len(self.code_S)), np.flatnonzero(self.code_S >= 0)
+        code = self.code_S[at]
+        groups.group_S[at], groups.level_S[at] = code, LEVEL_NAMES.index(POLICY)
+        groups.size_S[at], groups.mean_S[at] = self.trajectories_P[code], self.mean_P[code]
+        groups.spread_S[at], groups.tied_S[at] = np.sqrt(self.variance_P)[code], self.tied_P[code]
+        return groups
+
 
 def token_moments(batch: TrajectoryBatch, estimate: Estimate, tied_S: Bools) -> Floats | None:
     """[S, 5] moments of the token values to whiten; None if all tokens of a step have the same value.
@@ -179,6 +189,34 @@ def whitening(columns: BatchColumns, value_S: Floats, moments_S: Floats | None, 
     tied_P = (high_P - low_P <= TIE_TOLERANCE * np.maximum(1.0, np.abs(mean_P))) | (count_P <= 1)
     variance_P = np.where(count_P > 1, square_P / np.maximum(count_P - 1, 1), np.nan)
     return Whitened(code_S, mean_P, variance_P, tied_P, np.bincount(trajectories, minlength=n))
+
+
+def check_values(batch: TrajectoryBatch, values_T: NDArray[Any] | None, estimator: str) -> Floats:
+    """[T] the critic's values as floats. Raises ConfigError if missing, ShapeError for the wrong shape.
+
+    Non-finite values are found when they are used, see `refuse_values`.
+    """
+    if values_T is None:
+        raise ConfigError(f"algorithm.adv_estimator: {estimator} expects a critic's values for each token, got none")
+    values_T = np.asarray(values_T)
+    if values_T.shape != batch.response_mask.shape:
+        raise ShapeError(f"values: expected shape {batch.response_mask.shape}, got {values_T.shape}")
+    return values_T if values_T.dtype in (np.float32, np.float64) else values_T.astype(np.float64)
+
+
+def refuse_values(batch: TrajectoryBatch, values_T: Floats) -> NoReturn:
+    """Raise NotFiniteError for values that led to advantages that are not finite."""
+    wrong_T = batch.response_mask & ~np.isfinite(values_T)
+    if not wrong_T.any():
+        raise NotFiniteError(
+            f"values: expected numbers that advantages can be made of, got up to {np.abs(values_T).max()}"
+        )
+    token = int(np.argmax(wrong_T))
+    s = int(np.searchsorted(batch.token_offsets, token, side="right")) - 1
+    raise NotFiniteError(
+        f"step {batch.step_ids[s]}, token {token - batch.token_offsets[s]}: expected a finite value, "
+        f"got {values_T[token]}"
+    )
 
 
 def stratum_weights(batch: TrajectoryBatch, stratum_S: Ints, trained_S: Bools) -> Floats:

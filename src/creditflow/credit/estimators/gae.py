@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from creditflow.credit.checks import refuse_values
-from creditflow.credit.estimators.base import CriticTerms, Estimate, EstimatorInput
+from creditflow.credit.estimators.base import CriticTerms, Estimate, EstimatorInput, refuse_values
 from creditflow.credit.records import BY_CRITIC, advantage_estimator
 from creditflow.credit.rules.base import parent_counts, shares
 
 
 @advantage_estimator("gae", grouped=False, whitened=True, critic=True, tokens=BY_CRITIC)
-def gae(given: EstimatorInput) -> Estimate:
+def gae(inputs: EstimatorInput) -> Estimate:
     """Generalised advantage estimation (arXiv 1506.02438): between steps along the gated graph, inside a step by token.
 
     With V_k, A_k at the first trained token of child k, e_t the own reward and V_j the value at a step's token j:
 
-        down_t  = gamma * in_t * sum over children k of share_k * out_k * (V_k + lam * A_k)
+        down_t  = gamma * sum over children k of share_k * gate_k * (V_k + lam * A_k)
         delta_j = gamma_token * V_{j+1} - V_j            (last token: e_t + down_t - V_j)
         A_j     = delta_j + gamma_token * lam_token * A_{j+1}
 
@@ -24,10 +23,10 @@ def gae(given: EstimatorInput) -> Estimate:
     """
     from creditflow.credit import kernels
 
-    batch, options, values_T = given.batch, given.options, given.values_T
+    batch, options, values_T = inputs.batch, inputs.options, inputs.values_T
     assert values_T is not None, "an estimator that is registered with a critic is given values"
-    nothing_S = np.zeros_like(given.credit_S)
-    token_reward_T = np.empty(0) if given.token_reward_T is None else given.token_reward_T
+    zero_S = np.zeros_like(inputs.credit_S)
+    token_reward_T = np.empty(0) if inputs.token_reward_T is None else inputs.token_reward_T
     down_S, first_S, moments_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps), np.empty((batch.n_steps, 5))
     kernels.gae(
         batch.edge_child,
@@ -35,9 +34,9 @@ def gae(given: EstimatorInput) -> Estimate:
         batch.token_offsets,
         batch.response_mask,
         values_T,
-        given.reward_S,
+        inputs.reward_S,
         token_reward_T,
-        nothing_S if given.credit.gate_S is None else given.credit.gate_S,
+        zero_S if inputs.credit.gate_S is None else inputs.credit.gate_S,
         shares(parent_counts(batch)),
         (options.gamma, options.lam, options.gamma_token, options.lam_token),
         down_S,
@@ -46,5 +45,5 @@ def gae(given: EstimatorInput) -> Estimate:
     )
     if not np.isfinite(moments_S[moments_S[:, 0] > 0, 1]).all():
         refuse_values(batch, values_T)
-    terms = CriticTerms(values_T, token_reward_T, given.reward_S, down_S, first_S)
-    return Estimate(nothing_S, moments_S=moments_S, critic=terms)
+    terms = CriticTerms(values_T, token_reward_T, inputs.reward_S, down_S, first_S)
+    return Estimate(zero_S, moments_S=moments_S, critic=terms)

@@ -7,6 +7,6 @@ from creditflow.credit.records import advantage_estimator
 
 
 @advantage_estimator("reinforce_plus_plus_baseline", whitened=True)
-def reinforce_plus_plus_baseline(given: EstimatorInput) -> Estimate:
+def reinforce_plus_plus_baseline(inputs: EstimatorInput) -> Estimate:
     """`c - m`, whitened (arXiv 2501.03262, "with baseline")."""
-    return Estimate(given.groups.mean_S)
+    return Estimate(inputs.groups.mean_S)

@@ -9,6 +9,6 @@ from creditflow.credit.records import ONE, advantage_estimator
 
 
 @advantage_estimator("relative", divisor=ONE, min_rollouts=2, relative=True)
-def relative(given: EstimatorInput) -> Estimate:
+def relative(inputs: EstimatorInput) -> Estimate:
     """`c`: baseline 0 and divisor 1, for rules such as `gigpo`. A tied task still gets 0."""
-    return Estimate(np.where(given.groups.group_S >= 0, 0.0, np.nan))
+    return Estimate(np.where(inputs.groups.group_S >= 0, 0.0, np.nan))

@@ -7,10 +7,10 @@ from creditflow.credit.records import ONE, advantage_estimator
 
 
 @advantage_estimator("rloo", divisor=ONE)
-def rloo(given: EstimatorInput) -> Estimate:
+def rloo(inputs: EstimatorInput) -> Estimate:
     """`c - mean of the group's other trajectories` (arXiv 2402.14740, equation 7).
 
     The whole own trajectory is left out, because its other steps depend on this one. The baseline is then independent
     of the action, and the gradient is unbiased.
     """
-    return Estimate(given.groups.others_S)
+    return Estimate(inputs.groups.others_S)

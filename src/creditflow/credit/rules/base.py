@@ -29,26 +29,22 @@ class PropagationInput:
 
     batch: TrajectoryBatch
     options: CreditOptions
-    own_S: Floats
-    """[S] `w_r * (r_t - b)`, with the expected sub-reward for a rule that `expects`; 0 for steps without one."""
-    has_own_S: Bools
-    """[S] whether the step has an own reward: scored, with a substitute for a failed score, or with an expected one."""
+    paid_S: Floats
+    """[S] `w_r * (r_t - b)`, with the expected sub-reward for a rule that `expects`; 0 for steps without pay."""
+    is_paid_S: Bools
+    """[S] whether the step is paid: scored, with a substitute for a failed score, or with an expected sub-reward."""
     outcome_S: Floats
     """[S] R of the step's agent: its own outcome, else that of the trajectory; 0 without one."""
-    open_S: Bools
-    """[S] whether the step's gate is open: the step is unscored, or its sub-reward is above its threshold."""
-    scored_S: Bools
-    """[S] whether the step has a score, a signal about this trajectory."""
-    failed_S: Bools
-    """[S] whether the step's scoring failed."""
-    outcome_known_S: Bools
+    known_S: Bools
     """[S] whether R is a signal about this trajectory."""
-    kept_S: Bools
-    """[S] steps that are not masked, with their trajectory or with their agent."""
-    stratum_S: Ints
-    """[S] the stratum in force, part of the group's key; -1: none."""
-    parents_S: Ints
-    """[S] the number of parents of each step."""
+    scored_S: Bools
+    """[S] whether the step has a score, a signal about this trajectory. Never without `options.decomposed`."""
+    failed_S: Bools
+    """[S] whether the step's scoring failed. Never without `options.decomposed`."""
+    gate_open_S: Bools
+    """[S] whether the step's gate is open: the step is unscored, or its sub-reward is above its threshold."""
+    masked_S: Bools
+    """[S] steps left out of training, with their trajectory or with their agent."""
     columns: BatchColumns
     """Group codes and other columns that the following stages read too."""
 
@@ -95,7 +91,7 @@ def shares(parents_S: Ints) -> Floats:
 
 
 def _outcome_to_all(inputs: PropagationInput) -> tuple[Floats, Floats]:
-    return inputs.own_S, inputs.options.w_o * inputs.outcome_S
+    return inputs.paid_S, inputs.options.w_o * inputs.outcome_S
 
 
 def _outcome_to_answer(inputs: PropagationInput) -> tuple[Floats, Floats]:
@@ -103,7 +99,7 @@ def _outcome_to_answer(inputs: PropagationInput) -> tuple[Floats, Floats]:
     answer_S = answer_steps(inputs.batch)
     answers_N = np.bincount(trajectory_S[answer_S], minlength=inputs.batch.n_trajectories)
     part_S = inputs.options.w_o * inputs.outcome_S / np.maximum(answers_N, 1)[trajectory_S]
-    return inputs.own_S + np.where(answer_S, part_S, 0.0), np.zeros_like(inputs.own_S)
+    return inputs.paid_S + np.where(answer_S, part_S, 0.0), np.zeros_like(inputs.paid_S)
 
 
 OUTCOME_TO: dict[str, Callable[[PropagationInput], tuple[Floats, Floats]]] = {
@@ -121,9 +117,23 @@ def answer_steps(batch: TrajectoryBatch) -> Bools:
     return batch.is_answer | (last_S & ~named_N[trajectory_S])
 
 
+def lost_upstream(batch: TrajectoryBatch, masked_S: Bools, gate_S: Floats) -> Bools:
+    """[S] steps whose credit lacks the outcome of an answer step, because its scoring failed for that agent alone.
+
+    Without the outcome, the answer step passes on a credit of 0 through the gates `gate_S`, which is no reward.
+    """
+    kept_N = np.bincount(batch.trajectory_of_step, ~masked_S, batch.n_trajectories) > 0
+    lost_S = answer_steps(batch) & masked_S & kept_N[batch.trajectory_of_step]
+    if not lost_S.any():
+        return lost_S
+    from creditflow.credit import kernels
+
+    return kernels.reach_up(batch.edge_child, batch.edge_parent, lost_S.astype(np.uint8), gate_S) > 0
+
+
 def sources(inputs: PropagationInput) -> NDArray[np.uint8]:
     """[S] bits of the signals that reach a step directly: its own score, the outcome."""
-    outcome_S = inputs.outcome_known_S & (inputs.options.w_o > 0)
+    outcome_S = inputs.known_S & (inputs.options.w_o > 0)
     if inputs.options.outcome_to == "answer":
         outcome_S &= answer_steps(inputs.batch)
     return _bits(outcome_S | (inputs.scored_S & (inputs.options.w_r > 0)), outcome_S)
@@ -142,15 +152,15 @@ def decomposed(inputs: PropagationInput, gate_S: Floats) -> Credit:
 
     options, edges = inputs.options, (inputs.batch.edge_child, inputs.batch.edge_parent)
     own_S, shared_S = OUTCOME_TO[options.outcome_to](inputs)
-    received_S, reached_S = np.zeros_like(own_S), sources(inputs)
-    kernels.flow_up(*edges, own_S, gate_S, shares(inputs.parents_S), options.gamma, received_S)
+    received_S, reached_S, parents_S = np.zeros_like(own_S), sources(inputs), parent_counts(inputs.batch)
+    kernels.flow_up(*edges, own_S, gate_S, shares(parents_S), options.gamma, received_S)
     if options.gamma > 0.0:
         reached_S = kernels.reach_up(*edges, reached_S, gate_S)
     return Credit(
         own_S=own_S,
         received_S=received_S,
         shared_S=shared_S,
-        withheld_S=np.where(inputs.parents_S > 0, (1.0 - gate_S) * (own_S + received_S), 0.0),
+        withheld_S=np.where(parents_S > 0, (1.0 - gate_S) * (own_S + received_S), 0.0),
         reached_S=reached_S,
         gate_S=gate_S,
         frozen_S=kernels.frozen_upstream(*edges, gate_S) if options.on_closed_gate == "freeze" else None,
@@ -160,19 +170,17 @@ def decomposed(inputs: PropagationInput, gate_S: Floats) -> Credit:
 # ---- rules that share ----------------------------------------------------------------------------------------------
 
 
-def mean_own(inputs: PropagationInput) -> Floats:
-    """[N] the mean of a trajectory's own rewards, over the steps that have one; 0 if none has."""
-    trajectory_S = inputs.batch.trajectory_of_step
-    n = inputs.batch.n_trajectories
-    count_N = np.bincount(trajectory_S[inputs.has_own_S], minlength=n)
-    sum_N = np.bincount(trajectory_S[inputs.has_own_S], inputs.own_S[inputs.has_own_S], n)
-    return np.asarray(sum_N / np.maximum(count_N, 1), dtype=np.float64)
+def mean_paid(inputs: PropagationInput) -> Floats:
+    """[N] the mean pay of a trajectory's steps, over those that are paid; 0 if none is."""
+    trajectory, n = inputs.batch.trajectory_of_step[inputs.is_paid_S], inputs.batch.n_trajectories
+    count_N = np.bincount(trajectory, minlength=n)
+    return np.asarray(np.bincount(trajectory, inputs.paid_S[inputs.is_paid_S], n) / np.maximum(count_N, 1))
 
 
 SHARED_REWARDS: dict[str, Callable[[PropagationInput], Floats]] = {
     "outcome": lambda inputs: inputs.outcome_S,
     "outcome_plus_mean_sub_reward": lambda inputs: (
-        inputs.options.w_o * inputs.outcome_S + mean_own(inputs)[inputs.batch.trajectory_of_step]
+        inputs.options.w_o * inputs.outcome_S + mean_paid(inputs)[inputs.batch.trajectory_of_step]
     ),
 }
 """`algorithm.shared_reward`: [S] the credit given by the sharing rules. `w_o` weighs the outcome against sub-rewards,
@@ -181,10 +189,10 @@ so it does not apply to the outcome alone."""
 
 def shared_credit(inputs: PropagationInput, reward_S: Floats) -> Credit:
     """Give each step the credit `reward_S` [S], made of its agent's outcome and of its whole trajectory."""
-    signal_S = inputs.outcome_known_S
+    signal_S = inputs.known_S
     if inputs.options.shared_reward != "outcome":
         trajectory_S = inputs.batch.trajectory_of_step
         scored_N = np.bincount(trajectory_S[inputs.scored_S], minlength=inputs.batch.n_trajectories) > 0
         signal_S = signal_S | scored_N[trajectory_S]
-    nothing_S = np.zeros_like(inputs.own_S)
-    return Credit(nothing_S, nothing_S, reward_S, nothing_S, _bits(signal_S, inputs.outcome_known_S))
+    zero_S = np.zeros_like(inputs.paid_S)
+    return Credit(zero_S, zero_S, reward_S, zero_S, _bits(signal_S, inputs.known_S))

@@ -13,4 +13,4 @@ from creditflow.credit.rules.base import Credit, PropagationInput, decomposed
 )
 def discounted(inputs: PropagationInput) -> Credit:
     """The formula with every gate open."""
-    return decomposed(inputs, np.ones_like(inputs.own_S))
+    return decomposed(inputs, np.ones_like(inputs.paid_S))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from creditflow.credit.records import propagation_rule
-from creditflow.credit.rules.base import Credit, PropagationInput, shares
-from creditflow.credit.rules.relative import IGNORED, by_steps, credit_of, flow, members, misled
+from creditflow.credit.rules.base import Credit, PropagationInput, parent_counts, shares
+from creditflow.credit.rules.relative import IGNORED, by_steps, comparable, credit_of, flow, lost
 from creditflow.data import Bools, Floats
 
 
@@ -21,36 +21,36 @@ def gagpo(inputs: PropagationInput) -> Credit:
     """
     from creditflow.credit import kernels
 
-    batch, options, frozen_S = inputs.batch, inputs.options, misled(inputs)
-    own_S, received_S = flow(inputs, inputs.own_S, outcome_to="answer")
-    member_S = members(inputs, frozen_S)
-    value_S = state_values(inputs, own_S + received_S, member_S)
-    share_S = shares(inputs.parents_S)
+    batch, options, frozen_S = inputs.batch, inputs.options, lost(inputs)
+    own_S, received_S = flow(inputs, inputs.paid_S, outcome_to="answer")
+    over_S = comparable(inputs) & ~frozen_S
+    value_S = state_values(inputs, own_S + received_S, over_S)
+    share_S = shares(parent_counts(batch))
     passed_E = (share_S * value_S)[batch.edge_child]
     next_S = np.bincount(batch.edge_parent, passed_E, batch.n_steps)
     every_S, delta_S, later_S = np.ones_like(own_S), own_S + options.gamma * next_S - value_S, np.zeros_like(own_S)
     kernels.flow_up(
         batch.edge_child, batch.edge_parent, delta_S, every_S, share_S, options.gamma * options.lam, later_S
     )
-    return credit_of(inputs, by_steps(inputs, delta_S + later_S, "task", member_S), frozen_S=frozen_S)
+    return credit_of(inputs, by_steps(inputs, delta_S + later_S, "task", over_S), frozen_S=frozen_S)
 
 
-def state_values(inputs: PropagationInput, return_S: Floats, member_S: Bools) -> Floats:
+def state_values(inputs: PropagationInput, return_S: Floats, over_S: Bools) -> Floats:
     """[S] `V = (n * m + value_prior * m') / (n + value_prior)`.
 
     m: the mean return of the n steps of the task with the same agent and prompt; m': that of the task's steps of the
     same agent and turn. Where a state has no member, V is m', and 0 without one.
     """
-    state_S, count_S = _means(inputs, return_S, member_S, "task_agent_state")
-    wider_S, _ = _means(inputs, return_S, member_S, "task_agent_turn")
+    state_S, count_S = _means(inputs, return_S, over_S, "task_agent_state")
+    wider_S, _ = _means(inputs, return_S, over_S, "task_agent_turn")
     total_S, prior = count_S + inputs.options.value_prior, inputs.options.value_prior
     value_S = (count_S * state_S + prior * wider_S) / np.where(total_S > 0, total_S, 1.0)
     return np.where(count_S > 0, value_S, wider_S)
 
 
-def _means(inputs: PropagationInput, value_S: Floats, member_S: Bools, level: str) -> tuple[Floats, Floats]:
+def _means(inputs: PropagationInput, value_S: Floats, over_S: Bools, level: str) -> tuple[Floats, Floats]:
     code_S = inputs.columns.code_S(level)
     n = int(code_S.max()) + 1
-    count_G = np.bincount(code_S[member_S], minlength=n).astype(np.float64)
-    mean_G = np.bincount(code_S[member_S], value_S[member_S], n) / np.maximum(count_G, 1)
+    count_G = np.bincount(code_S[over_S], minlength=n).astype(np.float64)
+    mean_G = np.bincount(code_S[over_S], value_S[over_S], n) / np.maximum(count_G, 1)
     return mean_G[code_S], count_G[code_S]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from creditflow.credit.records import propagation_rule
 from creditflow.credit.rules.base import Credit, PropagationInput
-from creditflow.credit.rules.relative import IGNORED, by_steps, credit_of, episode_part, flow, members, misled
+from creditflow.credit.rules.relative import IGNORED, by_steps, comparable, credit_of, episode_part, flow, lost
 
 
 @propagation_rule("gigpo", ignores=IGNORED, relative=True, reads=("step_weight", "episode_weight"))
@@ -17,8 +17,8 @@ def gigpo(inputs: PropagationInput) -> Credit:
     (eq. 5) along the dependency graph, with the outcome at the answer. GN(G_t): over all steps of the task with the
     same agent and prompt, the anchor state (eq. 6 and 7).
     """
-    options, frozen_S = inputs.options, misled(inputs)
-    own_S, received_S = flow(inputs, inputs.own_S, outcome_to="answer")
-    step_S = by_steps(inputs, own_S + received_S, "task_agent_state", members(inputs, frozen_S))
+    options, frozen_S = inputs.options, lost(inputs)
+    own_S, received_S = flow(inputs, inputs.paid_S, outcome_to="answer")
+    step_S = by_steps(inputs, own_S + received_S, "task_agent_state", comparable(inputs) & ~frozen_S)
     episode_S = options.episode_weight * episode_part(inputs)
     return credit_of(inputs, options.step_weight * step_S, shared_S=episode_S, frozen_S=frozen_S)

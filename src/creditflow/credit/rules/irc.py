@@ -6,7 +6,7 @@ import numpy as np
 
 from creditflow.credit.records import propagation_rule
 from creditflow.credit.rules.base import Credit, PropagationInput
-from creditflow.credit.rules.relative import IGNORED, by_steps, credit_of, episode_part, flow, members, misled
+from creditflow.credit.rules.relative import IGNORED, by_steps, comparable, credit_of, episode_part, flow, lost
 from creditflow.data import Floats
 
 
@@ -19,9 +19,9 @@ def irc(inputs: PropagationInput) -> Credit:
     has its gamma of 0.9 and its outcome weight of 0.3. Here a kind of turn is an agent, see `correlations`. GN(G_t):
     over the rollouts of the task, at the same agent and turn.
     """
-    options, frozen_S = inputs.options, misled(inputs)
-    own_S, received_S = flow(inputs, inputs.own_S * correlations(inputs), outcome_to="answer")
-    step_S = by_steps(inputs, own_S + received_S, "task_agent_turn", members(inputs, frozen_S))
+    options, frozen_S = inputs.options, lost(inputs)
+    own_S, received_S = flow(inputs, inputs.paid_S * correlations(inputs), outcome_to="answer")
+    step_S = by_steps(inputs, own_S + received_S, "task_agent_turn", comparable(inputs) & ~frozen_S)
     episode_S = options.episode_weight * episode_part(inputs)
     return credit_of(inputs, options.step_weight * step_S, shared_S=episode_S, frozen_S=frozen_S)
 
@@ -33,8 +33,8 @@ def correlations(inputs: PropagationInput) -> Floats:
     """
     agent_S = inputs.batch.agent_of_step
     n = len(inputs.batch.agent_names)
-    at = np.flatnonzero(members(inputs) & inputs.scored_S & inputs.outcome_known_S)
-    agent, score, outcome = agent_S[at], inputs.own_S[at], inputs.outcome_S[at]
+    at = np.flatnonzero(comparable(inputs) & inputs.scored_S & inputs.known_S)
+    agent, score, outcome = agent_S[at], inputs.paid_S[at], inputs.outcome_S[at]
     count_A = np.maximum(np.bincount(agent, minlength=n), 1)
     score = score - (np.bincount(agent, score, n) / count_A)[agent]
     outcome = outcome - (np.bincount(agent, outcome, n) / count_A)[agent]

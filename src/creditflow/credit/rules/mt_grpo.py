@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from creditflow.credit.records import propagation_rule
 from creditflow.credit.rules.base import Credit, PropagationInput
-from creditflow.credit.rules.relative import IGNORED, by_steps, credit_of, episode_part, flow, members
+from creditflow.credit.rules.relative import IGNORED, by_steps, comparable, credit_of, episode_part, flow
 
 
 @propagation_rule("mt_grpo", ignores=IGNORED, relative=True, reads=("step_weight", "episode_weight"))
@@ -18,7 +18,7 @@ def mt_grpo(inputs: PropagationInput) -> Credit:
     The sum biases the gradient: it has one baseline for each remaining turn, and their number depends on when the
     policy stops.
     """
-    weight, member_S = inputs.options.step_weight, members(inputs) & inputs.has_own_S
-    normalised_S = by_steps(inputs, inputs.own_S, "task_agent_turn", member_S)
+    weight, over_S = inputs.options.step_weight, comparable(inputs) & inputs.is_paid_S
+    normalised_S = by_steps(inputs, inputs.paid_S, "task_agent_turn", over_S)
     own_S, received_S = flow(inputs, normalised_S, outcome_to="all")
     return credit_of(inputs, weight * own_S, weight * received_S, inputs.options.episode_weight * episode_part(inputs))

@@ -12,5 +12,5 @@ from creditflow.credit.rules.base import OUTCOME_TO, Credit, PropagationInput, s
 def none(inputs: PropagationInput) -> Credit:
     """The step's own reward, and the outcome as set by `outcome_to`; no flow between steps."""
     own_S, shared_S = OUTCOME_TO[inputs.options.outcome_to](inputs)
-    nothing_S = np.zeros_like(own_S)
-    return Credit(own_S, nothing_S, shared_S, nothing_S, sources(inputs))
+    zero_S = np.zeros_like(own_S)
+    return Credit(own_S, zero_S, shared_S, zero_S, sources(inputs))

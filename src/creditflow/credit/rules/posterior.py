@@ -18,9 +18,8 @@ from creditflow.credit.rules.none import none
     expects=True,
 )
 def posterior(inputs: PropagationInput) -> Credit:
-    """`none`, with the expected sub-reward in place of the sub-reward (`creditflow.credit.expected_scores`)."""
+    """`none`, with the expected sub-reward in place of the sub-reward (`creditflow.credit.posteriors`)."""
     credit = none(inputs)
     if not inputs.options.pays_expected_score:
         return credit
-    known_S = inputs.outcome_known_S & inputs.has_own_S
-    return replace(credit, reached_S=sources(inputs) | known_S * (SIGNAL | OUTCOME))
+    return replace(credit, reached_S=sources(inputs) | (inputs.known_S & inputs.is_paid_S) * (SIGNAL | OUTCOME))

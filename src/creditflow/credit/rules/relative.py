@@ -13,35 +13,33 @@ from numpy.typing import NDArray
 
 from creditflow.credit.groups import EPSILON, TIE_TOLERANCE, cells_of, spread_of
 from creditflow.credit.records import GATE_OPTIONS
-from creditflow.credit.rules.base import OUTCOME, SIGNAL, Credit, PropagationInput, answer_steps, decomposed
+from creditflow.credit.rules.base import OUTCOME, SIGNAL, Credit, PropagationInput, decomposed, lost_upstream
 from creditflow.data import Bools, Floats
 
 IGNORED = (*GATE_OPTIONS, "outcome_to", "shared_reward")
 """Options that none of these rules reads."""
 
 
-def by_steps(inputs: PropagationInput, value_S: Floats, level: str, member_S: Bools) -> Floats:
-    """[S] GN of the members' values within the groups of `level`; every step has the same weight. 0 for others."""
-    made_S, at = np.zeros_like(value_S), np.flatnonzero(member_S)
-    if not at.size:
-        return made_S
-    code, value = inputs.columns.code_S(level)[at], value_S[at]
-    count_G = np.bincount(code)
-    mean_G = np.bincount(code, value) / np.maximum(count_G, 1)
-    square_G = np.bincount(code, (value - mean_G[code]) ** 2)
-    made_S[at] = _normalised(inputs, value, code, mean_G, np.sqrt(square_G / np.maximum(count_G - 1, 1)))
-    return made_S
+def by_steps(inputs: PropagationInput, value_S: Floats, level: str, over_S: Bools) -> Floats:
+    """[S] GN of the values within the groups of `level`, over equally weighted steps; 0 outside of `over_S`."""
+    result_S, at = np.zeros_like(value_S), np.flatnonzero(over_S)
+    if at.size:
+        code, value = inputs.columns.code_S(level)[at], value_S[at]
+        count_G = np.bincount(code)
+        mean_G = np.bincount(code, value) / np.maximum(count_G, 1)
+        square_G = np.bincount(code, (value - mean_G[code]) ** 2)
+        result_S[at] = _normalised(inputs, value, code, mean_G, np.sqrt(square_G / np.maximum(count_G - 1, 1)))
+    return result_S
 
 
-def by_trajectories(inputs: PropagationInput, value_S: Floats, level: str, member_S: Bools) -> Floats:
+def by_trajectories(inputs: PropagationInput, value_S: Floats, level: str, over_S: Bools) -> Floats:
     """[S] GN as in `by_steps`; every trajectory has the same weight in its group."""
-    made_S, at = np.zeros_like(value_S), np.flatnonzero(member_S)
-    if not at.size:
-        return made_S
-    code, value = inputs.columns.code_S(level)[at], value_S[at]
-    cells = cells_of(value, code, inputs.batch.trajectory_of_step[at])
-    made_S[at] = _normalised(inputs, value, code, cells.mean_G, spread_of(cells, code, value, cells.mean_G))
-    return made_S
+    result_S, at = np.zeros_like(value_S), np.flatnonzero(over_S)
+    if at.size:
+        code, value = inputs.columns.code_S(level)[at], value_S[at]
+        cells = cells_of(value, code, inputs.batch.trajectory_of_step[at])
+        result_S[at] = _normalised(inputs, value, code, cells.mean_G, spread_of(cells, code, value, cells.mean_G))
+    return result_S
 
 
 def _normalised(
@@ -52,39 +50,26 @@ def _normalised(
     return np.where(tied_G[code], 0.0, (value - mean_G[code]) / divisor_G[code])
 
 
-def members(inputs: PropagationInput, frozen_S: Bools | None = None) -> Bools:
-    """[S] the steps to compare: neither masked nor frozen, and without a failed score."""
-    member_S = inputs.kept_S & ~inputs.failed_S
-    return member_S if frozen_S is None else member_S & ~frozen_S
+def comparable(inputs: PropagationInput) -> Bools:
+    """[S] the steps to compare: not masked, and without a failed score."""
+    return ~inputs.masked_S & ~inputs.failed_S
 
 
 def episode_part(inputs: PropagationInput) -> Floats:
     """[S] GN of the outcome among the rollouts of the task, each with the same weight; 0 without an outcome."""
-    return by_trajectories(inputs, inputs.outcome_S, "task", inputs.kept_S & inputs.outcome_known_S)
+    return by_trajectories(inputs, inputs.outcome_S, "task", inputs.known_S)
 
 
-def flow(inputs: PropagationInput, own_S: Floats, *, outcome_to: str) -> tuple[Floats, Floats]:
-    """(own_S, received_S) of the formula in `rules.base` with every gate open, for the own rewards `own_S`."""
+def flow(inputs: PropagationInput, paid_S: Floats, *, outcome_to: str) -> tuple[Floats, Floats]:
+    """(own_S, received_S) of the formula in `rules.base` with every gate open, for the pay `paid_S`."""
     options = replace(inputs.options, outcome_to=outcome_to, on_closed_gate="cut")
-    made = decomposed(replace(inputs, own_S=own_S, options=options), np.ones_like(own_S))
-    return made.own_S, made.received_S
+    credit = decomposed(replace(inputs, paid_S=paid_S, options=options), np.ones_like(paid_S))
+    return credit.own_S, credit.received_S
 
 
-def misled(inputs: PropagationInput) -> Bools | None:
-    """[S] the steps upstream of an answer step whose agent's own outcome could not be scored; None without such a step.
-
-    Their return lacks that outcome, and a missing outcome is not an outcome of 0.
-    """
-    from creditflow.credit import kernels
-
-    batch = inputs.batch
-    kept_N = np.bincount(batch.trajectory_of_step, inputs.kept_S, batch.n_trajectories) > 0
-    lost_S = answer_steps(batch) & ~inputs.kept_S & kept_N[batch.trajectory_of_step]
-    if not lost_S.any():
-        return None
-    every_S = np.ones(batch.n_steps)
-    reached_S = kernels.reach_up(batch.edge_child, batch.edge_parent, lost_S.astype(np.uint8), every_S)
-    return np.asarray(reached_S > 0)
+def lost(inputs: PropagationInput) -> Bools:
+    """[S] the steps whose return lacks the outcome of an answer step; see `lost_upstream`."""
+    return lost_upstream(inputs.batch, inputs.masked_S, np.ones(inputs.batch.n_steps))
 
 
 def credit_of(
@@ -98,15 +83,15 @@ def credit_of(
 
     Every score of a trajectory is part of the means that its steps are compared with.
     """
-    nothing_S = np.zeros_like(own_S)
+    zero_S = np.zeros_like(own_S)
     trajectory_S, n = inputs.batch.trajectory_of_step, inputs.batch.n_trajectories
-    outcome_N = np.bincount(trajectory_S, inputs.outcome_known_S, n) > 0
+    outcome_N = np.bincount(trajectory_S, inputs.known_S, n) > 0
     signal_N = outcome_N | (np.bincount(trajectory_S, inputs.scored_S, n) > 0)
     return Credit(
         own_S=own_S,
-        received_S=nothing_S if received_S is None else received_S,
-        shared_S=nothing_S if shared_S is None else shared_S,
-        withheld_S=nothing_S,
+        received_S=zero_S if received_S is None else received_S,
+        shared_S=zero_S if shared_S is None else shared_S,
+        withheld_S=zero_S,
         reached_S=signal_N[trajectory_S] * SIGNAL | outcome_N[trajectory_S] * OUTCOME,
         frozen_S=frozen_S,
     )

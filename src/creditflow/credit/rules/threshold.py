@@ -11,4 +11,4 @@ from creditflow.credit.rules.base import Credit, PropagationInput, decomposed
 @propagation_rule("threshold", ignores=("shared_reward",), comparison_rank=4, flows=FORMULA, decomposed=True)
 def threshold(inputs: PropagationInput) -> Credit:
     """The formula."""
-    return decomposed(inputs, inputs.open_S.astype(np.float64))
+    return decomposed(inputs, inputs.gate_open_S.astype(np.float64))

@@ -26,6 +26,8 @@ from creditflow.registry import Registry, expect_keywords
 KEY = "algorithm.propagation_threshold"
 METRIC = "propagation/threshold"
 ROUNDING = 1e-9
+GATE_TOLERANCE = 1e-9
+"""Margin for rounding: a sub-reward equal to its threshold up to rounding (a mean of thirds) does not pass."""
 LARGEST = 1e100
 """Upper bound of a threshold's absolute value: larger ones are typing errors."""
 
@@ -111,8 +113,8 @@ def make_threshold(spec: float | Mapping[str, Any], agents: Iterable[str] | None
         raise ConfigError(f"{KEY}: expected a finite number, or a mapping with `kind`, got {spec!r}")
     name = spec.get("kind")
     if name not in THRESHOLDS:
-        known = " or ".join(THRESHOLDS.names())
-        raise ConfigError(f"{KEY}.kind: expected {known}, got {name!r}{THRESHOLDS.hint(name)}")
+        names = " or ".join(THRESHOLDS.names())
+        raise ConfigError(f"{KEY}.kind: expected {names}, got {name!r}{THRESHOLDS.hint(name)}")
     kind = THRESHOLDS[str(name)]
     options = {key: value for key, value in spec.items() if key != "kind"}
     expect_keywords(str(name), kind, options, KEY, first=1)
@@ -139,6 +141,8 @@ def open_starved(gate_open_S: Bools, sub_reward_S: Floats, scored_S: Bools, agen
     Afterwards at least `ceil(floor * scored steps)` scored steps of each agent are open. The closed steps with the
     highest sub-rewards are opened first, ties in order of position. Cost: a sort of the closed scored steps.
     """
+    if floor <= 0:
+        return np.zeros_like(gate_open_S)
     agents = int(agent_S.max()) + 1 if agent_S.size else 0
     scored_A = np.bincount(agent_S[scored_S], minlength=agents)
     open_A = np.bincount(agent_S[scored_S & gate_open_S], minlength=agents)

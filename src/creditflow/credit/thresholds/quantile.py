@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from creditflow.credit.gates import GATE_TOLERANCE
 from creditflow.credit.thresholds.base import (
+    GATE_TOLERANCE,
     METRIC,
     ROUNDING,
     AgentNames,
