@@ -73,7 +73,7 @@ def test_unknown_preset_names_the_nearest(tmp_path):
 
 
 def test_removed_preset_names_its_replacement(tmp_path):
-    with pytest.raises(ConfigError, match=r"got 'prime'; removed in 0.1: use `posterior`"):
+    with pytest.raises(ConfigError, match=r"got 'prime'; removed in 0.1: use `algorithm.propagation: none`"):
         load_recipe(recipe(tmp_path, "{preset: prime}"))
 
 
