@@ -1042,7 +1042,7 @@ def test_judges_with_one_folder_load_it_once(always_says):
     folder = str(always_says("Score: 10"))
     one, other = Judge(path=folder, rubric="R", max_tokens=4), Judge(path=folder, rubric="S", max_tokens=4)
     assert judged(one).value == judged(other).value == 1.0
-    assert one.client.known is other.client.known is not None
+    assert one.client.model is other.client.model is not None
 
 
 def test_load_goes_on_after_its_first_call_is_cancelled(always_says):

@@ -57,7 +57,7 @@ class Cache:
 def _weight(value: Plain) -> int:
     inner = value.value if isinstance(value, Score) else value
     if isinstance(value, ByAgent):
-        inner = tuple(one for _, one in value.values)
+        inner = tuple(item for _, item in value.values)
     return _OVERHEAD + (
         sum(map(_weight, inner)) - _OVERHEAD * len(inner) + len(inner) if isinstance(inner, tuple) else 0
     )
@@ -97,10 +97,10 @@ def _own_key(call: RewardCall) -> str | None:
 
 def _content(trajectory: Trajectory) -> str | None:
     task = trajectory.task
-    given = (task.prompt, task.ground_truth, task.extra_info, trajectory.info, [step.info for step in trajectory.steps])
-    if not _is_plain(given):
+    infos = (task.prompt, task.ground_truth, task.extra_info, trajectory.info, [step.info for step in trajectory.steps])
+    if not _is_plain(infos):
         return None
-    seen = (task.data_source, given, trajectory.answer_steps, trajectory.answer, trajectory.status)
+    seen = (task.data_source, infos, trajectory.answer_steps, trajectory.answer, trajectory.status)
     try:
         data = marshal.dumps((seen, [_seen(step) for step in trajectory.steps]), _MARSHAL)
     except ValueError:

@@ -29,9 +29,9 @@ def plan(call: RewardCall) -> Plan:
         return returned
     try:
         score: Score = yield from composition.rule(call)
-    except _PartFailed as failure:
+    except _PartFailedError as failure:
         return Returned(Score(0.0, status=failure.score.status, reason=failure.reason))
-    except _NoPartApplies:
+    except _NoPartAppliesError:
         return Returned(NotApplicable())
     return Returned(score)
 
@@ -39,16 +39,16 @@ def plan(call: RewardCall) -> Plan:
 def in_rounds(plans: Sequence[Plan]) -> Generator[list[RewardCall], list[Returned], list[Returned]]:
     """Run several plans together; each round yields the next calls of all of them."""
     done: dict[int, Returned] = {}
-    wanted = {i: next(one) for i, one in enumerate(plans)}
-    while wanted:
-        results = iter((yield [call for calls in wanted.values() for call in calls]))
+    pending = {i: next(part_plan) for i, part_plan in enumerate(plans)}
+    while pending:
+        results = iter((yield [call for calls in pending.values() for call in calls]))
         still: dict[int, list[RewardCall]] = {}
-        for i, calls in wanted.items():
+        for i, calls in pending.items():
             try:
                 still[i] = plans[i].send([next(results) for _ in calls])
             except StopIteration as stop:
                 done[i] = stop.value
-        wanted = still
+        pending = still
     return [done[i] for i in range(len(plans))]
 
 
@@ -77,7 +77,7 @@ async def call_here(function: RewardFunction, *arguments: Any) -> object:
     return returned.value
 
 
-class _PartFailed(Exception):
+class _PartFailedError(Exception):
     """A required part of a composition could not be scored."""
 
     def __init__(self, function: RewardFunction, score: Score) -> None:
@@ -85,7 +85,7 @@ class _PartFailed(Exception):
         self.reason = f"{function.name}: {score.reason}"
 
 
-class _NoPartApplies(Exception):
+class _NoPartAppliesError(Exception):
     """No part of a composition applies to the input, or not the one that it depends on."""
 
 
@@ -94,8 +94,8 @@ def _ask(
 ) -> Generator[list[RewardCall], list[Returned], list[Score | None]]:
     """The scores of several parts, None where one does not apply; their calls are yielded together."""
     of_parts = [RewardCall(part, call.trajectory, None if part.level == "trajectory" else call.step) for part in parts]
-    returned = yield from in_rounds([plan(one) for one in of_parts])
-    return [_score(one, result, call.step) for one, result in zip(of_parts, returned, strict=True)]
+    returned = yield from in_rounds([plan(part_call) for part_call in of_parts])
+    return [_score(part_call, result, call.step) for part_call, result in zip(of_parts, returned, strict=True)]
 
 
 def _score(call: RewardCall, returned: Returned, step: Step | None) -> Score | None:
@@ -111,16 +111,16 @@ def _needed(
 ) -> Generator[list[RewardCall], list[Returned], dict[int, Score]]:
     """The scores of the parts that apply, by their place.
 
-    Raises _PartFailed if one could not be scored, _NoPartApplies if none applies.
+    Raises _PartFailedError if one could not be scored, _NoPartAppliesError if none applies.
     """
     scores = yield from _ask(parts, call)
-    given = {i: score for i, score in enumerate(scores) if score is not None}
-    for i, score in given.items():
+    applying = {i: score for i, score in enumerate(scores) if score is not None}
+    for i, score in applying.items():
         if score.status != "ok":
-            raise _PartFailed(parts[i], score)
-    if not given:
-        raise _NoPartApplies
-    return given
+            raise _PartFailedError(parts[i], score)
+    if not applying:
+        raise _NoPartAppliesError
+    return applying
 
 
 def _rescaled(score: Score) -> Value:
@@ -172,11 +172,11 @@ def weighted_sum(parts: Sequence[RewardFunction], weights: Sequence[float]) -> C
     def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
         scores = yield from _needed(parts, call)
         own = [weights[i] for i in scores]
-        total = _combined([_rescaled(one) for one in scores.values()], lambda row: _dot(row, own))
+        total = _combined([_rescaled(score) for score in scores.values()], lambda row: _dot(row, own))
         if len(scores) < len(parts):
             low, high = _bounds(own)
             if low == high:
-                raise _NoPartApplies
+                raise _NoPartAppliesError
             width = (bounds[1] - bounds[0]) / (high - low)
             total = _combined([total], lambda row: bounds[0] + (row[0] - low) * width)
         return Score(total, range=bounds, reason=_listed(parts, scores))
@@ -198,7 +198,7 @@ def product(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Compos
 
     def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
         scores = yield from _needed(parts, call)
-        values = [_rescaled(one) for one in scores.values()]
+        values = [_rescaled(score) for score in scores.values()]
         return Score(_combined(values, math.prod), reason=_listed(parts, scores))
 
     return Composition(rule, (0.0, 1.0))
@@ -226,7 +226,7 @@ def first_ok(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Compo
                 failure = score
                 reasons.append(f"{part.name}: {score.reason}")
         if failure is None:
-            raise _NoPartApplies
+            raise _NoPartAppliesError
         return Score(0.0, status=failure.status, reason="; ".join(reasons))
 
     return Composition(rule, (0.0, 1.0))

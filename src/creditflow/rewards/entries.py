@@ -115,15 +115,15 @@ def reward_functions_of(
 
     `agents`: see `load_reward_functions`. Raises RewardError.
     """
-    where, made = _Where(Path(), tuple(agents), {}), []
+    where, loaded = _Where(Path(), tuple(agents), {}), []
     for i, function in enumerate(functions):
         if not isinstance(function, str) and not callable(function):
             raise RewardError(f"rewards[{i}]: expected a function, got {type(function).__name__}")
         fn = function if isinstance(function, str) else f"python:{getattr(function, '__qualname__', type(function))}"
-        given = None if isinstance(function, str) else function
-        made.append(_load(RewardFunctionConfig(fn), f"rewards[{i}]", where, given=given))
-    _expect_different(made, "rewards")
-    return tuple(made)
+        target = None if isinstance(function, str) else function
+        loaded.append(_load(RewardFunctionConfig(fn), f"rewards[{i}]", where, target=target))
+    _expect_different(loaded, "rewards")
+    return tuple(loaded)
 
 
 def _expect_different(functions: Sequence[RewardFunction], key: str) -> None:
@@ -154,15 +154,15 @@ def _load(
     key: str,
     where: _Where,
     part_of: Level | None = None,
-    given: Callable[..., Any] | None = None,
+    target: Callable[..., Any] | None = None,
 ) -> RewardFunction:
-    """`part_of`: level of the composition, if the entry is a part of one. `given`: the function that `fn` names."""
+    """`part_of`: level of the composition, if the entry is a part of one. `target`: the function that `fn` names."""
     if not isinstance(entry.fn, str):
         raise RewardError(f"{key}.fn: expected a name or `file.py:function`, got {entry.fn!r}")
     if entry.fn in COMBINATORS:
         _refuse_of_undecorated(entry, key, "a composition has none of its own")
         return _load_composition(entry, key, where, part_of)
-    function = _find(entry.fn, where.base, key) if given is None else given
+    function = _find(entry.fn, where.base, key) if target is None else target
     args = {str(name): value for name, value in entry.args.items()}
     takes = {parameter.name for parameter in _parameters(function, key)}
     args = {name: value for name, value in where.shared.items() if name in takes} | args
@@ -269,8 +269,8 @@ def _declared(
 def _refuse_of_undecorated(entry: RewardFunctionConfig, key: str, why: str) -> None:
     """Raise RewardError for options of functions without a decorator."""
     for name in ("signature", "format", "range"):
-        if (given := getattr(entry, name)) is not None:
-            raise RewardError(f"{key}.{name}: expected none, got {given!r}: {why}")
+        if (value := getattr(entry, name)) is not None:
+            raise RewardError(f"{key}.{name}: expected none, got {value!r}: {why}")
 
 
 def _weight(weight: float, entry: RewardFunctionConfig, level: Level, key: str, part_of: Level | None) -> float:
@@ -303,20 +303,19 @@ def _when(
 
 
 def _load_composition(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level | None) -> RewardFunction:
-    wanted = entry.level or part_of or "step"
-    if wanted not in ("step", "outcome"):
-        hint = did_you_mean(wanted, ("step", "outcome"))
-        raise RewardError(f"{key}: expected level step or outcome of a composition, got {wanted!r}{hint}")
-    level = cast(Level, wanted)
+    level = cast(Level, entry.level or part_of or "step")
+    if level not in ("step", "outcome"):
+        hint = did_you_mean(level, ("step", "outcome"))
+        raise RewardError(f"{key}: expected level step or outcome of a composition, got {level!r}{hint}")
     kind = COMBINATORS[entry.fn]
     name = str(entry.name or entry.fn)
     args = {str(arg): value for arg, value in entry.args.items()}
     expected = ", ".join(f"`{arg}` (a function)" for arg in kind.names) or "`parts` (a list of functions)"
-    given = [args.pop(arg, None) for arg in kind.names] if kind.names else args.pop("parts", None)
-    if not isinstance(given, list) or not given or None in given:
+    part_entries = [args.pop(arg, None) for arg in kind.names] if kind.names else args.pop("parts", None)
+    if not isinstance(part_entries, list) or not part_entries or None in part_entries:
         raise RewardError(f"{key} ({name}): expected args with {expected}")
-    keys = [f"{key}.args.{arg}" for arg in kind.names] or [f"{key}.args.parts[{i}]" for i in range(len(given))]
-    entries = [_part_entry(part, at) for part, at in zip(given, keys, strict=True)]
+    keys = [f"{key}.args.{arg}" for arg in kind.names] or [f"{key}.args.parts[{i}]" for i in range(len(part_entries))]
+    entries = [_part_entry(part, at) for part, at in zip(part_entries, keys, strict=True)]
     parts = tuple(_load(part, at, where, level) for part, at in zip(entries, keys, strict=True))
     _refuse_same([part.name for part in parts], keys)
     fitting = ("step", "trajectory") if level == "step" else ("outcome",)
@@ -345,12 +344,12 @@ def _load_composition(entry: RewardFunctionConfig, key: str, where: _Where, part
     return replace(function, call=functools.partial(call_here, function))
 
 
-def _part_entry(given: Any, key: str) -> RewardFunctionConfig:
+def _part_entry(value: Any, key: str) -> RewardFunctionConfig:
     """Parse a part, with the same type checks as an entry of a recipe."""
-    if not isinstance(given, Mapping) or "fn" not in given:
-        raise RewardError(f"{key}: expected a function {{fn: ..., args: ...}}, got {given!r}")
+    if not isinstance(value, Mapping) or "fn" not in value:
+        raise RewardError(f"{key}: expected a function {{fn: ..., args: ...}}, got {value!r}")
     try:
-        return checked(Annotated[RewardFunctionConfig, FromMapping()], given, key)  # type: ignore[arg-type]
+        return checked(Annotated[RewardFunctionConfig, FromMapping()], value, key)  # type: ignore[arg-type]
     except ConfigError as error:
         raise RewardError(str(error)) from error
 
@@ -402,11 +401,11 @@ def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
     if ":" not in fn:
         if fn in REWARD_FUNCTIONS:
             return REWARD_FUNCTIONS[fn]
-        known = sorted({*REWARD_FUNCTIONS.names(), *COMBINATORS.names()})
-        hint = removed_hint("reward.functions.fn", fn) or did_you_mean(fn, known)
+        names = sorted({*REWARD_FUNCTIONS.names(), *COMBINATORS.names()})
+        hint = removed_hint("reward.functions.fn", fn) or did_you_mean(fn, names)
         raise RewardError(
             f"{key}.fn: no ready-made reward function {fn!r}{hint}; ready-made are "
-            f"{', '.join(known)}; one's own are `file.py:function` or `package.module:function`"
+            f"{', '.join(names)}; one's own are `file.py:function` or `package.module:function`"
         )
     function = load_object(fn, base, f"{key}.fn")
     if not callable(function):
@@ -433,15 +432,15 @@ def _level_by_parameters(
     )
 
 
-def _level(wanted: str | None, declared: Declared, key: str) -> Level:
-    if wanted is not None and wanted not in LEVELS:
-        raise RewardError(f"{key}: expected level {', '.join(LEVELS)}, got {wanted!r}{did_you_mean(wanted, LEVELS)}")
+def _level(level: str | None, declared: Declared, key: str) -> Level:
+    if level is not None and level not in LEVELS:
+        raise RewardError(f"{key}: expected level {', '.join(LEVELS)}, got {level!r}{did_you_mean(level, LEVELS)}")
     if declared.level == "answer":
-        if wanted == "trajectory":
+        if level == "trajectory":
             raise RewardError(f"{key}: scores one text, so its level is outcome or step, not trajectory")
-        return cast(Level, wanted or "outcome")
-    if wanted is not None and wanted != declared.level:
-        raise RewardError(f"{key}: the recipe says level {wanted}, the function is of level {declared.level}")
+        return cast(Level, level or "outcome")
+    if level is not None and level != declared.level:
+        raise RewardError(f"{key}: the recipe says level {level}, the function is of level {declared.level}")
     return declared.level
 
 
@@ -493,14 +492,14 @@ def _version(function: Callable[..., Any], args: Mapping[str, Any]) -> str:
         things: list[Any] = [cls for cls in inspect.getmro(function) if cls is not object]
     else:
         things = [function if inspect.isroutine(function) else type(function)]
-    return _hash([_source(thing) for thing in things], args)
+    return _hash([_source(part) for part in things], args)
 
 
-def _source(thing: Any) -> str:
+def _source(part: Any) -> str:
     try:
-        return inspect.getsource(thing)
+        return inspect.getsource(part)
     except (OSError, TypeError):  # typed at a prompt, or written in C
-        return f"{thing.__module__}.{thing.__qualname__}"
+        return f"{part.__module__}.{part.__qualname__}"
 
 
 def _hash(*parts: object) -> str:

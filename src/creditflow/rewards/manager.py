@@ -203,9 +203,9 @@ class RewardManager:
         Raises RewardError if a function needs a policy that the run lacks.
         """
         for function in leaves(self.functions):
-            if (wanted := getattr(function.instance, "connect", None)) is not None:
+            if (connect := getattr(function.instance, "connect", None)) is not None:
                 try:
-                    wanted(clients)
+                    connect(clients)
                 except ValueError as error:  # the run lacks a policy
                     raise RewardError(f"reward function {function.name}: {first_line(error)}") from error
 
@@ -241,26 +241,26 @@ class RewardManager:
         """
         start = time.perf_counter()
         calls: list[RewardCall] = []
-        given: list[tuple[RewardCall, Score]] = []
+        scored: list[tuple[RewardCall, Score]] = []
         functions = [function for function in self.functions if not outcome_only or function.level == "outcome"]
         for trajectory in trajectories:
             if trajectory.status == "failed":
                 continue
             for function in functions:
                 if function.level == "outcome" and (reason := _no_outcome(trajectory)):
-                    given.append((RewardCall(function, trajectory), make_score(function, function.range[0], reason)))
+                    scored.append((RewardCall(function, trajectory), make_score(function, function.range[0], reason)))
                 else:
                     own_calls, failed = _calls(function, trajectory)
                     calls += own_calls
-                    given += failed
+                    scored += failed
         ran = _CallLog(progress)
         for call, returned in zip(calls, await self._answer(calls, ran), strict=True):
-            given += scores_of(call, returned)
+            scored += scores_of(call, returned)
             if isinstance(returned.value, NotApplicable):
                 ran.not_applicable[id(call.function)] += 1
                 if call.step is None:
                     call.trajectory.outcome, call.trajectory.outcomes = not_applicable(call.function), {}
-        for call, score in given:
+        for call, score in scored:
             if call.agent is not None:
                 call.trajectory.outcomes[call.agent] = score
             elif call.step is None:  # comes before the outcomes of single agents
@@ -270,7 +270,7 @@ class RewardManager:
 
         counted = await self._counted()
         report = ScoringReport(
-            tuple(_report(function, given, ran, counted) for function in functions),
+            tuple(_report(function, scored, ran, counted) for function in functions),
             seconds=time.perf_counter() - start,
         )
         self._untaken = ScoringReport.merge([self._untaken, report])
@@ -312,22 +312,22 @@ class RewardManager:
             key = keys.key_for(call)
             # Parts that score several steps may request the same call of a trajectory.
             call_key = key or (id(call.function), id(call.trajectory), id(call.step))
-            if key is not None and (known := self._cache.get(key)) is not None:
-                returned[i] = known
+            if key is not None and (stored := self._cache.get(key)) is not None:
+                returned[i] = stored
                 ran.cached[id(call.function)] += 1
             elif (same_as := first.setdefault(call_key, i)) != i:
                 same[i] = same_as
                 ran.cached[id(call.function)] += 1
         to_run = [i for i in first.values() if i not in returned]
-        ran.wanted += len(to_run)
-        for i, one in zip(to_run, await self._dispatch([calls[i] for i in to_run], ran), strict=True):
-            returned[i] = one
-            ran.add(calls[i], one)
+        ran.planned += len(to_run)
+        for i, result in zip(to_run, await self._dispatch([calls[i] for i in to_run], ran), strict=True):
+            returned[i] = result
+            ran.add(calls[i], result)
             # Failures are not stored: another try may succeed.
             if (key := keys.key_for(calls[i])) is not None and all(
-                s.status == "ok" for _, s in scores_of(calls[i], one)
+                s.status == "ok" for _, s in scores_of(calls[i], result)
             ):
-                self._cache.put(key, one)
+                self._cache.put(key, result)
         results = [returned[same.get(i, i)] for i in range(len(calls))]
         # Several steps may request the same call of a trajectory: its numbers count once.
         places = {(id(call.function), id(call.trajectory), id(call.step)): i for i, call in enumerate(calls)}
@@ -364,7 +364,7 @@ class _CallLog:
     """Calls that were made in one scoring, by function (`id`)."""
 
     progress: Progress | None = None
-    wanted: int = 0
+    planned: int = 0
     done: int = 0
     calls: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
@@ -389,7 +389,7 @@ class _CallLog:
         with self.lock:
             self.done += 1
             if self.progress is not None:
-                self.progress(self.done, self.wanted)
+                self.progress(self.done, self.planned)
 
 
 def _calls(function: RewardFunction, trajectory: Trajectory) -> tuple[list[RewardCall], list[tuple[RewardCall, Score]]]:
@@ -422,12 +422,12 @@ def _no_outcome(trajectory: Trajectory) -> str:
 
 def _report(
     function: RewardFunction,
-    given: Sequence[tuple[RewardCall, Score]],
+    scored: Sequence[tuple[RewardCall, Score]],
     ran: _CallLog,
     counted: Mapping[int, Mapping[str, float]],
 ) -> FunctionReport:
     by_place: dict[tuple[int, int], tuple[RewardCall, Score]] = {}
-    for call, score in given:
+    for call, score in scored:
         place = id(call.trajectory), id(call.step)
         if call.function is function and (call.agent is None or _is_first_failure(score, by_place[place][1])):
             by_place[place] = call, score

@@ -44,28 +44,28 @@ def scores_of(call: RewardCall, returned: Returned) -> list[tuple[RewardCall, Sc
     ]
 
 
-def _outcomes_of(call: RewardCall, given: ByAgent) -> list[tuple[RewardCall, Score]]:
+def _outcomes_of(call: RewardCall, outcomes: ByAgent) -> list[tuple[RewardCall, Score]]:
     """The common outcome, then those of single agents. If a name is wrong, the common outcome alone, failed."""
     function, trajectory = call.function, call.trajectory
     try:
-        _expect_agents(call, given)
+        _expect_agents(call, outcomes)
     except _UnusableError as error:
         return [(call, to_score(function, Returned(error=str(error)), None))]
-    scores = {str(name): to_score(function, Returned(value), None) for name, value in given.values}
+    scores = {str(name): to_score(function, Returned(value), None) for name, value in outcomes.values}
     common = scores.pop(COMMON, None) or _mean(function, scores)
     return [(call, common), *((RewardCall(function, trajectory, agent=agent), scores[agent]) for agent in scores)]
 
 
-def _expect_agents(call: RewardCall, given: ByAgent) -> None:
+def _expect_agents(call: RewardCall, outcomes: ByAgent) -> None:
     """Raise _UnusableError unless outcomes by agent have the names of agents of the team, and at least one."""
-    known = sorted({*call.function.agents, *(step.agent for step in call.trajectory.steps)})
-    if not given.values:
+    agents = sorted({*call.function.agents, *(step.agent for step in call.trajectory.steps)})
+    if not outcomes.values:
         raise _UnusableError("expected an outcome for at least one agent, got none")
-    for name, _ in given.values:
+    for name, _ in outcomes.values:
         if not isinstance(name, str):
             raise _UnusableError(f"expected outcomes by the names of agents, got a name of type {name.kind}")
-        if name not in known and name != COMMON:
-            reason = f"expected outcomes of agents of the team, got one of {name!r}{did_you_mean(name, known)}"
+        if name not in agents and name != COMMON:
+            reason = f"expected outcomes of agents of the team, got one of {name!r}{did_you_mean(name, agents)}"
             raise _UnusableError(reason[:REASON_CHARACTERS])
 
 
@@ -75,10 +75,10 @@ def _mean(function: RewardFunction, scores: dict[str, Score]) -> Score:
         if score.status != "ok":
             return replace(score, reason=f"{agent}: {score.reason}"[:REASON_CHARACTERS])
     ranges = {score.range for score in scores.values()}
-    made = make_score(function, fmean(mean_value(score) for score in scores.values()), "the mean of the agents")
+    mean = make_score(function, fmean(mean_value(score) for score in scores.values()), "the mean of the agents")
     if len(ranges) == 1:
-        return replace(made, range=ranges.pop())
-    return replace(made, value=fmean(score.rescaled for score in scores.values()), range=(0.0, 1.0))
+        return replace(mean, range=ranges.pop())
+    return replace(mean, value=fmean(score.rescaled for score in scores.values()), range=(0.0, 1.0))
 
 
 def of_step(call: RewardCall, returned: Returned, step: Step) -> Returned:
@@ -102,15 +102,15 @@ def to_score(function: RewardFunction, returned: Returned, step: Step | None) ->
             raise _UnusableError("expected one number of a part, got outcomes by agent, which cannot be combined")
         if not isinstance(returned.value, Score):
             return make_score(function, _checked(returned.value, function.range, step))
-        given = returned.value
-        if given.status != "ok":
-            reason = given.reason[:REASON_CHARACTERS] or "the function said so, without a reason"
-            status = given.status if given.status == "timeout" else "failed"
+        score = returned.value
+        if score.status != "ok":
+            reason = score.reason[:REASON_CHARACTERS] or "the function said so, without a reason"
+            status = score.status if score.status == "timeout" else "failed"
             return replace(make_score(function, 0.0, reason), status=status)
         # A Score made without a range has the default one: the function's range applies then.
-        allowed = function.range if given.range == (0.0, 1.0) else _range(given.range)
-        value = _checked(given.value, allowed, step)
-        return replace(make_score(function, value, given.reason), range=allowed)
+        allowed = function.range if score.range == (0.0, 1.0) else _range(score.range)
+        value = _checked(score.value, allowed, step)
+        return replace(make_score(function, value, score.reason), range=allowed)
     except _UnusableError as error:
         status = "timeout" if returned.timed_out else "failed"
         unset = isinstance(error, _OutsideError) and not function.declares_range
@@ -144,12 +144,12 @@ def mean_value(score: Score) -> float:
     return sum(score.value) / len(score.value) if isinstance(score.value, tuple) else score.value
 
 
-def _range(given: Plain) -> tuple[float, float]:
-    if isinstance(given, tuple) and len(given) == 2 and all(isinstance(bound, int | float) for bound in given):
-        low, high = float(given[0]), float(given[1])
+def _range(bounds: Plain) -> tuple[float, float]:
+    if isinstance(bounds, tuple) and len(bounds) == 2 and all(isinstance(bound, int | float) for bound in bounds):
+        low, high = float(bounds[0]), float(bounds[1])
         if math.isfinite(low) and math.isfinite(high) and low < high:
             return low, high
-    shown = _kind(given) if isinstance(given, UnknownValue) else given
+    shown = _kind(bounds) if isinstance(bounds, UnknownValue) else bounds
     raise _UnusableError(
         f"expected a Score with a range of finite numbers, low < high, got {shown}"[:REASON_CHARACTERS]
     )
@@ -169,7 +169,7 @@ def _checked(value: Plain, allowed: tuple[float, float], step: Step | None) -> f
         raise _UnusableError(
             f"expected one value for each of {len(step.response_ids)} response tokens, got {len(value)}{hint}"
         )
-    return tuple(_number(one, allowed) for one in value)
+    return tuple(_number(number, allowed) for number in value)
 
 
 def _number(value: Plain, allowed: tuple[float, float]) -> float:

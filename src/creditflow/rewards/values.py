@@ -75,17 +75,17 @@ def taken(value: object, depth: int = 0) -> Plain:
         return UnknownValue(type(value).__name__)
     if len(value) > MAX_VALUES:
         raise ValueError(f"expected at most {MAX_VALUES} values, got {len(value)}")
-    return tuple(taken(one, depth + 1) for one in value)
+    return tuple(taken(item, depth + 1) for item in value)
 
 
-def _of_score(given: Score) -> Score:
-    score = Score(
-        value=taken(given.value, 1),
-        range=taken(given.range, 1),
-        status=given.status if isinstance(given.status, str) else "failed",
-        reason=str(given.reason)[:_OK_CHARACTERS],
+def _of_score(score: Score) -> Score:
+    plain = Score(
+        value=taken(score.value, 1),
+        range=taken(score.range, 1),
+        status=score.status if isinstance(score.status, str) else "failed",
+        reason=str(score.reason)[:_OK_CHARACTERS],
     )
-    return _with_numbers(score, given.numbers if isinstance(given, DetailedScore) else ())
+    return _with_numbers(plain, score.numbers if isinstance(score, DetailedScore) else ())
 
 
 def _number(value: Real | Decimal) -> int | float:
@@ -104,21 +104,21 @@ def _of_mapping(value: Mapping[Any, Any], depth: int) -> Score | UnknownValue:
     if len(value) > MAX_VALUES:
         raise ValueError(f"expected at most {MAX_VALUES} values, got {len(value)}")
     names = (str(name) if isinstance(name, str) else UnknownValue(type(name).__name__) for name in value)
-    return ByAgent(kind, tuple(zip(names, (taken(one, 1) for one in value.values()), strict=True)))
+    return ByAgent(kind, tuple(zip(names, (taken(item, 1) for item in value.values()), strict=True)))
 
 
 def _score_of_dict(value: Mapping[Any, Any], depth: int) -> Score:
     score = taken(value["score"], depth + 1)
-    others = [(str(name), one) for name, one in value.items() if name != "score"]
-    notes = "; ".join(f"{name}: {shown(one)}" for name, one in others)[:_OK_CHARACTERS]
-    made = replace(score, reason=score.reason or notes) if isinstance(score, Score) else Score(score, reason=notes)
-    return _with_numbers(made, others)
+    others = [(str(name), item) for name, item in value.items() if name != "score"]
+    notes = "; ".join(f"{name}: {shown(item)}" for name, item in others)[:_OK_CHARACTERS]
+    scored = replace(score, reason=score.reason or notes) if isinstance(score, Score) else Score(score, reason=notes)
+    return _with_numbers(scored, others)
 
 
 def _with_numbers(score: Score, named: Iterable[tuple[str, object]]) -> Score:
     """The score with the numbers among the named values; other values are left out."""
-    found = ((name[:_NAME_CHARACTERS].replace("/", "."), number_of(one)) for name, one in named)
-    numbers = tuple((name, number) for name, number in found if name and number is not None)[:MAX_NUMBERS]
+    pairs = ((name[:_NAME_CHARACTERS].replace("/", "."), number_of(item)) for name, item in named)
+    numbers = tuple((name, number) for name, number in pairs if name and number is not None)[:MAX_NUMBERS]
     if not numbers:
         return score
     return DetailedScore(score.value, range=score.range, status=score.status, reason=score.reason, numbers=numbers)
@@ -143,9 +143,9 @@ def shown(value: object) -> str:
 def to_json(value: Plain) -> Any:
     """A value from `taken` as JSON data."""
     if isinstance(value, tuple):
-        return [to_json(one) for one in value]
+        return [to_json(item) for item in value]
     if isinstance(value, ByAgent):
-        return {"by_agent": [[to_json(name), to_json(one)] for name, one in value.values], "other": value.kind}
+        return {"by_agent": [[to_json(name), to_json(item)] for name, item in value.values], "other": value.kind}
     if isinstance(value, NotApplicable):
         return {"applies": False}
     if isinstance(value, UnknownValue):
@@ -160,13 +160,13 @@ def to_json(value: Plain) -> Any:
 def of_json(value: Any) -> Plain:
     """The inverse of `to_json`. Raises KeyError, TypeError or OverflowError for other input."""
     if isinstance(value, list):
-        return tuple(of_json(one) for one in value)
+        return tuple(of_json(item) for item in value)
     if not isinstance(value, dict):
         if isinstance(value, int):
             float(value)  # raises OverflowError if it is too large to be compared with a range
         return value
     if "by_agent" in value:
-        named = [(of_json(name), of_json(one)) for name, one in value["by_agent"]]
+        named = [(of_json(name), of_json(item)) for name, item in value["by_agent"]]
         if not all(isinstance(name, str | UnknownValue) for name, _ in named):
             raise TypeError("an agent whose name is no text")
         return ByAgent(str(value["other"]), tuple(named))

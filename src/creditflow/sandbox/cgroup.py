@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from creditflow.errors import CreditflowError
 from creditflow.sandbox.base import Limits, SandboxError
 from creditflow.sandbox.common import MB
 
@@ -28,7 +29,7 @@ _SWEEP_S = 0.5
 """The same, for a group left by another process."""
 
 
-class NoCgroup(Exception):
+class NoCgroup(CreditflowError):
     """No group can be made here; the message gives the reason.
 
     `odd`: folders for groups exist, and missing permission is not the reason.
@@ -219,14 +220,14 @@ def locate(mountinfo: str, membership: str) -> Parents:
 
 def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
     """The mounted part of the tree and the mount point, by controller (version 2: by the empty name)."""
-    found: dict[str, tuple[str, str]] = {}
+    mounts: dict[str, tuple[str, str]] = {}
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         root, point = before.split()[3:5]
         kind, _, options = after.split()[:3]
         names = {"cgroup": options.split(","), "cgroup2": [""]}.get(kind, [])
-        found.update(dict.fromkeys(names, (root, point)))
-    return found
+        mounts.update(dict.fromkeys(names, (root, point)))
+    return mounts
 
 
 def _folder(root: str, point: str, path: str) -> Path:

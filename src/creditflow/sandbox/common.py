@@ -135,15 +135,15 @@ class Box(ABC):
             raise ValueError(f"keep: expected a list of paths, got {keep!r}")
         paths = {path: inside(path) for path in keep}
         self._last.kept = {}
-        given = _bytes("stdin", stdin)
+        content = _bytes("stdin", stdin)
         with self._lock:
             files = dict(self._files)
         # Half of the memory: the box holds them in its memory, too.
         most = min(_INPUT_MB * MB, self._limits.disk_mb * MB, self._limits.memory_mb * MB // 2)
-        size = len(given) + sum(map(len, files.values()))
+        size = len(content) + sum(map(len, files.values()))
         if size > most:
             raise ValueError(f"stdin and files: {size} bytes in all are more than a run may have ({most})")
-        result, kept = self._run(words, given, tuple(dict.fromkeys(paths.values())), files)
+        result, kept = self._run(words, content, tuple(dict.fromkeys(paths.values())), files)
         self._last.kept = {path: kept.get(path, KeptFile()) for path in paths.values()}
         return result
 

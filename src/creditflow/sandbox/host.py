@@ -18,7 +18,7 @@ _INSTALL = "install bubblewrap (apt-get install bubblewrap; dnf install bubblewr
 
 def restrictions(proc_sys: Path = Path("/proc/sys")) -> list[str]:
     """Restrictions of this system on user namespaces, each with its remedy; an empty list without any."""
-    known = {
+    settings = {
         "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
         "kernel/apparmor_restrict_unprivileged_userns": (
             "1",
@@ -28,7 +28,7 @@ def restrictions(proc_sys: Path = Path("/proc/sys")) -> list[str]:
         "user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=10000"),
     }
     remedies = []
-    for name, (restricting, remedy) in known.items():
+    for name, (restricting, remedy) in settings.items():
         with contextlib.suppress(OSError):
             if (proc_sys / name).read_text().strip() == restricting:
                 remedies.append(f"This system restricts user namespaces ({name}={restricting}); it takes {remedy}.")
@@ -96,7 +96,7 @@ def prlimit(limits: Limits) -> list[str]:
     """
     import resource
 
-    wanted = {
+    rlimits = {
         "as": (resource.RLIMIT_AS, limits.memory_mb * MB),
         "nproc": (resource.RLIMIT_NPROC, limits.processes),
         "cpu": (resource.RLIMIT_CPU, math.ceil(limits.cpu_s)),
@@ -109,7 +109,7 @@ def prlimit(limits: Limits) -> list[str]:
     if not Path("/usr/bin/prlimit").exists():
         raise SandboxUnavailable("sandbox back end bubblewrap: /usr/bin/prlimit not found; install util-linux")
     words = ["/usr/bin/prlimit"]
-    for name, (kind, most) in wanted.items():
+    for name, (kind, most) in rlimits.items():
         hard = resource.getrlimit(kind)[1]
         words.append(f"--{name}={most if hard == resource.RLIM_INFINITY else min(most, hard)}")
     return [*words, "--"]

@@ -91,13 +91,13 @@ def run(
     for name, check in table.items():
         if name in skip or not standing:
             continue
-        found = [_findings(check, case) for case in standing]
-        if any(found):
-            failures.append(FailedCheck(name, sentence_of(check), tuple(f for of_case in found for f in of_case)))
+        findings = [_findings(check, case) for case in standing]
+        if any(findings):
+            failures.append(FailedCheck(name, sentence_of(check), tuple(f for of_case in findings for f in of_case)))
         else:
             passed.append(name)
         if check in basics:
-            standing = [case for case, of_case in zip(standing, found, strict=True) if not of_case]
+            standing = [case for case, of_case in zip(standing, findings, strict=True) if not of_case]
     not_run = [name for name in table if name not in {*passed, *(failure.check for failure in failures)}]
     report = Report(subject, tuple(passed), tuple(failures), tuple(not_run))
     if failures:
@@ -106,12 +106,12 @@ def run(
 
 
 def _findings(check: Callable[[Case], Iterator[Fault]], case: Case) -> list[Fault]:
-    found: list[Fault] = []
+    faults: list[Fault] = []
     try:
-        found.extend(check(case))
+        faults.extend(check(case))
     except Exception as error:  # user code may raise any exception at any point
-        found.append(Fault(str(case), "no exception", described(error)))
-    return found
+        faults.append(Fault(str(case), "no exception", described(error)))
+    return faults
 
 
 def described(error: Exception) -> str:
@@ -119,9 +119,9 @@ def described(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:_CHARACTERS]
 
 
-def name_of(thing: object) -> str:
+def name_of(subject: object) -> str:
     """A function's name, or the name of an object's class."""
-    return str(getattr(thing, "__name__", type(thing).__name__))
+    return str(getattr(subject, "__name__", type(subject).__name__))
 
 
 def sentence_of(check: Callable[..., object]) -> str:

@@ -112,7 +112,8 @@ class _RewardCase:
 
     function: Callable[..., Any] | str
     entry: RewardFunctionConfig
-    given: tuple[Trajectory, ...]
+    inputs: tuple[Trajectory, ...]
+    """The user's trajectories."""
 
     def __str__(self) -> str:
         return "the function"
@@ -121,14 +122,14 @@ class _RewardCase:
     def loaded(self) -> RewardFunction:
         with _reference(self.function) as fn:
             function = load_reward_functions([replace(self.entry, fn=fn)], Path(), agents=())[0]
-        agents = dict.fromkeys(step.agent for trajectory in self.given for step in trajectory.steps)
+        agents = dict.fromkeys(step.agent for trajectory in self.inputs for step in trajectory.steps)
         return replace(function, agents=tuple(agents))
 
     @cached_property
     def trajectories(self) -> list[Trajectory]:
-        base = next(filter(self._is_matched, self.given), _own_trajectory())
+        base = next(filter(self._is_matched, self.inputs), _own_trajectory())
         hostile = ((name, [_say(step, text) for step in base.steps], text) for name, text in HOSTILE.items())
-        return [*self.given, *(_trajectory_of(base, *each) for each in hostile), *_odd_lengths(base)]
+        return [*self.inputs, *(_trajectory_of(base, *each) for each in hostile), *_odd_lengths(base)]
 
     def _is_matched(self, trajectory: Trajectory) -> bool:
         with suppress(RewardError):  # `matches_an_agent` reports it
@@ -159,23 +160,23 @@ def can_be_loaded(case: _RewardCase) -> Iterator[Fault]:
 
 def matches_an_agent(case: _RewardCase) -> Iterator[Fault]:
     """Its `agent_match` matches at least one agent of the given trajectories, and its `when` one of their steps."""
-    steps = [step for trajectory in case.given for step in trajectory.steps]
+    steps = [step for trajectory in case.inputs for step in trajectory.steps]
     agents = sorted({step.agent for step in steps})
     if not steps:
-        yield Fault(str(case), "a given trajectory with steps", f"none in {len(case.given)} trajectories")
+        yield Fault(str(case), "a given trajectory with steps", f"none in {len(case.inputs)} trajectories")
         return
-    if (wanted := case.loaded.agent_match) is not None and not any(map(wanted.search, agents)):
+    if (pattern := case.loaded.agent_match) is not None and not any(map(pattern.search, agents)):
         expected = f"agent_match to find one of {', '.join(agents)}, or trajectories of its agents"
-        yield Fault(str(case), expected, repr(wanted.pattern))
+        yield Fault(str(case), expected, repr(pattern.pattern))
         return
-    found = 0
+    matched = 0
     for step in steps if case.loaded.level != "outcome" else ():
         try:
-            found += case.loaded.matches(step)
+            matched += case.loaded.matches(step)
         except RewardError as error:
             yield Fault(f"step {step.id}", "`when` to say True or False", str(error))
             return
-    if not found and case.loaded.when is not None:
+    if not matched and case.loaded.when is not None:
         yield Fault(str(case), "`when` to find a step of the given trajectories, or it is never called", "none")
 
 
@@ -215,9 +216,9 @@ def is_deterministic(case: _RewardCase) -> Iterator[Fault]:
     """The same trajectory gets the same score again, independent of the trajectories scored before it."""
     again = {scored.on: scored.score for scored in _score(case.loaded, case.trajectories[::-1])[1]}
     for scored in case.first[1]:
-        one, other = scored.score, again[scored.on]
-        if repr((one.status, one.value)) != repr((other.status, other.value)):
-            yield Fault(scored.on, f"{one.value} ({one.status}) again", f"{other.value} ({other.status})")
+        first, second = scored.score, again[scored.on]
+        if repr((first.status, first.value)) != repr((second.status, second.value)):
+            yield Fault(scored.on, f"{first.value} ({first.status}) again", f"{second.value} ({second.status})")
 
 
 def can_travel(case: _RewardCase) -> Iterator[Fault]:
@@ -262,17 +263,17 @@ def _score(function: RewardFunction, trajectories: Sequence[Trajectory]) -> tupl
     """Score copies of the trajectories; return every call of the function and every resulting score."""
     calls: dict[str, _Called] = {}
 
-    async def watched(*given: Any) -> object:
-        called, before = _Called(_where(given[0])), repr(given[-1])
+    async def watched(*arguments: Any) -> object:
+        called, before = _Called(_where(arguments[0])), repr(arguments[-1])
         calls[called.on] = called
         try:
-            value = function.call(*given)
+            value = function.call(*arguments)
             called.value = await value if inspect.isawaitable(value) else value  # no await for a missing answer
         except Exception as error:
             called.raised = described(error)
             raise
         finally:
-            called.changed = repr(given[-1]) != before
+            called.changed = repr(arguments[-1]) != before
         return called.value
 
     trajectories = [copy.deepcopy(trajectory) for trajectory in trajectories]
@@ -287,11 +288,11 @@ def _score(function: RewardFunction, trajectories: Sequence[Trajectory]) -> tupl
         if trajectory.outcome is not None and (
             call := calls.get(_where(trajectory))
         ):  # else the manager did not call it
-            given: Any = call.value
-            for agent, one in trajectory.outcomes.items():
-                scored.append(_Scored(f"{call.on}, agent {agent}", one, _fault(one, call, given[agent])))
-            if not trajectory.outcomes or COMMON in given:
-                common = given[COMMON] if trajectory.outcomes else given
+            returned: Any = call.value
+            for agent, outcome in trajectory.outcomes.items():
+                scored.append(_Scored(f"{call.on}, agent {agent}", outcome, _fault(outcome, call, returned[agent])))
+            if not trajectory.outcomes or COMMON in returned:
+                common = returned[COMMON] if trajectory.outcomes else returned
                 scored.append(_Scored(call.on, trajectory.outcome, _fault(trajectory.outcome, call, common)))
         for step in trajectory.steps:
             if (score := step.scores.get(function.name)) is not None:
@@ -314,10 +315,10 @@ def _fault(score: Score, call: _Called, value: object) -> str:
     return "finite" if score.reason.endswith(("nan", "inf")) else "range"
 
 
-def _where(thing: Step | Trajectory) -> str:
-    if isinstance(thing, Step):
-        return f"step {thing.id!r} of trajectory {thing.trajectory_id!r}"
-    return f"trajectory {thing.id!r}"
+def _where(scored: Step | Trajectory) -> str:
+    if isinstance(scored, Step):
+        return f"step {scored.id!r} of trajectory {scored.trajectory_id!r}"
+    return f"trajectory {scored.id!r}"
 
 
 def _wait(coroutine: Coroutine[Any, Any, object]) -> None:

@@ -130,7 +130,7 @@ def summary(verdicts: Sequence[CaseVerdict]) -> str:
     passed = f"passed {sum(verdict.passed for verdict in verdicts)}/{len(verdicts)} [{marks}{more}]"
     fault = next((f"; test {i}: {verdict.reason}" for i, verdict in enumerate(verdicts) if not verdict.passed), "")
     # The fault may quote the program's output: a lone surrogate in it could not be written to a file.
-    return "".join(one if one.isprintable() else " " for one in (passed + fault)[:_REASON_CHARACTERS])
+    return "".join(letter if letter.isprintable() else " " for letter in (passed + fault)[:_REASON_CHARACTERS])
 
 
 # Code in a text
@@ -185,10 +185,10 @@ def _indentation(line: str) -> int:
 
 def sandbox_options(sandbox: Mapping[str, Any] | None, seconds: float | None = None) -> dict[str, Any]:
     """Complete the options of `reward.sandbox`: back end `auto`, and `seconds` as the limit of each run."""
-    given = {"backend": "auto", **(sandbox or {})}
+    options = {"backend": "auto", **(sandbox or {})}
     if seconds is not None:
-        return {**given, "wall_s": seconds, "cpu_s": seconds}
-    return {"wall_s": SECONDS, "cpu_s": SECONDS, **given}
+        return {**options, "wall_s": seconds, "cpu_s": seconds}
+    return {"wall_s": SECONDS, "cpu_s": SECONDS, **options}
 
 
 def open_box(options: Mapping[str, Any]) -> Sandbox:

@@ -154,7 +154,7 @@ def _named_values(text: str) -> Iterator[Claim]:
     for name, matches in values.items():
         if _may_have_several(name, text):
             continue
-        clash = next((two for one, two in itertools.pairwise(matches) if _clash(one, two, text)), None)
+        clash = next((second for first, second in itertools.pairwise(matches) if _clash(first, second, text)), None)
         yield Claim(
             f"{name} = {matches[0]['value']} ... {clash.group()}" if clash else matches[0].group(), clash is None
         )
@@ -167,11 +167,11 @@ def _may_have_several(name: str, text: str) -> bool:
     )
 
 
-def _clash(one: re.Match[str], two: re.Match[str], text: str) -> bool:
+def _clash(first: re.Match[str], second: re.Match[str], text: str) -> bool:
     """Whether one letter is given two values, and the text between them names no reason for the change."""
-    if math.isclose(float(one["value"]), float(two["value"]), rel_tol=1e-3, abs_tol=0.0051):
+    if math.isclose(float(first["value"]), float(second["value"]), rel_tol=1e-3, abs_tol=0.0051):
         return False
-    between = text[one.end() : two.start()]
+    between = text[first.end() : second.start()]
     listed = re.fullmatch(r"[\s,;$\\)(]*", between) is not None
     return not listed and _OTHERWISE.search(between) is None
 
@@ -183,8 +183,8 @@ def overlap_share(text: str, task: str) -> float | None:
     """The share of the task's numbers and content words that occur in the text; None if the task has neither."""
     shares = []
     for pattern_of in (_numbers, _words):
-        if wanted := pattern_of(task):
-            shares.append(len(wanted & pattern_of(text)) / len(wanted))
+        if pattern_words := pattern_of(task):
+            shares.append(len(pattern_words & pattern_of(text)) / len(pattern_words))
     return sum(shares) / len(shares) if shares else None
 
 

@@ -214,8 +214,8 @@ def _references(schema: object) -> Iterator[str]:
             elif key not in ("const", "enum", "default", "examples"):  # those hold data
                 yield from _references(value)
     elif isinstance(schema, list):
-        for one in schema:
-            yield from _references(one)
+        for item in schema:
+            yield from _references(item)
 
 
 def _validator(schema: Any) -> Any:

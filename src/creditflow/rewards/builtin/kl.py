@@ -77,14 +77,14 @@ class KlToReference:
         if not step.ref_logprobs:
             return Score(0.0, self.range, status="failed", reason=NO_REFERENCE)
         columns = zip(step.logprobs, step.ref_logprobs, step.response_mask, strict=True)
-        differences = [logprob - reference for logprob, reference, one in columns if one]
+        differences = [logprob - reference for logprob, reference, is_sampled in columns if is_sampled]
         if not all(map(math.isfinite, differences)):
             raise ValueError("a log-probability is not a finite number")
         sampled = [-self.estimate(difference) for difference in differences]
         if self.per == "step":
             return Score(self._clip(sum(sampled) / len(sampled)), self.range)
         clipped = iter([self._clip(value) for value in sampled])
-        values = [next(clipped) if one else 0.0 for one in step.response_mask]
+        values = [next(clipped) if is_sampled else 0.0 for is_sampled in step.response_mask]
         return Score(tuple(neutral_where_not_sampled(values, step.response_mask)), self.range)
 
     def _clip(self, value: float) -> float:

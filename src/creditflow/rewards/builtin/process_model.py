@@ -206,12 +206,12 @@ def _class_index(folder: Path, label: int | str | None) -> int:
         names = {int(i): str(name) for i, name in (config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}).items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"path: {folder} has no usable config.json: {error}") from error
-    known = ", ".join(f"{i} ({name})" for i, name in sorted(names.items()))
+    classes = ", ".join(f"{i} ({name})" for i, name in sorted(names.items()))
     if label is None:
         if len(names) > 2:
-            raise ValueError(f"label: the model has {len(names)} classes, say which is the right one: {known}")
+            raise ValueError(f"label: the model has {len(names)} classes, say which is the right one: {classes}")
         return len(names) - 1
     index = next((i for i, name in names.items() if label in (i, name)), None)
     if index is None:
-        raise ValueError(f"label: expected one of {known}, got {label!r}{did_you_mean(label, names.values())}")
+        raise ValueError(f"label: expected one of {classes}, got {label!r}{did_you_mean(label, names.values())}")
     return index

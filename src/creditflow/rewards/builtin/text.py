@@ -23,7 +23,7 @@ def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
         words = " ".join(str(value).split())
         return words.casefold() if ignore_case else words
 
-    return float(tidy(text) in [tidy(one) for one in truths_of(truth)])
+    return float(tidy(text) in [tidy(option) for option in truths_of(truth)])
 
 
 @builtin
@@ -42,8 +42,8 @@ def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
     """
     if not 0 <= rel_tol < 1:
         raise ValueError(f"expected a rel_tol of 0 or more and less than 1, got {rel_tol}")
-    wanted = [numbers_in(str(one)) for one in truths_of(truth)]
-    if not any(wanted):
+    expected = [numbers_in(str(value)) for value in truths_of(truth)]
+    if not any(expected):
         raise ValueError(f"expected a ground truth with a number in it, got {str(truth)[:80]!r}")
-    given = numbers_in(final_answer(text))
-    return float(bool(given) and any(same_number(given[-1], numbers[-1], rel_tol) for numbers in wanted if numbers))
+    answers = numbers_in(final_answer(text))
+    return float(bool(answers) and any(same_number(answers[-1], truth[-1], rel_tol) for truth in expected if truth))

@@ -91,7 +91,7 @@ async def _value(call: RewardCall) -> Returned:
 
 async def together(running: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Await all and return their results in order; if one raises, cancel the others and raise its error."""
-    tasks = [asyncio.create_task(one) for one in running]
+    tasks = [asyncio.create_task(coroutine) for coroutine in running]
     try:
         return await asyncio.gather(*tasks)
     finally:

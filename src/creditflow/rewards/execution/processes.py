@@ -27,9 +27,16 @@ from typing import IO
 
 from creditflow.rewards.execution import worker
 from creditflow.rewards.execution.calls import Answered, Returned, RewardBackend, RewardCall, too_late
-from creditflow.rewards.execution.frames import FrameReader, TooLong, write_frame
 from creditflow.rewards.execution.scheduler import START_TIMEOUT_S, CannotStart, HostDied, Pool
-from creditflow.rewards.execution.wire import CannotTravel, UnreadableAnswer, pack_calls, unpack_returned
+from creditflow.rewards.execution.wire import (
+    CannotTravel,
+    FrameReader,
+    TooLong,
+    UnreadableAnswer,
+    pack_calls,
+    unpack_returned,
+    write_frame,
+)
 from creditflow.rewards.registry import RewardFunction
 
 MAX_PRINTED = 1 << 20
@@ -225,19 +232,19 @@ class _WorkerHost:
 
     def end(self, *, patiently: bool = False) -> str:
         """End the worker, if there is one, and return how it ended."""
-        one, self.worker = self.worker, None
-        return "" if one is None else one.end(patiently=patiently)
+        ending, self.worker = self.worker, None
+        return "" if ending is None else ending.end(patiently=patiently)
 
     def _run(self, calls: Sequence[RewardCall], answer: Callable[[Returned], None], stopped: threading.Event) -> None:
         begun = time.monotonic()
         try:
-            one = self._living(stopped)
-            self._send(one, calls, stopped)
+            living = self._living(stopped)
+            self._send(living, calls, stopped)
             for number, call in enumerate(calls):
                 begun, timeout = time.monotonic(), call.timeout(self.timeout)
                 pause = _BREATH_S if len(calls) - number > _FEW else 0.0
                 try:
-                    returned = one.answer(number, timeout, stopped, pause)
+                    returned = living.answer(number, timeout, stopped, pause)
                 except TimeoutError:
                     self.end()
                     answer(Returned(error=too_late(timeout), seconds=time.monotonic() - begun, timed_out=True))
@@ -277,10 +284,10 @@ class _WorkerHost:
             raise CannotStart(content.decode(errors="replace"))
         return self.worker
 
-    def _send(self, one: _Worker, calls: Sequence[RewardCall], stopped: threading.Event) -> None:
+    def _send(self, living: _Worker, calls: Sequence[RewardCall], stopped: threading.Event) -> None:
         """Send a batch and wait until it is read. Raises CannotTravel."""
-        one.send(pack_calls(calls, self.index))
-        kind, content = one.receive(START_TIMEOUT_S, stopped)
+        living.send(pack_calls(calls, self.index))
+        kind, content = living.receive(START_TIMEOUT_S, stopped)
         if kind == worker.CANNOT_READ:
             raise CannotTravel(content.decode(errors="replace"))
         if kind != worker.BEGUN:
@@ -314,7 +321,7 @@ class WorkerPool(Pool[_WorkerHost]):
     def pids(self) -> list[int]:
         """Process ids of the workers that live."""
         workers = [host.worker for host in self.hosts]
-        return [one.process.pid for one in workers if one is not None and one.process.poll() is None]
+        return [each.process.pid for each in workers if each is not None and each.process.poll() is None]
 
     async def run(self, calls: Sequence[RewardCall], answered: Answered = lambda: None) -> list[Returned]:
         """Run the calls and return their results in order."""
@@ -362,12 +369,12 @@ def _descendants(pid: int) -> set[int]:
     Descendants are stopped when found, and the search is repeated until it finds no new ones, so that none is missed.
     Linux only.
     """
-    known: set[int] = set()
-    while new := {child for child, parent in _parents().items() if parent in known | {pid}} - known:
+    pids: set[int] = set()
+    while new := {child for child, parent in _parents().items() if parent in pids | {pid}} - pids:
         for child in new:
             _kill(os.kill, child, signal.SIGSTOP)
-        known |= new
-    return known
+        pids |= new
+    return pids
 
 
 def _parents() -> dict[int, int]:

@@ -56,7 +56,7 @@ class ActorHost:
             returned = await run_on_loop(calls, self.timeout, self.max_in_flight)
         else:
             returned = await self.pool.run(calls)
-        return [pack_returned(one) for one in returned]
+        return [pack_returned(result) for result in returned]
 
     async def metrics(self) -> str:
         """Numbers counted by each async function, as JSON: pairs of its index and its numbers."""
@@ -77,7 +77,7 @@ class _Actor:
     dead: bool = False
 
 
-class _ActorDied(Exception):
+class _ActorDiedError(Exception):
     """An actor died, or does not answer any more."""
 
 
@@ -102,7 +102,7 @@ class _ActorHost:
             packed = pack_calls(calls, self.backend.index)
             for text in await self.reply(actor, actor.handle.run.remote(packed)):
                 answer(unpack_returned(text))
-        except _ActorDied as error:
+        except _ActorDiedError as error:
             was_dead = actor.dead
             self.kill(actor)
             if actor.started:
@@ -111,7 +111,7 @@ class _ActorHost:
                 raise CannotStart(str(error)) from error
 
     async def reply(self, actor: _Actor, reference: Any) -> Any:
-        """Wait for an actor's reply as long as it lives. Raises _ActorDied, CannotTravel."""
+        """Wait for an actor's reply as long as it lives. Raises _ActorDiedError, CannotTravel."""
         errors = self.ray.exceptions
         reply = asyncio.ensure_future(_awaited(reference))
         try:
@@ -119,16 +119,18 @@ class _ActorHost:
                 pulse = asyncio.ensure_future(_awaited(actor.handle.pids.remote()))
                 done, _ = await asyncio.wait({pulse, reply}, timeout=_PULSE_S)
                 if not done:
-                    raise _ActorDied("it does not answer; an async function that blocks its thread stops all others")
+                    raise _ActorDiedError(
+                        "it does not answer; an async function that blocks its thread stops all others"
+                    )
             result = reply.result()
             actor.started = True
             return result
         except errors.RayTaskError as error:
             if isinstance(error.cause, CannotTravel):
                 raise CannotTravel(str(error.cause)) from error
-            raise _ActorDied(first_line(error.cause)) from error
+            raise _ActorDiedError(first_line(error.cause)) from error
         except errors.RayError as error:
-            raise _ActorDied(first_line(error)) from error
+            raise _ActorDiedError(first_line(error)) from error
         finally:
             reply.cancel()
 
@@ -208,7 +210,7 @@ class RayBackend(Pool[_ActorHost]):
                 continue
             try:
                 pairs = json.loads(await host.reply(host.actor, host.actor.handle.metrics.remote()))
-            except _ActorDied:
+            except _ActorDiedError:
                 continue  # its numbers are lost with it; the scores are not
             for place, values in pairs:
                 mine = counted.setdefault(place, {})

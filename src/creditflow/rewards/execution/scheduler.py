@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from creditflow.errors import CreditflowError
 from creditflow.rewards.execution.calls import Answered, Returned, RewardCall
 from creditflow.rewards.execution.wire import CannotTravel, UnreadableAnswer, pack_functions
 from creditflow.rewards.registry import RewardFunction
@@ -26,11 +27,11 @@ BATCH = (16, 64)
 """Minimum (if there are enough calls) and maximum number of calls in a batch."""
 
 
-class CannotStart(Exception):
+class CannotStart(CreditflowError):
     """A host died before it could run a call."""
 
 
-class HostDied(Exception):
+class HostDied(CreditflowError):
     """A host died during a batch."""
 
     def __init__(self, why: str, *, at_first: bool) -> None:
@@ -133,7 +134,7 @@ class Pool(Generic[AnyHost]):
         try:
             while len(job.returned) < len(calls) and not job.stopped.is_set():
                 while (batch := self._next(job, busy)) is not None:
-                    host = min(self.hosts, key=lambda one, kind=batch.is_async: busy[one, kind])  # type: ignore[misc]
+                    host = min(self.hosts, key=lambda free, kind=batch.is_async: busy[free, kind])  # type: ignore[misc]
                     busy[host, batch.is_async] += 1
                     running[asyncio.create_task(self._run_batch(host, batch, job))] = host, batch.is_async
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,8 @@
-"""Serialize reward functions, calls and results for another process of the same user.
+"""Send reward functions, calls and results to another process of the same user.
 
 Functions and calls are pickled (functions and trajectories are the user's own). Results come back as JSON of numbers,
-lists and scores: a worker may have touched text by a model, and its answer must not be able to run code here.
+lists and scores: a worker may have touched text by a model, and its answer must not be able to run code here. Over a
+socket each message is four bytes of length, then the message.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import socket
+import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,17 +19,20 @@ from dataclasses import dataclass, replace
 from creditflow._utils.loading import loaded_files, offer_files
 from creditflow._utils.tracebacks import TRACEBACK_CHARACTERS
 from creditflow.data import Trajectory
-from creditflow.errors import RewardError, first_line
+from creditflow.errors import CreditflowError, RewardError, first_line
 from creditflow.rewards.execution.calls import Returned, RewardCall
 from creditflow.rewards.registry import RewardFunction
 from creditflow.rewards.values import REASON_CHARACTERS, of_json, to_json
 
+_LENGTH = struct.Struct("!I")
+_CHUNK = 1 << 20
 
-class CannotTravel(Exception):
+
+class CannotTravel(CreditflowError):
     """Calls cannot be sent, or cannot be read on arrival; the message gives the reason."""
 
 
-class UnreadableAnswer(Exception):
+class UnreadableAnswer(CreditflowError):
     """An answer in none of our formats."""
 
 
@@ -45,11 +51,11 @@ def pack_functions(functions: Sequence[RewardFunction]) -> bytes:
         for function in functions:
             try:
                 cloudpickle.dumps(function)
-            except Exception as its:
+            except Exception as cause:
                 raise RewardError(
-                    f"reward function {function.name}: cannot be sent to another process ({first_line(its)}); give it "
-                    "what can be pickled, or call it in this process: reward.backend=inline"
-                ) from its
+                    f"reward function {function.name}: cannot be sent to another process ({first_line(cause)}); give "
+                    "it what can be pickled, or call it in this process: reward.backend=inline"
+                ) from cause
         raise RewardError(f"reward functions cannot be sent to another process: {first_line(error)}") from error
     return bytes(cloudpickle.dumps((sys.path, loaded_files(), packed)))
 
@@ -122,3 +128,55 @@ def unpack_returned(data: str | bytes) -> Returned:
         return Returned(of_json(fields["value"]), reason, seconds, bool(fields["timed_out"]), traceback)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UnreadableAnswer(f"its answer could not be read ({type(error).__name__})") from error
+
+
+def write_frame(connection: socket.socket, message: bytes) -> None:
+    """Send one message and wait until it is sent."""
+    connection.sendall(_LENGTH.pack(len(message)) + message)
+
+
+class TooLong(CreditflowError):
+    """A message exceeds the length limit."""
+
+
+class FrameReader:
+    """Reads messages from one end of a connection."""
+
+    def __init__(self, connection: socket.socket, longest: int = (1 << 32) - 1) -> None:
+        self.connection = connection
+        self.longest = longest
+        self._incoming = bytearray()
+
+    def read(self) -> bytes:
+        """Wait for the next message. Raises EOFError at the end of the connection, TooLong."""
+        message = self._next(0)
+        assert message is not None
+        return message
+
+    def arrived(self) -> bytes | None:
+        """Return the next message, or None if it has not arrived completely. Raises as `read` does."""
+        return self._next(socket.MSG_DONTWAIT)
+
+    def _next(self, flags: int) -> bytes | None:
+        while (end := self._end()) > len(self._incoming):
+            try:
+                chunk = self.connection.recv(_CHUNK, flags)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                chunk = b""
+            if not chunk:
+                raise EOFError
+            self._incoming += chunk
+        message = bytes(self._incoming[_LENGTH.size : end])
+        del self._incoming[:end]
+        return message
+
+    def _end(self) -> int:
+        """The position at which the first message ends, as far as its length is known."""
+        if len(self._incoming) < _LENGTH.size:
+            return _LENGTH.size
+        (length,) = _LENGTH.unpack_from(self._incoming)
+        if length > self.longest:
+            raise TooLong
+        return _LENGTH.size + int(length)

@@ -15,9 +15,15 @@ import sys
 
 from creditflow._utils.processes import end_with
 from creditflow.rewards.execution.calls import describe
-from creditflow.rewards.execution.frames import FrameReader, write_frame
 from creditflow.rewards.execution.inline import run_plain
-from creditflow.rewards.execution.wire import CannotTravel, pack_returned, unpack_calls, unpack_functions
+from creditflow.rewards.execution.wire import (
+    CannotTravel,
+    FrameReader,
+    pack_returned,
+    unpack_calls,
+    unpack_functions,
+    write_frame,
+)
 
 READY, CANNOT_START = b"ready ", b"cannot-start "
 BEGUN, CANNOT_READ = b"begun ", b"cannot-read "

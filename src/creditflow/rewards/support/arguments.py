@@ -34,5 +34,5 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> 
 @functools.cache
 def _arguments(function: Callable[..., Any]) -> type[BaseModel]:
     _, *parameters = inspect.signature(function, eval_str=True).parameters.values()
-    fields: dict[str, Any] = {one.name: (one.annotation, ...) for one in parameters}
+    fields: dict[str, Any] = {parameter.name: (parameter.annotation, ...) for parameter in parameters}
     return create_model("Arguments", __config__=OPTIONS, **fields)

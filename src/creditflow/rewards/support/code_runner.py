@@ -81,17 +81,17 @@ def _usual_names(code: types.CodeType) -> dict[str, object]:
     used: set[str] = set()
     left = [code]
     while left:
-        one = left.pop()
-        used.update(one.co_names)
-        left += [inner for inner in one.co_consts if isinstance(inner, types.CodeType)]
+        block = left.pop()
+        used.update(block.co_names)
+        left += [inner for inner in block.co_consts if isinstance(inner, types.CodeType)]
     imports: dict[str, object] = {}
     for module, names in _USUAL.items():
-        wanted = [
+        needed = [
             name for name in names.split() if name in used and name not in imports and not hasattr(builtins, name)
         ]
-        if module in used or wanted:
+        if module in used or needed:
             imported = __import__(module)
-            imports.update({name: getattr(imported, name) for name in wanted if hasattr(imported, name)})
+            imports.update({name: getattr(imported, name) for name in needed if hasattr(imported, name)})
             if module in used:
                 imports.setdefault(module, imported)
     return imports
@@ -142,11 +142,11 @@ class OtherValue:
 
 
 def _encoded_items(values: Any, depth: int) -> list[Any]:
-    return [encoded(one, depth) for one in values]
+    return [encoded(value, depth) for value in values]
 
 
 def _decoded_items(data: Any, depth: int) -> list[Any]:
-    return [decoded(one, depth) for one in data]
+    return [decoded(value, depth) for value in data]
 
 
 _FORMS: dict[str, tuple[Any, Callable[[Any, int], Any], Callable[[Any, int], Any]]] = {
@@ -179,7 +179,7 @@ def _answered(ask: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
         return {"value": encoded(function(*ask["args"]))}
     scope = {**names, "__builtins__": builtins}
     if "assert" in ask:
-        scope.update({name: _plainly(thing) for name, thing in names.items() if _is_function(name, thing)})
+        scope.update({name: _plainly(value) for name, value in names.items() if _is_function(name, value)})
     exec(compile(ask.get("setup", ""), "setup", "exec", dont_inherit=True), scope)
     if "assert" in ask:
         exec(compile(ask["assert"], "test", "exec", dont_inherit=True), scope)
@@ -195,8 +195,8 @@ _ITERATORS = (
 """Types that yield items and cannot be equal to everything."""
 
 
-def _is_function(name: str, thing: object) -> bool:
-    return callable(thing) and not isinstance(thing, type) and not name.startswith("__")
+def _is_function(name: str, value: object) -> bool:
+    return callable(value) and not isinstance(value, type) and not name.startswith("__")
 
 
 def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -50,14 +50,6 @@ _LITERALS = (
 """A name alone has no effect; it may neither be called nor have attributes."""
 
 
-def is_formula(text: str) -> bool:
-    """Whether the text is a small formula: numbers, one-letter names, + - * / **, elementary functions.
-
-    Limits: length, degree, terms after multiplying out, roots, number and nesting of functions.
-    """
-    return _parsed(text) is not None
-
-
 def is_polynomial(text: str) -> bool:
     """Whether the text is a small formula without functions."""
     tree = _parsed(text)
@@ -117,7 +109,10 @@ def has_small_counts(text: str) -> bool:
 
 
 def _parsed(text: str) -> ast.expr | None:
-    """The tree of a small formula; None for any other text."""
+    """The tree of a small formula (numbers, one-letter names, + - * / **, elementary functions); None for other text.
+
+    Limits: length, degree, terms after multiplying out, roots, number and nesting of functions.
+    """
     if len(text) > MAX_CHARACTERS or not text.isascii() or not has_small_exponents(text):
         return None
     try:

@@ -129,19 +129,19 @@ def _same_text(text: str, entry: Entry) -> bool:
 
 def _same_words(text: str, entry: Entry) -> bool:
     """Equal apart from case, commas and white space between words."""
-    one, other = ([word for word in re.split(r"[\s,]+", part.casefold()) if word] for part in (text, _truth(entry)))
-    return one == other
+    answer, other = ([word for word in re.split(r"[\s,]+", part.casefold()) if word] for part in (text, _truth(entry)))
+    return answer == other
 
 
 def _same_probability(text: str, entry: Entry) -> bool:
-    given, wanted = (Fraction(number.replace(",", "")) for number in (text, _truth(entry)))
-    return abs(given - wanted) <= COIN_TOLERANCE
+    answer, truth = (Fraction(number.replace(",", "")) for number in (text, _truth(entry)))
+    return abs(answer - truth) <= COIN_TOLERANCE
 
 
 def _same_first_number(text: str, entry: Entry) -> bool:
     """Whether the first number, with its sign, is the true one."""
-    found = _SIGNED.search(text)
-    return found is not None and float(found[0]) == float(_truth(entry).replace(",", ""))
+    number = _SIGNED.search(text)
+    return number is not None and float(number[0]) == float(_truth(entry).replace(",", ""))
 
 
 def _uses_the_numbers(text: str, entry: Entry) -> bool:

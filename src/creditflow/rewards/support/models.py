@@ -68,7 +68,7 @@ def _make_loaded_model(path: Path, model: Any, tokenizer: Any, device: Any) -> L
     model.requires_grad_(False)
     model.config.use_cache = False
     positions = position_limit(model.config).tokens
-    pad = next((one for one in (tokenizer.pad_token_id, tokenizer.eos_token_id) if one is not None), 0)
+    pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
     return LoadedModel(path, model, tokenizer, device, min(positions, int(tokenizer.model_max_length)), int(pad))
 
 

@@ -37,13 +37,13 @@ class InputOutput:
 
     def fault(self, stdout: bytes, nonce: str) -> str:
         """Compare line by line as text: `2.0` differs from `2`. White space at the end of lines is ignored."""
-        wanted, got = _lines(self.output), _lines(stdout.decode(errors="replace"))
-        if wanted == got:
+        expected, got = _lines(self.output), _lines(stdout.decode(errors="replace"))
+        if expected == got:
             return ""
-        first = next((i for i, pair in enumerate(zip(wanted, got, strict=False)) if pair[0] != pair[1]), None)
+        first = next((i for i, pair in enumerate(zip(expected, got, strict=False)) if pair[0] != pair[1]), None)
         if first is None:
-            return f"wrong answer: expected {len(wanted)} lines, got {len(got)}"
-        return f"wrong answer in line {first}: expected {shown(wanted[first])}, got {shown(got[first])}"
+            return f"wrong answer: expected {len(expected)} lines, got {len(got)}"
+        return f"wrong answer in line {first}: expected {shown(expected[first])}, got {shown(got[first])}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def read_tests(truth: Any) -> tuple[Case, ...]:
     if isinstance(truth, Mapping):
         tests = tuple(_of_columns(truth))
     elif isinstance(truth, Sequence):
-        tests = tuple(_of_one(one, f"test {i}") for i, one in enumerate(truth))
+        tests = tuple(_of_one(test, f"test {i}") for i, test in enumerate(truth))
     else:
         raise ValueError(f"expected tests, got {shown(truth)}")
     if not tests:
@@ -177,8 +177,8 @@ def read_assert(text: str) -> Case:
     """Parse a text with `assert` as a test. Raises ValueError if it is not Python or has no assertion."""
     statements = _statements(text)
     *setup, last = statements
-    if isinstance(last, ast.Assert) and not any(isinstance(one, ast.Assert) for one in setup):
-        return _of_assert(last, text, "\n".join(_source(text, one) for one in setup))
+    if isinstance(last, ast.Assert) and not any(isinstance(statement, ast.Assert) for statement in setup):
+        return _of_assert(last, text, "\n".join(_source(text, statement) for statement in setup))
     return InBox(text)
 
 
@@ -186,11 +186,11 @@ def _of_columns(truth: Mapping[str, Any]) -> Iterator[Case]:
     inputs, outputs, name = truth.get("inputs"), truth.get("outputs"), truth.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise ValueError(f"expected tests with as many inputs as outputs, got {shown(dict(truth))}")
-    for given, expected in zip(inputs, outputs, strict=True):
+    for test_input, expected in zip(inputs, outputs, strict=True):
         if name is None:
-            yield InputOutput(_joined(given), _joined(expected))
+            yield InputOutput(_joined(test_input), _joined(expected))
         else:
-            yield _of_fn(str(name), given, expected)
+            yield _of_fn(str(name), test_input, expected)
 
 
 def _joined(text: Any) -> str:
@@ -200,14 +200,14 @@ def _joined(text: Any) -> str:
     return "\n".join(map(str, lines))
 
 
-def _of_fn(name: str, given: Any, expected: Any) -> Case:
-    if isinstance(given, str):  # verl: JSON, one argument per line
-        args = [json.loads(line) for line in given.split("\n") if line.strip()]
+def _of_fn(name: str, arguments: Any, expected: Any) -> Case:
+    if isinstance(arguments, str):  # verl: JSON, one argument per line
+        args = [json.loads(line) for line in arguments.split("\n") if line.strip()]
         expected = json.loads(expected) if isinstance(expected, str) else expected
-    elif isinstance(given, list):
-        args = given
+    elif isinstance(arguments, list):
+        args = arguments
     else:
-        raise ValueError(f"expected the arguments of {name} as a list, or as lines of JSON, got {shown(given)}")
+        raise ValueError(f"expected the arguments of {name} as a list, or as lines of JSON, got {shown(arguments)}")
     wrapped = isinstance(expected, list) and len(expected) == 1
 
     def holds(value: Any) -> bool:
@@ -217,26 +217,26 @@ def _of_fn(name: str, given: Any, expected: Any) -> Case:
     return CaseCall({"fn": name, "args": args}, holds, shown(expected))
 
 
-def _of_one(one: Any, where: str) -> Case:
-    if isinstance(one, str):
+def _of_one(test: Any, where: str) -> Case:
+    if isinstance(test, str):
         try:
-            return read_assert(one)
+            return read_assert(test)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
-    if isinstance(one, Mapping) and {"input", "output"} <= one.keys():
-        return InputOutput(_joined(one["input"]), _joined(one["output"]))
-    if isinstance(one, Mapping) and {"call", "expect"} <= one.keys():
-        expected = one["expect"]
-        return CaseCall({"call": str(one["call"])}, lambda value: alike(value, expected), shown(expected))
-    raise ValueError(f"{where}: expected input and output, call and expect, or an assert, got {shown(one)}")
+    if isinstance(test, Mapping) and {"input", "output"} <= test.keys():
+        return InputOutput(_joined(test["input"]), _joined(test["output"]))
+    if isinstance(test, Mapping) and {"call", "expect"} <= test.keys():
+        expected = test["expect"]
+        return CaseCall({"call": str(test["call"])}, lambda value: alike(value, expected), shown(expected))
+    raise ValueError(f"{where}: expected input and output, call and expect, or an assert, got {shown(test)}")
 
 
 def _of_text(text: str) -> Iterator[Case]:
     statements = _statements(text)
-    setup = "\n".join(_source(text, one) for one in statements if not isinstance(one, ast.Assert))
-    for one in statements:
-        if isinstance(one, ast.Assert):
-            yield _of_assert(one, text, setup)
+    setup = "\n".join(_source(text, statement) for statement in statements if not isinstance(statement, ast.Assert))
+    for statement in statements:
+        if isinstance(statement, ast.Assert):
+            yield _of_assert(statement, text, setup)
 
 
 # Assertions
@@ -249,7 +249,7 @@ def _statements(text: str) -> list[ast.stmt]:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"expected tests, got neither JSON nor Python: {shown(text)}") from error
-    if not any(isinstance(node, ast.Assert) for one in statements for node in ast.walk(one)):
+    if not any(isinstance(node, ast.Assert) for statement in statements for node in ast.walk(statement)):
         raise ValueError(f"expected a test with `assert`, got {shown(text)}")
     return statements
 
@@ -294,22 +294,22 @@ def _condition(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool], str]:
             comparators=[limit],
         ):
             node, other = _sides(difference.left, difference.right)
-            wanted, most, compare = constant(other), constant(limit), _OPERATORS[type(operation)][1]
-            return node, lambda value: compare(abs(value - wanted), most), f"{shown(wanted)} within {shown(most)}"
+            expected, most, compare = constant(other), constant(limit), _OPERATORS[type(operation)][1]
+            return node, lambda value: compare(abs(value - expected), most), f"{shown(expected)} within {shown(most)}"
         case ast.Compare(left=left, ops=[operation], comparators=[right]):
             if isinstance(operation, ast.Eq):
                 left, right = _sides(left, right)
-            wanted, (word, compare) = constant(right), _OPERATORS[type(operation)]
-            if isinstance(operation, ast.Is | ast.IsNot) and not any(wanted is one for one in (None, True, False)):
+            expected, (word, compare) = constant(right), _OPERATORS[type(operation)]
+            if isinstance(operation, ast.Is | ast.IsNot) and not (expected is None or isinstance(expected, bool)):
                 raise ValueError("identity with a value that is made anew")
-            return left, lambda value: bool(compare(value, wanted)), word + shown(wanted)
-        case ast.Call(args=[one, two]) if ast.unparse(test.func) in ("math.isclose", "isclose"):
-            node, other = _sides(one, two)
-            wanted = constant(other)
+            return left, lambda value: bool(compare(value, expected)), word + shown(expected)
+        case ast.Call(args=[first, second]) if ast.unparse(test.func) in ("math.isclose", "isclose"):
+            node, other = _sides(first, second)
+            expected = constant(other)
             tolerances = {str(keyword.arg): constant(keyword.value) for keyword in test.keywords}
             if not tolerances.keys() <= {"rel_tol", "abs_tol"}:
                 raise ValueError("isclose has two tolerances")
-            return node, lambda value: math.isclose(value, wanted, **tolerances), f"about {shown(wanted)}"
+            return node, lambda value: math.isclose(value, expected, **tolerances), f"about {shown(expected)}"
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return operand, lambda value: not value, "something false"
         case ast.Call():
@@ -317,9 +317,9 @@ def _condition(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool], str]:
     raise ValueError("an assertion of another form")
 
 
-def _sides(one: ast.expr, other: ast.expr) -> tuple[ast.expr, ast.expr]:
+def _sides(left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
     """The side that calls the solution, and the other."""
-    return (one, other) if _is_plain(one) else (other, one)
+    return (left, right) if _is_plain(left) else (right, left)
 
 
 _SHAPING = frozenset(
@@ -393,10 +393,10 @@ def alike(value: Any, expected: Any) -> bool:
         return (
             isinstance(value, list | tuple)
             and len(value) == len(expected)
-            and all(alike(one, other) for one, other in zip(value, expected, strict=True))
+            and all(alike(item, other) for item, other in zip(value, expected, strict=True))
         )
     if isinstance(expected, Mapping):
-        named = {str(key): one for key, one in value.items()} if isinstance(value, Mapping) else None
+        named = {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else None
         return (
             named is not None and named.keys() == expected.keys() and all(alike(named[k], expected[k]) for k in named)
         )
@@ -405,11 +405,11 @@ def alike(value: Any, expected: Any) -> bool:
     return bool(value == expected)
 
 
-def _close(one: Any, other: Any) -> bool:
+def _close(number: Any, other: Any) -> bool:
     """Whether two numbers, one of them a decimal, are nearly equal, or both NaN."""
-    if one == other or (one != one and other != other):  # noqa: PLR0124 (NaN)
+    if number == other or (number != number and other != other):  # noqa: PLR0124 (NaN)
         return True
     try:
-        return math.isclose(one, other, rel_tol=REL_TOL, abs_tol=ABS_TOL)
+        return math.isclose(number, other, rel_tol=REL_TOL, abs_tol=ABS_TOL)
     except (TypeError, OverflowError):
         return False

@@ -124,7 +124,7 @@ class Bubblewrap(Box):
         self._arguments, self._final = _arguments(self._limits, prefix, [], self._ro_bind)
         try:
             result = self._python(_SITE_PACKAGES)
-        except _FilesUnbounded as error:
+        except _FilesUnboundedError as error:
             self._why_not_files = str(error)
             result = self._python(_SITE_PACKAGES)
         if self._site or not result.ok:
@@ -249,7 +249,7 @@ class _Prepared:
     launch: launch.Launch
 
 
-class _FilesUnbounded(SandboxError):
+class _FilesUnboundedError(SandboxError):
     """The number of files in a box could not be bounded."""
 
 
@@ -259,7 +259,7 @@ def _bound_files(pid: int, limits: Limits) -> None:
     except ProcessLookupError:
         raise
     except OSError as error:
-        raise _FilesUnbounded(str(error)) from error
+        raise _FilesUnboundedError(str(error)) from error
 
 
 def _check(*, python: object, ro_bind: object, cgroup: object, site: object) -> None:

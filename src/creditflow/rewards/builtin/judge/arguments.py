@@ -27,30 +27,11 @@ ChoiceValues = Mapping[Any, Annotated[float, Field(ge=0, le=1), expected("a valu
 Style = Annotated[Literal["line", "json"], expected("'line' or 'json'")]
 
 
-def refuse_secrets(args: Mapping[str, Any]) -> None:
-    """Refuse keys in a recipe, because it is copied into the folder of every run."""
-    endpoints.refuse_secrets({name: value for name, value in args.items() if name != "self"})
-
-
 def one_of(needed: bool = True, **options: object) -> None:
     """Require exactly one of several exclusive options, or at most one if not `needed`."""
-    given = [name for name, value in options.items() if value is not None]
-    if len(given) > 1 or (needed and not given):
-        raise ValueError(f"expected one of {', '.join(options)}, got {' and '.join(given) or 'none'}")
-
-
-def address_of(endpoint: object) -> str:
-    """The endpoint's address, without credentials, because reasons and metrics show it."""
-    address = endpoints.address_of(endpoint)
-    endpoints.expect_packages()
-    return address
-
-
-def variable_name(name: object) -> str | None:
-    """The name of an environment variable that is set."""
-    variable = endpoints.variable_name(name)
-    endpoints.expect_set(variable)
-    return variable
+    set_options = [name for name, value in options.items() if value is not None]
+    if len(set_options) > 1 or (needed and not set_options):
+        raise ValueError(f"expected one of {', '.join(options)}, got {' and '.join(set_options) or 'none'}")
 
 
 def form_of(scale: Sequence[float] | None, choices: Mapping[Any, float] | None, pairwise: bool) -> Form:
@@ -65,10 +46,10 @@ def form_of(scale: Sequence[float] | None, choices: Mapping[Any, float] | None, 
     return JudgeScale(float(low), float(high))
 
 
-def _choices(given: Mapping[Any, float]) -> Choices:
-    if len(given) < 2:
-        raise ValueError(f"choices: expected two or more words with their values, got {given!r}")
-    values = {str(word): float(value) for word, value in given.items()}
+def _choices(words: Mapping[Any, float]) -> Choices:
+    if len(words) < 2:
+        raise ValueError(f"choices: expected two or more words with their values, got {words!r}")
+    values = {str(word): float(value) for word, value in words.items()}
     if len({word.casefold() for word in values}) < len(values):
         raise ValueError("choices: two of the words differ in case only")
     choices = Choices(values)
@@ -102,22 +83,22 @@ def prompt_of(
     criteria = "" if rubric is None else _text("rubric", rubric)
     if template is None:
         return Prompt(criteria, instruction, None, max_characters)
-    needed, known = (("response",), FIELDS) if against is None else (("first", "second"), PAIR_FIELDS)
+    needed, fields = (("response",), FIELDS) if against is None else (("first", "second"), PAIR_FIELDS)
     text = _text("template", template)
-    check_template(text, (*needed, "rubric") if rubric is not None else needed, known)
+    check_template(text, (*needed, "rubric") if rubric is not None else needed, fields)
     return Prompt(criteria, instruction, text, max_characters)
 
 
-def _text(name: str, given: object) -> str:
+def _text(name: str, text: object) -> str:
     """The text itself, or the content of the file *.md or *.txt that it names."""
-    if not isinstance(given, str) or not given.strip():
-        raise ValueError(f"{name}: expected a text, or a file *.md or *.txt, got {given!r}")
-    if not re.fullmatch(r".+\.(?:md|txt)", given) or (" " in given and not os.path.isfile(given)):  # noqa: PTH113
-        return given.strip()
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{name}: expected a text, or a file *.md or *.txt, got {text!r}")
+    if not re.fullmatch(r".+\.(?:md|txt)", text) or (" " in text and not os.path.isfile(text)):  # noqa: PTH113
+        return text.strip()
     try:
-        return Path(given).read_text(encoding="utf-8").strip()
+        return Path(text).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{name}: cannot read the file {given}: {error}") from error
+        raise ValueError(f"{name}: cannot read the file {text}: {error}") from error
 
 
 def body_of(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from creditflow.data import Message
-from creditflow.errors import EndpointError
+from creditflow.errors import CreditflowError, EndpointError
 from creditflow.rollout import endpoint
 from creditflow.rollout.client import GenerationRequest, ModelClient
 from creditflow.rollout.endpoint import EndpointUsage, FailedTry
@@ -26,7 +26,7 @@ _UNUSABLE_ENDS = {
 }
 
 
-class JudgeError(Exception):
+class JudgeError(CreditflowError):
     """The judge gave no usable reply; the message names the judge, the fault and the number of tries."""
 
     def __init__(self, message: str, status: Literal["failed", "timeout"] = "failed") -> None:
@@ -75,31 +75,31 @@ class ModelJudge:
 
     name: str
     load: Callable[[], ModelClient] | None
-    """Loads the model at the first call; None: `known` is set before."""
+    """Loads the model at the first call; None: `model` is set before."""
     max_tokens: int
     temperature: float
     seed: int
     max_concurrency: int
     """Maximum number of questions in one batch; judges that share a model use the smallest of their limits."""
-    known: ModelClient | None = None
+    model: ModelClient | None = None
     counts: EndpointUsage = field(default_factory=EndpointUsage)
     _loading: asyncio.Task[ModelClient] | None = field(default=None, repr=False)
 
     def identity(self) -> str:
         """Name and version of the model, and its sampling parameters."""
-        version = self.known.version if self.known is not None else 0
+        version = self.model.version if self.model is not None else 0
         return json.dumps([self.name, version, self.max_tokens, self.temperature, self.seed])
 
     async def ask(self, messages: Sequence[Message]) -> str:
         """Generate the reply, in one batch with all other waiting questions. Raises JudgeError without one."""
-        if self.known is None:
+        if self.model is None:
             if self.load is None:
                 raise JudgeError(f"policy {self.name}: the run handed over no policies")
             if self._loading is None or self._loading.cancelled() or self._loading.get_loop().is_closed():
                 self._loading = asyncio.create_task(asyncio.to_thread(self.load))
             # A call that runs out of time must not end the load, which other calls wait for.
-            self.known = await asyncio.shield(self._loading)
-        client = self.known
+            self.model = await asyncio.shield(self._loading)
+        client = self.model
         _, prompt_ids = client.encode(messages)
         if len(prompt_ids) + self.max_tokens > client.max_positions:
             raise JudgeError(
@@ -130,8 +130,8 @@ class ModelJudge:
 
     async def aclose(self) -> None:
         """Release the model's scheduler in this event loop."""
-        if self.known is not None:
-            _SCHEDULERS.pop((asyncio.get_running_loop(), id(self.known)), None)
+        if self.model is not None:
+            _SCHEDULERS.pop((asyncio.get_running_loop(), id(self.model)), None)
 
 
 JudgeClient = EndpointJudge | ModelJudge

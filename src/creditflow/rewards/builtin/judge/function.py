@@ -31,6 +31,7 @@ from creditflow.rewards.support.arguments import (
 from creditflow.rewards.support.local_model import LocalModel
 from creditflow.rewards.support.models import load_model, model_folder
 from creditflow.rewards.support.text import is_missing
+from creditflow.rollout import endpoint as endpoints
 from creditflow.rollout.client import ModelClient
 from creditflow.rollout.endpoint import EndpointUsage
 
@@ -107,7 +108,7 @@ class Judge:
         request: Annotated[Mapping[Any, Any] | None, expected("fields with their values")] = None,
         prices: Mapping[str, AtLeast0] | None = None,
     ) -> None:
-        arguments.refuse_secrets(locals())
+        endpoints.refuse_secrets(locals())
         arguments.one_of(endpoint=endpoint, path=path, policy=policy)
         arguments.one_of(scale=scale, choices=choices, pairwise=pairwise, needed=False)
         check_arguments(Judge.__init__, locals())
@@ -134,10 +135,13 @@ class Judge:
         if endpoint is not None:
             if not model:
                 raise ValueError(f"model: expected the model's name as the endpoint knows it, got {model!r}")
+            address, variable = endpoints.address_of(endpoint), endpoints.variable_name(api_key_env)
+            endpoints.expect_packages()
+            endpoints.expect_set(variable)
             self.client = EndpointJudge(
-                url=arguments.address_of(endpoint),
+                url=address,
                 model=model,
-                api_key_env=arguments.variable_name(api_key_env),
+                api_key_env=variable,
                 body=arguments.body_of(max_tokens, temperature, seed, format, request),
                 max_concurrency=max_concurrency,
                 request_timeout=request_timeout,
@@ -146,8 +150,8 @@ class Judge:
                 give_up_after=give_up_after,
             )
             return
-        for name, given in (("model", model), ("api_key_env", api_key_env), ("prices", prices), ("request", request)):
-            if given is not None:
+        for name, value in (("model", model), ("api_key_env", api_key_env), ("prices", prices), ("request", request)):
+            if value is not None:
                 raise ValueError(f"{name}: only an endpoint has one")
         load = None
         if policy is not None:
@@ -169,7 +173,7 @@ class Judge:
                 f"judge: policy: {self.policy!r} is no policy of the run{did_you_mean(self.policy, clients)}; "
                 f"there are {', '.join(clients) or 'none'}"
             )
-        self.client.known = clients[self.policy]
+        self.client.model = clients[self.policy]
 
     async def __call__(self, step: Step, trajectory: Trajectory) -> Score:
         """The score of the step's response."""
@@ -200,12 +204,12 @@ class Judge:
             verdicts = await asyncio.gather(*map(self._verdict, questions), return_exceptions=True)
         except JudgeError as error:
             return Score(0.0, status=error.status, reason=str(error))
-        for one in verdicts:
-            if isinstance(one, JudgeError | VerdictError):
-                return Score(0.0, status=getattr(one, "status", "failed"), reason=str(one))
-            if isinstance(one, BaseException):
-                raise one
-        return self._score([one for one in verdicts if isinstance(one, JudgeVerdict)])
+        for answer in verdicts:
+            if isinstance(answer, JudgeError | VerdictError):
+                return Score(0.0, status=getattr(answer, "status", "failed"), reason=str(answer))
+            if isinstance(answer, BaseException):
+                raise answer
+        return self._score([answer for answer in verdicts if isinstance(answer, JudgeVerdict)])
 
     def _score(self, verdicts: Sequence[JudgeVerdict]) -> Score:
         if self.against is None:

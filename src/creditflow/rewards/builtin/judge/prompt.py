@@ -73,11 +73,11 @@ class Prompt:
         ]
 
 
-def check_template(template: str, needed: tuple[str, ...], known: tuple[str, ...]) -> None:
+def check_template(template: str, needed: tuple[str, ...], fields: tuple[str, ...]) -> None:
     """Raises ValueError if a needed field is missing, or a field is misspelled. Other braces are text."""
     fields_used = set(_FIELD.findall(template))
-    for name in sorted(fields_used - set(known)):
-        if hint := did_you_mean(name, known):
+    for name in sorted(fields_used - set(fields)):
+        if hint := did_you_mean(name, fields):
             raise ValueError(f"template: unknown field {{{name}}}{hint}")
     for name in needed:
         if name not in fields_used:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from creditflow.data import clip_rounding
+from creditflow.errors import CreditflowError
 
 MAX_CHARACTERS = 100_000
 """A longer reply is refused."""
@@ -37,7 +38,7 @@ _NEW_LINE = re.compile(r"\r\n?|\n")
 _NUMBER = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 
-class VerdictError(Exception):
+class VerdictError(CreditflowError):
     """A reply without one clear verdict on the scale; the message gives the reason."""
 
 
@@ -59,20 +60,20 @@ class JudgeScale:
     high: float
     label: str = "Score"
 
-    def wanted(self) -> str:
+    def described(self) -> str:
         """Describe a valid verdict, for the instruction to the judge."""
         return f"a number from {self.low:g} (worst) to {self.high:g} (best)"
 
-    def value(self, given: Any) -> float:
+    def value(self, verdict: Any) -> float:
         """The value from 0 to 1 of a text, or of a value in JSON. Raises VerdictError if it is invalid."""
-        if isinstance(given, str) and _NUMBER.fullmatch(given):
-            given = float(given)
-        if isinstance(given, bool) or not isinstance(given, int | float):
-            raise VerdictError(f"expected {self.wanted()}, got {_shown(given)}")
-        given = clip_rounding(given, self.low, self.high)
-        if not self.low <= given <= self.high:
-            raise VerdictError(f"{_shown(given)} is off the scale from {self.low:g} to {self.high:g}")
-        return float((given - self.low) / (self.high - self.low))
+        if isinstance(verdict, str) and _NUMBER.fullmatch(verdict):
+            verdict = float(verdict)
+        if isinstance(verdict, bool) or not isinstance(verdict, int | float):
+            raise VerdictError(f"expected {self.described()}, got {_shown(verdict)}")
+        verdict = clip_rounding(verdict, self.low, self.high)
+        if not self.low <= verdict <= self.high:
+            raise VerdictError(f"{_shown(verdict)} is off the scale from {self.low:g} to {self.high:g}")
+        return float((verdict - self.low) / (self.high - self.low))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +83,16 @@ class Choices:
     values: Mapping[str, float]
     label: str = "Score"
 
-    def wanted(self) -> str:
+    def described(self) -> str:
         """Describe a valid verdict, for the instruction to the judge."""
         return f"one of: {', '.join(self.values)}"
 
-    def value(self, given: Any) -> float:
+    def value(self, verdict: Any) -> float:
         """The value of a word. Raises VerdictError for any other value."""
         for word, value in self.values.items():
-            if isinstance(given, str) and given.casefold() == word.casefold():
+            if isinstance(verdict, str) and verdict.casefold() == word.casefold():
                 return value
-        raise VerdictError(f"expected {self.wanted()}, got {_shown(given)}")
+        raise VerdictError(f"expected {self.described()}, got {_shown(verdict)}")
 
 
 Form = JudgeScale | Choices
@@ -107,11 +108,11 @@ def instruction(form: Form, style: str) -> str:
         shape = f'{{"reason": "...", "{form.label.lower()}": {example}}}'
         return (
             f"Answer with one JSON object and nothing else: {shape}. "
-            f'"reason" holds your reason in a few sentences; "{form.label.lower()}" is {form.wanted()}.'
+            f'"reason" holds your reason in a few sentences; "{form.label.lower()}" is {form.described()}.'
         )
     return (
         "Give your reason in a few sentences. Then write your verdict, once, as the last line, with nothing after it, "
-        f"in exactly this form:\n{form.label}: V\nV is {form.wanted()}."
+        f"in exactly this form:\n{form.label}: V\nV is {form.described()}."
     )
 
 
@@ -128,26 +129,26 @@ def read(reply: str, form: Form, style: str) -> JudgeVerdict:
     """
     if len(reply) > MAX_CHARACTERS:
         raise VerdictError(f"a reply of {len(reply)} characters; at most {MAX_CHARACTERS} are read")
-    given = _without_thoughts(reply, form, style)
-    return _read_json(given, form) if style == "json" else _read_line(given, form)
+    answer = _without_thoughts(reply, form, style)
+    return _read_json(answer, form) if style == "json" else _read_line(answer, form)
 
 
 def _without_thoughts(reply: str, form: Form, style: str) -> str:
     start, end = _THOUGHT
-    thought, parsed, given = reply.partition(end)
+    thought, parsed, answer = reply.partition(end)
     if not (parsed and thought.lstrip().startswith(start)):
-        given = reply
+        answer = reply
     # If the prompt opens the thought, the reply only closes it. A text quoted by a verdict may hold the tag, too.
-    before, _, after = given.rpartition(end)
+    before, _, after = answer.rpartition(end)
     drafted = f'"{form.label.lower()}"' in before.lower() if style == "json" else bool(_verdicts_in([before], form))
-    given = given if drafted else after
-    if start in given:
+    answer = answer if drafted else after
+    if start in answer:
         raise VerdictError("the reply ends while the judge still thinks (<think> without </think>)")
-    return given
+    return answer
 
 
-def _read_line(given: str, form: Form) -> JudgeVerdict:
-    lines = _NEW_LINE.split(given)
+def _read_line(answer: str, form: Form) -> JudgeVerdict:
+    lines = _NEW_LINE.split(answer)
     while len(lines) > 1 and not lines[-1].strip():
         lines.pop()
     *others, last = lines
@@ -179,19 +180,19 @@ def _plain(line: str) -> str:
     return unicodedata.normalize("NFKC", line[:_NORMALIZED_CHARACTERS]) + line[_NORMALIZED_CHARACTERS:]
 
 
-def _read_json(given: str, form: Form) -> JudgeVerdict:
+def _read_json(answer: str, form: Form) -> JudgeVerdict:
     key = form.label.lower()
     try:
-        parsed = json.loads(given, object_pairs_hook=_without_twins, parse_constant=_no_number)
+        parsed = json.loads(answer, object_pairs_hook=_without_twins, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise VerdictError(f"expected one JSON object, got {_shown(given)}") from error
+        raise VerdictError(f"expected one JSON object, got {_shown(answer)}") from error
     if not isinstance(parsed, dict) or key not in parsed:
-        raise VerdictError(f"expected a JSON object with {key!r}, got {_shown(given)}")
+        raise VerdictError(f"expected a JSON object with {key!r}, got {_shown(answer)}")
     if other := sorted(set(parsed) - {key, "reason"}):
         raise VerdictError(f"expected {key!r} and 'reason' alone in the JSON object, got {_shown(other[0])} too")
     verdict = parsed[key]
     if isinstance(form, JudgeScale) and isinstance(verdict, str):
-        raise VerdictError(f"expected {form.wanted()}, got a text, {_shown(verdict)}")
+        raise VerdictError(f"expected {form.described()}, got a text, {_shown(verdict)}")
     reason = parsed.get("reason", "")
     if not isinstance(reason, str):
         raise VerdictError(f"expected a text as 'reason', got {_shown(reason)}")
@@ -214,14 +215,14 @@ def _short(text: str) -> str:
     return " ".join(plain.split())[:REASON_CHARACTERS]
 
 
-def _shown(given: Any) -> str:
+def _shown(value: Any) -> str:
     """The beginning of a reply or of a value, in one line."""
-    text = given if isinstance(given, str) else _plain_text(given)
+    text = value if isinstance(value, str) else _plain_text(value)
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
-def _plain_text(given: Any) -> str:
+def _plain_text(value: Any) -> str:
     try:
-        return repr(given)
+        return repr(value)
     except (ValueError, RecursionError):  # an int of too many digits, a list nested too deeply
-        return f"a {type(given).__name__}"
+        return f"a {type(value).__name__}"
