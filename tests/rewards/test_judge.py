@@ -75,9 +75,8 @@ def judged(judge: Judge, made: Trajectory | None = None) -> Score:
 # ---- verdicts
 
 
-@pytest.mark.parametrize(
-    ("reply", "value"),
-    [
+CLEAR = {
+    "line": [
         ("Fine.\nScore: 10", 1.0),
         ("Score: 1", 0.0),
         ("Both steps hold.\n\n**Score: 5.5**\n\n", 0.5),
@@ -91,14 +90,16 @@ def judged(judge: Judge, made: Trajectory | None = None) -> Score:
         ("## `Score:` __7__", 6 / 9),
         ("- Score : 7\nThe final score: hard to say.\nScore: 7", 6 / 9),
     ],
-)
-def test_last_line_is_the_verdict(reply, value):
-    assert verdict.read(reply, TEN, "line").value == pytest.approx(value)
-
-
-@pytest.mark.parametrize(
-    ("reply", "why"),
-    [
+    "json": [
+        ('{"score": 7, "reason": "Right."}', 6 / 9),
+        (' {"reason": "", "score": 5.5}\n', 0.5),
+        ('{"score": 1}', 0.0),
+        ('Hm.</think>{"score": 1}', 0.0),
+        ('{"score": 1, "reason": "it says </think>"}', 0.0),
+    ],
+}
+UNCLEAR = {
+    "line": [
         ("", "got nothing"),
         ("A good answer.", "last line"),
         ("Score: 7\nBut see above.", "last line"),
@@ -131,29 +132,7 @@ def test_last_line_is_the_verdict(reply, value):
         ("- **Score**\uff1a 2\nbut the text says </think>\nScore: 10", "contradicting"),
         ("x" * 100_001 + "\nScore: 8", "characters"),
     ],
-)
-def test_unclear_verdict_is_refused(reply, why):
-    with pytest.raises(VerdictError, match=why):
-        verdict.read(reply, TEN, "line")
-
-
-@pytest.mark.parametrize(
-    ("reply", "value"),
-    [
-        ('{"score": 7, "reason": "Right."}', 6 / 9),
-        (' {"reason": "", "score": 5.5}\n', 0.5),
-        ('{"score": 1}', 0.0),
-        ('Hm.</think>{"score": 1}', 0.0),
-        ('{"score": 1, "reason": "it says </think>"}', 0.0),
-    ],
-)
-def test_json_verdict_is_one_whole_object(reply, value):
-    assert verdict.read(reply, TEN, "json").value == pytest.approx(value)
-
-
-@pytest.mark.parametrize(
-    ("reply", "why"),
-    [
+    "json": [
         ("Score: 7", "one JSON object"),
         ('```json\n{"score": 7}\n```', "one JSON object"),
         ('{"score": 7} {"score": 7}', "one JSON object"),
@@ -171,10 +150,18 @@ def test_json_verdict_is_one_whole_object(reply, value):
         ('{"score": 7, "reason": [1]}', "expected a text"),
         ('{"score": 2} but the text says </think> {"score": 10}', "one JSON object"),
     ],
-)
-def test_other_json_reply_is_refused(reply, why):
+}
+
+
+@pytest.mark.parametrize(("style", "reply", "value"), [(style, *row) for style, rows in CLEAR.items() for row in rows])
+def test_clear_verdict_is_read(style, reply, value):
+    assert verdict.read(reply, TEN, style).value == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("style", "reply", "why"), [(style, *row) for style, rows in UNCLEAR.items() for row in rows])
+def test_unclear_verdict_is_refused(style, reply, why):
     with pytest.raises(VerdictError, match=why):
-        verdict.read(reply, TEN, "json")
+        verdict.read(reply, TEN, style)
 
 
 def test_choice_must_be_one_of_the_words():

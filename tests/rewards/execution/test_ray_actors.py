@@ -124,17 +124,6 @@ def test_async_and_plain_functions_run_together():
     assert report.functions[0].calls == 200
 
 
-def test_hanging_async_function_is_timed_out():
-    async def sleeps(step, trajectory):
-        await asyncio.sleep(1000 if step.index == 1 else 0)
-        return 1.0
-
-    functions = [RewardFunction("f", "step", sleeps, is_async=True, timeout=2.0)]
-    trajectory = a_trajectory()
-    score(functions, [trajectory], n_actors=1)
-    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "timeout", "ok"]
-
-
 @pytest.mark.slow
 def test_call_that_kills_its_actors_fails_alone():
     async def kills(step, trajectory):
@@ -151,23 +140,6 @@ def test_call_that_kills_its_actors_fails_alone():
     failed = [key for key, status in statuses.items() if status != "ok"]
     assert failed == [("5", 2)]
     assert trajectories[5].steps[2].scores["f"].reason.startswith("its Ray actor died twice")
-
-
-@pytest.mark.parametrize("how", ["sys.exit", "a panic"])
-def test_async_function_that_raises_exit_fails_alone(how):
-    class Panic(BaseException):
-        pass
-
-    async def ends(step, trajectory):
-        if step.index == 1:
-            raise SystemExit(3) if how == "sys.exit" else Panic
-        return 1.0
-
-    functions = [RewardFunction("f", "step", ends, is_async=True)]
-    trajectory = a_trajectory()
-    _, started = score(functions, [trajectory], n_actors=1)
-    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "failed", "ok"]
-    assert started == 1
 
 
 @pytest.mark.slow
@@ -265,17 +237,6 @@ def test_function_of_a_recipe_file_runs_in_an_actor(tmp_path):
     trajectory = a_trajectory()
     score([function], [trajectory])
     assert trajectory.outcome.value == 0.5
-
-
-def test_traceback_comes_back_from_an_actor():
-    def looks_up(step, trajectory):
-        return step.info["labels"]
-
-    trajectory = a_trajectory()
-    score([RewardFunction("f", "step", looks_up)], [trajectory])
-    where = f"test_ray_actors.py:{looks_up.__code__.co_firstlineno + 1} in looks_up"
-    assert {step.scores["f"].reason for step in trajectory.steps} == {f"KeyError: 'labels' ({where})"}
-    assert trajectory.info["tracebacks"]["reward function f"].startswith("Traceback (most recent call last):")
 
 
 def test_functions_of_other_libraries_run_in_an_actor():
