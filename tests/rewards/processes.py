@@ -12,20 +12,20 @@ HANG_S = 300.0
 
 def children(pid: int | None = None) -> dict[int, str]:
     """Return the processes that a process (default: this one) has started and that still exist, and their states."""
-    found = {}
+    pids = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(fields[1]) == (pid or os.getpid()):
-            found[int(stat.parent.name)] = fields[0]
-    return found
+            pids[int(stat.parent.name)] = fields[0]
+    return pids
 
 
 def descendants(pid: int | None = None) -> set[int]:
     """Return the children of a process (default: this one), their children, and so on."""
-    return {found for child in children(pid) for found in {child, *descendants(child)}}
+    return {below for child in children(pid) for below in {child, *descendants(child)}}
 
 
 def alive(pid: int) -> bool:

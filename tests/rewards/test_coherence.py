@@ -109,10 +109,10 @@ def test_overlap_counts_numbers_and_words_of_the_task():
 
 
 def test_score_is_the_weighted_mean_and_lists_its_parts():
-    made = score("Add 12 to 30: 12+30=43", repetition=1.0, numbers=2.0, overlap=1.0)
+    scored = score("Add 12 to 30: 12+30=43", repetition=1.0, numbers=2.0, overlap=1.0)
     # add 12 to 30 : 12 + 30 = 43: all 4-grams differ; the one claim is false; both numbers, none of six words
-    assert made.value == pytest.approx((1.0 * 1 + 2.0 * 0 + 1.0 * 0.5) / 4)
-    assert made.reason == "repetition 1.00, numbers 0.00, overlap 0.50 (12+30=43)"
+    assert scored.value == pytest.approx((1.0 * 1 + 2.0 * 0 + 1.0 * 0.5) / 4)
+    assert scored.reason == "repetition 1.00, numbers 0.00, overlap 0.50 (12+30=43)"
 
 
 def test_parts_without_weight_or_content_are_left_out():

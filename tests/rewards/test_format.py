@@ -102,9 +102,9 @@ def test_overlong_response_has_the_wrong_form():
 
 
 def test_format_can_be_pickled_after_use():
-    made = Format(schema=PLAN)
-    assert made.fault(GOOD) == ""
-    assert pickle.loads(pickle.dumps(made)).fault(GOOD) == ""
+    checker = Format(schema=PLAN)
+    assert checker.fault(GOOD) == ""
+    assert pickle.loads(pickle.dumps(checker)).fault(GOOD) == ""
 
 
 def test_reason_names_the_mismatch():
@@ -132,5 +132,5 @@ MADE = [Format(pattern="a+b", where=w) for w in ("all", "start", "end", "anywher
 @examples(60)
 @given(HOSTILE)
 def test_any_response_gets_a_score(text):
-    for made in MADE:
-        assert isinstance(made.fault(text), str)
+    for checker in MADE:
+        assert isinstance(checker.fault(text), str)

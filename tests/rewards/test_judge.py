@@ -46,11 +46,11 @@ def _no_proxy(monkeypatch):
 
 
 def a_trajectory(response: str = "It is 72.", truth: object = "72", name: str = "p", **more) -> Trajectory:
-    made = make_trajectory(name, [step("solver", prompt="How many, solver?", response=response)])
-    made.task = Task("test", ({"role": "user", "content": "How many?"},), truth, {"rival": "It is 71."})
+    trajectory = make_trajectory(name, [step("solver", prompt="How many, solver?", response=response)])
+    trajectory.task = Task("test", ({"role": "user", "content": "How many?"},), truth, {"rival": "It is 71."})
     for field, value in more.items():
-        setattr(made, field, value)
-    return made
+        setattr(trajectory, field, value)
+    return trajectory
 
 
 def a_judge(server: JudgeServer | str, cls=Judge, **args) -> Judge:
@@ -61,15 +61,15 @@ def a_judge(server: JudgeServer | str, cls=Judge, **args) -> Judge:
 def judge_all(judge: Judge, judged: Sequence[Trajectory]) -> list[Score]:
     async def run():
         try:
-            return await asyncio.gather(*(judge(made.steps[0], made) for made in judged))
+            return await asyncio.gather(*(judge(trajectory.steps[0], trajectory) for trajectory in judged))
         finally:
             await judge.aclose()
 
     return asyncio.run(run())
 
 
-def judged(judge: Judge, made: Trajectory | None = None) -> Score:
-    return judge_all(judge, [made or a_trajectory()])[0]
+def judged(judge: Judge, trajectory: Trajectory | None = None) -> Score:
+    return judge_all(judge, [trajectory or a_trajectory()])[0]
 
 
 # ---- verdicts
@@ -523,13 +523,13 @@ def test_compressed_answer_is_refused_unread(status):
 def test_endless_answer_is_left_at_the_limit(status):
     endless = Answer(body=b" " * 65_536, endless=True, status=status)
     with JudgeServer([endless, Answer()]) as server:
-        judge, made = a_judge(server, request_timeout=10.0), a_trajectory()
+        judge, trajectory = a_judge(server, request_timeout=10.0), a_trajectory()
 
         async def run() -> list[Score]:
             try:
-                first = await judge(made.steps[0], made)
+                first = await judge(trajectory.steps[0], trajectory)
                 assert await asyncio.to_thread(server.hung_up.wait, 5)
-                return [first, await judge(made.steps[0], made)]
+                return [first, await judge(trajectory.steps[0], trajectory)]
             finally:
                 await judge.aclose()
 
@@ -646,16 +646,16 @@ def test_retry_after_is_read_as_number_or_date(headers, seconds):
 
 def test_cancelled_call_frees_its_place():
     with JudgeServer([Answer(delay=float("inf")), Answer()]) as server:
-        judge, made = a_judge(server, max_concurrency=1), a_trajectory()
+        judge, trajectory = a_judge(server, max_concurrency=1), a_trajectory()
 
         async def run() -> Score:
-            first = asyncio.create_task(judge(made.steps[0], made))
+            first = asyncio.create_task(judge(trajectory.steps[0], trajectory))
             while not server.requests:
                 await asyncio.sleep(0.001)
             first.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await first
-            score = await judge(made.steps[0], made)
+            score = await judge(trajectory.steps[0], trajectory)
             await judge.aclose()
             return score
 
@@ -700,8 +700,13 @@ def test_key_is_sent_but_never_shown(monkeypatch):
         score = judged(judge)
     assert server.requests[0].headers["authorization"] == "Bearer a-very-secret-key"
     assert "bad key: Bearer ***" in score.reason
-    made = a_trajectory()
-    shown = [score.reason, judge.cache_key(made.steps[0], made), repr(judge.client), repr(pickle.dumps(judge))]
+    trajectory = a_trajectory()
+    shown = [
+        score.reason,
+        judge.cache_key(trajectory.steps[0], trajectory),
+        repr(judge.client),
+        repr(pickle.dumps(judge)),
+    ]
     assert not any("a-very-secret-key" in text for text in shown)
 
 
@@ -735,8 +740,8 @@ def test_judge_moves_between_processes_and_event_loops():
         assert judged(pickle.loads(pickle.dumps(judge))).status == "ok"
 
         async def left_open() -> Score:
-            made = a_trajectory()
-            return await judge(made.steps[0], made)
+            trajectory = a_trajectory()
+            return await judge(trajectory.steps[0], trajectory)
 
         assert [asyncio.run(left_open()).status for _ in range(3)] == ["ok"] * 3
         assert len(judge.client._connections) == 1  # those of closed loops are released
@@ -823,11 +828,11 @@ def test_recipe_runs_the_judge_at_both_levels():
         args = {"endpoint": server.url, "model": "m", "rubric": "R"}
         entries = [RewardFunctionConfig("judge", args=args), RewardFunctionConfig("judge_outcome", args=args)]
         functions = load_reward_functions(entries, Path(), ["solver"])
-        made, without = a_trajectory(answer="72", name="a"), a_trajectory("It is 73.", answer=None, name="b")
+        trajectory, without = a_trajectory(answer="72", name="a"), a_trajectory("It is 73.", answer=None, name="b")
 
         async def run():
             async with RewardManager(functions).open() as manager:
-                return await manager.score([made, without])
+                return await manager.score([trajectory, without])
 
         report = asyncio.run(run())
     assert [(f.name, f.level, f.is_async, f.inline) for f in functions] == [
@@ -835,9 +840,9 @@ def test_recipe_runs_the_judge_at_both_levels():
     ]  # fmt: skip
     assert functions[0].timeout == 120
     assert report.failed_frac == 0
-    assert (made.steps[0].scores["judge"].value, made.steps[0].scores["judge"].reason) == (1.0, "Good.")
-    assert made.outcome is not None
-    assert made.outcome.value == 1.0
+    assert (trajectory.steps[0].scores["judge"].value, trajectory.steps[0].scores["judge"].reason) == (1.0, "Good.")
+    assert trajectory.outcome is not None
+    assert trajectory.outcome.value == 1.0
     assert without.outcome is not None
     assert (without.outcome.value, without.outcome.status) == (0.0, "ok")
     assert len(server.requests) == 3
@@ -863,13 +868,13 @@ def test_outcome_judge_sees_only_the_answer():
 
 
 def test_cache_key_holds_question_judge_and_sampling():
-    made = a_trajectory()
+    trajectory = a_trajectory()
 
-    def key(made=made, **args) -> str:
-        return a_judge("http://127.0.0.1:9/v1", **args).cache_key(made.steps[0], made)
+    def key(trajectory=trajectory, **args) -> str:
+        return a_judge("http://127.0.0.1:9/v1", **args).cache_key(trajectory.steps[0], trajectory)
 
     same = key()
-    assert key(replace_id(made)) == same
+    assert key(replace_id(trajectory)) == same
     assert key(max_concurrency=9, request_timeout=3.0, retries=1) == same
     others = [
         key(a_trajectory("It is 73.")), key(rubric="Another."), key(temperature=0.5), key(seed=1), key(max_tokens=99),
@@ -879,8 +884,8 @@ def test_cache_key_holds_question_judge_and_sampling():
     assert "extra_info" in key(pairwise={"against": "missing"})  # no text to compare with: still a key
 
 
-def replace_id(made: Trajectory) -> Trajectory:
-    return replace(made, id="another", steps=[replace(one, id="another.0") for one in made.steps])
+def replace_id(trajectory: Trajectory) -> Trajectory:
+    return replace(trajectory, id="another", steps=[replace(one, id="another.0") for one in trajectory.steps])
 
 
 # ---- models of this process
@@ -925,8 +930,8 @@ def test_shared_batches_respect_the_smallest_limit(limits):
     judges = [connected(policy, max_concurrency=limit) for limit in limits]
 
     async def run():
-        made = a_trajectory()
-        return await asyncio.gather(*(judge(made.steps[0], made) for judge in judges for _ in range(10)))
+        trajectory = a_trajectory()
+        return await asyncio.gather(*(judge(trajectory.steps[0], trajectory) for judge in judges for _ in range(10)))
 
     assert {score.status for score in asyncio.run(run())} == {"ok"}
     assert sum(policy.batches) == 20
@@ -946,10 +951,10 @@ def test_policy_seed_depends_on_the_question_alone():
 
 def test_updated_policy_judges_anew():
     policy = Policy()
-    judge, made = connected(policy), a_trajectory()
-    before = judge.cache_key(made.steps[0], made)
+    judge, trajectory = connected(policy), a_trajectory()
+    before = judge.cache_key(trajectory.steps[0], trajectory)
     policy.version = 1
-    assert judge.cache_key(made.steps[0], made) != before
+    assert judge.cache_key(trajectory.steps[0], trajectory) != before
 
 
 def test_policy_that_cannot_judge_fails_with_the_reason():
@@ -970,11 +975,11 @@ def test_policy_error_fails_the_score():
         def generate(self, requests):
             raise RuntimeError("out of memory")
 
-    function, made = load("judge", args={"policy": "critic", "rubric": "R"}), a_trajectory()
+    function, trajectory = load("judge", args={"policy": "critic", "rubric": "R"}), a_trajectory()
     function.instance.connect({"critic": Broken()})
-    trajectories.score([function], [made])
-    assert made.steps[0].scores["judge"].status == "failed"
-    assert "RuntimeError: out of memory" in made.steps[0].scores["judge"].reason
+    trajectories.score([function], [trajectory])
+    assert trajectory.steps[0].scores["judge"].status == "failed"
+    assert "RuntimeError: out of memory" in trajectory.steps[0].scores["judge"].reason
 
 
 @pytest.fixture(scope="module")
@@ -1014,13 +1019,13 @@ def always_says(tmp_path_factory):
 def test_local_model_judges(always_says):
     folder = always_says("All of it holds.\nScore: 7")
     judge = Judge(path=str(folder), rubric="R", max_tokens=40)
-    made = [
+    several = [
         a_trajectory("short", name="a"),
         a_trajectory("a good deal longer than the other " * 10, name="b"),
         a_trajectory("<|end|>x"),
     ]
     assert judge.inline
-    assert judge_all(judge, made) == [Score(6 / 9, reason="All of it holds.")] * 3
+    assert judge_all(judge, several) == [Score(6 / 9, reason="All of it holds.")] * 3
     found = judge.metrics()
     assert (found["requests"], found["completion_tokens"]) == (3, 6)  # the text is one token, its end another
 
@@ -1079,9 +1084,9 @@ def test_weights_that_may_run_code_are_refused(tmp_path):
 def test_unloadable_folder_fails_scores_with_the_reason(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
     (tmp_path / "model.safetensors").write_bytes(b"")
-    made = [a_trajectory(name="a"), a_trajectory(name="b")]
-    trajectories.score([load("judge", args={"path": str(tmp_path), "rubric": "R"})], made)
-    for trajectory in made:
+    both = [a_trajectory(name="a"), a_trajectory(name="b")]
+    trajectories.score([load("judge", args={"path": str(tmp_path), "rubric": "R"})], both)
+    for trajectory in both:
         score = trajectory.steps[0].scores["judge"]
         assert score.status == "failed"
         assert f"ModelError: path: {tmp_path} has no usable config.json" in score.reason

@@ -24,23 +24,23 @@ def score(value, trajectory=None, *, range=(-1.0, 1.0), **more):
 
 
 def test_dict_by_agent_fills_the_outcomes_of_agents():
-    made, report = score({"p": 1, "e": Score(-1.0, range=(-1.0, 1.0), reason="lost")}, version="v1")
-    assert made.outcomes == {
+    trajectory, report = score({"p": 1, "e": Score(-1.0, range=(-1.0, 1.0), reason="lost")}, version="v1")
+    assert trajectory.outcomes == {
         "p": Score(1.0, (-1.0, 1.0), version="v1"),
         "e": Score(-1.0, (-1.0, 1.0), reason="lost", version="v1"),
     }
-    assert made.outcome == Score(0.0, (-1.0, 1.0), reason="the mean of the agents", version="v1")
+    assert trajectory.outcome == Score(0.0, (-1.0, 1.0), reason="the mean of the agents", version="v1")
     assert (report.matched, report.failed, report.mean) == (1, 0, 0.0)
 
 
 def test_mean_of_agents_with_different_ranges_is_rescaled():
-    made, _ = score({"p": Score(1.0, range=(0.0, 2.0)), "e": Score(-1.0, range=(-1.0, 1.0))})
-    assert (made.outcome.value, made.outcome.range) == (0.25, (0.0, 1.0))
+    trajectory, _ = score({"p": Score(1.0, range=(0.0, 2.0)), "e": Score(-1.0, range=(-1.0, 1.0))})
+    assert (trajectory.outcome.value, trajectory.outcome.range) == (0.25, (0.0, 1.0))
 
 
 def test_star_is_the_common_outcome():
-    made, report = score({"*": 0.5, "p": 1.0})
-    assert (made.outcome.value, list(made.outcomes), report.mean) == (0.5, ["p"], 0.5)
+    trajectory, report = score({"*": 0.5, "p": 1.0})
+    assert (trajectory.outcome.value, list(trajectory.outcomes), report.mean) == (0.5, ["p"], 0.5)
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,17 @@ def test_star_is_the_common_outcome():
     ],
 )
 def test_invalid_outcome_of_an_agent_fails_alone(value, reason):
-    made, report = score({"p": value, "e": 1.0})
-    assert (made.outcomes["p"].status, made.outcomes["p"].reason) == ("failed", reason)
-    assert made.outcomes["e"].value == 1.0
-    assert (made.outcome.status, made.outcome.reason) == ("failed", f"p: {reason}")
+    trajectory, report = score({"p": value, "e": 1.0})
+    assert (trajectory.outcomes["p"].status, trajectory.outcomes["p"].reason) == ("failed", reason)
+    assert trajectory.outcomes["e"].value == 1.0
+    assert (trajectory.outcome.status, trajectory.outcome.reason) == ("failed", f"p: {reason}")
     assert (report.matched, report.failed) == (1, 1)
     assert report.reasons == (f"o, trajectory t: p: {reason}",)
 
 
 def test_failed_agent_counts_although_the_common_outcome_is_ok():
-    made, report = score({"*": 1.0, "p": 3.0, "e": 4.0})
-    assert made.outcome.value == 1.0
+    trajectory, report = score({"*": 1.0, "p": 3.0, "e": 4.0})
+    assert trajectory.outcome.value == 1.0
     assert (report.matched, report.failed) == (1, 1)
     assert report.reasons == ("o, trajectory t, agent p: expected a value in [-1, 1], got 3",)
 
@@ -79,14 +79,14 @@ def test_failed_agent_counts_although_the_common_outcome_is_ok():
     ],
 )
 def test_wrong_names_fail_the_whole_outcome(value, reason):
-    made, report = score(value, agents=("planner",))
-    assert (made.outcome.status, made.outcome.reason, made.outcomes) == ("failed", reason, {})
+    trajectory, report = score(value, agents=("planner",))
+    assert (trajectory.outcome.status, trajectory.outcome.reason, trajectory.outcomes) == ("failed", reason, {})
     assert report.failed == 1
 
 
 def test_agents_of_the_team_without_a_step_may_be_named():
-    made, _ = score({"p": 1.0, "absent": 0.0}, agents=("absent",))
-    assert list(made.outcomes) == ["p", "absent"]
+    trajectory, _ = score({"p": 1.0, "absent": 0.0}, agents=("absent",))
+    assert list(trajectory.outcomes) == ["p", "absent"]
     function = load("tests.rewards.test_outcomes_by_agent:winner", level="outcome", agents=("white", "black"))
     assert function.agents == ("white", "black")
 
@@ -98,19 +98,19 @@ def test_too_many_failed_outcomes_of_agents_stop():
 
 
 def test_another_scoring_replaces_outcomes_of_agents():
-    made, _ = score({"p": 1.0})
-    score(0.5, made)
-    assert (made.outcome.value, made.outcomes) == (0.5, {})
+    trajectory, _ = score({"p": 1.0})
+    score(0.5, trajectory)
+    assert (trajectory.outcome.value, trajectory.outcomes) == (0.5, {})
 
 
 def test_agents_error_gives_all_agents_the_worst_outcome():
-    made, _ = score({"p": 1.0}, a_trajectory(info={"agent_error": "illegal"}))
-    assert (made.outcome.value, made.outcomes) == (-1.0, {})
+    trajectory, _ = score({"p": 1.0}, a_trajectory(info={"agent_error": "illegal"}))
+    assert (trajectory.outcome.value, trajectory.outcomes) == (-1.0, {})
 
 
 def test_dict_with_a_score_stays_one_outcome():
-    made, _ = score({"score": 0.5, "note": "as in verl"})
-    assert (made.outcome.value, made.outcome.reason, made.outcomes) == (0.5, "note: as in verl", {})
+    trajectory, _ = score({"score": 0.5, "note": "as in verl"})
+    assert (trajectory.outcome.value, trajectory.outcome.reason, trajectory.outcomes) == (0.5, "note: as in verl", {})
 
 
 def test_dict_by_agent_is_no_score_of_a_step():
@@ -135,10 +135,10 @@ def winner(trajectory):
 def test_worker_processes_return_outcomes_by_agent():
     function = RewardFunction("o", "outcome", winner, agents=("p", "e"))
     backend = make_backend("process", [function], BackendOptions(num_workers=1))
-    made = a_trajectory(agents="pe")
-    trajectories.score([function], [made], backend=backend)
+    trajectory = a_trajectory(agents="pe")
+    trajectories.score([function], [trajectory], backend=backend)
     backend.close()
-    assert {agent: score.value for agent, score in made.outcomes.items()} == {"p": 0.0, "e": 1.0}
+    assert {agent: score.value for agent, score in trajectory.outcomes.items()} == {"p": 0.0, "e": 1.0}
 
 
 def test_repeated_call_is_answered_from_the_cache():
@@ -149,19 +149,19 @@ def test_repeated_call_is_answered_from_the_cache():
         return {"p": 1.0, "e": 0.0}
 
     function = RewardFunction("o", "outcome", counted, identity="here", version="1")
-    manager, made = RewardManager([function]), [a_trajectory("t"), a_trajectory("u")]
-    for trajectory in made:
+    manager, both = RewardManager([function]), [a_trajectory("t"), a_trajectory("u")]
+    for trajectory in both:
         asyncio.run(manager.score([trajectory]))
     assert calls == ["t"]
-    assert made[0].outcomes == made[1].outcomes
+    assert both[0].outcomes == both[1].outcomes
 
 
 def test_composition_of_outcomes_by_agent_fails():
     part = {"fn": "tests.rewards.test_outcomes_by_agent:winner", "level": "outcome"}
-    made = a_trajectory(agents="pe")
-    trajectories.score([load("sum", level="outcome", args={"parts": [part]})], [made])
+    trajectory = a_trajectory(agents="pe")
+    trajectories.score([load("sum", level="outcome", args={"parts": [part]})], [trajectory])
     reason = "winner: expected one number of a part, got outcomes by agent, which cannot be combined"
-    assert (made.outcome.status, made.outcome.reason) == ("failed", reason)
+    assert (trajectory.outcome.status, trajectory.outcome.reason) == ("failed", reason)
 
 
 def by_index(trajectory):

@@ -247,18 +247,18 @@ def test_concurrent_runs_are_isolated(box):
         return result.stdout, box.read("mine")
 
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(one, range(4)))
-    assert [kept for _, kept in found] == [b"0", b"1", b"2", b"3"]
-    assert {out for out, _ in found} == {b"['main.py', 'mine']\n"}
+        results = list(pool.map(one, range(4)))
+    assert [kept for _, kept in results] == [b"0", b"1", b"2", b"3"]
+    assert {out for out, _ in results} == {b"['main.py', 'mine']\n"}
 
 
 def children() -> set[str]:
     """Children of this process, including those that ended and were not waited for."""
-    found = set()
+    pids = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # a thread that has just ended
-            found.update((task / "children").read_text().split())
-    return found
+            pids.update((task / "children").read_text().split())
+    return pids
 
 
 @on_local

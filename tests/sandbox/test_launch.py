@@ -22,15 +22,15 @@ SLEEP = "import time; time.sleep(7777)"
 
 def processes(token: str) -> dict[int, str]:
     """Processes with the token in their command lines: the name of the program by pid."""
-    found = {}
+    pids = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
         if token in words:
-            found[int(folder.name)] = Path(words[0]).name
-    return found
+            pids[int(folder.name)] = Path(words[0]).name
+    return pids
 
 
 def programs(token: str) -> dict[int, str]:
@@ -47,9 +47,9 @@ def groups(box, pids) -> list[Path]:
 def eventually(empty: Callable[[], object], wait_s: float = HANG_S) -> object:
     """Call `empty` until its result is empty or the time is over; return the last result."""
     deadline = time.monotonic() + wait_s
-    while (found := empty()) and time.monotonic() < deadline:
+    while (left := empty()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return found
+    return left
 
 
 @pytest.fixture

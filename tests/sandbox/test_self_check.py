@@ -62,17 +62,21 @@ def test_bubblewrap_passes_every_probe() -> None:
 def test_attacks_succeed_without_a_box(tmp_path: Path) -> None:
     before, environment = leftovers(), dict(os.environ)
     with contextlib.chdir(tmp_path):
-        found = fates(without_a_box())
+        verdict_by_name = fates(without_a_box())
     passed = {"works", "clock", "output"}  # the back end enforces these by itself
     if os.geteuid() != 0:
-        found["privileges"] = BREACHED  # an ordinary user has no capabilities
-    assert found == {name: CONTAINED if name in passed else BREACHED for name in NAMES}
+        verdict_by_name["privileges"] = BREACHED  # an ordinary user has no capabilities
+    assert verdict_by_name == {name: CONTAINED if name in passed else BREACHED for name in NAMES}
     assert (leftovers(), dict(os.environ), list(tmp_path.iterdir())) == (before, environment, [])
 
 
 def test_careless_back_end_fails_clock_and_output() -> None:
-    found = fates(CarelessBox())
-    assert (found["works"], found["clock"], found["output"]) == (CONTAINED, BREACHED, BREACHED)
+    verdict_by_name = fates(CarelessBox())
+    assert (verdict_by_name["works"], verdict_by_name["clock"], verdict_by_name["output"]) == (
+        CONTAINED,
+        BREACHED,
+        BREACHED,
+    )
 
 
 def test_back_end_that_runs_nothing_fails_the_first_probe() -> None:

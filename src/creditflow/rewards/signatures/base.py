@@ -129,9 +129,9 @@ class SignatureCall:
     ) -> SignatureCall:
         """Read the parameters of the function once."""
         parameters = inspect.signature(function).parameters.values()
-        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        names = None if takes_all else frozenset(one.name for one in parameters)
-        required = tuple(one.name for one in parameters if is_required(one))
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        names = None if takes_all else frozenset(parameter.name for parameter in parameters)
+        required = tuple(parameter.name for parameter in parameters if is_required(parameter))
         return cls(function, signature, dict(args), form, low, names, required)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -139,10 +139,10 @@ class SignatureCall:
         if subject is None:
             return Score(self.low, reason=NO_ANSWER)
         notes = Notes()
-        given, missing = self._given(subject, notes)
+        named, missing = self._given(subject, notes)
         if missing:
             raise _missing(missing[0], subject)
-        returned = self.function(**given)
+        returned = self.function(**named)
         if inspect.isawaitable(returned):
             return self._awaited(returned, notes)
         return self.signature.read(returned, notes)
@@ -164,8 +164,8 @@ class SignatureCall:
     def _given(self, subject: Subject, notes: Notes) -> tuple[dict[str, Any], list[str]]:
         """The arguments of the call, and the names of required ones that are missing."""
         offered = self.signature.offer(subject, notes) | self.args
-        given = {name: value for name, value in offered.items() if self.names is None or name in self.names}
-        return given, [name for name in self.required if name not in offered]
+        named = {name: value for name, value in offered.items() if self.names is None or name in self.names}
+        return named, [name for name in self.required if name not in offered]
 
 
 def is_required(parameter: inspect.Parameter) -> bool:
@@ -189,8 +189,8 @@ def one_score(returned: Any, notes: Notes) -> Any:
 
 
 def _missing(name: str, subject: Subject) -> RewardError:
-    known = sorted(map(str, subject.columns))
+    columns = sorted(map(str, subject.columns))
     return RewardError(
-        f"expected a column {name!r} of the data set (extra_info), or an entry in `args`{did_you_mean(name, known)}; "
-        f"the columns are {', '.join(known)}"
+        f"expected a column {name!r} of the data set (extra_info), or an entry in `args`{did_you_mean(name, columns)}; "
+        f"the columns are {', '.join(columns)}"
     )

@@ -9,7 +9,9 @@ from creditflow.errors import RewardError, did_you_mean
 from creditflow.rewards.signatures import trl, verifiers, verl
 from creditflow.rewards.signatures.base import FORMATS, Format, Signature, is_required
 
-SIGNATURES: Mapping[str, Signature] = {one.name: one for module in (verl, trl, verifiers) for one in module.SIGNATURES}
+SIGNATURES: Mapping[str, Signature] = {
+    signature.name: signature for module in (verl, trl, verifiers) for signature in module.SIGNATURES
+}
 """The signatures by name."""
 _NATIVE = frozenset({"step", "trajectory"})
 _GROUP = frozenset({"states", "infos"})
@@ -17,24 +19,24 @@ _GROUP = frozenset({"states", "infos"})
 
 
 def recognised(
-    wanted: str | None, parameters: Sequence[inspect.Parameter], args: Collection[str], key: str
+    choice: str | None, parameters: Sequence[inspect.Parameter], args: Collection[str], key: str
 ) -> Signature | None:
     """The signature of a function; None if it has none of these and may be one of creditflow.
 
-    `wanted`: the entry's `signature`. `args`: names in the entry's `args`. Raises RewardError for an unknown or
+    `choice`: the entry's `signature`. `args`: names in the entry's `args`. Raises RewardError for an unknown or
     ambiguous signature, and for parameters that do not fit it.
     """
-    names = [one.name for one in parameters]
+    names = [parameter.name for parameter in parameters]
     takes = f"it takes ({', '.join(names)})"
-    if wanted is not None:
-        if wanted not in SIGNATURES:
-            hint = did_you_mean(wanted, SIGNATURES)
-            raise RewardError(f"{key}.signature: expected {', '.join(SIGNATURES)}, got {wanted!r}{hint}")
-        found = SIGNATURES[wanted]
+    if choice is not None:
+        if choice not in SIGNATURES:
+            hint = did_you_mean(choice, SIGNATURES)
+            raise RewardError(f"{key}.signature: expected {', '.join(SIGNATURES)}, got {choice!r}{hint}")
+        signature = SIGNATURES[choice]
     else:
-        fitting = [one for one in SIGNATURES.values() if one.marks.intersection(names)]
-        required = {one.name for one in parameters if is_required(one)}
-        if not fitting or (required & _NATIVE and not any(one.marks & required for one in fitting)):
+        fitting = [candidate for candidate in SIGNATURES.values() if candidate.marks.intersection(names)]
+        required = {parameter.name for parameter in parameters if is_required(parameter)}
+        if not fitting or (required & _NATIVE and not any(candidate.marks & required for candidate in fitting)):
             return None
         if group := _GROUP.intersection(names):
             raise RewardError(
@@ -42,36 +44,42 @@ def recognised(
                 f"group functions of verifiers; set signature: trl if it is a column of the data set; {takes}"
             )
         if len(fitting) > 1 or _NATIVE.intersection(names):
-            options = [one.name for one in fitting]
+            options = [candidate.name for candidate in fitting]
             native = ", or decorate it with @reward or @outcome" if _NATIVE.intersection(names) else ""
             raise RewardError(f"{key}: ambiguous parameters: set signature: {' or '.join(options)}{native}; {takes}")
-        (found,) = fitting
-    _expect_fit(found, parameters, args, key, takes)
-    return found
+        (signature,) = fitting
+    _expect_fit(signature, parameters, args, key, takes)
+    return signature
 
 
-def checked_format(wanted: str | None, signature: Signature | None, key: str) -> Format | None:
+def checked_format(choice: str | None, signature: Signature | None, key: str) -> Format | None:
     """The entry's `format`. Raises RewardError if it is unknown, or if the signature has no formats."""
-    if wanted is None:
+    if choice is None:
         return None
     if signature is None or not signature.has_formats:
-        having = ", ".join(one.name for one in SIGNATURES.values() if one.has_formats)
-        raise RewardError(f"{key}.format: expected it of functions with signature {having} only, got {wanted!r}")
-    if wanted not in FORMATS:
+        having = ", ".join(candidate.name for candidate in SIGNATURES.values() if candidate.has_formats)
+        raise RewardError(f"{key}.format: expected it of functions with signature {having} only, got {choice!r}")
+    if choice not in FORMATS:
         raise RewardError(
-            f"{key}.format: expected {' or '.join(FORMATS)}, got {wanted!r}{did_you_mean(wanted, FORMATS)}"
+            f"{key}.format: expected {' or '.join(FORMATS)}, got {choice!r}{did_you_mean(choice, FORMATS)}"
         )
-    return wanted
+    return choice
 
 
 def _expect_fit(
     signature: Signature, parameters: Sequence[inspect.Parameter], args: Collection[str], key: str, takes: str
 ) -> None:
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    for one in parameters:
-        if one.kind is one.POSITIONAL_ONLY and is_required(one):
-            raise RewardError(f"{key}: {signature.name} passes arguments by name, and {one.name!r} has none; {takes}")
-    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    for parameter in parameters:
+        if parameter.kind is parameter.POSITIONAL_ONLY and is_required(parameter):
+            raise RewardError(
+                f"{key}: {signature.name} passes arguments by name, and {parameter.name!r} has none; {takes}"
+            )
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
     if not takes_all and not signature.has_columns and not signature.offered.intersection(names):
         raise RewardError(
             f"{key}: expected the parameters of {signature.name}, {signature.form}, {takes}; rename its parameters, or "
@@ -81,7 +89,11 @@ def _expect_fit(
         raise RewardError(f"{key}: unknown argument {unknown[0]!r}{did_you_mean(unknown[0], names)}; {takes}")
     if signature.has_columns:
         return
-    missing = [one.name for one in parameters if is_required(one) and one.name not in signature.offered | {*args}]
+    missing = [
+        parameter.name
+        for parameter in parameters
+        if is_required(parameter) and parameter.name not in signature.offered | {*args}
+    ]
     if missing:
         raise RewardError(
             f"{key}: {signature.name} passes {signature.form}, but not {missing[0]!r}: set it in `args`; {takes}"

@@ -21,7 +21,7 @@ class PlainParser:
         """Return the text of a completion; None if no assistant has spoken."""
         if isinstance(completion, str):
             return self.parse(completion)
-        spoken = [str(one.get("content") or "") for one in completion if one.get("role") == "assistant"]
+        spoken = [str(said.get("content") or "") for said in completion if said.get("role") == "assistant"]
         return self.parse(spoken[-1]) if spoken else None
 
 
