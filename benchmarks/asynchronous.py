@@ -92,7 +92,7 @@ class Mode:
     @property
     def options(self) -> list[str]:
         """verl's options."""
-        options = [option for option in verl_cpu.options(self.ranks) if not option.startswith("trainer.v1.sampler")]
+        options = verl_cpu.options(self.ranks)
         options += ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024", f"trainer.v1.trainer_mode={self.name}"]
         if self.lag:
             options += [

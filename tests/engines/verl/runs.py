@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 import verl_cpu
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
 from creditflow.data import TrajectoryBatch, read_parquet
+from creditflow.engines.local.policy import Policy
 from creditflow.engines.verl.launch import launch
 from creditflow.reports.run_report import write_run_report
 from creditflow.runs.run_folder import read_metrics
 from tests.paths import RECIPES
 
 CHAIN = RECIPES / "arithmetic_chain.yaml"
+SMALL = (
+    "recipe.val_tasks=8",
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.rollout.n=3",
+    "actor_rollout_ref.actor.optim.lr=3.0e-4",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
+    "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024",  # on a CPU, packed rows attend to the whole micro-batch
+)
+"""Options of a small run of CHAIN."""
 Servers = Literal["transformers", "vllm"]
 """The back ends of rollout servers."""
-
-
-def options(n_ranks: int = 1, servers: Servers = "transformers") -> list[str]:
-    """`verl_cpu.options` without the quick sampler, because creditflow's trainer polls often enough."""
-    given = verl_cpu.options(n_ranks, rollout_name=servers)
-    return [option for option in given if not option.startswith("trainer.v1.sampler")]
 
 
 def mode_options(mode: str, n_ranks: int = 1) -> tuple[str, ...]:
@@ -75,5 +83,23 @@ def run(
 ) -> Run:
     """Train `recipe` on verl in `folder`."""
     chosen = load_recipe(recipe, [f"trainer.default_local_dir={folder}", "trainer.device=auto", *overrides])
-    launch(chosen, [*options(n_ranks, servers), *verl], Reporter(), write_run_report)
+    launch(chosen, [*verl_cpu.options(n_ranks, servers), *verl], Reporter(), write_run_report)
     return Run(folder)
+
+
+def recomputed(batch: TrajectoryBatch, steps: Iterable[int], folder: Path) -> tuple[float, float]:
+    """Recompute the probabilities of the steps' responses with the weights in `folder`, one row at a time.
+
+    Returns the largest difference from the recorded ones, and the largest logit.
+    """
+    model, difference, largest = Policy.load(folder, torch.device("cpu")).model, 0.0, 0.0
+    for step in steps:
+        prompt = batch.prompt_ids[batch.prompt_offsets[step] : batch.prompt_offsets[step + 1]]
+        span = slice(*batch.token_offsets[step : step + 2].tolist())
+        response = batch.response_ids[span]
+        with torch.no_grad():
+            logits = model(torch.from_numpy(np.concatenate([prompt, response]))[None].long()).logits[0]
+        largest = max(largest, float(logits.abs().max()))
+        logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1).numpy()[np.arange(len(response)), response]
+        difference = max(difference, float(np.abs(np.exp(logprobs) - np.exp(batch.logprobs[span])).max()))
+    return difference, largest

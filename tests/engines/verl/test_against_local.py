@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -62,12 +62,13 @@ def recorded(seed: int) -> list[Trajectory]:
             greedy = {"temperature": 0.0, "response_mask": (0,) * tokens} if rng.random() < 0.1 else {}
             steps.append(step(agent, scores, sorted(parents), tokens=tokens, prompt_ids=(1,) * 3, **greedy))
         status = "failed" if n == 5 else "truncated" if n == 7 else "ok"
-        one = make_trajectory(f"0-1-{n // 4}-{n % 4}", steps, float(rng.integers(0, 2)), f"0-1-{n // 4}", status=status)
-        one.answer_steps = (len(steps) - 1,)
-        if n % 3 == 0:
-            failed = Score(0.0, status="failed") if n == 9 else Score(0.25)
-            one.outcomes = {"planner": Score(float(rng.integers(0, 2))), "executor": failed}
-        trajectories.append(one)
+        outcome, task = float(rng.integers(0, 2)), f"0-1-{n // 4}"
+        of_agents = {"planner": float(rng.integers(0, 2)), "executor": "failed" if n == 9 else 0.25}
+        trajectory = make_trajectory(
+            f"{task}-{n % 4}", steps, outcome, task, status=status, answer_steps=(len(steps) - 1,),
+            outcomes=of_agents if n % 3 == 0 else {},
+        )  # fmt: skip
+        trajectories.append(trajectory)
     return trajectories
 
 
@@ -170,6 +171,11 @@ def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options)
     delete_rows(concatenate_rows([rows]), keep=())
 
 
+def add_groups(status: str, *uids: str) -> None:
+    tags = [{"is_prompt": True, "status": status, "global_steps": 1}] * len(uids)
+    tq.kv_batch_put(keys=list(uids), partition_id="train", tags=tags)
+
+
 def test_trajectories_keep_the_order_of_the_data(queue):
     trajectories = recorded(seed=9)
     rows = send(trajectories)
@@ -205,8 +211,8 @@ def test_records_fetched_early_change_no_batch(queue):
 
 def test_restored_queue_forgets_records_of_unfinished_groups(queue):
     rows = send(recorded(seed=9))
-    tags = [{"is_prompt": True, "status": one, "global_steps": 1} for one in ("finished", "running")]
-    tq.kv_batch_put(keys=["u1", "u2"], partition_id="train", tags=tags)  # the groups of others were trained on
+    add_groups("finished", "u1")  # the other groups were trained on
+    add_groups("running", "u2")
     delete_unfinished(WHERE)
     groups = {where: {key.split("_")[0] for key in tq.kv_list(partition_id=where)[where]} for where in (WHERE, "train")}
     assert groups == {WHERE: {"u1"}, "train": {"u1", "u2"}}
@@ -215,20 +221,17 @@ def test_restored_queue_forgets_records_of_unfinished_groups(queue):
     delete_rows(rows, keep=())
 
 
-def buffer_of(queue_of: type[ReplayBuffer], mode: str, min_complete_frac: float, **options: object) -> RolloutBuffer:
-    section = OmegaConf.create({})
-    whole = queue_of(mode, section, None, "drop", section, poll_interval=0.0, **options)
-    return RolloutBuffer.from_replay_buffer(whole, lambda: None, min_complete_frac)
-
-
-def add_groups(status: str, *uids: str) -> None:
-    tags = [{"is_prompt": True, "status": status, "global_steps": 1}] * len(uids)
-    tq.kv_batch_put(keys=list(uids), partition_id="train", tags=tags)
+def buffer_of(
+    mode: str, min_complete_frac: float = 1.0, on_poll: Callable[[], None] = lambda: None, **options: object
+) -> RolloutBuffer:
+    section, buffer = OmegaConf.create({}), ReplayBuffer if mode == "sync" else ReplayBufferAsync
+    whole = buffer(mode, section, None, "drop", section, poll_interval=0.0, **options)
+    return RolloutBuffer.from_replay_buffer(whole, on_poll, min_complete_frac)
 
 
 def test_late_groups_alone_exceed_a_batch(queue):
     """A batch takes no more groups than its own and those that earlier batches went without."""
-    buffer, sizes = buffer_of(ReplayBufferAsync, "colocate_async", 0.5), []
+    buffer, sizes = buffer_of("colocate_async", 0.5), []
     add_groups("finished", *"abcde")
     for more in ("", "", "", "fghi"):
         if more:
@@ -242,8 +245,7 @@ def test_late_groups_alone_exceed_a_batch(queue):
 def test_filter_of_groups_does_not_replace_failed_ones(queue):
     """Otherwise a team that always fails would be sampled for ever, without an error."""
     refilled: list[int] = []
-    options = {"filter_groups_metric": "acc", "refill_fn": refilled.append}
-    buffer = buffer_of(ReplayBufferAsync, "colocate_async", 1.0, **options)
+    buffer = buffer_of("colocate_async", filter_groups_metric="acc", refill_fn=refilled.append)
     add_groups("failure", "a", "b")
     buffer.sample(1, "train", 2)
     assert (buffer.selected, refilled) == ({"a", "b"}, [])
@@ -253,29 +255,24 @@ def test_buffer_passes_errors_of_a_poll_on(queue):
     def lose_the_queue() -> None:
         raise RuntimeError("storage unit timed out")
 
-    options = OmegaConf.create({})
-    whole = ReplayBuffer("sync", options, None, "drop", options)
-    buffer = RolloutBuffer.from_replay_buffer(whole, expect_workers=lose_the_queue, min_complete_frac=1.0)
+    buffer = buffer_of("sync", on_poll=lose_the_queue)
     buffer.selected = {"u0"}  # of the training step before
-    tags = [{"is_prompt": True, "status": "running", "global_steps": 1}]
-    tq.kv_batch_put(keys=["u1"], partition_id="train", tags=tags)
+    add_groups("running", "u1")
     with pytest.raises(RuntimeError, match="storage unit timed out"):
         buffer.sample(1, "train", 1)
     tq.kv_clear(keys=["u1"], partition_id="train")
 
 
 def test_buffer_fetches_no_record_of_an_evicted_group(queue):
-    polls, options = itertools.count(), OmegaConf.create({})
+    polls = itertools.count()
 
     def stop_at_the_second_poll() -> None:
         if next(polls):
             raise RuntimeError("enough")
 
     rows = send(recorded(seed=9))
-    tags = [{"is_prompt": True, "status": "running", "global_steps": 1}]
-    tq.kv_batch_put(keys=["u1"], partition_id="train", tags=tags)  # verl has removed the prompts of the others
-    whole = ReplayBuffer("sync", options, None, "drop", options, poll_interval=0.0)
-    buffer = RolloutBuffer.from_replay_buffer(whole, stop_at_the_second_poll, min_complete_frac=1.0)
+    add_groups("running", "u1")  # verl has removed the prompts of the others
+    buffer = buffer_of("sync", on_poll=stop_at_the_second_poll)
     with pytest.raises(RuntimeError, match="enough"):
         buffer.sample(1, "train", 1)
     assert buffer.received.take(["u1_0"])[0].n_trajectories == 1

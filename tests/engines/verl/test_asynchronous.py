@@ -9,7 +9,7 @@ import pytest
 from creditflow.config import load_recipe
 from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
 from creditflow.engines.common.metrics import staleness_metrics
-from creditflow.errors import ConfigError, CreditflowError
+from creditflow.errors import CreditflowError
 from creditflow.runs import Ledger
 from tests.paths import TOY
 
@@ -82,11 +82,11 @@ def test_resumed_run_loses_and_repeats_nothing(tmp_path: Path, mode: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "n_ranks"), [("colocate_async", 2), ("separate_async", 2)])
-def test_two_policies_train_asynchronously(tmp_path: Path, mode: str, n_ranks: int):
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_two_policies_train_asynchronously(tmp_path: Path, mode: str):
     made = train(
         tmp_path / "run", mode, "policies.first.model.path=tiny", "policies.second.model.path=tiny",
-        "team.agents.writer.policy=first", "team.agents.critic.policy=second", n_ranks=n_ranks,
+        "team.agents.writer.policy=first", "team.agents.critic.policy=second", n_ranks=2,
     )  # fmt: skip
     for name in ("first", "second"):
         assert (made.series(f"{name}/actor/grad_norm") > 0).all()
@@ -135,31 +135,6 @@ def first_versions(batch: TrajectoryBatch) -> list[int]:
     """The version of each trajectory's first step."""
     first = np.searchsorted(batch.trajectory_of_step, np.arange(batch.n_trajectories))
     return batch.policy_version[first].tolist()
-
-
-FAILS = """
-
-async def never_solve(task, team):
-    raise RuntimeError("no rollout goes well")
-
-async def call_a_stranger(task, team):
-    return await team.stranger(task.text)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("workflow", "error", "says"),
-    [
-        ("never_solve", CreditflowError, "8 of 8 rollouts failed.*RuntimeError: no rollout goes well"),
-        ("call_a_stranger", ConfigError, "agent 'stranger'"),
-    ],
-)
-def test_failing_rollouts_end_an_asynchronous_run(tmp_path: Path, workflow: str, error: type[Exception], says: str):
-    shutil.copy(TOY, tmp_path)
-    (tmp_path / "toy.py").write_text(TOY.with_suffix(".py").read_text() + FAILS)
-    with pytest.raises(error, match=says):
-        train(tmp_path / "run", "colocate_async", f"team.workflow=toy.py:{workflow}", recipe=tmp_path / "toy.yaml")
 
 
 @pytest.mark.slow

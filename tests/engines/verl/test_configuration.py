@@ -1,8 +1,5 @@
 """Recipes as verl configurations, compared with verl's own files and dataclasses, without training."""
 
-import contextlib
-import importlib.metadata
-import io
 from pathlib import Path
 
 import pytest
@@ -25,6 +22,8 @@ pytest.importorskip("verl")
 
 RUN = Path("/runs/one")
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+WARM_UP = f"{ACTOR}.optim.lr_warmup_steps"
+CRITIC = "algorithm.adv_estimator=gae algorithm.outcome_to=answer"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,12 +72,6 @@ def test_every_recipe_option_is_mapped_or_own():
         ours = any(key == own or key.startswith(f"{own}.") for own in OURS)
         unsupported = key in {*configuration._LOCAL, *configuration._APART, *CAPABILITY_OPTIONS}
         assert key in followed or unsupported or ours, key
-
-
-def test_local_sampler_options_name_verls_own():
-    assert refused(f"{ROLLOUT}.name=vllm") == (
-        f"{ROLLOUT}.name: is for --engine local; with verl, set verl.{ROLLOUT}.name"
-    )
 
 
 def test_same_name_options_exist_in_verls_files():
@@ -132,33 +125,18 @@ OTHER_VALUES = {
 }
 
 
-def test_trackers_of_the_recipe_are_not_opened_by_verl():
-    config = composed("trainer.logger=[console,tensorboard]", "trainer.project_name=p", "trainer.experiment_name=e")
-
-    assert config.trainer.logger == []
-    assert (config.trainer.project_name, config.trainer.experiment_name) == ("p", "e")
-
-
 def test_same_name_options_reach_verl():
     assert set(OTHER_VALUES) == set(configuration._SAME)
 
-    critic = ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer")
-    config = composed(*critic, *(f"{key}={str(value).lower()}" for key, value in OTHER_VALUES.items()))
+    config = composed(*CRITIC.split(), *(f"{key}={str(value).lower()}" for key, value in OTHER_VALUES.items()))
 
     assert {key: select(config, key) for key in OTHER_VALUES} == OTHER_VALUES
-
-
-def test_open_options_keep_the_defaults_of_verl():
-    config = composed("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer")
-
-    assert config.actor_rollout_ref.model.enable_gradient_checkpointing is True
-    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 16384
-    assert config.critic.ppo_max_token_len_per_gpu == 32768
 
 
 @pytest.mark.parametrize(
     ("ours", "verls"),
     [
+        ("trainer.logger=[console] trainer.project_name=p", {"trainer.logger": [], "trainer.project_name": "p"}),
         (f"{ACTOR}.clip_ratio=0.1", {f"{ACTOR}.clip_ratio_low": 0.1, f"{ACTOR}.clip_ratio_high": 0.1}),
         (f"{ACTOR}.clip_ratio_high=0.28", {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.28}),
         (f"{ACTOR}.grad_clip=0.5", {f"{ACTOR}.optim.clip_grad": 0.5}),
@@ -183,27 +161,48 @@ def test_open_options_keep_the_defaults_of_verl():
         ("trainer.total_training_steps=0", {"trainer.total_epochs": 1, "trainer.total_training_steps": 0}),
         ("trainer.test_freq=3", {"trainer.test_freq": 3}),
         ("trainer.save_freq=4", {"trainer.save_freq": 4}),
+        (
+            "trainer.total_training_steps=null trainer.total_epochs=3",
+            {"trainer.total_training_steps": None, "trainer.total_epochs": 3},
+        ),
+        (  # 3 mini-batches twice are 6 updates per training step; the 13th update is in the third step
+            f"data.train_batch_size=8 {ACTOR}.ppo_mini_batch_size=3 {ACTOR}.ppo_epochs=2 {WARM_UP}=13",
+            {WARM_UP: 3},
+        ),
+        ("verl.config_name=ppo_megatron_trainer", {f"{ACTOR}.strategy": "megatron"}),
+        ("verl.model_engine=megatron", {f"{ACTOR}.strategy": "megatron"}),
+        ("-- model_engine=torchtitan", {f"{ACTOR}.strategy": "torchtitan"}),
+        (
+            f"{ACTOR}.optim.lr_scheduler_type=cosine -- model_engine=megatron",
+            {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.optim.lr_decay_style": "cosine"},
+        ),
+        (
+            f"{CRITIC} actor_rollout_ref.model.path=/m",
+            {"algorithm.adv_estimator": "gae", "critic.model.path": "/m"},
+        ),
+        (
+            CRITIC,  # what is left open keeps verl's own default
+            {
+                "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+                f"{ACTOR}.ppo_max_token_len_per_gpu": 16384,
+                "critic.ppo_max_token_len_per_gpu": 32768,
+            },
+        ),
+        (f"-- {ROLLOUT}.max_model_len=null", {f"{ROLLOUT}.max_model_len": None}),
+        ("-- trainer.logger=console", {"trainer.logger": "console"}),
+        ("-- trainer.default_hdfs_dir=x", {"trainer.default_hdfs_dir": "x"}),
+        (f"-- {ACTOR}.kl_loss_type=k3+", {f"{ACTOR}.kl_loss_type": "k3+"}),  # of verl alone
+        (
+            "verl.trainer.nnodes='\\${data.train_batch_size}' -- trainer.n_gpus_per_node=${trainer.nnodes}",
+            {"trainer.nnodes": 2, "trainer.n_gpus_per_node": 2},
+        ),
     ],
 )
-def test_renamed_and_converted_options_reach_verl(ours, verls):
-    config = composed(ours)
+def test_options_reach_verl(ours, verls):
+    config = composed(*ours.split())
 
     assert {key: select(config, key) for key in verls} == verls
-
-
-def test_epochs_apply_without_total_steps():
-    config = composed("trainer.total_training_steps=null", "trainer.total_epochs=3")
-
-    assert (config.trainer.total_training_steps, config.trainer.total_epochs) == (None, 3)
-
-
-def test_warm_up_updates_are_converted_to_training_steps():
-    settings = ("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=3", f"{ACTOR}.ppo_epochs=2")
-
-    # 3 mini-batches twice are 6 updates per training step; the 13th update is in the third step.
-    config = composed(*settings, f"{ACTOR}.optim.lr_warmup_steps=13")
-
-    assert select(config, f"{ACTOR}.optim.lr_warmup_steps") == 3
+    assert validate(config) == [] or "lora_rank" in ours
 
 
 SEVERAL = (
@@ -230,64 +229,11 @@ def test_each_policy_has_its_own_adapter_and_optimizer():
     assert second.actor_rollout_ref.actor.optim.lr_warmup_steps == 2
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "actor_rollout_ref.model.layers_to_transform=[0]",
-        "algorithm.filter_groups.max_num_gen_batches=3",
-        f"{ACTOR}.loss_agg_mode=traj-mean-step-mean",
-        "critic.loss_agg_mode=traj-mean-step-mean",
-        "critic.context=trajectory",
-        "audit.every=1",
-    ],
-)
-def test_options_of_the_local_engine_are_rejected_by_name(given):
-    key, _, value = given.partition("=")
-
-    assert refused(given).startswith(f"{key}: {value} is for --engine local")
-
-
-def test_central_critic_is_rejected_by_name():
-    words = refused("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer", "critic.central=true")
-
-    assert words.startswith("critic.central: True is for --engine local")
-
-
 def test_final_only_frequency_exceeds_any_run():
     """verl acts after the last step if the frequency is above 0."""
     config = composed("trainer.test_freq=-1", "trainer.save_freq=-1")
 
     assert min(config.trainer.test_freq, config.trainer.save_freq) > 10**9
-
-
-def test_critic_estimator_maps_to_gae_with_the_actors_model():
-    config = composed("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer", "actor_rollout_ref.model.path=/m")
-
-    assert config.algorithm.adv_estimator == "gae"
-    assert config.critic.model.path == "/m"
-    assert validate(config) == []
-
-
-def test_scheduler_option_is_renamed_for_megatron():
-    config = composed(f"{ACTOR}.optim.lr_scheduler_type=cosine", "--", "model_engine=megatron")
-
-    assert config.actor_rollout_ref.actor.strategy == "megatron"
-    assert config.actor_rollout_ref.actor.optim.lr_decay_style == "cosine"
-    assert validate(config) == []
-
-
-@pytest.mark.parametrize("section", ["verl.config_name=ppo_megatron_trainer", "verl.model_engine=megatron"])
-def test_recipe_selects_verls_config_files(section):
-    assert composed(section).actor_rollout_ref.actor.strategy == "megatron"
-
-
-def test_option_missing_in_selected_files_is_rejected_if_set():
-    settings = ("--", "model_engine=torchtitan")
-
-    assert composed(*settings).actor_rollout_ref.actor.strategy == "torchtitan"
-    assert refused(f"{ACTOR}.optim.lr_scheduler_type=cosine", *settings) == (
-        f"{ACTOR}.optim.lr_scheduler_type: 'cosine', but verl's model_engine=torchtitan has no such option"
-    )
 
 
 def test_verl_trains_the_model_of_the_only_policy(tmp_path):
@@ -306,7 +252,7 @@ SEPARATE = (
 
 
 @pytest.mark.parametrize(
-    ("mode", "given", "says"),
+    ("mode", "ours", "message"),
     [
         (SEPARATE[:1], (), f"{ROLLOUT}.nnodes: trainer.v1.trainer_mode=separate_async needs devices"),
         (SEPARATE, ("algorithm.max_version_lag=0",), "algorithm.max_version_lag: 0, but"),
@@ -320,8 +266,8 @@ SEPARATE = (
         ((f"{ROLLOUT}.nnodes=1",), (), f"{ROLLOUT}.nnodes: only trainer.v1.trainer_mode=separate_async reads it"),
     ],
 )
-def test_asynchronous_mode_rejects_what_it_cannot_do(mode, given, says):
-    assert refused("algorithm.max_version_lag=2", *given, "--", *mode).startswith(says)
+def test_asynchronous_mode_rejects_what_it_cannot_do(mode, ours, message):
+    assert refused("algorithm.max_version_lag=2", *ours, "--", *mode).startswith(message)
 
 
 def test_asynchronous_mode_bounds_and_corrects_staleness():
@@ -367,17 +313,6 @@ def test_required_engine_options_are_set():
     )
     assert config.ray_kwargs.ray_init.log_to_driver is False
     assert "env_vars" not in config.ray_kwargs.ray_init.runtime_env
-
-
-def test_configured_classes_can_be_loaded():
-    from verl.utils.dataset.rl_dataset import get_dataset_class
-    from verl.utils.import_utils import load_class_from_fqn
-
-    config = composed()
-    with contextlib.redirect_stdout(io.StringIO()):
-        assert get_dataset_class(config.data).__name__ == "TaskDataset"
-    name = config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
-    assert load_class_from_fqn(name, "AgentLoopManager").__name__ == "CreditflowAgentLoopManager"
 
 
 def test_ray_options_reach_verl():
@@ -438,12 +373,6 @@ def test_command_line_overrides_the_verl_section(tmp_path):
     assert select(composed(f"{lr}=0.5", "--", f"{lr}=0.25", recipe=recipe), lr) == 0.25
 
 
-def test_extending_recipe_merges_the_verl_section():
-    config = composed(recipe=RECIPES / "gsm8k_team_2x8xA100.yaml")
-
-    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (2, 8)
-
-
 def test_verl_overrides_update_the_carried_recipe():
     """creditflow reads the carried recipe, which must agree with verl's configuration."""
     config = composed(
@@ -463,29 +392,9 @@ def test_verl_overrides_update_the_carried_recipe():
     assert config.actor_rollout_ref.actor.optim.clip_grad == 0.3
 
 
-def test_verl_overrides_are_validated_as_recipe_options():
-    assert refused("--", f"{ROLLOUT}.n=1").startswith(f"{ROLLOUT}.n: 1 rollout of each task; grpo")
-    assert refused("--", f"{ACTOR}.optim.betas=[a,b]").startswith(f"{ACTOR}.optim.betas: ")
-
-
-def test_verl_only_values_are_accepted():
-    config = composed("--", f"{ACTOR}.kl_loss_type=k3+", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm")
-
-    assert config.actor_rollout_ref.actor.kl_loss_type == "k3+"
-    assert validate(config) == []
-
-
-def test_interpolations_refer_to_verl_keys():
-    config = composed(
-        "verl.trainer.nnodes='\\${data.train_batch_size}'", "--", "trainer.n_gpus_per_node=${trainer.nnodes}"
-    )
-
-    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (2, 2)
-
-
 def test_hydra_override_operators_work():
     config = composed(
-        "verl={trainer: {+mine: 1}}",
+        "verl={trainer: {+mine: 1}, actor_rollout_ref: {model: {override_config: {attn_implementation: sdpa}}}}",
         "--",
         "+trainer.other=2",
         "++trainer.nnodes=3",
@@ -495,18 +404,13 @@ def test_hydra_override_operators_work():
         f"{ACTOR}.optim={{lr: 0.5}}",
     )
 
+    assert config.actor_rollout_ref.model.override_config.attn_implementation == "sdpa"  # any key of an open section
     assert (config.trainer.mine, config.trainer.other, config.trainer.nnodes) == (1, 2, 3)
     assert "separate_async" not in config.trainer.v1
     assert config.actor_rollout_ref.rollout.repetition_penalty == 1.5
     assert list(config.trainer.logger) == ["console", "wandb"]
     assert config.actor_rollout_ref.actor.optim.lr == 0.5
     assert config.actor_rollout_ref.actor.optim.weight_decay == 0.01  # the section is merged, not replaced
-
-
-def test_open_verl_sections_accept_any_key():
-    section = "verl.actor_rollout_ref={model: {override_config: {attn_implementation: sdpa}}}"
-
-    assert composed(section).actor_rollout_ref.model.override_config.attn_implementation == "sdpa"
 
 
 # Rejected options
@@ -529,60 +433,77 @@ def test_unknown_verl_key_is_rejected_with_a_suggestion(key, nearest, place):
     assert said == f"unknown verl key '{key}' (did you mean '{nearest}'?); +{key} would add it to those that verl lists"
 
 
-def test_unknown_verl_key_cannot_be_deleted():
-    assert refused("--", "~trainer.nodes").startswith(
-        "unknown verl key 'trainer.nodes' (did you mean 'trainer.nnodes'?)"
-    )
-
-
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
-        ("trainer.nnodes=two", "trainer.nnodes: expected a whole number, got 'two'"),
-        ("trainer.nnodes=2.5", "trainer.nnodes: expected a whole number, got 2.5"),
-        ("trainer.nnodes=true", "trainer.nnodes: expected a whole number, got True"),
-        (f"{ACTOR}.use_torch_compile=1", f"{ACTOR}.use_torch_compile: expected true or false, got 1"),
-        (f"{ACTOR}.strategy=[a]", f"{ACTOR}.strategy: expected a text, got ['a']"),
-        (f"{ROLLOUT}.gpu_memory_utilization=all", f"{ROLLOUT}.gpu_memory_utilization: expected a number, got 'all'"),
-        (f"{ROLLOUT}.max_model_len=long", f"{ROLLOUT}.max_model_len: expected a whole number, got 'long'"),
-        (f"{ACTOR}.optim.betas=1", f"{ACTOR}.optim.betas: expected a list, got 1"),
-        (f"{ACTOR}.ppo_epochs=null", f"{ACTOR}.ppo_epochs: expected a whole number, got None"),
-        ("trainer=3", "trainer: expected a mapping of options, got 3"),
-    ],
-)
-def test_value_of_the_wrong_type_is_rejected(given, said):
-    assert refused("--", given) == said
-
-
-@pytest.mark.parametrize(
-    "given", [f"{ROLLOUT}.max_model_len=null", "trainer.logger=console", "trainer.default_hdfs_dir=x"]
-)
-def test_null_and_alternative_types_are_accepted(given):
-    key, _, value = given.partition("=")
-
-    assert select(composed("--", given), key) == (None if value == "null" else value)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("nonsense", "-- nonsense: expected an override as Hydra reads it (key=value, +key=value, ~key)"),
-        ("trainer.nnodes={a", "-- trainer.nnodes={a: expected an override as Hydra reads it"),
-        ("trainer.nnodes=1,2", "-- trainer.nnodes=1,2: one run has one value of each option; a list is key=[a,b]"),
+        ("-- trainer.nnodes=two", "trainer.nnodes: expected a whole number, got 'two'"),
+        ("-- trainer.nnodes=2.5", "trainer.nnodes: expected a whole number, got 2.5"),
+        ("-- trainer.nnodes=true", "trainer.nnodes: expected a whole number, got True"),
+        (f"-- {ACTOR}.use_torch_compile=1", f"{ACTOR}.use_torch_compile: expected true or false, got 1"),
+        (f"-- {ACTOR}.strategy=[a]", f"{ACTOR}.strategy: expected a text, got ['a']"),
+        (f"-- {ROLLOUT}.gpu_memory_utilization=all", f"{ROLLOUT}.gpu_memory_utilization: expected a number, got 'all'"),
+        (f"-- {ROLLOUT}.max_model_len=long", f"{ROLLOUT}.max_model_len: expected a whole number, got 'long'"),
+        (f"-- {ACTOR}.optim.betas=1", f"{ACTOR}.optim.betas: expected a list, got 1"),
+        (f"-- {ACTOR}.ppo_epochs=null", f"{ACTOR}.ppo_epochs: expected a whole number, got None"),
+        ("-- trainer=3", "trainer: expected a mapping of options, got 3"),
+        ("verl.model_engine=[a]", "verl.model_engine: expected a name, got ['a']"),
+        (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.name: is for --engine local; with verl, set verl.{ROLLOUT}.name"),
         (
-            "+trainer.nnodes=3",
-            "verl's configuration: Could not append to config. An item is already at 'trainer.nnodes'",
+            f"{ACTOR}.optim.lr_scheduler_type=cosine -- model_engine=torchtitan",
+            f"{ACTOR}.optim.lr_scheduler_type: 'cosine', but verl's model_engine=torchtitan has no such option",
         ),
-        ("model_engine=foo", "verl's configuration: In 'ppo_trainer': Could not find 'model_engine/foo'"),
     ],
 )
-def test_invalid_hydra_override_is_rejected_in_one_line(given, said):
-    assert refused("--", given).startswith(said)
+def test_unusable_value_is_rejected(given, message):
+    assert refused(*given.split()) == message
 
 
-def test_unknown_verl_config_files_are_rejected():
-    assert "Cannot find primary config 'nothing'" in refused("verl.config_name=nothing")
-    assert refused("verl.model_engine=[a]") == "verl.model_engine: expected a name, got ['a']"
+UNKNOWN = "got an unexpected keyword argument 'mine'"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("actor_rollout_ref.model.layers_to_transform=[0]", "{key}: [0] is for --engine local"),
+        ("algorithm.filter_groups.max_num_gen_batches=3", "{key}: 3 is for --engine local"),
+        (f"{ACTOR}.loss_agg_mode=traj-mean-step-mean", "{key}: traj-mean-step-mean is for --engine local"),
+        ("critic.loss_agg_mode=traj-mean-step-mean", "{key}: traj-mean-step-mean is for --engine local"),
+        ("critic.context=trajectory", "{key}: trajectory is for --engine local"),
+        ("audit.every=1", "{key}: 1 is for --engine local"),
+        (f"{CRITIC} critic.central=true", "critic.central: True is for --engine local"),
+        ("actor_rollout_ref.model.path=null", "{key}: expected a Hugging Face"),
+        (f"-- {ROLLOUT}.n=1", "{key}: 1 rollout of each task; grpo"),
+        (f"-- {ACTOR}.optim.betas=[a,b]", "{key}: "),
+        (f"-- {ROLLOUT}.tensor_model_parallel_size=3", "{key}: rollout servers of 3 devices, which the 8 ("),
+        (f"-- {ACTOR}.ppo_micro_batch_size_per_gpu=4", f"{{key}}: has no effect while {ACTOR}.use_dynamic_bsz is true"),
+        (f"-- {ROLLOUT}.name=nothing", "{key}: expected one of sglang, "),
+        (f"-- {ROLLOUT}.name=null", "{key}: expected one of sglang, "),
+        ("-- nonsense", "-- nonsense: expected an override as Hydra reads it (key=value, +key=value, ~key)"),
+        ("-- trainer.nnodes={a", "-- trainer.nnodes={a: expected an override as Hydra reads it"),
+        ("-- trainer.nnodes=1,2", "-- {key}=1,2: one run has one value of each option; a list is key=[a,b]"),
+        ("-- +trainer.nnodes=3", "verl's configuration: Could not append to config. An item is already at"),
+        ("-- ~trainer.nodes", "unknown verl key 'trainer.nodes' (did you mean 'trainer.nnodes'?)"),
+        ("-- model_engine=foo", "verl's configuration: In 'ppo_trainer': Could not find 'model_engine/foo'"),
+        ("verl.config_name=nothing", "verl's configuration: Cannot find primary config 'nothing'"),
+        (f"-- {ACTOR}.use_dynamic_bsz=false", "verl refuses the configuration: [actor] Please set at least one of"),
+    ],
+)
+def test_rejected_option_is_named(given, message):
+    *_, last = given.split()
+    assert refused(*given.split()).startswith(message.replace("{key}", last.partition("=")[0]))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (f"+{ACTOR}.mine=1", UNKNOWN),
+        (f"+{ROLLOUT}.mine=1", UNKNOWN),
+        ("+actor_rollout_ref.model.mine=1", "actor_rollout_ref.model has no option 'mine'"),
+        (f"{ROLLOUT}.expert_parallel_size=4", "expert_parallel_size must be equal to"),
+    ],
+)
+def test_options_unknown_to_verls_dataclasses_are_rejected(given, message):
+    assert message in refused("--", given)
 
 
 @pytest.mark.parametrize(
@@ -666,12 +587,6 @@ def test_trainer_device_is_rejected(device):
         compose(load_recipe(TOY, [f"trainer.device={device}"]), [], RUN)
 
 
-def test_missing_model_path_is_rejected():
-    assert refused("actor_rollout_ref.model.path=null").startswith(
-        "actor_rollout_ref.model.path: expected a Hugging Face"
-    )
-
-
 def test_frozen_policy_without_an_endpoint_is_rejected():
     policies = "policies={default: {}, other: {trainable: false}}"
 
@@ -711,42 +626,6 @@ def test_rows_beyond_the_micro_batch_limit_are_rejected():
              f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2")  # fmt: skip
 
 
-def test_devices_must_divide_into_rollout_servers():
-    said = refused("--", f"{ROLLOUT}.tensor_model_parallel_size=3")
-
-    assert said.startswith(f"{ROLLOUT}.tensor_model_parallel_size: rollout servers of 3 devices, which the 8 (")
-
-
-def test_unused_micro_batch_sizes_are_rejected():
-    said = refused("--", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4")
-
-    assert said.startswith(f"{ACTOR}.ppo_micro_batch_size_per_gpu: has no effect while {ACTOR}.use_dynamic_bsz is true")
-
-
-# verl's own checks
-
-
-def test_failed_verl_check_is_reported_in_one_line():
-    said = refused("--", f"{ACTOR}.use_dynamic_bsz=false")
-
-    assert said.startswith("verl refuses the configuration: [actor] Please set at least one of")
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (f"+{ACTOR}.mine=1", "got an unexpected keyword argument 'mine'"),
-        (f"+{ROLLOUT}.mine=1", "got an unexpected keyword argument 'mine'"),
-        ("+actor_rollout_ref.model.mine=1", "actor_rollout_ref.model has no option 'mine'"),
-        (f"{ROLLOUT}.expert_parallel_size=4", "expert_parallel_size must be equal to"),
-        (f"{ROLLOUT}.name=nothing", f"{ROLLOUT}.name: expected one of sglang, "),
-        (f"{ROLLOUT}.name=null", f"{ROLLOUT}.name: expected one of sglang, "),
-    ],
-)
-def test_options_unknown_to_verls_dataclasses_are_rejected(given, said):
-    assert said in refused("--", given)
-
-
 def test_unchecked_lora_rank_is_reported(monkeypatch):
     monkeypatch.setattr(configuration.importlib.util, "find_spec", lambda name: None)
 
@@ -755,30 +634,10 @@ def test_unchecked_lora_rank_is_reported(monkeypatch):
     assert said == "vLLM is not installed here: whether it takes LoRA of rank 8 was not checked"
 
 
-def test_missing_verl_names_the_extra(monkeypatch):
-    def missing(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(configuration.importlib.metadata, "version", missing)
-
-    with pytest.raises(ConfigError, match=r"verl is not installed; pip install 'creditflow\[verl\]'"):
-        expect_verl()
-
-
 # Printed configurations
 
 
-SHIPPED = ["arithmetic_chain", "gsm8k_team_8xA100", "gsm8k_team_2x8xA100", "dapo_32b"]
-
-
-@pytest.fixture(scope="module")
-def printed():
-    """The parsed --dry-run output of each shipped recipe."""
-    reporter = Reporter()
-    return {name: yaml.safe_load(dry_run(load_recipe(RECIPES / f"{name}.yaml"), [], reporter)) for name in SHIPPED}
-
-
-def test_yaml_is_resolved_and_contains_the_readable_recipe(printed):
+def test_yaml_is_resolved_and_contains_the_readable_recipe():
     text = as_yaml(composed())
     read = yaml.safe_load(text)
 
@@ -788,73 +647,32 @@ def test_yaml_is_resolved_and_contains_the_readable_recipe(printed):
     assert read["actor_rollout_ref"]["rollout"]["response_length"] == 4
 
 
-def test_dry_run_does_not_start_ray(monkeypatch):
+@pytest.mark.parametrize("name", ["arithmetic_chain", "gsm8k_team_8xA100", "gsm8k_team_2x8xA100", "dapo_32b"])
+def test_dry_run_prints_a_shipped_recipe_without_ray(name, monkeypatch):
     monkeypatch.setattr(ray, "init", lambda *arguments, **options: pytest.fail("Ray was started"))
     before = ray.is_initialized()
 
-    assert dry_run(load_recipe(RECIPES / "gsm8k_team_2x8xA100.yaml"), [], Reporter())
+    printed = yaml.safe_load(dry_run(load_recipe(RECIPES / f"{name}.yaml"), [], Reporter()))
+
+    assert printed["algorithm"]["adv_estimator"] == "grpo"
+    assert printed["algorithm"]["gamma"] == printed["algorithm"]["lam"] == 1.0  # per token
     assert ray.is_initialized() == before
 
 
-def test_gsm8k_team_8xa100_has_its_settings(printed):
-    config = printed["gsm8k_team_8xA100"]
-    actor_rollout, recipe = config["actor_rollout_ref"], config["creditflow"]["recipe"]
+def test_dapo_recipe_has_its_published_settings():
+    config = composed(recipe=RECIPES / "dapo_32b.yaml")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
 
-    assert actor_rollout["model"]["path"] == "Qwen/Qwen2.5-7B-Instruct"
-    assert actor_rollout["model"]["use_remove_padding"] is True
-    assert actor_rollout["hybrid_engine"] is True
-    assert config["data"]["train_batch_size"] == 1024
-    assert (actor_rollout["rollout"]["n"], actor_rollout["rollout"]["name"]) == (4, "vllm")
-    assert actor_rollout["rollout"]["tensor_model_parallel_size"] == 2
-    assert (actor_rollout["actor"]["use_kl_loss"], actor_rollout["actor"]["kl_loss_coef"]) == (True, 0.001)
-    assert actor_rollout["actor"]["optim"]["lr_warmup_steps"] == 10
-    assert config["algorithm"]["adv_estimator"] == "grpo"
-    assert config["trainer"]["balance_batch"] is True
-    assert (config["trainer"]["nnodes"], config["trainer"]["n_gpus_per_node"]) == (1, 8)
-    algorithm = recipe["algorithm"]
-    assert (algorithm["gamma"], algorithm["lam"], algorithm["propagation_threshold"]) == (0.99, 0.95, 0.5)
-    assert (algorithm["propagation"], algorithm["decomp_granularity"]) == ("threshold", "token_level")
-    assert config["algorithm"]["gamma"] == config["algorithm"]["lam"] == 1.0  # per token
-
-
-def test_two_node_variant_differs_in_nodes_and_cluster(printed):
-    one, two = printed["gsm8k_team_8xA100"], printed["gsm8k_team_2x8xA100"]
-
-    assert (two["trainer"]["nnodes"], two["trainer"]["n_gpus_per_node"]) == (2, 8)
-    assert two["ray_kwargs"]["ray_init"]["address"] == "auto"
-    assert "address" not in one["ray_kwargs"]["ray_init"]
-    for same in ("algorithm", "data", "critic"):
-        assert one[same] == two[same]
-    assert one["actor_rollout_ref"]["actor"] == two["actor_rollout_ref"]["actor"]
-
-
-def test_dapo_recipe_has_its_published_settings(printed):
-    config = printed["dapo_32b"]
-    actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
-
-    assert (actor["clip_ratio_low"], actor["clip_ratio_high"]) == (0.2, 0.28)
-    assert (actor["loss_agg_mode"], actor["use_kl_loss"]) == ("token-mean", False)
-    assert actor["optim"]["lr"] == 1e-6
-    assert actor["optim"]["lr_warmup_steps"] == 20
-    assert config["data"]["train_batch_size"] == 512
-    assert config["data"]["train_batch_size"] // actor["ppo_mini_batch_size"] == 16
-    assert (rollout["n"], rollout["temperature"], rollout["top_p"]) == (16, 1.0, 1.0)
-    assert (rollout["prompt_length"], rollout["response_length"]) == (2048, 20480)
-    assert (rollout["val_kwargs"]["top_p"], rollout["val_kwargs"]["temperature"]) == (0.7, 1.0)
-    assert config["algorithm"]["filter_groups"]["enable"] is True
-    assert config["algorithm"]["filter_groups"]["metric"] == "acc"
-    assert config["trainer"]["n_gpus_per_node"] == 8
-    functions = {f["fn"]: f["args"] for f in config["creditflow"]["recipe"]["reward"]["functions"]}
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.loss_agg_mode) == (0.2, 0.28, "token-mean")
+    assert (actor.use_kl_loss, actor.optim.lr, actor.optim.lr_warmup_steps) == (False, 1e-6, 20)
+    assert (config.data.train_batch_size, actor.ppo_mini_batch_size) == (512, 32)
+    assert (rollout.n, rollout.temperature, rollout.top_p) == (16, 1.0, 1.0)
+    assert (rollout.prompt_length, rollout.response_length) == (2048, 20480)
+    assert (rollout.val_kwargs.top_p, rollout.val_kwargs.temperature) == (0.7, 1.0)
+    assert config.algorithm.filter_groups.enable is True
+    assert config.algorithm.filter_groups.metric == "acc"
+    functions = {f.fn: f.args for f in read_run_handle(config).config.reward.functions}
     assert functions == {"math_verify": {}, "overlong": {"max_length": 20480, "cache_length": 4096}}
-
-
-def test_local_recipe_runs_on_verl_unchanged(printed):
-    config = printed["arithmetic_chain"]
-
-    assert config["actor_rollout_ref"]["actor"]["optim"]["lr_scheduler_type"] == "cosine"
-    assert config["actor_rollout_ref"]["actor"]["optim"]["lr_warmup_steps"] == 2
-    assert config["trainer"]["total_training_steps"] == 30
-    assert config["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "1"
 
 
 def test_with_options_does_not_modify_the_recipe():

@@ -18,13 +18,11 @@ pytest.importorskip("verl_cpu")
 
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.runs.run_folder import read_events
-from tests.engines.verl.runs import Run, options, run
+from tests.engines.verl.runs import Run, mode_options, run
 from tests.rewards.processes import HANG_S, alive, descendants, until
 
 FAULTS = """
 import asyncio, itertools, os, signal
-import toy_workflow as toy
-from creditflow import reward
 
 MARK = {mark!r}
 calls = itertools.count(1)
@@ -39,7 +37,7 @@ def first_time(name):
 async def solve_nine_of_ten(task, team):
     if next(calls) % 10 == 0:
         raise RuntimeError("the tenth trajectory")
-    return await toy.solve(task, team)
+    return await solve(task, team)
 
 async def never_solve(task, team):
     raise RuntimeError("no trajectory goes well")
@@ -100,14 +98,13 @@ def recipes_in(folder: Path):
     """Create the toy recipe in `folder`; returns a function that sets its workflow and adds a reward function."""
     shutil.copy(TOYS / "toy.py", folder)
     shutil.copy(TOYS / "toy.yaml", folder)
-    text = FAULTS.format(mark=str(folder)).replace("import toy_workflow as toy\n", "")
-    (folder / "faults.py").write_text((TOYS / "toy.py").read_text() + text.replace("toy.solve", "solve"))
+    (folder / "faults.py").write_text((TOYS / "toy.py").read_text() + FAULTS.format(mark=str(folder)))
 
-    def make(workflow: str = "toy.py:solve", reward: str | None = None, **more) -> Path:
+    def make(workflow: str = "toy.py:solve", reward: str | None = None) -> Path:
         functions = yaml.safe_load((folder / "toy.yaml").read_text())["reward"]["functions"]
         if reward is not None:
             functions.append({"fn": f"faults.py:{reward}", "agent_match": "writer"})
-        changes = {"team": {"workflow": workflow}, "reward": {"functions": functions, "num_workers": 2, **more}}
+        changes = {"team": {"workflow": workflow}, "reward": {"functions": functions, "num_workers": 2}}
         (folder / "recipe.yaml").write_text(yaml.safe_dump({"extends": "toy.yaml", **changes}))
         return folder / "recipe.yaml"
 
@@ -187,13 +184,6 @@ def test_timed_out_rollout_keeps_its_steps(recipe, tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("verl_ray")
-def test_mistake_in_the_recipe_is_a_config_error(recipe, tmp_path: Path):
-    with pytest.raises(ConfigError, match="agent 'stranger'"):
-        run(recipe("faults.py:call_a_stranger"), tmp_path / "run", *QUICK)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("verl_ray")
 @pytest.mark.parametrize(
     ("workflow", "says"),
     [
@@ -210,9 +200,18 @@ def test_run_resumes_after_a_worker_died(recipe, tmp_path: Path, workflow: str, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("verl_ray")
-def test_run_stops_if_every_rollout_fails(recipe, tmp_path: Path):
-    with pytest.raises(CreditflowError, match=r"8 of 8 rollouts failed.*RuntimeError: no trajectory goes well"):
-        run(recipe("faults.py:never_solve"), tmp_path / "run", *QUICK)
+@pytest.mark.parametrize(
+    ("workflow", "error", "message"),
+    [
+        ("never_solve", CreditflowError, r"8 of 8 rollouts failed.*RuntimeError: no trajectory goes well"),
+        ("call_a_stranger", ConfigError, "agent 'stranger'"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_failing_rollouts_end_the_run(recipe, tmp_path: Path, workflow, error, message, mode):
+    lag = () if mode == "sync" else ("algorithm.max_version_lag=2",)
+    with pytest.raises(error, match=message):
+        run(recipe(f"faults.py:{workflow}"), tmp_path / "run", *QUICK, *lag, verl=mode_options(mode))
 
 
 @pytest.mark.slow
@@ -230,7 +229,7 @@ def test_interrupt_ends_every_process_of_the_run(recipe, tmp_path: Path):
     folder = tmp_path / "run"
     command = [
         *(sys.executable, "-m", "creditflow", "train", str(recipe()), f"trainer.default_local_dir={folder}"),
-        *("trainer.device=auto", "trainer.total_training_steps=1000", "--engine", "verl", "--", *options()),
+        *("trainer.device=auto", "trainer.total_training_steps=1000", "--engine", "verl", "--", *verl_cpu.options()),
         *("++ray_kwargs.ray_init.num_gpus=1", "ray_kwargs.ray_init.num_cpus=16"),
     ]
     environment = {**os.environ, **verl_cpu.environment()}

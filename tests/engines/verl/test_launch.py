@@ -1,13 +1,8 @@
-"""Start, progress and end of a run on verl, with a stand-in for verl except in one slow test."""
+"""Start, progress and end of a run on verl, with a stand-in for verl."""
 
 import errno
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +22,6 @@ from creditflow.monitoring.trackers.base import TRACKERS, tracker
 from creditflow.runs import RunFolder
 from tests.engines.gguf_files import tiny_model, write_gguf
 from tests.paths import TOY
-from tests.rewards.processes import HANG_S, alive, until
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("verl")
@@ -154,14 +148,17 @@ def test_progress_keeps_standard_output_empty(cluster, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_generated_model_is_created_before_the_start(cluster, tmp_path):
-    start(tmp_path / "run")
+def test_generated_model_and_absolute_paths_exist_before_the_start(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
-    path = Path(cluster.config.actor_rollout_ref.model.path)
+    start("run")
+
+    path, run = Path(cluster.config.actor_rollout_ref.model.path), read_run_handle(cluster.config)
     assert path.is_absolute()
     assert (path / "config.json").exists()
     assert cluster.config.critic.model.path == str(path)
-    assert read_run_handle(cluster.config).config.actor_rollout_ref.model.path == str(path)
+    assert run.config.actor_rollout_ref.model.path == str(path)
+    assert (run.run_folder, run.config.team.workflow) == (tmp_path / "run", f"{TOY.parent}/toy.py:solve")
     assert OmegaConf.select(cluster.config, "trainer.default_local_dir") == str(tmp_path / "run" / "checkpoints")
 
 
@@ -177,33 +174,11 @@ def test_gguf_file_is_converted_before_the_start(cluster, tmp_path, monkeypatch)
     assert converted(Source(file), path).architecture == "llama"
 
 
-def test_smollm2_is_converted_before_the_start(cluster, tmp_path, monkeypatch, smollm2_folder):
-    monkeypatch.setenv("CREDITFLOW_CACHE", str(smollm2_folder.parent))
-
-    start(tmp_path / "run", "actor_rollout_ref.model.path=smollm2")
-
-    assert cluster.config.actor_rollout_ref.model.path == str(smollm2_folder)
-
-
-def test_relative_run_folder_becomes_absolute(cluster, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    start("run")
-
-    assert read_run_handle(cluster.config).run_folder == tmp_path / "run"
-
-
 @pytest.mark.parametrize("path", ["Qwen/Qwen2.5-7B-Instruct", "hdfs://somewhere/model"])
 def test_hub_model_name_is_unchanged(cluster, tmp_path, path):
     start(tmp_path / "run", f"actor_rollout_ref.model.path={path}")
 
     assert cluster.config.actor_rollout_ref.model.path == path
-
-
-def test_recipe_files_become_absolute(cluster, tmp_path):
-    start(tmp_path / "run")
-
-    assert read_run_handle(cluster.config).config.team.workflow == f"{TOY.parent}/toy.py:solve"
 
 
 # Resuming
@@ -351,74 +326,38 @@ def remote(cause, times=1):
     return error
 
 
-@pytest.mark.parametrize("times", [1, 2, 3])
-def test_own_error_passes_through_processes(cluster, tmp_path, times):
-    cluster.work = raising(remote(ConfigError("data.x: wrong"), times))
-
-    with pytest.raises(ConfigError, match=r"^data\.x: wrong$"):
-        start(tmp_path / "run")
-    assert cluster.ended == ["Ray"]
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_full_disk_error_passes_through_processes(cluster, tmp_path, times):
-    full = OSError(errno.ENOSPC, "No space left on device", "steps/000001.parquet")
-    cluster.work = raising(remote(full, times))
-
-    with pytest.raises(OSError, match="No space left") as caught:
-        start(tmp_path / "run")
-    assert says_disk_full(caught.value)
-    assert not isinstance(caught.value, ray.exceptions.RayTaskError)
-
-
 GLOO = (
     "[/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:23440: Connection reset by peer. GLHF!"
 )
 NCCL = "NCCL error: remote process exited or there was a network error"
+FULL = OSError(errno.ENOSPC, "No space left on device", "steps/000001.parquet")
+NO_RAY = ConnectionError("Could not find any running Ray instance.\nTry again.")
+ENDS = [
+    *((remote(ConfigError("data.x: wrong"), times), ConfigError, r"^data\.x: wrong$") for times in (1, 2, 3)),
+    *((remote(FULL, times), OSError, "No space left") for times in (1, 2)),
+    (remote(RuntimeError(GLOO), 2), CreditflowError, r"a process of the run died, or .*run the same command again"),
+    (remote(RuntimeError(NCCL), 2), CreditflowError, r"a process of the run died, or .*run the same command again"),
+    (remote(ZeroDivisionError("by zero"), 2), ray.exceptions.RayTaskError, "a long traceback"),
+    (remote(ConnectionResetError("Connection reset by peer"), 2), ray.exceptions.RayTaskError, "a long traceback"),
+    (
+        ray.exceptions.RayActorError(),
+        CreditflowError,
+        r"the run's driver process ended: .*; Ray's logs: /tmp/ray/session_1/logs",
+    ),
+    (NO_RAY, ConfigError, r"^ray_kwargs\.ray_init\.address: Ray cannot be joined: Could not find any"),
+    (KeyboardInterrupt(), KeyboardInterrupt, ""),
+]
 
 
-@pytest.mark.parametrize("said", [GLOO, NCCL], ids=["gloo", "NCCL"])
-def test_lost_peer_ends_the_run_with_advice(cluster, tmp_path, said):
-    cluster.work = raising(remote(RuntimeError(said), 2))
+@pytest.mark.parametrize(("error", "expected", "message"), ENDS, ids=range(len(ENDS)))
+def test_error_of_another_process_ends_the_run(cluster, tmp_path, error, expected, message):
+    cluster.work = raising(error)
 
-    with pytest.raises(CreditflowError, match=r"a process of the run died, or .*run the same command again"):
+    with pytest.raises(expected, match=message) as caught:
         start(tmp_path / "run")
     assert cluster.ended == ["Ray"]
-
-
-@pytest.mark.parametrize(
-    "error", [ZeroDivisionError("by zero"), ConnectionResetError("Connection reset by peer")], ids=["division", "reset"]
-)
-def test_foreign_error_keeps_its_traceback(cluster, tmp_path, error):
-    cluster.work = raising(remote(error, 2))
-
-    with pytest.raises(ray.exceptions.RayTaskError, match="a long traceback"):
-        start(tmp_path / "run")
-    assert cluster.ended == ["Ray"]
-
-
-def test_dead_driver_error_names_the_logs(cluster, tmp_path):
-    cluster.work = raising(ray.exceptions.RayActorError())
-
-    with pytest.raises(
-        CreditflowError, match=r"the run's driver process ended: .*; Ray's logs: /tmp/ray/session_1/logs"
-    ):
-        start(tmp_path / "run")
-
-
-def test_unreachable_cluster_raises_config_error(cluster, tmp_path):
-    cluster.work = raising(ConnectionError("Could not find any running Ray instance.\nTry again."))
-
-    with pytest.raises(ConfigError, match=r"^ray_kwargs\.ray_init\.address: Ray cannot be joined: Could not find any"):
-        start(tmp_path / "run")
-
-
-def test_interrupt_ends_a_ray_started_by_the_run(cluster, tmp_path):
-    cluster.work = raising(KeyboardInterrupt())
-
-    with pytest.raises(KeyboardInterrupt):
-        start(tmp_path / "run")
-    assert cluster.ended == ["Ray"]
+    assert says_disk_full(caught.value) == (expected is OSError)
+    assert isinstance(caught.value, ray.exceptions.RayTaskError) == (expected is ray.exceptions.RayTaskError)
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
@@ -542,59 +481,3 @@ def test_tracker_that_cannot_start_leaves_no_run(cluster, tmp_path, monkeypatch)
         start(tmp_path / "run", "trainer.logger=[mlflow]")
 
     start(tmp_path / "run")
-
-
-# With a real Ray
-
-
-@pytest.mark.slow
-def test_interrupt_ends_all_ray_processes(tmp_path):
-    code = f"""
-        import ray
-        from creditflow.cli import app
-        from creditflow.engines.verl import task_runner
-
-        @ray.remote(num_cpus=1)
-        class Sleeper:
-            def run(self, config):
-                import time
-                print("noise")
-                time.sleep(600)
-
-        task_runner.task_runner_class = lambda: Sleeper
-        arguments = ["train", {str(TOY)!r}, *{OURS!r}, "ray_kwargs.ray_init.num_cpus=2"]
-        arguments += ["ray_kwargs.ray_init.include_dashboard=false", "trainer.default_local_dir={tmp_path}/run"]
-        app([*arguments, "--engine", "verl", "--", *{ONE_DEVICE!r}], prog_name="creditflow")
-    """
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    try:
-        logs = next(text for text in process.stderr if text.startswith("Ray's logs: "))
-        session = logs.partition("session_")[2].partition("/")[0]
-        commands = Path("/proc").glob("[0-9]*/cmdline")
-        of_session = [int(path.parent.name) for path in commands if session in command(path)]
-        assert of_session
-
-        os.killpg(process.pid, signal.SIGINT)  # to the process group, like a terminal
-        out, rest = process.communicate(timeout=HANG_S)
-    finally:
-        process.kill()
-
-    assert (process.returncode, out) == (130, "")
-    assert rest.splitlines()[-1] == "interrupted"
-    until(lambda: not any(alive(pid) for pid in of_session))
-
-
-def command(path):
-    try:
-        return path.read_text()
-    except OSError:  # the process has ended
-        return ""

@@ -37,45 +37,47 @@ TEAM = (
 )
 
 
-def test_row_keys_match_the_workers():
-    trajectories = trajectories_of(*TEAM)
-    keys, steps = trajectories.row_keys(["default"])
-    told = [
-        (f"{key}_{i}", index)
-        for key, trajectory in zip(trajectories.keys, TEAM, strict=True)
-        for i, index in enumerate(sampled_steps(trajectory, ["default"]))
-    ]
-    assert keys == [key for key, _ in told]
-    assert trajectories.batch.index_of_step[steps].tolist() == [index for _, index in told]
+STEPS = st.tuples(st.sampled_from(["default", "other"]), st.integers(0, 2), st.booleans())
 
 
-@given(st.lists(st.lists(st.tuples(st.sampled_from(["default", "other"]), st.integers(0, 2)), max_size=5), max_size=5))
+@given(st.lists(st.lists(STEPS, max_size=5), max_size=5))
 @examples(50)
-def test_row_keys_match_the_workers_for_any_team(specs):
+def test_row_keys_match_the_workers(specs):
     team = [
-        make_trajectory(f"t{n}", [step("x", tokens=tokens, policy=policy) for policy, tokens in spec])
-        for n, spec in enumerate(specs)
+        make_trajectory(
+            f"t{n}", [step("x", tokens=k, policy=policy, response_mask=(sampled,) * k) for policy, k, sampled in steps]
+        )
+        for n, steps in enumerate(specs)
     ]
-    keys, steps = trajectories_of(*team).row_keys(["default", "other"])
-    assert len(keys) == sum(len(sampled_steps(t, ["default", "other"])) for t in team)
-    assert len(set(keys)) == len(keys) == len(steps)
+    for policies in (["default"], ["default", "other"]):
+        records = trajectories_of(*team)
+        keys, steps = records.row_keys(policies)
+        told = [
+            (f"{key}_{i}", index)
+            for key, trajectory in zip(records.keys, team, strict=True)
+            for i, index in enumerate(sampled_steps(trajectory, policies))
+        ]
+        assert list(zip(keys, records.batch.index_of_step[steps].tolist(), strict=True)) == told
 
 
-def test_nested_selects_rows_and_zeroes_padding():
-    trajectories = trajectories_of(*TEAM)
-    keys, steps = trajectories.row_keys(["default"])
-    rows = VerlRows.from_batch(keys, steps, trajectories.batch)
-    column_T = np.arange(int(trajectories.batch.token_offsets[-1]), dtype=np.float64)
+@pytest.fixture
+def team() -> tuple[VerlRows, list[str], list[int], np.ndarray]:
+    """The rows of TEAM's policy `default`, their keys and steps, and the offsets of the steps' tokens."""
+    records = trajectories_of(*TEAM)
+    keys, steps = records.row_keys(["default"])
+    return VerlRows.from_batch(keys, steps, records.batch), keys, steps, records.batch.token_offsets
+
+
+def test_nested_selects_rows_and_zeroes_padding(team):
+    rows, keys, steps, offsets = team
+    column_T = np.arange(int(offsets[-1]), dtype=np.float64)
     nested = rows.nested(meta(keys[2], "pad_0_0", keys[0]), column_T)
-    offsets = trajectories.batch.token_offsets
     want = [column_T[offsets[steps[k]] : offsets[steps[k] + 1]].tolist() for k in (2, 0)]
     assert [row.tolist() for row in nested.unbind()] == [want[0], [0.0], want[1]]
 
 
-def test_values_reach_the_tokens_of_their_steps(monkeypatch):
-    trajectories = trajectories_of(*TEAM)
-    keys, steps = trajectories.row_keys(["default"])
-    rows, offsets = VerlRows.from_batch(keys, steps, trajectories.batch), trajectories.batch.token_offsets
+def test_values_reach_the_tokens_of_their_steps(team, monkeypatch):
+    rows, keys, steps, offsets = team
     values_T = np.full(int(offsets[-1]), np.nan)
     expected_T = values_T.copy()
     expected_T[offsets[steps[2]] : offsets[steps[2] + 1]] = 2.0
@@ -88,10 +90,8 @@ def test_values_reach_the_tokens_of_their_steps(monkeypatch):
     np.testing.assert_array_equal(values_T, expected_T)
 
 
-def test_expect_all_rejects_unknown_and_missing_rows():
-    trajectories = trajectories_of(*TEAM)
-    keys, steps = trajectories.row_keys(["default"])
-    rows = VerlRows.from_batch(keys, steps, trajectories.batch)
+def test_expect_all_rejects_unknown_and_missing_rows(team):
+    rows, keys, steps, _ = team
     assert rows.expect_all(meta(*reversed(keys))).tolist() == steps[::-1].tolist()
     with pytest.raises(BatchError, match="row nobody_0_0: no step"):
         rows.expect_all(meta(*keys, "nobody_0_0"))
@@ -99,10 +99,9 @@ def test_expect_all_rejects_unknown_and_missing_rows():
         rows.expect_all(meta(*keys[:-1]))
 
 
-def test_columns_of_another_length_are_rejected(monkeypatch):
-    trajectories = trajectories_of(*TEAM)
-    keys, steps = trajectories.row_keys(["default"])
-    rows, n_tokens = VerlRows.from_batch(keys, steps, trajectories.batch), int(trajectories.batch.token_offsets[-1])
+def test_columns_of_another_length_are_rejected(team, monkeypatch):
+    rows, keys, _, offsets = team
+    n_tokens = int(offsets[-1])
     with pytest.raises(BatchError, match=f"a value for each of {n_tokens} tokens, got {n_tokens - 1}"):
         rows.nested(meta(*keys), np.zeros(n_tokens - 1))
     short = {"values": torch.nested.nested_tensor([torch.zeros(1)] * len(keys), layout=torch.jagged)}
@@ -113,53 +112,36 @@ def test_columns_of_another_length_are_rejected(monkeypatch):
 
 def test_select_keeps_keys_and_tags_together():
     rows = KVBatchMeta(keys=["a", "b", "c"], tags=[{"i": 0}, {"i": 1}, {"i": 2}], partition_id="train")
+    select(rows, np.array([False, True, True])).tags[0]["i"] = 9  # tags are copied
     chosen = select(rows, np.array([True, False, True]))
     assert (chosen.keys, chosen.tags, len(chosen), chosen.size) == (["a", "c"], [{"i": 0}, {"i": 2}], 2, 2)
     assert select(rows, np.ones(3, dtype=bool)) is rows
 
 
-def test_select_copies_tags():
-    rows = KVBatchMeta(keys=["a", "b"], tags=[{"i": 0}, {"i": 1}], partition_id="train")
-    select(rows, np.array([False, True])).tags[0]["i"] = 9
-    assert rows.tags == [{"i": 0}, {"i": 1}]
-
-
-def scored(**scores) -> list[float]:
-    return token_rewards(batch_steps(step("x", scores, tokens=4))[0])
-
-
-def batch_steps(*specs):
-    return make_trajectory("t", specs).steps
-
-
-def test_step_reward_is_at_the_last_token():
-    assert scored(f=0.25) == [0, 0, 0, 0.25]
-
-
-def test_token_rewards_stay_at_their_tokens():
-    assert scored(f=Score((1.0, 0.0, 1.0, 0.0))) == [0.25, 0, 0.25, 0]
-
-
-def test_several_scores_are_weighted_and_rescaled():
-    values = scored(f=Score(3.0, range=(1.0, 5.0), weight=3.0), g=Score((0.0, 1.0, 1.0, 0.0)), h=Score(1.0, weight=0.0))
-    assert sum(values) == pytest.approx(0.75 * 0.5 + 0.25 * 0.5)
-
-
-def test_step_with_a_failed_score_has_zero_rewards():
-    assert scored(f=1.0, g="failed") == [0, 0, 0, 0]
+@pytest.mark.parametrize(
+    ("scores", "rewards"),
+    [
+        ({"f": 0.25}, [0, 0, 0, 0.25]),  # of a step: at the last token
+        ({"f": Score((1.0, 0.0, 1.0, 0.0))}, [0.25, 0, 0.25, 0]),
+        ({"f": 1.0, "g": "failed"}, [0, 0, 0, 0]),
+        (
+            {
+                "f": Score(3.0, range=(1.0, 5.0), weight=3.0),
+                "g": Score((0.0, 1.0, 1.0, 0.0)),
+                "h": Score(1.0, weight=0.0),
+            },
+            [0, 0.0625, 0.0625, 0.375],
+        ),
+    ],
+)
+def test_scores_become_rewards_of_tokens(scores, rewards):
+    assert token_rewards(make_trajectory("t", [step("x", scores, tokens=4)]).steps[0]) == pytest.approx(rewards)
 
 
 def test_each_step_output_keeps_its_own_reward():
     def made(token_rewards):
-        return StepOutput(
-            prompt_ids=[1],
-            response_ids=[2, 3],
-            response_mask=[1, 1],
-            response_logprobs=[-1.0, -1.0],
-            metrics={},
-            reward_score=0.0,
-            token_rewards=token_rewards,
-        )
+        tokens = {"prompt_ids": [1], "response_ids": [2, 3], "response_mask": [1, 1], "response_logprobs": [-1.0] * 2}
+        return StepOutput(**tokens, metrics={}, reward_score=0.0, token_rewards=token_rewards)
 
     outputs = [made([0.0, 0.25]), made([0.5, 0.5])]
     for output in outputs:  # verl sets the same reward on all outputs of a rollout

@@ -15,7 +15,7 @@ from creditflow.credit import assign, explain, make_threshold
 from creditflow.engines.local.policy import Policy
 from creditflow.runs import Ledger
 from tests.engines.test_tracked_runs import close, expected_rows, tensorboard_numbers, tensorboard_texts
-from tests.engines.verl.runs import CHAIN, Run, run
+from tests.engines.verl.runs import CHAIN, SMALL, Run, recomputed, run
 from tests.paths import ROOT, TOY
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
@@ -23,24 +23,13 @@ pytestmark = pytest.mark.usefixtures("verl_ray")
 TASKS, TRAJECTORIES, STEPS, BEFORE = 8, 3, 4, 3
 EPOCH = 2
 """Training steps per epoch; an epoch contains every task once. The run resumes in the second epoch."""
-SMALL = (
-    f"recipe.train_tasks={EPOCH * TASKS}",
-    "recipe.val_tasks=8",
-    f"data.train_batch_size={TASKS}",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    f"actor_rollout_ref.rollout.n={TRAJECTORIES}",
-    "actor_rollout_ref.actor.optim.lr=3.0e-4",
-    "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
-    "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024",  # on a CPU, packed rows attend to the whole micro-batch
-)
 
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four steps of the arithmetic team on two ranks, the last one after a resume."""
     folder = tmp_path_factory.mktemp("chain") / "run"
-    tracked = (*SMALL, "trainer.logger=[console,tensorboard]")
+    tracked = (*SMALL, f"recipe.train_tasks={EPOCH * TASKS}", "trainer.logger=[console,tensorboard]")
     run(CHAIN, folder, *tracked, f"trainer.total_training_steps={BEFORE}", n_ranks=2)
     return run(CHAIN, folder, *tracked, f"trainer.total_training_steps={STEPS}", n_ranks=2)
 
@@ -61,26 +50,22 @@ def test_rollout_and_actor_agree_on_log_probs(chain: Run):
 
 
 def test_log_prob_differences_are_float32_rounding(chain: Run):
-    policy = Policy.load(chain.folder / f"checkpoints/global_step_{BEFORE}/actor/huggingface", torch.device("cpu"))
-    batch = chain.batch(BEFORE + 1)  # sampled with those weights, after the resume
-    here, largest = [], 0.0
-    for step in range(batch.n_steps):
-        prompt = batch.prompt_ids[batch.prompt_offsets[step] : batch.prompt_offsets[step + 1]]
-        response = batch.response_ids[batch.token_offsets[step] : batch.token_offsets[step + 1]]
-        with torch.no_grad():
-            logits = policy.model(torch.from_numpy(np.concatenate([prompt, response]))[None].long()).logits[0]
-        largest = max(largest, float(logits.abs().max()))
-        of_response = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1).numpy()
-        here.append(of_response[np.arange(len(response)), response])
-    in_one_process = np.abs(np.exp(np.concatenate(here)) - np.exp(batch.logprobs)).max()
+    batch = chain.batch(BEFORE + 1)  # sampled with the weights of the step before, after the resume
+    folder = chain.folder / f"checkpoints/global_step_{BEFORE}/actor/huggingface"
+    in_one_process, largest = recomputed(batch, range(batch.n_steps), folder)
     # Logits are sums of many products, with errors of some units in the last place; so are probabilities.
     rounding = 32 * float(np.finfo(np.float32).eps) * largest
     assert 0 < in_one_process < rounding
     assert 0 < chain.series("training/rollout_probs_diff_max")[BEFORE] < rounding < 1e-3  # exceeded without weight sync
 
 
-def test_every_step_has_a_gradient(chain: Run):
-    assert (chain.series("actor/grad_norm") > 0).all()
+@pytest.mark.slow
+def test_probabilities_diverge_without_weight_sync(tmp_path: Path):
+    control = ("++actor_rollout_ref.rollout.custom.weight_sync=false",)
+    made = run(TOY, tmp_path / "run", "trainer.val_before_train=false", verl=control)
+    first, *later = made.series("training/rollout_probs_diff_max")
+    assert first < 1e-5  # the folder's weights are the trainer's initial ones
+    assert min(later) > 1e-3
 
 
 @pytest.mark.slow
@@ -94,6 +79,7 @@ def test_training_reduces_step_errors(tmp_path: Path):
 
 def test_resumed_run_continues_steps_and_data(chain: Run):
     assert [row["step"] for row in chain.metrics] == [0, *range(1, STEPS + 1)]
+    assert (chain.series("actor/grad_norm") > 0).all()
     assert [path.name for path in chain.steps] == [f"{step:06d}.parquet" for step in range(1, STEPS + 1)]
     for first in range(1, STEPS, EPOCH):  # the data order resumes, too: each task once per epoch, also in the last
         of_epoch = [chain.batch(step) for step in range(first, first + EPOCH)]
@@ -110,14 +96,16 @@ def test_step_files_hold_every_rollout_of_every_task(chain: Run):
         assert set(batch.policy_version.tolist()) == {step - 1}
         lengths = np.bincount(batch.trajectory_of_step)
         assert lengths.min() < lengths.max()  # trajectories differ in length
-
-
-def test_trained_rows_are_the_sampled_steps(chain: Run):
-    for row, step in zip(chain.metrics[1:], range(1, STEPS + 1), strict=True):
-        batch = chain.batch(step)
-        tokens = batch.prompt_ids.size + batch.response_ids.size
-        assert row["rollout/tokens"] == tokens
+        row = chain.metrics[step]
+        assert row["rollout/tokens"] == batch.prompt_ids.size + batch.response_ids.size
         assert row["rollout/lost_frac"] == 0
+
+
+def assert_every_step_can_be_asked_why(folder: Path) -> None:
+    for recorded in Ledger.open(folder):
+        assert recorded.assignment is not None
+        for s in range(recorded.batch.n_steps):
+            assert explain(recorded.assignment, s).replay() == recorded.assignment.advantage_S[s]
 
 
 def test_recorded_credit_matches_the_recorded_rollouts(chain: Run):
@@ -128,24 +116,10 @@ def test_recorded_credit_matches_the_recorded_rollouts(chain: Run):
         file = pq.read_table(chain.folder / f"steps/{step:06d}.parquet")
         assert file["advantage"].to_numpy().tolist() == made.advantage_S.tolist()
         assert file["credit"].to_numpy().tolist() == made.credit_S.tolist()
-
-
-def assert_every_step_can_be_asked_why(folder: Path) -> None:
-    for recorded in Ledger.open(folder):
-        assert recorded.assignment is not None
-        for s in range(recorded.batch.n_steps):
-            assert explain(recorded.assignment, s).replay() == recorded.assignment.advantage_S[s]
-
-
-def test_why_explains_every_recorded_step(chain: Run):
+        assert batch.scored.any(axis=1).all()
+        assert len(np.unique(batch.scores[batch.scored])) > 2
+        assert not np.isnan(batch.outcome).any()
     assert_every_step_can_be_asked_why(chain.folder)
-
-
-def test_steps_have_their_own_scores(chain: Run):
-    batch = chain.batch(1)
-    assert batch.scored.any(axis=1).all()
-    assert len(np.unique(batch.scores[batch.scored])) > 2
-    assert not np.isnan(batch.outcome).any()
 
 
 def test_saved_model_loads_as_a_hugging_face_folder(chain: Run):

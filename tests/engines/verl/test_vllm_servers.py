@@ -1,5 +1,6 @@
 """vLLM as verl's rollout server: `make test-vllm`, in an environment with both."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -18,39 +19,26 @@ import pytest
 pytest.importorskip("vllm")
 pytest.importorskip("verl_cpu")
 
-import torch
 import yaml
 
 from creditflow.config import load_recipe
-from creditflow.data import TrajectoryBatch, read_parquet
-from creditflow.engines.local.policy import Policy
+from creditflow.data import read_parquet
 from creditflow.engines.models.folders import model_folder
 from creditflow.errors import CreditflowError
-from tests.engines.verl.runs import CHAIN, Run, mode_options, run
+from tests.engines.verl.runs import CHAIN, SMALL, Run, mode_options, recomputed, run
 from tests.paths import RECIPES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verl_ray")]
 
 EPOCH = 4
-SMALL = (
-    f"recipe.train_tasks={8 * EPOCH}",
-    "recipe.val_tasks=8",
-    "data.train_batch_size=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    "actor_rollout_ref.rollout.n=3",
-    "actor_rollout_ref.actor.optim.lr=3.0e-4",
-    "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
-    "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024",
-    "trainer.val_before_train=false",
-)
 DIFFERENCE = "training/rollout_probs_diff_max"
 Record = Callable[[str, object], None]
 """The fixture `record_property`: the end of the test run shows these figures."""
 
 
 def train(folder: Path, steps: int, *overrides: str, recipe: Path = CHAIN, **more) -> Run:
-    return run(recipe, folder, *SMALL, f"trainer.total_training_steps={steps}", *overrides, servers="vllm", **more)
+    small = (*SMALL, f"recipe.train_tasks={8 * EPOCH}", "trainer.val_before_train=false")
+    return run(recipe, folder, *small, f"trainer.total_training_steps={steps}", *overrides, servers="vllm", **more)
 
 
 @pytest.fixture(scope="module")
@@ -107,27 +95,14 @@ APART = (
 )
 
 
-def recomputed(batch: TrajectoryBatch, policy: str, folder: Path) -> float:
-    """The largest difference between a policy's recorded probabilities and those of the weights in `folder`."""
-    model, largest = Policy.load(folder, torch.device("cpu")).model, 0.0
-    for step in np.flatnonzero(batch.policy_of_step == batch.policy_names.index(policy)).tolist():
-        prompt = batch.prompt_ids[batch.prompt_offsets[step] : batch.prompt_offsets[step + 1]]
-        span = slice(*batch.token_offsets[step : step + 2].tolist())
-        with torch.no_grad():
-            ids = torch.from_numpy(np.concatenate([prompt, batch.response_ids[span]]))[None].long()
-            logits = model(ids).logits[0, len(prompt) - 1 : -1]
-        here = torch.log_softmax(logits, dim=-1).numpy()[np.arange(span.stop - span.start), batch.response_ids[span]]
-        largest = max(largest, float(np.abs(np.exp(here) - np.exp(batch.logprobs[span])).max()))
-    return largest
-
-
 def test_two_policies_sample_from_their_own_weights(tmp_path: Path, record_property: Record):
     made = train(tmp_path / "run", 2, *APART, recipe=RECIPES / "arithmetic_chain_apart.yaml", n_ranks=2)
     batch, first = made.batch(2), made.folder / "checkpoints/global_step_1"
-    folders = {made.batch(2).policy_names[0]: first / "actor/huggingface"}
+    folders = {batch.policy_names[0]: first / "actor/huggingface"}
     folders |= {name: first / "policies" / name / "actor/huggingface" for name in batch.policy_names[1:]}
-    numbers = {(a, b): recomputed(batch, a, folders[b]) for a in folders for b in folders}
-    for (a, b), number in numbers.items():
+    for a, b in itertools.product(folders, folders):
+        own_S = np.flatnonzero(batch.policy_of_step == batch.policy_names.index(a)).tolist()
+        number, _ = recomputed(batch, own_S, folders[b])
         record_property(f"largest difference of probabilities, server of {a} and actor of {b}", f"{number:.1e}")
         assert number < 1e-5 if a == b else number > 1e-3, (a, b)
 
@@ -241,19 +216,8 @@ def test_frozen_agent_acts_through_vllm_serve(served: str, tmp_path: Path):
 
 
 def test_served_policies_pass_calls_on_to_vllm(served: str, tmp_path: Path):
-    options = [*FROZEN, f"policies.judges.endpoint={served}"]
-    command = [
-        sys.executable,
-        "-m",
-        "creditflow",
-        "serve",
-        str(CHAIN),
-        *options,
-        "-o",
-        str(tmp_path / "out"),
-        "--port",
-        "0",
-    ]
+    words = ["serve", str(CHAIN), *FROZEN, f"policies.judges.endpoint={served}", "-o", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "creditflow", *words, "--port", "0"]
     process = subprocess.Popen(
         command, env={**os.environ, "CREDITFLOW_API_KEY": "a key"}, stderr=subprocess.PIPE, text=True
     )

@@ -9,7 +9,6 @@ from typing import Any
 import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from verl.plugin.platform import get_platform
 from verl.utils.fs import copy_to_local
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
@@ -17,18 +16,10 @@ from verl.workers.rollout.utils import ensure_async_iterator
 
 from verl_cpu.server import Server, ServerOptions
 
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-
 
 def _server_name(replica_rank: int) -> str:
     """The name of a replica's server, which holds as little as with verl's own back ends."""
     return f"transformers_server_{replica_rank}"
-
-
-def _place(worker: Any) -> tuple[str, list[str]]:
-    """The worker's node and its GPUs on it (logical ones on a CPU)."""
-    context = ray.get_runtime_context()
-    return context.get_node_id(), context.get_accelerator_ids()["GPU"]
 
 
 class TransformersReplica(RolloutReplica):
@@ -42,7 +33,7 @@ class TransformersReplica(RolloutReplica):
                 f"but {len(self.workers)} were asked for"
             )
         worker = self.workers[0]
-        node_id, gpus = await worker.__ray_call__.remote(_place)
+        node_id = await worker.__ray_call__.remote(lambda worker: ray.get_runtime_context().get_node_id())
         name = _server_name(self.replica_rank)
         server = (
             ray.remote(Server)
@@ -53,7 +44,6 @@ class TransformersReplica(RolloutReplica):
                 max_restarts=-1,
                 max_task_retries=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
-                **_sees(gpus),
             )
             .remote(self._server_options())
         )
@@ -66,21 +56,12 @@ class TransformersReplica(RolloutReplica):
         config = self.config
         return ServerOptions(
             folder=copy_to_local(self.model_config.path),
-            dtype=_DTYPES.get(config.dtype, config.dtype),
             prompt_length=config.prompt_length,
             response_length=config.response_length,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
             seed=(config.seed, self.replica_rank),
         )
-
-
-def _sees(gpus: list[str]) -> dict[str, Any]:
-    """Options of an actor that shares these GPUs with a training process; empty on a CPU."""
-    if get_platform().device_name == "cpu":
-        return {}
-    unset = dict.fromkeys(get_platform().ray_noset_envvars(), "1")
-    return {"runtime_env": {"env_vars": {**unset, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}}}
 
 
 class TransformersRollout(BaseRollout):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from creditflow.engines.local import sampler
-from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.policy import Policy
 from creditflow.rollout.client import Generation, GenerationRequest
 
 _ARRIVAL_S = 0.005
@@ -29,8 +29,6 @@ class ServerOptions:
 
     folder: str
     """A Hugging Face folder: the weights of version 0."""
-    dtype: str
-    """torch's name of the dtype of computation; weights are float32."""
     prompt_length: int
     response_length: int
     max_model_len: int | None
@@ -56,29 +54,10 @@ def _token_output(fields: dict[str, Any]) -> Any:
     return TokenOutput(**fields)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sampling:
-    """Sampling parameters under verl's names."""
-
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    """Below 1: no limit."""
-    logprobs: bool
-    seed: tuple[int, ...] | None
-
-    @property
-    def filters(self) -> tuple[float, float, int] | None:
-        """The filter that all rows of a batch must share; None: no filter, at any temperature."""
-        return (self.temperature, self.top_p, self.top_k) if self.top_p < 1 or self.top_k > 0 else None
-
-
 @dataclass(slots=True)
 class _Waiting:
     request_id: str
     request: GenerationRequest
-    sampling: _Sampling
     answer: asyncio.Future[Generation | None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -91,7 +70,7 @@ class Server:
     def __init__(self, options: ServerOptions) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self.options = options
-        self.policy = Policy.load(options.folder, pick_device("auto"))
+        self.policy = Policy.load(options.folder, torch.device("cpu"))
         self.max_model_len = min(options.max_model_len or self.policy.max_positions, self.policy.max_positions)
         self.global_steps = 0
         """The version of the weights: the trainer's step, or 0 for the folder's weights."""
@@ -107,63 +86,43 @@ class Server:
         return os.getpid()
 
     async def generate(
-        self,
-        request_id: str,
-        prompt_ids: Sequence[int],
-        sampling_params: Mapping[str, Any],
-        image_data: Any = None,
-        video_data: Any = None,
-        **_: Any,
+        self, request_id: str, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any], **_: Any
     ) -> Answer:
         """Generate tokens after `prompt_ids`. Raises ValueError if the prompt is too long or an option is unknown."""
-        if image_data is not None or video_data is not None:
-            raise ValueError("this rollout server takes text alone: image_data and video_data must be None")
-        prompt = tuple(int(token) for token in prompt_ids)
-        sampling = self._sampling(dict(sampling_params), len(prompt))
-        seed = sampling.seed or (*self.options.seed, self._n_requests)
+        seed = (*self.options.seed, self._n_requests)
         self._n_requests += 1
+        request = self._request(tuple(map(int, prompt_ids)), dict(sampling_params), seed)
         if self._paused and self._rejects:
-            return self._answer(None, sampling)
-        waiting = _Waiting(
-            request_id, GenerationRequest(prompt, sampling.max_tokens, sampling.temperature, seed), sampling
-        )
+            return self._answer(None)
+        waiting = _Waiting(request_id, request)
         self._queue.append(waiting)
         self._serve_on()
-        return self._answer(await waiting.answer, sampling)
+        return self._answer(await waiting.answer)
 
-    def _sampling(self, given: dict[str, Any], n_prompt: int) -> _Sampling:
-        room = self.max_model_len - n_prompt
+    def _request(self, prompt: tuple[int, ...], params: dict[str, Any], seed: tuple[int, ...]) -> GenerationRequest:
+        room = self.max_model_len - len(prompt)
         if room < 1:
-            raise ValueError(f"a prompt of {n_prompt} tokens leaves no room in {self.max_model_len} positions")
+            raise ValueError(f"a prompt of {len(prompt)} tokens leaves no room in {self.max_model_len} positions")
         # Same order and bounds as in verl's vLLM server.
         response, total = self.options.response_length, self.options.prompt_length + self.options.response_length
-        limits = [given.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
-        limit = next((limit for limit in limits if limit is not None), min(response, total - n_prompt))
-        seed = given.pop("seed", None)
-        if other := {*given.pop("stop_token_ids", ())} - self.policy.eos_ids:
+        max_tokens = int(params.pop("max_tokens", min(response, total - len(prompt))))
+        if other := {*params.pop("stop_token_ids", ())} - self.policy.eos_ids:
             raise ValueError(f"this rollout server ends at its model's own tokens alone, not at {sorted(other)}")
-        if given.pop("repetition_penalty", 1.0) != 1.0:
-            raise ValueError("this rollout server knows no repetition_penalty")
-        sampling = _Sampling(
-            max_tokens=max(1, min(int(limit), room)),
-            temperature=float(given.pop("temperature", 1.0)),
-            top_p=float(given.pop("top_p", 1.0)),
-            top_k=int(given.pop("top_k", -1)),
-            logprobs=bool(given.pop("logprobs", False)),
-            seed=None if seed is None else tuple(seed) if isinstance(seed, Sequence) else (int(seed),),
-        )
-        if given:
-            raise ValueError(f"sampling parameters that this rollout server does not know: {', '.join(sorted(given))}")
-        return sampling
+        temperature = float(params.pop("temperature", 1.0))
+        params.pop("logprobs", None)  # always returned
+        neutral = {"top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
+        if unknown := {name: value for name, value in params.items() if value != neutral.get(name)}:
+            raise ValueError(f"sampling parameters that this rollout server does not know: {unknown}")
+        return GenerationRequest(prompt, max(1, min(max_tokens, room)), temperature, seed)
 
-    def _answer(self, generation: Generation | None, sampling: _Sampling) -> Answer:
+    def _answer(self, generation: Generation | None) -> Answer:
         extra = {"global_steps": self.global_steps}
         if generation is None:
             return Answer({"token_ids": [], "log_probs": None, "stop_reason": "aborted", "extra_fields": extra})
         return Answer(
             {
                 "token_ids": list(generation.response_ids),
-                "log_probs": list(generation.logprobs) if sampling.logprobs else None,
+                "log_probs": list(generation.logprobs),
                 "stop_reason": "completed",  # also at the token limit, as in verl's vLLM server
                 "extra_fields": extra,
             }
@@ -180,9 +139,11 @@ class Server:
                 n_seen = len(self._queue)
                 await asyncio.sleep(_ARRIVAL_S)
             async with self._at_the_model:
-                batch = self._next_batch()
-                if not batch:
+                self._queue = deque(waiting for waiting in self._queue if not waiting.answer.done())
+                n_rows = min(len(self._queue), self.options.max_num_seqs)
+                if n_rows == 0:
                     continue
+                batch = [self._queue.popleft() for _ in range(n_rows)]
                 try:
                     generations = await asyncio.to_thread(self._generate, batch)
                 except Exception as error:  # passed on to the callers
@@ -192,25 +153,9 @@ class Server:
             for waiting, generation in zip(batch, generations, strict=True):
                 waiting.answer.set_result(generation)
 
-    def _next_batch(self) -> list[_Waiting]:
-        self._queue = deque(waiting for waiting in self._queue if not waiting.answer.done())
-        if not self._queue:
-            return []
-        filters = self._queue[0].sampling.filters
-        batch = [waiting for waiting in self._queue if waiting.sampling.filters == filters]
-        batch = batch[: self.options.max_num_seqs]
-        taken = {id(waiting) for waiting in batch}
-        self._queue = deque(waiting for waiting in self._queue if id(waiting) not in taken)
-        return batch
-
     def _generate(self, batch: Sequence[_Waiting]) -> list[Generation]:
-        filters = batch[0].sampling.filters
-        model = self.policy.model if filters is None else _Filtered(self.policy.model, *filters)
-        dtype = getattr(torch, self.options.dtype)
-        with torch.autocast(self.policy.device.type, dtype=dtype, enabled=dtype != torch.float32):
-            return sampler.generate(
-                model, [waiting.request for waiting in batch], self.policy.eos_ids, self.policy.pad_id
-            )
+        requests = [waiting.request for waiting in batch]
+        return sampler.generate(self.policy.model, requests, self.policy.eos_ids, self.policy.pad_id)
 
     async def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Load weights between two batches. Raises KeyError for an unknown weight."""
@@ -257,31 +202,3 @@ class Server:
 
     async def stop_profile(self) -> None:
         pass
-
-
-class _Filtered:
-    """A model with top-k and top-p applied to its logits, so that log-probs match the sampling distribution."""
-
-    def __init__(self, model: Any, temperature: float, top_p: float, top_k: int) -> None:
-        self.model, self.config = model, model.config
-        self.temperature = temperature or 1.0
-        self.top_p = top_p
-        self.top_k = top_k
-
-    def parameters(self) -> Any:
-        return self.model.parameters()
-
-    def __call__(self, **inputs: Any) -> Any:
-        out = self.model(**inputs)
-        out.logits = keep_top(out.logits.float(), self.temperature, self.top_p, self.top_k)
-        return out
-
-
-def keep_top(logits: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
-    """Keep the `top_k` likeliest of logits [..., V], then the fewest with a share of `top_p`; set others to -inf."""
-    ordered, order = logits.sort(dim=-1, descending=True)
-    if top_k > 0:
-        ordered[..., top_k:] = -torch.inf
-    probability = torch.softmax(ordered / temperature, dim=-1)
-    ordered[probability.cumsum(-1) - probability >= top_p] = -torch.inf
-    return torch.empty_like(logits).scatter_(-1, order, ordered)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-Device = Literal["cpu", "cuda"]
 Rollout = Literal["transformers", "vllm"]
 
 
-def options(n_ranks: int = 1, device: Device = "cpu", rollout_name: Rollout = "transformers") -> list[str]:
+def options(n_ranks: int = 1, rollout_name: Rollout = "transformers") -> list[str]:
     """Hydra overrides for verl's `ppo_trainer`: `n_ranks` training processes, each with one rollout server.
 
     `rollout_name`: the back end of the servers, our own or verl's vLLM. Batch sizes, model and data are not set here.
@@ -17,7 +16,7 @@ def options(n_ranks: int = 1, device: Device = "cpu", rollout_name: Rollout = "t
     model, rollout = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
     engines = [f"{actor}.fsdp_config", f"{ref}.fsdp_config", f"{critic}.fsdp"]
     return [
-        f"trainer.device={device}",
+        "trainer.device=cpu",
         "trainer.nnodes=1",
         f"trainer.n_gpus_per_node={n_ranks}",
         f"{actor}.strategy=fsdp2",  # FSDP1 does not support the CPU; the reference uses the actor's strategy
@@ -41,8 +40,6 @@ def options(n_ranks: int = 1, device: Device = "cpu", rollout_name: Rollout = "t
         "reward.num_workers=1",
         "data.dataloader_num_workers=0",
         f"++{rollout}.checkpoint_engine.custom_backend_module=verl_cpu.transfer",
-        "trainer.v1.sampler.custom_sampler.path=pkg://verl_cpu.sampler",
-        "trainer.v1.sampler.custom_sampler.name=QuickReplayBuffer",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     ]
 
@@ -55,9 +52,9 @@ _VLLM = (
 )
 
 
-def environment(device: Device = "cpu") -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Environment variables to set before Ray starts, so that all its processes inherit them."""
-    common = {
+    return {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
@@ -68,8 +65,6 @@ def environment(device: Device = "cpu") -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a rollout server requests 0 GPUs from Ray, but uses one
         "TRANSFER_QUEUE_ENABLE": "1",
+        "VERL_PLATFORM": "cpu",
+        "VERL_ENGINE_DEVICE": "cuda",  # the engine's classes are registered only for CUDA, but do not need it
     }
-    if device == "cuda":
-        return common
-    # The engine's classes are registered only for CUDA, but do not need it.
-    return {**common, "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda"}
