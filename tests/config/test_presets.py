@@ -5,7 +5,6 @@ from typer.testing import CliRunner
 
 from creditflow.cli import app
 from creditflow.config import load_recipe, recipe_of_dict
-from creditflow.config.schema import json_schema
 from creditflow.credit.presets import PRESETS, preset_text
 from creditflow.engines.base import expect_capabilities
 from creditflow.errors import ConfigError
@@ -24,11 +23,6 @@ def test_preset_sets_its_options(tmp_path, name):
     for key, value in PRESETS[name].options.items():
         section, option = key.split(".")
         assert config[section][option] == value, key
-
-
-def test_preset_accepts_equal_options(tmp_path):
-    path = recipe(tmp_path, "{preset: dr_mas, group_by: task_agent, threshold_share: null}")
-    assert load_recipe(path).config.algorithm.group_by == "task_agent"
 
 
 @pytest.mark.parametrize(
@@ -55,26 +49,27 @@ def test_preset_replaces_options_of_an_extended_recipe(tmp_path):
     path.write_text(f"extends: {base}\nalgorithm: {{preset: dr_mas}}\n")
     made = load_recipe(path)
     assert made.config.algorithm.group_by == "task_agent"
-    assert any("algorithm.group_by: 'agent' of an extended recipe is replaced" in one for one in made.notices)
+    assert any("algorithm.group_by: 'agent' of an extended recipe is replaced" in notice for notice in made.notices)
     assert "algorithm.propagation_threshold: has no effect with propagation: identical" in made.notices
 
 
-def test_preset_null_leaves_options_alone(tmp_path):
-    path = recipe(tmp_path, "{preset: dr_mas}")
-    made = load_recipe(path, ["algorithm.preset=null", "algorithm.group_by=task"]).config.algorithm
-    assert (made.preset, made.group_by) == (None, "task")
+def test_preset_accepts_equal_options_and_null(tmp_path):
+    path = recipe(tmp_path, "{preset: dr_mas, group_by: task_agent, threshold_share: null}")
+    assert load_recipe(path).config.algorithm.group_by == "task_agent"
+    algorithm = load_recipe(path, ["algorithm.preset=null", "algorithm.group_by=task"]).config.algorithm
+    assert (algorithm.preset, algorithm.group_by) == (None, "task")
 
 
-def test_unknown_preset_names_the_nearest(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"algorithm.preset: expected one of .*got 'magrp' \(did you mean 'magrpo'\?\)"
-    ):
-        load_recipe(recipe(tmp_path, "{preset: magrp}"))
-
-
-def test_removed_preset_names_its_replacement(tmp_path):
-    with pytest.raises(ConfigError, match=r"got 'prime'; removed in 0.1: use `algorithm.propagation: none`"):
-        load_recipe(recipe(tmp_path, "{preset: prime}"))
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("magrp", r"algorithm.preset: expected one of .*got 'magrp' \(did you mean 'magrpo'\?\)"),
+        ("prime", "got 'prime'; removed in 0.1: use `algorithm.propagation: none`"),
+    ],
+)
+def test_unknown_preset_names_the_nearest_or_its_replacement(tmp_path, name, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(recipe(tmp_path, f"{{preset: {name}}}"))
 
 
 def test_recipe_with_a_preset_loads_from_its_record(tmp_path):
@@ -94,11 +89,6 @@ def test_engine_without_capabilities_refuses_by_name(tmp_path):
 @pytest.mark.parametrize("name", sorted(set(PRESETS) - {"mappo"}))
 def test_verl_runs_presets_without_central_critic(tmp_path, name):
     expect_capabilities(load_recipe(recipe(tmp_path, f"{{preset: {name}}}")).config, "verl", set())
-
-
-def test_schema_lists_the_presets():
-    options = json_schema()["$defs"]["AlgorithmConfig"]["properties"]["preset"]["anyOf"]
-    assert {"enum": list(PRESETS)} in options
 
 
 def test_check_prints_the_options_of_the_preset():

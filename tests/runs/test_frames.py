@@ -1,6 +1,5 @@
 """Data frames of a run against the step files, and figures of it."""
 
-import builtins
 import subprocess
 import sys
 
@@ -107,14 +106,6 @@ def test_open_run_refuses_other_folders_and_libraries(tmp_path, ledger, monkeypa
         creditflow.open_run(tmp_path)
     with pytest.raises(InputError, match="did you mean 'polars'"):
         creditflow.open_run(ledger.path, frames="polar")  # type: ignore[arg-type]
-    real = builtins.__import__
-
-    def without_polars(name, *rest):
-        if name.split(".")[0] == "polars":
-            raise ModuleNotFoundError("No module named 'polars'", name="polars")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_polars)
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(InputError, match=r"polars is not installed: pip install 'creditflow\[report,polars\]'"):
         creditflow.open_run(ledger.path, frames="polars")

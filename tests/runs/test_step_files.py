@@ -11,26 +11,18 @@ from hypothesis import given
 
 from creditflow.credit import Assignment, Credit, CreditOptions, assign, explain, propagation_rule
 from creditflow.credit.records import PROPAGATION_RULES
-from creditflow.data import TrajectoryBatch
 from creditflow.errors import DataError
 from creditflow.runs.format import FORMAT
 from creditflow.runs.step_files import read_step_file, write_step_file
-from tests.builders import batch_of, examples, make_trajectory, step
+from tests.builders import batch_of, examples
 from tests.credit.strategies import situations
 from tests.credit.test_explain import ALL_CORNERS, sampled_tokens
+from tests.runs.test_run_folder import a_batch
 
 
 def written(tmp_path: Path, assigned: Assignment) -> Path:
     write_step_file(tmp_path / "000007.parquet", 7, assigned.batch, assigned)
     return tmp_path / "000007.parquet"
-
-
-def a_batch() -> TrajectoryBatch:
-    return batch_of(
-        make_trajectory("a", [step("planner", 1.0, tokens=2), step("executor", 0.5, tokens=1)], outcome=1.0),
-        make_trajectory("b", [], outcome=0.0),
-        make_trajectory("c", [step("planner", 0.0, tokens=3), step("executor", tokens=1)], outcome=0.0),
-    )
 
 
 def assert_same(mine: object, its: object, name: str) -> None:

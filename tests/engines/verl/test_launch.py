@@ -345,7 +345,7 @@ ENDS = [
         r"the run's driver process ended: .*; Ray's logs: /tmp/ray/session_1/logs",
     ),
     (NO_RAY, ConfigError, r"^ray_kwargs\.ray_init\.address: Ray cannot be joined: Could not find any"),
-    (KeyboardInterrupt(), KeyboardInterrupt, ""),
+    (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
 ]
 
 
