@@ -183,15 +183,41 @@ REFUSED = {
 """Unsupported architectures: they keep a state, take no `position_ids` or attend to tokens outside the row."""
 
 
+_VARIANTS = {
+    "qwen2_values": Architecture("Qwen2ForTokenClassification:Qwen2Config", _dense | {"num_labels": 1}),
+    "llama4_window_in_masks": _text(
+        "Llama4", ARCHITECTURES["llama4_chunked"].config | {"attn_temperature_tuning": False}
+    ),
+    "llama4_scaled_by_place": _text("Llama4", ARCHITECTURES["llama4_chunked"].config | {"floor_scale": 16}),
+    "deepseek_values_narrower_than_keys": _of("DeepseekV3", _latent | _routed | {"first_k_dense_replace": 2}),
+    "gemma2_softcap": _of("Gemma2", _heads),
+}
+
+
+def _model(architecture: Architecture, **changes: Any) -> Any:
+    import transformers
+
+    model_class, config_class = (getattr(transformers, name) for name in architecture.model.split(":"))
+    torch.manual_seed(0)
+    return model_class(config_class(**architecture.config | changes)).eval()
+
+
+def small_model(name: str, vocabulary: int = 50) -> Any:
+    """Create a model in evaluation mode, with large random weights; its end token is 1."""
+    architecture = (ARCHITECTURES | REFUSED | _VARIANTS)[name]
+    model = _model(architecture, vocab_size=vocabulary, pad_token_id=0, bos_token_id=None, eos_token_id=1)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    return model
+
+
 def save_tiny(architecture: Architecture, folder: Path) -> None:
     """Save a model with large random weights and the byte tokenizer as a Hugging Face folder."""
     import transformers
 
     from creditflow.engines.models.tiny import byte_tokenizer
 
-    model_class, config_class = (getattr(transformers, name) for name in architecture.model.split(":"))
-    torch.manual_seed(0)
-    model = model_class(config_class(**architecture.config)).eval()
+    model = _model(architecture)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:

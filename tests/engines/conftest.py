@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import save_tiny_llama, tiny_byte_model
+from tests.engines.small_runs import write_recipe
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +25,8 @@ def word_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.add_special_tokens(["<|end|>"])
     save_tiny_llama(folder, tokenizer, hidden=32, layers=2, positions=64, seed=1)
     return folder
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
+    return write_recipe(tmp_path, word_model_folder)

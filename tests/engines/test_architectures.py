@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from creditflow.data import Floats, Step, Task, Trajectory, TrajectoryBatch
+from creditflow.data import Floats, TrajectoryBatch
 from creditflow.engines.local.actor import token_logprobs
 from creditflow.engines.local.policy import Policy
 from creditflow.errors import ModelError
 from creditflow.rollout import GenerationRequest
+from tests.builders import mostly_slow
 from tests.engines.architectures import ARCHITECTURES, REFUSED, SWITCH, VOCABULARY, WINDOW, save_tiny
+from tests.engines.batches import batch_of
 
 AGREE = 1e-4
 LONGEST = 40
@@ -20,10 +22,6 @@ CPU = torch.device("cpu")
 FAST = {"llama_llama3_rope", "llama_dynamic_ntk", "phi3_longrope", "gemma3n_unshared", "gemma4_unshared",
         "gpt_oss_window_sink", "gpt2", "stablelm_partial_rotary"}  # fmt: skip
 FAST_REFUSED = {"mamba", "lfm2_convolutions", "qwen3_next", "bart_positions_by_order"}
-
-
-def sampled(names: Any, fast: set[str]) -> list[Any]:
-    return [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in names]
 
 
 def requests_up_to(limit: int) -> list[GenerationRequest]:
@@ -36,17 +34,9 @@ def requests_up_to(limit: int) -> list[GenerationRequest]:
     return [GenerationRequest(ids, left, (1.0, 0.7)[k % 2], (k,)) for k, (ids, left) in enumerate(rows)]
 
 
-def as_batch(rows: list[tuple[GenerationRequest, tuple[int, ...]]]) -> TrajectoryBatch:
-    """Build one trajectory per prompt and response."""
-    made = []
-    for k, (asked, response) in enumerate(rows):
-        step = Step(
-            id=f"{k}/0", trajectory_id=str(k), index=0, agent="a", turn=0, parents=(), prompt="", response="",
-            prompt_ids=asked.prompt_ids, response_ids=response, response_mask=(1,) * len(response),
-            logprobs=(0.0,) * len(response), temperature=asked.temperature,
-        )  # fmt: skip
-        made.append(Trajectory(id=str(k), uid=str(k), task=Task("t", (), None), steps=[step]))
-    return TrajectoryBatch.from_trajectories(made)
+def batch_of_requests(rows: list[tuple[GenerationRequest, tuple[int, ...]]]) -> TrajectoryBatch:
+    """One trajectory per request and response."""
+    return batch_of([(asked.prompt_ids, ids) for asked, ids in rows], (), [asked.temperature for asked, _ in rows])
 
 
 @torch.no_grad()
@@ -66,7 +56,7 @@ def expected(model: Any, asked: GenerationRequest, response: tuple[int, ...]) ->
     return torch.log_softmax(logits, -1).gather(1, ids[0, len(asked.prompt_ids) :, None])[:, 0].numpy()
 
 
-@pytest.mark.parametrize("name", sampled(ARCHITECTURES, FAST))
+@pytest.mark.parametrize("name", mostly_slow(ARCHITECTURES, FAST))
 def test_sampled_and_trained_logprobs_agree(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -94,7 +84,7 @@ def test_sampled_and_trained_logprobs_agree(name: str, tmp_path: Path) -> None:
         assert alone.response_ids == rows[k][1]
         np.testing.assert_allclose(alone.logprobs, right[k], atol=AGREE, rtol=0)
 
-    batch, every = as_batch(rows), list(range(len(rows)))
+    batch, every = batch_of_requests(rows), list(range(len(rows)))
     for max_tokens in (150, 10_000):
         found = trained(policy, batch, every, max_tokens)
         np.testing.assert_allclose(found, np.concatenate(right), atol=AGREE, rtol=0)
@@ -110,12 +100,12 @@ def test_rows_beyond_a_rotary_switch_are_rejected(name: str, tmp_path: Path) -> 
     long, short = GenerationRequest((5,) * 30, 3, 1.0, (0,)), GenerationRequest((5, 6), 3, 1.0, (1,))
     with pytest.raises(ModelError, match=r"expected at most 32 tokens, got 33: the model's rotary frequencies"):
         policy.generate([short, long])
-    batch = as_batch([(short, (7, 8, 9)), (long, (7, 8, 9))])
+    batch = batch_of_requests([(short, (7, 8, 9)), (long, (7, 8, 9))])
     with pytest.raises(ModelError, match=r"a step: expected at most 32 tokens, got 33: the model's rotary"):
         trained(policy, batch, [0, 1], 150)
 
 
-@pytest.mark.parametrize("name", sampled(REFUSED, FAST_REFUSED))
+@pytest.mark.parametrize("name", mostly_slow(REFUSED, FAST_REFUSED))
 def test_unsupported_architecture_is_rejected_by_name(name: str, tmp_path: Path) -> None:
     save_tiny(REFUSED[name], tmp_path)
     with pytest.raises(ModelError, match=r"model\.path: .* cannot be decoded in batches here: \S+ is not supported"):

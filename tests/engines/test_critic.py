@@ -14,8 +14,7 @@ from creditflow.engines.local.loss import value_loss
 from creditflow.engines.local.packing import TokenSequences
 from creditflow.engines.local.policy import Policy
 from creditflow.errors import ModelError
-from tests.engines.test_actor import sampled_batch, several_steps
-from tests.engines.test_packing import prompt_of, response_of
+from tests.engines.batches import gradient_error, prompt_of, response_of, sampled_batch, several_steps
 
 CPU = torch.device("cpu")
 
@@ -23,6 +22,15 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def batch(word_model_folder: Path):
     return several_steps(sampled_batch(Policy.load(word_model_folder, CPU), 15))
+
+
+def scattered(folder: Path, config: CriticConfig) -> Critic:
+    """A critic in float64 with values far from 0."""
+    torch.manual_seed(0)
+    model, _ = load_folder(folder, "token_classification", "key", new_head=True)
+    for weight in model.double().parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    return Critic(model, config)
 
 
 def test_new_critic_returns_zero_and_saved_critic_its_values(word_model_folder, batch, tmp_path) -> None:
@@ -44,14 +52,6 @@ def test_new_critic_returns_zero_and_saved_critic_its_values(word_model_folder, 
 def test_language_model_without_new_head_is_rejected(word_model_folder) -> None:
     with pytest.raises(ModelError, match="lacks weights of a token classification model"):
         load_folder(word_model_folder, "token_classification", "key")
-
-
-def test_values_of_unwanted_steps_are_nan(word_model_folder, batch) -> None:
-    critic = Critic.load(word_model_folder, "critic.model.path", CPU, CriticConfig())
-    wanted = np.arange(batch.n_steps) % 2 == 0
-    values = critic.values(batch, wanted)
-    step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
-    assert (np.isnan(values) == ~wanted[step_of_token]).all()
 
 
 def text_before(batch, s: int, context: str) -> list[int]:
@@ -98,18 +98,14 @@ def test_long_trajectory_is_read_in_parts(batch) -> None:
 @pytest.mark.parametrize("budget", [20, 10_000])
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_critic_gradient_matches_single_rows(word_model_folder, batch, mode, budget, context) -> None:
-    torch.manual_seed(0)
-    model, _ = load_folder(word_model_folder, "token_classification", "key", new_head=True)
-    for weight in model.double().parameters():
-        torch.nn.init.normal_(weight, std=0.1)
-    slow = copy.deepcopy(model)
     rng = np.random.default_rng(0)
     batch.response_mask[rng.random(len(batch.response_mask)) < 0.2] = False
     config = CriticConfig(
         optim=OptimConfig(lr=1e-12), cliprange_value=0.2, loss_agg_mode=mode, grad_clip=1e9,
         ppo_max_token_len_per_gpu=budget, context=context,
     )  # fmt: skip
-    critic = Critic(model, config)
+    critic = scattered(word_model_folder, config)
+    model, slow = critic.model, copy.deepcopy(critic.model)
     trained = rng.random(batch.n_steps) < 0.8
     returns = rng.normal(size=len(batch.response_ids))
     old = np.where(
@@ -136,8 +132,7 @@ def test_critic_gradient_matches_single_rows(word_model_folder, batch, mode, bud
     metrics = critic.update(batch, returns, old, trained, np.zeros(batch.n_steps, dtype=np.int64))
     assert metrics["critic/vf_loss"] == pytest.approx(expected.item(), rel=1e-8)
     assert 0.1 < metrics["critic/vf_clipfrac"] < 0.9
-    ours, theirs = (torch.cat([w.grad.flatten() for w in m.parameters()]) for m in (model, slow))
-    assert float((ours - theirs).norm() / theirs.norm()) < 1e-8
+    assert gradient_error(model, slow) < 1e-8
 
 
 def two_policies(batch: TrajectoryBatch) -> TrajectoryBatch:
@@ -149,15 +144,6 @@ def two_policies(batch: TrajectoryBatch) -> TrajectoryBatch:
     without = trajectories[3].steps[1]
     without.prompt_ids = without.response_ids = without.response_mask = without.logprobs = ()
     return TrajectoryBatch.from_trajectories(trajectories)
-
-
-def scattered(folder: Path, config: CriticConfig) -> Critic:
-    """A critic in float64 with values far from 0."""
-    torch.manual_seed(0)
-    model, _ = load_folder(folder, "token_classification", "key", new_head=True)
-    for weight in model.double().parameters():
-        torch.nn.init.normal_(weight, std=0.1)
-    return Critic(model, config)
 
 
 def value_by_hand(model, batch, s: int, limit: int) -> torch.Tensor:
@@ -217,8 +203,7 @@ def test_central_critic_learns_from_all_policies(word_model_folder, batch, limit
     )
 
     assert metrics["critic/vf_loss"] == pytest.approx(expected.item(), rel=1e-8)
-    ours, theirs = (torch.cat([w.grad.flatten() for w in m.parameters()]) for m in (critic.model, slow))
-    assert float((ours - theirs).norm() / theirs.norm()) < 1e-8
+    assert gradient_error(critic.model, slow) < 1e-8
 
 
 def test_joint_histories_contain_each_wanted_token_once(batch) -> None:

@@ -14,8 +14,7 @@ from creditflow.errors import ConfigError
 from creditflow.monitoring import GuardStop
 from creditflow.runs.run_folder import read_events, read_metrics
 from tests.builders import mostly_slow
-from tests.engines.test_resume import EVERY_STEP, Stopped, expect_the_same
-from tests.engines.test_trainer import run
+from tests.engines.small_runs import EVERY_STEP, Stopped, expect_the_same, run, stopped, without_clock
 
 TRAJECTORY = """
 import zlib
@@ -102,11 +101,16 @@ def credit_is_the_outcome(path: Path, step: int) -> bool:
     return table["credit"] == table["outcome"]
 
 
+FAILING = (
+    "reward.functions=[{fn: 'team.py:ends_with_a'}, {fn: 'team.py:verdict', args: {sick: fails, last: 16}}]",
+    "reward.backend=inline",
+    "actor_rollout_ref.rollout.n=32",
+    "reward.max_failed_frac=0.5",  # so that the guard acts before the limit
+)
+
+
 def test_failing_verdicts_trigger_the_fallback_and_recovery(recipe) -> None:
-    arguments = "reward.functions=[{fn: 'team.py:ends_with_a'}, {fn: 'team.py:verdict', args: {sick: fails, last: 16}}]"
-    trajectories = ("actor_rollout_ref.rollout.n=32", "guard.rules.error_rate={window: 3, unless: null}")
-    trajectories += ("reward.max_failed_frac=0.5",)  # so that the guard acts before the limit
-    path = run(recipe(), "run", steps(26), arguments, "reward.backend=inline", *trajectories)
+    path = run(recipe(), "run", steps(26), *FAILING, "guard.rules.error_rate={window: 3, unless: null}")
     (_, action, fired), (back, _, recovered) = happened(path, "error_rate")
     assert (action, back) == ("fallback_identical", "recovered")
     assert 10 < fired <= 16 < recovered
@@ -117,9 +121,7 @@ def test_failing_verdicts_trigger_the_fallback_and_recovery(recipe) -> None:
 
 
 def test_failing_verdicts_only_warn_while_the_rest_agree(recipe) -> None:
-    arguments = "reward.functions=[{fn: 'team.py:ends_with_a'}, {fn: 'team.py:verdict', args: {sick: fails, last: 16}}]"
-    trajectories = ("actor_rollout_ref.rollout.n=32", "reward.max_failed_frac=0.5")
-    path = run(recipe(), "run", steps(17), arguments, "reward.backend=inline", *trajectories)
+    path = run(recipe(), "run", steps(17), *FAILING)
     (first, *_) = happened(path, "error_rate")
     assert first[:2] == ("fired", "warn")
     assert not any(row["guard/fallback"] for row in read_metrics(path))
@@ -185,6 +187,12 @@ def not_finite(monkeypatch):
     return spoil
 
 
+def expect_the_same_but_rollbacks(path: Path, other: Path) -> None:
+    for file in (path / "metrics.jsonl", other / "metrics.jsonl"):
+        file.write_text(re.sub(r'"guard/rollbacks": [0-9.]+', '"guard/rollbacks": 0.0', file.read_text()))
+    expect_the_same(path, other)
+
+
 @pytest.mark.parametrize("kept", mostly_slow((None, 1), {1}))
 def test_rollback_after_non_finite_updates_leaves_no_trace(recipe, not_finite, kept) -> None:
     """With one checkpoint kept, the newest one would contain the failure."""
@@ -196,16 +204,10 @@ def test_rollback_after_non_finite_updates_leaves_no_trace(recipe, not_finite, k
     assert happened(path, "not_finite") == [("fired", "restore_checkpoint", 4)]
     assert read_events(path)[0]["goes_on_after"] == 1
     aside = path / "rolled_back/1"
-    assert sorted(file.name for file in aside.iterdir()) == [
-        "000002.parquet",
-        "000003.parquet",
-        "000004.parquet",
-        "metrics.jsonl",
-    ]
+    files = [f"{step:06d}.parquet" for step in (2, 3, 4)]
+    assert sorted(file.name for file in aside.iterdir()) == [*files, "metrics.jsonl"]
     assert {row["guard/rollbacks"] for row in read_metrics(path)[1:]} == {1.0}
-    for file in (path / "metrics.jsonl", healthy / "metrics.jsonl"):
-        file.write_text(re.sub(r'"guard/rollbacks": [0-9.]+', '"guard/rollbacks": 0.0', file.read_text()))
-    expect_the_same(healthy, path)
+    expect_the_same_but_rollbacks(healthy, path)
 
 
 def test_run_stops_with_a_report_after_max_rollbacks(recipe, not_finite) -> None:
@@ -257,9 +259,7 @@ def test_run_killed_during_a_rollback_completes_it(recipe, not_finite, monkeypat
     if place == "before the event":
         seen[:] = [1, 1]  # the next process meets the same updates
     path = run(recipe(), "run", *options)
-    for file in (path / "metrics.jsonl", healthy / "metrics.jsonl"):
-        file.write_text(re.sub(r'"guard/rollbacks": [0-9.]+', '"guard/rollbacks": 0.0', file.read_text()))
-    expect_the_same(healthy, path)
+    expect_the_same_but_rollbacks(healthy, path)
     assert [event.get("goes_on_after") for event in read_events(path)] == [1]
 
 
@@ -297,8 +297,6 @@ def test_fallback_trains_adapters_on_the_named_layers(recipe) -> None:
 
 @pytest.mark.parametrize("after", mostly_slow((5, 7, 9), {7}))
 def test_resumed_adapter_fallback_equals_an_unstopped_run(recipe, monkeypatch, after) -> None:
-    from tests.engines.test_resume import stopped, without_clock
-
     whole = run(recipe(), "whole", *LORA)
     stopped(monkeypatch, recipe(), "stopped", after, *LORA)
     again = run(recipe(), "stopped", *LORA)
@@ -307,15 +305,22 @@ def test_resumed_adapter_fallback_equals_an_unstopped_run(recipe, monkeypatch, a
         assert torch.equal(weight, weights(again, 10)[name]), name
 
 
-def test_fallback_to_unknown_modules_is_rejected(recipe) -> None:
-    with pytest.raises(ConfigError, match=r"guard.fallback.target_modules: no module is named q_prj"):
-        run(recipe(), "run", "guard.fallback={trainable: lora, target_modules: [q_prj]}")
-    assert not (recipe().parent / "run").exists()
-
-
-def test_adapter_fallback_of_adapters_is_rejected(recipe) -> None:
-    with pytest.raises(ConfigError, match=r"guard.fallback.trainable: expected all where every policy trains adapters"):
-        run(recipe(), "run", "guard.fallback.trainable=lora", "actor_rollout_ref.model.lora_rank=2")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("guard.fallback={trainable: lora, target_modules: [q_prj]}",),
+            r"guard.fallback.target_modules: no module is named q_prj",
+        ),
+        (
+            ("guard.fallback.trainable=lora", "actor_rollout_ref.model.lora_rank=2"),
+            r"guard.fallback.trainable: expected all where every policy trains adapters",
+        ),
+    ],
+)
+def test_impossible_fallback_is_rejected(recipe, options, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(recipe(), "run", *options)
     assert not (recipe().parent / "run").exists()
 
 
@@ -327,8 +332,6 @@ def test_healthy_runs_only_produce_warnings(recipe, seed) -> None:
 
 
 def test_resumed_run_has_the_same_events(recipe, monkeypatch) -> None:
-    from tests.engines.test_resume import stopped
-
     options = (*EVERY_STEP, "guard.rules.often={metric: rollout/tokens, above: 1, window: 2}")
     whole = run(recipe(), "whole", *options)
     stopped(monkeypatch, recipe(), "stopped", 2, *options)

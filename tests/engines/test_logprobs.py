@@ -8,8 +8,8 @@ from creditflow.engines.local.actor import token_logprobs
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.logprobs import logprobs_from_hidden
 from creditflow.engines.local.packing import micro_batches
-from tests.engines.small_models import small_model
-from tests.engines.test_packing import batch_of
+from tests.engines.architectures import small_model
+from tests.engines.batches import batch_of
 from tests.oracle.logprobs import token_logprobs_one_by_one
 
 R, D, V = 23, 8, 41
@@ -88,7 +88,7 @@ def test_both_paths_agree_in_float32(name, packs, monkeypatch) -> None:
 
 
 def test_capped_logits_keep_the_whole_pass() -> None:
-    assert Forward(small_model("gemma2, soft cap")).head is None
+    assert Forward(small_model("gemma2_softcap")).head is None
 
 
 def test_adapter_in_the_output_layer_keeps_the_whole_pass() -> None:

@@ -12,7 +12,7 @@ from creditflow.engines.local.packing import micro_batches
 from creditflow.engines.local.policy import Policy
 from creditflow.errors import ConfigError, ModelError
 from creditflow.rollout import GenerationRequest
-from tests.engines.test_actor import sampled_batch
+from tests.engines.batches import sampled_batch, update_once
 
 CPU = torch.device("cpu")
 
@@ -28,10 +28,7 @@ def policies(folder: Path, names: str, **config) -> list[Policy]:
 
 
 def update(policy: Policy, batch, lr: float = 0.01, **config) -> dict[str, float]:
-    actor = Actor(policy, ActorConfig(optim=OptimConfig(lr=lr), **config))
-    advantage = np.random.default_rng(0).normal(size=len(batch.response_ids))
-    everything = np.ones(batch.n_steps, dtype=np.bool_)
-    return actor.update(batch, advantage, everything, np.zeros(batch.n_steps, dtype=np.int64))
+    return update_once(Actor(policy, ActorConfig(optim=OptimConfig(lr=lr), **config)), batch)
 
 
 def logprobs(policy: Policy, batch) -> torch.Tensor:

@@ -6,27 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
+from creditflow.data import TrajectoryBatch
 from creditflow.engines.local.attention import Layout, VisibleKeys, packed_attention
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.packing import micro_batches, micro_batches_by_prefix, shared_prefixes
-from tests.engines.small_models import small_model
+from tests.engines.architectures import small_model
+from tests.engines.batches import batch_of, prompt_of, response_of
 
 TOKENS = st.lists(st.integers(0, 49), min_size=1, max_size=9)
 PROMPTS = st.lists(TOKENS, min_size=1, max_size=4)
-
-
-def batch_of(rows: list[tuple[list[int], list[int]]]) -> TrajectoryBatch:
-    """A trajectory with one step per prompt and response."""
-    steps = [
-        Step(
-            id=f"t/{i}", trajectory_id="t", index=i, agent="a", turn=i, parents=(), prompt="", response="",
-            prompt_ids=tuple(prompt), response_ids=tuple(response), response_mask=(1,) * len(response),
-            logprobs=(-1.0,) * len(response),
-        )
-        for i, (prompt, response) in enumerate(rows)
-    ]  # fmt: skip
-    return TrajectoryBatch.from_trajectories([Trajectory(id="t", uid="u", task=Task("t", (), None), steps=steps)])
 
 
 @st.composite
@@ -152,9 +140,9 @@ def test_micro_batches_have_similar_sizes() -> None:
 
 @pytest.mark.parametrize(
     ("name", "packs"),
-    [("qwen2", True), ("qwen2 values", True), ("qwen3", True), ("gpt2", True), ("mistral, window of 8", True),
-     ("llama4, window of 8 in masks alone", True), ("llama4, scaled by place", False), ("gemma2, soft cap", False),
-     ("mamba, no attention", False)],
+    [("qwen2", True), ("qwen2_values", True), ("qwen3", True), ("gpt2", True), ("mistral_window", True),
+     ("llama4_window_in_masks", True), ("llama4_scaled_by_place", False), ("gemma2_softcap", False),
+     ("mamba", False)],
 )  # fmt: skip
 def test_packed_steps_give_the_logits_of_single_rows(name: str, packs: bool) -> None:
     model = small_model(name)
@@ -188,7 +176,7 @@ def test_packed_steps_give_the_logits_of_single_rows(name: str, packs: bool) -> 
 
 def test_padded_rows_fit_the_micro_batch_limit() -> None:
     batch = batch_of([(list(range(20)), [1] * 10)] * 40)
-    for name in ("mistral, window of 8", "gemma2, soft cap"):
+    for name in ("mistral_window", "gemma2_softcap"):
         for part in Forward(small_model(name)).micro_batches(batch, np.arange(40), 100):
             assert sum(group.at.size for group in part.groups) <= 100
 
@@ -200,11 +188,3 @@ def test_unpackable_attention_raises() -> None:
     for others in ({"packed_layout": None}, {"softcap": 5.0}, {"sliding_window": 2}, {"dropout": 0.1}):
         with pytest.raises(NotImplementedError):
             packed_attention(None, states, states, states, None, **{"packed_layout": layout, **others})
-
-
-def prompt_of(batch: TrajectoryBatch, s: int) -> list[int]:
-    return batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]].tolist()
-
-
-def response_of(batch: TrajectoryBatch, s: int) -> list[int]:
-    return batch.response_ids[batch.token_offsets[s] : batch.token_offsets[s + 1]].tolist()

@@ -6,7 +6,7 @@ import torch
 from creditflow.engines.local import planning
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.planning import MemoryPlan, bytes_of, bytes_per_token, problem
-from tests.engines.small_models import small_model
+from tests.engines.architectures import small_model
 
 GIB, MIB = 1 << 30, 1 << 20
 LLM = MemoryPlan(weights=513 * MIB, trained=513 * MIB, per_token=2_200_000, logits_per_token=600_000,
@@ -62,7 +62,7 @@ def test_shared_weights_count_once() -> None:
     assert bytes_of([*weights, *weights]) == 4 * sum(weight.numel() for weight in weights)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gpt2", "gemma2, soft cap"])
+@pytest.mark.parametrize("name", ["qwen2", "gpt2", "gemma2_softcap"])
 def test_bytes_per_token_can_be_repeated(name) -> None:
     forward = Forward(small_model(name))
     plain = bytes_per_token(forward)

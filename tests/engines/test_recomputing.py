@@ -7,8 +7,8 @@ from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.packing import micro_batches
 from creditflow.engines.local.recomputing import expect_recomputable
 from creditflow.errors import ConfigError
-from tests.engines.small_models import small_model
-from tests.engines.test_packing import batch_of
+from tests.engines.architectures import small_model
+from tests.engines.batches import batch_of
 
 
 class Saved:

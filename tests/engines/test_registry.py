@@ -1,6 +1,5 @@
 """An engine of another distribution, in every command that has an engine; and errors for unknown engines."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from creditflow.cli import app
 from creditflow.engines.base import find_engine, sampling_engine
 from creditflow.errors import ConfigError
 from tests.builders import without_progress
-from tests.forks import fast_python
+from tests.distributions import install, succeeded
 from tests.paths import TOY
 
 DUMMY = '''
@@ -70,58 +69,33 @@ ENGINE = EchoEngine()
 @pytest.fixture
 def distribution(tmp_path: Path) -> Path:
     """A folder with an installed distribution of three engines, of which two cannot be loaded."""
-    folder = tmp_path / "packages"
-    info = folder / "echo_engine-1.0.dist-info"
-    info.mkdir(parents=True)
-    (folder / "echo_engine.py").write_text(DUMMY)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-engine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[creditflow.engines]\ndummy = echo_engine:ENGINE\nbroken = no_such_module:ENGINE\nwrong = echo_engine:echo\n"
-    )
-    return folder
+    engines = "dummy = echo_engine:ENGINE\nbroken = no_such_module:ENGINE\nwrong = echo_engine:echo\n"
+    (tmp_path / "packages").mkdir()
+    install(tmp_path / "packages", f"[creditflow.engines]\n{engines}", "echo_engine", echo_engine=DUMMY)
+    return tmp_path / "packages"
 
 
-def creditflow(distribution: Path, *arguments: str):
-    """Run the command line in a process that finds the distribution."""
-    path = os.pathsep.join([str(distribution), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [fast_python(), "-m", "creditflow", *arguments],
-        cwd=distribution.parent,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def with_dummy(distribution: Path, command: str, *words: str) -> str:
+    """Run a command with the engine in a process that finds the distribution; returns its output."""
+    return succeeded(distribution, command, TOY, "--engine", "dummy", *words, folder=distribution.parent)
 
 
 def test_dummy_engine_trains_a_recipe(distribution):
-    done = creditflow(distribution, "train", str(TOY), "--engine", "dummy", "trainer.default_local_dir=run")
-
-    assert done.returncode == 0, done.stderr
-    assert "after training, on " in done.stdout
+    assert "after training, on " in with_dummy(distribution, "train", "trainer.default_local_dir=run")
     assert '"engine": "dummy"' in (distribution.parent / "run" / "run.json").read_text()
 
 
-def test_dummy_engine_checks_a_recipe(distribution):
-    done = creditflow(distribution, "check", str(TOY), "--engine", "dummy")
-
-    assert done.returncode == 0, done.stderr
-    assert "agents, in 4 tasks x 4 " in done.stdout
-    assert "the recipe can be trained" in done.stderr
-
-
-def test_dummy_engine_evaluates_a_recipe(distribution):
-    done = creditflow(distribution, "eval", str(TOY), "--engine", "dummy", "--json", "numbers.json")
-
-    assert done.returncode == 0, done.stderr
+def test_dummy_engine_checks_and_evaluates_a_recipe(distribution):
+    printed = with_dummy(distribution, "check")
+    assert "agents, in 4 tasks x 4 " in printed
+    assert "the recipe can be trained" in printed
+    with_dummy(distribution, "eval", "--json", "numbers.json")
     assert (distribution.parent / "numbers.json").exists()
 
 
 def test_dummy_engine_trains_every_arm_of_a_comparison(distribution):
     vary = ("--vary", "algorithm.propagation=threshold,none", "trainer.default_local_dir=out", "--jobs", "2")
-    done = creditflow(distribution, "compare", str(TOY), "--engine", "dummy", *vary)
-
-    assert done.returncode == 0, done.stderr
+    with_dummy(distribution, "compare", *vary)
     facts = sorted((distribution.parent / "out").glob("*/seed0/run.json"))
     assert len(facts) == 3
     assert all('"engine": "dummy"' in file.read_text() for file in facts)
@@ -149,20 +123,18 @@ def test_engine_that_cannot_be_loaded_is_named(distribution, monkeypatch):
         find_engine("wrong")
 
 
-def test_option_without_the_capability_is_refused(distribution, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["audit.every=1"], "audit.every: 1 is for --engine local; dummy does not support it"),
+        (["--", "a=1"], "--: is for verl's configuration; add --engine verl"),
+    ],
+)
+def test_option_that_an_engine_lacks_is_refused(distribution, monkeypatch, words, message):
     monkeypatch.syspath_prepend(distribution)
-    done = CliRunner().invoke(app, ["train", str(TOY), "--engine", "dummy", "audit.every=1"])
+    done = CliRunner().invoke(app, ["train", str(TOY), "--engine", "dummy", *words])
 
-    message = "error: audit.every: 1 is for --engine local; dummy does not support it\n"
-    assert (done.exit_code, done.stderr.splitlines(keepends=True)[-1]) == (2, message)
-
-
-def test_arguments_after_dashes_need_an_engine_with_options(distribution, monkeypatch):
-    monkeypatch.syspath_prepend(distribution)
-    done = CliRunner().invoke(app, ["train", str(TOY), "--engine", "dummy", "--", "a=1"])
-
-    message = "error: --: is for verl's configuration; add --engine verl\n"
-    assert (done.exit_code, without_progress(done.stderr)) == (2, message)
+    assert (done.exit_code, without_progress(done.stderr)) == (2, f"error: {message}\n")
 
 
 def test_engine_without_rollouts_is_sampled_by_the_default():

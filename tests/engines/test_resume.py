@@ -15,9 +15,17 @@ from creditflow.engines.local import checkpoint, trainer
 from creditflow.errors import ConfigError, DataError, InputError
 from creditflow.runs.run_folder import read_metrics
 from tests.builders import mostly_slow
-from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
+from tests.engines.small_runs import (
+    EVERY_STEP,
+    TEAM,
+    Stopped,
+    expect_the_same,
+    run,
+    stopped,
+    without_clock,
+    write_recipe,
+)
 
-EVERY_STEP = ("trainer.save_freq=1", "trainer.test_freq=2", "trainer.total_training_steps=4")
 TWO_POLICIES = ("policies={one: {}, two: {}}", "team.agents.writer.policy=one", "team.agents.editor.policy=two")
 KINDS = {
     "one policy": (),
@@ -48,20 +56,11 @@ KINDS = {
 }
 
 
-@pytest.fixture
-def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
-    (tmp_path / "team.py").write_text(TRAJECTORY)
-    (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
-    return tmp_path / "toy.yaml"
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, word_model_folder: Path) -> tuple[Path, Path]:
     """A recipe and a finished run of it, which tests do not modify."""
-    folder = tmp_path_factory.mktemp("finished")
-    (folder / "team.py").write_text(TRAJECTORY)
-    (folder / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
-    return folder / "toy.yaml", run(folder / "toy.yaml", "run", *EVERY_STEP)
+    recipe_file = write_recipe(tmp_path_factory.mktemp("finished"), word_model_folder)
+    return recipe_file, run(recipe_file, "run", *EVERY_STEP)
 
 
 def test_second_writer_of_a_run_is_refused(tmp_path: Path) -> None:
@@ -71,44 +70,6 @@ def test_second_writer_of_a_run_is_refused(tmp_path: Path) -> None:
         assert list((tmp_path / "run").iterdir()) == []
     with sole_writer(tmp_path / "run"):
         pass
-
-
-class Stopped(Exception):
-    pass
-
-
-def stopped(monkeypatch: pytest.MonkeyPatch, recipe_file: Path, folder: str, after: int, *overrides: str) -> None:
-    """Run until an error in the update after step `after`."""
-    from creditflow.engines.local.policy_set import PolicySet
-
-    update, seen = PolicySet.update, []
-
-    def breaks(self, *args, **kwargs):
-        seen.append(1)
-        if len(seen) > after:
-            raise Stopped
-        return update(self, *args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PolicySet, "update", breaks)
-        with pytest.raises(Stopped):
-            run(recipe_file, folder, *overrides)
-
-
-def without_clock(path: Path) -> list[dict]:
-    clocked = ("timing/", "throughput/", "latency", "memory/")
-    return [{k: v for k, v in row.items() if not any(part in k for part in clocked)} for row in read_metrics(path)]
-
-
-def expect_the_same(one: Path, two: Path) -> None:
-    assert without_clock(one) == without_clock(two)
-    for file in sorted((one / "steps").iterdir()):
-        assert file.read_bytes() == (two / "steps" / file.name).read_bytes(), file.name
-    assert (one / "evaluation.json").read_bytes() == (two / "evaluation.json").read_bytes()
-    weights = sorted((one / "checkpoints" / "global_step_4").rglob("*.safetensors"))
-    assert weights
-    for file in weights:
-        assert file.read_bytes() == (two / file.relative_to(one)).read_bytes(), file.name
 
 
 @pytest.mark.parametrize(
@@ -259,7 +220,7 @@ def test_failed_checkpoint_write_keeps_earlier_checkpoints(recipe_file, monkeypa
             run(recipe_file, "run", *EVERY_STEP)
     path = recipe_file.parent / "run"
     assert checkpoint.saved_steps(path) == [1]
-    assert [one.name for one in (path / "checkpoints").iterdir()] == ["global_step_1"]
+    assert [folder.name for folder in (path / "checkpoints").iterdir()] == ["global_step_1"]
     expect_the_same(run(recipe_file, "whole", *EVERY_STEP), run(recipe_file, "run", *EVERY_STEP))
 
 
@@ -311,6 +272,9 @@ def test_central_critic_needs_a_critic_of_all_policies(recipe_file) -> None:
         load_recipe(recipe_file, [*KINDS["a central critic"], "critic.context=trajectory"])
 
 
+NAMED = ("trainer.resume_mode=resume_path", "trainer.resume_from_path=CHECKPOINT")
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -319,33 +283,13 @@ def test_central_critic_needs_a_critic_of_all_policies(recipe_file) -> None:
         ((), "holds a run that is finished, at step 4"),
         (("trainer.total_training_steps=3",), "has come to step 4 already, and the recipe ends at 3"),
         (("trainer.resume_mode=resume_path", "trainer.resume_from_path=nowhere"), "expected .*global_step_<number>"),
+        ((*NAMED, "trainer.total_training_steps=2"), "CHECKPOINT is of a later step than 2, at which the recipe ends"),
+        ((*NAMED, *KINDS["a critic"]), "CHECKPOINT: has no critic of default"),
         (
-            (
-                "trainer.resume_mode=resume_path",
-                "trainer.resume_from_path=CHECKPOINT",
-                "trainer.total_training_steps=2",
-            ),
-            "CHECKPOINT is of a later step than 2, at which the recipe ends",
-        ),
-        (
-            ("trainer.resume_mode=resume_path", "trainer.resume_from_path=CHECKPOINT", *KINDS["a critic"]),
-            "CHECKPOINT: has no critic of default",
-        ),
-        (
-            (
-                *("trainer.resume_mode=resume_path", "trainer.resume_from_path=CHECKPOINT"),
-                *KINDS["two policies, one with an adapter"],
-            ),
+            (*NAMED, *KINDS["two policies, one with an adapter"]),
             "holds default, and the recipe trains one, two",
         ),
-        (
-            (
-                "trainer.resume_mode=resume_path",
-                "trainer.resume_from_path=CHECKPOINT",
-                "actor_rollout_ref.model.path=tiny",
-            ),
-            "is not of this recipe's models",
-        ),
+        ((*NAMED, "actor_rollout_ref.model.path=tiny"), "is not of this recipe's models"),
     ],
 )
 def test_run_that_cannot_resume_is_rejected(finished, overrides, message) -> None:
@@ -379,7 +323,7 @@ def test_longer_run_resumes_from_a_finished_one(recipe_file, monkeypatch) -> Non
 
 def test_optimizer_without_gradients_resumes(recipe_file, monkeypatch) -> None:
     nothing_to_learn = ("algorithm.propagation=identical", "reward.functions=[{fn: 'team.py:never'}]")
-    (recipe_file.parent / "team.py").write_text(TRAJECTORY + "\n\n@outcome\ndef never(trajectory):\n    return 0.0\n")
+    (recipe_file.parent / "team.py").write_text(TEAM + "\n\n@outcome\ndef never(trajectory):\n    return 0.0\n")
     whole = run(recipe_file, "whole", *EVERY_STEP, *nothing_to_learn)
     stopped(monkeypatch, recipe_file, "stopped", 2, *EVERY_STEP, *nothing_to_learn)
     expect_the_same(whole, run(recipe_file, "stopped", *EVERY_STEP, *nothing_to_learn))

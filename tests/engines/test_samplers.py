@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -27,7 +26,7 @@ from creditflow.engines.local.trainer import train
 from creditflow.errors import ConfigError, ModelError
 from creditflow.rollout import Generation, GenerationRequest
 from creditflow.runs.run_folder import read_metrics
-from tests.engines.test_actor import sampled_batch
+from tests.engines.batches import sampled_batch, update_once
 from tests.forks import fast_python
 from tests.paths import TOY
 from tests.rewards.processes import HANG_S
@@ -63,13 +62,6 @@ def policy(word_model_folder: Path) -> Policy:
     return Policy.load(word_model_folder, torch.device("cpu"))
 
 
-def updated(actor: Actor) -> None:
-    """Train on random advantages for one update."""
-    batch = sampled_batch(actor.policy)
-    advantage_T = np.random.default_rng(0).normal(size=len(batch.response_ids))
-    actor.update(batch, advantage_T, np.ones(batch.n_steps, dtype=bool), np.zeros(batch.n_steps, dtype=np.int64))
-
-
 def test_worker_samples_from_the_current_weights(policy: Policy) -> None:
     policy.sampler = sampler = sampler_of()
     actor = Actor(policy, ActorConfig(optim=OptimConfig(lr=0.01)))
@@ -77,7 +69,7 @@ def test_worker_samples_from_the_current_weights(policy: Policy) -> None:
     assert policy.generate(REQUESTS) == generations
     assert difference(policy, generations) < 1e-4
     for update in (1, 2):
-        updated(actor)
+        update_once(actor, sampled_batch(policy))
         assert difference(policy, generations) > 1e-3  # of the weights before
         generations = policy.generate(REQUESTS)
         assert difference(policy, generations) < 1e-4
@@ -89,7 +81,7 @@ def test_worker_alternates_between_a_policy_and_its_reference(policy: Policy) ->
     policy.sampler = sampler = sampler_of()
     actor = Actor(policy, ActorConfig(optim=OptimConfig(lr=0.01)), keep_reference=True)
     assert actor.reference is not None
-    updated(actor)
+    update_once(actor, sampled_batch(policy))
     for each in (policy, actor.reference, policy):
         assert difference(each, each.generate(REQUESTS)) < 1e-4
     assert sampler.reloads == 3

@@ -21,7 +21,7 @@ from creditflow.monitoring.tracking import Trackers, final_rows, sample_rows
 from creditflow.reports.run_report import write_run_report
 from creditflow.runs import Ledger
 from creditflow.runs.run_folder import read_metrics
-from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
+from tests.engines.small_runs import run
 from tests.rewards.processes import HANG_S, alive, descendants, until
 
 KEYS = ("actor/entropy", "reward/verdicts", "credit/mean/writer", "guard/fallback", "val/pass_at_1")
@@ -32,13 +32,6 @@ def new_process() -> None:
     """accelerate's state belongs to the process: without this, a test could rely on an earlier one."""
     PartialState = pytest.importorskip("accelerate").PartialState
     PartialState._reset_state()
-
-
-@pytest.fixture
-def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
-    (tmp_path / "team.py").write_text(TRAJECTORY)
-    (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
-    return tmp_path / "toy.yaml"
 
 
 def written(path: Path, key: str) -> list[tuple[int, float]]:
@@ -54,10 +47,17 @@ def close(found: list[tuple[int, float]], path: Path, key: str) -> bool:
     )
 
 
-def run_with_report(recipe_file: Path, logger: str) -> Path:
+def run_with_report(recipe_file: Path, logger: str, *options: str) -> Path:
     path = recipe_file.parent / "run"
-    options = [f"trainer.logger=[{logger}]", f"trainer.default_local_dir={path}"]
-    return train(load_recipe(recipe_file, options), Reporter(), write_run_report).path
+    settings = [f"trainer.logger=[{logger}]", f"trainer.default_local_dir={path}", *options]
+    return train(load_recipe(recipe_file, settings), Reporter(), write_run_report).path
+
+
+def resumed_with_report(recipe_file: Path, logger: str) -> Path:
+    """The folder of a run that goes on after its second step."""
+    options = (f"trainer.logger=[{logger}]", "trainer.project_name=teams", "trainer.save_freq=1")
+    run(recipe_file, "run", *options, "trainer.total_training_steps=2")
+    return run_with_report(recipe_file, logger, *options[1:])
 
 
 def expected_rows(path: Path) -> list[list]:
@@ -74,9 +74,19 @@ def tensorboard_texts(path: Path) -> dict[str, str]:
     return {name: read.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for name, tag in tags.items()}
 
 
-def test_tensorboard_has_the_report_as_texts(recipe_file) -> None:
+def tensorboard_numbers(path: Path, key: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(path / "tensorboard" / path.name))
+    read.Reload()
+    return [(event.step, event.value) for event in read.Scalars(key)]
+
+
+def test_tensorboard_has_metrics_and_report_of_a_resumed_run(recipe_file) -> None:
     pytest.importorskip("tensorboard")
-    path = run_with_report(recipe_file, "tensorboard")
+    path = resumed_with_report(recipe_file, "console,tensorboard")
+    for key in KEYS:
+        assert close(tensorboard_numbers(path, key), path, key), key
     texts = tensorboard_texts(path)
     assert "`report.html`" in texts["report"]
     assert "| `writer` |" in texts["report"]
@@ -88,12 +98,20 @@ def test_tensorboard_has_the_report_as_texts(recipe_file) -> None:
     assert (path / "report.html").stat().st_size > 10_000
 
 
-def test_mlflow_has_the_report_and_a_table_of_trajectories(recipe_file, monkeypatch, tmp_path) -> None:
+def test_mlflow_has_metrics_options_and_report_of_a_resumed_run(recipe_file, monkeypatch, tmp_path) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    path = run_with_report(recipe_file, "mlflow")
+    path = resumed_with_report(recipe_file, "mlflow")
     client = mlflow.MlflowClient(f"sqlite:///{path / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name = 'teams'")
+    (tracked,) = client.search_runs([experiment.experiment_id])
+    assert tracked.data.params["algorithm.propagation"] == "posterior"
+    assert tracked.info.run_name == "run"
     run_id = (path / "mlflow_run_id").read_text()
+    assert tracked.info.run_id == run_id
+    for key in KEYS:
+        history = sorted((metric.step, metric.value) for metric in client.get_metric_history(run_id, key))
+        assert close(history, path, key), key
     names = {entry.path for entry in client.list_artifacts(run_id)}
     assert {"report.html", "summary.md", "final_trajectories.json"} <= names
     table = json.loads(Path(client.download_artifacts(run_id, "final_trajectories.json", str(tmp_path))).read_text())
@@ -102,17 +120,6 @@ def test_mlflow_has_the_report_and_a_table_of_trajectories(recipe_file, monkeypa
     assert [row[-1] for row in table["data"]] == pytest.approx([row[-1] for row in rows])
     page = Path(client.download_artifacts(run_id, "report.html", str(tmp_path)))
     assert page.read_bytes() == (path / "report.html").read_bytes()
-
-
-def test_wandb_offline_has_the_report_and_a_table_of_steps(recipe_file, wandb_offline) -> None:
-    path = run_with_report(recipe_file, "wandb")
-    rows, tables = wandb_records(path)
-    assert [row["step"] for row in rows if any(key.startswith("final_trajectories") for key in row)] == [3]
-    (final,) = [table for table in tables if {row[0] for row in table["data"]} == {3}]
-    assert [row[-1] for row in final["data"]] == pytest.approx([row[-1] for row in expected_rows(path)])
-    artifacts = [record for record in wandb_lines(path) if "report.html" in json.dumps(record)]
-    assert artifacts
-    assert any((path / "report.html").read_bytes() == found.read_bytes() for found in staged_files(path))
 
 
 def test_failing_report_leaves_the_run_complete(recipe_file, capsys) -> None:
@@ -127,42 +134,9 @@ def test_failing_report_leaves_the_run_complete(recipe_file, capsys) -> None:
     assert "the trackers get no report: duckdb is not installed" in capsys.readouterr().err
 
 
-def tensorboard_numbers(path: Path, key: str) -> list[tuple[int, float]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    read = EventAccumulator(str(path / "tensorboard" / path.name))
-    read.Reload()
-    return [(event.step, event.value) for event in read.Scalars(key)]
-
-
-def test_tensorboard_has_the_metrics_of_a_resumed_run(recipe_file) -> None:
-    pytest.importorskip("tensorboard")
-    options = ("trainer.logger=[console,tensorboard]", "trainer.save_freq=1")
-    run(recipe_file, "run", *options, "trainer.total_training_steps=2")
-    path = run(recipe_file, "run", *options)
-    for key in KEYS:
-        assert close(tensorboard_numbers(path, key), path, key), key
-
-
 def test_mlflow_metric_names_stay_distinct() -> None:
     sent = accepted_names({"credit/mean/a(b": 1.0, "credit/mean/a)b": 2.0, "credit/mean/ä b": 3.0})
     assert sent == {"credit/mean/a_x28b": 1.0, "credit/mean/a_x29b": 2.0, "credit/mean/ä b": 3.0}
-
-
-def test_mlflow_has_the_metrics_and_options_of_a_run(recipe_file, monkeypatch) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    options = ("trainer.logger=[mlflow]", "trainer.project_name=teams", "trainer.save_freq=1")
-    run(recipe_file, "run", *options, "trainer.total_training_steps=2")
-    path = run(recipe_file, "run", *options)
-    client = mlflow.MlflowClient(f"sqlite:///{path / 'mlflow.db'}")
-    (experiment,) = client.search_experiments(filter_string="name = 'teams'")
-    (found,) = client.search_runs([experiment.experiment_id])
-    assert found.data.params["algorithm.propagation"] == "posterior"
-    assert found.info.run_name == "run"
-    for key in KEYS:
-        history = sorted((metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, key))
-        assert close(history, path, key), key
 
 
 def test_mlflow_metrics_of_another_thread_reach_the_same_run(recipe_file, monkeypatch, tmp_path) -> None:
@@ -216,16 +190,20 @@ def wandb_offline(monkeypatch, tmp_path):
     until(lambda: not any(alive(pid) for pid in descendants() - before))
 
 
-def test_wandb_offline_has_metrics_and_a_trajectory_table(recipe_file, wandb_offline) -> None:
-    path = run(recipe_file, "run", "trainer.logger=[wandb]")
+def test_wandb_offline_has_metrics_tables_and_the_report(recipe_file, wandb_offline) -> None:
+    path = run_with_report(recipe_file, "wandb")
     rows, tables = wandb_records(path)
     for key in KEYS:
         assert close([(row["step"], row[key]) for row in rows if key in row], path, key), key
-    assert [row["step"] for row in rows if any(key.startswith("trajectories") for key in row)] == [1]
-    (table,) = tables
-    assert table["columns"] == ["step", *COLUMNS]
-    assert {row[table["columns"].index("agent")] for row in table["data"]} == {"writer", "editor"}
-    assert all(isinstance(row[-1], float) for row in table["data"])
+    for name, step in (("trajectories", 1), ("final_trajectories", 3)):
+        assert [row["step"] for row in rows if any(key.startswith(name) for key in row)] == [step]
+        (table,) = [table for table in tables if {row[0] for row in table["data"]} == {step}]
+        assert table["columns"] == ["step", *COLUMNS]
+        assert {row[table["columns"].index("agent")] for row in table["data"]} == {"writer", "editor"}
+        assert all(isinstance(row[-1], float) for row in table["data"])
+    assert [row[-1] for row in table["data"]] == pytest.approx([row[-1] for row in expected_rows(path)])
+    assert any("report.html" in json.dumps(record) for record in wandb_lines(path))
+    assert any((path / "report.html").read_bytes() == file.read_bytes() for file in staged_files(path))
 
 
 class Fails:

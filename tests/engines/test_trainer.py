@@ -24,70 +24,24 @@ from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.policy_set import PolicySet
 from creditflow.engines.local.rollouts import tasks_at
 from creditflow.engines.local.trainer import evaluation_batch, train
-from creditflow.errors import CreditflowError, InputError, ModelError, TooManyFailedScores
+from creditflow.errors import CreditflowError, ModelError, TooManyFailedScores
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import read_metrics
+from tests.engines.batches import update_once
+from tests.engines.small_runs import run
 from tests.paths import TOY
 from tests.rewards.judge_server import Answer, JudgeServer, Request
 
-TRAJECTORY = """
-from creditflow import AgentError, Score, Task, outcome, reward
+
+def replace_in_team(recipe_file: Path, old: str, new: str) -> None:
+    file = recipe_file.parent / "team.py"
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
 
 
-def tasks(split, recipe):
-    return [
-        Task("toy", ({"role": "user", "content": "a b c d e f g h"[: 2 * k + 1]},), "a", {"level": k // 4})
-        for k in range(8)
-    ]
-
-
-async def solve(task, team):
-    first = await team.writer(task.text)
-    return await team.editor(f"{first} i")
-
-
-async def always_breaks(task, team):
-    raise ZeroDivisionError("broken")
-
-
-@reward(agent_match="writer")
-def says_a(step, trajectory):
-    words = step.response.split()
-    return words.count("a") / max(1, len(words))
-
-
-@outcome
-def ends_with_a(trajectory):
-    return float(trajectory.answer.split()[-1:] == ["a"])
-
-
-def candidate(step):
-    return "long" if step.agent == "writer" and len(step.prompt) > 7 else "short"
-"""
-
-RECIPE = """
-data: {train_files: "team.py:tasks", train_batch_size: 4, max_prompt_length: 48, max_response_length: 6}
-actor_rollout_ref:
-  model: {path: MODEL}
-  actor: {optim: {lr: 0.01}, ppo_mini_batch_size: 2, ppo_max_token_len_per_gpu: 256}
-  rollout: {n: 8}
-algorithm: {group_by: agent, strata: "team.py:candidate"}
-team: {workflow: "team.py:solve", agents: {writer: {}, editor: {}}}
-reward: {backend: inline, functions: [{fn: "team.py:ends_with_a"}, {fn: "team.py:says_a"}]}
-trainer: {total_training_steps: 3, device: cpu}
-"""
-
-
-@pytest.fixture
-def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
-    (tmp_path / "team.py").write_text(TRAJECTORY)
-    (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
-    return tmp_path / "toy.yaml"
-
-
-def run(recipe_file: Path, folder: str, *overrides: str) -> Path:
-    path = recipe_file.parent / folder
-    return train(load_recipe(recipe_file, [f"trainer.default_local_dir={path}", *overrides]), Reporter()).path
+def expect_equal_weights(path: Path, other: Path, step: int = 3) -> None:
+    name = f"checkpoints/global_step_{step}/model.safetensors"
+    assert (path / name).read_bytes() == (other / name).read_bytes()
 
 
 def test_short_run_increases_the_reward(recipe_file: Path) -> None:
@@ -104,13 +58,7 @@ def test_run_folder_is_complete_and_its_model_loads(recipe_file: Path, word_mode
     assert not [p for p in path.rglob("*") if p.name.endswith(".part")]
     rows = read_metrics(path)
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
-    for key in (
-        "actor/pg_loss",
-        "actor/grad_norm",
-        "actor/entropy",
-        "timing/propagation_s",
-        "reward/sub_reward/writer",
-    ):
+    for key in ("actor/pg_loss", "actor/entropy", "timing/propagation_s", "reward/sub_reward/writer"):
         assert all(np.isfinite(row[key]) for row in rows[1:]), key
     assert all(row["actor/grad_norm"] > 0 for row in rows[1:])
 
@@ -130,9 +78,7 @@ def test_same_recipe_and_seed_repeat_bit_for_bit(recipe_file: Path) -> None:
         file = f"steps/{step}.parquet"
         assert (one / file).read_bytes() == (two / file).read_bytes()
         assert (one / file).read_bytes() != (other / file).read_bytes()
-    weights = [Policy.load(path / "checkpoints" / "global_step_3", torch.device("cpu")).model for path in (one, two)]
-    for a, b in zip(weights[0].parameters(), weights[1].parameters(), strict=True):
-        assert torch.equal(a, b)
+    expect_equal_weights(one, two)
 
 
 def test_run_stops_if_every_trajectory_fails(recipe_file: Path) -> None:
@@ -150,13 +96,8 @@ def test_saved_configuration_trains_from_its_own_folder(recipe_file: Path) -> No
 
 
 def test_failed_evaluation_keeps_the_model_and_the_step(recipe_file: Path) -> None:
-    trajectory = recipe_file.parent / "team.py"
-    trajectory.write_text(
-        trajectory.read_text().replace(
-            'return float(trajectory.answer.split()[-1:] == ["a"])',
-            'assert not trajectory.id.startswith("1-")\n    return float(trajectory.answer.split()[-1:] == ["a"])',
-        )
-    )
+    line = 'return float(trajectory.answer.split()[-1:] == ["a"])'
+    replace_in_team(recipe_file, line, f'assert not trajectory.id.startswith("1-")\n    {line}')
     with pytest.raises(TooManyFailedScores):
         run(recipe_file, "run", "trainer.val_before_train=false", "trainer.total_training_steps=2")
     path = recipe_file.parent / "run"
@@ -166,10 +107,7 @@ def test_failed_evaluation_keeps_the_model_and_the_step(recipe_file: Path) -> No
 
 
 def test_trajectories_are_kept_if_too_many_scores_fail(recipe_file: Path) -> None:
-    trajectory = recipe_file.parent / "team.py"
-    trajectory.write_text(
-        trajectory.read_text().replace("words = step.response.split()", "raise KeyError('no such word')")
-    )
+    replace_in_team(recipe_file, "words = step.response.split()", "raise KeyError('no such word')")
     with pytest.raises(TooManyFailedScores, match="no such word"):
         run(recipe_file, "run", "trainer.val_before_train=false")
     batch = read_parquet(recipe_file.parent / "run" / "steps" / "000001.parquet")
@@ -178,22 +116,10 @@ def test_trajectories_are_kept_if_too_many_scores_fail(recipe_file: Path) -> Non
 
 
 def test_run_stops_if_no_prompt_fits(recipe_file: Path) -> None:
-    with pytest.raises(
-        CreditflowError, match="none of 8 rollouts made a step; the first: writer's prompt has 4 tokens"
-    ):
-        run(
-            recipe_file,
-            "run",
-            "data.max_prompt_length=1",
-            "data.max_response_length=1",
-            "actor_rollout_ref.model.path=tiny",
-        )
-
-
-def test_existing_run_is_not_overwritten(recipe_file: Path) -> None:
-    run(recipe_file, "run", "trainer.total_training_steps=1", "trainer.val_before_train=false")
-    with pytest.raises(InputError, match="holds a run already"):
-        run(recipe_file, "run", "trainer.resume_mode=disable")
+    short = ("data.max_prompt_length=1", "data.max_response_length=1", "actor_rollout_ref.model.path=tiny")
+    message = "none of 8 rollouts made a step; the first: writer's prompt has 4 tokens"
+    with pytest.raises(CreditflowError, match=message):
+        run(recipe_file, "run", *short)
 
 
 def test_model_folder_without_tokenizer_is_rejected_by_name(recipe_file: Path, word_model_folder: Path) -> None:
@@ -232,9 +158,7 @@ def test_policy_equals_its_reference_only_before_training(recipe_file: Path) -> 
 
 def test_reference_metric_of_weight_0_changes_no_training(recipe_file: Path) -> None:
     plain, measured = run(recipe_file, "plain"), run(recipe_file, "measured", WITH_KL)
-    weights = [Policy.load(p / "checkpoints" / "global_step_3", torch.device("cpu")).model for p in (plain, measured)]
-    for a, b in zip(weights[0].parameters(), weights[1].parameters(), strict=True):
-        assert torch.equal(a, b)
+    expect_equal_weights(plain, measured)
     assert not read_parquet(plain / "steps" / "000003.parquet").ref_logprobs.size
 
 
@@ -260,11 +184,8 @@ def test_each_epoch_takes_every_task_once_in_its_own_order(recipe_file: Path) ->
 
 
 def outcomes_of(path: Path, step: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for trajectory in read_parquet(path / "steps" / f"00000{step}.parquet").to_trajectories():
-        assert trajectory.outcome is not None
-        found.setdefault(trajectory.uid, []).append(float(trajectory.outcome.value))
-    return found
+    batch = read_parquet(path / "steps" / f"00000{step}.parquet")
+    return {name: batch.outcome[batch.group_of_trajectory == g].tolist() for g, name in enumerate(batch.group_names)}
 
 
 DYNAMIC = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=40")
@@ -286,10 +207,7 @@ def test_dynamic_sampling_replaces_groups_of_equal_outcomes(recipe_file: Path) -
 
 
 def test_dynamic_sampling_stops_after_max_num_gen_batches(recipe_file: Path) -> None:
-    trajectory = recipe_file.parent / "team.py"
-    trajectory.write_text(
-        trajectory.read_text().replace('return float(trajectory.answer.split()[-1:] == ["a"])', "return 1.0")
-    )
+    replace_in_team(recipe_file, 'return float(trajectory.answer.split()[-1:] == ["a"])', "return 1.0")
     rows = read_metrics(run(recipe_file, "run", *DYNAMIC[:1], "algorithm.filter_groups.max_num_gen_batches=3"))
     assert [row["rollout/gen_batches"] for row in rows[1:]] == [3, 3, 3]
     assert [row["rollout/filtered_frac"] for row in rows[1:]] == [1, 1, 1]
@@ -309,7 +227,7 @@ def test_truncated_responses_are_reported_by_agent(recipe_file: Path, capsys: py
     batch = read_parquet(path / "steps" / "000001.parquet")
     said = capsys.readouterr().err
     for agent in batch.agent_names:
-        own = [step for one in batch.to_trajectories() for step in one.steps if step.agent == agent]
+        own = [step for trajectory in batch.to_trajectories() for step in trajectory.steps if step.agent == agent]
         cut = sum("finish_reason" in step.info for step in own)
         assert cut > 0.1 * len(own)
         assert (
@@ -320,8 +238,7 @@ def test_truncated_responses_are_reported_by_agent(recipe_file: Path, capsys: py
 
 def tied(recipe_file: Path) -> None:
     """Make all outcomes equal, without sub-rewards."""
-    file = recipe_file.parent / "team.py"
-    file.write_text(file.read_text().replace('trajectory.answer.split()[-1:] == ["a"]', "1"))
+    replace_in_team(recipe_file, 'trajectory.answer.split()[-1:] == ["a"]', "1")
     recipe_file.write_text(recipe_file.read_text().replace(', {fn: "team.py:says_a"}', ""))
 
 
@@ -441,9 +358,7 @@ def test_run_with_a_frozen_agent_repeats_bit_for_bit(tmp_path: Path) -> None:
     for step in ("000001", "000002"):
         files = [read_parquet(path / "steps" / f"{step}.parquet") for path in (one, two)]
         assert files[0].to_trajectories() == files[1].to_trajectories()
-    weights = [Policy.load(path / "checkpoints" / "global_step_2", torch.device("cpu")).model for path in (one, two)]
-    for a, b in zip(weights[0].parameters(), weights[1].parameters(), strict=True):
-        assert torch.equal(a, b)
+    expect_equal_weights(one, two, step=2)
 
 
 @pytest.mark.usefixtures("_no_proxy")
@@ -458,8 +373,7 @@ def test_an_update_skips_rows_without_tokens(tmp_path: Path, byte_policy: Policy
         policy = byte_policy.reference()
         policy.model.requires_grad_(True)
         for mode in ("token-mean", "seq-mean-token-mean"):
-            actor = Actor(policy, ActorConfig(loss_agg_mode=mode))
-            assert actor.update(batch, advantage_T, trained_S, np.zeros(batch.n_steps, dtype=np.int64))
+            assert update_once(Actor(policy, ActorConfig(loss_agg_mode=mode)), batch, advantage_T, trained_S)
         updated.append(policy.model)
     for a, b in zip(updated[0].parameters(), updated[1].parameters(), strict=True):
         assert torch.equal(a, b)

@@ -11,8 +11,7 @@ from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.trainer import train
 from creditflow.rollout.client import Generation, GenerationRequest
 from creditflow.runs import Ledger
-from tests.engines.test_resume import expect_the_same, without_clock
-from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
+from tests.engines.small_runs import expect_the_same, run, without_clock
 from tests.paths import RECIPES
 
 OVER_HTTP = """
@@ -80,13 +79,11 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[Seed]]:
     return seeds
 
 
-@pytest.fixture
-def recipe_file(tmp_path: Path, word_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "team.py").write_text(TRAJECTORY)
-    (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
-    (tmp_path / "over_http.py").write_text(over_http("team"))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path / "toy.yaml"
+@pytest.fixture(autouse=True)
+def workflows(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (recipe_file.parent / "over_http.py").write_text(over_http("team"))
+    (recipe_file.parent / "in_a_thread.py").write_text(IN_A_THREAD)
+    monkeypatch.syspath_prepend(str(recipe_file.parent))
 
 
 def test_training_over_http_equals_training_in_process(recipe_file: Path) -> None:
@@ -116,7 +113,6 @@ def solve_in_a_thread(task, team):
 
 @pytest.mark.parametrize("workflow", ["over_http.py:solve_over_http", "in_a_thread.py:solve_in_a_thread"])
 def test_audit_over_http_equals_audit_in_process(recipe_file: Path, workflow: str, batches: list[list[Seed]]) -> None:
-    (recipe_file.parent / "in_a_thread.py").write_text(IN_A_THREAD)
     settings = (
         "trainer.save_freq=4",
         "trainer.total_training_steps=4",

@@ -17,6 +17,7 @@ from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.samplers.process import SamplerError
 from creditflow.engines.local.samplers.vllm import VllmSampler, attach_samplers
 from creditflow.rollout import GenerationRequest
+from tests.engines.batches import sampled_batch, update_once
 from tests.engines.test_samplers import difference
 from tests.paths import ROOT
 
@@ -63,17 +64,13 @@ def policy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Policy]:
 
 
 def test_vllm_samples_from_the_current_weights(policy: Policy) -> None:
-    from tests.engines.test_actor import sampled_batch
-
     sampler, actor = policy.sampler, Actor(policy, ActorConfig(optim=OptimConfig(lr=0.01)))
     assert isinstance(sampler, VllmSampler)
     generations = policy.generate(LONG)
     assert policy.generate(LONG) == generations
     assert difference(policy, generations, LONG) < 1e-4
     for _ in range(2):
-        batch = sampled_batch(policy)
-        advantage_T = np.random.default_rng(0).normal(size=len(batch.response_ids))
-        actor.update(batch, advantage_T, np.ones(batch.n_steps, dtype=bool), np.zeros(batch.n_steps, dtype=np.int64))
+        update_once(actor, sampled_batch(policy))
         held, sampler._loaded = sampler._loaded, policy.weights_state()  # leave the reload out
         assert difference(policy, policy.generate(LONG), LONG) > 1e-3
         sampler._loaded = held

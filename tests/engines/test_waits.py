@@ -16,7 +16,7 @@ from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.products import use_fast_products
 from creditflow.engines.local.sampler import Temperatures, sample
 from creditflow.rollout import GenerationRequest
-from tests.engines.small_models import small_model
+from tests.engines.architectures import small_model
 
 HALF = {"device_type": "cpu", "dtype": torch.bfloat16}
 WAITS = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "_unique2", "equal", "item"}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.test_resume import EVERY_STEP, KINDS, expect_the_same
-from tests.engines.test_trainer import RECIPE, TRAJECTORY
+from tests.engines.small_runs import EVERY_STEP, expect_the_same, write_recipe
+from tests.engines.test_resume import KINDS
 from tests.faults.dies import PLACES
 from tests.forks import fast_python
 from tests.paths import ROOT
@@ -27,10 +27,7 @@ TEAMS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, word_model_folder: Path) -> Path:
-    path = tmp_path_factory.mktemp("killed")
-    (path / "team.py").write_text(TRAJECTORY)
-    (path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
-    return path
+    return write_recipe(tmp_path_factory.mktemp("killed"), word_model_folder).parent
 
 
 def train(folder: Path, name: str, team: str, place: str = "", k: int = 0, when: str = "before") -> list[str]:

@@ -75,14 +75,10 @@ def test_call_uses_verls_sampling_and_its_own_length():
     ask(fleet, max_tokens=7)
     params = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "logprobs": True, "max_tokens": 7}
     params["stop_token_ids"] = [EOS]
-    assert fleet.asked == [("trajectory", [1, 2], params)]
-
-
-def test_greedy_call_overrides_the_batch_sampling():
-    fleet = Fleet(output(5, EOS))
+    greedy = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "max_tokens": 4}
+    fleet.answers.append(output(5, EOS))
     ask(fleet, temperature=0.0)
-    params = fleet.asked[0][2]
-    assert (params["temperature"], params["top_p"], params["top_k"]) == (0.0, 1.0, -1)
+    assert fleet.asked == [("trajectory", [1, 2], params), ("trajectory", [1, 2], params | greedy)]
 
 
 @pytest.mark.parametrize(("ids", "reason"), [((5, 6, 7, 8), "length"), ((5, 6, 7, EOS), "stop")])
@@ -90,26 +86,24 @@ def test_full_response_without_end_token_is_cut_off(ids, reason):
     assert ask(Fleet(output(*ids))).finish_reason == reason
 
 
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        (output(5, version=None), LostServer, "version None, expected 3"),
+        (output(5, version=2), LostServer, "version 2, expected 3"),
+        (output(stop="aborted"), LostServer, "aborted"),
+        (output(stop="abort"), LostServer, "aborted"),
+        (output(5, EOS, logprobs=None), CreditflowError, "expected 2 log-probabilities"),
+    ],
+)
+def test_unusable_answer_fails_the_rollout(answer, error, message):
+    with pytest.raises(error, match=message):
+        ask(Fleet(answer))
+
+
 def test_different_temperature_raises_config_error():
     with pytest.raises(ConfigError, match=r"temperature 0\.5"):
         ask(Fleet(), temperature=0.5)
-
-
-@pytest.mark.parametrize("version", [None, 2])
-def test_server_with_other_weights_fails_the_rollout(version):
-    with pytest.raises(LostServer, match=f"version {version}, expected 3"):
-        ask(Fleet(output(5, version=version)))
-
-
-@pytest.mark.parametrize("word", ["aborted", "abort"])
-def test_aborted_call_fails_the_rollout(word):
-    with pytest.raises(LostServer, match="aborted"):
-        ask(Fleet(output(stop=word)))
-
-
-def test_missing_logprobs_fail_the_rollout():
-    with pytest.raises(CreditflowError, match="expected 2 log-probabilities"):
-        ask(Fleet(output(5, EOS, logprobs=None)))
 
 
 def test_call_is_repeated_after_a_server_died(monkeypatch):
@@ -117,10 +111,6 @@ def test_call_is_repeated_after_a_server_died(monkeypatch):
     fleet = Fleet(ActorDiedError(), output(5, EOS))
     assert ask(fleet).response_ids == (5, EOS)
     assert len(fleet.asked) == 2
-
-
-def test_repeated_server_deaths_fail_the_rollout(monkeypatch):
-    monkeypatch.setattr(servers, "_PAUSE_S", 0.0)
     with pytest.raises(LostServer, match="3 times"):
         ask(Fleet(*(ActorDiedError() for _ in range(servers.ATTEMPTS))))
 
