@@ -39,9 +39,14 @@ from creditflow.credit import CreditOptions, assign
 from creditflow.credit.analysis.fidelity import DecisionValues, Share, fidelity, spearman, task_weights
 from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.engines.common.components import build_components
-from creditflow.engines.local.decisions import DECISION_AUDIT, choose_decisions, measure_decisions, workflow_branch
+from creditflow.engines.local.decisions import (
+    DECISION_AUDIT,
+    MeasuringRollouts,
+    choose_decisions,
+    measure_decisions,
+    workflow_branch,
+)
 from creditflow.engines.local.fidelity import decision_candidates
-from creditflow.engines.local.outcomes import MeasuringRollouts
 from creditflow.engines.local.policy_set import PolicySet
 
 MEASURES = (

@@ -20,12 +20,12 @@ from creditflow.engines.common.components import Components, build_components
 from creditflow.engines.local.decisions import (
     ChosenDecisions,
     MeasuredDecisions,
+    MeasuringRollouts,
     choose_decisions,
     measure_decisions,
     workflow_branch,
 )
 from creditflow.engines.local.fidelity import decision_candidates
-from creditflow.engines.local.outcomes import MeasuringRollouts
 from creditflow.engines.local.trainer import train
 from creditflow.errors import ConfigError, TooManyFailedScores
 from creditflow.rollout import ChatClient, ChatReply, Rollout, run_rollouts

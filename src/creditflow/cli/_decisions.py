@@ -23,8 +23,7 @@ from creditflow.studies.decisions import DecisionRow, RuleFidelity, decision_row
 
 if TYPE_CHECKING:
     from creditflow.engines.common.components import Components
-    from creditflow.engines.local.decisions import Branch, ChosenDecisions, MeasuredDecisions
-    from creditflow.engines.local.outcomes import MeasuringRollouts
+    from creditflow.engines.local.decisions import Branch, ChosenDecisions, MeasuredDecisions, MeasuringRollouts
     from creditflow.engines.local.policy_set import PolicySet
 
 
@@ -84,9 +83,8 @@ def trained_run_audit(
 ) -> DecisionAudit:
     """The audit of training step `step` of a run. `description`: the acting policies."""
     from creditflow.config import trained_agents
-    from creditflow.engines.local.decisions import DECISION_AUDIT, workflow_branch
+    from creditflow.engines.local.decisions import DECISION_AUDIT, MeasuringRollouts, workflow_branch
     from creditflow.engines.local.fidelity import decision_candidates
-    from creditflow.engines.local.outcomes import MeasuringRollouts
 
     candidate_S = decision_candidates(trained, trained_agents(components.recipe.config))
     skipped = dict.fromkeys(np.flatnonzero(~candidate_S).tolist(), "not trained, or its outcome is unknown")
@@ -114,9 +112,8 @@ def imported_audit(
     reporter: Reporter,
 ) -> DecisionAudit:
     """The audit of imported trajectories: with their recipe, or with an endpoint alone. Raises InputError."""
-    from creditflow.engines.local.decisions import DECISION_AUDIT, workflow_branch
+    from creditflow.engines.local.decisions import DECISION_AUDIT, MeasuringRollouts, workflow_branch
     from creditflow.engines.local.final_steps import endpoint_components, final_step_branch, final_step_problem
-    from creditflow.engines.local.outcomes import MeasuringRollouts
 
     trajectories = batch.to_trajectories()
     problems = {}

@@ -59,23 +59,23 @@ class AlgorithmConfig(CreditOptions):
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
 
-    def without_aliases(self, given: Set[str]) -> AlgorithmConfig:
+    def without_aliases(self, set_keys: Set[str]) -> AlgorithmConfig:
         """Rewrite `threshold_share` and `error_minimization` to `propagation` and `lam`.
 
-        `given`: the keys that were set. Raises ConfigError if an alias contradicts its option.
+        `set_keys`: the keys that were set. Raises ConfigError if an alias contradicts its option.
         """
-        made = self
+        resolved = self
         if self.threshold_share is not None:
             rule = "threshold" if self.threshold_share else "discounted"
-            if "algorithm.propagation" in given and self.propagation != rule:
+            if "algorithm.propagation" in set_keys and self.propagation != rule:
                 raise ConfigError(
                     f"algorithm.threshold_share: {str(self.threshold_share).lower()} means propagation {rule!r}, "
                     f"but algorithm.propagation is {self.propagation!r}"
                 )
-            made = replace(made, propagation=rule, threshold_share=None)
+            resolved = replace(resolved, propagation=rule, threshold_share=None)
         if (alias := self.error_minimization) is not None:
             lam = float(alias.partition("=")[2]) if isinstance(alias, str) else alias["gae_lambda"]
-            if "algorithm.lam" in given and self.lam != lam:
+            if "algorithm.lam" in set_keys and self.lam != lam:
                 raise ConfigError(f"algorithm.error_minimization: means lam {lam}, but algorithm.lam is {self.lam}")
-            made = replace(made, lam=lam, error_minimization=None)
-        return made
+            resolved = replace(resolved, lam=lam, error_minimization=None)
+        return resolved

@@ -93,17 +93,17 @@ class GuardConfig(Section):
     fallback: FallbackConfig = FallbackConfig()
 
 
-def adapt_rules(rules: dict[str, Any], given: Set[str]) -> None:
+def adapt_rules(rules: dict[str, Any], set_keys: Set[str]) -> None:
     """Keep the defaults `shortest` within a rule's window and `recover` on the good side of its limit.
 
-    `given`: the keys that were set.
+    `set_keys`: the keys that were set.
     """
     limits = (("shortest", "window", min), ("recover", "above", min), ("recover", "below", max))
     for name, defaults in default_rules().items():
         if not isinstance(rule := rules.get(name), dict):
             continue
         for key, limit, within in limits:
-            by_default = key in defaults and f"guard.rules.{name}.{key}" not in given
+            by_default = key in defaults and f"guard.rules.{name}.{key}" not in set_keys
             if by_default and _is_number(rule.get(key)) and _is_number(rule.get(limit)):
                 rule[key] = within(rule[key], rule[limit])
 

@@ -38,14 +38,14 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     from omegaconf import OmegaConf
 
     path = find_recipe(path)
-    layers = [*_layers(path), given := _dotlist(overrides)]
+    layers = [*_layers(path), _dotlist(overrides)]
     replaced = _spell_out_preset(layers)
     config = _merged(layers, path)
     validate(config)
     keys = [_credit_keys(OmegaConf.to_container(layer)) for layer in layers]
     notices = (*replaced, *_without_effect(config.algorithm, keys))
-    keys_given = frozenset(key for key, _ in leaves(OmegaConf.to_container(given)))
-    return Recipe(config=config, name=path.stem, folder=path.resolve().parent, notices=notices, given=keys_given)
+    overridden = frozenset(key for key, _ in leaves(OmegaConf.to_container(layers[-1])))
+    return Recipe(config=config, name=path.stem, folder=path.resolve().parent, notices=notices, overridden=overridden)
 
 
 def _merged(layers: Sequence[DictConfig], path: Path) -> Config:
@@ -53,12 +53,12 @@ def _merged(layers: Sequence[DictConfig], path: Path) -> Config:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    given: set[str] = set()
+    set_keys: set[str] = set()
     merged = OmegaConf.create(Config().model_dump())
     try:
         for layer in layers:
             keys = OmegaConf.to_container(layer)
-            given |= {key for key, _ in leaves(keys)}
+            set_keys |= {key for key, _ in leaves(keys)}
             _spell_out_endpoints(keys)
             merged.merge_with(mergeable(keys, Config))
         values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
@@ -67,15 +67,15 @@ def _merged(layers: Sequence[DictConfig], path: Path) -> Config:
     config = checked(Config, values)
     if (source := workflow_source(config.team.workflow)) is not None:
         source.fill(config)
-    _resolve_aliases(config, given)
+    _resolve_aliases(config, set_keys)
     config.algorithm = with_loaded_files(config.algorithm, path.resolve().parent)
-    _adapt_defaults(config, given)
+    _adapt_defaults(config, set_keys)
     return config
 
 
-def _resolve_aliases(config: Config, given: Set[str]) -> None:
+def _resolve_aliases(config: Config, set_keys: Set[str]) -> None:
     """Rewrite the aliases of credit options to the options."""
-    algorithm, reward = config.algorithm.without_aliases(given), config.reward
+    algorithm, reward = config.algorithm.without_aliases(set_keys), config.reward
     if (granularity := reward.decomp_granularity) is not None:
         if algorithm.decomp_granularity not in (CreditOptions.decomp_granularity, granularity):
             raise ConfigError(
@@ -94,13 +94,13 @@ def _spell_out_preset(layers: Sequence[DictConfig]) -> tuple[str, ...]:
     """
     from omegaconf import OmegaConf
 
-    given = [dict(leaves(OmegaConf.to_container(layer))) for layer in layers]
-    chosen = [i for i, keys in enumerate(given) if PRESET in keys]
-    if not chosen or (name := given[chosen[-1]][PRESET]) is None:
+    keys_of_layers = [dict(leaves(OmegaConf.to_container(layer))) for layer in layers]
+    chosen = [i for i, keys in enumerate(keys_of_layers) if PRESET in keys]
+    if not chosen or (name := keys_of_layers[chosen[-1]][PRESET]) is None:
         return ()
     place, notices = chosen[-1], []
     for key, value in find_preset(name).options.items():
-        for i, keys in enumerate(given):
+        for i, keys in enumerate(keys_of_layers):
             own = keys.get(key)
             if own is None or own == value:
                 continue
@@ -111,28 +111,28 @@ def _spell_out_preset(layers: Sequence[DictConfig]) -> tuple[str, ...]:
     return tuple(notices)
 
 
-def _adapt_defaults(config: Config, given: Set[str]) -> None:
+def _adapt_defaults(config: Config, set_keys: Set[str]) -> None:
     """Replace defaults that contradict a key that was set. A contradiction between two set keys stays an error."""
     data, actor, trainer = config.data, config.actor_rollout_ref.actor, config.trainer
-    if "actor_rollout_ref.actor.ppo_mini_batch_size" not in given:
+    if "actor_rollout_ref.actor.ppo_mini_batch_size" not in set_keys:
         actor.ppo_mini_batch_size = min(actor.ppo_mini_batch_size, data.train_batch_size)
     for averaged in (actor, config.critic):
         if averaged.loss_agg_mode == SUM_NORM and averaged.loss_scale_factor is None:
             averaged.loss_scale_factor = data.max_response_length
-    if "trainer.resume_mode" not in given and trainer.resume_from_path is not None:
+    if "trainer.resume_mode" not in set_keys and trainer.resume_from_path is not None:
         trainer.resume_mode = "resume_path"
-    if "algorithm.propagation" not in given and config.algorithm.propagation == AlgorithmConfig.propagation:
-        names = {key.removeprefix("algorithm.").partition(".")[0] for key in given if key.startswith("algorithm.")}
+    if "algorithm.propagation" not in set_keys and config.algorithm.propagation == AlgorithmConfig.propagation:
+        names = {key.removeprefix("algorithm.").partition(".")[0] for key in set_keys if key.startswith("algorithm.")}
         config.algorithm = replace(config.algorithm, propagation=usable_rule(config.algorithm, names))
-    adapt_rules(config.guard.rules, given)
+    adapt_rules(config.guard.rules, set_keys)
     gated = PROPAGATION_RULES[config.algorithm.propagation].gated
-    if not gated and not any(key.startswith("guard.rules.pass_rate") for key in given):
+    if not gated and not any(key.startswith("guard.rules.pass_rate") for key in set_keys):
         config.guard.rules["pass_rate"] = None  # it watches gates
 
 
-def usable_rule(options: CreditOptions, given: Set[str]) -> str:
-    """Choose the rule where none is set: the default, unless it cannot use an option of `given`, or the estimator."""
-    if given & {*GATE_OPTIONS} or ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
+def usable_rule(options: CreditOptions, set_options: Set[str]) -> str:
+    """Choose the rule where none is set: the default, unless it cannot use the estimator or an option that is set."""
+    if set_options & {*GATE_OPTIONS} or ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
         return "threshold"
     needs_scores = any(getattr(options, name) != getattr(CreditOptions, name) for name in SCORE_OPTIONS)
     by_token = options.decomp_granularity == "token_level"
@@ -162,7 +162,8 @@ def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) 
 def _credit_keys(keys: Any) -> dict[str, Any]:
     """The credit options that a layer sets, including `reward.decomp_granularity`."""
     sections = keys if isinstance(keys, dict) else {}
-    algorithm, reward = (one if isinstance(one := sections.get(name), dict) else {} for name in ("algorithm", "reward"))
+    named = (sections.get(name) for name in ("algorithm", "reward"))
+    algorithm, reward = (section if isinstance(section, dict) else {} for section in named)
     return {**algorithm, "decomp_granularity": reward.get("decomp_granularity", algorithm.get("decomp_granularity"))}
 
 
@@ -187,7 +188,7 @@ def _without_effect(algorithm: AlgorithmConfig, layers: Sequence[Mapping[str, An
 
 def _is_record(layer: Mapping[str, Any]) -> bool:
     """Whether a layer sets most credit options: it is the configuration that a run has recorded."""
-    every = {one.name for one in fields(CreditOptions)}
+    every = {field.name for field in fields(CreditOptions)}
     return 2 * len(every & layer.keys()) > len(every)
 
 
@@ -206,20 +207,20 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """
     from omegaconf import OmegaConf
 
-    known = [one.name for one in fields(CreditOptions)]
-    found: dict[str, Any] = {}
+    names = [field.name for field in fields(CreditOptions)]
+    options: dict[str, Any] = {}
     for override in overrides:
         key, equals, value = override.partition("=")
         key = "decomp_granularity" if key == "reward.decomp_granularity" else key.removeprefix("algorithm.")
         if key == "preset" and equals:
-            named = {option.removeprefix("algorithm."): one for option, one in find_preset(value).options.items()}
-            found |= {name: one for name, one in named.items() if name in known}
+            of_preset = {key.removeprefix("algorithm."): set_to for key, set_to in find_preset(value).options.items()}
+            options |= {name: set_to for name, set_to in of_preset.items() if name in names}
             continue
-        if not equals or key not in known:
-            hint = removed_hint(f"algorithm.{key}") or did_you_mean(key, known)
+        if not equals or key not in names:
+            hint = removed_hint(f"algorithm.{key}") or did_you_mean(key, names)
             raise ConfigError(f"{override}: expected an option of credit, key=value{hint}")
-        found |= OmegaConf.to_container(_dotlist([f"{key}={value}"]))  # type: ignore[arg-type]
-    return load_named_files(found, Path.cwd())
+        options |= OmegaConf.to_container(_dotlist([f"{key}={value}"]))  # type: ignore[arg-type]
+    return load_named_files(options, Path.cwd())
 
 
 def leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -57,7 +57,7 @@ class Recipe:
     """The folder of relative `file.py:function` references."""
     notices: tuple[str, ...] = field(default=(), compare=False)
     """Options of an extended or overridden recipe that have become ineffective; `check` and `train` print them."""
-    given: frozenset[str] = field(default=frozenset(), compare=False)
+    overridden: frozenset[str] = field(default=frozenset(), compare=False)
     """The keys set on the command line; they take precedence over the recipe."""
 
     def validation_words(self, count: int) -> str:

@@ -38,8 +38,8 @@ def _describe_credit(properties: dict[str, Any]) -> None:
     for name, text in _docstrings(CreditOptions).items():
         properties[name]["description"] = text
     for name, names in choices().items():
-        known = {"enum": list(names)}
-        properties[name] |= {"anyOf": [known, {"type": "string"}]} if name in _OPEN else known
+        allowed = {"enum": list(names)}
+        properties[name] |= {"anyOf": [allowed, {"type": "string"}]} if name in _OPEN else allowed
     properties["preset"]["anyOf"] = [{"enum": list(PRESETS)}, {"type": "null"}]
     for name, (low, high, _) in NUMBERS.items():
         properties[name] |= {"minimum": low, "maximum": high}

@@ -124,8 +124,8 @@ def _validate_policies(config: Config) -> None:
             )
         optim_of(config, name)
         frozen = not policy_config.trained
-        if frozen and (given := next((key for key in ("lora_rank", "optim") if getattr(policy_config, key)), None)):
-            raise ConfigError(f"policies.{name}.{given}: is of how a policy is trained, and this one is not")
+        if frozen and (option := next((key for key in ("lora_rank", "optim") if getattr(policy_config, key)), None)):
+            raise ConfigError(f"policies.{name}.{option}: is of how a policy is trained, and this one is not")
         if policy_config.source is not None:
             _validate_source(config, name, *policy_config.source)
         if policy_config.endpoint is not None:
@@ -137,8 +137,8 @@ def _validate_policies(config: Config) -> None:
 def _validate_source(config: Config, name: str, key: str, source: PolicySource) -> None:
     """Check a policy that a plug-in provides: it has no model of its own, and is frozen."""
     policy, key = config.policies[name], f"policies.{name}.{key}"
-    given = {"trainable": policy.trainable, "endpoint": policy.endpoint, "model.path": policy.model.path}
-    if taken := next((option for option, value in given.items() if value), None):
+    options = {"trainable": policy.trainable, "endpoint": policy.endpoint, "model.path": policy.model.path}
+    if taken := next((option for option, value in options.items() if value), None):
         raise ConfigError(f"policies.{name}.{taken}: {key} provides the policy, which is frozen; leave it out")
     trained = trained_policies(config)
     if source.of not in trained:

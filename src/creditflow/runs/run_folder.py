@@ -61,8 +61,8 @@ class RunFolder:
         """
         metrics, events = (_whole_lines(self.path / name) for name in ("metrics.jsonl", "events.jsonl"))
         kept = [line for line, row in metrics if row["step"] <= step]
-        numbered = [found for found in self.path.glob("steps/*.parquet") if found.stem.isdigit()]
-        later = [found for found in numbered if int(found.stem) > step]
+        numbered = [file for file in self.path.glob("steps/*.parquet") if file.stem.isdigit()]
+        later = [file for file in numbered if int(file.stem) > step]
         if later or len(kept) < len(metrics):
             (self.path / "evaluation.json").unlink(missing_ok=True)  # it describes the end of the run
         if aside is not None:
@@ -70,8 +70,8 @@ class RunFolder:
             gone = [line for line, row in metrics if row["step"] > step]
             if gone:
                 self._write_lines(f"{aside}/metrics.jsonl", gone)
-            for found in later:
-                found.rename(self.path / aside / found.name)
+            for file in later:
+                file.rename(self.path / aside / file.name)
             later = []
         else:
             # Events up to the last rollback to this step or an earlier one stay.
@@ -81,8 +81,8 @@ class RunFolder:
                 "events.jsonl", [line for i, (line, row) in enumerate(events) if i < stays or row["step"] <= step]
             )
         self._write_lines("metrics.jsonl", kept)
-        for found in (*later, *self.path.glob("steps/.*.part"), *self.path.glob(".*.part")):
-            found.unlink()
+        for file in (*later, *self.path.glob("steps/.*.part"), *self.path.glob(".*.part")):
+            file.unlink()
 
     def _write_lines(self, name: str, lines: Sequence[str]) -> None:
         """Write `lines` to `name`; skip an absent file without lines."""
@@ -153,8 +153,8 @@ def log_failures(
     error: CreditflowError, folder: RunFolder, step: int, infos: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> None:
     """Write the tracebacks behind an error to `failures.log`, and add the file's name to the message."""
-    found = [one for one in infos if KEY in one[1]]
-    if found and folder.append_failures(step, found):
+    failures = [info for info in infos if KEY in info[1]]
+    if failures and folder.append_failures(step, failures):
         error.args = (f"{error}; whole tracebacks: {folder.path / FAILURES}",)
 
 

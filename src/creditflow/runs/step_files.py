@@ -78,14 +78,14 @@ def options_of(path: Path, facts: Mapping[str, Any]) -> CreditOptions | None:
 
     Loads no file that they name: the recorded properties stand in for its rules.
     """
-    given = facts.get("options")
-    if given is None:
+    recorded = facts.get("options")
+    if recorded is None:
         return None
-    if not isinstance(given, Mapping):
-        raise DataError(f"{path}: options: expected a mapping, got {type(given).__name__}")
+    if not isinstance(recorded, Mapping):
+        raise DataError(f"{path}: options: expected a mapping, got {type(recorded).__name__}")
     try:
         recall_properties(facts.get("named_by_file", {}))
-        options = CreditOptions(**{f.name: given[f.name] for f in fields(CreditOptions) if f.name in given})
+        options = CreditOptions(**{f.name: recorded[f.name] for f in fields(CreditOptions) if f.name in recorded})
         options.validate()
     except ConfigError as error:
         raise DataError(f"{path}: {error}; import the module that registers what it was made with") from error
@@ -101,8 +101,8 @@ def read_step_file(path: Path) -> Recorded:
     from creditflow.data import table
 
     try:
-        wanted = {column.name: column.shape for column in _columns()}
-        batch, facts, columns = table.read_beside(path, wanted)
+        shapes = {column.name: column.shape for column in _columns()}
+        batch, facts, columns = table.read_beside(path, shapes)
     except BatchError as error:
         raise DataError(str(error)) from error
     expect_format(path, facts.get("version", 0))

@@ -44,9 +44,9 @@ def staleness_metrics(batch: TrajectoryBatch, trained: Mapping[str, int]) -> dic
     """
     from creditflow.credit import kernels
 
-    known = np.array([name in trained for name in batch.policy_names], dtype=np.bool_)
+    is_trained = np.array([name in trained for name in batch.policy_names], dtype=np.bool_)
     newest_S = np.array([trained.get(name, 0) for name in batch.policy_names])[batch.policy_of_step]
-    sampled_S = kernels.sampled_tokens(batch.token_offsets, batch.response_mask) * known[batch.policy_of_step]
+    sampled_S = kernels.sampled_tokens(batch.token_offsets, batch.response_mask) * is_trained[batch.policy_of_step]
     age_S = newest_S - batch.policy_version
     total = age_S * sampled_S
     largest = age_S[sampled_S > 0].max(initial=0)
@@ -91,8 +91,8 @@ def status_line(metrics: Mapping[str, float]) -> str:
         ]
         parts.append(f"{metrics['timing/step_s']:.1f} s" + (f" ({', '.join(times)})" if times else ""))
     rates = {"sampling": "throughput/response_tokens_per_s", "update": "throughput/update_tokens_per_s"}
-    if known := [f"{name} {metrics[key]:,.0f}" for name, key in rates.items() if key in metrics]:
-        parts.append(f"tokens/s: {', '.join(known)}")
+    if measured := [f"{name} {metrics[key]:,.0f}" for name, key in rates.items() if key in metrics]:
+        parts.append(f"tokens/s: {', '.join(measured)}")
     tied = [value for key, value in metrics.items() if key.endswith("actor/tied_updates")]
     if tied and min(tied) == 1:
         parts.append("every group tied")

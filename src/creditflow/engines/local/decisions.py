@@ -8,18 +8,21 @@ of every rollout that credit was computed from. The values depend only on trajec
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from creditflow.credit.analysis.fidelity import DecisionValues
+from creditflow.credit.decompose import outcomes
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.data.batch import outcome_value
 from creditflow.engines.common.components import Components
-from creditflow.engines.local.outcomes import AT_ONCE, MeasuringRollouts
+from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.policy_set import PolicySet
+from creditflow.engines.local.rollouts import complete, fill_references
 from creditflow.errors import ConfigError, TooManyFailedScores
-from creditflow.rollout import Rollout
+from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, together
 from creditflow.rollout.branching import REFUSED, run_branch
 
 FIDELITY, DECISION_AUDIT = 6, 7
@@ -31,8 +34,41 @@ _MARGIN = 0.9
 """Share of a token budget to plan for: continuations may be longer than the recorded steps that they replace."""
 Branch = Callable[[Trajectory, int, Rollout], Awaitable[Trajectory]]
 """Continues a record as a rollout: keeps its steps below an index, and samples the others."""
+AT_ONCE = 1024
+"""The largest number of concurrent rollouts: bounds their memory and sets the interval of progress updates."""
 AFTER, BEFORE = 0, 1
 """The two prefixes of a decision: with its step, and without it."""
+
+
+class MeasuringRollouts:
+    """Runs rollouts on one scheduler and scores their outcomes. They only measure, and are not trained on."""
+
+    def __init__(self, components: Components, policy_set: PolicySet | None) -> None:
+        """`policy_set`: None if all policies are behind endpoints."""
+        self.components = components
+        clients: dict[str, ModelClient | ChatClient] = dict(components.chat_clients)
+        self._references: Mapping[str, Policy] = {}
+        if policy_set is not None:
+            clients = {**policy_set.policies, **clients}
+            self._references = policy_set.references
+        self.scheduler = Scheduler(clients, components.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
+        self._max_tokens = 0 if policy_set is None else policy_set.max_tokens
+        self.first_failure = ""
+        """The reason of the first rollout or score that failed."""
+
+    async def run(self, running: Sequence[Awaitable[Trajectory]]) -> tuple[list[Trajectory], Floats]:
+        """Run and score P rollouts; returns them and their common outcomes [P], NaN where one failed."""
+        components = self.components
+        trajectories = await complete(together(running, self.scheduler), components)
+        if self._references:
+            fill_references(self._references, trajectories, components, self._max_tokens)
+        report = await components.rewards.score(trajectories, outcome_only=True, max_failed_frac=1.0)
+        # A truncated rollout has an outcome, whether or not truncated trajectories are trained.
+        options = replace(components.recipe.config.algorithm, mask_truncated=False)
+        common = outcomes(TrajectoryBatch.from_trajectories(trajectories), options)
+        errors = [*(t.info["error"] for t in trajectories if t.status == "failed"), *report.reasons]
+        self.first_failure = self.first_failure or next(iter(errors), "")
+        return trajectories, np.where(common.known_N, common.value_N, np.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +197,16 @@ async def measure_decisions(
     note(0, len(planned))
     for first in range(0, len(planned), AT_ONCE):
         some = planned[first : first + AT_ONCE]
-        continued, common_P = await rollouts.run([branch(one.trajectory, one.at, one.rollout) for one in some])
-        for one, made, common in zip(some, continued, common_P.tolist(), strict=True):
-            agent = batch.agent_names[batch.agent_of_step[chosen.step_D[one.decision]]]
-            value = outcome_value(made.outcomes[agent]) if agent in made.outcomes else common
-            ks = slice(None) if one.at == len(one.trajectory.steps) else one.number
-            return_DK[one.side, one.decision, ks] = value
-            tokens += sum(sampled_tokens(made, one.at))
-            if REFUSED in made.info:
+        continued, common_P = await rollouts.run([branch(p.trajectory, p.at, p.rollout) for p in some])
+        for plan, trajectory, common in zip(some, continued, common_P.tolist(), strict=True):
+            agent = batch.agent_names[batch.agent_of_step[chosen.step_D[plan.decision]]]
+            value = outcome_value(trajectory.outcomes[agent]) if agent in trajectory.outcomes else common
+            ks = slice(None) if plan.at == len(plan.trajectory.steps) else plan.number
+            return_DK[plan.side, plan.decision, ks] = value
+            tokens += sum(sampled_tokens(trajectory, plan.at))
+            if REFUSED in trajectory.info:
                 refused += 1
-                first_refusal = first_refusal or str(made.info["error"])
+                first_refusal = first_refusal or str(trajectory.info["error"])
             elif math.isnan(value):
                 failed += 1
         note(first + len(some), len(planned))

@@ -69,7 +69,7 @@ class LocalEngine(Engine):
         batch = TrajectoryBatch.from_trajectories(trajectories)
         values_T = policy_set.values(batch)
         run = None
-        if not any(one.problem for one in memory):
+        if not any(estimate.problem for estimate in memory):
             assignment = assign(batch, config.algorithm, values_T=values_T)
             n_groups = len(trajectories) // config.actor_rollout_ref.rollout.n
             with phase("measuring a training step"):

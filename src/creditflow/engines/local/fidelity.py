@@ -15,11 +15,11 @@ from creditflow.data import Bools, Trajectory
 from creditflow.engines.local.decisions import (
     FIDELITY,
     MeasuredDecisions,
+    MeasuringRollouts,
     choose_decisions,
     measure_decisions,
     workflow_branch,
 )
-from creditflow.engines.local.outcomes import MeasuringRollouts
 from creditflow.engines.local.run import RunState
 
 _MAX_DECISIONS = 256
@@ -66,19 +66,19 @@ async def fidelity_metrics(
             bar.reach,
         )
     run.audit_tokens += measured.tokens
-    found = fidelity(assignment.advantage_S[chosen.step_D], measured.values)
-    if note := _note(measured, found):
+    result = fidelity(assignment.advantage_S[chosen.step_D], measured.values)
+    if note := _note(measured, result):
         run.reporter.say(f"training step {step}: fidelity of credit: {note}")
-    return _metrics(found, measured, run)
+    return _metrics(result, measured, run)
 
 
-def _metrics(found: Fidelity, measured: MeasuredDecisions, run: RunState) -> dict[str, float]:
+def _metrics(result: Fidelity, measured: MeasuredDecisions, run: RunState) -> dict[str, float]:
     metrics = {
-        "credit/fidelity": found.correlation.value,
-        "credit/fidelity_low": found.correlation.low,
-        "credit/fidelity_high": found.correlation.high,
-        "credit/fidelity_ceiling": found.ceiling.value,
-        "audit/decisions": float(found.decisions),
+        "credit/fidelity": result.correlation.value,
+        "credit/fidelity_low": result.correlation.low,
+        "credit/fidelity_high": result.correlation.high,
+        "credit/fidelity_ceiling": result.ceiling.value,
+        "audit/decisions": float(result.decisions),
         "audit/refused_frac": measured.refused / max(measured.continuations, 1),
         "audit/failed_frac": measured.failed / max(measured.continuations, 1),
         "audit/tokens": float(measured.tokens),
@@ -87,7 +87,7 @@ def _metrics(found: Fidelity, measured: MeasuredDecisions, run: RunState) -> dic
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _note(measured: MeasuredDecisions, found: Fidelity) -> str:
+def _note(measured: MeasuredDecisions, result: Fidelity) -> str:
     """The reason why a measurement is incomplete; empty if it is not."""
     if not len(measured.chosen.step_D):
         return "no decision fits into audit.max_token_frac yet, or none is trained"
@@ -95,4 +95,4 @@ def _note(measured: MeasuredDecisions, found: Fidelity) -> str:
         return f"{measured.refused} of {measured.continuations} continuations refused: {measured.first_refusal}"
     if measured.failed:
         return f"{measured.failed} of {measured.continuations} continuations failed: {measured.first_failure}"
-    return "" if found.decisions else "no decision has a known value"
+    return "" if result.decisions else "no decision has a known value"

@@ -15,8 +15,7 @@ from pathlib import Path
 from creditflow.config import EndpointConfig, PolicyConfig, recipe_of_dict
 from creditflow.data import Message, Task, Trajectory
 from creditflow.engines.common.components import Components, chat_client, load_functions, reward_manager
-from creditflow.engines.local.decisions import Branch
-from creditflow.engines.local.outcomes import MeasuringRollouts
+from creditflow.engines.local.decisions import Branch, MeasuringRollouts
 from creditflow.errors import ConfigError
 from creditflow.rollout import AgentSpec, Rollout, Team, run_rollout
 
@@ -74,7 +73,7 @@ def final_step_branch(components: Components, rollouts: MeasuringRollouts) -> Br
         final = recorded.steps[at]
         messages = messages_of_prompt(final.prompt)
         assert messages is not None  # see `final_step_problem`
-        made = await run_rollout(
+        sampled = await run_rollout(
             replace(rollout, task=replace(recorded.task, prompt=tuple(messages))),
             components.workflow,
             components.agents,
@@ -83,9 +82,9 @@ def final_step_branch(components: Components, rollouts: MeasuringRollouts) -> Br
         )
         new = [
             replace(s, id=f"{rollout.id}/{at}", index=at, agent=final.agent, turn=final.turn, parents=final.parents)
-            for s in made.steps[:1]
+            for s in sampled.steps[:1]
         ]
-        return replace(made, task=recorded.task, steps=[*kept, *new], answer_steps=(at,) if new else ())
+        return replace(sampled, task=recorded.task, steps=[*kept, *new], answer_steps=(at,) if new else ())
 
     return branch
 

@@ -161,6 +161,6 @@ def token_weights(mode: str, n_tokens_S: Ints, trajectory_S: Ints, scale_factor:
             n_trajectories = max(1, int((steps_N > 0).sum()))
             weight_S = 1 / (length_S * np.where(steps_N > 0, steps_N, 1.0)[trajectory_S] * n_trajectories)
         case _:
-            known, hint = ", ".join(LOSS_AGG_MODES), did_you_mean(mode, LOSS_AGG_MODES)
-            raise ConfigError(f"actor_rollout_ref.actor.loss_agg_mode: expected one of {known}, got {mode!r}{hint}")
+            modes, hint = ", ".join(LOSS_AGG_MODES), did_you_mean(mode, LOSS_AGG_MODES)
+            raise ConfigError(f"actor_rollout_ref.actor.loss_agg_mode: expected one of {modes}, got {mode!r}{hint}")
     return np.asarray(weight_S * trained_S)

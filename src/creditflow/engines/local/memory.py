@@ -35,8 +35,8 @@ def suit(parameters: int, device: torch.device) -> bool:
         return False  # `release` does nothing then
     _largest[0] = max(_largest[0], parameters)
     tell = ctypes.CDLL(None).mallopt
-    wanted = _settings(_largest[0])
-    return [tell(what, size) for what, size in wanted.items()] == [1] * len(wanted)
+    settings = _settings(_largest[0])
+    return [tell(what, size) for what, size in settings.items()] == [1] * len(settings)
 
 
 def release(spare: int = 0) -> None:

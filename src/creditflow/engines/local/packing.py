@@ -309,9 +309,9 @@ def _best_prefixes(common: Sequence[int], begin: int, end: int, depth: int) -> t
     return (saved, [cut for _, cuts in parts for cut in cuts]) if saved >= whole[0] else whole
 
 
-def _common_length(one: TokenIds, other: TokenIds) -> int:
-    n = min(len(one), len(other))
-    differs = np.flatnonzero(one[:n] != other[:n])
+def _common_length(ids: TokenIds, other: TokenIds) -> int:
+    n = min(len(ids), len(other))
+    differs = np.flatnonzero(ids[:n] != other[:n])
     return int(differs[0]) if len(differs) else n
 
 
@@ -354,8 +354,8 @@ def pack_prompts(prompts: Sequence[Sequence[int]]) -> tuple[PackedSteps, list[In
     Each is a step with one response token, which is not an input. Also returns the index of each prompt's tokens among
     the T tokens.
     """
-    found = shared_prefixes([np.array(prompt, dtype=np.int32) for prompt in prompts])
-    prefix_B = np.array([len(prompt) for prompt in prompts]) if found is None else found
+    prefixes = shared_prefixes([np.array(prompt, dtype=np.int32) for prompt in prompts])
+    prefix_B = np.array([len(prompt) for prompt in prompts]) if prefixes is None else prefixes
     number = dict[tuple[int, ...], int]()
     prompt_of = [number.setdefault(tuple(prompt[:n]), len(number)) for prompt, n in zip(prompts, prefix_B, strict=True)]
     pairs = [(prompt[:n], (*prompt[n:], 0)) for prompt, n in zip(prompts, prefix_B.tolist(), strict=True)]

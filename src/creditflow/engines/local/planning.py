@@ -68,19 +68,9 @@ class MemoryPlan:
     """The process without models."""
 
     @property
-    def gradients(self) -> int:
-        """The gradients of all trained weights."""
-        return self.trained
-
-    @property
-    def optimizer(self) -> int:
-        """The state of AdamW."""
-        return _ADAM * self.trained
-
-    @property
     def fixed(self) -> int:
         """The memory that does not depend on the micro-batch."""
-        return self.base + self.weights + self.gradients + self.optimizer + self.per_pass
+        return self.base + self.weights + (1 + _ADAM) * self.trained + self.per_pass
 
     def peak(self, max_tokens: int) -> int:
         """The largest memory of a step with micro-batches of `max_tokens` tokens."""
@@ -89,7 +79,7 @@ class MemoryPlan:
             logits = min(logits, self.logits_most)
         held = max_tokens if self.held_tokens is None else min(max_tokens, self.held_tokens)  # a batch may be smaller
         update = self.fixed + int(max(max_tokens, held * self.held) * self.per_token) + logits
-        return max(update, self.fixed - self.gradients + self.sampling)
+        return max(update, self.fixed - self.trained + self.sampling)  # there are no gradients yet
 
     def max_tokens(self, memory: float, most: int = MOST) -> int:
         """The largest micro-batch, a power of two from `LEAST` to `most`, with a peak of at most `memory` bytes.
@@ -98,10 +88,6 @@ class MemoryPlan:
         """
         sizes = (LEAST << k for k in range((most // LEAST).bit_length()))
         return max((size for size in sizes if size <= most and self.peak(size) <= memory), default=LEAST)
-
-    def fits(self, max_tokens: int, memory: float) -> bool:
-        """Whether a step with micro-batches of `max_tokens` tokens needs at most `memory` bytes."""
-        return self.peak(max_tokens) <= memory
 
 
 def problem(plan: MemoryPlan, max_tokens: int, memory: float, key: str) -> str:
@@ -142,7 +128,8 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    return max(0, min([_available(), *(limit - used for limit, used in _groups())]))
+    available = _of_file(Path("/proc/meminfo"), "MemAvailable:") or _physical()
+    return max(0, min([available, *(limit - used for limit, used in _groups())]))
 
 
 def held_memory(device: torch.device) -> int:
@@ -278,10 +265,6 @@ def _physical() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _available() -> int:
-    return _of_file(Path("/proc/meminfo"), "MemAvailable:") or _physical()
-
-
 def _of_file(file: Path, key: str) -> int | None:
     """The value of a line `key number kB`, in bytes; None without such a file or line."""
     if not file.exists():
@@ -304,7 +287,7 @@ def _groups(own: Path | None = None, root: Path | None = None) -> list[tuple[int
     own, root = own or _OWN, root or _CGROUP
     if not own.exists():
         return []
-    found: dict[Path, tuple[int, int]] = {}
+    limits: dict[Path, tuple[int, int]] = {}
     for line in own.read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
@@ -317,8 +300,8 @@ def _groups(own: Path | None = None, root: Path | None = None) -> list[tuple[int
         for folder in (top, *(top / parent for parent in (inner, *inner.parents))):
             limit, used = (_number(folder / name) for name in names)
             if limit is not None and used is not None:
-                found[folder] = (limit, used - _cached(folder / "memory.stat"))
-    return list(found.values())
+                limits[folder] = (limit, used - _cached(folder / "memory.stat"))
+    return list(limits.values())
 
 
 def _cached(file: Path) -> int:

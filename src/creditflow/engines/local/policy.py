@@ -105,13 +105,8 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
     def save_merged(self, folder: Path | str) -> None:
-        """Save a Hugging Face folder with the adapter merged.
-
-        The policy must have an adapter and an unshared model.
-        """
-        assert self.adapter is not None
-        merged = copy.deepcopy(self.adapter.model).merge_and_unload()
-        merged.save_pretrained(folder, safe_serialization=True)
+        """Save a Hugging Face folder with the adapter merged."""
+        self.export(folder)
         self.tokenizer.save_pretrained(folder)
 
     def export(self, folder: Path | str) -> None:

@@ -225,7 +225,7 @@ class PolicySet:
         allowed = planning.SHARE[self.device.type] * planning.memory_limit(self.device)
         most = {ACTOR_SIZE: planning.MOST, CRITIC_SIZE: planning.MOST_OF_CRITIC}
         plans = self.plans(config)
-        return {key: plans[key].max_tokens(allowed, most[key]) for key, given in open_keys.items() if given is None}
+        return {key: plans[key].max_tokens(allowed, most[key]) for key, size in open_keys.items() if size is None}
 
     def set_sizes(self, sizes: Mapping[str, int]) -> None:
         """Set the micro-batch sizes, by key."""
@@ -262,14 +262,15 @@ class PolicySet:
         rows = min(rollout.max_num_seqs, rollout.n * data.train_batch_size)
         row_tokens = data.max_prompt_length + data.max_response_length
         trained = [weight for learner in learners for weight in learner.parameters]
-        sampled = {id(one.model): one.model for one in self.policies.values() if one.forward.half}
+        policies = self.policies.values()
+        sampled = {id(policy.model): policy.model for policy in policies if policy.forward.half}
         fixed = MemoryPlan(
             weights=planning.bytes_of(weight for model in models for weight in model.parameters())
             + sum(map(cast_bytes, sampled.values())),
             trained=planning.bytes_of(trained),
             per_token=0,
             per_pass=planning.bytes_per_pass(trained),
-            sampling=max(planning.sampling_bytes(one.model, rows, row_tokens) for one in self.policies.values()),
+            sampling=max(planning.sampling_bytes(policy.model, rows, row_tokens) for policy in policies),
             base=planning.BASE[self.device.type],
         )
         return {key: planning.with_activations(fixed, of_key) for key, of_key in forwards.items() if of_key}

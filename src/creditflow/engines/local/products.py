@@ -96,13 +96,13 @@ class Linear(torch.nn.Linear):
         """The weight and bias as `dtype`, cast again only after a change."""
         # In-place changes under autograd count up a tensor's version. `forget_casts` covers changes of `.data`.
         state = dtype, *((part.data_ptr(), part._version) for part in (self.weight, self.bias) if part is not None)
-        known = self.__dict__.get("_known")
-        if known is None or known[0] != state:
+        cast = self.__dict__.get("_known")
+        if cast is None or cast[0] != state:
             with torch.no_grad():
                 bias = None if self.bias is None else self.bias.to(dtype)
-                known = state, self.weight.to(dtype), bias
-            self.__dict__["_known"] = known
-        return known[1], known[2]
+                cast = state, self.weight.to(dtype), bias
+            self.__dict__["_known"] = cast
+        return cast[1], cast[2]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_known"}  # a copy casts again

@@ -115,11 +115,7 @@ async def gather(
             some = await sample_trajectories(components, policy_set, tasks, n, components.sampling.temperature, key)
         with timing("reward"):
             components.label(some)
-            try:
-                reports.append(await score(components, some))
-            except TooManyFailedScores as error:
-                error.trajectories = some
-                raise
+            reports.append(await score(components, some))
         rounds += 1
         trajectories += some
         groups = [some[i : i + n] for i in range(0, len(some), n)]
@@ -162,9 +158,17 @@ async def sample_trajectories(
 ) -> list[Trajectory]:
     """Run `n` rollouts of each task concurrently. The result is determined by key and seed.
 
-    Fills in reference log-probs if a reward function needs them. `title`: the phase in the progress.
+    Masks the steps of frozen policies, and fills in reference log-probs if a reward function needs them. Raises
+    CreditflowError if too many rollouts failed. `title`: the phase in the progress.
     """
-    scheduler, rollouts = build_scheduler(components, policy_set), build_rollouts(components, tasks, n, key)
+    prefix, seed = "-".join(map(str, key)), components.recipe.config.data.seed
+    rollouts = [
+        Rollout(task, f"{prefix}-{t}", f"{prefix}-{t}-{k}", (seed, *key, t, k))
+        for t, task in enumerate(tasks)
+        for k in range(n)
+    ]
+    clients: dict[str, ModelClient | ChatClient] = {**policy_set.policies, **components.chat_clients}
+    scheduler = Scheduler(clients, components.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
     sampling = replace(components.sampling, temperature=temperature)
     with phase(title, len(rollouts), "trajectories") as bar:
 
@@ -173,29 +177,6 @@ async def sample_trajectories(
 
         running = run_rollouts(rollouts, components.workflow, components.agents, scheduler, sampling, finish)
         trajectories = await complete(running, components)
-    return check_and_complete(components, policy_set, trajectories)
-
-
-def build_scheduler(components: Components, policy_set: PolicySet) -> Scheduler:
-    """Build a scheduler of calls of the run's policies and endpoints."""
-    clients: dict[str, ModelClient | ChatClient] = {**policy_set.policies, **components.chat_clients}
-    return Scheduler(clients, components.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
-
-
-def build_rollouts(components: Components, tasks: Sequence[Task], n: int, key: tuple[int, ...]) -> list[Rollout]:
-    """Build `n` rollouts of each task. `key`: the beginning of their random keys, and of their ids."""
-    prefix, seed = "-".join(map(str, key)), components.recipe.config.data.seed
-    return [
-        Rollout(task, f"{prefix}-{t}", f"{prefix}-{t}-{k}", (seed, *key, t, k))
-        for t, task in enumerate(tasks)
-        for k in range(n)
-    ]
-
-
-def check_and_complete(
-    components: Components, policy_set: PolicySet, trajectories: list[Trajectory]
-) -> list[Trajectory]:
-    """Raise CreditflowError if too many rollouts failed; else mask frozen steps and fill in reference log-probs."""
     try:
         expect_few_failed_rollouts(
             [trajectory.info["error"] for trajectory in trajectories if trajectory.status == "failed"],
@@ -215,9 +196,16 @@ def check_and_complete(
 async def score(
     components: Components, trajectories: Sequence[Trajectory], *, max_failed_frac: float | None = None
 ) -> ScoringReport:
-    """Score trajectories (`RewardManager.score`) and show the progress."""
+    """Score trajectories (`RewardManager.score`) and show the progress.
+
+    Raises TooManyFailedScores, with the trajectories, if too many scores failed.
+    """
     with phase("scoring", unit="calls") as bar:
-        return await components.rewards.score(trajectories, max_failed_frac=max_failed_frac, progress=bar.reach)
+        try:
+            return await components.rewards.score(trajectories, max_failed_frac=max_failed_frac, progress=bar.reach)
+        except TooManyFailedScores as error:
+            error.trajectories = trajectories
+            raise
 
 
 async def complete(running: Awaitable[list[Trajectory]], components: Components) -> list[Trajectory]:

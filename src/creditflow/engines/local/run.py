@@ -17,8 +17,7 @@ from creditflow.credit import Threshold
 from creditflow.credit.history import History
 from creditflow.data.curriculum import Curriculum
 from creditflow.engines.common.checkpoints import saved_steps, step_of
-from creditflow.engines.common.components import Components
-from creditflow.engines.common.curriculum import build_curriculum, restore_curriculum
+from creditflow.engines.common.components import Components, build_curriculum, restore_curriculum
 from creditflow.engines.common.guard import control_state, load_control_state, roll_back
 from creditflow.engines.common.run import (
     FINISHED,
@@ -117,11 +116,11 @@ class RunState:
         Returns an event after a change, and one with the peak memory before and after the change to adapters.
         """
         policy_set, peak = self.policy_set, metrics.get(_PEAK)
-        wanted = self.guard.fallback and policy_set.fallback.trainable == "lora" and policy_set.can_narrow
-        if wanted != policy_set.narrowed:
-            (policy_set.narrow if wanted else policy_set.widen)()
-            self.peak_before = peak if wanted else None
-            return self._adapter_event("adapters alone are trained" if wanted else "all weights again", before=peak)
+        narrows = self.guard.fallback and policy_set.fallback.trainable == "lora" and policy_set.can_narrow
+        if narrows != policy_set.narrowed:
+            (policy_set.narrow if narrows else policy_set.widen)()
+            self.peak_before = peak if narrows else None
+            return self._adapter_event("adapters alone are trained" if narrows else "all weights again", before=peak)
         if self.peak_before is None:
             return None
         before, self.peak_before = self.peak_before, None

@@ -67,13 +67,13 @@ def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = N
     with reporter.bar("loading models", keep=False):
         policy_set = PolicySet.from_recipe(recipe, steps, keep_reference=needs_reference(components))
     memory = policy_set.memory_estimates(recipe.config)
-    if problems := [one.problem for one in memory if one.problem]:
+    if problems := [estimate.problem for estimate in memory if estimate.problem]:
         raise ConfigError(problems[0])
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, components.agents)
     with sole_writer(path):
         run = begin(components, path, policy_set, threshold, guard, reporter)
-        for one in memory:
-            reporter.say(one.text())
+        for estimate in memory:
+            reporter.say(estimate.text())
         if run.done < steps:  # left by a shorter run; it would mark this run as finished
             (path / FINISHED).unlink(missing_ok=True)
         with FolderTrackers.start(recipe, path, run.done, reporter.say) as run.trackers:
@@ -82,7 +82,7 @@ def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = N
                 if make_report is not None:
                     run.trackers.send_report(make_report)
             except CreditflowError as error:
-                log_failures(error, run.folder, run.done + 1, [(one.id, one.info) for one in error.trajectories])
+                log_failures(error, run.folder, run.done + 1, [(t.id, t.info) for t in error.trajectories])
                 raise
         return run.folder
 
@@ -188,7 +188,7 @@ async def train_step(step: int, run: RunState) -> dict[str, float]:
         run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
         raise
     trajectories = gathered.trajectories
-    run.folder.append_failures(step, ((one.id, one.info) for one in trajectories))
+    run.folder.append_failures(step, ((trajectory.id, trajectory.info) for trajectory in trajectories))
     run.tasks_taken = gathered.tasks_taken
     run.generated_tokens += gathered.response_tokens
     batch = TrajectoryBatch.from_trajectories(trajectories)
@@ -305,17 +305,13 @@ async def evaluation_batch(
     trajectories = await sample_trajectories(
         components, policy_set, components.val_tasks, n, temperature, (_VAL,), title
     )
-    try:
-        await score(components, trajectories)
-    except TooManyFailedScores as error:
-        error.trajectories = trajectories
-        raise
+    await score(components, trajectories)
     components.label(trajectories)
     batch = TrajectoryBatch.from_trajectories(trajectories)
     if run is None:
-        for one in failed_rollouts(batch):
-            reporter.say(f"warning: {one.text()}")
+        for notice in failed_rollouts(batch):
+            reporter.say(f"warning: {notice.text()}")
     else:
-        run.folder.append_failures(run.done, ((one.id, one.info) for one in trajectories))
+        run.folder.append_failures(run.done, ((trajectory.id, trajectory.info) for trajectory in trajectories))
         run.warn(rollout_events(batch, run.done, run.folder.events(), validation=True))
     return batch

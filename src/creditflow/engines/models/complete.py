@@ -22,7 +22,7 @@ def missing_files(folder: Path) -> list[str]:
     files = {file.name for file in folder.iterdir()} if folder.is_dir() else set[str]()
     if not files or any(is_gguf(Path(name)) for name in files):
         return []
-    wanted = ["config.json"]
+    expected = ["config.json"]
     for whole in _WHOLE:
         if f"{whole}.index.json" in files:
             try:
@@ -30,7 +30,7 @@ def missing_files(folder: Path) -> list[str]:
                 parts = sorted({str(part) for part in index["weight_map"].values()})
             except (ValueError, LookupError, TypeError, AttributeError):
                 return [f"{whole}.index.json"]
-            return [name for name in (*wanted, *parts) if name not in files]
+            return [name for name in (*expected, *parts) if name not in files]
     if not any(name in files for name in _WHOLE):
-        wanted.append(_WHOLE[0])
-    return [name for name in wanted if name not in files]
+        expected.append(_WHOLE[0])
+    return [name for name in expected if name not in files]

@@ -66,8 +66,8 @@ def local_folder(path: str, key: str) -> Path:
     """
     if not path:
         raise ConfigError(f"{key}: expected a model, got an empty text")
-    found = Path(path).expanduser()
-    if not found.exists():
+    folder = Path(path).expanduser()
+    if not folder.exists():
         snapshot = _cached_snapshot(path) if is_hub_name(path) else None
         if snapshot is None:
             name = re.sub(r"^https?://[^/]+/", "", path)
@@ -82,17 +82,17 @@ def local_folder(path: str, key: str) -> Path:
                 f"{key}: {path} is incomplete in the local Hugging Face cache: {absent[0]} is missing; "
                 f"`hf download {path}` completes it"
             )
-        found = snapshot
-    if found.is_file():
-        if not is_gguf(found):
-            raise ModelError(f"{key}: expected a Hugging Face folder or a GGUF file, got the file {found}")
-        return cached(Source(found))
-    if not (found / "config.json").is_file() and (files := sorted(filter(is_gguf, found.iterdir()))):
+        folder = snapshot
+    if folder.is_file():
+        if not is_gguf(folder):
+            raise ModelError(f"{key}: expected a Hugging Face folder or a GGUF file, got the file {folder}")
+        return cached(Source(folder))
+    if not (folder / "config.json").is_file() and (files := sorted(filter(is_gguf, folder.iterdir()))):
         if len(files) > 1:
             names = ", ".join(file.name for file in files)
-            raise ModelError(f"{key}: {found} has {len(files)} GGUF files; name one of them: {names}")
+            raise ModelError(f"{key}: {folder} has {len(files)} GGUF files; name one of them: {names}")
         return cached(Source(files[0]))
-    return found
+    return folder
 
 
 def _cached_snapshot(name: str) -> Path | None:

@@ -145,8 +145,8 @@ def convert(source: Source, target: Path) -> Origin:
     architecture = _expect_convertible(source.file, metadata)
     make_folder(target.parent, "FOLDER")
     with _alone(target.parent):
-        if found := converted(source, target):
-            return found
+        if origin := converted(source, target):
+            return origin
         remove_unfinished(target)
         make_whole(target, lambda folder: _fill(folder, source, metadata, architecture))
     origin = converted(source, target)
@@ -271,7 +271,7 @@ def _load_model(file: Path) -> Any:
         )
     except (OSError, ValueError, LookupError, TypeError, NotImplementedError, RuntimeError, AttributeError) as error:
         raise ModelError(f"{file} cannot be converted by transformers: {first_line(error)}") from error
-    lacking = [*info["missing_keys"], *(str(one) for one in info["mismatched_keys"])]
+    lacking = [*info["missing_keys"], *map(str, info["mismatched_keys"])]
     if lacking:
         raise ModelError(f"{file} lacks weights, or transformers does not find them: {', '.join(sorted(lacking)[:3])}")
     return model

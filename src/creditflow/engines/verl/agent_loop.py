@@ -163,7 +163,7 @@ def _served(client: Any, model_section: Any, rollout: Any) -> ServedPolicy:
 def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutput:
     """Convert a step to a verl training row. `seconds`: the duration of the whole rollout."""
     outcome = trajectory.outcomes.get(step.agent, trajectory.outcome)
-    known = outcome is not None and outcome.status == "ok"
+    scored = outcome is not None and outcome.status == "ok"
     return StepOutput(
         prompt_ids=list(step.prompt_ids),
         response_ids=list(step.response_ids),
@@ -180,7 +180,7 @@ def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutpu
             "turn": step.turn,
             "reward_extra_info": {
                 "acc": float(passes(trajectory.outcome)),
-                "outcome": outcome.rescaled if known and outcome is not None else 0.0,
+                "outcome": outcome.rescaled if scored and outcome is not None else 0.0,
             },
         },
     )

@@ -186,10 +186,10 @@ def _expect_known_to_verl(config: Config) -> None:
     for key in _APART:
         if attrgetter(key)(config) != attrgetter(key)(Config()):
             raise ConfigError(f"{key}: is for --engine local; with verl, set verl.{key}")
-    wanted = [key for key in _LOCAL if attrgetter(key)(config) != attrgetter(key)(Config())]
-    wanted += [key for key, value in _LOCAL_VALUES.items() if attrgetter(key)(config) == value]
-    if wanted:
-        key, value = wanted[0], attrgetter(wanted[0])(config)
+    unsupported = [key for key in _LOCAL if attrgetter(key)(config) != attrgetter(key)(Config())]
+    unsupported += [key for key, value in _LOCAL_VALUES.items() if attrgetter(key)(config) == value]
+    if unsupported:
+        key, value = unsupported[0], attrgetter(unsupported[0])(config)
         raise ConfigError(f"{key}: {value} is for --engine local; verl does not support it")
 
 
@@ -225,17 +225,17 @@ update; or each on its own devices at the same time."""
 
 
 def _mode_options(
-    config: DictConfig, wanted: Mapping[str, Any], known: Mapping[str, Any], recipe: Config
+    config: DictConfig, chosen: Mapping[str, Any], defaults: Mapping[str, Any], recipe: Config
 ) -> dict[str, Any]:
     """verl options that the trainer mode requires, or sets by default. Raises ConfigError for options that contradict.
 
-    `wanted`: the user's verl options, by dotted key. `known`: verl's own values.
+    `chosen`: the user's verl options, by dotted key. `defaults`: verl's own values.
     """
     section, rollout, lag = config.trainer.v1, config.actor_rollout_ref.rollout, recipe.algorithm.max_version_lag
     mode = section.trainer_mode
     if mode not in MODES:
         raise ConfigError(f"trainer.v1.trainer_mode: expected one of {', '.join(MODES)}, got {mode!r}")
-    _expect_read_in(mode, wanted, known)
+    _expect_read_in(mode, chosen, defaults)
     complete = recipe.actor_rollout_ref.rollout.min_complete_frac
     if mode == "sync":
         if complete < 1:
@@ -277,20 +277,20 @@ def _mode_options(
             )
         if rollout.checkpoint_engine.backend == "naive":
             values["actor_rollout_ref.rollout.checkpoint_engine.backend"] = "nccl"
-    if "algorithm.rollout_correction.rollout_is" not in wanted:
+    if "algorithm.rollout_correction.rollout_is" not in chosen:
         values["algorithm.rollout_correction.rollout_is"] = "token"
     return values
 
 
-def _expect_read_in(mode: str, wanted: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def _expect_read_in(mode: str, chosen: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Raise ConfigError for a changed option that verl reads in another trainer mode."""
-    for key, value in wanted.items():
-        other = next((one for one in MODES if one != mode and key.startswith(f"trainer.v1.{one}.")), None)
-        if other is not None and value != known.get(key):
+    for key, value in chosen.items():
+        other = next((name for name in MODES if name != mode and key.startswith(f"trainer.v1.{name}.")), None)
+        if other is not None and value != defaults.get(key):
             raise ConfigError(f"{key}: {_OTHER_MODE.format(other)}")
         if key.endswith(".parameter_sync_step") and key not in _REFUSED:
             raise ConfigError(f"{key}: {_REFUSED['trainer.v1.separate_async.parameter_sync_step']}")
-        if mode != "separate_async" and value != known.get(key) and key.startswith(_SEPARATE_KEYS):
+        if mode != "separate_async" and value != defaults.get(key) and key.startswith(_SEPARATE_KEYS):
             raise ConfigError(f"{key}: {_OTHER_MODE.format('separate_async')}")
 
 
@@ -398,7 +398,7 @@ def expect_verl() -> None:
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(f"--engine verl: verl is not installed; {_INSTALL}") from None
     if differ := overridden.changed(version, root):
-        supported = ", ".join(overridden.known())
+        supported = ", ".join(overridden.supported())
         methods = ", ".join(name.split(": ")[1] for name in differ[:_MOST_NAMED])
         more = f" and {len(differ) - _MOST_NAMED} more" if len(differ) > _MOST_NAMED else ""
         raise ConfigError(
@@ -434,17 +434,17 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
             "set verl's actor_rollout_ref.rollout.dtype and actor_rollout_ref.actor.fsdp_config.dtype"
         )
     _expect_known_to_verl(recipe.config)
-    wanted = _VerlOptions.from_recipe(recipe, verl_overrides)
-    base, known = _files(wanted.config_name, wanted.choices)
-    wanted.check(base, known)
-    recipe = with_options(recipe, {key: wanted.values[key] for key in _BACK if key in wanted.values})
-    values = _named_as_in(known, mapped(recipe.config)) | _fixed(run_folder, recipe) | _ray(recipe.config)
-    _expect_meaning(wanted.values, known | values)
+    options = _VerlOptions.from_recipe(recipe, verl_overrides)
+    base, defaults = _files(options.config_name, options.choices)
+    options.check(base, defaults)
+    recipe = with_options(recipe, {key: options.values[key] for key in _BACK if key in options.values})
+    values = _named_as_in(defaults, mapped(recipe.config)) | _fixed(run_folder, recipe) | _ray(recipe.config)
+    _expect_meaning(options.values, defaults | values)
     own = _nested(values) | {KEY: recipe_section(recipe, run_folder)}
-    config = _compose(wanted.config_name, wanted.overrides, [own, _nested(wanted.section)])
-    for key, value in _mode_options(config, wanted.values, known, recipe.config).items():
+    config = _compose(options.config_name, options.overrides, [own, _nested(options.section)])
+    for key, value in _mode_options(config, options.values, defaults, recipe.config).items():
         OmegaConf.update(config, key, value)
-    _expect_fit(config, wanted.values, recipe.config)
+    _expect_fit(config, options.values, recipe.config)
     return config
 
 
@@ -485,8 +485,8 @@ class _VerlOptions:
                 raise ConfigError(f"verl.{key}: expected a name, got {value!r}")
         flat = dict(leaves(section))
         added = {key.replace("+", "") for key in flat if "+" in key}
-        outranked = {key for key, keys in sources().items() if not recipe.given.isdisjoint(keys)}
-        outranked -= {key.removeprefix("verl.") for key in recipe.given if key.startswith("verl.")}
+        outranked = {key for key, keys in sources().items() if not recipe.overridden.isdisjoint(keys)}
+        outranked -= {key.removeprefix("verl.") for key in recipe.overridden if key.startswith("verl.")}
         kept = {plain: value for key, value in flat.items() if (plain := key.replace("+", "")) not in outranked}
         overrides = (*([] if engine is None else [f"model_engine={engine}"]), *verl_overrides)
         values, choices, deleted = dict(kept), list[str](), set[str]()
@@ -497,10 +497,10 @@ class _VerlOptions:
             elif override.is_delete():
                 deleted.add(key)
             else:
-                given = dict(leaves({key: override.value()}))
-                values |= given
+                leaf_values = dict(leaves({key: override.value()}))
+                values |= leaf_values
                 if override.is_add() or override.is_force_add():
-                    added |= given.keys()
+                    added |= leaf_values.keys()
         return cls(name, kept, overrides, tuple(choices), values, frozenset(added), frozenset(deleted))
 
     def check(self, base: DictConfig, known: Mapping[str, Any]) -> None:
@@ -593,50 +593,52 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _named_as_in(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename `values` to the names in the selected verl files, `known` (flattened)."""
+def _named_as_in(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename `values` to the names in the selected verl files, `defaults` (flattened)."""
     named: dict[str, Any] = {}
     for key, value in values.items():
-        name = next((name for name in (key, _RENAMED.get(key)) if name in known), None)
+        name = next((name for name in (key, _RENAMED.get(key)) if name in defaults), None)
         if name is not None:
             named[name] = value
         elif value != mapped(Config())[key]:
-            raise ConfigError(f"{key}: {value!r}, but verl's model_engine={known['model_engine']} has no such option")
+            engine = defaults["model_engine"]
+            raise ConfigError(f"{key}: {value!r}, but verl's model_engine={engine} has no such option")
     return named
 
 
 def _ray(config: Config) -> dict[str, Any]:
     """Ray's start options: defaults, the thread count and the recipe's `ray_kwargs.ray_init`."""
-    given = {f"ray_kwargs.ray_init.{key}": value for key, value in leaves(config.ray_kwargs.ray_init)}
+    chosen = {f"ray_kwargs.ray_init.{key}": value for key, value in leaves(config.ray_kwargs.ray_init)}
     quiet = {"ray_kwargs.ray_init.log_to_driver": False, "ray_kwargs.ray_init.logging_level": "warning"}
     threads = config.trainer.num_threads
     name = "ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS"
-    return quiet | ({name: str(threads)} if threads else {}) | given
+    return quiet | ({name: str(threads)} if threads else {}) | chosen
 
 
 # Checks
 
 
-def _is_known(key: str, known: Mapping[str, Any]) -> bool:
+def _is_known(key: str, defaults: Mapping[str, Any]) -> bool:
     """Whether `key` exists in verl, or its section accepts any key (it is empty or null)."""
-    if key in known:
+    if key in defaults:
         return True
     section, _, _ = key.rpartition(".")
-    while section and section not in known:
+    while section and section not in defaults:
         section, _, _ = section.rpartition(".")
-    open_section = known.get(section, ()) in ({}, None) and not any(other.startswith(f"{section}.") for other in known)
-    return bool(section) and open_section
+    if not section or defaults[section] not in ({}, None):
+        return False
+    return not any(other.startswith(f"{section}.") for other in defaults)
 
 
-def _nearest(key: str, known: Mapping[str, Any]) -> str:
+def _nearest(key: str, defaults: Mapping[str, Any]) -> str:
     """A suggestion for an unknown key: a similar name in its section, or the same name in another."""
     section, _, name = key.rpartition(".")
-    beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
-    elsewhere = [other for other in known if other.rpartition(".")[2] == name]
+    beside = {other.rpartition(".")[2]: other for other in defaults if other.rpartition(".")[0] == section}
+    elsewhere = [other for other in defaults if other.rpartition(".")[2] == name]
     close = difflib.get_close_matches(name, beside, n=1)
     if close or elsewhere:
         return f" (did you mean {beside[close[0]] if close else elsewhere[0]!r}?)"
-    return did_you_mean(key, [other for other, value in known.items() if value != {}])
+    return did_you_mean(key, [other for other, value in defaults.items() if value != {}])
 
 
 def _expect_type(key: str, value: Any, default: Any, declared: Any) -> None:
@@ -662,7 +664,7 @@ def _declared(base: DictConfig, key: str) -> Any:
 def _is_a(value: Any, kind: Any) -> bool:
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return any(_is_a(value, one) for one in get_args(kind))
+        return any(_is_a(value, option) for option in get_args(kind))
     if not isinstance(kind := origin or kind, type):
         return True
     types_of_kind, _ = _KINDS.get(kind, _SECTION)
@@ -670,8 +672,8 @@ def _is_a(value: Any, kind: Any) -> bool:
 
 
 def _in_words(kind: Any) -> str:
-    options = [one for one in get_args(kind) if one is not types.NoneType] if get_origin(kind) else [kind]
-    return " or ".join(_KINDS.get(get_origin(one) or one, _SECTION)[1] for one in options)
+    options = [option for option in get_args(kind) if option is not types.NoneType] if get_origin(kind) else [kind]
+    return " or ".join(_KINDS.get(get_origin(option) or option, _SECTION)[1] for option in options)
 
 
 _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
@@ -687,9 +689,9 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
 _SECTION = (Mapping,), "a mapping of options"
 
 
-def _expect_meaning(wanted: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
+def _expect_meaning(chosen: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
     """Raise ConfigError for a changed key that must not change, or has no effect here."""
-    for key, value in wanted.items():
+    for key, value in chosen.items():
         parts = key.split(".")
         prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
         why = next((_REFUSED[prefix] for prefix in prefixes if prefix in _REFUSED), None)
@@ -701,11 +703,11 @@ _ONE_POLICY = ("trtllm",)
 """verl rollout back ends that `policy_servers` does not extend to several trained policies."""
 
 
-def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -> None:
+def _expect_fit(config: DictConfig, chosen: Mapping[str, Any], recipe: Config) -> None:
     """Raise ConfigError if options contradict each other."""
     for switch, size in _MICRO_BATCHES.items():
         for key in (size, f"{size}_per_gpu"):
-            if OmegaConf.select(config, switch) and wanted.get(key) is not None:
+            if OmegaConf.select(config, switch) and chosen.get(key) is not None:
                 raise ConfigError(f"{key}: has no effect while {switch} is true: micro-batches are cut by tokens")
     trained = trained_policies(recipe)
     backend = config.actor_rollout_ref.rollout.name

@@ -158,11 +158,11 @@ def _expect_machine(config: DictConfig) -> None:
     init = config.ray_kwargs.ray_init
     if ray.is_initialized() or init.get("address") or os.environ.get("RAY_ADDRESS") or get_device_name() != "cuda":
         return  # a cluster's resources are checked on the cluster
-    wanted = config.trainer.n_gpus_per_node * config.trainer.nnodes + rollout_devices(config)
+    needed = config.trainer.n_gpus_per_node * config.trainer.nnodes + rollout_devices(config)
     available = torch.cuda.device_count() if init.get("num_gpus") is None else init.num_gpus
-    if wanted > available:
+    if needed > available:
         raise ConfigError(
-            f"trainer.n_gpus_per_node: {wanted} wanted (times trainer.nnodes, with those of rollouts), and this "
+            f"trainer.n_gpus_per_node: {needed} wanted (times trainer.nnodes, with those of rollouts), and this "
             f"machine has {available} devices; set trainer.n_gpus_per_node after --, or join a cluster: "
             "ray_kwargs.ray_init.address=auto"
         )

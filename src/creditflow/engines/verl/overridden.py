@@ -102,12 +102,12 @@ def hashes(root: Path) -> dict[str, str]:
 
     Spaces and line ends do not count.
     """
-    found = {}
+    digests = {}
     for file, method in names():
         path = root / file
         text = _sources(path, path.stat().st_mtime_ns).get(method, "") if path.is_file() else ""
-        found[f"{file}: {method}"] = hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:12] if text else ""
-    return found
+        digests[f"{file}: {method}"] = hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:12] if text else ""
+    return digests
 
 
 @functools.lru_cache(maxsize=64)
@@ -123,15 +123,15 @@ def _sources(path: Path, _changed: int) -> dict[str, str]:
     }
 
 
-def known() -> dict[str, dict[str, str]]:
+def supported() -> dict[str, dict[str, str]]:
     """The hashes of each supported version of verl."""
-    found: dict[str, dict[str, str]] = json.loads(_KNOWN.read_text())
-    return found
+    digests: dict[str, dict[str, str]] = json.loads(_KNOWN.read_text())
+    return digests
 
 
 def changed(version: str, root: Path) -> list[str]:
     """The methods of the verl `version` at `root` that differ from the nearest supported version; none for that one."""
-    versions = known()
+    versions = supported()
     if version in versions:
         return []
     here = hashes(root)

@@ -179,7 +179,7 @@ class _VllmAdapter:
     stop the run there.
     """
 
-    async def update_weights(self: Any, *args: Any, **given: Any) -> None:
+    async def update_weights(self: Any, *args: Any, **options: Any) -> None:
         """Send weights. Raises RayActorError if the server is dead, and CreditflowError if it dies meanwhile."""
         import zmq
 
@@ -189,17 +189,17 @@ class _VllmAdapter:
         for limit in (zmq.RCVTIMEO, zmq.SNDTIMEO):
             zmq.Context.instance().setsockopt(limit, int(1000 * _TRANSFER_TIMEOUT_S))
         try:
-            await super().update_weights(*args, **given)  # type: ignore[misc]
+            await super().update_weights(*args, **options)  # type: ignore[misc]
         except zmq.Again as error:
             raise CreditflowError(
                 f"the rollout server of policy {policy} did not take its weights within {_TRANSFER_TIMEOUT_S:g} s; run "
                 "the same command again to go on from the last checkpoint"
             ) from error
 
-    async def _execute_method(self: Any, method: str, *args: Any, **given: Any) -> Any:
+    async def _execute_method(self: Any, method: str, *args: Any, **options: Any) -> Any:
         if _sets_weights(method):
-            given["kwargs"] = {**(given.get("kwargs") or {}), _POLICY: PolicyServers.read(self.config).policy}
-        return await super()._execute_method(method, *args, **given)  # type: ignore[misc]
+            options["kwargs"] = {**(options.get("kwargs") or {}), _POLICY: PolicyServers.read(self.config).policy}
+        return await super()._execute_method(method, *args, **options)  # type: ignore[misc]
 
 
 class _SglangAdapter:

@@ -204,8 +204,8 @@ def take(
     reports.
     """
     tags, received = _tags(where), received or ReceivedRecords()
-    wanted = None if uids is None else set(uids)
-    kept = [key for key in tags if wanted is None or key.split("_")[0] in wanted]
+    groups = None if uids is None else set(uids)
+    kept = [key for key in tags if groups is None or key.split("_")[0] in groups]
     _expect_no_mistake(tags[key] for key in kept)
     keys = sorted(kept, key=lambda key: (tags[key]["place"][0], key.split("_")[0], tags[key]["place"][1]))
     received.fetch(where, {key: tags[key] for key in keys})
@@ -229,8 +229,8 @@ def expect_no_mistake(where: str) -> None:
 
 
 def _tags(where: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = (tq.kv_list(partition_id=where) or {}).get(where, {})
-    return found
+    tags: dict[str, dict[str, Any]] = (tq.kv_list(partition_id=where) or {}).get(where, {})
+    return tags
 
 
 def _expect_no_mistake(tags: Iterable[Mapping[str, Any]]) -> None:
@@ -242,8 +242,8 @@ def _expect_no_mistake(tags: Iterable[Mapping[str, Any]]) -> None:
 def sum_metrics(counted: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Endpoint metrics of several workers or records: counts summed, latencies averaged."""
     values: dict[str, list[float]] = defaultdict(list)
-    for one in counted:
-        for key, value in one.items():
+    for numbers in counted:
+        for key, value in numbers.items():
             values[key].append(value)
     return {key: sum(column) / (len(column) if "latency" in key else 1) for key, column in values.items()}
 

@@ -149,7 +149,7 @@ def delete_unfinished(records: str, where: str = "train") -> None:
     status = {key: tag["status"] for key, tag in tags.items() if tag.get("is_prompt", False)}
     if gone := [key for key in tags if key.split("_")[0] not in status]:
         tq.kv_clear(keys=gone, partition_id=where)
-    kept = {uid for uid, one in status.items() if one in ("finished", "failure")}
+    kept = {uid for uid, state in status.items() if state in ("finished", "failure")}
     there = (tq.kv_list(partition_id=records) or {}).get(records, {})
     if gone := [key for key in there if key.split("_")[0] not in kept]:
         tq.kv_clear(keys=gone, partition_id=records)

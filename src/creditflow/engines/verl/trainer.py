@@ -49,8 +49,7 @@ from creditflow.data import Bools, Floats, TrajectoryBatch
 from creditflow.data.curriculum import Curriculum
 from creditflow.data.table import batch_of, table_of
 from creditflow.engines.common.checkpoints import folder_of, remove_later, saved_steps
-from creditflow.engines.common.components import load_functions
-from creditflow.engines.common.curriculum import build_curriculum, restore_curriculum
+from creditflow.engines.common.components import build_curriculum, load_functions, restore_curriculum
 from creditflow.engines.common.guard import build_guard, control_state, load_control_state, roll_back, run_guard
 from creditflow.engines.common.metrics import staleness_metrics, step_metrics, update_threshold, val_metrics
 from creditflow.engines.common.rollouts import policy_steps
@@ -179,8 +178,8 @@ class PolicyTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         # Mini-batch sizes count tasks, as in the local engine. verl counts rows, and a task has many rows.
-        wanted = math.ceil(self.config.data.train_batch_size / self.mini_batch_size)
-        self._n_ranks, self._n_updates = dp_size, max(1, min(wanted, self._n_rows // dp_size))
+        updates = math.ceil(self.config.data.train_batch_size / self.mini_batch_size)
+        self._n_ranks, self._n_updates = dp_size, max(1, min(updates, self._n_rows // dp_size))
         return dp_size * self._n_updates
 
     def _balance_batch(
@@ -819,12 +818,12 @@ def trained_by(policy: str, assignment: Assignment) -> Bools:
 def expect_cores(config: Any) -> None:
     """Raise ConfigError if Ray has too few cores for verl's worker groups, which would wait forever."""
     devices, of_rollouts = config.trainer.n_gpus_per_node * config.trainer.nnodes, rollout_devices(config)
-    wanted = _CORES_A_DEVICE * devices + _CORES_A_ROLLOUT_DEVICE * of_rollouts + _CORES_BESIDE
+    needed = _CORES_A_DEVICE * devices + _CORES_A_ROLLOUT_DEVICE * of_rollouts + _CORES_BESIDE
     available = ray.cluster_resources().get("CPU", 0)
-    if available < wanted:
+    if available < needed:
         separate = f", {_CORES_A_ROLLOUT_DEVICE} for each of {of_rollouts} for rollouts" if of_rollouts else ""
         raise ConfigError(
-            f"ray_kwargs.ray_init.num_cpus: Ray counts {available:g} cores; verl asks for {wanted} with {devices} "
+            f"ray_kwargs.ray_init.num_cpus: Ray counts {available:g} cores; verl asks for {needed} with {devices} "
             f"devices ({_CORES_A_DEVICE} for each{separate}, {_CORES_BESIDE} beside)"
         )
 

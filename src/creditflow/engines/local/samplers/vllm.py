@@ -95,11 +95,11 @@ class VllmSampler:
         reply = worker.call("generate", requests=asked, eos_ids=sorted(policy.eos_ids))
         return [
             Generation(
-                response_ids=tuple(one["ids"]),
-                logprobs=tuple(one["logprobs"]),
-                finish_reason="stop" if one["ids"][-1] in policy.eos_ids else "length",
+                response_ids=tuple(row["ids"]),
+                logprobs=tuple(row["logprobs"]),
+                finish_reason="stop" if row["ids"][-1] in policy.eos_ids else "length",
             )
-            for one in reply["generations"]
+            for row in reply["generations"]
         ]
 
     def sync(self, policy: Policy) -> Worker:
@@ -142,12 +142,12 @@ class VllmSampler:
 def attach_samplers(policies: Mapping[str, Policy], config: Config) -> None:
     """Give each policy its own vLLM sampler. Raises ConfigError if vLLM or a model cannot be used, starts nothing."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
-    given = dict(rollout.engine_kwargs.get("vllm") or {})
+    settings = dict(rollout.engine_kwargs.get("vllm") or {})
     if unknown := sorted(rollout.engine_kwargs.keys() - {"vllm"}):
         raise ConfigError(f"actor_rollout_ref.rollout.engine_kwargs: expected vllm, got {', '.join(unknown)}")
-    if own := sorted(_OURS & given.keys()):
+    if own := sorted(_OURS & settings.keys()):
         raise ConfigError(f"{KEY}.{own[0]}: expected options that creditflow does not set itself; leave it out")
-    python = find_python(given.get("python"))
+    python = find_python(settings.get("python"))
     expect_vllm(python)
     samplers: dict[int, VllmSampler] = {}
     for name, policy in policies.items():
@@ -161,7 +161,7 @@ def attach_samplers(policies: Mapping[str, Policy], config: Config) -> None:
             "enforce_eager": True,
             "seed": 0,
         }
-        options |= {key: value for key, value in given.items() if key not in _OWN}
+        options |= {key: value for key, value in settings.items() if key not in _OWN}
         if "kv_cache_memory_bytes" not in options:
             options["kv_cache_memory_bytes"] = cache_bytes(
                 policy, options["max_model_len"], rollout.max_num_seqs, 4 if options["dtype"] == "float32" else 2
@@ -171,7 +171,7 @@ def attach_samplers(policies: Mapping[str, Policy], config: Config) -> None:
             [str(python), "-I", str(WORKER)],
             options,
             threads=config.trainer.num_threads,
-            timeout_s=float(given.get("start_timeout_s", _START_S)),
+            timeout_s=float(settings.get("start_timeout_s", _START_S)),
         )
 
 
@@ -225,8 +225,8 @@ def cache_bytes(policy: Policy, context: int, rows: int, bytes_per_number: int) 
     per_token: int = 2 * config.num_hidden_layers * heads * head_size(policy) * bytes_per_number
     block = 128 * per_token  # vLLM's largest block on the CPU
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _CACHE_SHARE
-    one = (context // 128 + 2) * block
-    return max(one, min(rows * one, machine))
+    row = (context // 128 + 2) * block
+    return max(row, min(rows * row, machine))
 
 
 def _seed(key: Iterable[int]) -> int:
