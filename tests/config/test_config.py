@@ -254,9 +254,9 @@ def test_every_shipped_recipe_loads():
     ],
 )
 def test_dependent_defaults_adapt(recipe, overrides, key, expected):
-    made = load_recipe(recipe(), overrides).to_dict()
+    loaded = load_recipe(recipe(), overrides).to_dict()
 
-    assert functools.reduce(operator.getitem, key.split("."), made) == expected
+    assert functools.reduce(operator.getitem, key.split("."), loaded) == expected
 
 
 @pytest.mark.parametrize(
@@ -306,20 +306,20 @@ def test_option_without_effect_is_refused(recipe, layers, message):
 def test_option_of_an_overridden_rule_is_a_notice(recipe):
     path = recipe("algorithm: {propagation: threshold, propagation_threshold: 0.7, on_closed_gate: freeze}")
     assert load_recipe(path).notices == ()
-    made = load_recipe(path, ["algorithm.propagation=identical"])
-    assert made.notices == (
+    loaded = load_recipe(path, ["algorithm.propagation=identical"])
+    assert loaded.notices == (
         "algorithm.propagation_threshold: has no effect with propagation: identical",
         "algorithm.on_closed_gate: has no effect with propagation: identical",
     )
     with pytest.raises(ConfigError, match="propagation_threshold: has no effect with propagation: identical"):
         load_recipe(path, ["algorithm.propagation=identical", "algorithm.propagation_threshold=0.6"])
-    (record := path.with_name("config.yaml")).write_text(made.to_yaml())
-    assert load_recipe(record).config.algorithm == made.config.algorithm
+    (record := path.with_name("config.yaml")).write_text(loaded.to_yaml())
+    assert load_recipe(record).config.algorithm == loaded.config.algorithm
     older = yaml.safe_load(record.read_text())
     for newer in ("score_weight", "score_model", "w_m"):
         del older["algorithm"][newer]
     record.write_text(yaml.safe_dump(older))
-    assert load_recipe(record).config.algorithm == made.config.algorithm
+    assert load_recipe(record).config.algorithm == loaded.config.algorithm
     # A second rule that reads the option gives it an effect.
     assert load_recipe(path, ["algorithm.propagation=none", "algorithm.shadow={propagation: threshold}"]).notices == ()
 

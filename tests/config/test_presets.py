@@ -47,10 +47,10 @@ def test_preset_replaces_options_of_an_extended_recipe(tmp_path):
     base = recipe(tmp_path, "{propagation: threshold, propagation_threshold: 0.3, group_by: agent}", "base")
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: {base}\nalgorithm: {{preset: dr_mas}}\n")
-    made = load_recipe(path)
-    assert made.config.algorithm.group_by == "task_agent"
-    assert any("algorithm.group_by: 'agent' of an extended recipe is replaced" in notice for notice in made.notices)
-    assert "algorithm.propagation_threshold: has no effect with propagation: identical" in made.notices
+    loaded = load_recipe(path)
+    assert loaded.config.algorithm.group_by == "task_agent"
+    assert any("algorithm.group_by: 'agent' of an extended recipe is replaced" in notice for notice in loaded.notices)
+    assert "algorithm.propagation_threshold: has no effect with propagation: identical" in loaded.notices
 
 
 def test_preset_accepts_equal_options_and_null(tmp_path):
@@ -73,11 +73,11 @@ def test_unknown_preset_names_the_nearest_or_its_replacement(tmp_path, name, mes
 
 
 def test_recipe_with_a_preset_loads_from_its_record(tmp_path):
-    made = load_recipe(recipe(tmp_path, "{preset: magrpo}"))
-    assert recipe_of_dict(made.to_dict(), made.name, made.folder).config == made.config
+    loaded = load_recipe(recipe(tmp_path, "{preset: magrpo}"))
+    assert recipe_of_dict(loaded.to_dict(), loaded.name, loaded.folder).config == loaded.config
     again = tmp_path / "again.yaml"
-    again.write_text(made.to_yaml())
-    assert load_recipe(again).config.algorithm == made.config.algorithm
+    again.write_text(loaded.to_yaml())
+    assert load_recipe(again).config.algorithm == loaded.config.algorithm
 
 
 def test_engine_without_capabilities_refuses_by_name(tmp_path):

@@ -212,11 +212,11 @@ def test_file_takes_no_name(recipe: Path) -> None:
 
 def test_folders_with_equal_names_do_not_mix(tmp_path: Path) -> None:
     twice = RULES.replace("0.5 *", "2.0 *")
-    one, two = (
+    first, second = (
         load_recipe(project(tmp_path / name, rules), OURS[:1]).config.algorithm
         for name, rules in (("one", RULES), ("two", twice))
     )
-    np.testing.assert_array_equal(4.0 * assign(batch(), one).credit_S, assign(batch(), two).credit_S)
+    np.testing.assert_array_equal(4.0 * assign(batch(), first).credit_S, assign(batch(), second).credit_S)
 
 
 def test_edited_file_counts_from_the_next_load(tmp_path: Path) -> None:

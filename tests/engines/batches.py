@@ -40,8 +40,9 @@ def sampled_batch(policy: Policy, n: int = 12, temperatures: tuple[float, ...] =
         for k in range(n)
     ]
     generations = policy.generate(requests)
-    rows = [(asked.prompt_ids, made.response_ids) for asked, made in zip(requests, generations, strict=True)]
-    return batch_of(rows, [made.logprobs for made in generations], [asked.temperature for asked in requests])
+    prompts, responses = [request.prompt_ids for request in requests], [g.response_ids for g in generations]
+    temperature_S = [request.temperature for request in requests]
+    return batch_of(list(zip(prompts, responses, strict=True)), [g.logprobs for g in generations], temperature_S)
 
 
 def several_steps(batch: TrajectoryBatch) -> TrajectoryBatch:

@@ -41,6 +41,11 @@ def ends_with_a(trajectory):
     return float(trajectory.answer.split()[-1:] == ["a"])
 
 
+@outcome
+def never(trajectory):
+    return 0.0
+
+
 def candidate(step):
     return "long" if step.agent == "writer" and len(step.prompt) > 7 else "short"
 """
@@ -55,6 +60,7 @@ algorithm: {group_by: agent, strata: "team.py:candidate"}
 team: {workflow: "team.py:solve", agents: {writer: {}, editor: {}}}
 reward: {backend: inline, functions: [{fn: "team.py:ends_with_a"}, {fn: "team.py:says_a"}]}
 trainer: {total_training_steps: 3, device: cpu}
+guard: {rules: {propagation_s: null}}  # it reads the clock
 """
 
 
@@ -99,9 +105,9 @@ def without_clock(path: Path) -> list[dict]:
 
 
 def expect_the_same(path: Path, other: Path) -> None:
-    """Compare the metrics, step files, evaluations and weights of two runs of four steps."""
+    """Compare the metrics, events, step files, evaluations and weights of two runs of four steps."""
     assert without_clock(path) == without_clock(other)
     weights = sorted((path / "checkpoints" / "global_step_4").rglob("*.safetensors"))
     assert weights
-    for file in (*sorted((path / "steps").iterdir()), path / "evaluation.json", *weights):
+    for file in (*sorted((path / "steps").iterdir()), path / "evaluation.json", *path.glob("events.jsonl"), *weights):
         assert file.read_bytes() == (other / file.relative_to(path)).read_bytes(), file.name

@@ -124,17 +124,17 @@ def test_loss_and_gradient_match_single_rows(
         for weight in policy.model.parameters():
             weight.add_(0.02 * torch.from_numpy(rng.normal(size=tuple(weight.shape))))
     slow = copied(policy)
-    told = config.model_copy(update={"kl_loss_coef": config.kl_loss_coef if use_kl else 0.0})
+    effective = config.model_copy(update={"kl_loss_coef": config.kl_loss_coef if use_kl else 0.0})
     reference = actor.reference.model if actor.reference else policy.model
-    rows = list(slow_losses(slow, batch, advantage, told, reference))
+    rows = list(slow_losses(slow, batch, advantage, effective, reference))
     kept = [s for s in range(batch.n_steps) if trained[s] and len(rows[s])]
-    expected = slow_mean([rows[s] for s in kept], batch.trajectory_of_step[kept].tolist(), told)
+    expected = slow_mean([rows[s] for s in kept], batch.trajectory_of_step[kept].tolist(), effective)
     expected.backward()
 
     metrics = update_once(actor, batch, advantage, trained)
     assert metrics["actor/pg_clipfrac"] > 0.1
     assert metrics["actor/pg_clipfrac_lower"] > 0
-    loss = metrics["actor/pg_loss"] + told.kl_loss_coef * metrics.get("actor/kl_loss", 0.0)
+    loss = metrics["actor/pg_loss"] + effective.kl_loss_coef * metrics.get("actor/kl_loss", 0.0)
     if not entropy:
         assert loss == pytest.approx(expected.item(), rel=1e-8)
     assert gradient_error(policy.model, slow.model) < 1e-8

@@ -42,10 +42,10 @@ def batch_of_requests(rows: list[tuple[GenerationRequest, tuple[int, ...]]]) -> 
 @torch.no_grad()
 def trained(policy: Policy, batch: TrajectoryBatch, steps: list[int], max_tokens: int) -> Floats:
     """Log-probs [T] of a training pass over `steps`; NaN at the tokens of other steps."""
-    found = np.full(len(batch.response_ids), np.nan)
+    logprobs_T = np.full(len(batch.response_ids), np.nan)
     for packed in policy.forward.micro_batches(batch, np.array(steps), max_tokens):
-        found[packed.token_at] = token_logprobs(policy.forward, packed, batch)[0].numpy()
-    return found
+        logprobs_T[packed.token_at] = token_logprobs(policy.forward, packed, batch)[0].numpy()
+    return logprobs_T
 
 
 @torch.no_grad()
@@ -68,7 +68,7 @@ def test_sampled_and_trained_logprobs_agree(name: str, tmp_path: Path) -> None:
         assert policy.max_positions == limit
     requests = requests_up_to(limit)
     generations = policy.generate(requests)
-    rows = [(asked, made.response_ids) for asked, made in zip(requests, generations, strict=True)]
+    rows = [(asked, generation.response_ids) for asked, generation in zip(requests, generations, strict=True)]
     # transformers' eager attention of Falcon rounds ALiBi's biases to bfloat16 elsewhere than its default attention.
     attention = "sdpa" if name == "falcon_alibi" else "eager"
     model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention).eval()
@@ -76,8 +76,8 @@ def test_sampled_and_trained_logprobs_agree(name: str, tmp_path: Path) -> None:
     # Rows must reach the tested lengths.
     assert max(len(asked.prompt_ids) + len(response) for asked, response in rows) == min(limit, LONGEST)
 
-    for made, row in zip(generations, right, strict=True):
-        np.testing.assert_allclose(made.logprobs, row, atol=AGREE, rtol=0)
+    for generation, row in zip(generations, right, strict=True):
+        np.testing.assert_allclose(generation.logprobs, row, atol=AGREE, rtol=0)
     few = range(0, len(rows), 4)
     for k in few:
         (alone,) = policy.generate([requests[k]])
@@ -86,14 +86,14 @@ def test_sampled_and_trained_logprobs_agree(name: str, tmp_path: Path) -> None:
 
     batch, every = batch_of_requests(rows), list(range(len(rows)))
     for max_tokens in (150, 10_000):
-        found = trained(policy, batch, every, max_tokens)
-        np.testing.assert_allclose(found, np.concatenate(right), atol=AGREE, rtol=0)
+        logprobs_T = trained(policy, batch, every, max_tokens)
+        np.testing.assert_allclose(logprobs_T, np.concatenate(right), atol=AGREE, rtol=0)
     for k in few:
-        found = trained(policy, batch, [k], 150)
-        np.testing.assert_allclose(found[~np.isnan(found)], right[k], atol=AGREE, rtol=0)
+        logprobs_T = trained(policy, batch, [k], 150)
+        np.testing.assert_allclose(logprobs_T[~np.isnan(logprobs_T)], right[k], atol=AGREE, rtol=0)
 
 
-@pytest.mark.parametrize("name", [name for name, one in ARCHITECTURES.items() if one.limit is not None])
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if ARCHITECTURES[name].limit is not None])
 def test_rows_beyond_a_rotary_switch_are_rejected(name: str, tmp_path: Path) -> None:
     save_tiny(ARCHITECTURES[name], tmp_path)
     policy = Policy.load(tmp_path, CPU)

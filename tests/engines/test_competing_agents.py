@@ -55,23 +55,23 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 
 def test_ledger_keeps_outcomes_of_agents_and_their_credit(ledger: Ledger) -> None:
     for recorded in ledger:
-        batch, made = recorded.batch, recorded.assignment
-        assert made is not None
+        batch, assignment = recorded.batch, recorded.assignment
+        assert assignment is not None
         trajectories = batch.to_trajectories()
-        assert all(set(one.outcomes) == {"writer", "critic"} and one.outcome.value == 0.0 for one in trajectories)
-        rows = credit_rows(trajectories, made.options)
-        np.testing.assert_allclose(made.credit_S, [row.credit for row in rows], rtol=1e-12, atol=1e-12)
-        assert made.trained_S.tolist() == [row.trained for row in rows]
-        again = assign(batch, made.options)
-        np.testing.assert_array_equal(again.advantage_S, made.advantage_S)
+        assert all(set(t.outcomes) == {"writer", "critic"} and t.outcome.value == 0.0 for t in trajectories)
+        rows = credit_rows(trajectories, assignment.options)
+        np.testing.assert_allclose(assignment.credit_S, [row.credit for row in rows], rtol=1e-12, atol=1e-12)
+        assert assignment.trained_S.tolist() == [row.trained for row in rows]
+        again = assign(batch, assignment.options)
+        np.testing.assert_array_equal(again.advantage_S, assignment.advantage_S)
         for s in range(batch.n_steps):
-            assert explain(made, s).replay() == made.advantage_S[s]
+            assert explain(assignment, s).replay() == assignment.advantage_S[s]
 
 
 def test_why_prints_the_outcome_of_the_steps_agent(ledger: Ledger) -> None:
     recorded = next(iter(ledger))
-    batch, made = recorded.batch, recorded.assignment
-    learns = made.trained_S & ~made.tied_S & (made.group_S >= 0)
+    batch, assignment = recorded.batch, recorded.assignment
+    learns = assignment.trained_S & ~assignment.tied_S & (assignment.group_S >= 0)
     s = int(np.flatnonzero(learns & (batch.agent_of_step == batch.agent_names.index("critic")))[0])
     n = int(batch.trajectory_of_step[s])
     value = batch.outcomes_of_agents[n]["critic"].value

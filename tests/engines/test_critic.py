@@ -69,16 +69,16 @@ def test_trajectory_critic_reads_only_preceding_tokens(word_model_folder, batch)
     with torch.no_grad():
         for weight in critic.model.parameters():
             weight.add_(torch.full_like(weight, 0.1).cumsum(0).sin())
-    wanted = batch.turn_of_step != 1
-    values = critic.values(batch, wanted)
+    valued_S = batch.turn_of_step != 1
+    values = critic.values(batch, valued_S)
     for s in range(batch.n_steps):
         of_step = values[batch.token_offsets[s] : batch.token_offsets[s + 1]]
-        if not wanted[s]:
+        if not valued_S[s]:
             assert np.isnan(of_step).all()
             continue
         before = [*text_before(batch, s, "trajectory"), *prompt_of(batch, s)]
-        said = critic.model(torch.tensor([[*before, *response_of(batch, s)]])).logits[0, len(before) - 1 : -1, 0]
-        np.testing.assert_allclose(of_step, said.detach(), rtol=1e-4, atol=1e-5)
+        expected = critic.model(torch.tensor([[*before, *response_of(batch, s)]])).logits[0, len(before) - 1 : -1, 0]
+        np.testing.assert_allclose(of_step, expected.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_long_trajectory_is_read_in_parts(batch) -> None:
@@ -160,16 +160,16 @@ def test_central_critic_reads_the_joint_history(word_model_folder, batch, limit,
     batch = two_policies(batch)
     critic = scattered(word_model_folder, CriticConfig(central=True, ppo_max_token_len_per_gpu=budget))
     critic.limit = dataclasses.replace(critic.limit, tokens=limit)
-    wanted = (batch.turn_of_step != 1) & (np.diff(batch.token_offsets) > 0)
-    values = critic.values(batch, wanted)
+    valued_S = (batch.turn_of_step != 1) & (np.diff(batch.token_offsets) > 0)
+    values = critic.values(batch, valued_S)
 
     rows = [len(text_before(batch, s, "trajectory")) for s in range(batch.n_steps)]
     lengths = np.array(rows) + np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
-    assert (lengths[wanted] > limit).any() == (limit == 21)
-    assert ((lengths <= limit) & (np.array(rows) > 0))[wanted].any()
+    assert (lengths[valued_S] > limit).any() == (limit == 21)
+    assert ((lengths <= limit) & (np.array(rows) > 0))[valued_S].any()
     for s in range(batch.n_steps):
         own = values[batch.token_offsets[s] : batch.token_offsets[s + 1]]
-        if not wanted[s]:
+        if not valued_S[s]:
             assert np.isnan(own).all()
             continue
         expected = value_by_hand(critic.model, batch, s, limit).detach()
@@ -208,16 +208,16 @@ def test_central_critic_learns_from_all_policies(word_model_folder, batch, limit
 
 def test_joint_histories_contain_each_wanted_token_once(batch) -> None:
     batch = two_policies(batch)
-    wanted = np.arange(batch.n_steps) % 3 != 1
+    valued_S = np.arange(batch.n_steps) % 3 != 1
     for limit in (64, 21):
-        made = TokenSequences.from_joint_histories(batch, wanted, limit)
-        rows = np.diff(made.prompt_offsets) + np.diff(made.token_offsets)
+        sequences = TokenSequences.from_joint_histories(batch, valued_S, limit)
+        rows = np.diff(sequences.prompt_offsets) + np.diff(sequences.token_offsets)
         step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
-        at = made.token_at[made.token_at >= 0]
+        at = sequences.token_at[sequences.token_at >= 0]
         assert rows.max() <= limit
-        assert set(np.flatnonzero(wanted[step_of_token])) <= set(at.tolist())
+        assert set(np.flatnonzero(valued_S[step_of_token])) <= set(at.tolist())
         assert len(at) == len(set(at.tolist()))
-        np.testing.assert_array_equal(made.response_ids[made.token_at >= 0], batch.response_ids[at])
+        np.testing.assert_array_equal(sequences.response_ids[sequences.token_at >= 0], batch.response_ids[at])
 
 
 def test_value_loss_stops_gradients_beyond_the_clip_range() -> None:

@@ -60,8 +60,8 @@ class ScriptedTeam(ChatClient):
 
 @pytest.fixture
 def components() -> Components:
-    made = build_components(load_recipe(TOY, ["reward.backend=inline"]), tasks=False)
-    return replace(made, chat_clients={"default": ScriptedTeam()})
+    built = build_components(load_recipe(TOY, ["reward.backend=inline"]), tasks=False)
+    return replace(built, chat_clients={"default": ScriptedTeam()})
 
 
 async def recorded_team(components: Components, n: int) -> list[Trajectory]:
@@ -94,16 +94,16 @@ def test_values_approach_the_true_ones(components: Components) -> None:
         trajectories = await recorded_team(components, 4)
         return trajectories, await measured(components, trajectories, 150, 1)
 
-    trajectories, found = asyncio.run(main())
+    trajectories, result = asyncio.run(main())
     true_D = np.array([value for one in trajectories for value in true_values(one)])
-    z_D = (found.values.value_D - true_D) / found.values.error_D
+    z_D = (result.values.value_D - true_D) / result.values.error_D
     assert np.abs(z_D).max() < 4
-    assert found.values.error_D.max() < 0.06
-    assert (found.refused, found.failed) == (0, 0)
+    assert result.values.error_D.max() < 0.06
+    assert (result.refused, result.failed) == (0, 0)
     # Both prefixes of each writer's step are continued, and one of each critic's step; the other is replayed once.
-    assert found.continuations == 4 * (3 * 150 + 1)
-    assert found.tokens == 3 * 4 * 150 * (1 + 2 + 1)  # three tokens a call
-    best = fidelity(true_D, found.values)
+    assert result.continuations == 4 * (3 * 150 + 1)
+    assert result.tokens == 3 * 4 * 150 * (1 + 2 + 1)  # three tokens a call
+    best = fidelity(true_D, result.values)
     assert best.correlation.value > 0.7
 
 
@@ -128,22 +128,22 @@ def test_failing_continuations_are_counted(components: Components) -> None:
         await team.writer(task.text)
         raise OSError("the tool is gone")
 
-    found = asyncio.run(main())
+    result = asyncio.run(main())
     # The critic's step is never reached, so its replay is refused; the workflow fails in all other continuations.
-    assert (found.continuations, found.failed, found.refused) == (14, 12, 2)
-    assert "the workflow ended before it" in found.first_refusal
-    assert not np.isfinite(found.values.value_D).any()
+    assert (result.continuations, result.failed, result.refused) == (14, 12, 2)
+    assert "the workflow ended before it" in result.first_refusal
+    assert not np.isfinite(result.values.value_D).any()
     with pytest.raises(TooManyFailedScores, match=r"12 of 14 continuations failed.*the tool is gone"):
-        found.expect_few_failures(0.5)
-    found.expect_few_failures(0.9)
+        result.expect_few_failures(0.5)
+    result.expect_few_failures(0.9)
 
 
 def test_values_need_an_outcome_function(components: Components) -> None:
     steps_only = load_recipe(TOY, ["reward.functions=[{fn: toy.py:compute_decomposed_reward}]"])
-    made = replace(build_components(steps_only, tasks=False), chat_clients=components.chat_clients)
+    built = replace(build_components(steps_only, tasks=False), chat_clients=components.chat_clients)
     trajectory = make_trajectory("p", [step("writer", 1.0)], outcome=1.0)
     with pytest.raises(ConfigError, match=r"reward.functions: expected an outcome function"):
-        asyncio.run(measured(made, [trajectory], 2, 1))
+        asyncio.run(measured(built, [trajectory], 2, 1))
 
 
 lengths = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=6)
@@ -191,11 +191,11 @@ def test_choice_draws_candidates_with_the_stated_probability() -> None:
 
 
 def test_audit_candidates_are_trained_steps_with_an_outcome() -> None:
-    made = [
+    trajectories = [
         make_trajectory(id, [step("planner", 1.0), step("executor", 0.5)], outcome)
         for id, outcome in (("t", 1.0), ("other", 0.0), ("unscored", None))
     ]
-    a = assign(batch_of(*made), CreditOptions(propagation="none"))
+    a = assign(batch_of(*trajectories), CreditOptions(propagation="none"))
     candidates = np.flatnonzero(decision_candidates(a, ["planner"]))
     assert [a.batch.step_ids[s] for s in candidates] == ["t.0", "other.0"]
 
@@ -235,11 +235,11 @@ def test_audit_changes_no_number_of_the_training(tmp_path: Path) -> None:
 
 
 def test_audit_stays_within_its_share_and_repeats(tmp_path: Path) -> None:
-    found = measurements(a_run(tmp_path / "one", *AUDITED))
-    assert found == measurements(a_run(tmp_path / "two", *AUDITED))
+    result = measurements(a_run(tmp_path / "one", *AUDITED))
+    assert result == measurements(a_run(tmp_path / "two", *AUDITED))
     generated = used = 0.0
     rows = Ledger.open(tmp_path / "one").metrics()
-    for row, own in zip(rows, found, strict=True):
+    for row, own in zip(rows, result, strict=True):
         generated += row["rollout/response_tokens"]
         used += own["audit/tokens"]
         assert own["audit/tokens_frac"] == used / generated
@@ -256,17 +256,17 @@ def test_audit_continues_its_account_after_a_resume(tmp_path: Path) -> None:
 
 
 def test_audit_every_second_step_measures_only_then(tmp_path: Path) -> None:
-    found = measurements(a_run(tmp_path / "run", *AUDITED, "audit.every=2"))
-    assert [bool(one) for one in found] == [False, True]
+    result = measurements(a_run(tmp_path / "run", *AUDITED, "audit.every=2"))
+    assert [bool(one) for one in result] == [False, True]
 
 
 def test_audit_in_a_fallback_measures_the_recipes_own_rule(tmp_path: Path) -> None:
     rule = "{metric: rollout/response_tokens, above: 0, window: 1, action: ACTION}"
-    found = {}
+    result = {}
     for action in ("warn", "fallback_identical"):
         ledger = a_run(tmp_path / action, *AUDITED, "audit.every=2", f"guard.rules.f={rule.replace('ACTION', action)}")
-        found[action] = measurements(ledger)[1]
-    assert found["fallback_identical"] == found["warn"]
+        result[action] = measurements(ledger)[1]
+    assert result["fallback_identical"] == result["warn"]
     fallen = ledger.read(2).assignment
     assert fallen is not None
     assert fallen.options.propagation == "identical"
@@ -274,8 +274,8 @@ def test_audit_in_a_fallback_measures_the_recipes_own_rule(tmp_path: Path) -> No
 
 
 def test_audit_without_tokens_to_spend_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = measurements(a_run(tmp_path / "run", "audit.every=2", "audit.max_token_frac=0.01"))
-    assert found[1] == {
+    result = measurements(a_run(tmp_path / "run", "audit.every=2", "audit.max_token_frac=0.01"))
+    assert result[1] == {
         f"audit/{name}": 0.0 for name in ("decisions", "refused_frac", "failed_frac", "tokens", "tokens_frac")
     }
     assert "no decision fits into audit.max_token_frac yet" in capsys.readouterr().err

@@ -21,14 +21,14 @@ SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "i
 
 def tokenizer(template: bool, post: str = "$A") -> transformers.PreTrainedTokenizerFast:
     backend, written = byte_tokenizer()
-    made = transformers.PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token="<|system|>", eos_token="<|end|>", pad_token="<|end|>"
     )
-    names = [(name, made.convert_tokens_to_ids(name)) for name in ("<|system|>", "<|end|>")]
-    made.backend_tokenizer.post_processor = TemplateProcessing(single=post, special_tokens=names)
+    names = [(name, fast.convert_tokens_to_ids(name)) for name in ("<|system|>", "<|end|>")]
+    fast.backend_tokenizer.post_processor = TemplateProcessing(single=post, special_tokens=names)
     if template:
-        made.chat_template = written
-    return made
+        fast.chat_template = written
+    return fast
 
 
 def loaded(
@@ -39,14 +39,14 @@ def loaded(
     gen_eos: int | list[int] | None = None,
     vocabulary: int = 0,
 ) -> Policy:
-    made = tokenizer(template, post)
+    fast = tokenizer(template, post)
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(vocab_size=vocabulary or len(made), eos_token_id=made.eos_token_id, **SIZES)
+    config = transformers.LlamaConfig(vocab_size=vocabulary or len(fast), eos_token_id=fast.eos_token_id, **SIZES)
     model = transformers.LlamaForCausalLM(config)
     if gen_eos is not None:
         model.generation_config.eos_token_id = gen_eos
     model.save_pretrained(folder)
-    made.save_pretrained(folder)
+    fast.save_pretrained(folder)
     return Policy.load(folder, CPU)
 
 
@@ -55,10 +55,10 @@ def test_every_end_token_ends_a_response(tmp_path: Path, gen_eos: int | list[int
     policy = loaded(tmp_path, gen_eos=gen_eos)
     assert policy.tokenizer.eos_token_id == 0
     assert policy.eos_ids == ends
-    made = policy.generate([GenerationRequest((5, 6, 7), 200, 1.0, (k,)) for k in range(40)])
-    last = {one.response_ids[-1] for one in made if len(one.response_ids) < 200}
+    generations = policy.generate([GenerationRequest((5, 6, 7), 200, 1.0, (k,)) for k in range(40)])
+    last = {generation.response_ids[-1] for generation in generations if len(generation.response_ids) < 200}
     assert last <= ends
-    assert not any(token in ends for one in made for token in one.response_ids[:-1])
+    assert not any(token in ends for generation in generations for token in generation.response_ids[:-1])
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_prompt_without_template_has_no_end_token(tmp_path: Path, post: str, exp
 
 def test_tokens_of_a_padded_vocabulary_stay_in_prompts(tmp_path: Path):
     policy = loaded(tmp_path, vocabulary=512)
-    made = policy.generate([GenerationRequest((5, 6, 7), 30, 1.0, (k,)) for k in range(8)])
-    beyond = next(one for one in made if max(one.response_ids) >= len(policy.tokenizer))
+    generations = policy.generate([GenerationRequest((5, 6, 7), 30, 1.0, (k,)) for k in range(8)])
+    beyond = next(generation for generation in generations if max(generation.response_ids) >= len(policy.tokenizer))
     _, ids = policy.encode(PromptIds((5, 6, 7, *beyond.response_ids)))
     assert ids == (5, 6, 7, *beyond.response_ids)
 

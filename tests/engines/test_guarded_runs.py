@@ -329,13 +329,3 @@ def test_healthy_runs_only_produce_warnings(recipe, seed) -> None:
     path = run(recipe(), "run", steps(50), "trainer.test_freq=5", f"data.seed={seed}")
     assert {event["action"] for event in read_events(path)} <= {"warn"}
     assert torch.isfinite(torch.tensor([row["actor/entropy"] for row in read_metrics(path) if row["step"]])).all()
-
-
-def test_resumed_run_has_the_same_events(recipe, monkeypatch) -> None:
-    options = (*EVERY_STEP, "guard.rules.often={metric: rollout/tokens, above: 1, window: 2}")
-    whole = run(recipe(), "whole", *options)
-    stopped(monkeypatch, recipe(), "stopped", 2, *options)
-    again = run(recipe(), "stopped", *options)
-    expect_the_same(whole, again)
-    assert (whole / "events.jsonl").read_bytes() == (again / "events.jsonl").read_bytes()
-    assert happened(whole, "often") == [("fired", "warn", 2)]

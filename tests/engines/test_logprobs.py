@@ -33,26 +33,26 @@ def test_logprobs_and_gradients_match_definition(chunk, kept, bias, warm, entrop
     monkeypatch.setattr(logprobs, "CHUNK", chunk)
     monkeypatch.setattr(logprobs, "KEPT", kept)
     hidden, weight, offset, temperature, ids = inputs(torch.float64, bias=bias, warm=warm)
-    leaves = [one for one in (hidden, weight, offset) if one is not None]
+    leaves = [tensor for tensor in (hidden, weight, offset) if tensor is not None]
     factor = torch.linspace(-1, 2, R, dtype=torch.float64)
 
-    def gradients(found: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
-        loss = (found[0] * factor).sum() + (0.3 * (found[1] * factor.flip(0)).sum() if entropy else 0.0)
+    def gradients(result: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
+        loss = (result[0] * factor).sum() + (0.3 * (result[1] * factor.flip(0)).sum() if entropy else 0.0)
         return list(torch.autograd.grad(loss, leaves))
 
-    found = logprobs_from_hidden(hidden, weight, offset, temperature, ids, entropy_grad=entropy)
+    result = logprobs_from_hidden(hidden, weight, offset, temperature, ids, entropy_grad=entropy)
     plain = torch.ones(R, dtype=torch.float64) if temperature is None else temperature
     expected = token_logprobs_one_by_one(hidden, weight, offset, plain, ids)
-    torch.testing.assert_close(found[0], expected[0])
-    torch.testing.assert_close(found[1], expected[1])
-    torch.testing.assert_close(gradients(found), gradients(expected))
+    torch.testing.assert_close(result[0], expected[0])
+    torch.testing.assert_close(result[1], expected[1])
+    torch.testing.assert_close(gradients(result), gradients(expected))
 
 
 def test_entropy_alone_has_a_gradient() -> None:
     hidden, weight, _, _, ids = inputs(torch.float64, bias=False, warm=False)
-    found = logprobs_from_hidden(hidden, weight, None, None, ids, entropy_grad=True)[1].sum()
+    result = logprobs_from_hidden(hidden, weight, None, None, ids, entropy_grad=True)[1].sum()
     expected = token_logprobs_one_by_one(hidden, weight, None, torch.ones(R), ids)[1].sum()
-    torch.testing.assert_close(torch.autograd.grad(found, hidden), torch.autograd.grad(expected, hidden))
+    torch.testing.assert_close(torch.autograd.grad(result, hidden), torch.autograd.grad(expected, hidden))
 
 
 def test_frozen_output_layer_has_no_gradient() -> None:
@@ -77,9 +77,9 @@ def test_both_paths_agree_in_float32(name, packs, monkeypatch) -> None:
     def run(at_once: int) -> tuple[torch.Tensor, torch.Tensor]:
         monkeypatch.setattr(actor, "_LOGITS", at_once)
         model.zero_grad()
-        found, entropy = token_logprobs(forward, packed, batch)
-        (found * torch.linspace(-1, 2, len(found))).sum().backward()
-        return torch.stack([found, entropy]), torch.cat([w.grad.flatten() for w in model.parameters()])
+        result, entropy = token_logprobs(forward, packed, batch)
+        (result * torch.linspace(-1, 2, len(result))).sum().backward()
+        return torch.stack([result, entropy]), torch.cat([w.grad.flatten() for w in model.parameters()])
 
     whole, chunked = run(1 << 25), run(10)
     assert forward.head is not None

@@ -19,12 +19,12 @@ CPU = torch.device("cpu")
 
 def policies(folder: Path, names: str, **config) -> list[Policy]:
     """Policies with separate adapters over one base, one per letter of `names`."""
-    base, made, model = Policy.load(folder, CPU), [], None
+    base, adapted, model = Policy.load(folder, CPU), [], None
     for seed, name in enumerate(names):
         adapter = Adapter.add(model or base.model, f"policy_{name}", 4, ActorModelConfig(**config), seed)
         model = adapter.model
-        made.append(base.with_adapter(adapter))
-    return made
+        adapted.append(base.with_adapter(adapter))
+    return adapted
 
 
 def update(policy: Policy, batch, lr: float = 0.01, **config) -> dict[str, float]:

@@ -166,11 +166,11 @@ def test_packed_steps_give_the_logits_of_single_rows(name: str, packs: bool) -> 
         assert len(parts[-1].input_ids) < 0.7 * sum(len(prompt) + len(response) for prompt, response in rows)
     for part in parts:
         with torch.no_grad():
-            said = forward(part)
+            logits = forward(part)
             for b, s in enumerate(part.steps):
                 prompt, response = prompt_of(batch, s), response_of(batch, s)
                 alone = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-                torch.testing.assert_close(said[part.row_of_token == b], alone, atol=2e-5, rtol=1e-4)
+                torch.testing.assert_close(logits[part.row_of_token == b], alone, atol=2e-5, rtol=1e-4)
     assert model.config._attn_implementation != "creditflow_packed"
 
 

@@ -78,8 +78,8 @@ def test_cast_weight_follows_updates() -> None:
 
     for _ in range(3):
         with torch.no_grad(), torch.autocast(**HALF):
-            found = layer(x)
-        assert torch.equal(found, expected())
+            output = layer(x)
+        assert torch.equal(output, expected())
         layer(x).square().sum().backward()
         optimizer.step()
     layer.load_state_dict({"weight": weight, "bias": bias})

@@ -1,13 +1,13 @@
 """Trackers of real runs, read back with the trackers' own readers."""
 
 import json
-import math
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from creditflow._utils.progress import Reporter
@@ -38,13 +38,9 @@ def written(path: Path, key: str) -> list[tuple[int, float]]:
     return [(row["step"], row[key]) for row in read_metrics(path) if row.get(key) is not None]
 
 
-def close(found: list[tuple[int, float]], path: Path, key: str) -> bool:
+def close(logged: list[tuple[int, float]], path: Path, key: str) -> bool:
     expected = written(path, key)
-    return (
-        len(expected) > 0
-        and [step for step, _ in found] == [step for step, _ in expected]
-        and all(math.isclose(one, other, rel_tol=1e-6) for (_, one), (_, other) in zip(found, expected, strict=True))
-    )
+    return 0 < len(expected) == len(logged) and np.allclose(logged, expected, rtol=1e-6, atol=0)
 
 
 def run_with_report(recipe_file: Path, logger: str, *options: str) -> Path:
@@ -149,8 +145,8 @@ def test_mlflow_metrics_of_another_thread_reach_the_same_run(recipe_file, monkey
         thread.join()
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'teams'")
-    (found,) = client.search_runs([experiment.experiment_id])
-    assert found.data.metrics == {"loss": 0.5}
+    (logged,) = client.search_runs([experiment.experiment_id])
+    assert logged.data.metrics == {"loss": 0.5}
 
 
 def wandb_lines(path: Path) -> list[dict]:
@@ -163,7 +159,7 @@ def wandb_lines(path: Path) -> list[dict]:
 def staged_files(path: Path) -> list[Path]:
     """The files that wandb has set aside for artifacts."""
     staging = Path(os.environ["WANDB_DATA_DIR"]) if "WANDB_DATA_DIR" in os.environ else path
-    return [found for found in staging.rglob("*") if found.is_file() and found.parent.name != "run"]
+    return [file for file in staging.rglob("*") if file.is_file() and file.parent.name != "run"]
 
 
 def wandb_records(path: Path) -> tuple[list[dict], list[dict]]:
@@ -171,7 +167,7 @@ def wandb_records(path: Path) -> tuple[list[dict], list[dict]]:
     records = wandb_lines(path)
     rows = [record["history"]["item"] for record in records if record["type"] == "history"]
     tables = [
-        json.loads(found.read_text()) for found in sorted(path.glob("wandb/offline-run-*/files/media/table/*.json"))
+        json.loads(file.read_text()) for file in sorted(path.glob("wandb/offline-run-*/files/media/table/*.json"))
     ]
     return rows, tables
 
@@ -215,13 +211,13 @@ class Fails:
 
 
 def test_failing_tracker_is_reported_and_left_out() -> None:
-    said: list[str] = []
-    trackers = Trackers(said.append, {"mlflow": Fails()})
+    messages: list[str] = []
+    trackers = Trackers(messages.append, {"mlflow": Fails()})
     trackers.log(1, {"a": 1.0})
     trackers.log(2, {"a": 1.0})
     trackers.finish()
-    assert len(said) == 1
-    assert "mlflow failed and is left out from now on: the server is gone" in said[0]
+    assert len(messages) == 1
+    assert "mlflow failed and is left out from now on: the server is gone" in messages[0]
 
 
 class Records:
@@ -236,9 +232,9 @@ class Records:
 
 
 def test_trackers_of_a_folder_get_tables_of_existing_steps(recipe_file) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     records, path = Records(), run(recipe_file, "run")
-    tracked = FolderTrackers(Trackers(said.append, {"wandb": records}), path, table_freq=2)
+    tracked = FolderTrackers(Trackers(messages.append, {"wandb": records}), path, table_freq=2)
     for step in range(3):
         tracked.send_step(step, {"a": float(step)})
     (path / "steps" / "000002.parquet").unlink()  # as in a rollback
@@ -247,8 +243,8 @@ def test_trackers_of_a_folder_get_tables_of_existing_steps(recipe_file) -> None:
     ledger = Ledger.open(path)
     assert [step for step, _ in records.tables] == [1, 2]
     assert str(records.tables[0][1]) == str(sample_rows(ledger.read(1).assignment))  # numbers may be nan
-    assert len(said) == 1
-    assert "the trackers get no table of step 2" in said[0]
+    assert len(messages) == 1
+    assert "the trackers get no table of step 2" in messages[0]
 
 
 def test_unknown_tracker_is_rejected(recipe_file) -> None:

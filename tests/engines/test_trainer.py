@@ -73,12 +73,12 @@ def test_run_folder_is_complete_and_its_model_loads(recipe_file: Path, word_mode
 
 
 def test_same_recipe_and_seed_repeat_bit_for_bit(recipe_file: Path) -> None:
-    one, two, other = run(recipe_file, "one"), run(recipe_file, "two"), run(recipe_file, "other", "data.seed=1")
+    first, second, other = run(recipe_file, "one"), run(recipe_file, "two"), run(recipe_file, "other", "data.seed=1")
     for step in ("000001", "000002", "000003"):
         file = f"steps/{step}.parquet"
-        assert (one / file).read_bytes() == (two / file).read_bytes()
-        assert (one / file).read_bytes() != (other / file).read_bytes()
-    expect_equal_weights(one, two)
+        assert (first / file).read_bytes() == (second / file).read_bytes()
+        assert (first / file).read_bytes() != (other / file).read_bytes()
+    expect_equal_weights(first, second)
 
 
 def test_run_stops_if_every_trajectory_fails(recipe_file: Path) -> None:
@@ -215,17 +215,17 @@ def test_dynamic_sampling_stops_after_max_num_gen_batches(recipe_file: Path) -> 
 
 def test_truncated_trajectories_are_reported_in_step_one(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run(recipe_file, "run", "data.max_prompt_length=4", "trainer.total_training_steps=1")
-    told = capsys.readouterr()
-    said = " ".join((told.out + told.err).split())
+    captured = capsys.readouterr()
+    printed = " ".join((captured.out + captured.err).split())
     share = read_metrics(path)[1]["rollout/truncated_frac"]
     assert 0.1 < share < 1.0
-    assert f"warning: {share:.0%} of the first step's trajectories were truncated: a prompt was longer" in said
+    assert f"warning: {share:.0%} of the first step's trajectories were truncated: a prompt was longer" in printed
 
 
 def test_truncated_responses_are_reported_by_agent(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run(recipe_file, "run", "data.max_response_length=2", "trainer.total_training_steps=1")
     batch = read_parquet(path / "steps" / "000001.parquet")
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for agent in batch.agent_names:
         own = [step for trajectory in batch.to_trajectories() for step in trajectory.steps if step.agent == agent]
         cut = sum("finish_reason" in step.info for step in own)
@@ -233,7 +233,7 @@ def test_truncated_responses_are_reported_by_agent(recipe_file: Path, capsys: py
         assert (
             f"warning: in the first step, {cut / len(own):.0%} of {agent}'s responses are truncated ({cut} of "
             f"{len(own)}): raise data.max_response_length=2, or ask for shorter responses\n"
-        ) in said
+        ) in printed
 
 
 def tied(recipe_file: Path) -> None:
@@ -245,14 +245,14 @@ def tied(recipe_file: Path) -> None:
 def test_training_of_the_kl_term_alone_is_reported_once(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tied(recipe_file)
     path = run(recipe_file, "run", "actor_rollout_ref.actor.use_kl_loss=true")
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
 
-    assert said.count("warning: at training step 1, only the KL term is trained: every group is tied") == 1
+    assert printed.count("warning: at training step 1, only the KL term is trained: every group is tied") == 1
     assert [event["rule"] for event in RunFolder(path).events()] == ["tied_groups"]
     rows = read_metrics(path)[1:]
     assert [row["actor/tied_updates"] for row in rows] == [1, 1, 1]
     assert all(row["actor/tokens"] > 0 and row["throughput/update_tokens_per_s"] > 0 for row in rows)
-    assert len([line for line in said.splitlines() if line.endswith("  every group tied")]) == 3
+    assert len([line for line in printed.splitlines() if line.endswith("  every group tied")]) == 3
 
 
 def test_tied_groups_without_another_term_cost_no_pass(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -354,11 +354,11 @@ def test_endpoint_agent_receives_credit_without_training(tmp_path: Path) -> None
 @pytest.mark.usefixtures("_no_proxy")
 def test_run_with_a_frozen_agent_repeats_bit_for_bit(tmp_path: Path) -> None:
     with JudgeServer(verdict) as server:
-        one, two = (train_toy(tmp_path / name, server, "trainer.val_before_train=false") for name in ("one", "two"))
+        first, second = (train_toy(tmp_path / name, server, "trainer.val_before_train=false") for name in "ab")
     for step in ("000001", "000002"):
-        files = [read_parquet(path / "steps" / f"{step}.parquet") for path in (one, two)]
+        files = [read_parquet(path / "steps" / f"{step}.parquet") for path in (first, second)]
         assert files[0].to_trajectories() == files[1].to_trajectories()
-    expect_equal_weights(one, two, step=2)
+    expect_equal_weights(first, second, step=2)
 
 
 @pytest.mark.usefixtures("_no_proxy")
@@ -401,12 +401,12 @@ def test_endpoint_failures_are_counted_and_the_run_continues(tmp_path: Path) -> 
 def test_unreachable_endpoint_stops_the_run_with_its_error(tmp_path: Path) -> None:
     with (
         JudgeServer(Answer(hang_up=True)) as server,
-        pytest.raises(CreditflowError, match="6 of 6 rollouts failed") as told,
+        pytest.raises(CreditflowError, match="6 of 6 rollouts failed") as captured,
     ):
         train_toy(tmp_path / "run", server)
-    assert f"the first: EndpointError: {server.url}: the connection failed" in str(told.value)
-    assert "(2 tries) (toy.py:" in str(told.value)
-    assert str(told.value).endswith(f"whole tracebacks: {tmp_path / 'run' / 'failures.log'}")
+    assert f"the first: EndpointError: {server.url}: the connection failed" in str(captured.value)
+    assert "(2 tries) (toy.py:" in str(captured.value)
+    assert str(captured.value).endswith(f"whole tracebacks: {tmp_path / 'run' / 'failures.log'}")
 
 
 @pytest.mark.usefixtures("_no_proxy")
@@ -415,6 +415,6 @@ def test_recipe_with_a_frozen_agent_can_be_checked(tmp_path: Path, capsys: pytes
 
     with JudgeServer(verdict) as server:
         check(TOY, frozen_critic(server), tasks=2)
-    told = capsys.readouterr()
-    assert "critic" in told.out
-    assert "can be trained" in told.out + told.err
+    captured = capsys.readouterr()
+    assert "critic" in captured.out
+    assert "can be trained" in captured.out + captured.err

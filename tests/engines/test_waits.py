@@ -60,11 +60,11 @@ def test_late_checks_change_no_token(byte_policy: Policy, monkeypatch: pytest.Mo
     before = byte_policy.generate(requests)
     monkeypatch.setitem(sampler._CHECK_EVERY, "cpu", 8)
     after = byte_policy.generate(requests)
-    assert {one.finish_reason for one in before} == {"stop", "length"}
-    for one, other in zip(before, after, strict=True):
-        assert one.response_ids == other.response_ids
-        assert one.finish_reason == other.finish_reason
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+    assert {generation.finish_reason for generation in before} == {"stop", "length"}
+    for generation, other in zip(before, after, strict=True):
+        assert generation.response_ids == other.response_ids
+        assert generation.finish_reason == other.finish_reason
+        np.testing.assert_allclose(generation.logprobs, other.logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "qwen3"])
@@ -94,11 +94,11 @@ def test_bf16_samples_agree_with_the_update(name: str) -> None:
     with torch.autocast(**HALF):
         generations = sampler.generate(model, requests, frozenset(), pad_id=0, shared=Forward(model).shares)
         differences = []
-        for request, one in zip(requests, generations, strict=True):
-            ids = torch.tensor([request.prompt_ids + one.response_ids])
+        for request, generation in zip(requests, generations, strict=True):
+            ids = torch.tensor([request.prompt_ids + generation.response_ids])
             logits: Tensor = model(input_ids=ids, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1]
-            expected = torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(one.response_ids)[:, None])
-            differences.append((expected[:, 0] - torch.tensor(one.logprobs)).abs())
+            expected = torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(generation.response_ids)[:, None])
+            differences.append((expected[:, 0] - torch.tensor(generation.logprobs)).abs())
     assert all(part.dtype == torch.float32 for part in model.parameters())
     assert torch.cat(differences).mean() < 0.01
     assert torch.cat(differences).max() < 0.1

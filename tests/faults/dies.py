@@ -42,10 +42,10 @@ def main(place: str, k: int, when: str, arguments: list[str]) -> None:
             dies = name == place and passed[name] == k
             if dies and when == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
-            made = function(*args, **kwargs)
+            result = function(*args, **kwargs)
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return made
+            return result
 
         return call
 

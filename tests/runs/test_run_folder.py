@@ -98,9 +98,9 @@ def contents(folder: RunFolder) -> dict[str, bytes]:
 
 
 def test_open_returns_an_existing_run(tmp_path: Path) -> None:
-    made = a_folder(tmp_path)
-    (made.path / "steps").rmdir()
-    folder = RunFolder.open(made.path)
+    created = a_folder(tmp_path)
+    (created.path / "steps").rmdir()
+    folder = RunFolder.open(created.path)
     folder.write_steps(1, a_batch())
     assert files_in(folder.path) == ["config.yaml", "run.json", "steps/000001.parquet"]
     assert json.loads((folder.path / "run.json").read_text()) == {"format": 3, "seed": 1}

@@ -48,10 +48,10 @@ def test_docs_have_five_queries() -> None:
 
 def test_views_contain_steps_metrics_and_events(ledger: Ledger) -> None:
     connection = connect(ledger)
-    found = connection.execute(
+    result = connection.execute(
         "SELECT training_step, step_id, advantage FROM steps WHERE step_id IS NOT NULL ORDER BY ALL"
     )
-    rows = found.fetchall()
+    rows = result.fetchall()
     expected = [
         (recorded.step, id, advantage)
         for recorded in ledger
@@ -64,8 +64,8 @@ def test_views_contain_steps_metrics_and_events(ledger: Ledger) -> None:
 
 
 def test_documented_query_returns_reasons_of_failures(ledger: Ledger) -> None:
-    (found,) = [connect(ledger).execute(query).fetchall() for query in QUERIES if "reason" in query]
-    assert [(name, status, n) for name, status, _, n in found] == [("f", "failed", 2)]
+    (result,) = [connect(ledger).execute(query).fetchall() for query in QUERIES if "reason" in query]
+    assert [(name, status, n) for name, status, _, n in result] == [("f", "failed", 2)]
 
 
 def test_empty_run_has_no_views(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_docs_name_exactly_the_columns_of_a_step_file(tmp_path: Path) -> None:
     written = {name for step in (1, 2, 3) for name in pq.read_schema(folder.path / f"steps/{step:06d}.parquet").names}
 
     section = DOCS.read_text().split("## The step file")[1].split("## Five questions")[0]
-    told = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    told.append(section.split("**Only where")[1].split("a value for each response token:")[1])
-    named = {name for text in told for name in re.findall(r"`(\w+)`", text)}
+    documented = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    documented.append(section.split("**Only where")[1].split("a value for each response token:")[1])
+    named = {name for text in documented for name in re.findall(r"`(\w+)`", text)}
     assert named == written

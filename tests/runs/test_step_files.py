@@ -41,21 +41,21 @@ def test_read_assignment_equals_the_written_one(corner: str, tmp_path: Path) -> 
     def check(situation) -> None:
         trajectories, chosen, values_T = situation
         batch = batch_of(*trajectories)
-        made = assign(batch, chosen, values_T=None if values_T is None else np.array(values_T))
-        recorded = read_step_file(written(tmp_path, made))
+        assignment = assign(batch, chosen, values_T=None if values_T is None else np.array(values_T))
+        recorded = read_step_file(written(tmp_path, assignment))
         read = recorded.assignment
         assert read is not None
         assert recorded.step == 7
         for field in fields(Assignment):
             if field.name not in ("batch", "shadow", "options", "critic", "history", "history_after"):
-                assert_same(getattr(read, field.name), getattr(made, field.name), field.name)
-        assert read.history.to_json() == made.history.to_json()
-        assert read.options == made.options
-        np.testing.assert_array_equal(read.token_advantages(), made.token_advantages())
+                assert_same(getattr(read, field.name), getattr(assignment, field.name), field.name)
+        assert read.history.to_json() == assignment.history.to_json()
+        assert read.options == assignment.options
+        np.testing.assert_array_equal(read.token_advantages(), assignment.token_advantages())
         for s in range(batch.n_steps):
-            assert explain(read, s) == explain(made, s)
+            assert explain(read, s) == explain(assignment, s)
             for token in sampled_tokens(batch, s):
-                assert explain(read, s, token) == explain(made, s, token)
+                assert explain(read, s, token) == explain(assignment, s, token)
 
     check()
 
@@ -63,26 +63,26 @@ def test_read_assignment_equals_the_written_one(corner: str, tmp_path: Path) -> 
 def test_file_keeps_the_history_of_a_fitted_shadow(tmp_path: Path) -> None:
     chosen = CreditOptions(propagation="none", shadow={"score_weight": "calibrated"})
     first = assign(a_batch(), chosen)
-    made = assign(a_batch(), chosen, history=first.history_after)
-    read = read_step_file(written(tmp_path, made)).assignment
+    assignment = assign(a_batch(), chosen, history=first.history_after)
+    read = read_step_file(written(tmp_path, assignment)).assignment
     assert read is not None
-    assert read.history.to_json() == made.history.to_json()
+    assert read.history.to_json() == assignment.history.to_json()
     again = assign(read.batch, chosen, history=read.history).shadow
     assert again is not None
-    assert made.shadow is not None
-    np.testing.assert_array_equal(again.advantage_S, made.shadow.advantage_S)
+    assert assignment.shadow is not None
+    np.testing.assert_array_equal(again.advantage_S, assignment.shadow.advantage_S)
 
 
 def test_file_older_than_fitted_parts_is_read_without_them(tmp_path: Path) -> None:
-    made = assign(a_batch(), CreditOptions(propagation="threshold"))
-    path = written(tmp_path, made)
+    assignment = assign(a_batch(), CreditOptions(propagation="threshold"))
+    path = written(tmp_path, assignment)
     table = pq.read_table(path)
     pq.write_table(table.drop_columns(["fold", "score_weight", "harmless"]), path)
     read = read_step_file(path).assignment
     assert read is not None
     assert np.isnan(read.harmless_S).all()
-    for s in range(made.batch.n_steps):
-        assert explain(read, s) == explain(made, s)
+    for s in range(assignment.batch.n_steps):
+        assert explain(read, s) == explain(assignment, s)
 
 
 def test_file_without_credit_is_read_without_assignment(tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_file_without_credit_is_read_without_assignment(tmp_path: Path) -> None:
 def test_trajectory_without_steps_keeps_its_place_and_mask(tmp_path: Path) -> None:
     batch = a_batch()
     failed = replace(batch, status_of_trajectory=np.array([0, 1, 0]))
-    made = assign(failed, CreditOptions())
-    read = read_step_file(written(tmp_path, made)).assignment
+    assignment = assign(failed, CreditOptions())
+    read = read_step_file(written(tmp_path, assignment)).assignment
     assert read is not None
     assert read.masked_N.tolist() == [False, True, False]
 

@@ -136,25 +136,25 @@ def replay(recorded: Recorded, config: Config, mode: str, folder: Path) -> Repla
     assert recorded.assignment is not None
     trajectories = recorded.batch.to_trajectories()
     cls = TRAINER_REGISTRY[trainer.TRAINER_PREFIX + mode]
-    made: Any = object.__new__(type("Replaying", (WithoutWorkers, cls), {}))
+    replaying: Any = object.__new__(type("Replaying", (WithoutWorkers, cls), {}))
     (policy,) = recorded.batch.policy_names
     options, threshold = recorded.assignment.options, recorded.assignment.standing_threshold()
     (folder / "steps").mkdir(parents=True)
-    made.__dict__.update(
-        policy=policy, trainer_mode=mode, global_steps=STEP, partners=[], curriculum=None, critic_wanted=False,
+    replaying.__dict__.update(
+        policy=policy, trainer_mode=mode, global_steps=STEP, partners=[], curriculum=None, needs_critic=False,
         options=options, limits=config, threshold=threshold, history=recorded.assignment.history, functions=(),
-        guard=SimpleNamespace(options=lambda given: given, threshold=lambda given: given),
+        guard=SimpleNamespace(options=lambda value: value, threshold=lambda value: value),
         folder=RunFolder(folder),
         config=SimpleNamespace(actor_rollout_ref=config.actor_rollout_ref),
     )  # fmt: skip
     with queue_of(trajectories) as queue:
-        sampled = [len(sampled_steps(one, [policy])) for one in trajectories]
+        sampled = [len(sampled_steps(trajectory, [policy])) for trajectory in trajectories]
         keys = [f"{key}_{i}" for key, n_rows in zip(queue.tags, sampled, strict=True) for i in range(n_rows)]
         part = KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train")
-        made.replay_buffer = SimpleNamespace(
+        replaying.replay_buffer = SimpleNamespace(
             sample=lambda *_: (part, {}), selected=queue.uids, unfinished=set(), received=ReceivedRecords()
         )
-        made._step_once({}, {}, len(queue.uids))
+        replaying._step_once({}, {}, len(queue.uids))
     assignment = read_step_file(folder / f"steps/{STEP:06d}.parquet").assignment
     assert assignment is not None
     return Replayed(assignment, queue.columns)

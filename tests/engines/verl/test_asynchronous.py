@@ -34,33 +34,33 @@ def train(folder: Path, mode: str, *overrides: str, steps: int = STEPS, recipe: 
 
 
 @pytest.fixture(scope="module", params=mostly_slow(["colocate_async", "separate_async"], {}))
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(tmp_path_factory.mktemp(request.param) / "run", request.param)
 
 
-def test_batches_hold_every_rollout_once(made: Run):
-    assert [row["step"] for row in made.metrics] == list(range(1, STEPS + 1))
-    ids = [name for step in range(1, STEPS + 1) for name in made.batch(step).trajectory_ids]
+def test_batches_hold_every_rollout_once(trained: Run):
+    assert [row["step"] for row in trained.metrics] == list(range(1, STEPS + 1))
+    ids = [name for step in range(1, STEPS + 1) for name in trained.batch(step).trajectory_ids]
     assert len(ids) == len(set(ids)) == 8 * STEPS
 
 
-def test_versions_stay_within_the_lag(made: Run):
+def test_versions_stay_within_the_lag(trained: Run):
     for step in range(1, STEPS + 1):
-        lag_S = step - 1 - made.batch(step).policy_version
+        lag_S = step - 1 - trained.batch(step).policy_version
         assert lag_S.min() >= 0
         assert lag_S.max() <= 2
-    assert 0 < made.series("rollout/staleness").max() <= made.series("rollout/staleness_max").max() <= 2
-    assert made.series("rollout_corr/rollout_is_max").max() <= 2.0
-    assert (made.series("rollout_corr/rollout_is_mean") != 1.0).any()
+    assert 0 < trained.series("rollout/staleness").max() <= trained.series("rollout/staleness_max").max() <= 2
+    assert trained.series("rollout_corr/rollout_is_max").max() <= 2.0
+    assert (trained.series("rollout_corr/rollout_is_mean") != 1.0).any()
     for side in ("trainer", "servers"):
-        assert (made.series(f"throughput/{side}_idle_frac") >= 0).all()
-        assert (made.series(f"throughput/{side}_idle_frac") <= 1).all()
+        assert (trained.series(f"throughput/{side}_idle_frac") >= 0).all()
+        assert (trained.series(f"throughput/{side}_idle_frac") <= 1).all()
 
 
-def test_each_mode_trains_on_the_recorded_credit(made: Run, tmp_path: Path):
+def test_each_mode_trains_on_the_recorded_credit(trained: Run, tmp_path: Path):
     """The trainers of all modes write the same bytes to the rows, from the trajectories of this run."""
     config = load_recipe(TOY).config
-    for recorded in Ledger.open(made.folder):
+    for recorded in Ledger.open(trained.folder):
         assert recorded.assignment is not None
         assert recorded.assignment.options.max_version_lag == 2
         replays = [replay(recorded, config, mode, tmp_path / f"{recorded.step}-{mode}") for mode in MODES]
@@ -73,25 +73,25 @@ def test_each_mode_trains_on_the_recorded_credit(made: Run, tmp_path: Path):
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_resumed_run_loses_and_repeats_nothing(tmp_path: Path, mode: str):
     train(tmp_path / "run", mode, "trainer.save_freq=3", steps=3)
-    made = train(tmp_path / "run", mode, steps=6)
-    assert [row["step"] for row in made.metrics] == list(range(1, 7))
-    ids = [name for step in range(1, 7) for name in made.batch(step).trajectory_ids]
+    trained = train(tmp_path / "run", mode, steps=6)
+    assert [row["step"] for row in trained.metrics] == list(range(1, 7))
+    ids = [name for step in range(1, 7) for name in trained.batch(step).trajectory_ids]
     assert len(ids) == len(set(ids)) == 8 * 6
-    groups = [tuple(made.batch(step).group_names) for step in range(1, 7)]
+    groups = [tuple(trained.batch(step).group_names) for step in range(1, 7)]
     assert all(len(of_step) == 2 for of_step in groups)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_two_policies_train_asynchronously(tmp_path: Path, mode: str):
-    made = train(
+    trained = train(
         tmp_path / "run", mode, "policies.first.model.path=tiny", "policies.second.model.path=tiny",
         "team.agents.writer.policy=first", "team.agents.critic.policy=second", n_ranks=2,
     )  # fmt: skip
     for name in ("first", "second"):
-        assert (made.series(f"{name}/actor/grad_norm") > 0).all()
+        assert (trained.series(f"{name}/actor/grad_norm") > 0).all()
     for step in range(1, STEPS + 1):
-        batch = made.batch(step)
+        batch = trained.batch(step)
         assert batch.policy_names == ("first", "second")
         assert set((step - 1 - batch.policy_version).tolist()) <= {0, 1, 2}
 
@@ -115,11 +115,11 @@ def test_late_groups_join_a_later_batch(tmp_path: Path, mode: str):
     shutil.copy(TOY, tmp_path)
     text = TOY.with_suffix(".py").read_text() + LATE.format(metrics=str(tmp_path / "run" / "metrics.jsonl"))
     (tmp_path / "toy.py").write_text(text)
-    made = train(
+    trained = train(
         tmp_path / "run", mode, "actor_rollout_ref.rollout.min_complete_frac=0.5",
         "team.workflow=toy.py:solve_late", "data.shuffle=false", steps=4, recipe=tmp_path / "toy.yaml",
     )  # fmt: skip
-    batches = [made.batch(step) for step in range(1, 5)]
+    batches = [trained.batch(step) for step in range(1, 5)]
     late = [
         [task.ground_truth % 4 == 0 and version == 0 for task, version in zip(b.tasks, first_versions(b), strict=True)]
         for b in batches

@@ -428,9 +428,10 @@ def test_hydra_override_operators_work():
 )
 @pytest.mark.parametrize("place", ["section", "dashes"])
 def test_unknown_verl_key_is_rejected_with_a_suggestion(key, nearest, place):
-    said = refused(f"verl.{key}=1") if place == "section" else refused("--", f"{key}=1")
+    message = refused(f"verl.{key}=1") if place == "section" else refused("--", f"{key}=1")
 
-    assert said == f"unknown verl key '{key}' (did you mean '{nearest}'?); +{key} would add it to those that verl lists"
+    suggestion = f"(did you mean '{nearest}'?); +{key} would add it to those that verl lists"
+    assert message == f"unknown verl key '{key}' {suggestion}"
 
 
 @pytest.mark.parametrize(
@@ -546,12 +547,12 @@ def test_options_unknown_to_verls_dataclasses_are_rejected(given, message):
 def test_option_without_effect_is_rejected_by_name(given):
     key = given.partition("=")[0].removeprefix("+")
 
-    said = refused("--", given)
+    message = refused("--", given)
 
-    assert said.startswith(f"{key}: ")
-    assert len(said) > len(key) + 10
+    assert message.startswith(f"{key}: ")
+    assert len(message) > len(key) + 10
     if "agent_loop_manager_class" not in key:  # a key that verl's files do not list
-        assert refused(f"verl.{key}={given.partition('=')[2]}") == said
+        assert refused(f"verl.{key}={given.partition('=')[2]}") == message
 
 
 @pytest.mark.parametrize(
@@ -572,13 +573,13 @@ def test_fixed_option_may_repeat_its_value(given):
 
 
 def test_rejected_keys_exist_in_verl():
-    known = configuration._files("ppo_trainer", ())[1]
+    defaults = configuration._files("ppo_trainer", ())[1]
     ours = {f"{ROLLOUT}.agent.agent_loop_manager_class"}  # verl reads this key but does not list it
 
-    assert [key for key in configuration._REFUSED if key not in known and key not in ours] == []
-    assert [key for key in configuration._MICRO_BATCHES if key not in known] == []
+    assert [key for key in configuration._REFUSED if key not in defaults and key not in ours] == []
+    assert [key for key in configuration._MICRO_BATCHES if key not in defaults] == []
     sizes = [key for size in configuration._MICRO_BATCHES.values() for key in (size, f"{size}_per_gpu")]
-    assert [key for key in sizes if key not in known] == []
+    assert [key for key in sizes if key not in defaults] == []
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -606,20 +607,20 @@ def test_several_trained_policies_need_separate_servers(tmp_path, given):
     for refuses in (dry_run, launch):
         with pytest.raises(ConfigError) as caught:
             refuses(recipe, override, Reporter())
-        said = str(caught.value)
-        assert said.startswith(
+        message = str(caught.value)
+        assert message.startswith(
             f"policies: expected one trained policy with {ROLLOUT}.name={backend}, got 2 (first, second)"
         )
-        assert all(way in said for way in ("policies.<name>.endpoint", "--engine local", "lora_rank"))
+        assert all(way in message for way in ("policies.<name>.endpoint", "--engine local", "lora_rank"))
     assert not (tmp_path / "run").exists()
 
 
 def test_rows_beyond_the_micro_batch_limit_are_rejected():
     """verl would fail an assertion during the first update."""
-    said = refused("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=1000")
+    message = refused("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=1000")
 
-    assert said.startswith(f"{ACTOR}.ppo_max_token_len_per_gpu: 1000, which a row of ")
-    assert "1028 tokens" in said
+    assert message.startswith(f"{ACTOR}.ppo_max_token_len_per_gpu: 1000, which a row of ")
+    assert "1028 tokens" in message
     composed("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=600", "--",
              f"{ACTOR}.ulysses_sequence_parallel_size=2")  # fmt: skip
     composed("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=600", "--",
@@ -629,9 +630,9 @@ def test_rows_beyond_the_micro_batch_limit_are_rejected():
 def test_unchecked_lora_rank_is_reported(monkeypatch):
     monkeypatch.setattr(configuration.importlib.util, "find_spec", lambda name: None)
 
-    (said,) = validate(composed("--", "actor_rollout_ref.model.lora_rank=8"))
+    (message,) = validate(composed("--", "actor_rollout_ref.model.lora_rank=8"))
 
-    assert said == "vLLM is not installed here: whether it takes LoRA of rank 8 was not checked"
+    assert message == "vLLM is not installed here: whether it takes LoRA of rank 8 was not checked"
 
 
 # Printed configurations

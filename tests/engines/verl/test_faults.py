@@ -121,9 +121,9 @@ def faulty(verl_ray, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run in which every tenth rollout raises, a reward worker is killed, and a guard rule fires after each step."""
     folder = tmp_path_factory.mktemp("faulty")
     recipe = recipes_in(folder)("faults.py:solve_nine_of_ten", reward="kills_its_worker_once")
-    made = run(recipe, folder / "run", *QUICK, "actor_rollout_ref.rollout.n=10", ALWAYS)
+    trained = run(recipe, folder / "run", *QUICK, "actor_rollout_ref.rollout.n=10", ALWAYS)
     assert (folder / "worker").exists()
-    return made
+    return trained
 
 
 @pytest.mark.slow
@@ -162,24 +162,25 @@ def test_guard_falls_back_to_the_outcome_after_the_first_step(faulty: Run):
 @pytest.mark.usefixtures("verl_ray")
 @pytest.mark.parametrize("workflow", ["kill_the_server", "kill_the_server_early"])
 def test_killed_rollout_server_costs_only_its_rollouts(recipe, tmp_path: Path, workflow):
-    made = run(recipe(f"faults.py:{workflow}"), tmp_path / "run", *QUICK)
+    trained = run(recipe(f"faults.py:{workflow}"), tmp_path / "run", *QUICK)
     assert (tmp_path / "server").exists()
-    lost = made.series("rollout/failed_frac") > 0
-    repeated = [row.get("rollout/repeated_rollouts", 0) > 0 for row in made.metrics if row["step"] > 0]
+    lost = trained.series("rollout/failed_frac") > 0
+    repeated = [row.get("rollout/repeated_rollouts", 0) > 0 for row in trained.metrics if row["step"] > 0]
     assert (lost | repeated).tolist() == [False, True, False]
-    assert made.series("training/rollout_probs_diff_max").max() < 1e-5  # nothing was trained on with other weights
-    assert {version for step in (1, 2, 3) for version in made.batch(step).policy_version.tolist()} == {0, 1, 2}
+    assert trained.series("training/rollout_probs_diff_max").max() < 1e-5  # nothing was trained on with other weights
+    assert {version for step in (1, 2, 3) for version in trained.batch(step).policy_version.tolist()} == {0, 1, 2}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("verl_ray")
 def test_timed_out_rollout_keeps_its_steps(recipe, tmp_path: Path):
     limit = "actor_rollout_ref.rollout.timeout_s=60"
-    made = run(recipe("faults.py:hang_once"), tmp_path / "run", *QUICK, limit, "actor_rollout_ref.rollout.n=8")
-    assert made.series("rollout/timeout_frac").tolist() == made.series("rollout/failed_frac").tolist() == [0, 1 / 16, 0]
-    (hung,) = [info for info in made.batch(2).trajectory_info if "error" in info]
+    trained = run(recipe("faults.py:hang_once"), tmp_path / "run", *QUICK, limit, "actor_rollout_ref.rollout.n=8")
+    for name in ("timeout", "failed"):
+        assert trained.series(f"rollout/{name}_frac").tolist() == [0, 1 / 16, 0]
+    (hung,) = [info for info in trained.batch(2).trajectory_info if "error" in info]
     assert hung["timed_out"] == 60
-    assert made.batch(2).n_steps == 2 * 16 - 1  # the writer's step of that rollout, without the critic's
+    assert trained.batch(2).n_steps == 2 * 16 - 1  # the writer's step of that rollout, without the critic's
 
 
 @pytest.mark.slow
@@ -194,8 +195,8 @@ def test_timed_out_rollout_keeps_its_steps(recipe, tmp_path: Path):
 def test_run_resumes_after_a_worker_died(recipe, tmp_path: Path, workflow: str, says: str):
     with pytest.raises(CreditflowError, match=says):
         run(recipe(f"faults.py:{workflow}"), tmp_path / "run", *QUICK, "trainer.save_freq=1")
-    made = run(recipe(), tmp_path / "run", *QUICK)
-    assert [row["step"] for row in made.metrics] == [1, 2, 3]
+    trained = run(recipe(), tmp_path / "run", *QUICK)
+    assert [row["step"] for row in trained.metrics] == [1, 2, 3]
 
 
 @pytest.mark.slow
@@ -239,6 +240,6 @@ def test_interrupt_ends_every_process_of_the_run(recipe, tmp_path: Path):
     started = descendants(process.pid)
     assert len(started) > 5
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=HANG_S)
-    assert process.returncode == 130, said
+    _, stderr = process.communicate(timeout=HANG_S)
+    assert process.returncode == 130, stderr
     until(lambda: not [pid for pid in started if alive(pid)])

@@ -436,17 +436,17 @@ def test_tail_returns_unread_lines_of_another_file(tmp_path):
 @pytest.fixture
 def sent():
     """The steps and losses that the tracker `lines` gets."""
-    found = []
+    logged = []
 
     class Lines:
         def log(self, step, metrics):
-            found.append((step, metrics.get("loss", metrics.get("val/pass_at_1"))))
+            logged.append((step, metrics.get("loss", metrics.get("val/pass_at_1"))))
 
         def finish(self):
-            found.append("end")
+            logged.append("end")
 
     tracker("lines")(lambda run: Lines())
-    yield found
+    yield logged
     TRACKERS.remove("lines")
 
 

@@ -31,10 +31,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A head and another node, with the environment of verl on a CPU."""
     for name, value in {**verl_cpu.environment(), "RAY_worker_register_timeout_seconds": "300"}.items():
         monkeypatch.setenv(name, value)
-    made = Cluster(initialize_head=True, head_node_args=NODE)
-    made.add_node(**NODE)
-    yield made
-    made.shutdown()
+    nodes = Cluster(initialize_head=True, head_node_args=NODE)
+    nodes.add_node(**NODE)
+    yield nodes
+    nodes.shutdown()
 
 
 def start(cluster: Cluster, folder: Path, steps: int) -> subprocess.Popen[str]:
@@ -63,14 +63,14 @@ def test_run_on_two_nodes_survives_the_loss_of_one(cluster: Cluster, tmp_path: P
     assert process.poll() is None, process.communicate()[1]
     (other,) = cluster.worker_nodes
     cluster.remove_node(other, allow_graceful=False)
-    _, said = process.communicate(timeout=HANG_S)
-    assert process.returncode == 1, said
-    assert "run the same command again" in said
+    _, stderr = process.communicate(timeout=HANG_S)
+    assert process.returncode == 1, stderr
+    assert "run the same command again" in stderr
     steps = finished_steps(folder) + 2
     cluster.add_node(**NODE)
     again = start(cluster, folder, steps)
-    _, said = again.communicate(timeout=HANG_S)
-    assert again.returncode == 0, said
-    made = Run(folder)
-    assert [row["step"] for row in made.metrics if row["step"] > 0] == list(range(1, steps + 1))
-    assert (made.series("actor/grad_norm") > 0).all()
+    _, stderr = again.communicate(timeout=HANG_S)
+    assert again.returncode == 0, stderr
+    trained = Run(folder)
+    assert [row["step"] for row in trained.metrics if row["step"] > 0] == list(range(1, steps + 1))
+    assert (trained.series("actor/grad_norm") > 0).all()

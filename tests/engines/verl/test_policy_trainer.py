@@ -17,16 +17,16 @@ def trainer(cls: type, ranks: int, updates: int) -> SimpleNamespace:
     """A stand-in for a trainer with the attributes that `_balance_batch` of `cls` uses."""
 
     def required_multiple(dp_size: int) -> int:
-        made._n_ranks, made._n_updates = dp_size, updates
+        stand_in._n_ranks, stand_in._n_updates = dp_size, updates
         return dp_size * updates
 
-    made = SimpleNamespace(
+    stand_in = SimpleNamespace(
         actor_rollout_wg=SimpleNamespace(_dispatch_info={}, _query_dispatch_info=lambda role: list(range(ranks))),
         tokenizer=SimpleNamespace(eos_token_id=0),
         _get_required_batch_multiple=required_multiple,
     )
-    made.balance = lambda batch, metrics: cls._balance_batch(made, batch, metrics)
-    return made
+    stand_in.balance = lambda batch, metrics: cls._balance_batch(stand_in, batch, metrics)
+    return stand_in
 
 
 def rows(count: int) -> KVBatchMeta:
@@ -45,9 +45,9 @@ def test_rows_are_balanced_as_in_verl(ranks, updates):
     for rank in range(ranks):
         own = slice(rank * of_rank, (rank + 1) * of_rank)
         assert sorted(dealt.keys[own]) == sorted(verls.keys[own])
-    given = rows(480)
+    before = rows(480)
     assert dict(zip(dealt.keys, map(str, dealt.tags), strict=True)) == dict(
-        zip(given.keys, map(str, given.tags), strict=True)
+        zip(before.keys, map(str, before.tags), strict=True)
     )
 
 

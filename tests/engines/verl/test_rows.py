@@ -52,12 +52,12 @@ def test_row_keys_match_the_workers(specs):
     for policies in (["default"], ["default", "other"]):
         records = trajectories_of(*team)
         keys, steps = records.row_keys(policies)
-        told = [
+        expected = [
             (f"{key}_{i}", index)
             for key, trajectory in zip(records.keys, team, strict=True)
             for i, index in enumerate(sampled_steps(trajectory, policies))
         ]
-        assert list(zip(keys, records.batch.index_of_step[steps].tolist(), strict=True)) == told
+        assert list(zip(keys, records.batch.index_of_step[steps].tolist(), strict=True)) == expected
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def functions() -> list[RewardFunction]:
 def scored_together(trajectories: list[Trajectory]) -> list[ScoringReport]:
     async def score():
         scorer = Scorer(RewardManager(functions()))
-        return await asyncio.gather(*(scorer.score(one) for one in trajectories))
+        return await asyncio.gather(*(scorer.score(trajectory) for trajectory in trajectories))
 
     return asyncio.run(score())
 
@@ -72,7 +72,7 @@ def trajectories() -> list[Trajectory]:
 
 
 def test_each_trajectory_gets_the_report_on_its_scores(trajectories):
-    alone = [scored_alone(deepcopy(one)) for one in trajectories]
+    alone = [scored_alone(deepcopy(trajectory)) for trajectory in trajectories]
 
     together = scored_together(trajectories)
 
@@ -101,7 +101,7 @@ def test_parts_of_a_report_have_its_calls_once(trajectories):
 def test_cancelled_caller_takes_no_part(trajectories):
     async def score():
         scorer = Scorer(RewardManager(functions()))
-        calls = [asyncio.create_task(scorer.score(one)) for one in trajectories[:3]]
+        calls = [asyncio.create_task(scorer.score(trajectory)) for trajectory in trajectories[:3]]
         await asyncio.sleep(0)  # all three wait
         calls[0].cancel()
         return await asyncio.gather(*calls, return_exceptions=True)

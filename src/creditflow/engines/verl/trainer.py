@@ -396,7 +396,7 @@ class CreditflowTrainer(PolicyTrainer):
         self.history = History()
         self.curriculum: Curriculum | None = None
         self.guard = build_guard(run.config, run.recipe.folder, load_functions(run.recipe), NAME)
-        self.critic_wanted = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
+        self.needs_critic = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
         self._submitted: list[TensorDict] = []
         self._own_metrics: dict[str, float] = {}
         self._servers_idle_s = 0.0
@@ -556,7 +556,7 @@ class CreditflowTrainer(PolicyTrainer):
         batch = rollouts.batch
         with marked_timer("propagation", timing_raw):
             # The selection of trained steps does not depend on the critic's values, which are computed later.
-            values_T = np.zeros(int(batch.token_offsets[-1])) if self.critic_wanted else None
+            values_T = np.zeros(int(batch.token_offsets[-1])) if self.needs_critic else None
             options, threshold = self.guard.options(self.options), self.guard.threshold(self.threshold)
             assignment = assign(batch, options, values_T=values_T, threshold=threshold, history=self.history)
         row_keys, steps = rollouts.row_keys(self.policies)
@@ -695,7 +695,7 @@ class CreditflowTrainer(PolicyTrainer):
         workers = self.config.actor_rollout_ref.rollout.agent.num_workers
         metrics["throughput/trainer_idle_frac"] = timing_raw.get("gen", 0.0) / timing_raw["step"]
         metrics["throughput/servers_idle_frac"] = min(1.0, self._servers_idle_s / workers / timing_raw["step"])
-        for name in ("actor", "critic") if self.critic_wanted else ("actor",):
+        for name in ("actor", "critic") if self.needs_critic else ("actor",):
             norms = [value for key, value in metrics.items() if key.endswith(f"{name}/grad_norm")]
             skipped = sum(not math.isfinite(norm) for norm in norms)  # by verl's optimizer
             metrics[f"{name}/skipped_updates"] = float(skipped)

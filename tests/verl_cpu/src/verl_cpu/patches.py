@@ -46,9 +46,9 @@ def _allow_to_skip_weights(vllm_rollout: ModuleType) -> None:
     adapter = vllm_rollout.ServerAdapter
     original = adapter.update_weights
 
-    async def update_weights(self: Any, weights: Any, global_steps: int | None = None, **given: Any) -> None:
+    async def update_weights(self: Any, weights: Any, global_steps: int | None = None, **options: Any) -> None:
         if (self.config.custom or {}).get("weight_sync", True):
-            await original(self, weights, global_steps=global_steps, **given)
+            await original(self, weights, global_steps=global_steps, **options)
         else:
             for _ in weights:  # gathering a weight needs all ranks
                 pass
