@@ -26,11 +26,11 @@ def options_of(query: str, where: str) -> dict[str, str]:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
     except ValueError as error:
         raise DataError(f"{where}: expected options as name=value&name=value, got {query!r}") from error
-    given = dict(pairs)
-    if len(given) < len(pairs):
+    options = dict(pairs)
+    if len(options) < len(pairs):
         twice = next(name for name, _ in pairs if [n for n, _ in pairs].count(name) > 1)
         raise DataError(f"{where}: expected each option once, got {twice!r} twice")
-    return given
+    return options
 
 
 MOST_TASKS = 10_000_000
@@ -51,8 +51,8 @@ def split_named(text: str, where: str) -> TaskSplit:
     for split in get_args(TaskSplit):
         if text == split:
             return split  # type: ignore[no-any-return]
-    known = get_args(TaskSplit)
-    raise DataError(f"{where}: expected {', '.join(known)}, got {text!r}{did_you_mean(text, known)}")
+    splits = get_args(TaskSplit)
+    raise DataError(f"{where}: expected {', '.join(splits)}, got {text!r}{did_you_mean(text, splits)}")
 
 
 def digest(text: str) -> str:

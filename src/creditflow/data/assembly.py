@@ -76,20 +76,20 @@ class Places:
 
 def columns_of_records(shape: str, records: Sequence[Any], places: Places) -> dict[str, Any]:
     """The columns of a batch with one entry for each trajectory (shape N) or step (S)."""
-    made: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for spec in column_specs():
         if not spec.per.record or spec.per.shape != shape:
             continue
         values = [getattr(record, spec.per.record) for record in records]
         if spec.per.into:
-            made |= spec.per.coded(spec.name, *codes_of(values))
+            columns |= spec.per.coded(spec.name, *codes_of(values))
         elif spec.dtype is not None:
-            made[spec.name] = as_joined_column(values, values, spec.dtype, places.field(spec.per.record))
+            columns[spec.name] = as_joined_column(values, values, spec.dtype, places.field(spec.per.record))
         elif spec.per.optional and all(value in (None, (), {}) for value in values):
-            made[spec.name] = ()
+            columns[spec.name] = ()
         else:
-            made[spec.name] = tuple(values)
-    return made
+            columns[spec.name] = tuple(values)
+    return columns
 
 
 def lists_of_records(steps: Sequence[Any], places: Places) -> dict[str, Lists]:
@@ -175,20 +175,20 @@ def _tokens(places: Places, lists: Mapping[str, Lists]) -> dict[str, Any]:
     }
 
 
-def _ref_logprobs(places: Places, given: Lists, tokens_S: Ints) -> Floats:
+def _ref_logprobs(places: Places, logprobs: Lists, tokens_S: Ints) -> Floats:
     """[T] the values, NaN for steps without any; empty if no step has any."""
-    nan_S = np.bincount(given.owners()[np.isnan(given.values)], minlength=len(tokens_S))
+    nan_S = np.bincount(logprobs.owners()[np.isnan(logprobs.values)], minlength=len(tokens_S))
     places.refuse(
-        ((given.lengths != 0) & (given.lengths != tokens_S)) | (nan_S > 0),
+        ((logprobs.lengths != 0) & (logprobs.lengths != tokens_S)) | (nan_S > 0),
         lambda s: (
             f"expected no reference log-probabilities, or a number for each of {tokens_S[s]} response tokens, got "
-            f"{given.lengths[s]} values, {nan_S[s]} of them NaN"
+            f"{logprobs.lengths[s]} values, {nan_S[s]} of them NaN"
         ),
     )
-    if given.values.size in (0, tokens_S.sum()):
-        return given.values
+    if logprobs.values.size in (0, tokens_S.sum()):
+        return logprobs.values
     ref_logprobs = np.full(int(tokens_S.sum()), np.nan)
-    ref_logprobs[np.repeat(given.lengths > 0, tokens_S)] = given.values
+    ref_logprobs[np.repeat(logprobs.lengths > 0, tokens_S)] = logprobs.values
     return ref_logprobs
 
 
@@ -196,11 +196,11 @@ def _scores(places: Places, lists: Mapping[str, Lists], score_names: Sequence[st
     """The [S, K] columns of scores."""
     code = lists["score_names"]
     values, status, weights = (lists[f"score_{name}"] for name in ("values", "status", "weights"))
-    for name, given in (("values", values), ("status", status), ("weights", weights)):
+    for name, column in (("values", values), ("status", status), ("weights", weights)):
         places.refuse(
-            given.lengths != code.lengths,
-            lambda s, name=name, given=given: (  # type: ignore[misc]
-                f"expected {code.lengths[s]} values in column score_{name}, got {given.lengths[s]}"
+            column.lengths != code.lengths,
+            lambda s, name=name, column=column: (  # type: ignore[misc]
+                f"expected {code.lengths[s]} values in column score_{name}, got {column.lengths[s]}"
             ),
         )
     shape, at_X = (len(code.lengths), len(score_names)), (code.owners(), code.values)

@@ -64,7 +64,7 @@ class Per:
             return {name: codes, self.into: names}
         if unknown := set(names) - set(self.into):
             raise BatchError(f"column {self.table}: expected one of {', '.join(self.into)}, got {unknown.pop()}")
-        return {name: np.array([self.into.index(one) for one in names], dtype=np.int64)[codes]}
+        return {name: np.array([self.into.index(name) for name in names], dtype=np.int64)[codes]}
 
 
 class _Remembered:

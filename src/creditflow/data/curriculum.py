@@ -65,10 +65,10 @@ class Curriculum:
 
     def __init__(self, tasks: Sequence[Task], rule: CurriculumRule, seed: int, *, shuffle: bool = True) -> None:
         self._rule, self._seed, self._shuffle = rule, seed, shuffle
-        found: dict[str, dict[int, list[int]]] = {}
+        of_family: dict[str, dict[int, list[int]]] = {}
         for index, task in enumerate(tasks):
-            found.setdefault(task.data_source, {}).setdefault(_level(task), []).append(index)
-        if all(len(pools) == 1 for pools in found.values()):
+            of_family.setdefault(task.data_source, {}).setdefault(_level(task), []).append(index)
+        if all(len(pools) == 1 for pools in of_family.values()):
             raise DataError(
                 "data.curriculum: expected tasks of several levels, got one level of each family; give levels in an "
                 "address (`level=0-3`) or in `extra_info.level` of the tasks"
@@ -81,7 +81,7 @@ class Curriculum:
                 min(pools),
                 deque(maxlen=rule.window),
             )
-            for place, (name, pools) in enumerate(sorted(found.items()))
+            for place, (name, pools) in enumerate(sorted(of_family.items()))
         }
 
     @property
@@ -96,12 +96,13 @@ class Curriculum:
     def _next(self) -> int:
         families = self._families.values()
         total = sum(family.drawn for family in families) + 1
-        family = max(families, key=lambda one: one.share * total - one.drawn)  # the one furthest behind its share
+        # the family furthest behind its share
+        family = max(families, key=lambda family: family.share * total - family.drawn)
         family.drawn += 1
         level = family.level
         if (passed := family.passed) and family.reviewed + 1 <= _REVIEW * family.drawn:
             family.reviewed += 1
-            level = min(passed, key=lambda one: family.drawn_of_level.get(one, 0) / len(family.pools[one]))
+            level = min(passed, key=lambda level: family.drawn_of_level.get(level, 0) / len(family.pools[level]))
         pool, position = family.pools[level], family.drawn_of_level.get(level, 0)
         family.drawn_of_level[level] = position + 1
         epoch, at = divmod(position, len(pool))

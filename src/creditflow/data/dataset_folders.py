@@ -134,9 +134,9 @@ def _listed_files(folder: Path) -> list[Path]:
     """The Arrow files that `state.json` lists, each directly in `folder`."""
     state = _json(folder / _SAVED)
     listed = state.get("_data_files")
-    given = [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    names = [name for name in given if isinstance(name, str) and Path(name).name == name]
-    if not names or len(names) < len(given):
+    paths = [entry.get("filename") for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    names = [name for name in paths if isinstance(name, str) and Path(name).name == name]
+    if not names or len(names) < len(paths):
         raise DataError(f"{folder / _SAVED}: _data_files: expected the names of files in this folder, got {listed!r}")
     return [folder / name for name in names]
 

@@ -54,9 +54,9 @@ def load_tasks(
     key = f"data.{split}_files"
     names = [files] if isinstance(files, str) else list(files or [])
     if not names or not all(isinstance(name, str) and name for name in names):
-        known = ", ".join(f"{scheme}://" for scheme in SOURCES.names())
+        addresses = ", ".join(f"{scheme}://" for scheme in SOURCES.names())
         raise DataError(
-            f"{key}: expected a path, `file.py:function`, an address ({known}), or a list of them, got {files!r}"
+            f"{key}: expected a path, `file.py:function`, an address ({addresses}), or a list of them, got {files!r}"
         )
     tasks: list[Task] = []
     for source, run in itertools.groupby(names, partial(source_of, key=key)):
@@ -72,10 +72,10 @@ def _of_files(
 ) -> list[Task]:
     tasks: list[Task] = []
     for name in names:
-        found = _call(name, base, key, recipe_settings, split) if is_reference(name) else _read(name, base, key, split)
-        if not found:
+        loaded = _call(name, base, key, recipe_settings, split) if is_reference(name) else _read(name, base, key, split)
+        if not loaded:
             raise DataError(f"{key}: {name} holds no task")
-        tasks += found
+        tasks += loaded
     return tasks
 
 
@@ -145,7 +145,7 @@ def gsm8k_tasks(path: Path | str) -> list[Task]:
     return tasks
 
 
-def write_tasks(tasks: Sequence[Task], out: Path | str, ability: str = "math") -> None:
+def write_tasks(tasks: Sequence[Task], out: Path | str) -> None:
     """Write tasks as Parquet with verl's columns (data_source, prompt, ability, reward_model, extra_info).
 
     The write is atomic: a temporary file is synced, then renamed to `out`. Raises DataError if the tasks do not fit one
@@ -159,7 +159,7 @@ def write_tasks(tasks: Sequence[Task], out: Path | str, ability: str = "math") -
         {
             "data_source": task.data_source,
             "prompt": list(task.prompt),
-            "ability": ability,
+            "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
             "extra_info": task.extra_info or None,
         }
@@ -182,15 +182,15 @@ def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Spl
         raise DataError(f"{key}: expected a function, {name} is a {type(make).__name__}")
     arguments = _arguments(make, name, key, {"split": split, "recipe": dict(recipe)})
     try:
-        made = make(**arguments)
-        tasks = list(made) if isinstance(made, Iterable) and not isinstance(made, str | bytes | Mapping) else None
+        result = make(**arguments)
+        tasks = list(result) if isinstance(result, Iterable) and not isinstance(result, str | bytes | Mapping) else None
     except CreditflowError:
         raise
     except Exception as error:
         why = located(error, f"{type(error).__name__}: {first_line(error)}")
         raise DataError(f"{key}: {name} raised {why}") from error
     if tasks is None:
-        raise DataError(f"{key}: expected an iterable of tasks from {name}, got a {type(made).__name__}")
+        raise DataError(f"{key}: expected an iterable of tasks from {name}, got a {type(result).__name__}")
     for number, task in enumerate(tasks):
         where = f"{key}: task {number} of {name}"
         if not isinstance(task, Task):
@@ -214,11 +214,13 @@ def _arguments(make: Callable[..., object], name: str, key: str, offered: dict[s
         parameters = inspect.signature(make).parameters.values()
     except ValueError:  # compiled functions may have no signature
         return offered
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+    if any(param.kind is param.VAR_KEYWORD for param in parameters):
         return offered
-    by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-    optional = {one.name for one in parameters if one.default is not one.empty or one.kind is one.VAR_POSITIONAL}
-    if unknown := [one.name for one in parameters if one.name not in optional | (by_name & offered.keys())]:
+    by_name = {param.name for param in parameters if param.kind in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY)}
+    optional = {
+        param.name for param in parameters if param.default is not param.empty or param.kind is param.VAR_POSITIONAL
+    }
+    if unknown := [param.name for param in parameters if param.name not in optional | (by_name & offered.keys())]:
         raise DataError(
             f"{key}: {name}: expected a function with parameters among {', '.join(offered)}, got {', '.join(unknown)}"
         )
@@ -335,9 +337,9 @@ def _trl_task(row: Mapping[str, Any], where: str, name: str) -> Task:
     """
     prompt = row["prompt"]
     if isinstance(prompt, str) and prompt:
-        given: list[Any] = [{"role": "user", "content": prompt}]
+        messages: list[Any] = [{"role": "user", "content": prompt}]
     elif isinstance(prompt, list) and prompt:
-        given = prompt
+        messages = prompt
     else:
         raise DataError(
             f"{where}: prompt: expected a text or a list of messages {{role, content}}, got {str(prompt)[:80]!r}"
@@ -348,7 +350,7 @@ def _trl_task(row: Mapping[str, Any], where: str, name: str) -> Task:
     source = row.get("data_source")
     return Task(
         data_source=source if isinstance(source, str) else name,
-        prompt=tuple(_message(message, f"{where}: prompt[{i}]") for i, message in enumerate(given)),
+        prompt=tuple(_message(message, f"{where}: prompt[{i}]") for i, message in enumerate(messages)),
         ground_truth=next((row[column] for column in _TRUTH if row.get(column) is not None), None),
         extra_info=extra_info,
     )
@@ -395,11 +397,11 @@ def _expect_json(value: object, where: str, ascii_only: bool = True) -> None:
         pass
     inner: Iterable[tuple[str, object]] = ()
     if isinstance(value, dict):
-        inner = ((f"{where}.{key}", one) for key, one in value.items() if isinstance(key, str))
+        inner = ((f"{where}.{key}", inner_value) for key, inner_value in value.items() if isinstance(key, str))
     elif isinstance(value, list | tuple):
-        inner = ((f"{where}[{i}]", one) for i, one in enumerate(value))
-    for place, one in inner:
-        _expect_json(one, place, ascii_only)
+        inner = ((f"{where}[{i}]", inner_value) for i, inner_value in enumerate(value))
+    for place, inner_value in inner:
+        _expect_json(inner_value, place, ascii_only)
     kind = type(value).__name__
     raise DataError(
         f"{where}: expected what JSON can say, so that a run can record it, got a {kind}: {ascii(value)[:80]}"

@@ -159,9 +159,9 @@ def parse_addresses(text: str, key: str) -> list[GymAddress]:
 
     Raises DataError, as `parse_address` does, and for a range that descends.
     """
-    if (found := _RANGE.search(text)) is None:
+    if (match := _RANGE.search(text)) is None:
         return [parse_address(text, key)]
-    first, last = int(found["first"]), int(found["last"])
+    first, last = int(match["first"]), int(match["last"])
     if first > last:
         raise DataError(f"{key}: {text}: level: expected an ascending range, got {first}-{last}")
     return [parse_address(_RANGE.sub(f"level={level}", text), key) for level in range(first, last + 1)]
@@ -175,20 +175,20 @@ def parse_address(text: str, key: str) -> GymAddress:
     if family not in families:
         hint = "; list several addresses instead" if family == "composite" else did_you_mean(family, families)
         raise DataError(f"{key}: expected a family of reasoning-gym, got {family!r}{hint}")
-    given = options_of(query, where)
-    own = {name: given.pop(name) for name in _OWN_OPTIONS if name in given}
-    levels = {name.removeprefix("level."): given.pop(name) for name in list(given) if name.startswith("level.")}
+    texts = options_of(query, where)
+    own = {name: texts.pop(name) for name in _OWN_OPTIONS if name in texts}
+    levels = {name.removeprefix("level."): texts.pop(name) for name in list(texts) if name.startswith("level.")}
     hints = get_type_hints(factory.DATASETS[family][1])
     fields = [field.name for field in dataclasses.fields(factory.DATASETS[family][1]) if field.name not in own]
     fields = [name for name in fields if name not in _OWN_OPTIONS]
-    for name in given:
+    for name in texts:
         if name not in fields:
-            known = [*_OWN_OPTIONS, *fields]
+            names = [*_OWN_OPTIONS, *fields]
             raise DataError(
-                f"{where}: unknown option {name!r}{did_you_mean(name, known)}; {family} has {', '.join(known)}"
+                f"{where}: unknown option {name!r}{did_you_mean(name, names)}; {family} has {', '.join(names)}"
             )
     options = _options_of_level(factory, family, own.get("level"), levels, where)
-    options |= {name: _value(value, hints[name], f"{where}: {name}") for name, value in given.items()}
+    options |= {name: _value(value, hints[name], f"{where}: {name}") for name, value in texts.items()}
     address = GymAddress(
         text=text,
         family=family,
@@ -226,8 +226,8 @@ def _data_set(family: str, options: str, seed: int) -> Any:
 
 def _load(address: GymAddress, size: int, key: str, split: GymSplit) -> list[Task]:
     options = _plain_text(address.options)
-    wanted = address.split or split
-    found: dict[str, Task] = {}
+    of_split = address.split or split
+    tasks: dict[str, Task] = {}
     seen: set[str] = set()
     idle = 0
     for entry in _entries(address, options, key):
@@ -236,15 +236,15 @@ def _load(address: GymAddress, size: int, key: str, split: GymSplit) -> list[Tas
         if problem not in seen:
             seen.add(problem)
             idle = 0
-            if split_of(problem) == wanted and (address.match is None or address.match.search(entry["question"])):
-                found[problem] = _task(address, options, entry, problem, len(found), wanted)
-        if len(found) == size:
-            return list(found.values())
+            if split_of(problem) == of_split and (address.match is None or address.match.search(entry["question"])):
+                tasks[problem] = _task(address, options, entry, problem, len(tasks), of_split)
+        if len(tasks) == size:
+            return list(tasks.values())
         if idle >= max(MIN_PATIENCE, PATIENCE_PER_PROBLEM * len(seen)):
             break
     raise DataError(
-        f"{key}: {address.text}: expected {size} distinct problems in split {wanted}, found {len(found)} (of "
-        f"{len(seen)} in all splits); set size={max(len(found), 1)} or less, or widen the options"
+        f"{key}: {address.text}: expected {size} distinct problems in split {of_split}, found {len(tasks)} (of "
+        f"{len(seen)} in all splits); set size={max(len(tasks), 1)} or less, or widen the options"
     )
 
 
@@ -323,8 +323,10 @@ def _options_of_level(
         curriculum.set_global_level(number)
     for name, value in levels.items():
         if name not in attributes:
-            known = ", ".join(attributes)
-            raise DataError(f"{where}: unknown level of {name!r}{did_you_mean(name, attributes)}; {family} has {known}")
+            known_levels = ", ".join(attributes)
+            raise DataError(
+                f"{where}: unknown level of {name!r}{did_you_mean(name, attributes)}; {family} has {known_levels}"
+            )
         number, most = whole(value, 0, f"{where}: level.{name}"), len(attributes[name].levels) - 1
         if number > most:
             raise DataError(f"{where}: level.{name}: expected at most {most}, got {number}")

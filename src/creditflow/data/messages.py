@@ -35,7 +35,7 @@ _CALL_LEVELS = 2
 def _bare(value: Any, depth: int) -> Any:
     """Return `value` without null keys, down to `depth` levels of objects."""
     if isinstance(value, list | tuple):
-        return [_bare(one, depth) for one in value]
+        return [_bare(inner, depth) for inner in value]
     if isinstance(value, Mapping) and depth > 0:
-        return {key: _bare(one, depth - 1) for key, one in value.items() if one is not None}
+        return {key: _bare(inner, depth - 1) for key, inner in value.items() if inner is not None}
     return value

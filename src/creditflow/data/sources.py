@@ -39,6 +39,6 @@ def source_of(name: str, key: str = "data.train_files") -> Source | None:
     if match is None:
         return None
     if match[1] not in SOURCES:
-        known = ", ".join(SOURCES.names())
-        raise DataError(f"{key}: {name[:200]}: expected {known} before ://{SOURCES.hint(match[1])}")
+        schemes = ", ".join(SOURCES.names())
+        raise DataError(f"{key}: {name[:200]}: expected {schemes} before ://{SOURCES.hint(match[1])}")
     return SOURCES[match[1]]

@@ -149,11 +149,11 @@ class Column(Sequence[T]):
 
         Entries whose text contains a key, and all decoded entries, which callers may have changed.
         """
-        found, texts = set(self._made), _plain(self._values)
+        indices, texts = set(self._made), _plain(self._values)
         for key in keys:
             for spelled in {json.dumps(key), json.dumps(key, ensure_ascii=False)}:
-                found.update(np.flatnonzero(pc.match_substring(texts, spelled).fill_null(False)).tolist())
-        return sorted(found)
+                indices.update(np.flatnonzero(pc.match_substring(texts, spelled).fill_null(False)).tolist())
+        return sorted(indices)
 
     def __iter__(self) -> Iterator[T]:
         if self._decode is None:
@@ -176,23 +176,23 @@ class Column(Sequence[T]):
 # ---- to a table ----------------------------------------------------------------------------------------------------
 
 
-def table_of(given: TrajectoryBatch | Sequence[Trajectory]) -> pa.Table:
+def table_of(source: TrajectoryBatch | Sequence[Trajectory]) -> pa.Table:
     """The table of a batch or of trajectories; a batch built from a table returns that table.
 
     Raises BatchError if the trajectories do not form a batch or hold a value that cannot be written: a task or `info`
     that JSON cannot represent, or text that UTF-8 cannot encode.
     """
-    batch = given if isinstance(given, TrajectoryBatch) else TrajectoryBatch.from_trajectories(given)
+    batch = source if isinstance(source, TrajectoryBatch) else TrajectoryBatch.from_trajectories(source)
     return batch.table if batch.table is not None else _spread(pa.Table.from_batches([_compact(batch)]))
 
 
-def pack(given: Trajectory | Sequence[Trajectory]) -> bytes:
+def pack(source: Trajectory | Sequence[Trajectory]) -> bytes:
     """Pack finished, scored trajectories into a message for `read_part` in another process of the same run.
 
     The message is a checksum, the uncompressed size, and a compressed record batch without its schema. Raises
     BatchError like `table_of`.
     """
-    trajectories = [given] if isinstance(given, Trajectory) else list(given)
+    trajectories = [source] if isinstance(source, Trajectory) else list(source)
     message = _compact(TrajectoryBatch.from_trajectories(trajectories)).serialize()
     rest = message.size.to_bytes(_SIZE, "little") + _CODEC.compress(message, asbytes=True)
     return bytes(_checksum(rest) + rest)
@@ -332,22 +332,22 @@ def _plain_specs(shape: str) -> list[ColumnSpec]:
 
 def _plain_columns(batch: TrajectoryBatch, shape: str, what: str, ids: Sequence[str]) -> dict[str, pa.Array]:
     """The columns of a table with one value for each trajectory or step."""
-    made = {}
+    columns = {}
     for spec in _plain_specs(shape):
         name, values = spec.per.table, getattr(batch, spec.name)
         if spec.per.into:
-            made[name] = _names(spec.per.names(batch), values)
+            columns[name] = _names(spec.per.names(batch), values)
         elif spec.dtype is not None:
-            made[name] = pa.array(
+            columns[name] = pa.array(
                 values, _SCHEMA.field(name).type, mask=np.isnan(values) if name == "outcome" else None
             )
         elif name in _DECODERS:
-            given = (value or None for value in values) if spec.per.optional else values
+            texts = (value or None for value in values) if spec.per.optional else values
             default = None if name.endswith("_info") else _record_as_json  # info is read back as it was written
-            made[name] = _json(list(given) or [None] * len(ids), what, ids, default)
+            columns[name] = _json(list(texts) or [None] * len(ids), what, ids, default)
         else:
-            made[name] = _text(values or [None] * len(ids), what, ids)
-    return made
+            columns[name] = _text(values or [None] * len(ids), what, ids)
+    return columns
 
 
 def _record_as_json(value: object) -> dict[str, Any]:
@@ -426,10 +426,10 @@ def batch_of(table: pa.Table) -> TrajectoryBatch:
     Token columns may be read-only views of the table. Raises BatchError, naming the step or the trajectory, if columns
     are missing or inconsistent.
     """
-    known = _known(table)
-    first_R, has_step_R = _starts(known)
-    trajectories = known.select(_OF_TRAJECTORY.names).filter(pa.array(first_R))
-    steps = known if has_step_R.all() else _without_empty(known, has_step_R)
+    rows = _known(table)
+    first_R, has_step_R = _starts(rows)
+    trajectories = rows.select(_OF_TRAJECTORY.names).filter(pa.array(first_R))
+    steps = rows if has_step_R.all() else _without_empty(rows, has_step_R)
     trajectory_S = (np.cumsum(first_R) - 1)[has_step_R]
     places = Places(Column(trajectories.column("trajectory_id")), Column(steps.column("step_id")), trajectory_S)
     _refuse_nulls(places, trajectories, steps)
@@ -447,7 +447,7 @@ def batch_of(table: pa.Table) -> TrajectoryBatch:
         version_spans=_spans_of(places, lists["version_spans"]),
     )
     validate(batch)
-    batch.remember(table=known)
+    batch.remember(table=rows)
     return batch
 
 
@@ -571,18 +571,18 @@ def _refuse_nulls(places: Places, trajectories: pa.Table, steps: pa.Table) -> No
 
 def _read_plain(table: pa.Table, shape: str) -> dict[str, Any]:
     """The columns of a batch with one entry for each row."""
-    made: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for spec in _plain_specs(shape):
         name, column = spec.per.table, table.column(spec.per.table)
         if spec.per.into:
-            made |= spec.per.coded(spec.name, *_codes(column))
+            columns |= spec.per.coded(spec.name, *_codes(column))
         elif spec.dtype is not None:
-            made[spec.name] = np.array(column.to_numpy(), dtype=spec.dtype)  # NaN for null
+            columns[spec.name] = np.array(column.to_numpy(), dtype=spec.dtype)  # NaN for null
         elif spec.per.optional and column.null_count == len(column):
-            made[spec.name] = ()
+            columns[spec.name] = ()
         else:
-            made[spec.name] = Column(column, _DECODERS.get(name), name)
-    return made
+            columns[spec.name] = Column(column, _DECODERS.get(name), name)
+    return columns
 
 
 def _lists_of(column: pa.ChunkedArray, name: str, where: Callable[[int], str]) -> Lists:
@@ -699,13 +699,13 @@ def write_parquet(
         ("trajectory", batch.n_trajectories, trajectory_columns or {}, trajectory_of_row),
         ("response token", len(batch.response_ids), token_columns or {}, step_of_row),
     )
-    for each, expected, given, of_row in further:
-        for name, values in given.items():
+    for each, expected, counts, of_row in further:
+        for name, values in counts.items():
             if name in table.column_names:
                 raise BatchError(f"column {name}: a trajectory batch has one of that name already")
             if len(values) != expected:
                 raise BatchError(f"column {name}: expected {expected} values, one per {each}, got {len(values)}")
-            of_tokens = given is token_columns
+            of_tokens = counts is token_columns
             array = _lists(batch.token_offsets, values, pa.float64()) if of_tokens else pa.array(values)
             table = table.append_column(name, _take(array, of_row))
     repeated = {*_REPEATED, *step_columns, *(trajectory_columns or {})}
@@ -764,12 +764,12 @@ def read_beside(
     `further`: for each name, S, N or T: a value for each step, trajectory or response token. Raises BatchError for a
     file of another kind or with inconsistent columns.
     """
-    wanted = {**dict.fromkeys(schema().names, ""), **(further or {})}
+    names = {**dict.fromkeys(schema().names, ""), **(further or {})}
     try:
         repeated = [field.name for field in _OF_TRAJECTORY if field.type == _TEXT]
         with pq.ParquetFile(path, read_dictionary=repeated) as file:  # pq.read_table would import pandas
             present = set(file.schema_arrow.names)
-            table = file.read(columns=[name for name in wanted if name in present])
+            table = file.read(columns=[name for name in names if name in present])
             facts = _facts(file)
     except KeyError as error:
         raise BatchError(f"{path}: a Parquet file, but not of steps: it has no such columns") from error
@@ -780,7 +780,7 @@ def read_beside(
         first_R, has_step_R = _starts(table)
         columns = {}
         for name in table.column_names:
-            if shape := wanted[name]:
+            if shape := names[name]:
                 values = _whole(table.column(name).filter(pa.array(first_R if shape == "N" else has_step_R)))
                 columns[name] = (_per_token(name, values, batch) if shape == "T" else values).to_numpy(False)
     except BatchError as error:

@@ -141,7 +141,7 @@ def _check_ids(batch: Columns) -> None:
     for what, ids in (("trajectory", batch.trajectory_ids), ("step", batch.step_ids)):
         if len(set(ids)) != len(ids):
             seen: set[str] = set()
-            twice = next(one for one in ids if one in seen or seen.add(one))  # type: ignore[func-returns-value]
+            twice = next(id for id in ids if id in seen or seen.add(id))  # type: ignore[func-returns-value]
             raise BatchError(f"{what} {twice}: expected unique ids in a batch, got this one twice")
 
 
@@ -281,21 +281,21 @@ def as_column(where: str, values: object, dtype: DTypeLike, ndim: int = 1, words
     target = np.dtype(dtype)
     kinds, general = _NUMBERS[target.kind]
     try:
-        given = np.asarray(values)
+        raw = np.asarray(values)
     except ValueError as error:  # lists of different lengths
         raise ShapeError(f"{where}: expected {words or general}, got {shown(values)}") from error
-    if given.size == 0:
-        given = given.astype(target).reshape(given.shape if given.ndim >= ndim else (0,) * ndim)
-    if given.ndim != ndim:
+    if raw.size == 0:
+        raw = raw.astype(target).reshape(raw.shape if raw.ndim >= ndim else (0,) * ndim)
+    if raw.ndim != ndim:
         expected = f"an array of {ndim} dimensions" if ndim else "one number"
-        raise ShapeError(f"{where}: expected {expected}, got shape {given.shape}")
-    fits = given.dtype.kind in kinds
-    if fits and target.kind == "i" and given.dtype != target and given.size:
+        raise ShapeError(f"{where}: expected {expected}, got shape {raw.shape}")
+    fits = raw.dtype.kind in kinds
+    if fits and target.kind == "i" and raw.dtype != target and raw.size:
         limits = np.iinfo(target)
-        if not limits.min <= int(given.min()) <= int(given.max()) <= limits.max:
-            raise ShapeError(f"{where}: expected {general} of {limits.bits} bits, got {given.min()} to {given.max()}")
-    array = given.astype(target, copy=False) if fits else given
-    if not fits or (target.kind == "b" and not np.array_equal(array, given)):
+        if not limits.min <= int(raw.min()) <= int(raw.max()) <= limits.max:
+            raise ShapeError(f"{where}: expected {general} of {limits.bits} bits, got {raw.min()} to {raw.max()}")
+    array = raw.astype(target, copy=False) if fits else raw
+    if not fits or (target.kind == "b" and not np.array_equal(array, raw)):
         raise ShapeError(f"{where}: expected {words or general}, got {shown(values)}")
     return array
 
@@ -397,9 +397,9 @@ def check_score(where: str, score: object) -> None:
     _check_status(where, score.status, CODE_OF_STATUS)
     if not isinstance(score.weight, Real):
         raise BatchError(f"{where}: weight: expected a number, got {shown(score.weight)}")
-    for one in score.value if isinstance(score.value, tuple) else (score.value,):
-        if score.status == "ok" and type(one) is not float and not isinstance(one, Real):
-            raise BatchError(f"{where}: expected a number, or a tuple with one per response token, got {shown(one)}")
+    for number in score.value if isinstance(score.value, tuple) else (score.value,):
+        if score.status == "ok" and type(number) is not float and not isinstance(number, Real):
+            raise BatchError(f"{where}: expected a number, or a tuple with one per response token, got {shown(number)}")
 
 
 def check_range(where: str, score: Score) -> None:
@@ -407,12 +407,12 @@ def check_range(where: str, score: Score) -> None:
     if score.status != "ok":
         return
     bounds = score.range
-    numbers = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(isinstance(one, Real) for one in bounds)
+    numbers = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(isinstance(bound, Real) for bound in bounds)
     if not (numbers and math.isfinite(bounds[1] - bounds[0]) and bounds[0] < bounds[1]):
         raise ScoreRangeError(f"{where}: expected a range of finite numbers, low < high, got {score.range}")
 
 
-def _check_status(where: str, status: str, known: Iterable[str]) -> None:
-    if not isinstance(status, str) or status not in known:
-        choice = " or ".join(map(repr, known))
-        raise BatchError(f"{where}: status: expected {choice}, got {status!r}{did_you_mean(status, known)}")
+def _check_status(where: str, status: str, statuses: Iterable[str]) -> None:
+    if not isinstance(status, str) or status not in statuses:
+        choice = " or ".join(map(repr, statuses))
+        raise BatchError(f"{where}: status: expected {choice}, got {status!r}{did_you_mean(status, statuses)}")

@@ -86,12 +86,12 @@ _KEPT = (*_CONTEXT, "response", "response_ids", "response_mask")
 
 def _difference(recorded: Sequence[Step], at: int, branch: Trajectory) -> Difference | None:
     """The first difference between the record and the first steps of a branch."""
-    made = branch.steps
+    steps = branch.steps
     for place, step in enumerate(recorded[: at + 1]):
-        if place == len(made):
+        if place == len(steps):
             ended = place == at and branch.status == "failed"  # by an error, which is its own reason
             return None if ended else (step, "the workflow ended before it")
-        other = made[place]
+        other = steps[place]
         for name in _KEPT if place < at else _CONTEXT:
             if name == "response_mask" and not any(step.response_mask):  # cleared for a policy that is not trained
                 continue
@@ -194,13 +194,13 @@ class _KeptResponses:
             self.expect(-1)
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
-        if (found := await self.kept(policy, request.prompt_ids)) is None:
+        if (kept := await self.kept(policy, request.prompt_ids)) is None:
             first = self._deciding and self._decision is not None and self._is_decision(policy, request.prompt_ids)
-            made = await self._generator.generate(self._policy_of[policy], request)
+            generation = await self._generator.generate(self._policy_of[policy], request)
             if first and policy not in self._with_tools:  # another call may be recorded together with it
                 self._give()
-            return made
-        step, begin, end = found
+            return generation
+        step, begin, end = kept
         reason = finish_reason(step) if end == len(step.response_ids) else "stop"
         return Generation(step.response_ids[begin:end], step.logprobs[begin:end], reason, step.policy_version)
 
@@ -213,12 +213,12 @@ class _KeptResponses:
             self._raise()
         slot = None
         if waiting := self._kept.get((agent, prompt)):
-            slot = (found := waiting.popleft())[0]
+            slot = (turn := waiting.popleft())[0]
             if slot.index < self._at:
                 await self._wait_for_turn(slot)
-                if found[2] == len(slot.response_ids):
+                if turn[2] == len(slot.response_ids):
                     self._give()
-                return found
+                return turn
         await asyncio.gather(*self._giving)
         if self._left:
             if (agent, prompt) not in self._later:
@@ -296,9 +296,9 @@ class _KeptResponses:
                 self.expect(-1)
 
         self.expect(1)  # the calls that wait for this are about to come
-        given = asyncio.create_task(next_one())
-        self._giving.add(given)
-        given.add_done_callback(self._giving.discard)
+        task = asyncio.create_task(next_one())
+        self._giving.add(task)
+        task.add_done_callback(self._giving.discard)
 
     async def _refuse(self, step: Step, what: str) -> NoReturn:
         async with self._changed:
@@ -328,8 +328,8 @@ class _Chat(ChatClient):
     async def chat(
         self, messages: Sequence[Message], *, max_tokens: int, temperature: float, seed: tuple[int, ...]
     ) -> ChatReply:
-        if (found := await self._responses.kept(self._agent, spelled(messages))) is not None:
-            return ChatReply(found[0].response, finish_reason(found[0]))
+        if (kept := await self._responses.kept(self._agent, spelled(messages))) is not None:
+            return ChatReply(kept[0].response, finish_reason(kept[0]))
         return await self._client.chat(messages, max_tokens=max_tokens, temperature=temperature, seed=seed)
 
 

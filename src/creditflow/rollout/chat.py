@@ -357,11 +357,11 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Any, end_ids: int | Iterable[int] | None = None, n_tokens: int | None = None) -> None:
         self.tokenizer = tokenizer
         self._n_tokens = max(n_tokens or 0, len(tokenizer))
-        given = [] if end_ids is None else [end_ids] if isinstance(end_ids, int) else sorted(end_ids)
-        padding = (tokenizer.pad_token_id, *given, tokenizer.eos_token_id, 0)
+        ids = [] if end_ids is None else [end_ids] if isinstance(end_ids, int) else sorted(end_ids)
+        padding = (tokenizer.pad_token_id, *ids, tokenizer.eos_token_id, 0)
         self.pad_id = int(next(token for token in padding if token is not None))
         """The padding token; also the whole prompt if the messages have no tokens."""
-        ends = (*given, tokenizer.eos_token_id, self._end_of_turn())
+        ends = (*ids, tokenizer.eos_token_id, self._end_of_turn())
         self.end_ids = frozenset(int(token) for token in ends if token is not None)
         """Tokens that end a response: those of the model, the tokenizer and the chat template."""
         special = {id: token.content for id, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -514,7 +514,7 @@ class ChatTokenizer:
         if isinstance(value, str):
             return self._without_special_tokens(value)
         if isinstance(value, list | tuple):
-            return [self._clean(one) for one in value]
+            return [self._clean(inner) for inner in value]
         if isinstance(value, Mapping):
-            return {self._clean(key): self._clean(one) for key, one in value.items()}
+            return {self._clean(key): self._clean(inner) for key, inner in value.items()}
         return value

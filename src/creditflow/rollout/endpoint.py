@@ -411,21 +411,21 @@ def expect_packages() -> None:
         raise ValueError(INSTALL)
 
 
-def variable_name(name: object, key: str = "api_key_env") -> str | None:
+def variable_name(name: object) -> str | None:
     """Return the name of an environment variable. Errors do not repeat it: it may be the key itself."""
     if name is None:
         return None
     if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-        raise ValueError(f"{key}: expected the name of an environment variable, in capitals, never the key itself")
+        raise ValueError("api_key_env: expected the name of an environment variable, in capitals, never the key itself")
     return name
 
 
-def expect_set(name: str | None, key: str = "api_key_env") -> None:
+def expect_set(name: str | None) -> None:
     """Raise ValueError if the variable is not set, or holds no valid key."""
     if name is not None and not os.environ.get(name):
-        raise ValueError(f"{key}: the environment variable {name} is not set")
+        raise ValueError(f"api_key_env: the environment variable {name} is not set")
     if name is not None and not _KEY.fullmatch(os.environ[name]):
-        raise ValueError(f"{key}: the environment variable {name} {_NO_SUCH_KEY}")
+        raise ValueError(f"api_key_env: the environment variable {name} {_NO_SUCH_KEY}")
 
 
 def check_headers(headers: Mapping[str, str]) -> None:

@@ -465,7 +465,7 @@ def _up_to(stop: Sequence[str], client: PolicyView, ids: Sequence[int]) -> tuple
     text = client.decode(ids)
 
     def place(text: str) -> tuple[int, str] | None:
-        return min(((at, one) for one in stop if (at := text.find(one)) >= 0), default=None)
+        return min(((at, word) for word in stop if (at := text.find(word)) >= 0), default=None)
 
     if place(text) is None:
         return text, len(ids), ""
@@ -475,9 +475,9 @@ def _up_to(stop: Sequence[str], client: PolicyView, ids: Sequence[int]) -> tuple
         low, high = (low, middle) if place(client.decode(ids[:middle])) is not None else (middle + 1, high)
     # a stop text after this token was never sampled, and ends nothing
     text = client.decode(ids[:low])
-    found = place(text)
-    assert found is not None  # the search ended where it is
-    return text[: found[0]], low, found[1]
+    position = place(text)
+    assert position is not None  # the search ended where it is
+    return text[: position[0]], low, position[1]
 
 
 @dataclass(slots=True)

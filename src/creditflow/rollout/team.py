@@ -95,12 +95,12 @@ class Team:
         """
         trajectory = self._recorder.trajectory
         ids = [answer.step.id if isinstance(answer, Reply) else answer for answer in answers]
-        known = [step.id for step in trajectory.steps]
-        if unknown := [id for id in ids if id not in known]:
+        step_ids = [step.id for step in trajectory.steps]
+        if unknown := [id for id in ids if id not in step_ids]:
             raise CreditflowError(
                 f"trajectory {trajectory.id}: answer_from: expected replies or their ids, got {str(unknown[0])[:80]!r}"
             )
-        trajectory.answer_steps = tuple(sorted({known.index(id) for id in ids}))
+        trajectory.answer_steps = tuple(sorted({step_ids.index(id) for id in ids}))
 
     def keep_info(self, **values: Any) -> None:
         """Keep values in the trajectory's `info`, for reward functions (any JSON values)."""

@@ -50,15 +50,19 @@ def _load(entry: Any, base: Path, key: str, offered: Mapping[str, Any]) -> Tool:
     elif ":" in fn:
         function = load_object(fn, base, f"{key}.fn")
     else:
-        known = f"one of {', '.join(READY_MADE)}, or `file.py:function`"
-        raise ConfigError(f"{key}: expected {known}, got {fn!r}{did_you_mean(fn, list(READY_MADE))}")
+        choices = f"one of {', '.join(READY_MADE)}, or `file.py:function`"
+        raise ConfigError(f"{key}: expected {choices}, got {fn!r}{did_you_mean(fn, list(READY_MADE))}")
     if inspect.isclass(function):
         takes = inspect.signature(function).parameters
         args = {**{word: value for word, value in offered.items() if word in takes}, **args}
         if "folder" in takes and isinstance(args.get("folder"), str):
             args["folder"] = str(base / args["folder"])
-        named = {word: one for word, one in takes.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-        missing = [word for word, one in named.items() if one.default is one.empty and word not in args]
+        named = {
+            word: param
+            for word, param in takes.items()
+            if param.kind in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY)
+        }
+        missing = [word for word, param in named.items() if param.default is param.empty and word not in args]
         if missing and set(args) <= set(takes):
             needed = ", ".join(f"{word}: ..." for word in missing)
             raise ConfigError(f"{key} ({fn}): expected `args: {{{needed}}}`, got no {' and no '.join(missing)}")

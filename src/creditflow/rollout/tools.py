@@ -147,8 +147,8 @@ async def call_tool(tools: Mapping[str, Tool], call: ToolCall, state: dict[str, 
     if call.arguments is None:
         return ToolResult(call.name, "error", f"error: {call.error}")
     if call.name not in tools:
-        known = f"there is {', '.join(tools)}{did_you_mean(call.name, list(tools))}"
-        return ToolResult(call.name, "error", f"error: no tool {call.name[:64]!r}; {known}")
+        names = f"there is {', '.join(tools)}{did_you_mean(call.name, list(tools))}"
+        return ToolResult(call.name, "error", f"error: no tool {call.name[:64]!r}; {names}")
     return await tools[call.name](call.arguments, state)
 
 
@@ -217,7 +217,7 @@ def _read(
     # For an object, the docstring of `__call__` is for the model; that of its class is for its author.
     docstring = called.__doc__ if inspect.isfunction(called) else None
     doc = docstring_parser.parse(inspect.cleandoc(docstring or inspect.getdoc(_whole(function)) or ""))
-    descriptions = {one.arg_name: one.description for one in doc.params}
+    descriptions = {parameter.arg_name: parameter.description for parameter in doc.params}
     hints = _hints(called)
     fields: dict[str, Any] = {}
     places: dict[str, str] = {}
@@ -249,7 +249,7 @@ def _read(
         try:
             values = model.model_validate(dict(arguments))
         except pydantic.ValidationError as error:
-            problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+            problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
             raise ValueError("; ".join(problems)) from None
         return {parameter: getattr(values, place) for parameter, place in places.items()}
 
@@ -261,10 +261,10 @@ def _hints(called: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(called, include_extras=True)
     except (NameError, AttributeError, SyntaxError, TypeError):
-        known = getattr(inspect.unwrap(called), "__globals__", {})
+        variables = getattr(inspect.unwrap(called), "__globals__", {})
         for name, written in getattr(called, "__annotations__", {}).items():
             try:
-                typing.get_type_hints(types.SimpleNamespace(__annotations__={name: written}), known)
+                typing.get_type_hints(types.SimpleNamespace(__annotations__={name: written}), variables)
             except Exception as error:
                 raise ValueError(f"{name}: expected a type, got {written!r}: {first_line(error)}") from error
         raise

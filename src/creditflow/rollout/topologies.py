@@ -234,31 +234,31 @@ _Kind = tuple[str, Callable[[Any], bool]]
 
 def _expect(called: str, **arguments: tuple[object, _Kind]) -> None:
     """Raise ConfigError for invalid arguments when the workflow is made."""
-    for name, (given, (expected, fits)) in arguments.items():
-        if not fits(given):
-            raise ConfigError(f"{called}: {name}: expected {expected}, got {given!r:.80}")
+    for name, (value, (expected, fits)) in arguments.items():
+        if not fits(value):
+            raise ConfigError(f"{called}: {name}: expected {expected}, got {value!r:.80}")
 
 
-def _named(given: object) -> bool:
-    return isinstance(given, str) and bool(given)
+def _named(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
-def _works(given: object) -> bool:
-    return isinstance(given, Manager) or _named(given)
+def _works(value: object) -> bool:
+    return isinstance(value, Manager) or _named(value)
 
 
 def _at_least(least: int) -> _Kind:
-    return f"a whole number, {least} or more", lambda given: type(given) is int and given >= least
+    return f"a whole number, {least} or more", lambda value: type(value) is int and value >= least
 
 
 def _function(*takes: str) -> _Kind:
     """A plain function that takes these arguments."""
 
-    def fits(given: Any) -> bool:
-        if not callable(given) or inspect.iscoroutinefunction(given):
+    def fits(value: Any) -> bool:
+        if not callable(value) or inspect.iscoroutinefunction(value):
             return False
         try:
-            inspect.signature(given).bind(*takes)
+            inspect.signature(value).bind(*takes)
         except TypeError:
             return False
         except ValueError:  # a built-in function may have no signature
@@ -269,14 +269,14 @@ def _function(*takes: str) -> _Kind:
 
 
 _NAME: _Kind = ("an agent's name", _named)
-_NAME_OR_NONE: _Kind = ("an agent's name or None", lambda given: given is None or _named(given))
+_NAME_OR_NONE: _Kind = ("an agent's name or None", lambda value: value is None or _named(value))
 _TEXT_OR_NONE: _Kind = ("a text or None", _NAME_OR_NONE[1])
 _NAMES: _Kind = (
     'at least one agent, their names as arguments of their own, ("a", "b")',
-    lambda given: len(given) > 0 and all(map(_named, given)),
+    lambda values: len(values) > 0 and all(map(_named, values)),
 )
 _WORKERS: _Kind = (
     "at least one worker, each an agent's name or a boss(...)",
-    lambda given: len(given) > 0 and all(map(_works, given)),
+    lambda values: len(values) > 0 and all(map(_works, values)),
 )
 _PROMPT = _function("task", "agent", "replies")

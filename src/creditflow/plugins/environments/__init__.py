@@ -15,39 +15,17 @@ A step's parent is the previous step of the same seat: a seat observes the other
 trajectory that `max_turns` or the environment cuts short is `truncated`. This package uses no model and no credit.
 """
 
-from typing import TYPE_CHECKING
-
-from creditflow._utils.lazy import attach
-
-if TYPE_CHECKING:
-    from creditflow.plugins.environments.base import (
-        ENVIRONMENTS,
-        IllegalActionError,
-        TextEnvironment,
-        Turn,
-        View,
-        environment,
-        last_number,
-        plain,
-    )
-    from creditflow.plugins.environments.workflow import aec, gymnasium, parallel, run_address, text_environment
-
-__getattr__ = attach(
-    __name__,
-    {
-        "creditflow.plugins.environments.base": (
-            "ENVIRONMENTS",
-            "IllegalActionError",
-            "TextEnvironment",
-            "Turn",
-            "View",
-            "environment",
-            "last_number",
-            "plain",
-        ),
-        "creditflow.plugins.environments.workflow": ("aec", "gymnasium", "parallel", "run_address", "text_environment"),
-    },
+from creditflow.plugins.environments.base import (
+    ENVIRONMENTS,
+    IllegalActionError,
+    TextEnvironment,
+    Turn,
+    View,
+    environment,
+    last_number,
+    plain,
 )
+from creditflow.plugins.environments.workflow import aec, gymnasium, parallel, run_address, text_environment
 
 __all__ = [
     "ENVIRONMENTS",

@@ -111,19 +111,21 @@ class OpponentPool(Policy):
         by_version = defaultdict[int, list[int]](list)
         for place, request in enumerate(requests):
             by_version[self.chosen(request.rollout)].append(place)
-        made: dict[int, Generation] = {}
+        generation_of: dict[int, Generation] = {}
         for version, places in by_version.items():
             generations = self.snapshots[version].generate([requests[place] for place in places])
-            for place, one in zip(places, generations, strict=True):
-                made[place] = Generation(one.response_ids, one.logprobs, one.finish_reason, version)
-        return [made[place] for place in range(len(requests))]
+            for place, generation in zip(places, generations, strict=True):
+                generation_of[place] = Generation(
+                    generation.response_ids, generation.logprobs, generation.finish_reason, version
+                )
+        return [generation_of[place] for place in range(len(requests))]
 
     def record(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Count the games of the learner against snapshots; returns metrics.
 
         A game is a trajectory in which both acted, with an outcome for each. The higher outcome wins.
         """
-        results = [result for one in trajectories if (result := self._result(one)) is not None]
+        results = [result for trajectory in trajectories if (result := self._result(trajectory)) is not None]
         for pair, won in results:
             before = self.points.get(pair, (0.0, 0.0))
             self.points[pair] = (before[0] + won, before[1] + 1 - won)

@@ -82,8 +82,8 @@ def _return_of_agent(trajectory: Trajectory, earned: Mapping[str, float], agent:
     seats = trajectory.info.get("seats", {})
     own = [earned[seat] for seat, name in seats.items() if name == agent and seat in earned]
     if not own:
-        known = ", ".join(dict.fromkeys(seats.values()))
-        raise ValueError(f"no agent {agent!r} has a seat in this trajectory; there is {known or 'none'}")
+        names = ", ".join(dict.fromkeys(seats.values()))
+        raise ValueError(f"no agent {agent!r} has a seat in this trajectory; there is {names or 'none'}")
     return float(np.mean(own))
 
 

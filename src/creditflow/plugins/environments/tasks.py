@@ -72,8 +72,8 @@ def parse_environment_address(text: str, key: str) -> EnvironmentAddress:
     name, _, query = rest.partition("?")
     if not _NAME.fullmatch(name):
         raise DataError(f"{where}: expected the name of an environment after {scheme}://, got {name[:80]!r}")
-    given = options_of(query, where)
-    illegal = given.pop("illegal", "error")
+    options = options_of(query, where)
+    illegal = options.pop("illegal", "error")
     if illegal not in get_args(Illegal):
         raise DataError(
             f"{where}: illegal: expected error or random, got {illegal!r}{did_you_mean(illegal, get_args(Illegal))}"
@@ -82,11 +82,11 @@ def parse_environment_address(text: str, key: str) -> EnvironmentAddress:
         text=text,
         scheme=scheme,
         name=name,
-        size=whole(given.pop("size", str(DEFAULT_SIZE)), 1, f"{where}: size", MOST_TASKS),
-        seed=whole(given.pop("seed", "0"), 0, f"{where}: seed"),
+        size=whole(options.pop("size", str(DEFAULT_SIZE)), 1, f"{where}: size", MOST_TASKS),
+        seed=whole(options.pop("seed", "0"), 0, f"{where}: seed"),
         illegal=cast(Illegal, illegal),
-        max_turns=whole(given.pop("max_turns", str(DEFAULT_TURNS)), 1, f"{where}: max_turns"),
-        options={option: _value(value) for option, value in given.items()},
+        max_turns=whole(options.pop("max_turns", str(DEFAULT_TURNS)), 1, f"{where}: max_turns"),
+        options={option: _value(value) for option, value in options.items()},
     )
 
 

@@ -39,8 +39,9 @@ async def run_address(task: Task, team: Team) -> str:
             f"textarena://...), got a task of {task.data_source!r}"
         )
     address = parse_environment_address(text, "data.train_files")
-    options = _Options("run_address", ENVIRONMENTS[address.scheme], {}, None, None, address.illegal, address.max_turns)
-    return await _run(ENVIRONMENTS[address.scheme](address), task, team, options)
+    make = ENVIRONMENTS[address.scheme]
+    options = _Options("run_address", make, None, None, None, address.illegal, address.max_turns)
+    return await _run(make(address), task, team, options)
 
 
 def text_environment(
@@ -53,7 +54,7 @@ def text_environment(
     max_turns: int = 1000,
 ) -> Workflow:
     """Make a workflow of any `TextEnvironment`. Without `show` and `read`, those of the environment are used."""
-    return _workflow(_options("text_environment", make, agents, show, read, illegal, max_turns), lambda env: env)
+    return _workflow(_Options("text_environment", make, agents, show, read, illegal, max_turns), lambda env: env)
 
 
 def aec(
@@ -70,7 +71,7 @@ def aec(
     `max_turns`: actions of all seats, after which the rollout is cut short and each seat receives the rewards earned so
     far.
     """
-    return _workflow(_options("aec", make, agents, show, read, illegal, max_turns), AecEnvironment)
+    return _workflow(_Options("aec", make, agents, show, read, illegal, max_turns), AecEnvironment)
 
 
 def parallel(
@@ -86,7 +87,7 @@ def parallel(
 
     `max_turns`: rounds, after which the rollout is cut short.
     """
-    return _workflow(_options("parallel", make, agents, show, read, illegal, max_turns), ParallelEnvironment)
+    return _workflow(_Options("parallel", make, agents, show, read, illegal, max_turns), ParallelEnvironment)
 
 
 def gymnasium(
@@ -104,7 +105,7 @@ def gymnasium(
     """
     if not isinstance(agent, str):
         raise ConfigError(f"gymnasium: agent: expected an agent's name, got {_shown(agent)}")
-    options = _options("gymnasium", make, None, show, read, illegal, max_turns)
+    options = _Options("gymnasium", make, None, show, read, illegal, max_turns)
     return _workflow(options, lambda env: GymnasiumEnvironment(env, agent))
 
 
@@ -115,7 +116,7 @@ class _Options:
     called: str
     """The name of the function."""
     make: Callable[..., Any]
-    agents: Agents
+    agents: Agents | None
     show: Show | None
     read: Read | None
     illegal: Illegal
@@ -126,7 +127,7 @@ class _Options:
             if not callable(function) and (function is not None or name == "make"):
                 hint = "; an environment is created for each rollout: `lambda task: ...`" if name == "make" else ""
                 raise self._error(name, "a function", f"{_shown(function)}{hint}")
-        if not callable(self.agents):
+        if self.agents is not None and not callable(self.agents):
             self.expect_agents(self.agents)
         most = self.max_turns
         if self.illegal not in ("error", "random"):
@@ -156,18 +157,6 @@ class _Options:
 
     def _error(self, argument: str, expected: str, got: str) -> ConfigError:
         return ConfigError(f"{self.called}: {argument}: expected {expected}, got {got}")
-
-
-def _options(
-    called: str,
-    make: Make,
-    agents: Agents | None,
-    show: Show | None,
-    read: Read | None,
-    illegal: Illegal,
-    max_turns: int,
-) -> _Options:
-    return _Options(called, make, {} if agents is None else agents, show, read, illegal, max_turns)
 
 
 _KINDS = {
@@ -214,7 +203,7 @@ class _Seats:
         self._turns: dict[str, int] = {}
         seats = list(env.seats)
         self._earned = dict.fromkeys(seats, 0.0)
-        agents = options.agents(task) if callable(options.agents) else options.agents
+        agents = options.agents(task) if callable(options.agents) else options.agents or {}
         options.expect_agents(agents)
         if unknown := sorted(set(agents) - set(seats)):
             raise ConfigError(f"agents: the environment has no seat {unknown[0]!r}; there is {', '.join(seats)}")

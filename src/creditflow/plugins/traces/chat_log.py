@@ -64,11 +64,13 @@ _STRIDE = 1 << 32
 
 
 def _conversation(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[Span]:
-    messages = [one if isinstance(one, Mapping) else {"content": one} for one in _listed(line.get("messages"))]
+    messages = [
+        message if isinstance(message, Mapping) else {"content": message} for message in _listed(line.get("messages"))
+    ]
     time, around = number * _STRIDE, f"{number}"
-    given = _named(line.get("reward", line.get("rewards")))
-    attributes = {f"trace.annotations.{i}.annotation.name": name for i, name in enumerate(given)}
-    attributes |= {f"trace.annotations.{i}.annotation.score": value for i, value in enumerate(given.values())}
+    rewards = _named(line.get("reward", line.get("rewards")))
+    attributes = {f"trace.annotations.{i}.annotation.name": name for i, name in enumerate(rewards)}
+    attributes |= {f"trace.annotations.{i}.annotation.score": value for i, value in enumerate(rewards.values())}
     answers = [place for place, message in enumerate(messages) if message.get("role") in _ANSWERING]
     rest = len(messages) - (answers[-1] + 1 if answers else 0)
     unread = [(f"line {number}", f"{rest} of its messages come after the last response")] if rest else []
@@ -134,12 +136,12 @@ def _call(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[
         yield Span(trajectory_id, f"{number}.{place}", None, "chat", time, time + 1, attributes, unread=unread)
 
 
-def _call_attributes(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"gen_ai.operation.name": "chat", **{key: value for key, value in given.items() if value is not None}}
+def _call_attributes(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {"gen_ai.operation.name": "chat", **{key: value for key, value in call.items() if value is not None}}
 
 
-def _rewards(given: Any) -> dict[str, Any]:
-    return {f"creditflow.reward.{text_of(name)}": value for name, value in _named(given).items()}
+def _rewards(rewards: Any) -> dict[str, Any]:
+    return {f"creditflow.reward.{text_of(name)}": value for name, value in _named(rewards).items()}
 
 
 _REWARDS = ("reward", "rewards")
@@ -147,18 +149,18 @@ _REWARDS = ("reward", "rewards")
 
 def _unread_rewards(holder: Mapping[str, Any], number: int, more: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
     """Keys of a line or a message that look like rewards but are not read as such; `more`: further keys."""
-    given = [key for key in _REWARDS if holder.get(key) is not None]
+    keys = [key for key in _REWARDS if holder.get(key) is not None]
     for key in holder:
-        if isinstance(key, str) and "reward" in key.lower() and (key not in _REWARDS or key in given[1:]):
+        if isinstance(key, str) and "reward" in key.lower() and (key not in _REWARDS or key in keys[1:]):
             yield f"line {number}: {key}", "it is not read as a reward: name it `reward`"
         elif key in more and holder[key] is not None:
             yield f"line {number}: {key}", "it is given to a message that is no response"
 
 
-def _named(given: Any) -> Mapping[Any, Any]:
-    if given is None:
+def _named(rewards: Any) -> Mapping[Any, Any]:
+    if rewards is None:
         return {}
-    return given if isinstance(given, Mapping) else {"reward": given}
+    return rewards if isinstance(rewards, Mapping) else {"reward": rewards}
 
 
 def _listed(value: Any) -> list[Any]:

@@ -143,11 +143,11 @@ def _expect_named_fields(spans: Sequence[Span], converted: Converted, options: C
     for trajectory in converted.trajectories:
         rewards |= {trajectory.info.get("outcome"), *trajectory.info.get("rewards", ())} - {None}
         rewards |= {name for step in trajectory.steps for name in step.scores}
-    known = ", ".join(sorted(map(str, rewards))) or "none"
+    names = ", ".join(sorted(map(str, rewards))) or "none"
     outcome = [("--outcome", options.outcome)] if options.outcome else []
     for option, name in (*outcome, *(("--range", name) for name in options.ranges)):
         if name not in rewards:
-            raise InputError(f"{option}: no reward is called {name!r}; the traces have {known}")
+            raise InputError(f"{option}: no reward is called {name!r}; the traces have {names}")
 
 
 def _read_parquet(source: Path, options: ConvertOptions) -> list[Trajectory]:

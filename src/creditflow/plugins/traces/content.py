@@ -159,7 +159,7 @@ def _reasoning(part: Raw) -> str:
         if isinstance(value, str) and value:
             return value
         if isinstance(value, LIST_TYPES):  # OpenAI: a list of texts
-            texts = [one.get("text") for one in value if isinstance(one, dict)]
+            texts = [part.get("text") for part in value if isinstance(part, dict)]
             if written := "\n".join(text for text in texts if isinstance(text, str) and text):
                 return written
     return _REDACTED

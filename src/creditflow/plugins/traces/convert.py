@@ -102,7 +102,7 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
     """
     options = options or ConvertOptions()
     try:
-        wanted = re.compile(options.agent_match)
+        agent_match = re.compile(options.agent_match)
     except re.error as error:
         raise ConfigError(f"agent_match {options.agent_match!r} is not a regular expression: {error}") from error
     for name, (low, high) in options.ranges.items():
@@ -116,7 +116,7 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
             result.spans += 1
         spans_by_trajectory = _by_attribute(traces, options.trajectory_by) if options.trajectory_by else _linked(traces)
         for name, of_trajectory in spans_by_trajectory.items():
-            _convert(name, of_trajectory, options, wanted, result)
+            _convert(name, of_trajectory, options, agent_match, result)
     return result
 
 
@@ -150,8 +150,8 @@ def _linked(traces: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
                 continue
             others = {link.trace for link in span.links if link.trace != trace and link.trace in traces}
             if len(others) == 1:
-                one, other = sorted((trajectory_of(trace), trajectory_of(others.pop())), key=order.__getitem__)
-                joined[other] = one
+                first, other = sorted((trajectory_of(trace), trajectory_of(others.pop())), key=order.__getitem__)
+                joined[other] = first
     spans_by_trajectory: dict[str, list[Span]] = {}
     for trace, spans in traces.items():
         spans_by_trajectory.setdefault(trajectory_of(trace), []).extend(spans)
@@ -170,11 +170,11 @@ def _inherited(spans: Sequence[Span], key: str) -> list[str | None]:
 
 
 def _convert(
-    name: str, spans: Sequence[Span], options: ConvertOptions, wanted: re.Pattern[str], result: Converted
+    name: str, spans: Sequence[Span], options: ConvertOptions, agent_match: re.Pattern[str], result: Converted
 ) -> None:
     """Convert the spans of one trajectory and add the results to `result`."""
     trajectory_spans = TrajectorySpans.read(spans, result.mended)
-    chosen = choose(trajectory_spans, wanted)
+    chosen = choose(trajectory_spans, agent_match)
 
     def leave_out(what: What, at: int, part: str, reason: str) -> None:
         result.left_out.append(LeftOut(what, name, spans[at].id, part, reason))
@@ -197,11 +197,11 @@ def _convert(
     prompt = _first_prompt(trajectory_spans, chosen)
     trajectory = Trajectory(name, _uid(trajectory_spans, prompt, options.uid_by), _task(prompt), steps)
     rewards = place(trajectory_spans, chosen, options.outcome)
-    for one in rewards:
-        if one.owner is None:
-            leave_out("reward", one.at, one.name, one.nobody)
-    for one in _pay(trajectory, rewards, options):
-        leave_out("reward", one.at, one.name, "given again later")
+    for reward in rewards:
+        if reward.owner is None:
+            leave_out("reward", reward.at, reward.name, reward.nobody)
+    for reward in _pay(trajectory, rewards, options):
+        leave_out("reward", reward.at, reward.name, "given again later")
     if not steps:
         return
     trajectory.answer, trajectory.answer_steps = steps[-1].response, (len(steps) - 1,)
@@ -342,24 +342,24 @@ def _uid(trajectory_spans: TrajectorySpans, prompt: Sequence[Message], key: str)
     return hashlib.sha256(_spelled(prompt).encode(errors="replace")).hexdigest()[:16]
 
 
-def _pay(trajectory: Trajectory, given: Sequence[PlacedReward], options: ConvertOptions) -> list[PlacedReward]:
+def _pay(trajectory: Trajectory, rewards: Sequence[PlacedReward], options: ConvertOptions) -> list[PlacedReward]:
     """Assign rewards to the steps and the trajectory; return those that a later one replaced."""
     replaced: list[PlacedReward] = []
     last: dict[tuple[int, str], PlacedReward] = {}
-    for one in given:
-        if one.owner is not None:
-            if (earlier := last.pop((one.owner, one.name), None)) is not None:
+    for reward in rewards:
+        if reward.owner is not None:
+            if (earlier := last.pop((reward.owner, reward.name), None)) is not None:
                 replaced.append(earlier)
-            last[one.owner, one.name] = one
+            last[reward.owner, reward.name] = reward
     whole: dict[str, Score] = {}
-    for (owner, name), one in last.items():
-        score = _score(one.value, options.ranges.get(name, (0.0, 1.0)))
+    for (owner, name), reward in last.items():
+        score = _score(reward.value, options.ranges.get(name, (0.0, 1.0)))
         if owner == WHOLE:
             whole[name] = score
         else:
             step = trajectory.steps[owner]
             step.scores[name] = score
-            step.info.setdefault("rewards_by", {})[name] = one.rule
+            step.info.setdefault("rewards_by", {})[name] = reward.rule
     if whole:
         names = (options.outcome, *OUTCOMES, *whole)
         outcome = next(name for name in names if name in whole)

@@ -73,8 +73,8 @@ def value_or_label(value: Any, label: Any = None) -> Any:
             return float(value)
         except OverflowError:
             return math.inf if value > 0 else -math.inf
-    found = label if value is None else value
-    return None if found is None else text_of(found)
+    score = label if value is None else value
+    return None if score is None else text_of(score)
 
 
 # The events of Agent Lightning 1.0's gateway, as its API returns them.
@@ -99,9 +99,9 @@ def _lightning_read(records: Sequence[Mapping[str, Any]], into: Records) -> None
             target = (last_call[trace],) if trace in last_call else ()
             reward = GivenScore("reward", value_or_label(data.get("value")), trace, target, time)
             rewards.setdefault(trace, []).append(reward)
-    for given in rewards.values():
-        given[-1].targets = ()
-        into.scores += given
+    for scores in rewards.values():
+        scores[-1].targets = ()
+        into.scores += scores
 
 
 def _lightning_call(trace: str, id: str, data: Mapping[str, Any], ended: int | None) -> Span:
@@ -111,7 +111,7 @@ def _lightning_call(trace: str, id: str, data: Mapping[str, Any], ended: int | N
     usage, latency = mapping(data.get("usage")), data.get("latency_ms")
     took = _lightning_nanoseconds(latency, 1e6)
     started = None if ended is None or took is None else time_of(ended - took)
-    found = {
+    own = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": data.get("model"),
         "gen_ai.request.temperature": request.get("temperature"),
@@ -125,7 +125,7 @@ def _lightning_call(trace: str, id: str, data: Mapping[str, Any], ended: int | N
         "logprobs.content": mapping(choice.get("logprobs")).get("content"),
     }
     error = f"status {data.get('http_status')}" if data.get("status") == "error" else ""
-    attributes = {key: value for key, value in found.items() if value is not None}
+    attributes = {key: value for key, value in own.items() if value is not None}
     return Span(trace, id, None, "model_request", started, ended, attributes, error=error)
 
 
@@ -185,8 +185,8 @@ def _langsmith_read(records: Sequence[Mapping[str, Any]], into: Records) -> None
             into.scores.append(_langsmith_score(record))
             continue
         # The client posts a run when it starts and patches it when it ends.
-        known = runs.setdefault(text_of(record["id"]), {})
-        known |= {key: value for key, value in record.items() if value is not None}
+        run = runs.setdefault(text_of(record["id"]), {})
+        run |= {key: value for key, value in record.items() if value is not None}
     into.spans += map(_langsmith_span, runs.values())
 
 
@@ -200,7 +200,7 @@ def _langsmith_score(record: Mapping[str, Any]) -> GivenScore:
 def _langsmith_span(run: Mapping[str, Any]) -> Span:
     outputs, metadata = mapping(run.get("outputs")), mapping(mapping(run.get("extra")).get("metadata"))
     usage = mapping(outputs.get("usage_metadata") or metadata.get("usage_metadata"))
-    found = {
+    attributes = {
         "langsmith.span.kind": run.get("run_type"),
         "gen_ai.prompt": run.get("inputs"),
         "gen_ai.completion": run.get("outputs"),
@@ -218,7 +218,7 @@ def _langsmith_span(run: Mapping[str, Any]) -> Span:
         text_of(run.get("name")),
         nanoseconds(run.get("start_time")),
         nanoseconds(run.get("end_time")),
-        {key: value for key, value in found.items() if value is not None},
+        {key: value for key, value in attributes.items() if value is not None},
         error=text_of(run.get("error")),
     )
 
@@ -345,7 +345,7 @@ def export_of(value: Any) -> Export | None:
     """The form of a record, or of an object with a list of records; else None."""
     if not isinstance(value, Mapping):
         return None
-    return next((one for one in EXPORTS if any(map(one.has, _records_in(value, one.lists)))), None)
+    return next((export for export in EXPORTS if any(map(export.has, _records_in(value, export.lists)))), None)
 
 
 def read_export(export: Export, values: Iterable[Any], where: str) -> tuple[list[Span], list[GivenScore]]:
@@ -369,12 +369,12 @@ def read_export(export: Export, values: Iterable[Any], where: str) -> tuple[list
 
 def _entries(value: Any, lists: Sequence[str]) -> list[Any]:
     """The records of a value: the entries of its lists under the keys `lists`, or else the value itself."""
-    found = [value[key] for key in lists if isinstance(value.get(key), list)] if isinstance(value, Mapping) else []
-    return [one for entries in found for one in entries] if found else [value]
+    lists_of = [value[key] for key in lists if isinstance(value.get(key), list)] if isinstance(value, Mapping) else []
+    return [record for entries in lists_of for record in entries] if lists_of else [value]
 
 
 def _records_in(value: Mapping[str, Any], lists: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    return (one for one in _entries(value, lists)[:_LOOKED_AT] if isinstance(one, Mapping))
+    return (record for record in _entries(value, lists)[:_LOOKED_AT] if isinstance(record, Mapping))
 
 
 _LOOKED_AT = 8
@@ -390,11 +390,11 @@ def score_spans(scores: Sequence[GivenScore], spans: Iterable[Span]) -> list[Spa
     if any(not score.trace for score in scores):
         for span in spans:
             traces.setdefault(span.id, set()).add(span.trace)
-    made = []
+    scored = []
     for number, score in enumerate(scores, 1):
         candidates = traces.get(score.targets[0], ()) if score.targets else ()
         trace = score.trace or (next(iter(candidates)) if len(candidates) == 1 else "")
         attributes: dict[str, Any] = {"creditflow.score.name": score.name, "creditflow.score.of": score.targets}
         attributes["creditflow.score.label" if isinstance(score.value, str) else "creditflow.score.value"] = score.value
-        made.append(Span(trace, f"score {number}", None, score.name, score.time, score.time, attributes))
-    return made
+        scored.append(Span(trace, f"score {number}", None, score.name, score.time, score.time, attributes))
+    return scored

@@ -23,7 +23,9 @@ NOT_PLAIN = ("[", "data:")
 
 def in_short(messages: Sequence[Raw], notes: FoundParts) -> list[Message]:
     """Role and text of each message."""
-    return [{"role": text_of(one.get("role") or "user"), "content": content_of(one, notes)} for one in messages]
+    return [
+        {"role": text_of(message.get("role") or "user"), "content": content_of(message, notes)} for message in messages
+    ]
 
 
 def from_spread(spread: Raw) -> Raw:
@@ -60,9 +62,9 @@ def messages_of(raw: Any) -> list[Raw]:
         value = [value]
     if not isinstance(value, LIST_TYPES):
         return []
-    if value and all(isinstance(one, dict) and "role" not in one for one in value) and are_parts(value):
+    if value and all(isinstance(item, dict) and "role" not in item for item in value) and are_parts(value):
         return [{"content": value}]  # the parts of one message
-    return [one if isinstance(one, dict) else {"content": one} for one in value if one is not None]
+    return [item if isinstance(item, dict) else {"content": item} for item in value if item is not None]
 
 
 def is_plain(content: Any) -> bool:
@@ -148,7 +150,7 @@ def _reasoning_beside(message: Raw) -> Iterator[Any]:
             yield {"type": "reasoning", "text": value}
             return
         if isinstance(value, LIST_TYPES) and value:
-            yield from ({"type": "reasoning", **one} if isinstance(one, dict) else one for one in value)
+            yield from ({"type": "reasoning", **item} if isinstance(item, dict) else item for item in value)
             return
 
 

@@ -37,7 +37,9 @@ def read_spans(paths: Path | str | Iterable[Path | str]) -> list[Span]:
         if path.suffix in (".pb", ".bin", ".binpb"):
             objects += expect_spans(protobuf_messages(data, str(path)), str(path))
             continue
-        values = [one for value in json_values(data, path) for one in (value if isinstance(value, list) else [value])]
+        values = [
+            record for value in json_values(data, path) for record in (value if isinstance(value, list) else [value])
+        ]
         if values and is_chat_log(values[0]):
             others += from_chat_log(values, str(path), after=lines)
             lines += len(values)

@@ -26,12 +26,12 @@ def prompt_of(request: Any) -> list[dict[str, Any]]:
     Reads requests to OpenAI (chat, responses, completions), Anthropic, Bedrock, Gemini and LangChain's models, a list
     of messages, and a text.
     """
-    given = request if isinstance(request, Mapping) else {"messages": request}
-    system, read = first_in(given, _SYSTEM), first_in(given, _READ)
+    body = request if isinstance(request, Mapping) else {"messages": request}
+    system, read = first_in(body, _SYSTEM), first_in(body, _READ)
     if isinstance(read, list | tuple) and len(read) == 1 and isinstance(read[0], list | tuple):
         read = read[0]  # LangChain's list of requests
     messages = list(read) if isinstance(read, list | tuple) else [] if read is None else [read]
-    return ([_as_message(system, "system")] if system else []) + [_as_message(one, "user") for one in messages]
+    return ([_as_message(system, "system")] if system else []) + [_as_message(message, "user") for message in messages]
 
 
 def _as_message(value: Any, role: str) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def responses_of(response: Any) -> list[dict[str, Any]]:
     """The message of each choice of a response, with its `finish_reason`."""
     if response is None:
         return []
-    given = ((message, first_in(choice, WHY_ENDED)) for message, choice in choices_of(response))
-    return [{**message, **({} if reason is None else {"finish_reason": reason})} for message, reason in given]
+    choices = ((message, first_in(choice, WHY_ENDED)) for message, choice in choices_of(response))
+    return [{**message, **({} if reason is None else {"finish_reason": reason})} for message, reason in choices]
 
 
 def choices_of(response: Any) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -74,8 +74,10 @@ def choices_of(response: Any) -> list[tuple[Mapping[str, Any], Mapping[str, Any]
     for key, inner in (("choices", "message"), ("candidates", "content"), ("generations", "message")):
         if isinstance(choices := response.get(key), list) and choices:
             choices = choices[0] if isinstance(choices[0], list) else choices
-            pairs = [one if isinstance(one, Mapping) else {inner: one} for one in choices]
-            return [(_message_in(one, inner), {**mapping(one.get("generation_info")), **one}) for one in pairs]
+            pairs = [choice if isinstance(choice, Mapping) else {inner: choice} for choice in choices]
+            return [
+                (_message_in(choice, inner), {**mapping(choice.get("generation_info")), **choice}) for choice in pairs
+            ]
     output = response.get("output")
     if isinstance(output, Mapping):
         return [(_message_in(output, "message"), response)]
@@ -109,9 +111,9 @@ _ABOUT_A_RESPONSE = frozenset(
 """Keys that describe a response rather than holding its content."""
 
 
-def first_in(given: Mapping[str, Any], keys: Sequence[str]) -> Any:
+def first_in(values: Mapping[str, Any], keys: Sequence[str]) -> Any:
     """The first value that is not None."""
-    return next((given[key] for key in keys if given.get(key) is not None), None)
+    return next((values[key] for key in keys if values.get(key) is not None), None)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -57,14 +57,14 @@ def place(trajectory_spans: TrajectorySpans, chosen: Selection, outcome: str) ->
     if not trajectory_spans.rewards:
         return []
     owners = _Owners(trajectory_spans, chosen)
-    placed = [given for at, reward in trajectory_spans.rewards for given in owners.given(at, reward, outcome)]
-    late = [given.rule == "time" and trajectory_spans.start[given.at] >= owners.all_ended for given in placed]
-    of_steps = {given.name for given, is_late in zip(placed, late, strict=True) if not is_late and given.owner != WHOLE}
+    placed = [entry for at, reward in trajectory_spans.rewards for entry in owners.given(at, reward, outcome)]
+    late = [entry.rule == "time" and trajectory_spans.start[entry.at] >= owners.all_ended for entry in placed]
+    of_steps = {entry.name for entry, is_late in zip(placed, late, strict=True) if not is_late and entry.owner != WHOLE}
     return [
-        replace(given, owner=WHOLE, nobody="")
-        if is_late and chosen.calls and given.name not in of_steps and not isinstance(given.value, RewardWithoutNumber)
-        else given
-        for given, is_late in zip(placed, late, strict=True)
+        replace(entry, owner=WHOLE, nobody="")
+        if is_late and chosen.calls and entry.name not in of_steps and not isinstance(entry.value, RewardWithoutNumber)
+        else entry
+        for entry, is_late in zip(placed, late, strict=True)
     ]
 
 
@@ -149,7 +149,7 @@ class _Owners:
         if not spans:
             return None, "link", f"what it is linked to ({_spelled(link)}) is not in the trajectory"
         same_as, end = self._chosen.same_as, self._trajectory.end
-        if steps := [at for one in spans if (at := same_as.get(one, one)) in self._step_of]:
+        if steps := [at for span in spans if (at := same_as.get(span, span)) in self._step_of]:
             # A server may have reused a response id: the link means the last such call so far.
             return self._step(next((at for at in reversed(steps) if end[at] <= time), steps[0]), "link", "")
         owner, rule, nobody = self._of_span(spans[0], time)

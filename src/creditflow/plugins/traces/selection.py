@@ -46,8 +46,8 @@ class TrajectorySpans:
         read = [read_span(span) for span in spans]
         meanings = [meaning for meaning, _ in read]
         start, end = _times(spans, mended)
-        rewards = [(at, reward) for at, (_, given) in enumerate(read) if given for reward in given]
-        rewards.sort(key=lambda given: start[given[0]])
+        rewards = [(at, reward) for at, (_, of_span) in enumerate(read) if of_span for reward in of_span]
+        rewards.sort(key=lambda placed: start[placed[0]])
         agents = [at for at, meaning in enumerate(meanings) if type(meaning) is AgentSpan]
         around: list[int | None] = [None] * len(spans)
         if not agents:
@@ -133,7 +133,7 @@ class Selection:
     """Number of calls with the response id of another call but a different response."""
 
 
-def choose(trajectory_spans: TrajectorySpans, wanted: re.Pattern[str]) -> Selection:
+def choose(trajectory_spans: TrajectorySpans, agent_match: re.Pattern[str]) -> Selection:
     """Choose the calls whose agents match `wanted`, each once, without judges' calls and calls without a response."""
     reward = _rewards_around(trajectory_spans)
     left_out: dict[int, str] = {}
@@ -156,16 +156,16 @@ def choose(trajectory_spans: TrajectorySpans, wanted: re.Pattern[str]) -> Select
     for at, first in same_as.items():
         left_out[at] = f"the same call as span {trajectory_spans.spans[first].id}"
     agents = {at: trajectory_spans.agent_of(at) for at in able if at not in same_as}
-    made = [*agents, *_alone(trajectory_spans.tree, unable, able)] if unable else list(agents)
-    made.sort(key=trajectory_spans.end.__getitem__)
-    made.sort(key=trajectory_spans.start.__getitem__)  # calls with the same start stay in order of their ends
-    named = {agent for agent in agents.values() if wanted.search(agent)}
+    calls_in_order = [*agents, *_alone(trajectory_spans.tree, unable, able)] if unable else list(agents)
+    calls_in_order.sort(key=trajectory_spans.end.__getitem__)
+    calls_in_order.sort(key=trajectory_spans.start.__getitem__)  # calls with the same start stay in order of their ends
+    named = {agent for agent in agents.values() if agent_match.search(agent)}
     for at, agent in agents.items():
         if agent not in named:
             left_out[at] = f"agent {agent!r} is not asked for"
-    calls = [at for at in made if at not in left_out] if left_out else made
+    calls = [at for at in calls_in_order if at not in left_out] if left_out else calls_in_order
     several = [at for at in several if at not in left_out]
-    return Selection(calls, made, [agents[at] for at in calls], several, same_as, left_out, shared_ids)
+    return Selection(calls, calls_in_order, [agents[at] for at in calls], several, same_as, left_out, shared_ids)
 
 
 def _rewards_around(trajectory_spans: TrajectorySpans) -> list[int | None]:
@@ -219,14 +219,14 @@ def _repeated(tree: SpanTree, able: Mapping[int, ModelCall]) -> tuple[dict[int, 
         if around is not None and _same(call, able[around]):
             first = group[around]
         if call.response_id:
-            known = of_id.setdefault(call.response_id, first)
-            if known != first and first == at:
-                response = able[known].response
+            same = of_id.setdefault(call.response_id, first)
+            if same != first and first == at:
+                response = able[same].response
                 if response and call.response and response != call.response:
                     first = of_both.setdefault((call.response_id, call.response), at)
                     shared += first == at
                 else:  # a record without a text has only its id to match
-                    first = known
+                    first = same
         group[at] = first
         if first != at:
             members.setdefault(first, [first]).append(at)

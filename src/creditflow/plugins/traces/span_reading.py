@@ -79,7 +79,7 @@ def _meaning(span: Span, names: _AttributeNames) -> Meaning | None:
 @cache
 def _values(*fields: str) -> tuple[Any, ...]:
     """The values of fields of all conventions, in order of precedence; a single value counts as a tuple of one."""
-    values = [getattr(one, field) for field in fields for one in conventions()]
+    values = [getattr(convention, field) for field in fields for convention in conventions()]
     return tuple(entry for value in values if value for entry in (value if isinstance(value, tuple) else (value,)))
 
 
@@ -144,18 +144,22 @@ class _AttributeNames:
         self.like_rewards = [key for key in keys if _is_like_a_reward(key)]
         """Attributes with "reward" in their name that are not read as one."""
         self.reward_readers: list[RewardReader] = [
-            one.rewards
-            for one in conventions()
-            if one.rewards
-            and (not places.keys().isdisjoint(one.reward_lists) or any(map(_starts_with(one.reward_prefixes), keys)))
+            convention.rewards
+            for convention in conventions()
+            if convention.rewards
+            and (
+                not places.keys().isdisjoint(convention.reward_lists)
+                or any(map(_starts_with(convention.reward_prefixes), keys))
+            )
         ]
         """Readers of the rewards that the attributes give."""
         self.gives = bool(self.reward_readers or self.like_rewards or places.keys() & _keys("named_rewards"))
         """Whether the span gives rewards, whatever its kind."""
         self.reward_span_readers: list[RewardSpanReader] = [
-            one.reward_span
-            for one in conventions()
-            if one.reward_span and (one.reward_span_list in places or not there.isdisjoint(one.reward_attributes))
+            convention.reward_span
+            for convention in conventions()
+            if convention.reward_span
+            and (convention.reward_span_list in places or not there.isdisjoint(convention.reward_attributes))
         ]
         """Readers that may recognise a reward span."""
 
@@ -250,7 +254,7 @@ def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
         first: Raw = responses[0] if responses else {}
         if len(responses) > 1:
             first, others = _first_choice(attributes, _with_reasoning(responses))
-            choices = [response_of(one, notes)[0] for one in others]
+            choices = [response_of(choice, notes)[0] for choice in others]
         n_unknown = len(notes.unknown)
         response, spoken = response_of(first, notes)
         reason = first.get("finish_reason")
@@ -328,17 +332,17 @@ _LIKE_CONTENT = re.compile(
 
 def _with_reasoning(messages: Sequence[Raw]) -> Sequence[Raw]:
     """Merge reasoning into the message after it: OpenLLMetry writes Anthropic's reasoning as separate messages."""
-    if not any(one.get("role") == "thinking" for one in messages):
+    if not any(message.get("role") == "thinking" for message in messages):
         return messages
     merged: list[Raw] = []
     reason: Raw = {}
     blocks: list[Raw] = []
-    for one in [*messages, None]:
-        if one is not None and one.get("role") == "thinking":
-            blocks.append({"type": "thinking", "thinking": text_of(one.get("content"))})
-            reason |= {key: one[key] for key in ("finish_reason",) if key in one}
-        elif one is not None or blocks:
-            merged.append({**reason, **(one or {"role": "assistant"}), "thinking_blocks": blocks})
+    for message in [*messages, None]:
+        if message is not None and message.get("role") == "thinking":
+            blocks.append({"type": "thinking", "thinking": text_of(message.get("content"))})
+            reason |= {key: message[key] for key in ("finish_reason",) if key in message}
+        elif message is not None or blocks:
+            merged.append({**reason, **(message or {"role": "assistant"}), "thinking_blocks": blocks})
             reason, blocks = {}, []
     return merged
 
@@ -350,13 +354,16 @@ def _first_choice(attributes: Mapping[str, Any], responses: Sequence[Raw]) -> tu
     """
     parameters = json_of(first_of(attributes, _values("parameters")))
     several = isinstance(parameters, dict) and isinstance(n := parameters.get("n"), int) and n > 1
-    if several or any("finish_reason" in one or "index" in one for one in responses):
+    if several or any("finish_reason" in response or "index" in response for response in responses):
         return responses[0], responses[1:]
-    return {"role": responses[0].get("role"), "parts": [part for one in responses for part in parts_of(one)]}, ()
+    return {
+        "role": responses[0].get("role"),
+        "parts": [part for response in responses for part in parts_of(response)],
+    }, ()
 
 
-def _has(attributes: Mapping[str, Any], wanted: Values) -> bool:
-    return any(attributes.get(key) in values for key, values in wanted)
+def _has(attributes: Mapping[str, Any], marks: Values) -> bool:
+    return any(attributes.get(key) in values for key, values in marks)
 
 
 def _is_call(attributes: Mapping[str, Any], names: _AttributeNames) -> bool:
@@ -421,8 +428,8 @@ def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
 
 def _counts(usage: Mapping[str, Any]) -> dict[str, int]:
     """The token counts in an object of them, under any API's names."""
-    found = {"prompt_tokens": first_in(usage, PROMPT_TOKENS), "completion_tokens": first_in(usage, RESPONSE_TOKENS)}
-    return {name: count for name, count in found.items() if type(count) is int}
+    counts = {"prompt_tokens": first_in(usage, PROMPT_TOKENS), "completion_tokens": first_in(usage, RESPONSE_TOKENS)}
+    return {name: count for name, count in counts.items() if type(count) is int}
 
 
 def _from_attributes(attributes: Mapping[str, Any]) -> Messages:
@@ -451,9 +458,12 @@ def _from_events(events: Sequence[SpanEvent]) -> Messages:
 
 
 def _from_message_event(event: SpanEvent) -> Messages:
-    for one in conventions():
-        if one.event_messages is not None and event.name in (*one.prompt_events, *one.response_events):
-            return one.event_messages(event)
+    for convention in conventions():
+        if convention.event_messages is not None and event.name in (
+            *convention.prompt_events,
+            *convention.response_events,
+        ):
+            return convention.event_messages(event)
     return [], []
 
 
@@ -502,9 +512,9 @@ def _logprobs(value: Any) -> tuple[float, ...]:
     """Log-probabilities from OpenAI's list of tokens; empty if any is missing."""
     if value is None:
         return ()
-    values = [one.get("logprob") if isinstance(one, dict) else one for one in listed(value)]
+    values = [token.get("logprob") if isinstance(token, dict) else token for token in listed(value)]
     try:
-        numbers = [float(one) for one in values if isinstance(one, int | float)]
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
     except OverflowError:
         return ()
     return tuple(numbers) if len(numbers) == len(values) else ()
@@ -566,9 +576,9 @@ def _links(entries: Callable[[str], list[Raw]]) -> Iterator[Link]:
     """One link of all pairs in a list; each link of OpenTelemetry is separate."""
     for name in _values("link_list"):
         if pairs := tuple(
-            (text_of(one["key_match"]), text_of(one["value_match"]))
-            for one in entries(name)
-            if {"key_match", "value_match"} <= one.keys()
+            (text_of(pair["key_match"]), text_of(pair["value_match"]))
+            for pair in entries(name)
+            if {"key_match", "value_match"} <= pair.keys()
         ):
             yield pairs
 

@@ -114,7 +114,7 @@ def _without_metrics(objects: list[Any], where: str) -> list[Any]:
 
     Raises DataError if nothing else is left.
     """
-    others = [one for one in objects if not (isinstance(one, dict) and not _OTHER_SIGNALS.isdisjoint(one))]
+    others = [record for record in objects if not (isinstance(record, dict) and not _OTHER_SIGNALS.isdisjoint(record))]
     if objects and not others:
         raise DataError(f"{where}: expected spans or log records, got metrics or profiles")
     return others
@@ -129,13 +129,13 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
     Raises DataError for other objects; its message begins with `where`.
     """
     objects = _without_metrics(
-        [one for value in values for one in (value if isinstance(value, list) else [value])], where
+        [record for value in values for record in (value if isinstance(value, list) else [value])], where
     )
-    for number, one in enumerate(objects, 1):
+    for number, record in enumerate(objects, 1):
         place = f"{where}: object {number}" if len(objects) > 1 else where
-        if not (isinstance(one, dict) and ("span_id" in one or not _OTLP.isdisjoint(one))):
-            keys = list(one) if isinstance(one, dict) else []
-            content = f"an object with {', '.join(map(repr, keys[:5]))}" if keys else repr(one)
+        if not (isinstance(record, dict) and ("span_id" in record or not _OTLP.isdisjoint(record))):
+            keys = list(record) if isinstance(record, dict) else []
+            content = f"an object with {', '.join(map(repr, keys[:5]))}" if keys else repr(record)
             form = next((form for key, form in _NOT_READ.items() if key in keys), None)
             content += f"; this looks like {form}, which is not read" if form else ""
             raise DataError(
@@ -143,8 +143,8 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
                 "export of LangSmith, Langfuse, MLflow or Phoenix, or a log of chats (`messages`, or `request` and "
                 f"`response`), got {content[:300]}"
             )
-        if broken := [key for key in _OTLP & one.keys() if not isinstance(one[key], list | None)]:
-            raise DataError(f"{place}: {broken[0]}: expected a list, got {repr(one[broken[0]])[:80]}")
+        if broken := [key for key in _OTLP & record.keys() if not isinstance(record[key], list | None)]:
+            raise DataError(f"{place}: {broken[0]}: expected a list, got {repr(record[broken[0]])[:80]}")
     return objects
 
 
@@ -166,8 +166,8 @@ def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
     Raises DataError for other values; its message begins with `where`.
     """
     objects = expect_spans(values, where)
-    spans, logs = _otlp(one for one in objects if "span_id" not in one)
-    return _joined(spans, logs, from_agent_lightning(one for one in objects if "span_id" in one))
+    spans, logs = _otlp(record for record in objects if "span_id" not in record)
+    return _joined(spans, logs, from_agent_lightning(record for record in objects if "span_id" in record))
 
 
 # ---- OTLP ----------------------------------------------------------------------------------------------------------
@@ -192,8 +192,8 @@ def _otlp(messages: Iterable[Mapping[str, Any]]) -> tuple[list[Span], list[Span]
     logs: list[Span] = []
     lost: Lost = []
     for message in messages:
-        spans += [_from_otlp(*one) for one in _records(message, _SPAN_KEYS, lost)]
-        logs += [_log(*one) for one in _records(message, _LOG_KEYS, lost)]
+        spans += [_from_otlp(*record) for record in _records(message, _SPAN_KEYS, lost)]
+        logs += [_log(*record) for record in _records(message, _LOG_KEYS, lost)]
     if lost:
         spans.append(Span("", UNREADABLE, None, "", None, None, {}, unread=lost))
     return spans, logs
@@ -229,11 +229,11 @@ def _each(
     elif not isinstance(items, list):
         lost.append((place, f"expected a list, got {type(items).__name__}"))
     else:
-        for number, one in enumerate(items):
-            if isinstance(one, dict):
-                yield f"{place}[{number}]", one
+        for number, item in enumerate(items):
+            if isinstance(item, dict):
+                yield f"{place}[{number}]", item
             else:
-                lost.append((f"{place}[{number}]", f"expected an object, got {type(one).__name__}"))
+                lost.append((f"{place}[{number}]", f"expected an object, got {type(item).__name__}"))
 
 
 _BESIDE_LISTS = frozenset(("resource", "scope", "schemaUrl", "instrumentationLibrary", "resourceMetrics"))
@@ -255,8 +255,8 @@ def _span_of_log(trace: str, id: str, event: SpanEvent, resource: Mapping[str, A
 
 def _event_name(name: Any, attributes: Mapping[str, Any]) -> str:
     """The event name of a log record, from its field or an attribute; a `gen_ai.*` name is preferred."""
-    names = [text_of(one) for one in (name, *map(attributes.get, ("event.name", "otel.event.name"))) if one]
-    return next((one for one in names if one.startswith("gen_ai.")), names[0] if names else "")
+    names = [text_of(text) for text in (name, *map(attributes.get, ("event.name", "otel.event.name"))) if text]
+    return next((text for text in names if text.startswith("gen_ai.")), names[0] if names else "")
 
 
 def is_of_models(event: SpanEvent) -> bool:
@@ -274,7 +274,7 @@ def _joined(spans: list[Span], logs: Sequence[Span], named_otherwise: Sequence[S
     spans = [*spans, *named_otherwise]
     if not logs:
         return spans
-    known = {(span.trace, span.id): span for span in spans}
+    by_place = {(span.trace, span.id): span for span in spans}
     any_trace, other_names = _by_id(spans), _by_id(named_otherwise)
     events: dict[int, tuple[Span, list[SpanEvent]]] = {}
     for number, log in enumerate(logs):
@@ -282,9 +282,9 @@ def _joined(spans: list[Span], logs: Sequence[Span], named_otherwise: Sequence[S
         (event,) = log.events
         is_alone = "evaluation" in event.name or any("evaluation" in key for key in event.attributes)
         key = log.trace, log.id or (f"log record {number}" if is_alone else NO_SPAN)
-        span = known.get(key) or (other_names if log.trace else any_trace).get(log.id)
+        span = by_place.get(key) or (other_names if log.trace else any_trace).get(log.id)
         if span is None and is_of_models(event):
-            span = known[key] = replace(log, id=key[1], events=[])
+            span = by_place[key] = replace(log, id=key[1], events=[])
             spans.append(span)
         if span is not None:
             events.setdefault(id(span), (span, []))[1].append(event)
@@ -416,7 +416,7 @@ def _value(raw: Any) -> Any:
 _READ_AS: dict[str, Callable[[Any], Any]] = {
     "intValue": int,
     "doubleValue": float,
-    "arrayValue": lambda value: [_value(one) for one in _objects(_object(value).get("values"))],
+    "arrayValue": lambda value: [_value(item) for item in _objects(_object(value).get("values"))],
     "kvlistValue": lambda value: _attributes(_object(value).get("values")),
 }
 
@@ -458,7 +458,7 @@ def _object(raw: Any) -> Mapping[str, Any]:
 
 
 def _objects(raw: Any) -> list[Any]:
-    return [one for one in raw if isinstance(one, dict)] if isinstance(raw, list) else []
+    return [item for item in raw if isinstance(item, dict)] if isinstance(raw, list) else []
 
 
 # ---- objects -------------------------------------------------------------------------------------------------------
@@ -487,7 +487,7 @@ def from_readable(spans: Iterable[Any], logs: Iterable[Any] = ()) -> list[Span]:
                 resource=span.resource.attributes if span.resource is not None else {},
             )
         )
-    return _joined(read, [_readable_log(one) for one in logs])
+    return _joined(read, [_readable_log(log) for log in logs])
 
 
 def _readable_log(log: Any) -> Span:

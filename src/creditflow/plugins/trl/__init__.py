@@ -107,7 +107,7 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             if trl.get(name) is not None:
                 raise ConfigError(f"{name}: expected none, since the workflow and `rewards` take its place")
         self.workflow = workflow
-        self.agents = {name: AgentSpec(one) if isinstance(one, str) else one for name, one in agents.items()}
+        self.agents = {name: AgentSpec(agent) if isinstance(agent, str) else agent for name, agent in agents.items()}
         self.credit = credit or CreditOptions()
         self.credit.validate()
         if ADVANTAGE_ESTIMATORS[self.credit.adv_estimator].critic:
@@ -133,15 +133,17 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._model_client = _TrainedModel(self)
         self._folder = None if run_folder is None else self._create_folder(Path(run_folder))
 
-    def _sampling(self, given: Sampling | None) -> Sampling:
+    def _sampling(self, sampling: Sampling | None) -> Sampling:
         """The limits of a rollout. Raises ConfigError if TRL samples otherwise."""
         longest, temperature = self.args.max_completion_length, self.args.temperature
-        if given is None:
+        if sampling is None:
             limit = position_limit(self.model.config).tokens
             return Sampling(max_tokens=longest, max_prompt_tokens=max(limit - longest, 1), temperature=temperature)
-        if given.temperature != temperature:
-            raise ConfigError(f"sampling.temperature: expected GRPOConfig's {temperature:g}, got {given.temperature:g}")
-        return given
+        if sampling.temperature != temperature:
+            raise ConfigError(
+                f"sampling.temperature: expected GRPOConfig's {temperature:g}, got {sampling.temperature:g}"
+            )
+        return sampling
 
     def _create_folder(self, path: Path) -> RunFolder:
         config = {"algorithm": asdict(self.credit), "data": {"seed": self.args.seed}}
@@ -195,8 +197,8 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         ]
         scheduler = Scheduler({_POLICY: self._model_client, **self._frozen}, max_num_seqs=len(rollouts))
         trajectories = await run_rollouts(rollouts, self.workflow, self.agents, scheduler, self.sampling)
-        reasons = [str(one.info.get("error")) for one in trajectories if one.status == "failed"]
-        n_steps = sum(len(one.steps) for one in trajectories)
+        reasons = [str(trajectory.info.get("error")) for trajectory in trajectories if trajectory.status == "failed"]
+        n_steps = sum(len(trajectory.steps) for trajectory in trajectories)
         expect_few_failed_rollouts(reasons, len(rollouts), n_steps, trajectories[0].info, self._max_failed_frac)
         async with self.rewards.open({_POLICY: self._model_client}):
             report = await self.rewards.score(trajectories)
@@ -329,9 +331,9 @@ class _TrainedModel:
         for i, request in enumerate(requests):
             ids = tuple(completions[i][: request.max_tokens])
             # transformers returns no log-probabilities, and TRL computes them again for the loss.
-            known = (0.0,) * len(ids) if logprobs is None else tuple(logprobs[i][: len(ids)])
+            of_tokens = (0.0,) * len(ids) if logprobs is None else tuple(logprobs[i][: len(ids)])
             ended = bool(ids) and ids[-1] in self._chat.end_ids
-            generations.append(Generation(ids, known, "stop" if ended else "length"))
+            generations.append(Generation(ids, of_tokens, "stop" if ended else "length"))
         return generations
 
 

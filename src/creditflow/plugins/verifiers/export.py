@@ -71,7 +71,7 @@ def export(recipe: Path | str, overrides: Sequence[str] = ()) -> tuple[type[Any]
 
     class TeamTaskset(vf.Taskset[TeamTask, TeamTasksetConfig]):  # type: ignore[misc]
         def load(self) -> Iterator[TeamTask]:
-            return (TeamTask(one, self.config.task) for one in team.tasks(self.config.split))
+            return (TeamTask(task, self.config.task) for task in team.tasks(self.config.split))
 
     seat = vf.AgentConfig(harness={"id": HARNESS}, runtime=vf.SubprocessConfig())
     fields: dict[str, Any] = dict.fromkeys(team.seats, (vf.AgentConfig, seat))
@@ -128,14 +128,14 @@ class _Team:
                 extra_info=task.extra_info,
             )
 
-    async def run(self, one: Any, agents: Any) -> None:
+    async def run(self, slot: Any, agents: Any) -> None:
         """Run the workflow on a task, score the trajectory, and record the rewards with its traces."""
-        data, parts = one.data, self.components
+        data, parts = slot.data, self.components
         prompt = tuple(message.model_dump(exclude_none=True) for message in data.prompt or ())
         task = Task(data.data_source, prompt, data.ground_truth, dict(data.extra_info))
         seats = {name: _Seat(getattr(agents, name)) for name in self.seats}
         specs = {name: replace(spec, policy=name) if name in seats else spec for name, spec in parts.agents.items()}
-        rollout = Rollout(task, one.key, f"{data.idx}-{uuid.uuid4().hex[:8]}", (data.idx or 0,))
+        rollout = Rollout(task, slot.key, f"{data.idx}-{uuid.uuid4().hex[:8]}", (data.idx or 0,))
         generator = _Seats({**parts.chat_clients, **seats})
         trajectory = await run_rollout(rollout, parts.workflow, specs, generator, parts.sampling)
         if trajectory.status == "failed":

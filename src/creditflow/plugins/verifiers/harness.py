@@ -114,11 +114,11 @@ async def _called(
 
 async def _denied(http: httpx.AsyncClient, url: str, call: Mapping[str, Any]) -> dict[str, Any] | None:
     """The message that the taskset's hooks put in place of a call's result; None if the call may run."""
-    given = call["function"]["arguments"]
+    text = call["function"]["arguments"]
     try:
-        arguments = json.loads(given or "{}")
+        arguments = json.loads(text or "{}")
     except json.JSONDecodeError:
-        arguments = given
+        arguments = text
     asked = {"tool_call_id": call["id"], "name": call["function"]["name"], "arguments": arguments}
     response = await http.post(url, json=asked)
     response.raise_for_status()

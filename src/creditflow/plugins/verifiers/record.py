@@ -45,17 +45,17 @@ class TraceRecord:
 
 def traces_of(trajectory: Trajectory) -> list[TraceRecord]:
     """The recorded traces, in the order of their ends. Raises DataError for a trajectory of another workflow."""
-    given = trajectory.info.get(RECORD)
-    if not isinstance(given, list):
+    records = trajectory.info.get(RECORD)
+    if not isinstance(records, list):
         raise DataError(f"expected a trajectory of a verifiers:// workflow, got {trajectory.id} without its traces")
     return [
         TraceRecord(
-            agent=str(one["agent"]),
-            steps=tuple(one["steps"]),
-            rewards={name: None if pair is None else (pair[0], pair[1]) for name, pair in one["rewards"].items()},
-            metrics=one["metrics"],
-            trainable=bool(one["trainable"]),
-            stop=one["stop"],
+            agent=str(record["agent"]),
+            steps=tuple(record["steps"]),
+            rewards={name: None if pair is None else (pair[0], pair[1]) for name, pair in record["rewards"].items()},
+            metrics=record["metrics"],
+            trainable=bool(record["trainable"]),
+            stop=record["stop"],
         )
-        for one in given
+        for record in records
     ]

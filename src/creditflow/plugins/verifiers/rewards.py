@@ -77,7 +77,7 @@ class VerifiersPart:
         return None
 
 
-def _range(given: Sequence[float]) -> tuple[float, float]:
-    if len(given) != 2 or not all(math.isfinite(bound) for bound in given) or given[0] >= given[1]:
-        raise ValueError(f"expected range: [low, high] with low < high, got {list(given)}")
-    return float(given[0]), float(given[1])
+def _range(bounds: Sequence[float]) -> tuple[float, float]:
+    if len(bounds) != 2 or not all(math.isfinite(bound) for bound in bounds) or bounds[0] >= bounds[1]:
+        raise ValueError(f"expected range: [low, high] with low < high, got {list(bounds)}")
+    return float(bounds[0]), float(bounds[1])

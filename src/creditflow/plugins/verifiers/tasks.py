@@ -57,10 +57,10 @@ def parse_address(text: str, key: str) -> VerifiersAddress:
     where = f"{key}: {text}"
     if not _NAME.fullmatch(name):
         raise DataError(f"{key}: expected {SCHEME}NAME, the id of an installed taskset, got {text!r}")
-    given = options_of(query, where)
-    own = {option: given.pop(option) for option in _OWN_OPTIONS if option in given}
+    texts = options_of(query, where)
+    own = {option: texts.pop(option) for option in _OWN_OPTIONS if option in texts}
     options = {
-        name.removeprefix("env.") if name.startswith("env.") else f"taskset.{name}": given[name] for name in given
+        name.removeprefix("env.") if name.startswith("env.") else f"taskset.{name}": texts[name] for name in texts
     }
     _nested(options, where)
     split = own.get("split")
@@ -113,39 +113,39 @@ def _load(address: VerifiersAddress, key: str, split: TaskSplit) -> list[Task]:
     config = environment_config(address, key)
     loaders = importlib.import_module("verifiers.v1")
     where = f"{key}: {address.text}"
-    wanted = address.split or split
-    found: list[Task] = []
+    of_split = address.split or split
+    tasks: list[Task] = []
     read = 0
     try:
         taskset = loaders.load_taskset(config.taskset)
         size = address.size or (None if taskset.bounded else DEFAULT_SIZE)
         most = None if taskset.bounded else max(LEAST_READ, READ_PER_TASK * (size or 1))
-        for one in itertools.islice(taskset, most):
+        for theirs in itertools.islice(taskset, most):
             read += 1
-            task = _task(one, address.taskset, wanted, f"{where}: task {read - 1}")
+            task = _task(theirs, address.taskset, of_split, f"{where}: task {read - 1}")
             if task is not None:
-                found.append(task)
-            if len(found) == size:
+                tasks.append(task)
+            if len(tasks) == size:
                 break
     except DataError:
         raise
     except Exception as error:  # the taskset's own code
         raise DataError(f"{where}: the taskset cannot make its tasks: {_why(error)}") from error
-    if not found or (address.size is not None and len(found) < address.size):
+    if not tasks or (address.size is not None and len(tasks) < address.size):
         wish = f"{address.size} tasks" if address.size else "tasks"
         raise DataError(
-            f"{where}: expected {wish} in split {wanted}, found {len(found)} of {read} in all; set a smaller size, or "
-            "split=all if the taskset has its own splits"
+            f"{where}: expected {wish} in split {of_split}, found {len(tasks)} of {read} in all; set a smaller size, "
+            "or split=all if the taskset has its own splits"
         )
-    return found
+    return tasks
 
 
-def _task(one: Any, taskset: str, wanted: str, where: str) -> Task | None:
+def _task(task: Any, taskset: str, of_split: str, where: str) -> Task | None:
     """The task in creditflow's form; None if it belongs to another split."""
-    data = one.data.model_dump(mode="json", exclude_none=True)
+    data = task.data.model_dump(mode="json", exclude_none=True)
     index = data.pop("idx", None)
     content = json.dumps(data, sort_keys=True)
-    if wanted not in ("all", split_of(content)):
+    if of_split not in ("all", split_of(content)):
         return None
     answer = data.get("answer")
     return Task(
@@ -154,9 +154,9 @@ def _task(one: Any, taskset: str, wanted: str, where: str) -> Task | None:
         ground_truth=answer if isinstance(answer, str | int | float) else None,
         extra_info={
             "index": index,
-            "split": wanted,
+            "split": of_split,
             "problem": digest(content)[:16],
-            "data": one.data.model_dump_json(),
+            "data": task.data.model_dump_json(),
         },
     )
 
@@ -226,10 +226,10 @@ def _not_installed(address: VerifiersAddress, error: ModuleNotFoundError) -> str
     cause = error.__cause__
     if isinstance(cause, ModuleNotFoundError) and cause.name not in (name, f"verifiers.v1.tasksets.{name}"):
         return f"the taskset needs {cause.name}, which is not installed"
-    known = _shipped()
+    shipped = _shipped()
     return (
-        f"no taskset {address.taskset!r} is installed{did_you_mean(name, known)}; install its package first "
-        f"(verifiers ships {', '.join(known)})"
+        f"no taskset {address.taskset!r} is installed{did_you_mean(name, shipped)}; install its package first "
+        f"(verifiers ships {', '.join(shipped)})"
     )
 
 

@@ -92,13 +92,13 @@ class _Environment:
         """Run one episode, record its traces, and return the reply that was scored."""
         data = self.task_type.data_type().model_validate_json(task_data(task, self.address.taskset))
         _refuse_data(data)
-        one = self.task_type(data, self.env.config.taskset.task)
+        their_task = self.task_type(data, self.env.config.taskset.task)
         with _key_variable(team.api_key) as variable:
             client = self._v1.EvalClientConfig(base_url=team.base_url, api_key_var=variable)
             # Each role has its name as its model; the rollout's server finds the agent by it.
             context = self._v1.ModelContext(model=self.roles[0], client=client)
             episode = await asyncio.wrap_future(
-                asyncio.run_coroutine_threadsafe(self._episode(one, context), self._running_loop())
+                asyncio.run_coroutine_threadsafe(self._episode(their_task, context), self._running_loop())
             )
         return self._recorded(episode, team)
 
@@ -250,8 +250,8 @@ def _reads(function: Callable[..., Any], name: str) -> bool:
     if code is None:
         return True
     return any(
-        one.argval == name and one.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE"))
-        for one in dis.get_instructions(code)
+        instruction.argval == name and instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE"))
+        for instruction in dis.get_instructions(code)
     )
 
 

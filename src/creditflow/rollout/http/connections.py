@@ -34,7 +34,7 @@ def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
             opened[self] = None
             self._start_timer("head")
             if len(opened) > most:
-                next((one for one in opened if not one.busy), self).end()
+                next((connection for connection in opened if not connection.busy), self).end()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -94,9 +94,9 @@ def make_room(connections: int) -> int:
     system allows.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * connections + 256
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    descriptors = 2 * connections + 256
+    if soft != resource.RLIM_INFINITY and soft < descriptors:
+        most = descriptors if hard == resource.RLIM_INFINITY else min(descriptors, hard)
         with suppress(ValueError, OSError):  # a container may forbid it; then there are fewer connections
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -89,7 +89,7 @@ class RequestBody(BaseModel):
 
 def unread_names(place: str, objects: Iterable[RequestBody]) -> dict[str, Any]:
     """Return the fields of `objects` that are not read and not empty, by their path below `place`."""
-    return {f"{place}.{name}": True for one in objects for name, value in (one.model_extra or {}).items() if value}
+    return {f"{place}.{name}": True for model in objects for name, value in (model.model_extra or {}).items() if value}
 
 
 def _listed(value: Any) -> Any:
@@ -167,7 +167,9 @@ class Request(RequestBody):
             if value in self.neutral.get(name, (None,)):
                 continue
             if name in self.neutral and name not in allowed:
-                neutral = " or ".join(json.dumps(one) for one in self.neutral[name] if one is not None) or "nothing"
+                neutral = (
+                    " or ".join(json.dumps(value) for value in self.neutral[name] if value is not None) or "nothing"
+                )
                 raise Refused(
                     400,
                     f"{name}: expected {neutral}: what is sampled here is trained on as it was sampled; "

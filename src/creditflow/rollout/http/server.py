@@ -361,9 +361,9 @@ class OpenAIServer:
         key, refusal = self._ended.get(name, ("", "")) if session is None else (session.api_key, "")
         if self._session_factory is not None:
             key, refusal = self._session_factory.api_key, ""
-        given = (request.headers.get("authorization", "").partition(" ")[2], request.headers.get("x-api-key", ""))
+        keys = (request.headers.get("authorization", "").partition(" ")[2], request.headers.get("x-api-key", ""))
         # An unknown rollout gets the same refusal as a wrong key: clients without the key cannot tell them apart.
-        if not key or not any(hmac.compare_digest(one.encode(), key.encode()) for one in given):
+        if not key or not any(hmac.compare_digest(sent.encode(), key.encode()) for sent in keys):
             raise Refused(401, "no such rollout, or a wrong API key", code="invalid_api_key")
         if refusal:
             raise Refused(410, refusal, code="trajectory_ended")
@@ -440,7 +440,9 @@ class OpenAIServer:
             raise _no_response(body.previous)
         prompts = body.prompts(session.earlier(body.previous) if session is not None else ())
         chats = [prompt for prompt in prompts if _is_chat(prompt)]
-        systems = [content_text(one.get("content")) for chat in chats for one in chat if one["role"] == "system"]
+        systems = [
+            content_text(message.get("content")) for chat in chats for message in chat if message["role"] == "system"
+        ]
         agent = _agent(agents, request, body.model, "\n".join(systems))
         if chats and not systems:
             return body, agent, [agents[agent].introduced(chat) for chat in chats]
@@ -499,7 +501,7 @@ class OpenAIServer:
 
     async def _models(self, request: Request, session: Session | None) -> Response:
         names, name = _model_names(self._agents(session)), request.path_params.get("model")
-        models = {one: {"id": one, "object": "model", "created": 0, "owned_by": "creditflow"} for one in names}
+        models = {id: {"id": id, "object": "model", "created": 0, "owned_by": "creditflow"} for id in names}
         if name is None:
             return JSONResponse({"object": "list", "data": list(models.values())})
         if name not in models:
@@ -521,9 +523,9 @@ def _model_names(agents: Mapping[str, AgentSpec]) -> list[str]:
     return [f"{spec.policy}:{name}" for name, spec in agents.items()]
 
 
-def _unknown_model(problem: str, name: str, known: Sequence[str]) -> Refused:
-    hint = did_you_mean(name[:80], known)
-    return Refused(404, f"{problem} {name[:80]!r}; there is {', '.join(known)}{hint}", code="model_not_found")
+def _unknown_model(problem: str, name: str, names: Sequence[str]) -> Refused:
+    hint = did_you_mean(name[:80], names)
+    return Refused(404, f"{problem} {name[:80]!r}; there is {', '.join(names)}{hint}", code="model_not_found")
 
 
 def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system: str) -> str:
@@ -598,13 +600,13 @@ def _parents(request: Request, session: Session | None) -> tuple[int, ...] | Non
 
     Ids with a comma, or with characters that no header can have, are percent-encoded.
     """
-    if (given := request.headers.get(PARENTS_HEADER)) is None:
+    if (header := request.headers.get(PARENTS_HEADER)) is None:
         return None
-    known = {} if session is None else {step.id: step.index for step in list(session.recorder.trajectory.steps)}
-    ids = [one if one in known else unquote(one) for part in given.split(",") if (one := part.strip())]
-    if unknown := [one for one in ids if one not in known]:
+    index_of = {} if session is None else {step.id: step.index for step in list(session.recorder.trajectory.steps)}
+    ids = [id if id in index_of else unquote(id) for part in header.split(",") if (id := part.strip())]
+    if unknown := [id for id in ids if id not in index_of]:
         raise Refused(400, f"{PARENTS_HEADER}: no answer of this trajectory has the id {unknown[0][:80]!r}")
-    return tuple(sorted({known[one] for one in ids}))
+    return tuple(sorted({index_of[id] for id in ids}))
 
 
 def _tokens(client: PolicyView | ChatClient, reply: Reply) -> list[dict[str, Any]]:
@@ -639,7 +641,9 @@ def _as_refused(error: Exception) -> Refused:
     return Refused(500, f"{type(error).__name__}: {first_line(error)}", again=False)
 
 
-_HERE = f"expected POST /t/NAME/v1 + {', '.join(one.path for _, one in DIALECTS.items())}, or GET /t/NAME/v1/models"
+_HERE = (
+    f"expected POST /t/NAME/v1 + {', '.join(dialect.path for _, dialect in DIALECTS.items())}, or GET /t/NAME/v1/models"
+)
 _NOT_HERE = {
     "/end": "expected POST /t/NAME/end",
     "/embeddings": f"a policy has no embeddings; {_HERE}",
@@ -652,8 +656,8 @@ _UNREAD = (401, 404, 405, 408, 413, 421, 429)
 def _dialect(request: Request) -> Dialect:
     """Return the dialect of a request's errors: by its path, or by a header on the paths that dialects share."""
     path = request.url.path.rstrip("/").removesuffix("/count_tokens")
-    by_path = [one for _, one in DIALECTS.items() if path.endswith(one.path)]
-    by_header = [one for _, one in DIALECTS.items() if one.header and one.header in request.headers]
+    by_path = [dialect for _, dialect in DIALECTS.items() if path.endswith(dialect.path)]
+    by_header = [dialect for _, dialect in DIALECTS.items() if dialect.header and dialect.header in request.headers]
     return next(iter(by_path or by_header), DIALECTS["openai_chat"])
 
 

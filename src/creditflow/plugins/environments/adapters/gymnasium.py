@@ -47,8 +47,8 @@ def open_address(address: EnvironmentAddress) -> TextEnvironment:
     if ":" in address.name:  # gymnasium would import the module before the colon
         raise ConfigError(f"{address.text}: expected a name without a module, got {address.name}")
     try:
-        made = GymnasiumEnvironment(gymnasium.make(address.name, **address.options))
+        adapter = GymnasiumEnvironment(gymnasium.make(address.name, **address.options))
     except Exception as error:  # the environment's own code checks its options, each in its own way
         raise ConfigError(f"{address.text}: {type(error).__name__}: {first_line(error)}") from error
-    expect_readable(made, address.text, made.seats)
-    return made
+    expect_readable(adapter, address.text, adapter.seats)
+    return adapter

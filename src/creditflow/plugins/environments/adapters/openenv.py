@@ -54,8 +54,8 @@ class OpenEnvEnvironment(TextEnvironment):
         await slot.acquire()
         self._slot = slot
         self._socket = await self._connect()
-        given = dict(self._options.reset) | ({} if seed is None else {"seed": seed})
-        return self._turn(await self._ask("reset", given))
+        options = dict(self._options.reset) | ({} if seed is None else {"seed": seed})
+        return self._turn(await self._ask("reset", options))
 
     async def step(self, actions: Mapping[str, Any]) -> Turn:
         return self._turn(await self._ask("step", actions[SEAT]))
@@ -79,12 +79,12 @@ class OpenEnvEnvironment(TextEnvironment):
         kind, value = self._options.kind, text[:MOST_CHARACTERS].encode("utf-8", "replace").decode()
         if kind == "json":
             try:
-                found = json.loads(value)
+                action = json.loads(value)
             except RecursionError:
-                found = None
-            if not isinstance(found, dict):
+                action = None
+            if not isinstance(action, dict):
                 raise ValueError(f"expected a JSON object, got {value[:80]!r}")
-            return found
+            return action
         return {self._options.action: last_number(value, view) if kind == "number" else value}
 
     def check(self, action: Any, view: View) -> None:
@@ -143,19 +143,19 @@ class _Options:
     """The options of an address. Raises ConfigError for an invalid one."""
 
     def __init__(self, address: EnvironmentAddress) -> None:
-        given = dict(address.options)
-        self.action = str(given.pop("action", "message"))
+        options = dict(address.options)
+        self.action = str(options.pop("action", "message"))
         """The field of the action that holds the reply."""
-        self.kind = given.pop("kind", "text")
+        self.kind = options.pop("kind", "text")
         """The reply as `text`, its last `number`, or all fields as `json`."""
-        self.observation = given.pop("observation", None)
+        self.observation = options.pop("observation", None)
         """The field of the observation that is the prompt; None: all fields."""
-        self.timeout = given.pop("timeout", 60)
+        self.timeout = options.pop("timeout", 60)
         """Seconds for one answer of the server."""
-        self.sessions = given.pop("sessions", 64)
+        self.sessions = options.pop("sessions", 64)
         """Sessions that are open at the same time."""
-        self.tls = given.pop("tls", False)
-        self.reset = given
+        self.tls = options.pop("tls", False)
+        self.reset = options
         """The other options are sent with `reset`."""
         if self.kind not in KINDS:
             hint = did_you_mean(str(self.kind), KINDS)

@@ -126,6 +126,6 @@ def open_address(address: EnvironmentAddress) -> TextEnvironment:
         env = maker(**options)
     except Exception as error:  # the environment's own code checks its options, each in its own way
         raise ConfigError(f"{address.text}: {type(error).__name__}: {first_line(error)}") from error
-    made = ParallelEnvironment(env) if at_once else AecEnvironment(env)
-    expect_readable(made, address.text, made.seats)
-    return made
+    adapter = ParallelEnvironment(env) if at_once else AecEnvironment(env)
+    expect_readable(adapter, address.text, adapter.seats)
+    return adapter

@@ -74,8 +74,8 @@ def _otel_messages(attributes: Attributes) -> Messages:
     return prompt, messages_of(attributes.get(_OTEL_RESPONSE))
 
 
-def _otel_same_text(one: Raw, other: Raw) -> bool:
-    return content_of(one, FoundParts()) == content_of(other, FoundParts())
+def _otel_same_text(first: Raw, other: Raw) -> bool:
+    return content_of(first, FoundParts()) == content_of(other, FoundParts())
 
 
 def _otel_agent(span: Span) -> str | None:

@@ -105,8 +105,8 @@ _LIGHTNING_AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 
 def _lightning_reward_span(span: Span, entries: Entries) -> list[tuple[str, Any]] | None:
     attributes = span.attributes
-    if given := entries(_LIGHTNING_REWARD):
-        return [(text_of(one.get("name")) or "primary", one.get("value", NO_SCORE)) for one in given]
+    if rewards := entries(_LIGHTNING_REWARD):
+        return [(text_of(reward.get("name")) or "primary", reward.get("value", NO_SCORE)) for reward in rewards]
     if _LIGHTNING_REWARD in attributes:
         return [("primary", attributes[_LIGHTNING_REWARD])]
     if span.name == "agentlightning.annotation" and "reward" in attributes:  # before 0.3

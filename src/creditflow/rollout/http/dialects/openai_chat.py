@@ -120,7 +120,9 @@ def _deltas(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
         deltas.append({"content": message["content"]})
     if calls := message.get("tool_calls"):
         deltas.append({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
-    parts: list[dict[str, Any]] = [{"index": choice["index"], "delta": one, "finish_reason": None} for one in deltas]
+    parts: list[dict[str, Any]] = [
+        {"index": choice["index"], "delta": delta, "finish_reason": None} for delta in deltas
+    ]
     parts[-1] |= {name: choice[name] for name in ("logprobs", "token_ids") if name in choice}
     end = {name: choice[name] for name in ("index", "finish_reason", "step_id")}
     return [*parts, {**end, "delta": {}}]

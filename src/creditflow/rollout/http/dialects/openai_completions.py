@@ -18,8 +18,8 @@ from creditflow.rollout.recorder import Reply
 
 
 def _prompts(value: Any) -> Any:
-    one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int))
-    return [value] if one else value
+    is_single = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int))
+    return [value] if is_single else value
 
 
 Tokens = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1)]
@@ -32,7 +32,7 @@ class TextRequest(CompletionFields):
     logprobs: int | None = Field(None, ge=0, le=1)
 
     def prompts(self, earlier: Sequence[Message] = ()) -> Sequence[Prompt]:
-        return [one if isinstance(one, str) else PromptIds(one) for one in self.prompt]
+        return [prompt if isinstance(prompt, str) else PromptIds(prompt) for prompt in self.prompt]
 
 
 def answer(request: TextRequest, replies: Sequence[Reply], tokens_of: TokensOf) -> dict[str, Any]:

@@ -317,7 +317,7 @@ def _events(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _text_events(item: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     part, where = item["content"][0], {**place, "content_index": 0}
-    logprobs = [{name: one[name] for name in ("token", "logprob", "top_logprobs")} for one in part["logprobs"]]
+    logprobs = [{name: token[name] for name in ("token", "logprob", "top_logprobs")} for token in part["logprobs"]]
     yield {"type": "response.content_part.added", **where, "part": {**part, "text": "", "logprobs": []}}
     if part["text"]:
         yield {"type": "response.output_text.delta", **where, "delta": part["text"], "logprobs": logprobs}
