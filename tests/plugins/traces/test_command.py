@@ -71,6 +71,11 @@ def test_unknown_name_in_an_option_writes_nothing(given: list[str], message: str
     assert message in result.output
 
 
+def test_other_rewards_of_trajectories_are_shown(tmp_path: Path) -> None:
+    result = convert(SOURCE, "-o", tmp_path / "out.parquet", "--outcome", "helpful")
+    assert (result.exit_code, "outcome (in info)" in result.stdout) == (0, True)
+
+
 def test_output_folders_are_made_or_refused(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out.parquet"
     assert convert(SOURCE, "-o", out, "--left-out", tmp_path / "other" / "left.jsonl").exit_code == 0

@@ -172,6 +172,7 @@ def test_too_large_logprobs_become_nan() -> None:
         "logprobs.content": [{"logprob": 10**400}],
     }
     assert str(step(attributes).logprobs) == "(nan,)"
+    assert step({**attributes, "response_token_ids": "[1,"}).response_ids == ()
 
 
 def test_team_id_is_removed_from_the_agent_name() -> None:

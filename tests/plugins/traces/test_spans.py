@@ -107,6 +107,8 @@ def test_agent_lightning_attempt_is_one_trajectory() -> None:
     assert {name: score.value for name, score in step.scores.items()} == {"good": 0.5, "short": 1.0}
     assert trajectory.outcome is not None
     assert trajectory.outcome.value == 1.0
+    (alone,) = from_agent_lightning([{**spans[0], "attempt_id": None}])
+    assert alone.trace == "ro-1"
 
 
 @pytest.mark.parametrize(
