@@ -425,7 +425,7 @@ def refusal(workflow: Workflow) -> str:
         run(workflow)
     except ConfigError as error:
         message = str(error)
-    gc.collect()  # an unawaited coroutine warns when it is freed
+    gc.collect(1)  # an unawaited coroutine warns when it is freed; it is young, and a full collection takes seconds
     return message
 
 

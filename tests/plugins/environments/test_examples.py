@@ -47,7 +47,7 @@ def test_gymnasium_example_trains_two_steps(tmp_path):
     ("name", "agents"),
     [
         ("pettingzoo", ("player_1", "player_2")),
-        pytest.param("textarena", ("player_0", "player_1"), marks=NO_TEXTARENA),
+        pytest.param("textarena", ("player_0", "player_1"), marks=(NO_TEXTARENA, pytest.mark.slow)),
     ],
 )
 def test_two_policies_train_by_their_own_outcomes(name, agents, tmp_path):
@@ -98,6 +98,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_self_play_recipe_meets_earlier_versions(tmp_path):
     ledger = trained(RECIPES / "tic_tac_toe_self_play.yaml", tmp_path, *SMALL)
     versions: dict[int, set[int]] = {}
