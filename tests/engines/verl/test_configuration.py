@@ -181,7 +181,7 @@ def test_same_name_options_reach_verl():
             {"algorithm.adv_estimator": "gae", "critic.model.path": "/m"},
         ),
         (
-            CRITIC,  # what is left open keeps verl's own default
+            CRITIC,  # an open option keeps verl's default
             {
                 "actor_rollout_ref.model.enable_gradient_checkpointing": True,
                 f"{ACTOR}.ppo_max_token_len_per_gpu": 16384,

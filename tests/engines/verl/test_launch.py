@@ -148,7 +148,7 @@ def test_progress_keeps_standard_output_empty(cluster, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_generated_model_and_absolute_paths_exist_before_the_start(cluster, tmp_path, monkeypatch):
+def test_model_and_absolute_paths_exist_before_the_start(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     start("run")
