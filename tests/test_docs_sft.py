@@ -1,6 +1,5 @@
 """Run the page about a supervised warm-up with the real TRL, which `make benchmarks` installs."""
 
-import json
 import os
 import re
 import subprocess
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.engines.local.policy import Policy, pick_device
 from tests.paths import DOCS
 from tests.test_docs_code import BLOCK
 
@@ -17,19 +15,6 @@ TRL = Path(os.environ.get("CREDITFLOW_TRL", Path(sys.prefix) / "trl"))
 PAGE = DOCS / "how_to" / "sft.md"
 LOSS = re.compile(r"'loss': '([\d.]+)'")
 PASS = re.compile(r"pass@1 \(mean over trajectories\) +([\d.]+)\s+pass@1, greedy +([\d.]+)")
-TOKENS = """
-import json
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import SFTConfig, SFTTrainer
-rows = [json.loads(line) for line in open("sft.jsonl")]
-trainer = SFTTrainer(
-    model=AutoModelForCausalLM.from_pretrained("warm"), processing_class=AutoTokenizer.from_pretrained("warm"),
-    train_dataset=Dataset.from_list(rows),
-    args=SFTConfig(output_dir="sft", use_cpu=True, bf16=False, report_to="none"),
-)
-print(json.dumps([[row["input_ids"], row["labels"]] for row in trainer.train_dataset]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +49,3 @@ def test_warm_up_lowers_the_loss_and_raises_the_evaluation(folder):
     assert losses[-1] < losses[0] / 4
     before, after = evaluate(folder, "tiny"), evaluate(folder, "warm")
     assert sum(after) > sum(before)
-
-
-@pytest.mark.slow
-def test_trl_trains_on_the_tokens_that_agents_read(folder):
-    run(folder, "warm_up.py", "lora", trl=True)
-    rows = [json.loads(line) for line in (folder / "sft.jsonl").read_text().splitlines()]
-    trained = json.loads(run(folder, "-c", TOKENS, trl=True).splitlines()[-1])
-    policy = Policy.load(folder / "warm", pick_device("cpu"))
-    assert len(trained) == len(rows) > 100
-    for row, (ids, labels) in zip(rows, trained, strict=True):
-        prompt = policy.encode(row["prompt"])[1]
-        response = [*policy.tokenizer(row["completion"][0]["content"])["input_ids"], policy.pad_id]
-        assert ids == [*prompt, *response]
-        assert labels == [*[-100] * len(prompt), *response]

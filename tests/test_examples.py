@@ -20,7 +20,7 @@ from creditflow.rollout.recorder import Sampling
 from creditflow.runs import Ledger
 from tests.builders import mostly_slow
 from tests.paths import DOCS, ROOT
-from tests.rollout.http.test_server import Answers, Templated, task_of
+from tests.rollout.http.test_server import Templated, task_of
 from tests.test_docs_code import BLOCK
 
 FOLDER = ROOT / "examples" / "frameworks"
@@ -73,18 +73,6 @@ def test_framework_call_becomes_a_step_of_its_agent(framework):
         assert draft in rollout.steps[1].prompt
         assert rollout.answer == final
         assert all(step.response_mask == (1,) * len(step.response_ids) for step in rollout.steps)
-
-
-def reversed_last_line(prompt: str) -> str:
-    return prompt.splitlines()[-1][::-1] + "!"
-
-
-@pytest.mark.parametrize("framework", mostly_slow(PLAIN, {"openai", "anthropic"}))
-def test_framework_sends_its_own_system_prompts(framework):
-    solve = load_object(f"with_{framework}.py:solve", FOLDER, "workflow")
-    (rollout,) = run_workflow(solve, Answers(reversed_last_line))
-    assert rollout.steps[0].prompt == "You write one line.\ntask 0"
-    assert rollout.steps[1].prompt.startswith("You make a line better.\n")
 
 
 LONG_PROMPTS = ["data.max_prompt_length=4000", "data.train_batch_size=1", "data.val_max_samples=1"]

@@ -40,6 +40,10 @@ class UnknownAgentError(ConfigError):
     """An option names an agent that is not in the team."""
 
 
+class UnknownIdError(InputError):
+    """The run has no such training step, or the training step no such trajectory or step."""
+
+
 class BatchError(CreditflowError):
     """The columns do not form a valid trajectory batch, or the options do not apply to it."""
 

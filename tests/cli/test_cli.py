@@ -71,6 +71,10 @@ def python(code):
         ("algorithm.strata=toy.py:nothing", "algorithm.strata: toy.py has no 'nothing'"),
         ("trainer.device=tpu", "trainer.device: expected one of auto, cpu, cuda"),
         ("trainer.default_local_dir=/dev/null/run", "trainer.default_local_dir: /dev/null/run cannot be made"),
+        (
+            "trainer.logger=[wandbb]",
+            "trainer.logger: expected some of console, mlflow, tensorboard, wandb, got 'wandbb' (did you mean",
+        ),
         ("--engine=vrel", "--engine: expected local or verl, got 'vrel' (did you mean 'verl'?)"),
         ("nonsense", "nonsense: expected key=value"),
     ],

@@ -65,39 +65,28 @@ def test_recredit_without_changes_reproduces_every_file(ledger: Ledger, tmp_path
     assert rows(result.stdout, "changes of credit")["all"] == ["32", "0.0%", "0.0%", "0", "0", "0"]
 
 
-@pytest.mark.parametrize("kind", [QUANTILE, "algorithm.propagation_threshold={kind: noise}"])
-def test_recredit_reproduces_adaptive_thresholds(tmp_path: Path, kind: str) -> None:
-    ledger = a_run(tmp_path / "run", kind, "trainer.total_training_steps=4", "trainer.test_freq=2")
-    for changed in ({}, credit_overrides([kind])):
+ADAPTIVE = {
+    "quantile": QUANTILE,
+    "noise": "algorithm.propagation_threshold={kind: noise}",
+    "weights": "algorithm.score_weight=calibrated",
+    "model": "algorithm.score_model=noisy_and",
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTIVE)
+def test_recredit_reproduces_adaptive_parts(tmp_path: Path, kind: str) -> None:
+    ledger = a_run(tmp_path / "run", ADAPTIVE[kind], "trainer.total_training_steps=4", "trainer.test_freq=2")
+    for changed in ({}, credit_overrides([ADAPTIVE[kind]])):
         for recorded, assignment in reassigned(ledger, changed):
             assert assignment is not None
             assert recorded.assignment is not None
             np.testing.assert_array_equal(assignment.threshold_S, recorded.assignment.threshold_S)
             np.testing.assert_array_equal(assignment.advantage_S, recorded.assignment.advantage_S)
-    last = ledger.read(4).assignment
-    assert last is not None
-    assert set(last.threshold_S) != {0.5}  # the thresholds have changed
-
-
-FITTED = (
-    ("algorithm.score_weight=calibrated",),
-    ("algorithm.score_model=noisy_and",),
-)
-
-
-@pytest.mark.parametrize("settings", FITTED, ids=("weights", "model"))
-def test_recredit_reproduces_fitted_parts(tmp_path: Path, settings: tuple[str, ...]) -> None:
-    ledger = a_run(tmp_path / "run", *settings, "trainer.total_training_steps=3")
-    for changed in ({}, credit_overrides(settings)):
-        for recorded, assignment in reassigned(ledger, changed):
-            assert assignment is not None
-            assert recorded.assignment is not None
             assert assignment.history.to_json() == recorded.assignment.history.to_json()
             assert assignment.fitted == recorded.assignment.fitted
-            np.testing.assert_array_equal(assignment.advantage_S, recorded.assignment.advantage_S)
-    last = ledger.read(3).assignment
+    last = ledger.read(4).assignment
     assert last is not None
-    assert last.history.parts
+    assert last.history.parts if kind in ("weights", "model") else set(last.threshold_S) != {0.5}
 
 
 def test_recredit_applies_another_rule(ledger: Ledger, tmp_path: Path) -> None:
@@ -157,7 +146,7 @@ def test_recredited_run_is_read_by_why_and_report(ledger: Ledger) -> None:
         ("algorithm.gama=1", "expected an option of credit, key=value (did you mean 'gamma'?)"),
         ("data.seed=1", "expected an option of credit"),
         ("group_by=ajar", "algorithm.group_by: expected task or task_agent or"),
-        ("propagation=replay", "removed in 0.1: use `none` or `posterior`"),
+        ("propagation=replay", "removed in 0.1: use `none`"),
         ("algorithm.shadow={propagation: none}", "recredit already computes a second assignment"),
     ],
 )

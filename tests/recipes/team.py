@@ -8,6 +8,7 @@ from creditflow.config import load_recipe
 from creditflow.data import Task, Trajectory
 from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rollout import AgentSpec, Rollout, Sampling, Scheduler, run_rollouts
+from tests.builders import make_trajectory, step
 from tests.paths import RECIPES
 
 
@@ -28,3 +29,24 @@ def scored_rollout(
         return trajectory
 
     return asyncio.run(main())
+
+
+def spoken(
+    task: Task, team: Mapping[str, str], *replies: tuple[str, str], retries: Mapping[int, int] | None = None
+) -> Trajectory:
+    """A trajectory with one step per (initial of the agent, response), each after the one before.
+
+    `team`: agents by initial. `retries`: repeating step -> repeated step.
+    """
+    steps = [
+        step(
+            team[initial],
+            response=response,
+            tokens=1,
+            info={"retry_of": retries[i]} if retries and i in retries else {},
+        )
+        for i, (initial, response) in enumerate(replies)
+    ]
+    trajectory = make_trajectory("t", steps, answer_steps=(len(steps) - 1,))
+    trajectory.task, trajectory.answer = task, replies[0][1]
+    return trajectory

@@ -6,12 +6,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from creditflow._utils.loading import load_object
-from creditflow.cli import app
 from creditflow.config import load_recipe
-from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
+from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.data.datasets import load_tasks
 from creditflow.rewards import RewardManager
 from creditflow.rewards.builtin.code import run_tests
@@ -20,7 +18,7 @@ from creditflow.rollout import AgentSpec
 from creditflow.testing import check_reward_function
 from tests.builders import Scripted
 from tests.paths import RECIPES
-from tests.recipes.team import functions_of, scored_rollout
+from tests.recipes.team import functions_of, scored_rollout, spoken
 from tests.sandbox import boxes
 
 RECIPE = RECIPES / "code_team.yaml"
@@ -43,20 +41,8 @@ def box():
     return boxes.bubblewrap(wall_s=8.0)
 
 
-def a_trajectory(*said: tuple[str, str], task: Task = CLAMP) -> Trajectory:
-    """A trajectory with one step for each (initial of the agent, response)."""
-    steps = [
-        Step(
-            f"t/{i}", "t", i, TEAM[who], sum(w == who for w, _ in said[:i]), (i - 1,) if i else (), "prompt", response,
-            response_ids=(5,), response_mask=(1,), logprobs=(-1.0,),
-        )
-        for i, (who, response) in enumerate(said)
-    ]  # fmt: skip
-    return Trajectory("t", "u", task, steps, (0,), said[0][1])
-
-
 def last_score(function: str, *said: tuple[str, str]) -> tuple[float, str]:
-    trajectory = a_trajectory(*said)
+    trajectory = spoken(CLAMP, TEAM, *said)
     score = recipe(function)(trajectory.steps[-1], trajectory)
     return pytest.approx(score.value), score.reason
 
@@ -236,7 +222,7 @@ def test_review_right(box, code, review, expected):
 
 
 def test_review_of_nothing_is_unscored():
-    trajectory = a_trajectory(("t", LOW), ("r", "accept"))
+    trajectory = spoken(CLAMP, TEAM, ("t", LOW), ("r", "accept"))
     with pytest.raises(ValueError, match="expected a coder's step"):
         recipe("review_right")(trajectory.steps[1], trajectory)
 
@@ -255,7 +241,7 @@ def recipes_functions():
     ],
 )
 def test_coder_earns_a_share_and_the_team_all_or_nothing(box, code, passed, outcome):
-    trajectory = a_trajectory(("c", code))
+    trajectory = spoken(CLAMP, TEAM, ("c", code))
     asyncio.run(RewardManager(recipes_functions(), 0.0).score([trajectory]))
     assert trajectory.steps[0].scores["tests_passed"].value == pytest.approx(passed)
     assert trajectory.outcome.value == outcome
@@ -272,7 +258,7 @@ def test_coder_earns_a_share_and_the_team_all_or_nothing(box, code, passed, outc
 def test_functions_conform(box, fn, more):
     function = "creditflow.rewards.builtin.code:CodeTests" if fn == "code_tests" else recipe(fn)
     # Inputs that need few runs, because the function is called a hundred times.
-    trajectory = a_trajectory(("c", "def clamp(:"), ("t", FALSE), ("r", f"{FALSE}\nreject"))
+    trajectory = spoken(CLAMP, TEAM, ("c", "def clamp(:"), ("t", FALSE), ("r", f"{FALSE}\nreject"))
     check_reward_function(function, [trajectory], **more)
 
 
@@ -335,23 +321,3 @@ def test_accepted_code_is_not_rewritten(box):
     assert sorted(step.agent for step in trajectory.steps) == ["coder", "reviewer", "tester"]
     assert trajectory.answer_steps == (next(step.index for step in trajectory.steps if step.agent == "coder"),)
     assert trajectory.outcome.value == 1.0
-
-
-@pytest.mark.slow
-def test_recipe_trains_the_tiny_model(box, tmp_path):
-    options = {
-        "actor_rollout_ref.model.path": "tiny",
-        "actor_rollout_ref.rollout.n": 2,
-        "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
-        "data.train_batch_size": 4,
-        "data.val_max_samples": 2,
-        "data.max_response_length": 48,
-        "trainer.total_training_steps": 1,
-        "trainer.default_local_dir": tmp_path / "run",
-    }
-    result = CliRunner().invoke(app, ["train", str(RECIPE), *(f"{key}={value}" for key, value in options.items())])
-    assert result.exit_code == 0, result.output
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    metrics = {name: value for line in lines for name, value in line.items()}
-    for name in ("tests_passed", "checks_bite", "review_right", "correct"):
-        assert metrics[f"reward/{name}/failed_frac"] == 0.0

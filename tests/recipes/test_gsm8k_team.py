@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow._utils.loading import load_object
-from creditflow.data import Step, Task, Trajectory, TrajectoryBatch
+from creditflow.data import Task, Trajectory, TrajectoryBatch
 from creditflow.data.datasets import gsm8k_tasks
 from creditflow.rewards import RewardManager
 from creditflow.rollout import AgentSpec
 from tests.builders import Scripted
 from tests.paths import GSM8K, RECIPES
-from tests.recipes.team import functions_of, scored_rollout
+from tests.recipes.team import functions_of, scored_rollout, spoken
 
 TASKS = gsm8k_tasks(GSM8K)
 NATALIA = TASKS[0]  # 48/2=24, 48+24=72
@@ -23,18 +23,6 @@ TEAM = {"p": "planner", "e": "executor", "v": "verifier"}
 
 def recipe(name: str):
     return load_object(f"gsm8k_team.py:{name}", RECIPES, "test")
-
-
-def a_trajectory(task: Task, *said: tuple[str, str], retries: dict[int, int] | None = None) -> Trajectory:
-    """A trajectory with one step per (initial of the agent, response); `retries`: repeating step -> repeated step."""
-    steps = [
-        Step(
-            f"t/{i}", "t", i, TEAM[who], sum(w == who for w, _ in said[:i]), (i - 1,) if i else (), "prompt", response,
-            info={"retry_of": (retries or {})[i]} if i in (retries or {}) else {},
-        )
-        for i, (who, response) in enumerate(said)
-    ]  # fmt: skip
-    return Trajectory("t", "u", task, steps, (len(steps) - 1,))
 
 
 def last_score(function: str, trajectory: Trajectory) -> float:
@@ -69,7 +57,7 @@ def test_published_calculations_hold():
 
 @given(st.text("0123456789.,+-*/()$%x= \n#<>e", max_size=80))
 def test_any_response_is_read(text):
-    trajectory = a_trajectory(NATALIA, ("p", "1. " + text), ("e", text), ("v", text + " ok"))
+    trajectory = spoken(NATALIA, TEAM, ("p", "1. " + text), ("e", text), ("v", text + " ok"))
     for name, step in zip(("plan_covers", "value_matches", "verdict_right"), trajectory.steps, strict=True):
         assert 0.0 <= recipe(name)(step, trajectory) <= 1.0
 
@@ -77,7 +65,7 @@ def test_any_response_is_read(text):
 @pytest.mark.parametrize("piece", ["1 ", "(", "-", "=", "1+", "=1", "9" * 119 + "*9=1", "1+" * 58 + "1=59 ", "\n1. "])
 def test_hostile_responses_are_read_quickly(piece):
     text = piece * 100_000
-    trajectory = a_trajectory(NATALIA, ("p", text), ("e", text), ("v", text))
+    trajectory = spoken(NATALIA, TEAM, ("p", text), ("e", text), ("v", text))
     for name, step in zip(("plan_covers", "value_matches", "verdict_right"), trajectory.steps, strict=True):
         assert 0.0 <= recipe(name)(step, trajectory) <= 1.0
 
@@ -97,7 +85,7 @@ def test_hostile_responses_are_read_quickly(piece):
     ],
 )
 def test_plan_covers(plan, expected):
-    assert last_score("plan_covers", a_trajectory(NATALIA, ("p", plan))) == pytest.approx(expected)
+    assert last_score("plan_covers", spoken(NATALIA, TEAM, ("p", plan))) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -115,26 +103,26 @@ def test_plan_covers(plan, expected):
     ],
 )
 def test_value_matches(response, expected):
-    assert last_score("value_matches", a_trajectory(NATALIA, ("p", "1. half"), ("e", response))) == expected
+    assert last_score("value_matches", spoken(NATALIA, TEAM, ("p", "1. half"), ("e", response))) == expected
 
 
 def test_value_is_found_once():
     first = [("p", "1. half"), ("e", "48/2=24"), ("v", "48/2=24 ok")]
-    assert last_score("value_matches", a_trajectory(NATALIA, *first, ("e", "48+24=72"))) == 1.0
-    assert last_score("value_matches", a_trajectory(NATALIA, *first, ("e", "48/2=24"))) == 0.5
+    assert last_score("value_matches", spoken(NATALIA, TEAM, *first, ("e", "48+24=72"))) == 1.0
+    assert last_score("value_matches", spoken(NATALIA, TEAM, *first, ("e", "48/2=24"))) == 0.5
 
 
 def test_retry_may_find_the_value_of_the_replaced_step():
     said = [("p", "1. half"), ("e", "48/2=24"), ("v", "bad"), ("e", "48/2=24")]
-    assert last_score("value_matches", a_trajectory(NATALIA, *said, retries={3: 1})) == 1.0
-    trajectory = a_trajectory(NATALIA, *said, ("v", "ok"), ("e", "48+24=72"), retries={3: 1})
+    assert last_score("value_matches", spoken(NATALIA, TEAM, *said, retries={3: 1})) == 1.0
+    trajectory = spoken(NATALIA, TEAM, *said, ("v", "ok"), ("e", "48+24=72"), retries={3: 1})
     assert last_score("value_matches", trajectory) == 1.0
 
 
 def test_step_finer_than_the_solution_is_half_right():
     said = [("p", "1. half"), ("e", "100/2=50"), ("v", "ok"), ("e", "15*2=30"), ("v", "ok")]
-    assert last_score("value_matches", a_trajectory(BETTY, *said, ("e", "100-50=50"))) == 0.5
-    assert last_score("value_matches", a_trajectory(BETTY, *said, ("e", "100-50-30-15=5"))) == 1.0
+    assert last_score("value_matches", spoken(BETTY, TEAM, *said, ("e", "100-50=50"))) == 0.5
+    assert last_score("value_matches", spoken(BETTY, TEAM, *said, ("e", "100-50-30-15=5"))) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -154,13 +142,13 @@ def test_step_finer_than_the_solution_is_half_right():
     ],
 )
 def test_verdict_right(executor, verifier, expected):
-    trajectory = a_trajectory(NATALIA, ("p", "1. half"), ("e", executor), ("v", verifier))
+    trajectory = spoken(NATALIA, TEAM, ("p", "1. half"), ("e", executor), ("v", verifier))
     assert last_score("verdict_right", trajectory) == pytest.approx(expected)
 
 
 def test_solution_without_calculations_scores_only_the_outcome():
     task = Task(NATALIA.data_source, NATALIA.prompt, "72", {"calculations": []})
-    trajectory = a_trajectory(task, ("p", "1. half"), ("e", "48/2=24"), ("v", "ok"))
+    trajectory = spoken(task, TEAM, ("p", "1. half"), ("e", "48/2=24"), ("v", "ok"))
     trajectory.answer = "#### 72"
     asyncio.run(RewardManager(functions_of("gsm8k_team"), max_failed_frac=1.0).score([trajectory]))
     assert [score.status for step in trajectory.steps for score in step.scores.values()] == ["failed"] * 3

@@ -169,8 +169,6 @@ def test_only_scored_agent_is_not_named_a_saboteur(tmp_path: Path) -> None:
 
 
 def test_overview_is_json_of_bounded_size(tmp_path: Path) -> None:
-    import json
-
     ledger = a_run(tmp_path / "run")
     assert len(json.dumps(overview(ledger, indexed(ledger)), allow_nan=False)) < 100_000
     long = thinned([(k, k / 7) for k in range(100_000)])

@@ -15,6 +15,7 @@ from creditflow.credit import Assignment, explain
 from creditflow.credit.records import FORMULA, NOTHING, PROPAGATION_RULES, UNKNOWN
 from creditflow.credit.rules.base import parent_counts, shares
 from creditflow.data import TRAJECTORY_STATUSES, TrajectoryBatch
+from creditflow.errors import UnknownIdError
 from creditflow.reports.text import cut
 from creditflow.reports.why import first_error, terms, tree
 from creditflow.runs import Ledger, Recorded
@@ -22,10 +23,6 @@ from creditflow.runs import Ledger, Recorded
 Pieces = Callable[[Sequence[int]], list[str]]
 """Maps token ids to the text of each token; joined, the texts are the response."""
 _TOKENS = 4_000
-
-
-class UnknownIdError(LookupError):
-    """The run has no such training step, or the training step no such trajectory or step."""
 
 
 def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:

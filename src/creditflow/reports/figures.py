@@ -86,12 +86,9 @@ def gates(ledger: Ledger) -> RunFigure:
         "sum(abs(withheld)) FILTER (WHERE NOT isnan(withheld)) / nullif(sum(abs(credit) + abs(withheld)), 0) "
         "FROM steps WHERE step_id IS NOT NULL AND credit IS NOT NULL GROUP BY ALL ORDER BY ALL",
     )
-    figure, axes = _panels(2)
-    _lines(axes[0], rows, 2)
-    _finish(axes[0], "open gates of scored steps", "share")
-    _lines(axes[1], rows, 3)
-    _finish(axes[1], "credit that gates withheld", "share of all credit")
-    return figure
+    return _over_training(
+        rows, ("open gates of scored steps", "share"), ("credit that gates withheld", "share of all credit")
+    )
 
 
 def reward_functions(ledger: Ledger) -> RunFigure:
@@ -102,12 +99,7 @@ def reward_functions(ledger: Ledger) -> RunFigure:
         "SELECT training_step, unnest(score_names) AS function, unnest(score_values) AS value, "
         "unnest(score_status) AS status FROM steps) GROUP BY ALL ORDER BY ALL",
     )
-    figure, axes = _panels(2)
-    _lines(axes[0], rows, 2)
-    _finish(axes[0], "reward functions", "mean score")
-    _lines(axes[1], rows, 3)
-    _finish(axes[1], "scores that failed", "share")
-    return figure
+    return _over_training(rows, ("reward functions", "mean score"), ("scores that failed", "share"))
 
 
 def _ask(ledger: Ledger, query: str) -> list[tuple[Any, ...]]:
@@ -128,10 +120,17 @@ def _panels(count: int) -> tuple[RunFigure, list[Any]]:
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
-def _lines(axis: Any, rows: Sequence[tuple[Any, ...]], column: int) -> None:
-    """One line per name in the first column, over the training steps in the second."""
-    for i, name in enumerate(dict.fromkeys(row[0] for row in rows)):
-        _line(axis, i, [(row[1], row[column]) for row in rows if row[0] == name and row[column] is not None], name)
+def _over_training(rows: Sequence[tuple[Any, ...]], *panels: tuple[str, str]) -> RunFigure:
+    """One panel per column after the second: a line per name in the first, over the training steps in the second.
+
+    `panels`: the title and the unit of each.
+    """
+    figure, axes = _panels(len(panels))
+    for column, (axis, (title, unit)) in enumerate(zip(axes, panels, strict=True), 2):
+        for i, name in enumerate(dict.fromkeys(row[0] for row in rows)):
+            _line(axis, i, [(row[1], row[column]) for row in rows if row[0] == name and row[column] is not None], name)
+        _finish(axis, title, unit)
+    return figure
 
 
 def _line(axis: Any, i: int, points: Sequence[tuple[float, float]], name: str) -> None:

@@ -21,9 +21,9 @@ from starlette.middleware.base import RequestResponseEndpoint
 
 from creditflow._utils.files import json_ready
 from creditflow._utils.loopback import bound, expect_loopback, host_name, hosts_of, url_of
-from creditflow.errors import BatchError, CreditflowError, InputError, first_line
+from creditflow.errors import BatchError, CreditflowError, InputError, UnknownIdError, first_line
 from creditflow.reports.comparison import comparison, names_of, tasks_apart
-from creditflow.reports.detail import Spelling, UnknownIdError, step_detail, trajectory_graph
+from creditflow.reports.detail import Spelling, step_detail, trajectory_graph
 from creditflow.reports.findings import as_json, findings_of
 from creditflow.reports.html import page
 from creditflow.reports.index import Filter, Index
@@ -141,7 +141,9 @@ def application(runs: Sequence[Watched], hosts: tuple[str, ...] | None) -> FastA
 
     @app.exception_handler(CreditflowError)
     async def refused(request: Request, error: Exception) -> Response:
-        status = 400 if isinstance(error, InputError | BatchError) else 500
+        status = 500
+        if isinstance(error, InputError | BatchError):
+            status = 404 if isinstance(error, UnknownIdError) else 400
         return JSONResponse({"detail": str(error)}, status_code=status)
 
     @app.exception_handler(OSError)
@@ -152,10 +154,6 @@ def application(runs: Sequence[Watched], hosts: tuple[str, ...] | None) -> FastA
             {"detail": f"the run's files could not be read or exported; if they just changed, try again: {error}"},
             status_code=503,
         )
-
-    @app.exception_handler(UnknownIdError)
-    async def missing(request: Request, error: Exception) -> Response:
-        return JSONResponse({"detail": str(error)}, status_code=404)
 
     def of(run: int) -> Watched:
         if run >= len(runs):
