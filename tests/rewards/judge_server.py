@@ -1,6 +1,6 @@
 """A stub of an OpenAI-compatible endpoint on 127.0.0.1: sends the given answers, and records its requests.
 
-It is lean on purpose (HTTP/1.1 with keep-alive over asyncio's own protocol), so that a benchmark measures its client:
+Used as
 
     with JudgeServer([Answer(status=500), Answer("Fine.\\nScore: 7")]) as server:   # in a thread; the last answer
     repeats
@@ -12,14 +12,15 @@ It is lean on purpose (HTTP/1.1 with keep-alive over asyncio's own protocol), so
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -94,161 +95,101 @@ Answers = Answer | list[Answer] | Callable[[Request], Answer]
 
 
 class JudgeServer:
-    """The stub, in a thread of this process."""
+    """The stub, with a thread for each connection."""
 
     def __init__(self, answers: Answers, *, remember: bool = True) -> None:
         self.answers = answers
         self.remember = remember
         self.requests: list[Request] = []
-        self.in_flight = self.most_in_flight = 0
-        self.held: list[tuple[_Connection, Answer]] = []
-        """Answers that wait for more requests."""
+        self.most_in_flight = 0
         self.sent_without_end = 0
         """Bytes of endless bodies that were sent."""
         self.hung_up = threading.Event()
         """Set when the client has left an endless body."""
         self.url = ""
-        self._loop = asyncio.new_event_loop()
-        self._connections: set[_Connection] = set()
-        self._encoded: dict[int, tuple[Answer, tuple[bytes, bytes]]] = {}
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._in_flight = 0
+        self._arrival = threading.Condition()
+        self._over = threading.Event()
 
     def __enter__(self) -> JudgeServer:
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.stub = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.listen(), self._loop).result(10)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._over.set()
+        with self._arrival:
+            self._arrival.notify_all()
+        self._server.shutdown()
         self._thread.join(10)
-        self._loop.close()
+        self._server.server_close()
 
-    async def listen(self) -> None:
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self), "127.0.0.1", 0, backlog=1024
-        )
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+    def answer_to(self, path: str, headers: dict[str, str], body: bytes) -> Answer | None:
+        """The answer to a request, when it is to be sent; None once the stub has ended."""
+        with self._arrival:
+            self._in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self._in_flight)
+            answer = self._pick(path, headers, body)
+            self._arrival.notify_all()
+            self._arrival.wait_for(lambda: self.most_in_flight >= answer.company or self._over.is_set())
+        if answer.delay:
+            self._over.wait(None if answer.delay == float("inf") else answer.delay)
+        with self._arrival:
+            self._in_flight -= 1
+        return None if self._over.is_set() else answer
 
-    async def _stop(self) -> None:
-        self._server.close()
-        for connection in list(self._connections):
-            connection.drop()
-        await asyncio.sleep(0)
-
-    def pick(self, path: str, head: bytes, body: bytes) -> Answer:
-        """The answer to one request."""
+    def _pick(self, path: str, headers: dict[str, str], body: bytes) -> Answer:
         if not self.remember and isinstance(self.answers, Answer):
             return self.answers
-        headers = dict(line.split(": ", 1) for line in head.decode("latin-1").split("\r\n")[1:])
-        request = Request(path, {k.lower(): v for k, v in headers.items()}, json.loads(body))
+        request = Request(path, headers, json.loads(body))
         self.requests.append(request)
         if isinstance(self.answers, list):
             return self.answers[min(len(self.requests), len(self.answers)) - 1]
         return self.answers if isinstance(self.answers, Answer) else self.answers(request)
 
-    def encoded(self, answer: Answer) -> tuple[bytes, bytes]:
-        """The encoded answer; each answer is encoded once."""
-        if id(answer) not in self._encoded:
-            self._encoded[id(answer)] = (answer, answer.encoded())
-        return self._encoded[id(answer)][1]
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024
+    stub: JudgeServer
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore clients that leave."""
 
 
-class _Connection(asyncio.Protocol):
-    def __init__(self, server: JudgeServer) -> None:
-        self.server = server
-        self.received = b""
-        self.transport: asyncio.Transport
-        self.busy = False
-        self.chunk = b""
-        """Chunk of an endless body."""
-        self.paused = False
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self.server._connections.add(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._done()
-        self.server._connections.discard(self)
-        if self.chunk:
-            self.server.hung_up.set()
-
-    def data_received(self, data: bytes) -> None:
-        self.received += data
-        end = self.received.find(b"\r\n\r\n")
-        if end < 0:
+    def do_POST(self) -> None:
+        stub, received = self.server.stub, self.rfile.read(int(self.headers["Content-Length"]))
+        answer = stub.answer_to(self.path, {name.lower(): value for name, value in self.headers.items()}, received)
+        if answer is None or answer.hang_up:
+            self.close_connection = True
             return
-        head = self.received[:end]
-        at = head.lower().find(b"\r\ncontent-length:")
-        length = int(head[at + 17 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
-        if len(self.received) < end + 4 + length:
-            return
-        body, self.received = self.received[end + 4 : end + 4 + length], self.received[end + 4 + length :]
-        self.busy = True
-        self.server.in_flight += 1
-        self.server.most_in_flight = max(self.server.most_in_flight, self.server.in_flight)
-        answer = self.server.pick(head.split(b" ", 2)[1].decode("latin-1"), head, body)
-        self._release()
-        if answer.delay == float("inf"):
-            return
-        if answer.company > self.server.most_in_flight:
-            self.server.held.append((self, answer))
-        elif answer.delay:
-            asyncio.get_running_loop().call_later(answer.delay, self._answer, answer)
-        else:
-            self._answer(answer)
-
-    def _release(self) -> None:
-        ready = [one for one in self.server.held if one[1].company <= self.server.most_in_flight]
-        self.server.held = [one for one in self.server.held if one not in ready]
-        for connection, answer in ready:
-            connection._answer(answer)
-
-    def _answer(self, answer: Answer) -> None:
-        if self.transport.is_closing():
-            return
-        if answer.hang_up:
-            self.transport.close()
-            return
-        head, body = self.server.encoded(answer)
-        self._done()
+        head, body = answer.encoded()
         if answer.endless:
-            self.transport.write(head)
-            self.chunk = b"%x\r\n%s\r\n" % (len(body), body)
-            self._again()
+            self.wfile.write(head)
+            chunk = b"%x\r\n%s\r\n" % (len(body), body)
+            try:
+                while self.wfile.write(chunk):
+                    stub.sent_without_end += len(chunk)
+            finally:
+                stub.hung_up.set()
         elif answer.drip:
-            self.transport.write(head)
-            self._drip(body, answer.drip)
+            self.wfile.write(head)
+            for place in range(len(body)):
+                self.wfile.write(body[place : place + 1])
+                time.sleep(answer.drip)
         else:
-            self.transport.write(head + body)
+            self.wfile.write(head + body)
 
-    def _drip(self, body: bytes, pause: float) -> None:
-        if body and not self.transport.is_closing():
-            self.transport.write(body[:1])
-            asyncio.get_running_loop().call_later(pause, self._drip, body[1:], pause)
-
-    def _again(self) -> None:
-        if self.chunk and not self.paused and not self.transport.is_closing():
-            self.transport.write(self.chunk)
-            self.server.sent_without_end += len(self.chunk)
-            asyncio.get_running_loop().call_soon(self._again)
-
-    def pause_writing(self) -> None:
-        self.paused = True
-
-    def resume_writing(self) -> None:
-        self.paused = False
-        self._again()
-
-    def _done(self) -> None:
-        if self.busy:
-            self.busy = False
-            self.server.in_flight -= 1
-
-    def drop(self) -> None:
-        self.transport.abort()
+    def log_message(self, format: str, *args: object) -> None:
+        pass
 
 
 @contextmanager
@@ -271,13 +212,9 @@ def main() -> None:
     parser.add_argument("--text", default=Answer.text, help="the judge's reply")
     args = parser.parse_args()
 
-    async def serve() -> None:
-        server = JudgeServer(Answer(args.text, delay=args.latency), remember=False)
-        await server.listen()
+    with JudgeServer(Answer(args.text, delay=args.latency), remember=False) as server:
         print(server.url, flush=True)
-        await asyncio.Event().wait()
-
-    asyncio.run(serve())
+        threading.Event().wait()
 
 
 if __name__ == "__main__":
