@@ -123,6 +123,16 @@ def test_numbers_that_are_not_finite_score_0():
     assert not paid
 
 
+def test_nonsense_scores_0():
+    texts = ("", "zzz", "-1", "[[[[", "{}", "[]", "null", "None", "[NaN]", "()", "- zzz", "1e999", ", ,", "1/0")
+    assert not {
+        (family, text)
+        for family, task in family_tasks()
+        for text in texts
+        if text != task.ground_truth and score(task, text, strict=True).value
+    }
+
+
 # Single families
 
 

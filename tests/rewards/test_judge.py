@@ -1060,6 +1060,15 @@ def test_load_goes_on_after_its_first_call_is_cancelled(always_says):
     assert loads == [True]
 
 
+def test_senseless_reply_of_a_local_model_fails():
+    from creditflow.engines.models.tiny import tiny_byte_model
+
+    judge = Judge(path=str(tiny_byte_model()), rubric="R", max_tokens=16)
+    first, second = judged(judge), judged(judge)
+    assert first.status == "failed"
+    assert first == second  # greedy: the reply repeats
+
+
 @pytest.mark.parametrize(
     ("args", "why"),
     [
