@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.data import Message, Score, Step, Task, Trajectory, TrajectoryBatch, TrajectoryStatus
 from creditflow.rollout.client import Generation
 
@@ -129,6 +130,11 @@ def make_trajectory(
 
 def batch_of(*trajectories: Trajectory) -> TrajectoryBatch:
     return TrajectoryBatch.from_trajectories(trajectories)
+
+
+def credited(*trajectories: Trajectory, **options: Any) -> Assignment:
+    """The assignment of these trajectories, under the rule `threshold` unless `options` name another."""
+    return assign(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **options}))
 
 
 class Letters:

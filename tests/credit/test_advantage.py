@@ -6,7 +6,7 @@ import pytest
 from creditflow.credit import CreditOptions, Estimate, EstimatorInput, advantage_estimator, assign
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.errors import ConfigError
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, credited, make_trajectory, step
 
 
 def test_advantage_divides_by_spread_plus_epsilon():
@@ -50,7 +50,7 @@ def test_strata_balance_within_an_agent_and_policy():
         make_trajectory(f"t{n}", [step("v", 0.5, stratum=label, policy=policy), step("w", 0.5, stratum="good")], 1.0)
         for n, (label, policy) in enumerate([("good", "p"), ("good", "p"), ("bad", "p"), ("good", "q")])
     ]
-    weight = assign(batch_of(*trajectories), CreditOptions(propagation="threshold")).weight_S
+    weight = credited(*trajectories).weight_S
     assert weight.tolist() == pytest.approx([0.75, 1, 0.75, 1, 1.5, 1, 1, 1])
 
 
@@ -65,7 +65,7 @@ def test_stratum_weights_ignore_masked_trajectories():
         make_trajectory(f"t{n}", [step("v", 0.5, stratum=label)], 1.0, status=status)
         for n, (label, status) in enumerate([("good", "ok"), ("bad", "ok"), ("bad", "failed"), ("odd", "failed")])
     ]
-    assert assign(batch_of(*trajectories), CreditOptions(propagation="threshold")).weight_S.tolist() == [1.0] * 4
+    assert credited(*trajectories).weight_S.tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize("scores", [None, "failed"])
@@ -141,9 +141,6 @@ def test_whitened_estimator_rejects_its_own_divisor():
 
     try:
         with pytest.raises(ConfigError, match=r"adv_estimator: twice is whitened, .*expected divisor_S None"):
-            assign(
-                batch_of(make_trajectory("t0", [step()], 1.0), make_trajectory("t1", [step()], 0.0)),
-                CreditOptions(propagation="threshold", adv_estimator="twice"),
-            )
+            credited(make_trajectory("t0", [step()], 1.0), make_trajectory("t1", [step()], 0.0), adv_estimator="twice")
     finally:
         ADVANTAGE_ESTIMATORS.remove("twice")

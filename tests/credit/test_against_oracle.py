@@ -98,72 +98,43 @@ CORNERS = {
 """Fixed options for the tests, so that every part is covered."""
 
 
+def check(corner, number):
+    examples(number)(given(situations(**CORNERS[corner]))(assert_equals_oracle))()
+
+
 @pytest.mark.parametrize("corner", CORNERS)
 def test_assign_equals_the_recursive_oracle(corner):
-    @examples(400 if corner == "anything" else 60)
-    @given(situations(**CORNERS[corner]))
-    def check(situation):
-        assert_equals_oracle(situation)
-
-    check()
+    check(corner, 400 if corner == "anything" else 60)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("corner", CORNERS)
 def test_assign_equals_the_oracle_on_ten_thousand_cases(corner):
-    @examples(3_000 if corner == "anything" else 1_000)
-    @given(situations(**CORNERS[corner]))
-    def check(situation):
-        assert_equals_oracle(situation)
-
-    check()
+    check(corner, 3_000 if corner == "anything" else 1_000)
 
 
 # ---- by hand ---------------------------------------------------------------------------------------------------------
 
 
-def team(parents_of, rewards, **more):
-    return make_trajectory(
-        "t", [step("a", r, parents) for parents, r in zip(parents_of, rewards, strict=True)], 0.0, **more
-    )
+CHAIN, DIAMOND = [(), (0,), (1,)], [(), (0,), (0,), (1, 2)]
 
 
-def assert_credit(trajectory, expected, withheld=None, **chosen):
-    """Check that oracle and core return `expected`, for gamma 1/2, origin 0 and a threshold of 0.1."""
-    chosen = CreditOptions(
-        **{"propagation": "threshold", "gamma": 0.5, "sub_reward_origin": 0.0, "propagation_threshold": 0.1, **chosen}
-    )
-    rows, got = credit_rows([trajectory], chosen), assign(batch_of(trajectory), chosen)
-    assert [row.credit for row in rows] == expected
-    assert got.credit_S.tolist() == expected
-    if withheld is not None:
-        assert [row.withheld for row in rows] == withheld
-        assert got.withheld_S.tolist() == withheld
-
-
-DIAMOND = [(), (0,), (0,), (1, 2)]
-
-
-def test_diamond_with_open_gates():
-    trajectory = team(DIAMOND, [0.25, 0.5, 0.75, 1.0])
-    assert_credit(trajectory, [0.25 + 0.5 * (0.75 + 1.0), 0.75, 1.0, 1.0])
-
-
-def test_diamond_with_one_closed_arm():
-    trajectory = team(DIAMOND, [0.25, 0.5, 0.0, 1.0])
-    assert_credit(trajectory, [0.25 + 0.5 * 0.75, 0.75, 0.25, 1.0], [0.0, 0.0, 0.25, 0.0])
-
-
-def test_fan_in_divides_credit_among_parents():
-    fan_in = team([(), (), (0, 1)], [0.25, 0.5, 1.0])
-    assert_credit(fan_in, [0.25 + 0.5 * 0.5, 0.5 + 0.5 * 0.5, 1.0])
-
-
-def test_fan_out_collects_all_credit_of_both_children():
-    fan_out = team([(), (0,), (0,)], [0.25, 0.5, 1.0])
-    assert_credit(fan_out, [0.25 + 0.5 * (0.5 + 1.0), 0.5, 1.0])
-
-
-def test_closed_step_of_a_chain_withholds_at_its_gate():
-    chain = team([(), (0,), (1,)], [0.25, 0.0, 1.0])
-    assert_credit(chain, [0.25, 0.5, 1.0], [0.0, 0.5, 0.0])
+@pytest.mark.parametrize(
+    ("parents_of", "rewards", "credit", "withheld"),
+    [
+        (DIAMOND, [0.25, 0.5, 0.75, 1.0], [0.25 + 0.5 * (0.75 + 1.0), 0.75, 1.0, 1.0], [0.0] * 4),
+        (DIAMOND, [0.25, 0.5, 0.0, 1.0], [0.25 + 0.5 * 0.75, 0.75, 0.25, 1.0], [0.0, 0.0, 0.25, 0.0]),
+        ([(), (), (0, 1)], [0.25, 0.5, 1.0], [0.25 + 0.5 * 0.5, 0.5 + 0.5 * 0.5, 1.0], [0.0] * 3),
+        ([(), (0,), (0,)], [0.25, 0.5, 1.0], [0.25 + 0.5 * (0.5 + 1.0), 0.5, 1.0], [0.0] * 3),
+        (CHAIN, [0.25, 0.0, 1.0], [0.25, 0.5, 1.0], [0.0, 0.5, 0.0]),
+    ],
+    ids=["open diamond", "closed arm", "fan-in", "fan-out", "closed chain"],
+)
+def test_oracle_and_core_equal_numbers_by_hand(parents_of, rewards, credit, withheld):
+    """With gamma 1/2, origin 0 and a threshold of 0.1."""
+    steps = [step("a", r, parents) for parents, r in zip(parents_of, rewards, strict=True)]
+    trajectory = make_trajectory("t", steps, 0.0)
+    chosen = CreditOptions(propagation="threshold", gamma=0.5, sub_reward_origin=0.0, propagation_threshold=0.1)
+    rows, assignment = credit_rows([trajectory], chosen), assign(batch_of(trajectory), chosen)
+    assert [row.credit for row in rows] == assignment.credit_S.tolist() == credit
+    assert [row.withheld for row in rows] == assignment.withheld_S.tolist() == withheld

@@ -87,20 +87,20 @@ def rows_of(reward, uid, mask, lengths=None, values=None):
     return Rows(np.asarray(reward, dtype=np.float64), np.array(uid, dtype=object), mask, lengths, values, batch)
 
 
-def ours(given, *, values=False, **options):
+def ours(responses, *, values=False, **options):
     """[N, L] our advantages in verl's layout, 0 at padding."""
-    values_T = given.values[given.present] if values else None
-    laid_out = np.zeros(given.mask.shape)
-    assignment = assign(given.batch, CreditOptions(**{**NEUTRAL, **options}), values_T=values_T)
-    laid_out[given.present] = assignment.token_advantages()
+    values_T = responses.values[responses.present] if values else None
+    laid_out = np.zeros(responses.mask.shape)
+    assignment = assign(responses.batch, CreditOptions(**{**NEUTRAL, **options}), values_T=values_T)
+    laid_out[responses.present] = assignment.token_advantages()
     return laid_out
 
 
-def theirs(torch, function, given, *, rewards=None, dtype=None, **more):
+def theirs(torch, function, responses, *, rewards=None, dtype=None, **more):
     """[N, L] verl's advantages, float64, masked here, because verl masks tool tokens for some estimators only."""
-    rewards = given.reward_at_last if rewards is None else rewards
-    advantages, _ = function(torch.tensor(rewards, dtype=dtype), response_mask=torch.tensor(given.mask), **more)
-    return advantages.double().numpy() * given.mask
+    rewards = responses.reward_at_last if rewards is None else rewards
+    advantages, _ = function(torch.tensor(rewards, dtype=dtype), response_mask=torch.tensor(responses.mask), **more)
+    return advantages.double().numpy() * responses.mask
 
 
 def neutral_config(gamma=1.0):
@@ -108,88 +108,68 @@ def neutral_config(gamma=1.0):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("tools", [False, True])
-def test_grpo_equals_verl_with_and_without_the_spread(verl, torch, seed, scaled, tools):
-    given = rows(seed, tools=tools)
-    expected = theirs(
-        torch, verl.compute_grpo_outcome_advantage, given, index=given.uid, norm_adv_by_std_in_grpo=scaled
-    )
-    np.testing.assert_allclose(ours(given, norm_adv_by_std_in_grpo=scaled), expected, rtol=0, atol=CLOSE)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("tools", [False, True])
-def test_rloo_equals_verl(verl, torch, seed, tools):
-    given = rows(seed, tools=tools)
-    expected = theirs(torch, verl.compute_rloo_outcome_advantage, given, index=given.uid)
-    np.testing.assert_allclose(ours(given, adv_estimator="rloo"), expected, rtol=0, atol=CLOSE)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("gamma_token", [1.0, 0.9])
-@pytest.mark.parametrize("tools", [False, True])
-def test_reinforce_plus_plus_equals_verl(verl, torch, seed, gamma_token, tools):
-    given = rows(seed, tools=tools)
-    function = verl.compute_reinforce_plus_plus_outcome_advantage
-    expected = theirs(torch, function, given, config=neutral_config(gamma_token))
-    got = ours(given, adv_estimator="reinforce_plus_plus", gamma_token=gamma_token)
-    np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("tools", [False, True])
-def test_reinforce_plus_plus_baseline_equals_verl(verl, torch, seed, tools):
-    given = rows(seed, tools=tools)
-    function = verl.compute_reinforce_plus_plus_baseline_outcome_advantage
-    expected = theirs(torch, function, given, index=given.uid)
-    got = ours(given, adv_estimator="reinforce_plus_plus_baseline")
-    np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE)
+@pytest.mark.parametrize(
+    ("estimator", "options", "more"),
+    [
+        ("grpo", {"norm_adv_by_std_in_grpo": True}, {"norm_adv_by_std_in_grpo": True}),
+        ("grpo", {"norm_adv_by_std_in_grpo": False}, {"norm_adv_by_std_in_grpo": False}),
+        ("rloo", {}, {}),
+        ("reinforce_plus_plus", {"gamma_token": 1.0}, {"config": neutral_config(1.0)}),
+        ("reinforce_plus_plus", {"gamma_token": 0.9}, {"config": neutral_config(0.9)}),
+        ("reinforce_plus_plus_baseline", {}, {}),
+    ],
+)
+def test_estimator_equals_verl(verl, torch, estimator, options, more, seed, tools):
+    responses = rows(seed, tools=tools)
+    index = {} if estimator == "reinforce_plus_plus" else {"index": responses.uid}
+    expected = theirs(torch, getattr(verl, f"compute_{estimator}_outcome_advantage"), responses, **index, **more)
+    np.testing.assert_allclose(ours(responses, adv_estimator=estimator, **options), expected, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("gamma_token", "lam_token"), [(1.0, 1.0), (0.97, 1.0), (1.0, 0.9), (0.95, 0.8), (0.9, 0.0)])
 @pytest.mark.parametrize("tools", [False, True])
 def test_gae_equals_verl(verl, torch, seed, gamma_token, lam_token, tools):
-    given = rows(seed, longest=11, tools=tools)
-    expected = theirs(torch, verl.compute_gae_advantage_return, given, values=torch.tensor(given.values),
+    responses = rows(seed, longest=11, tools=tools)
+    expected = theirs(torch, verl.compute_gae_advantage_return, responses, values=torch.tensor(responses.values),
                       gamma=gamma_token, lam=lam_token)  # fmt: skip
-    got = ours(given, values=True, adv_estimator="gae", outcome_to="answer", gamma_token=gamma_token,
+    got = ours(responses, values=True, adv_estimator="gae", outcome_to="answer", gamma_token=gamma_token,
                lam_token=lam_token)  # fmt: skip
     np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gae_returns_equal_verl(verl, torch, seed):
-    given = rows(seed, tools=True)
+    responses = rows(seed, tools=True)
     _, returns = verl.compute_gae_advantage_return(
-        torch.tensor(given.reward_at_last), torch.tensor(given.values), torch.tensor(given.mask), 0.95, 0.9
+        torch.tensor(responses.reward_at_last), torch.tensor(responses.values), torch.tensor(responses.mask), 0.95, 0.9
     )
     options = CreditOptions(
         **{**NEUTRAL, "adv_estimator": "gae", "outcome_to": "answer"}, gamma_token=0.95, lam_token=0.9
     )
-    got_T = assign(given.batch, options, values_T=given.values[given.present]).returns_T
-    trained_T = given.mask[given.present] == 1
-    np.testing.assert_allclose(got_T[trained_T], returns.numpy()[given.present][trained_T], rtol=0, atol=CLOSE)
+    got_T = assign(responses.batch, options, values_T=responses.values[responses.present]).returns_T
+    trained_T = responses.mask[responses.present] == 1
+    np.testing.assert_allclose(got_T[trained_T], returns.numpy()[responses.present][trained_T], rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gae_with_one_reward_per_token_equals_verl(verl, torch, seed):
     rng = np.random.default_rng(seed)
-    given = rows(seed)
-    rho = rng.random(given.mask.shape) * given.mask
+    responses = rows(seed)
+    rho = rng.random(responses.mask.shape) * responses.mask
     trajectories = []
-    for i, (outcome, task, k) in enumerate(zip(given.reward, given.uid, given.lengths, strict=True)):
+    for i, (outcome, task, k) in enumerate(zip(responses.reward, responses.uid, responses.lengths, strict=True)):
         per_token = Score(tuple(rho[i, :k].tolist()))
         trajectories.append(
             make_trajectory(f"t{i}", [step("solver", per_token, tokens=int(k))], float(outcome), task=task)
         )
     # A step's own reward is the mean over its tokens, so that long responses earn no more than short ones.
-    rewards = given.reward_at_last + rho / given.lengths[:, None]
-    expected = theirs(torch, verl.compute_gae_advantage_return, given, rewards=rewards,
-                      values=torch.tensor(given.values), gamma=0.95, lam=0.9)  # fmt: skip
-    given.batch = batch_of(*trajectories)
-    got = ours(given, values=True, adv_estimator="gae", outcome_to="answer", decomp_granularity="token_level",
+    rewards = responses.reward_at_last + rho / responses.lengths[:, None]
+    expected = theirs(torch, verl.compute_gae_advantage_return, responses, rewards=rewards,
+                      values=torch.tensor(responses.values), gamma=0.95, lam=0.9)  # fmt: skip
+    responses.batch = batch_of(*trajectories)
+    got = ours(responses, values=True, adv_estimator="gae", outcome_to="answer", decomp_granularity="token_level",
                sub_reward_origin=0.0, gamma_token=0.95, lam_token=0.9)  # fmt: skip
     np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE)
 
@@ -199,93 +179,99 @@ def test_gae_with_one_reward_per_token_equals_verl(verl, torch, seed):
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_grpo_for_a_group_of_one_differs_from_verl(verl, torch, scaled):
-    given = rows_of([0.7], ["q0"], [[1, 1]])
+    responses = rows_of([0.7], ["q0"], [[1, 1]])
     expected = theirs(
-        torch, verl.compute_grpo_outcome_advantage, given, index=given.uid, norm_adv_by_std_in_grpo=scaled
+        torch, verl.compute_grpo_outcome_advantage, responses, index=responses.uid, norm_adv_by_std_in_grpo=scaled
     )
     np.testing.assert_allclose(expected, [[0.7, 0.7]], rtol=0, atol=CLOSE)
-    assert ours(given, norm_adv_by_std_in_grpo=scaled).tolist() == [[0.0, 0.0]]
+    assert ours(responses, norm_adv_by_std_in_grpo=scaled).tolist() == [[0.0, 0.0]]
 
 
 def test_grpo_backs_off_for_a_group_of_one_unlike_verl(verl, torch):
-    given = rows_of([0.7, 0.1, 0.3], ["q0", "q1", "q1"], [[1], [1], [1]])
-    expected = theirs(torch, verl.compute_grpo_outcome_advantage, given, index=given.uid, norm_adv_by_std_in_grpo=False)
+    responses = rows_of([0.7, 0.1, 0.3], ["q0", "q1", "q1"], [[1], [1], [1]])
+    expected = theirs(
+        torch, verl.compute_grpo_outcome_advantage, responses, index=responses.uid, norm_adv_by_std_in_grpo=False
+    )
     assert expected[0, 0] == pytest.approx(0.7)
-    got = ours(given, norm_adv_by_std_in_grpo=False)
+    got = ours(responses, norm_adv_by_std_in_grpo=False)
     assert got[0, 0] == pytest.approx(0.7 - np.mean([0.7, 0.1, 0.3]))
     np.testing.assert_allclose(got[1:], expected[1:], rtol=0, atol=CLOSE)
 
 
 def test_rloo_for_a_group_of_one_differs_from_verl(verl, torch):
-    given = rows_of([0.7], ["q0"], [[1]])
-    assert theirs(torch, verl.compute_rloo_outcome_advantage, given, index=given.uid)[0, 0] == pytest.approx(0.7)
-    assert ours(given, adv_estimator="rloo").tolist() == [[0.0]]
+    responses = rows_of([0.7], ["q0"], [[1]])
+    assert theirs(torch, verl.compute_rloo_outcome_advantage, responses, index=responses.uid)[0, 0] == pytest.approx(
+        0.7
+    )
+    assert ours(responses, adv_estimator="rloo").tolist() == [[0.0]]
 
 
 def test_grpo_for_tied_rewards_differs_from_verl(verl, torch):
-    given = rows_of([0.7] * 8, ["q0"] * 8, [[1]] * 8)
-    in_float32 = theirs(torch, verl.compute_grpo_outcome_advantage, given, dtype=torch.float32, index=given.uid)
+    responses = rows_of([0.7] * 8, ["q0"] * 8, [[1]] * 8)
+    in_float32 = theirs(torch, verl.compute_grpo_outcome_advantage, responses, dtype=torch.float32, index=responses.uid)
     assert np.abs(in_float32).min() > 0.05
     assert np.abs(in_float32).max() < 0.06
-    assert ours(given).tolist() == [[0.0]] * 8
+    assert ours(responses).tolist() == [[0.0]] * 8
 
 
 def test_whitening_tied_rewards_differs_from_verl(verl, torch):
-    given = rows_of([0.7] * 8, ["q0"] * 8, [[1, 1]] * 8)
+    responses = rows_of([0.7] * 8, ["q0"] * 8, [[1, 1]] * 8)
     function = verl.compute_reinforce_plus_plus_outcome_advantage
-    assert np.abs(theirs(torch, function, given, dtype=torch.float32, config=neutral_config())).max() > 1e-4
-    assert not ours(given, adv_estimator="reinforce_plus_plus").any()
+    assert np.abs(theirs(torch, function, responses, dtype=torch.float32, config=neutral_config())).max() > 1e-4
+    assert not ours(responses, adv_estimator="reinforce_plus_plus").any()
 
 
 def test_whitening_a_single_token_differs_from_verl(verl, torch):
-    given = rows_of([0.7], ["q0"], [[1]])
+    responses = rows_of([0.7], ["q0"], [[1]])
     with pytest.raises(ValueError, match="sum of the mask is one"):
-        theirs(torch, verl.compute_reinforce_plus_plus_outcome_advantage, given, config=neutral_config())
-    assert ours(given, adv_estimator="reinforce_plus_plus").tolist() == [[0.0]]
+        theirs(torch, verl.compute_reinforce_plus_plus_outcome_advantage, responses, config=neutral_config())
+    assert ours(responses, adv_estimator="reinforce_plus_plus").tolist() == [[0.0]]
 
 
 def test_vectorized_grpo_of_verl_computes_in_float32(verl, torch):
     """2^24 and 2^24 + 1 are equal in float32: their spread is 0, and dividing by it inflates the remaining error."""
-    given = rows_of([2.0**24, 2.0**24 + 1], ["q0", "q0"], [[1], [1]])
+    responses = rows_of([2.0**24, 2.0**24 + 1], ["q0", "q0"], [[1], [1]])
     sound = [[-np.sqrt(0.5)], [np.sqrt(0.5)]]
     vectorized = theirs(
-        torch, verl.compute_grpo_vectorized_outcome_advantage, given, dtype=torch.float64, index=given.uid
+        torch, verl.compute_grpo_vectorized_outcome_advantage, responses, dtype=torch.float64, index=responses.uid
     )
     assert np.abs(vectorized).max() > 1e5
     np.testing.assert_allclose(
-        theirs(torch, verl.compute_grpo_outcome_advantage, given, index=given.uid), sound, rtol=0, atol=1e-5
+        theirs(torch, verl.compute_grpo_outcome_advantage, responses, index=responses.uid), sound, rtol=0, atol=1e-5
     )
-    np.testing.assert_allclose(ours(given), sound, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(ours(responses), sound, rtol=0, atol=1e-5)
 
 
 def test_reward_at_a_tool_token_differs_from_verl(verl, torch):
     """verl puts the reward at the last token of the response, even a tool token, and its passes skip tool tokens."""
-    given = rows_of([1.0, 0.25], ["q0", "q0"], [[1, 1, 0], [1, 1, 1]], lengths=[3, 3])
+    responses = rows_of([1.0, 0.25], ["q0", "q0"], [[1, 1, 0], [1, 1, 1]], lengths=[3, 3])
     at_the_end = np.zeros((2, 3))
-    at_the_end[:, -1] = given.reward
+    at_the_end[:, -1] = responses.reward
     values = torch.zeros(2, 3, dtype=torch.float64)
-    _, verls = verl.compute_gae_advantage_return(torch.tensor(at_the_end), values, torch.tensor(given.mask), 1.0, 1.0)
+    _, verls = verl.compute_gae_advantage_return(
+        torch.tensor(at_the_end), values, torch.tensor(responses.mask), 1.0, 1.0
+    )
     assert verls[0, :2].tolist() == [0.0, 0.0]
     assert verls[1].tolist() == [0.25, 0.25, 0.25]
     options = CreditOptions(**{**NEUTRAL, "adv_estimator": "gae", "outcome_to": "answer"})
-    returns_T = assign(given.batch, options, values_T=np.zeros(6)).returns_T
+    returns_T = assign(responses.batch, options, values_T=np.zeros(6)).returns_T
     assert returns_T[:2].tolist() == [1.0, 1.0]
 
     _, verls = verl.compute_reinforce_plus_plus_outcome_advantage(
-        torch.tensor(at_the_end), torch.tensor(given.mask), neutral_config()
+        torch.tensor(at_the_end), torch.tensor(responses.mask), neutral_config()
     )
     assert verls[0].tolist() == [0.0, 0.0, 0.0]
-    got = ours(given, adv_estimator="reinforce_plus_plus")
+    got = ours(responses, adv_estimator="reinforce_plus_plus")
     assert got[0, 0] > 0 > got[1, 0]
 
 
 def test_advantage_of_tool_tokens_differs_from_verl(verl, torch):
-    given = rows_of([1.0, 0.0], ["q0", "q0"], [[1, 0, 1], [1, 0, 1]], lengths=[3, 3])
+    responses = rows_of([1.0, 0.0], ["q0", "q0"], [[1, 0, 1], [1, 0, 1]], lengths=[3, 3])
     advantages, _ = verl.compute_gae_advantage_return(
-        torch.tensor(given.reward_at_last), torch.zeros(2, 3).double(), torch.tensor(given.mask), 1.0, 1.0
+        torch.tensor(responses.reward_at_last), torch.zeros(2, 3).double(), torch.tensor(responses.mask), 1.0, 1.0
     )
     assert advantages[:, 1].abs().min() > 0
-    assert not ours(given, values=True, adv_estimator="gae", outcome_to="answer")[:, 1].any()
+    assert not ours(responses, values=True, adv_estimator="gae", outcome_to="answer")[:, 1].any()
 
 
 # Several steps per trajectory: separate rows in verl.
@@ -318,39 +304,43 @@ def step_rows(seed, *, steps=lambda i: 3, tasks=4, trajectories=4):
     )
 
 
-def of_steps(torch, function, given, **more):
-    rewards = torch.tensor(given.reward)[:, None]
-    return function(rewards, torch.ones(rewards.shape, dtype=torch.int64), index=given.uid, **more)[0][:, 0].numpy()
+def of_steps(torch, function, responses, **more):
+    rewards = torch.tensor(responses.reward)[:, None]
+    return function(rewards, torch.ones(rewards.shape, dtype=torch.int64), index=responses.uid, **more)[0][:, 0].numpy()
 
 
-def shared(given, **options):
-    return assign(given.batch, CreditOptions(**{**NEUTRAL, "propagation": "identical", **options})).token_advantages()
+def shared(responses, **options):
+    return assign(
+        responses.batch, CreditOptions(**{**NEUTRAL, "propagation": "identical", **options})
+    ).token_advantages()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_equal_lengths_give_verls_unscaled_grpo_of_rows(verl, torch, seed):
-    given = step_rows(seed)
-    expected = of_steps(torch, verl.compute_grpo_outcome_advantage, given, norm_adv_by_std_in_grpo=False)
-    np.testing.assert_allclose(shared(given, norm_adv_by_std_in_grpo=False), expected, rtol=0, atol=CLOSE)
+    responses = step_rows(seed)
+    expected = of_steps(torch, verl.compute_grpo_outcome_advantage, responses, norm_adv_by_std_in_grpo=False)
+    np.testing.assert_allclose(shared(responses, norm_adv_by_std_in_grpo=False), expected, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_spread_over_trajectories_differs_from_verl(verl, torch, seed):
     """The same deviations over n - 1 of n trajectories here, and over nK - 1 of nK rows in verl: a constant factor."""
-    given, n, k = step_rows(seed), 4, 3
+    responses, n, k = step_rows(seed), 4, 3
     factor = np.sqrt(n / (n - 1) / (n * k / (n * k - 1)))
-    expected = of_steps(torch, verl.compute_grpo_outcome_advantage, given, epsilon=0.0) / factor
-    np.testing.assert_allclose(shared(given), expected, rtol=1e-5)
+    expected = of_steps(torch, verl.compute_grpo_outcome_advantage, responses, epsilon=0.0) / factor
+    np.testing.assert_allclose(shared(responses), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_baseline_over_trajectories_differs_from_verl(verl, torch, seed):
-    given = step_rows(seed, steps=lambda i: 1 + 5 * (i % 2))
-    got = shared(given, norm_adv_by_std_in_grpo=False)
-    rows_weigh = of_steps(torch, verl.compute_grpo_outcome_advantage, given, norm_adv_by_std_in_grpo=False)
-    first = np.unique(given.trajectory, return_index=True)[1]
-    reward, uid = given.reward[first], given.uid[first]
-    trajectories_weigh = np.array([r - reward[uid == u].mean() for r, u in zip(given.reward, given.uid, strict=True)])
+    responses = step_rows(seed, steps=lambda i: 1 + 5 * (i % 2))
+    got = shared(responses, norm_adv_by_std_in_grpo=False)
+    rows_weigh = of_steps(torch, verl.compute_grpo_outcome_advantage, responses, norm_adv_by_std_in_grpo=False)
+    first = np.unique(responses.trajectory, return_index=True)[1]
+    reward, uid = responses.reward[first], responses.uid[first]
+    trajectories_weigh = np.array(
+        [r - reward[uid == u].mean() for r, u in zip(responses.reward, responses.uid, strict=True)]
+    )
     np.testing.assert_allclose(got, trajectories_weigh, rtol=0, atol=CLOSE)
     assert np.abs(got - rows_weigh).max() > 0.1
 
@@ -358,12 +348,12 @@ def test_baseline_over_trajectories_differs_from_verl(verl, torch, seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rloo_over_trajectories_differs_from_verl(verl, torch, seed):
     """In verl other steps of a trajectory count as other trajectories, so its own reward is in its baseline."""
-    given = step_rows(seed)
-    got = shared(given, adv_estimator="rloo")
-    one_row_out = of_steps(torch, verl.compute_rloo_outcome_advantage, given)
-    first = np.unique(given.trajectory, return_index=True)[1]
-    reward, uid = given.reward[first], given.uid[first]
+    responses = step_rows(seed)
+    got = shared(responses, adv_estimator="rloo")
+    one_row_out = of_steps(torch, verl.compute_rloo_outcome_advantage, responses)
+    first = np.unique(responses.trajectory, return_index=True)[1]
+    reward, uid = responses.reward[first], responses.uid[first]
     others = np.array([reward[(uid == uid[i]) & (np.arange(len(uid)) != i)].mean() for i in range(len(uid))])
-    np.testing.assert_allclose(got, (reward - others)[given.trajectory], rtol=0, atol=CLOSE)
+    np.testing.assert_allclose(got, (reward - others)[responses.trajectory], rtol=0, atol=CLOSE)
     # (nK / (nK - 1)) (r - m) in verl, (n / (n - 1)) (r - m) here.
     np.testing.assert_allclose(one_row_out * (4 / 3) / (12 / 11), got, rtol=0, atol=CLOSE)

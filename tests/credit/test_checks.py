@@ -50,25 +50,46 @@ def test_empty_batch_raises(trajectories):
     assert "expected at least one step, got none" in refusal(batch_of(*trajectories))
 
 
-def test_parent_after_its_child_raises(batch):
-    swapped = replace(batch, edge_child=batch.edge_parent, edge_parent=batch.edge_child)
-    assert refusal(swapped) == "step t0.0: expected parents that came before it, got t0.1"
-
-
-def test_parent_in_another_trajectory_raises(batch):
-    message = refusal(replace(batch, edge_parent=changed(batch.edge_parent, -1, 2)))
-    assert message == "step t1.1: expected parents in its own trajectory t1, got t0.2 of t0"
-
-
-def test_duplicate_parent_raises(batch):
-    last_of_t0 = np.flatnonzero(batch.edge_child == 2)
-    message = refusal(replace(batch, edge_parent=changed(batch.edge_parent, last_of_t0, 1)))
-    assert message == "step t0.2: expected each parent once, got t0.1 twice"
-
-
-def test_edge_index_out_of_range_raises(batch):
-    message = refusal(replace(batch, edge_parent=changed(batch.edge_parent, 0, -1)))
-    assert message == "column edge_parent, entry 0: expected an index from 0 to 4, got -1"
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda b: {"edge_child": b.edge_parent, "edge_parent": b.edge_child},
+            "step t0.0: expected parents that came before it, got t0.1",
+        ),
+        (
+            lambda b: {"edge_parent": changed(b.edge_parent, -1, 2)},
+            "step t1.1: expected parents in its own trajectory t1, got t0.2 of t0",
+        ),
+        (
+            lambda b: {"edge_parent": changed(b.edge_parent, b.edge_child == 2, 1)},
+            "step t0.2: expected each parent once, got t0.1 twice",
+        ),
+        (
+            lambda b: {"edge_parent": changed(b.edge_parent, 0, -1)},
+            "column edge_parent, entry 0: expected an index from 0 to 4, got -1",
+        ),
+        (
+            lambda b: {"agent_of_step": changed(b.agent_of_step, 2, 3)},
+            "column agent_of_step, entry 2: expected an index from 0 to 2, got 3",
+        ),
+        (
+            lambda b: {"trajectory_of_step": np.array([0, 1, 0, 1, 1])},
+            "step t0.2: expected steps to lie trajectory by trajectory, got one of t0 after one of t1",
+        ),
+        (
+            lambda b: {"index_of_step": np.array([0, 1, 2, 0, 2])},
+            "step t1.1 of trajectory t1: expected index 1, its place in the trajectory, got 2",
+        ),
+        (lambda b: {"agent_of_step": b.agent_of_step[:-1]}, "column agent_of_step: expected shape (5,), got (4,)"),
+        (lambda b: {"prompts": None}, "column prompts: expected shape (5,), got None"),
+        (lambda b: {"scores": None}, "column scores: expected an array of float64 or float32, got NoneType"),
+        (lambda b: {"score_names": ()}, "column scores: expected shape (5, 0), got (5, 1)"),
+        (lambda b: {"score_names": ("f", "g")}, "column scores: expected shape (5, 2), got (5, 1)"),
+    ],
+)
+def test_wrong_column_is_refused_with_its_place(batch, change, message):
+    assert refusal(replace(batch, **change(batch))) == message
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.01, 1.01])
@@ -98,18 +119,6 @@ def test_ok_outcome_that_is_not_finite_raises(batch, value):
     assert message == f"trajectory t1: expected a finite outcome where its scoring was ok, got {value}"
 
 
-def test_steps_out_of_order_raise(batch):
-    message = refusal(replace(batch, trajectory_of_step=np.array([0, 1, 0, 1, 1])))
-    assert message == "step t0.2: expected steps to lie trajectory by trajectory, got one of t0 after one of t1"
-    message = refusal(replace(batch, index_of_step=np.array([0, 1, 2, 0, 2])))
-    assert message == "step t1.1 of trajectory t1: expected index 1, its place in the trajectory, got 2"
-
-
-def test_column_of_the_wrong_length_raises(batch):
-    message = refusal(replace(batch, agent_of_step=batch.agent_of_step[:-1]))
-    assert message == "column agent_of_step: expected shape (5,), got (4,)"
-
-
 @pytest.mark.parametrize("column", [f.name for f in fields(TrajectoryBatch) if not f.name.endswith("_names")])
 def test_every_column_checks_its_length(column):
     given = batch_of(
@@ -129,20 +138,6 @@ def test_every_column_checks_its_length(column):
     for wrong in (values[:-1], twice):
         with pytest.raises(ShapeError, match=r"^column \w+: expected shape \(.*\), got \(.*\)$"):
             assign(replace(given, **{column: wrong}), CreditOptions())
-
-
-@pytest.mark.parametrize("names", [(), ("f", "g")])
-def test_score_names_must_match_the_score_columns(batch, names):
-    assert refusal(replace(batch, score_names=names)).startswith(
-        f"column scores: expected shape (5, {len(names)}), got"
-    )
-
-
-def test_missing_column_raises(batch):
-    assert refusal(replace(batch, prompts=None)) == "column prompts: expected shape (5,), got None"
-    assert refusal(replace(batch, scores=None)) == (
-        "column scores: expected an array of float64 or float32, got NoneType"
-    )
 
 
 @pytest.mark.parametrize(
@@ -205,11 +200,6 @@ def test_ok_score_with_an_empty_range_raises(limits):
     with pytest.raises(ScoreRangeError, match=r"trajectory t0: outcome: expected a range of finite numbers, low < hi"):
         batch_of(make_trajectory("t0", [step("a")], Score(1.0, limits)))
     batch_of(make_trajectory("t0", [step("a", Score(1.0, limits, status="failed"))], 1.0))
-
-
-def test_agent_index_out_of_range_raises(batch):
-    message = refusal(replace(batch, agent_of_step=changed(batch.agent_of_step, 2, 3)))
-    assert message == "column agent_of_step, entry 2: expected an index from 0 to 2, got 3"
 
 
 @pytest.mark.parametrize(

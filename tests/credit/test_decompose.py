@@ -7,13 +7,11 @@ import pytest
 
 from creditflow.credit import CreditOptions, assign
 from creditflow.data import Score
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, credited, make_trajectory, step
 
 
 def sub_rewards(*trajectories, **chosen):
-    return assign(
-        batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **chosen})
-    ).sub_reward_S.tolist()
+    return credited(*trajectories, **chosen).sub_reward_S.tolist()
 
 
 def test_sub_reward_is_the_weighted_mean_of_rescaled_scores():
@@ -28,7 +26,7 @@ def test_score_of_weight_0_never_enters_credit():
 
 def test_failed_score_of_weight_0_does_not_mask_the_step():
     measured = {"f": 0.5, "m": Score(0.0, weight=0.0, status="failed")}
-    assigned = assign(batch_of(make_trajectory("t", [step("a", measured)])), CreditOptions(propagation="threshold"))
+    assigned = credited(make_trajectory("t", [step("a", measured)]))
     assert assigned.sub_reward_S.tolist() == [0.5]
     assert assigned.trained_S.tolist() == [True]
 
@@ -103,19 +101,16 @@ def test_gate_of_a_failed_step_is_open():
 @pytest.mark.parametrize("rule", ["identical", "uniform"])
 def test_sharing_rules_train_steps_with_failed_scores(rule):
     trajectories = [make_trajectory(f"t{n}", [step("a", s)], float(n)) for n, s in enumerate(["failed", 0.0, 1.0])]
-    assert assign(batch_of(*trajectories), CreditOptions(propagation=rule)).trained_S.all()
+    assert credited(*trajectories, propagation=rule).trained_S.all()
 
 
 def test_failed_status_or_outcome_masks_the_trajectory():
-    a = assign(
-        batch_of(
-            make_trajectory("t0", [step("a", 1.0), step("b", 1.0)], 1.0, status="failed"),
-            make_trajectory("t1", [step("a", 1.0), step("b", 1.0)], "timeout"),
-            make_trajectory("t2", [step("a", 1.0), step("b", 1.0)], "failed", status="truncated"),
-            make_trajectory("t3", [step("a", 1.0), step("b", 0.0)], 1.0),
-            make_trajectory("t4", [step("a", 1.0), step("b", 1.0)], 0.0),
-        ),
-        CreditOptions(propagation="threshold"),
+    a = credited(
+        make_trajectory("t0", [step("a", 1.0), step("b", 1.0)], 1.0, status="failed"),
+        make_trajectory("t1", [step("a", 1.0), step("b", 1.0)], "timeout"),
+        make_trajectory("t2", [step("a", 1.0), step("b", 1.0)], "failed", status="truncated"),
+        make_trajectory("t3", [step("a", 1.0), step("b", 0.0)], 1.0),
+        make_trajectory("t4", [step("a", 1.0), step("b", 1.0)], 0.0),
     )
     assert a.masked_N.tolist() == [True, True, True, False, False]
     assert a.trained_S.tolist() == [False] * 6 + [True] * 4
@@ -154,10 +149,7 @@ def test_token_scores_and_plain_scores_can_be_combined():
         make_trajectory("t0", [step("a", {"f": Score((1.0, 0.0)), "g": Score(0.5, weight=3.0)}, tokens=2)]),
         make_trajectory("t1", [step("a", {"f": 0.0, "g": Score(0.5, weight=3.0)}, tokens=2)]),
     ]
-    a = assign(
-        batch_of(*trajectories),
-        CreditOptions(propagation="threshold", decomp_granularity="token_level", norm_adv_by_std_in_grpo=False),
-    )
+    a = credited(*trajectories, decomp_granularity="token_level", norm_adv_by_std_in_grpo=False)
     assert a.sub_reward_S.tolist() == [0.5, 0.375]
     # rho is 0.625 and 0.375, and 0.375 twice; the others' mean is 0.375, and 0.5
     assert a.token_term_T.tolist() == [0.125, 0.0, -0.125, -0.0625]

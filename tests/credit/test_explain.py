@@ -12,7 +12,7 @@ from creditflow.credit.estimators.base import CriticTerms, Estimate
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, advantage_estimator, propagation_rule
 from creditflow.data import Score
 from creditflow.errors import BatchError
-from tests.builders import batch_of, examples, make_trajectory, step
+from tests.builders import batch_of, credited, examples, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.credit.test_against_oracle import CORNERS
 
@@ -54,7 +54,7 @@ def test_explain_shows_a_clipped_score():
     trajectories = [
         make_trajectory(f"t{i}", [step("a", Score(value)), step("b")], 1.0) for i, value in enumerate((0.25, 1.0000009))
     ]
-    assigned = assign(batch_of(*trajectories), CreditOptions(propagation="threshold"))
+    assigned = credited(*trajectories)
     assert_explained(assigned)
     raw = next(one for one in explain(assigned, 2).operations if one.name == "raw f")
     assert (raw.value, raw.note) == (1.0, "1.0000009, clipped to its range")
@@ -73,12 +73,10 @@ def test_replay_gives_the_trained_advantage_bit_for_bit(corner):
 
 
 def chain(**chosen):
-    return assign(
-        batch_of(
-            make_trajectory("t0", [step("plan", 0.75), step("write", {"f": 0.25, "g": 1.0}), step("verify", 1.0)], 1.0),
-            make_trajectory("t1", [step("plan", 0.25), step("write", {"f": 1.0, "g": 0.5}), step("verify", 0.0)], 0.0),
-        ),
-        CreditOptions(**{"propagation": "threshold", **chosen}),
+    return credited(
+        make_trajectory("t0", [step("plan", 0.75), step("write", {"f": 0.25, "g": 1.0}), step("verify", 1.0)], 1.0),
+        make_trajectory("t1", [step("plan", 0.25), step("write", {"f": 1.0, "g": 0.5}), step("verify", 0.0)], 0.0),
+        **chosen,
     )
 
 
@@ -143,7 +141,7 @@ def test_explain_works_with_any_score_name(name, keys):
         make_trajectory(f"t{n}", [step("plan", {name: first, "f": 0.5}), step("write", {name: 1 - first})], n / 2)
         for n, first in enumerate((0.25, 1.0, 0.5))
     ]
-    assigned = assign(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **keys}))
+    assigned = credited(*trajectories, **keys)
     assert_explained(assigned)
     assert [words for words, _ in explain(assigned, 0).terms if words.startswith("from ")] == ["from t0.1"]
 
@@ -154,7 +152,7 @@ def test_explanation_lists_each_child_once():
         make_trajectory(f"t{n}", [step("plan"), *(step("write", n, parents=[0]) for _ in range(children))], n)
         for n in (0.0, 1.0)
     ]
-    story = explain(assign(batch_of(*trajectories), CreditOptions(propagation="discounted")), 0)
+    story = explain(credited(*trajectories, propagation="discounted"), 0)
     assert len([words for words, _ in story.terms if words.startswith("from ")]) == children
     assert len([o for o in story.operations if o.name == "zero"]) == 1
     assert story.replay() == story.advantage
@@ -275,9 +273,8 @@ def gates_of(assigned, s):
 
 def halves(**chosen):
     """Sub-rewards equal to the threshold, so that gates are closed."""
-    return assign(
-        batch_of(*(make_trajectory(f"t{n}", [step("plan", 0.5), step("write", 0.5)], float(n)) for n in range(2))),
-        CreditOptions(**{"propagation": "threshold", **chosen}),
+    return credited(
+        *(make_trajectory(f"t{n}", [step("plan", 0.5), step("write", 0.5)], float(n)) for n in range(2)), **chosen
     )
 
 
@@ -315,7 +312,7 @@ def test_explanation_describes_a_gate_opened_by_the_floor():
 
 def test_learning_step_with_advantage_zero_has_terms():
     trajectories = [make_trajectory(f"t{n}", [step("plan", r)], 0.0) for n, r in enumerate((0.0, 0.5, 1.0))]
-    story = explain(assign(batch_of(*trajectories), CreditOptions(propagation="threshold", gamma=1.0)), 1)
+    story = explain(credited(*trajectories, gamma=1.0), 1)
     assert story.advantage == 0.0
     assert [words for words, _ in story.terms] == ["own", "received", "shared", "baseline"]
     assert story.terms[0][1] < 0 < story.terms[-1][1]

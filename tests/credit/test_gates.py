@@ -4,19 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from creditflow.credit import CreditOptions, assign
+from creditflow.credit import assign
 from creditflow.data import Score
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, credited, make_trajectory, step
 from tests.credit.strategies import options, trajectories
 
 
 def is_open(scores, theta):
-    return bool(
-        assign(
-            batch_of(make_trajectory("t", [step("a", scores)])),
-            CreditOptions(propagation="threshold", propagation_threshold=theta),
-        ).gate_open_S
-    )
+    return bool(credited(make_trajectory("t", [step("a", scores)]), propagation_threshold=theta).gate_open_S)
 
 
 @pytest.mark.parametrize(

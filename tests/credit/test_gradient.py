@@ -238,77 +238,6 @@ def test_unscaled_grpo_at_fixed_length_shrinks_the_gradient(n):
     assert found == exactly((n - 1) / n * gradient(NEVER_STOPS))
 
 
-# ---- turns normalised one by one -------------------------------------------------------------------------------------
-
-
-Normalisation = Callable[[list[float]], list[float]]
-
-
-def per_turn(normalised: Normalisation) -> Advantages:
-    """Per-turn normalisation, the construction of verl's issue 7244.
-
-    `normalised` is applied to the rewards of each turn, among the trajectories that reached it, and the results are
-    summed from each turn on. The outcome is normalised among all trajectories and added to every turn.
-    """
-
-    def advantages(groups: Sequence[Group]) -> list[float]:
-        flat: list[float] = []
-        for group in groups:
-            of_trajectory = normalised([outcome(path) for path in group])
-            of_turn = [iter(normalised([REWARD[path[turn]] for path in group if turn < len(path)])) for turn in (0, 1)]
-            for path, shared in zip(group, of_trajectory, strict=True):
-                own = [next(of_turn[turn]) for turn in range(len(path))]
-                flat += [sum(own[turn:]) + shared for turn in range(len(path))]
-        return flat
-
-    return advantages
-
-
-def less_the_others(column: list[float]) -> list[float]:
-    return [x - (sum(column) - x) / max(1, len(column) - 1) for x in column]
-
-
-def standardised(column: list[float]) -> list[float]:
-    mean = np.mean(column) if column else 0.0
-    spread = np.std(column, ddof=1) if len(column) > 1 else 0.0
-    return [(x - mean) / (spread + 1e-6) for x in column]
-
-
-@pytest.mark.parametrize("n", [2, 3])
-def test_per_turn_normalisation_charges_for_continuing(n):
-    found = expected_gradient(POLICY, n, per_turn(less_the_others))
-    true, going_on = gradient(POLICY), gradient(POLICY, lambda path, _: float(len(path) > 1))
-    # The sum contains the second turn's baseline only if there was a second turn. This charges the mean reward there
-    # times the probability that another trajectory has a second turn to compare with.
-    stops = probability(POLICY, ("start", "stop"))
-    second = [(chance(POLICY, path), REWARD[path[1]]) for path in paths(POLICY) if len(path) > 1]
-    charge = sum(p * reward for p, reward in second) / (1 - stops) * (1 - stops ** (n - 1))
-    assert found == exactly(true - charge * going_on)
-    # Rescaling does not help: this share of the gradient remains wrong under the best scale.
-    assert np.sqrt(1 - cosine(found, true) ** 2) > 0.35
-
-
-def test_per_turn_normalisation_can_teach_to_stop_too_early():
-    stop = parameters(POLICY).index(("start", "stop"))
-    assert gradient(POLICY)[stop] < -0.1
-    assert expected_gradient(POLICY, 3, per_turn(less_the_others))[stop] > 0.02
-
-
-@pytest.mark.parametrize("n", [2, 3])
-def test_per_turn_normalisation_is_exact_at_fixed_length(n):
-    assert expected_gradient(NEVER_STOPS, n, per_turn(less_the_others)) == exactly(gradient(NEVER_STOPS))
-
-
-SUMMED = {less_the_others: (0.8560, 0.8627), standardised: (0.9495, 1.8882)}
-"""Cosine to the gradient of J, and relative length, in groups of three."""
-
-
-@pytest.mark.parametrize("normalised", SUMMED)
-def test_per_turn_normalisation_bias_has_the_recorded_size(normalised):
-    found, true = expected_gradient(POLICY, 3, per_turn(normalised)), gradient(POLICY)
-    assert (cosine(found, true), length(found, true)) == pytest.approx(SUMMED[normalised], abs=5e-4)
-
-
 # ---- biases and their size -------------------------------------------------------------------------------------------
 
 GATED = {"propagation": "threshold", "propagation_threshold": 0.5}
@@ -319,6 +248,8 @@ DEFAULTS = {
     "sub_reward_origin": 1.0,
     "outcome_to": "all",
 }
+PER_TURN = {"propagation": "mt_grpo", "adv_estimator": "relative", "group_by": "task"}
+"""The construction of verl's issue 7244."""
 GROUP = 3
 MOVED: dict[str, tuple[dict[str, object], float, float]] = {
     "own trajectory in the mean": ({"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}, 0.9983, 0.6215),
@@ -327,6 +258,7 @@ MOVED: dict[str, tuple[dict[str, object], float, float]] = {
     "closed gates, cut, outcome to all": ({**GATED, "outcome_to": "all"}, 0.9894, 0.9906),
     "closed gates, freeze": ({**GATED, "on_closed_gate": "freeze"}, 0.9029, 1.3860),
     "the defaults, in groups of the task": (DEFAULTS, 0.9178, 0.8923),
+    "turns normalised one by one": (PER_TURN, 0.9495, 1.8882),
 }
 """Changes to `options()`, cosine to the gradient of J (with the origin in force), and length relative to it."""
 

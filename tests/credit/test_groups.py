@@ -5,15 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, assign, kernels
 from creditflow.credit import groups as groups_module
+from creditflow.credit import kernels
 from creditflow.credit.groups import LEVEL_NAMES, LEVELS, compact
 from creditflow.data import Score
-from tests.builders import batch_of, make_trajectory, step
-
-
-def groups(*trajectories, **chosen):
-    return assign(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **chosen}))
+from tests.builders import credited, make_trajectory, step
 
 
 def own(r, **more):
@@ -39,7 +35,7 @@ def test_group_by_sets_the_key_and_lone_trajectories_back_off(group_by, sizes):
     def three(id, task):
         return make_trajectory(id, [own(0.5, agent=agent) for agent in "aba"], task=task)
 
-    a = groups(three("t0", "q0"), three("t1", "q0"), three("t2", "q1"), group_by=group_by, **PLAIN)
+    a = credited(three("t0", "q0"), three("t1", "q0"), three("t2", "q1"), group_by=group_by, **PLAIN)
     assert a.group_size_S.tolist() == sizes
     levels = [LEVEL_NAMES[level] for level in a.level_S]
     assert levels[:6] == [group_by] * 6
@@ -51,20 +47,20 @@ def test_task_groups_mix_agents_and_agent_groups_mix_tasks():
         make_trajectory("t0", [own(0.0, agent="a"), own(1.0, agent="b")]),
         make_trajectory("t1", [own(0.5, agent="a")]),
     ]
-    assert groups(*trajectories, group_by="task", **PLAIN).baseline_S.tolist() == [0.5, 0.5, 0.5]
-    assert groups(*trajectories, group_by="agent", **PLAIN).baseline_S.tolist()[0] == 0.25
+    assert credited(*trajectories, group_by="task", **PLAIN).baseline_S.tolist() == [0.5, 0.5, 0.5]
+    assert credited(*trajectories, group_by="agent", **PLAIN).baseline_S.tolist()[0] == 0.25
 
 
 def test_task_agent_state_groups_by_prompt():
     trajectories = [make_trajectory(f"t{n}", [own(n / 4, prompt=prompt)]) for n, prompt in enumerate("xyxy")]
-    assert groups(*trajectories, group_by="task_agent_state", **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]
+    assert credited(*trajectories, group_by="task_agent_state", **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]
 
 
 @pytest.mark.parametrize("differs", [{"policy": "other"}, {"policy_version": 1}, {"stratum": "s"}])
 @pytest.mark.parametrize("group_by", LEVELS)
 def test_policy_version_and_stratum_separate_groups(group_by, differs):
     trajectories = [make_trajectory(f"t{n}", [own(n / 4, prompt="x", **(differs if n % 2 else {}))]) for n in range(4)]
-    assert groups(*trajectories, group_by=group_by, **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]
+    assert credited(*trajectories, group_by=group_by, **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]
 
 
 def test_versions_within_the_lag_share_groups():
@@ -72,7 +68,7 @@ def test_versions_within_the_lag_share_groups():
     steps = [make_trajectory(f"t{v}", [own(r, policy_version=v)]) for v, r in rewards.items()]
     other = make_trajectory("other", [own(0.75, policy="other", policy_version=3)])
     for lag, means in ((0, [0.0, 0.5, 1.0]), (1, [0.25, 0.25, 1.0]), (2, [0.5, 0.5, 0.5])):
-        made = groups(*steps, other, group_by="agent", max_version_lag=lag, **PLAIN)
+        made = credited(*steps, other, group_by="agent", max_version_lag=lag, **PLAIN)
         alone = made.level_S < 0
         assert [mean for mean, none in zip(made.baseline_S, alone, strict=True) if not none] == [
             mean for mean in means if means.count(mean) > 1
@@ -82,7 +78,7 @@ def test_versions_within_the_lag_share_groups():
 
 def test_trajectories_weigh_equally_in_the_baseline():
     many, one = make_trajectory("t0", [own(1.0) for _ in range(9)]), make_trajectory("t1", [own(0.0)])
-    a = groups(many, one, group_by="agent", **PLAIN)
+    a = credited(many, one, group_by="agent", **PLAIN)
     assert set(a.baseline_S.tolist()) == {0.5}
     # variance: 2/1 times the mean over two trajectories of their mean square deviation of 1/4
     assert a.spread_S.tolist() == pytest.approx([math.sqrt(0.5)] * 10)
@@ -90,27 +86,28 @@ def test_trajectories_weigh_equally_in_the_baseline():
 
 def test_spread_of_single_steps_is_the_unbiased_deviation():
     values = [0.0, 0.25, 0.75, 1.0]
-    a = groups(*(make_trajectory(f"t{n}", [own(v)]) for n, v in enumerate(values)), **PLAIN)
+    a = credited(*(make_trajectory(f"t{n}", [own(v)]) for n, v in enumerate(values)), **PLAIN)
     assert a.spread_S[0] == pytest.approx(np.std(values, ddof=1), rel=1e-15)
 
 
 def test_group_of_one_trajectory_with_many_steps_is_alone():
-    a = groups(make_trajectory("t0", [own(0.0), own(1.0)]), group_by="agent", **PLAIN)
+    a = credited(make_trajectory("t0", [own(0.0), own(1.0)]), group_by="agent", **PLAIN)
     assert a.group_S.tolist() == [-1, -1]
     assert a.advantage_S.tolist() == [0.0, 0.0]
-    assert a.singletons == 1
+    assert np.isnan(a.baseline_S).all()
+    assert (a.group_name(0), a.singletons) == (None, 1)
 
 
 def test_back_off_follows_its_order_of_levels():
     late = own(1.0, turn=5)
-    to_task_agent = groups(make_trajectory("t0", [late]), make_trajectory("t1", [own(0.0, turn=1)]), **PLAIN)
+    to_task_agent = credited(make_trajectory("t0", [late]), make_trajectory("t1", [own(0.0, turn=1)]), **PLAIN)
     assert LEVEL_NAMES[to_task_agent.level_S[0]] == "task_agent"
     same_turn = [
         make_trajectory("t0", [late]),
         make_trajectory("t1", [own(0.0, turn=5)], task="q1"),
         make_trajectory("t2", [own(0.0, turn=1)], task="q2"),
     ]
-    to_agent_turn = groups(*same_turn, group_by="task_agent", **PLAIN)
+    to_agent_turn = credited(*same_turn, group_by="task_agent", **PLAIN)
     assert LEVEL_NAMES[to_agent_turn.level_S[0]] == "agent_turn"
     assert to_agent_turn.baseline_S[0] == 0.5
     assert LEVEL_NAMES[to_agent_turn.level_S[2]] == "agent"
@@ -122,13 +119,13 @@ def test_back_off_group_includes_all_steps_of_its_key():
         make_trajectory("t0", [own(1.0, turn=5)]),
         *(make_trajectory(f"t{n}", [own(0.0)]) for n in (1, 2, 3)),
     ]
-    a = groups(*trajectories, **PLAIN)
+    a = credited(*trajectories, **PLAIN)
     assert a.group_size_S.tolist() == [4, 3, 3, 3]
     assert a.baseline_S.tolist() == [0.25, 0.0, 0.0, 0.0]
 
 
 def test_group_name_lists_the_parts_of_the_key():
-    a = groups(
+    a = credited(
         *(
             make_trajectory(f"t{n}", [own(n / 4, agent="write", stratum="hard", policy="p", policy_version=3)])
             for n in range(2)
@@ -145,7 +142,7 @@ def test_masked_steps_are_excluded_from_baselines():
         make_trajectory("t2", [own(0.5)]),
         make_trajectory("t3", [own(0.0)], status="failed"),
     ]
-    a = groups(*trajectories, **PLAIN)
+    a = credited(*trajectories, **PLAIN)
     assert a.baseline_S[[1, 2]].tolist() == [0.75, 0.75]
     assert np.isnan(a.baseline_S[[0, 3]]).all()
 
@@ -180,8 +177,5 @@ def test_assign_computes_each_column_once(monkeypatch, estimator):
     count(kernels, "sampled_tokens")
     count(groups_module, "codes_of_level")
     trajectories = [make_trajectory(f"t{n}", [step("a", 0.1 * n, tokens=2)], float(n)) for n in range(3)]
-    assign(
-        batch_of(*trajectories),
-        CreditOptions(propagation="threshold", decomp_granularity="token_level", adv_estimator=estimator),
-    )
+    credited(*trajectories, decomp_granularity="token_level", adv_estimator=estimator)
     assert sorted(computed) == ["codes_of_level", "sampled_tokens"]

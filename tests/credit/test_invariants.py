@@ -13,7 +13,7 @@ from creditflow.credit.groups import LEVELS, describe
 from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.data import OK, Score
 from creditflow.errors import ConfigError, NotFiniteError, ShapeError
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, credited, make_trajectory, step
 from tests.credit.strategies import options, trajectories
 
 
@@ -49,6 +49,7 @@ def test_renamed_agents_give_the_same_numbers(trajectories, chosen, names):
     after = assign(batch_of(*trajectories), chosen)
     same(after.credit_S, before.credit_S)
     same(after.advantage_S, before.advantage_S)
+    assert np.array_equal(after.masked_S, before.masked_S)
 
 
 @given(trajectories(), options(), st.integers(1, 3))
@@ -123,10 +124,7 @@ def test_failed_score_is_excluded_from_its_baseline():
         return batch_of(*(make_trajectory(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75, score])))
 
     failed = assign(batch("failed"), CreditOptions(propagation="threshold"))
-    two = assign(
-        batch_of(*(make_trajectory(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75]))),
-        CreditOptions(propagation="threshold"),
-    )
+    two = credited(*(make_trajectory(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75])))
     assert failed.baseline_S[:2].tolist() == two.baseline_S.tolist()
     assert failed.advantage_S.tolist() == [*two.advantage_S.tolist(), 0.0]
 
@@ -144,10 +142,7 @@ def test_trajectories_of_a_group_may_have_different_agents():
     )
     short = make_trajectory("t1", [step("plan", 0.25), step("write", 0.5)], 0.0)
     bare = make_trajectory("t2", [step("write", 1.0, ())], 1.0)
-    a = assign(
-        batch_of(wide, short, bare),
-        CreditOptions(propagation="threshold", gamma=1.0, outcome_to="answer", sub_reward_origin=0.0),
-    )
+    a = credited(wide, short, bare, gamma=1.0, outcome_to="answer", sub_reward_origin=0.0)
     # The judge passes 1 + 1 to five parents, 0.4 each; only the writers with 0.75 and 1 are above the threshold.
     assert a.credit_S[:7] == pytest.approx([0.75 + (0.75 + 0.4) + (1.0 + 0.4), 0.4, 0.65, 0.9, 1.15, 1.4, 2.0])
     assert a.group_name(0) == "agent=plan turn=0 policy=default version=0"
@@ -157,7 +152,7 @@ def test_trajectories_of_a_group_may_have_different_agents():
 def test_freeze_trains_only_steps_at_and_after_the_failure():
     wrong = make_trajectory("t0", [step("plan", 1.0), step("write", 0.0), step("verify", 1.0)], 0.0)
     right = make_trajectory("t1", [step("plan", 0.75), step("write", 1.0), step("verify", 0.75)], 1.0)
-    a = assign(batch_of(wrong, right), CreditOptions(propagation="threshold", on_closed_gate="freeze"))
+    a = credited(wrong, right, on_closed_gate="freeze")
     assert a.frozen_S.tolist() == [True, False, False, False, False, False]
     assert a.advantage_S[0] == 0.0
     assert credit_metrics(a)["groups/frozen_steps"] == 1.0
@@ -206,10 +201,7 @@ def test_floor_ignores_masked_trajectories():
 
 
 def test_token_advantages_check_the_output_array():
-    a = assign(
-        batch_of(make_trajectory("t0", [step("a", tokens=4)], 1.0), make_trajectory("t1", [step("a", tokens=4)], 0.0)),
-        CreditOptions(propagation="threshold"),
-    )
+    a = credited(make_trajectory("t0", [step("a", tokens=4)], 1.0), make_trajectory("t1", [step("a", tokens=4)], 0.0))
     for out in (np.zeros(3), np.zeros((2, 4)), np.zeros(8, dtype=np.int64), np.zeros(8, dtype=np.float16)):
         with pytest.raises(ShapeError, match=r"expected float32 or float64 of shape \(8,\), got"):
             a.token_advantages(out=out)
@@ -225,7 +217,7 @@ def test_rule_with_nan_credit_raises():
         with pytest.raises(
             NotFiniteError, match=r"step t0\.0: expected a finite credit from propagation nowhere, got nan"
         ):
-            assign(batch_of(make_trajectory("t0", [step("a")], 1.0)), CreditOptions(propagation="nowhere"))
+            credited(make_trajectory("t0", [step("a")], 1.0), propagation="nowhere")
     finally:
         PROPAGATION_RULES.remove("nowhere")
 

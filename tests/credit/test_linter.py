@@ -10,7 +10,7 @@ from creditflow.credit.analysis.linter import idle_gate
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score
 from creditflow.monitoring.notices import idle_gate_summary
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, credited, make_trajectory, step
 
 
 def sound():
@@ -191,21 +191,16 @@ def test_closed_gates_are_idle():
 
 
 def test_single_steps_have_no_idle_gate():
-    assigned = assign(
-        batch_of(*(make_trajectory(f"t{n}", [step("a", 0.75)], float(n)) for n in range(2))),
-        CreditOptions(propagation="threshold"),
-    )
+    assigned = credited(*(make_trajectory(f"t{n}", [step("a", 0.75)], float(n)) for n in range(2)))
     assert idle_gate(assigned) is None
     assert "propagation/moved" not in credit_metrics(assigned)
 
 
 def test_moved_is_the_received_share_of_credit():
-    assigned = assign(batch_of(*chain(0.75)), CreditOptions(propagation="threshold", gamma=0.5))
+    assigned = credited(*chain(0.75), gamma=0.5)
     # Credit without flow: 0, -0.25 in the first trajectory, 1, 0.75 in the second; each first step receives -0.125.
     assert credit_metrics(assigned)["propagation/moved"] == pytest.approx(0.25 / (0.25 + 0.25 + 1 + 0.75))
-    assert "propagation/moved" not in credit_metrics(
-        assign(batch_of(*chain(0.75)), CreditOptions(propagation="identical"))
-    )
+    assert "propagation/moved" not in credit_metrics(credited(*chain(0.75), propagation="identical"))
 
 
 @pytest.mark.parametrize(

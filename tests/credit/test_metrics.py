@@ -9,12 +9,12 @@ from hypothesis import given
 from creditflow.credit import CreditOptions, assign, unreached_agents
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score
-from tests.builders import batch_of, make_trajectory, step
+from tests.builders import batch_of, credited, make_trajectory, step
 from tests.credit.strategies import options, trajectories
 
 
 def metrics(*trajectories, **chosen):
-    return credit_metrics(assign(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **chosen})))
+    return credit_metrics(credited(*trajectories, **chosen))
 
 
 def test_pass_rate_is_the_share_of_open_gates():
@@ -119,27 +119,20 @@ def unscored_planner(n, r, outcome=1.0):
     ],
 )
 def test_reach_is_the_share_of_trajectories_with_a_signal(chosen, reach):
-    assigned = assign(
-        batch_of(unscored_planner(0, 1.0), unscored_planner(1, 0.25)),
-        CreditOptions(**{"propagation": "threshold", **chosen}),
-    )
+    assigned = credited(unscored_planner(0, 1.0), unscored_planner(1, 0.25), **chosen)
     got = credit_metrics(assigned)
     assert {agent: got[f"credit/reach/{agent}"] for agent in reach} == reach
     assert unreached_agents(assigned) == tuple(agent for agent, share in reach.items() if share == 0.0)
 
 
 def test_right_child_with_credit_0_counts_as_a_signal():
-    assigned = assign(
-        batch_of(make_trajectory("t", [step("plan"), step("write", 1.0)])), CreditOptions(propagation="threshold")
-    )
+    assigned = credited(make_trajectory("t", [step("plan"), step("write", 1.0)]))
     assert assigned.received_S[0] == 0.0
     assert unreached_agents(assigned) == ()
 
 
 def test_agents_without_any_reward_are_unreached():
-    assigned = assign(
-        batch_of(make_trajectory("t", [step("plan"), step("write")])), CreditOptions(propagation="threshold")
-    )
+    assigned = credited(make_trajectory("t", [step("plan"), step("write")]))
     assert unreached_agents(assigned) == ("plan", "write")
 
 
@@ -162,9 +155,7 @@ def test_alone_tied_and_frozen_are_shares_by_agent():
         make_trajectory(f"t{n}", [step("plan", 1.0), step("write", r)], 0.0) for n, r in enumerate((0.0, 1.0))
     ]
     trajectories.append(make_trajectory("t2", [step("plan", 1.0), step("write", 1.0), step("write", 0.75)], 0.0))
-    got = credit_metrics(
-        assign(batch_of(*trajectories), CreditOptions(propagation="threshold", on_closed_gate="freeze"))
-    )
+    got = credit_metrics(credited(*trajectories, on_closed_gate="freeze"))
     assert got["groups/frozen/plan"] == pytest.approx(1 / 3)
     assert got["groups/tied/plan"] == 0.0  # the third one's child has a score below 1
     assert got["groups/alone/write"] == 0.25

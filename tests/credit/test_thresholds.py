@@ -135,6 +135,8 @@ def test_tuned_threshold_equals_a_plain_implementation(points, patience, drop):
 @pytest.mark.parametrize(("sd", "theta"), [(0.0, 0.7), (0.1, 0.62), (0.25, 0.5), (0.5, 0.3), (0.7, 0.3)])
 def test_noise_threshold_falls_with_the_spread(sd, theta):
     assert after({"kind": "noise"}, saw(spread={"a": sd})).theta("a") == pytest.approx(theta)
+    last_alone = after({"kind": "noise", "smoothing": 0.0}, saw(spread={"a": 0.4}), saw(spread={"a": sd}))
+    assert last_alone.theta("a") == pytest.approx(theta)
 
 
 def test_noise_threshold_smooths_the_spread():
@@ -142,11 +144,6 @@ def test_noise_threshold_smooths_the_spread():
     sd = (0.9 * 0.1 * 0.1 + 0.1 * 0.3) / (0.9 * 0.1 + 0.1)
     assert threshold.theta("a") == pytest.approx(0.7 - 0.4 * 2 * sd)
     assert threshold.metrics()["propagation/threshold_spread/a"] == pytest.approx(sd)
-
-
-def test_noise_threshold_without_smoothing_uses_the_last_spread():
-    spec = {"kind": "noise", "smoothing": 0.0}
-    assert after(spec, saw(spread={"a": 0.5}), saw(spread={"a": 0.25})).theta("a") == pytest.approx(0.5)
 
 
 # --- quantile ---
@@ -327,8 +324,13 @@ def test_threshold_stays_in_range_with_finite_metrics(spec, batches):
     low, high = spec.get("range", (0.3, 0.7))
     for observed in batches:
         threshold.update(observed)
-        assert ((thetas(threshold, "abcdx") >= low) & (thetas(threshold, "abcdx") <= high)).all()
+        theta_A, state = thetas(threshold, "abcdx"), json.dumps(threshold.state_dict())
+        assert ((theta_A >= low) & (theta_A <= high)).all()
         assert np.isfinite(list(threshold.metrics().values())).all()
+        assert all(name.startswith("propagation/") for name in threshold.metrics())
+        threshold.update(BatchStats({}, {}))  # changes nothing, like reading
+        assert thetas(threshold, "abcdx").tolist() == theta_A.tolist()
+        assert json.dumps(threshold.state_dict()) == state
 
 
 @by_kind
@@ -414,27 +416,23 @@ def test_custom_kind_is_registered_by_name():
         def theta(self, agent):
             return 0.5
 
+    threshold_kind("bound")(partial(Half))  # a callable without a name
     try:
         assert thetas(make_threshold({"kind": "mine", "level": 0.2}, ["a"]), ["a"]).tolist() == [0.2]
-        with pytest.raises(ConfigError, match=r"level: expected a value, which kind mine needs"):
-            make_threshold({"kind": "mine"})
-        with pytest.raises(ConfigError, match=r"got 'levle' \(did you mean 'level'\?\)"):
-            make_threshold({"kind": "mine", "levle": 0.2})
-        with pytest.raises(ConfigError, match=r"finite threshold for agent 'b', got nan"):
-            thetas(make_threshold({"kind": "mine", "level": float("nan")}), ["b"])
-        with pytest.raises(ConfigError, match=r"finite threshold for agent 'b', got None"):
-            thetas(make_threshold({"kind": "mine", "level": None}), ["b"])
-        with pytest.raises(ConfigError, match=r"kind: half: expected a threshold, got Half without update, state_dict"):
-            make_threshold({"kind": "half"})
-        threshold_kind("bound")(partial(Half))  # a callable without a name
-        with pytest.raises(
-            ConfigError, match=r"kind: bound: expected a threshold, got Half without update, state_dict"
+        for options, message in (
+            ({"kind": "mine"}, "level: expected a value, which kind mine needs"),
+            ({"kind": "mine", "levle": 0.2}, r"got 'levle' \(did you mean 'level'\?\)"),
+            ({"kind": "half"}, "kind: half: expected a threshold, got Half without update, state_dict"),
+            ({"kind": "bound"}, "kind: bound: expected a threshold, got Half without update, state_dict"),
         ):
-            make_threshold({"kind": "bound"})
+            with pytest.raises(ConfigError, match=message):
+                make_threshold(options)
+        for level in (float("nan"), None):
+            with pytest.raises(ConfigError, match=rf"finite threshold for agent 'b', got {level}"):
+                thetas(make_threshold({"kind": "mine", "level": level}), ["b"])
     finally:
-        THRESHOLDS.remove("bound")
-        THRESHOLDS.remove("mine")
-        THRESHOLDS.remove("half")
+        for name in ("bound", "mine", "half"):
+            THRESHOLDS.remove(name)
 
 
 # --- errors ---
@@ -527,10 +525,10 @@ def test_sub_reward_outside_by_rounding_is_accepted():
 # --- the floor ---
 
 
-def starved(open_S, r_S, floor, scored_S=None, agent_S=None):
-    n = len(open_S)
+def starved(gate_open_S, r_S, floor, scored_S=None, agent_S=None):
+    n = len(gate_open_S)
     return open_starved(
-        np.array(open_S, dtype=bool),
+        np.array(gate_open_S, dtype=bool),
         np.array(r_S, dtype=float),
         np.ones(n, dtype=bool) if scored_S is None else np.array(scored_S, dtype=bool),
         np.zeros(n, dtype=np.int64) if agent_S is None else np.array(agent_S, dtype=np.int64),
@@ -538,17 +536,20 @@ def starved(open_S, r_S, floor, scored_S=None, agent_S=None):
     ).tolist()
 
 
-def test_floor_opens_closed_steps_with_the_best_scores():
-    assert starved([0, 0, 0, 0], [0.1, 0.4, 0.3, 0.2], 0.5) == [False, True, True, False]
-
-
-def test_open_steps_count_towards_the_floor():
-    assert starved([1, 0, 0, 0], [0.9, 0.4, 0.3, 0.2], 0.5) == [False, True, False, False]
-    assert starved([1, 1, 0, 0], [0.9, 0.8, 0.3, 0.2], 0.5) == [False] * 4
-
-
-def test_floor_resolves_ties_by_position():
-    assert starved([0, 0, 0], [0.2, 0.2, 0.2], 0.5) == [True, True, False]
+@pytest.mark.parametrize(
+    ("gate_open_S", "r_S", "floor", "opened_S"),
+    [
+        ([0, 0, 0, 0], [0.1, 0.4, 0.3, 0.2], 0.5, [0, 1, 1, 0]),  # the best scores
+        ([1, 0, 0, 0], [0.9, 0.4, 0.3, 0.2], 0.5, [0, 1, 0, 0]),  # open ones count
+        ([1, 1, 0, 0], [0.9, 0.8, 0.3, 0.2], 0.5, [0, 0, 0, 0]),
+        ([0, 0, 0], [0.2, 0.2, 0.2], 0.5, [1, 1, 0]),  # ties by position
+        ([0, 0], [0.4, 0.2], 0.0, [0, 0]),
+        ([0, 1, 0], [0.4, 0.9, 0.2], 1.0, [1, 0, 1]),
+        ([], [], 0.5, []),
+    ],
+)
+def test_floor_opens_the_best_closed_steps(gate_open_S, r_S, floor, opened_S):
+    assert starved(gate_open_S, r_S, floor) == opened_S
 
 
 def test_floor_rounds_up_but_not_by_rounding_errors():
@@ -560,12 +561,6 @@ def test_floor_rounds_up_but_not_by_rounding_errors():
 
 def test_floor_ignores_unscored_steps():
     assert starved([0, 0, 1], [0.9, 0.1, 0.9], 0.5, scored_S=[0, 1, 0]) == [False, True, False]
-
-
-def test_floor_of_0_opens_none_and_of_1_all_scored_steps():
-    assert starved([0, 0], [0.4, 0.2], 0.0) == [False, False]
-    assert starved([0, 1, 0], [0.4, 0.9, 0.2], 1.0) == [True, False, True]
-    assert starved([], [], 0.5) == []
 
 
 @few

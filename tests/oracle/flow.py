@@ -58,7 +58,6 @@ class Flow:
                     parent.children.append(node)
             self.nodes_of.append(nodes)
         self.nodes = [node for nodes in self.nodes_of for node in nodes]
-        self.by_id = {node.step.id: node for node in self.nodes}
 
     # ---- rewards ---------------------------------------------------------------------------------------------------
 
@@ -156,10 +155,7 @@ class Flow:
     def kept_others(self, node):
         """The steps of each other trajectory, without masked ones."""
         others = [nodes for nodes in self.nodes_of if nodes and nodes[0].trajectory is not node.trajectory]
-        return [[other for other in nodes if self.kept(other)] for nodes in others]
-
-    def kept(self, node):
-        return not self.masked(node)
+        return [[other for other in nodes if not self.masked(other)] for nodes in others]
 
     def outcome_score(self, node):
         """The outcome of the step's agent: its own, else the common one."""
@@ -205,18 +201,11 @@ class Flow:
 
     # ---- gates -----------------------------------------------------------------------------------------------------
 
-    def above(self, node):
-        return self.reward(node) > self.o.propagation_threshold + GATE
-
     @remembered
     def gate(self, node):
         """1 for an open gate, 0 for a closed one."""
-        case = self.judged(node)
-        if case == "unmatched":
-            return 1.0
-        if case == "failed":
-            return 1.0
-        return 1.0 if self.above(node) else 0.0
+        closed = self.judged(node) == "scored" and self.reward(node) <= self.o.propagation_threshold + GATE
+        return 0.0 if closed else 1.0
 
     def out(self, node):
         gated = self.o.propagation == "threshold"
