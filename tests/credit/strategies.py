@@ -3,6 +3,8 @@
 Values come from coarse grids, so that no value is within rounding of a threshold or a tie by accident.
 """
 
+from contextlib import contextmanager
+
 from hypothesis import strategies as st
 
 from creditflow.credit import CreditOptions
@@ -41,6 +43,16 @@ def refused(chosen):
     get = chosen.get
     flows = get("propagation", "identical") not in ("identical", "uniform")
     return get("adv_estimator") == "gae" and get("outcome_to") == "all" and flows
+
+
+@contextmanager
+def registered(registry, *names):
+    """Remove the entries `names` at the end."""
+    try:
+        yield
+    finally:
+        for name in names:
+            registry.remove(name)
 
 
 class Draw:

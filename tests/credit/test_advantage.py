@@ -7,6 +7,7 @@ from creditflow.credit import CreditOptions, Estimate, EstimatorInput, advantage
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.errors import ConfigError
 from tests.builders import batch_of, credited, make_trajectory, step
+from tests.credit.strategies import registered
 
 
 def test_advantage_divides_by_spread_plus_epsilon():
@@ -100,7 +101,7 @@ def test_custom_estimator_masks_like_built_in_ones():
     def plain_credit(given: EstimatorInput):
         return Estimate(np.zeros_like(given.credit_S))
 
-    try:
+    with registered(ADVANTAGE_ESTIMATORS, "plain_credit"):
         batch = batch_of(
             make_trajectory("t0", [step()], 1.0),
             make_trajectory("t1", [step()], 0.25),
@@ -109,8 +110,6 @@ def test_custom_estimator_masks_like_built_in_ones():
         assert assign(
             batch, CreditOptions(propagation="threshold", adv_estimator="plain_credit")
         ).advantage_S.tolist() == [1.0, 0.25, 0.0]
-    finally:
-        ADVANTAGE_ESTIMATORS.remove("plain_credit")
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -120,7 +119,7 @@ def test_custom_token_values_are_whitened_over_tokens(grouped):
         baseline_S = given.groups.mean_S if grouped else np.zeros_like(given.credit_S)
         return Estimate(baseline_S, unscaled_T=np.arange(given.batch.response_mask.size) ** 2.0)
 
-    try:
+    with registered(ADVANTAGE_ESTIMATORS, "by_position"):
         batch = batch_of(
             make_trajectory("t0", [step(tokens=3)], 1.0),
             make_trajectory("t1", [step(tokens=4, response_mask=(1, 0, 1, 1))], 0.5),
@@ -130,8 +129,6 @@ def test_custom_token_values_are_whitened_over_tokens(grouped):
         assert sampled.mean() == pytest.approx(0.0, abs=1e-12)
         assert sampled.std(ddof=1) == pytest.approx(1.0, rel=1e-6)
         assert (a[~batch.response_mask] == 0.0).all()
-    finally:
-        ADVANTAGE_ESTIMATORS.remove("by_position")
 
 
 def test_whitened_estimator_rejects_its_own_divisor():
@@ -139,8 +136,7 @@ def test_whitened_estimator_rejects_its_own_divisor():
     def twice(given: EstimatorInput):
         return Estimate(given.groups.mean_S, given.groups.spread_S)
 
-    try:
-        with pytest.raises(ConfigError, match=r"adv_estimator: twice is whitened, .*expected divisor_S None"):
-            credited(make_trajectory("t0", [step()], 1.0), make_trajectory("t1", [step()], 0.0), adv_estimator="twice")
-    finally:
-        ADVANTAGE_ESTIMATORS.remove("twice")
+    two = (make_trajectory(f"t{n}", [step()], float(n)) for n in range(2))
+    message = r"adv_estimator: twice is whitened, .*expected divisor_S None"
+    with registered(ADVANTAGE_ESTIMATORS, "twice"), pytest.raises(ConfigError, match=message):
+        credited(*two, adv_estimator="twice")

@@ -177,14 +177,16 @@ def test_gae_with_one_reward_per_token_equals_verl(verl, torch, seed):
 # Deliberate differences.
 
 
-@pytest.mark.parametrize("scaled", [True, False])
-def test_grpo_for_a_group_of_one_differs_from_verl(verl, torch, scaled):
+@pytest.mark.parametrize(
+    ("estimator", "scaling"),
+    [("grpo", {"norm_adv_by_std_in_grpo": True}), ("grpo", {"norm_adv_by_std_in_grpo": False}), ("rloo", {})],
+)
+def test_group_of_one_differs_from_verl(verl, torch, estimator, scaling):
     responses = rows_of([0.7], ["q0"], [[1, 1]])
-    expected = theirs(
-        torch, verl.compute_grpo_outcome_advantage, responses, index=responses.uid, norm_adv_by_std_in_grpo=scaled
-    )
+    function = getattr(verl, f"compute_{estimator}_outcome_advantage")
+    expected = theirs(torch, function, responses, index=responses.uid, **scaling)
     np.testing.assert_allclose(expected, [[0.7, 0.7]], rtol=0, atol=CLOSE)
-    assert ours(responses, norm_adv_by_std_in_grpo=scaled).tolist() == [[0.0, 0.0]]
+    assert ours(responses, adv_estimator=estimator, **scaling).tolist() == [[0.0, 0.0]]
 
 
 def test_grpo_backs_off_for_a_group_of_one_unlike_verl(verl, torch):
@@ -196,14 +198,6 @@ def test_grpo_backs_off_for_a_group_of_one_unlike_verl(verl, torch):
     got = ours(responses, norm_adv_by_std_in_grpo=False)
     assert got[0, 0] == pytest.approx(0.7 - np.mean([0.7, 0.1, 0.3]))
     np.testing.assert_allclose(got[1:], expected[1:], rtol=0, atol=CLOSE)
-
-
-def test_rloo_for_a_group_of_one_differs_from_verl(verl, torch):
-    responses = rows_of([0.7], ["q0"], [[1]])
-    assert theirs(torch, verl.compute_rloo_outcome_advantage, responses, index=responses.uid)[0, 0] == pytest.approx(
-        0.7
-    )
-    assert ours(responses, adv_estimator="rloo").tolist() == [[0.0]]
 
 
 def test_grpo_for_tied_rewards_differs_from_verl(verl, torch):
@@ -277,17 +271,8 @@ def test_advantage_of_tool_tokens_differs_from_verl(verl, torch):
 # Several steps per trajectory: separate rows in verl.
 
 
-@dataclass
-class StepRows:
-    reward: np.ndarray
-    """[S] the trajectory's reward, at each of its steps."""
-    uid: np.ndarray
-    trajectory: np.ndarray
-    batch: TrajectoryBatch
-
-
 def step_rows(seed, *, steps=lambda i: 3, tasks=4, trajectories=4):
-    """`identical` credit: every step has its trajectory's reward. One token per step."""
+    """`identical` credit: every step has its trajectory's reward. One token per step. The arrays are [S]."""
     rng = np.random.default_rng(seed)
     n = tasks * trajectories
     reward = rng.normal(0.4, 1.0, n)
@@ -299,9 +284,8 @@ def step_rows(seed, *, steps=lambda i: 3, tasks=4, trajectories=4):
         for i in range(n)
     ]
     names = np.array([f"q{i // trajectories}" for i in range(n)], dtype=object)
-    return StepRows(
-        np.repeat(reward, counts), np.repeat(names, counts), np.repeat(np.arange(n), counts), batch_of(*made)
-    )
+    repeated = {"reward": reward, "uid": names, "trajectory": np.arange(n)}
+    return SimpleNamespace(batch=batch_of(*made), **{k: np.repeat(of_n, counts) for k, of_n in repeated.items()})
 
 
 def of_steps(torch, function, responses, **more):

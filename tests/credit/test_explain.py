@@ -1,6 +1,5 @@
 """Replaying the operations of `explain` gives the trained advantage bit for bit."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES, a
 from creditflow.data import Score
 from creditflow.errors import BatchError
 from tests.builders import batch_of, credited, examples, make_trajectory, step
-from tests.credit.strategies import situations
+from tests.credit.strategies import registered, situations
 from tests.credit.test_against_oracle import CORNERS
 
 
@@ -159,14 +158,6 @@ def test_explanation_lists_each_child_once():
 
 
 # ---- rules and estimators of users ---------------------------------------------------------------------------------
-
-
-@contextmanager
-def registered(registry, name):
-    try:
-        yield
-    finally:
-        registry.remove(name)
 
 
 def nothing_like_the_formula(inputs):

@@ -20,19 +20,16 @@ def sound():
     ]
 
 
+def findings(*trajectories, **chosen):
+    return check_groups(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **chosen}))
+
+
 def codes(*trajectories, **chosen):
-    return {
-        finding.code
-        for finding in check_groups(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **chosen}))
-    }
+    return {finding.code for finding in findings(*trajectories, **chosen)}
 
 
 def said(code, *trajectories, **chosen):
-    (finding,) = [
-        f
-        for f in check_groups(batch_of(*trajectories), CreditOptions(**{"propagation": "threshold", **chosen}))
-        if f.code == code
-    ]
+    (finding,) = [finding for finding in findings(*trajectories, **chosen) if finding.code == code]
     return str(finding)
 
 
@@ -40,67 +37,49 @@ def test_sound_batch_has_no_findings():
     assert check_groups(batch_of(*sound())) == []
 
 
-def test_single_trajectories_are_reported_with_a_remedy():
-    message = said(
-        "singletons", *sound(), make_trajectory("t2", [step("plan", 0.5, prompt="r")], 1.0, task="q1"), group_by="task"
-    )
-    assert "groups of a single trajectory (group_by task): 1; their steps" in message
-    assert "More rollouts of each task" in message
-    assert "1 of 2 tasks have a single trajectory" in said(
-        "single_trajectories",
-        *sound(),
-        make_trajectory("t2", [step("plan", 0.5, prompt="r")], 1.0, task="q1"),
-        group_by="task",
-    )
+def planned(id, score=0.5, outcome=1.0, prompt="q", **more):
+    return make_trajectory(id, [step("plan", score, prompt=prompt)], outcome, **more)
 
 
-def test_step_without_baseline_is_reported():
-    lone = make_trajectory("t2", [step("judge", 0.5, prompt="j")], 1.0)
-    assert "steps without another trajectory to compare with, which train on 0: 1" in said(
-        "no_baseline", *sound(), lone
-    )
-
-
-def test_task_with_different_first_prompts_is_reported():
-    other = make_trajectory("t2", [step("plan", 0.5, prompt="another question")], 1.0)
-    message = said("mixed_prompts", *sound(), other)
-    assert "Task q0: 'q' and 'another question'" in message
-
-
-def test_groups_without_variance_are_reported():
-    tied = [make_trajectory(f"t{n}", [step("plan", 1.0, prompt="q")], 1.0) for n in range(3)]
-    assert "1 of 1 groups have no variance" in said("no_variance", *tied)
-    assert "agent=plan turn=0" in said("no_variance", *tied)
-
-
-def test_never_scored_agent_is_reported():
-    trajectories = [
-        make_trajectory(f"t{n}", [step("plan", prompt="q"), step("write", r)], float(n))
-        for n, r in enumerate((0.5, 1.0))
+def unscored_plans(*scores):
+    return [
+        make_trajectory(f"t{n}", [step("plan", prompt="q"), step("write", r)], float(n)) for n, r in enumerate(scores)
     ]
-    assert said("never_scored", *trajectories).startswith("plan is never scored")
 
 
-def test_unreached_agent_is_reported():
-    trajectories = [
-        make_trajectory(f"t{n}", [step("plan", prompt="q"), step("write", 0.25 * n)], float(n)) for n in range(2)
-    ]
-    assert "no signal reaches plan" in said("unreached", *trajectories, propagation="none", outcome_to="answer")
-    assert "the outcome never reaches plan" in said("no_outcome", *sound(), propagation="none", outcome_to="answer")
+LONE = planned("t2", prompt="r", task="q1")
+JUDGED = make_trajectory("t2", [step("judge", 0.5, prompt="j")], 1.0)
+TIED = [planned(f"t{n}", 1.0) for n in range(3)]
+BY_TASK, TO_ANSWER = {"group_by": "task"}, {"propagation": "none", "outcome_to": "answer"}
+CLOSED = {"propagation_threshold": {"kind": "fixed", "agents": {"write": 1.0}}}
+WIDER = "groups of a single trajectory (group_by task): 1; their steps are compared with a wider group. More rollouts"
 
 
-def test_starved_agent_is_reported_with_its_best_score():
-    assert "no gate of write is open: its best sub-reward is 1, its threshold 1" in said(
-        "starved", *sound(), propagation_threshold={"kind": "fixed", "agents": {"write": 1.0}}
-    )
-
-
-def test_masked_trajectories_and_failed_scores_are_reported():
-    failed = make_trajectory("t2", [step("plan", "failed", prompt="q")], 1.0)
-    assert "1 steps could not be scored" in said("failed_scores", *sound(), failed)
-    assert "1 of 3 trajectories are left out of training" in said(
-        "masked_trajectories", *sound(), make_trajectory("t2", [step("plan", prompt="q")], "failed")
-    )
+@pytest.mark.parametrize(
+    ("code", "trajectories", "options", "message"),
+    [
+        ("singletons", [*sound(), LONE], BY_TASK, WIDER),
+        ("single_trajectories", [*sound(), LONE], BY_TASK, "1 of 2 tasks have a single trajectory"),
+        (
+            "no_baseline",
+            [*sound(), JUDGED],
+            {},
+            "steps without another trajectory to compare with, which train on 0: 1",
+        ),
+        ("mixed_prompts", [*sound(), planned("t2", prompt="other")], {}, "Task q0: 'q' and 'other'"),
+        ("no_variance", TIED, {}, "1 of 1 groups have no variance"),
+        ("no_variance", TIED, {}, "agent=plan turn=0"),
+        ("never_scored", unscored_plans(0.5, 1.0), {}, "plan is never scored"),
+        ("unreached", unscored_plans(0.0, 0.25), TO_ANSWER, "no signal reaches plan"),
+        ("no_outcome", sound(), TO_ANSWER, "the outcome never reaches plan"),
+        ("starved", sound(), CLOSED, "no gate of write is open: its best sub-reward is 1, its threshold 1"),
+        ("failed_scores", [*sound(), planned("t2", "failed")], {}, "1 steps could not be scored"),
+        ("masked_trajectories", [*sound(), planned("t2", None, "failed")], {}, "1 of 3 trajectories are left out of"),
+        ("missing_outcomes", [*sound(), planned("t2", outcome=None)], {}, "1 trajectories have no outcome and others"),
+    ],
+)
+def test_problem_is_reported_with_numbers(code, trajectories, options, message):
+    assert message in said(code, *trajectories, **options)
 
 
 @pytest.mark.parametrize("rule", ["identical", "none"])
@@ -112,10 +91,8 @@ def test_critic_recipe_is_checked_without_a_critic():
     assert codes(*sound(), adv_estimator="gae", outcome_to="answer") <= {"no_outcome"}
 
 
-def test_missing_outcomes_are_reported():
-    missing = make_trajectory("t2", [step("plan", 0.5, prompt="q")], None)
-    assert "1 trajectories have no outcome and others have" in said("missing_outcomes", *sound(), missing)
-    assert "missing_outcomes" not in codes(missing, make_trajectory("t3", [step("plan", 1.0, prompt="q")], None))
+def test_batch_without_outcomes_misses_none():
+    assert "missing_outcomes" not in codes(planned("t2", outcome=None), planned("t3", 1.0, None))
 
 
 def test_starved_gates_and_failed_steps_agree():

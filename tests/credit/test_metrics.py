@@ -1,13 +1,15 @@
 """Metrics: each by hand on a small batch, and agents without a signal."""
 
 import math
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
 from hypothesis import given
 
 from creditflow.credit import CreditOptions, assign, unreached_agents
-from creditflow.credit.analysis.metrics import credit_metrics
+from creditflow.credit.analysis.metrics import batch_stats, credit_metrics
+from creditflow.credit.groups import describe
 from creditflow.data import Score
 from tests.builders import batch_of, credited, make_trajectory, step
 from tests.credit.strategies import options, trajectories
@@ -160,3 +162,25 @@ def test_alone_tied_and_frozen_are_shares_by_agent():
     assert got["groups/tied/plan"] == 0.0  # the third one's child has a score below 1
     assert got["groups/alone/write"] == 0.25
     assert got["groups/alone/plan"] == 0.0
+
+
+@given(trajectories(), options(propagation="threshold", decomp_granularity="step"))
+def test_batch_stats_pool_the_spread_over_groups(trajectories, chosen):
+    a = assign(batch_of(*trajectories), chosen)
+    level = chosen.group_by if "agent" in chosen.group_by else "task_agent"
+    rewards, groups = defaultdict(list), defaultdict(lambda: defaultdict(list))
+    for s in np.flatnonzero(a.scored_S & ~a.masked_S & ~np.isnan(a.sub_reward_S)).tolist():
+        agent = a.batch.agent_names[a.batch.agent_of_step[s]]
+        rewards[agent].append(a.sub_reward_S[s])
+        key = describe(a.batch, level, s, int(a.stratum_S[s]))
+        groups[agent, key][a.batch.trajectory_of_step[s]].append(a.sub_reward_S[s])
+    squares, freedom = Counter(), Counter()
+    for (agent, _), members in groups.items():
+        if len(members) > 1:
+            mean = np.mean([np.mean(values) for values in members.values()])
+            squares[agent] += sum(np.mean((np.array(values) - mean) ** 2) for values in members.values())
+            freedom[agent] += len(members) - 1
+    stats = batch_stats(a, 0.5)
+    assert {agent: values.tolist() for agent, values in stats.sub_rewards.items()} == rewards
+    assert stats.spread == pytest.approx({agent: np.sqrt(squares[agent] / n) for agent, n in freedom.items()})
+    assert stats.accuracy == 0.5

@@ -1,7 +1,5 @@
 """Validation of the options: errors name the key, the expected and the actual value."""
 
-from dataclasses import fields
-
 import pytest
 
 from creditflow.credit import CreditOptions, assign
@@ -9,18 +7,6 @@ from creditflow.credit.options import choices
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
 from creditflow.errors import ConfigError, did_you_mean
 from tests.builders import batch_of, make_trajectory, step
-
-
-def test_defaults_are_valid():
-    CreditOptions().validate()
-
-
-def test_defaults_have_their_declared_types():
-    declared = {"str": str, "int": int, "float": float, "bool": bool}
-    for option in fields(CreditOptions):
-        if option.name in ("propagation_threshold", "shadow"):  # of two types each
-            continue
-        assert type(getattr(CreditOptions(), option.name)) is declared[option.type]
 
 
 @pytest.mark.parametrize(

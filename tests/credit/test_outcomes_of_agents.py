@@ -162,17 +162,6 @@ def test_outcome_is_found_in_a_batch_of_many_trajectories():
     assert credit_metrics(assigned)["credit/mean/agent_0"] == pytest.approx(1 - 0.75 / n)
 
 
-def test_own_reward_and_outcome_are_conserved_in_a_game():
-    """The sum of own rewards contains the mean outcome of the answer steps, weighted by `w_o`."""
-    chosen = CreditOptions(propagation="threshold", outcome_to="answer", sub_reward_origin=0.0, gamma=1.0, w_o=2.0)
-    assigned = assign(batch_of(*GAMES), chosen)
-    for n, (white, black) in enumerate(((1.0, 0.0), (0.0, 1.0), (0.25, 0.75))):
-        at = slice(4 * n, 4 * n + 4)
-        own, parentless = assigned.own_S[at], (assigned.own_S + assigned.received_S)[at][:2]
-        assert own.sum() == pytest.approx(np.nansum(assigned.sub_reward_S[at]) + 2.0 * (white + black) / 2)
-        assert own.sum() == pytest.approx(parentless.sum() + assigned.withheld_S[at].sum())
-
-
 def test_explanation_names_the_agent_of_the_outcome():
     assigned = credited(*GAMES, propagation="none")
     outcome = next(one for one in explain(assigned, 1).operations if one.name == "outcome")

@@ -9,7 +9,7 @@ from creditflow.credit.records import PROPAGATION_RULES, compared_rules
 from creditflow.data import Score
 from creditflow.errors import ConfigError
 from tests.builders import batch_of, credited, make_trajectory, step
-from tests.credit.strategies import options, trajectories
+from tests.credit.strategies import options, registered, trajectories
 
 
 def credit(trajectory, **chosen):
@@ -106,13 +106,11 @@ def test_custom_rule_is_registered_by_name():
         shared = np.where(inputs.batch.is_answer, inputs.outcome_S, 0.0)
         return Credit(nothing, nothing, shared, nothing, inputs.batch.is_answer)
 
-    try:
+    with registered(PROPAGATION_RULES, "last_only"):
         trajectory = make_trajectory("t", [step("a", Score(0.0, status="failed")), step("b")], 1.0, answer_steps=(1,))
         assert credit(trajectory, propagation="last_only") == [0.0, 1.0]
         with pytest.raises(ConfigError, match=r"algorithm\.propagation: expected a new name, got 'last_only'"):
             propagation_rule("last_only")(last_only)
-    finally:
-        PROPAGATION_RULES.remove("last_only")
 
 
 def test_unknown_rule_error_lists_the_known_ones():

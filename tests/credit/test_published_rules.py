@@ -119,23 +119,19 @@ def test_rules_equal_their_formulas(name, seed, graph):
     explained(assigned)
 
 
-def test_gigpo_weighs_the_part_of_the_state():
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("gigpo", {"step_weight": 0.5}, {"weight": 0.5}),
+        ("mt_grpo", {"episode_weight": 0.5}, {"weight": 0.5}),
+        ("at_grpo", {"w_o": 0.5}, {"alpha": 0.5}),
+        *(("gagpo", {"value_prior": k, "lam": 0.5}, {"prior": k, "lam": 0.5}) for k in (0.5, 1.0, 3.0)),
+    ],
+)
+def test_options_of_rules_weigh_their_parts(name, changes, expected):
     trajectories = chains()
-    assigned = assign(batch_of(*trajectories), options("gigpo", step_weight=0.5))
-    near(assigned, published.gigpo(*rows(trajectories), weight=0.5))
-
-
-def test_mt_grpo_weighs_the_outcome():
-    trajectories = chains()
-    assigned = assign(batch_of(*trajectories), options("mt_grpo", episode_weight=0.5))
-    near(assigned, published.mt_grpo(*rows(trajectories), weight=0.5))
-
-
-@pytest.mark.parametrize("prior", [0.5, 1.0, 3.0])
-def test_gagpo_shrinks_values_towards_agent_and_turn(prior):
-    trajectories = chains()
-    assigned = assign(batch_of(*trajectories), options("gagpo", value_prior=prior, lam=0.5))
-    near(assigned, published.gagpo(*rows(trajectories), lam=0.5, prior=prior))
+    assigned = assign(batch_of(*trajectories), options(name, **changes))
+    near(assigned, getattr(published, name)(*rows(trajectories), **expected))
 
 
 def test_gagpo_needs_a_prior_where_no_state_occurs_twice():
@@ -190,18 +186,4 @@ def test_steps_upstream_of_a_lost_outcome_are_not_trained():
         make_trajectory("a", steps, outcome=1.0, outcomes=lost),
         *(make_trajectory(str(n), steps, outcome=float(n)) for n in range(2)),
     ]
-    assert assign(batch_of(*trajectories), options("gigpo")).trained_S.tolist() == [
-        False,
-        False,
-        True,
-        True,
-        True,
-        True,
-    ]
-
-
-def test_at_grpo_weighs_the_team_reward_by_w_o():
-    trajectories = chains()
-    near(
-        assign(batch_of(*trajectories), options("at_grpo", w_o=0.5)), published.at_grpo(*rows(trajectories), alpha=0.5)
-    )
+    assert assign(batch_of(*trajectories), options("gigpo")).trained_S.tolist() == [False] * 2 + [True] * 4

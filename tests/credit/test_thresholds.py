@@ -21,6 +21,7 @@ from creditflow.credit.thresholds.fixed import Fixed
 from creditflow.credit.thresholds.quantile import Quantile
 from creditflow.errors import BatchError, ConfigError, NotFiniteError, ScoreRangeError, UnknownAgentError
 from tests.builders import examples
+from tests.credit.strategies import registered
 
 KINDS = [
     {"kind": "fixed", "value": 0.4, "agents": {"a": 0.6}},
@@ -417,7 +418,7 @@ def test_custom_kind_is_registered_by_name():
             return 0.5
 
     threshold_kind("bound")(partial(Half))  # a callable without a name
-    try:
+    with registered(THRESHOLDS, "bound", "mine", "half"):
         assert thetas(make_threshold({"kind": "mine", "level": 0.2}, ["a"]), ["a"]).tolist() == [0.2]
         for options, message in (
             ({"kind": "mine"}, "level: expected a value, which kind mine needs"),
@@ -430,9 +431,6 @@ def test_custom_kind_is_registered_by_name():
         for level in (float("nan"), None):
             with pytest.raises(ConfigError, match=rf"finite threshold for agent 'b', got {level}"):
                 thetas(make_threshold({"kind": "mine", "level": level}), ["b"])
-    finally:
-        for name in ("bound", "mine", "half"):
-            THRESHOLDS.remove(name)
 
 
 # --- errors ---

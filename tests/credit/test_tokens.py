@@ -99,22 +99,25 @@ def test_token_value_outside_by_rounding_is_clipped():
         rho(batch_of(make_trajectory("a", [step("a", Score((1.0000021, 0.0)), tokens=2)], 1.0)))
 
 
-def test_wrong_number_of_token_values_raises():
-    given = two_trajectories((0.0, 1.0))
-    message = refusal(ShapeError, replace(given, raw_scores=(given.raw_scores[0], {"f": Score((0.0, 0.5, 1.0))})))
-    assert message == "step t1.0, score f: expected one value for each of 2 response tokens, got 3"
-
-
-def test_score_missing_from_raw_scores_raises():
-    given = two_trajectories((0.0, 1.0))
-    message = refusal(BatchError, replace(given, raw_scores=(given.raw_scores[0], {"g": Score(1.0)})))
-    assert message == "step t1.0: expected score f in raw_scores, got ['g']"
-
-
-def test_empty_score_range_raises():
-    given, empty = two_trajectories((1.0, 1.0)), {"f": Score((1.0, 1.0), (1.0, 1.0))}
-    message = refusal(ScoreRangeError, replace(given, raw_scores=(empty, empty)))
-    assert message == "step t0.0, score f, token 0: expected a value from 1.0 to 1.0, got 1.0"
+@pytest.mark.parametrize(
+    ("kind", "score", "message"),
+    [
+        (
+            ShapeError,
+            {"f": Score((0.0, 0.5, 1.0))},
+            "step t1.0, score f: expected one value for each of 2 response tokens, got 3",
+        ),
+        (BatchError, {"g": Score(1.0)}, "step t1.0: expected score f in raw_scores, got ['g']"),
+        (
+            ScoreRangeError,
+            {"f": Score((1.0, 1.0), (1.0, 1.0))},
+            "step t1.0, score f, token 0: expected a value from 1.0 to 1.0, got 1.0",
+        ),
+    ],
+)
+def test_raw_score_unlike_its_column_raises(kind, score, message):
+    batch = two_trajectories((0.0, 1.0))
+    assert refusal(kind, replace(batch, raw_scores=(batch.raw_scores[0], score))) == message
 
 
 def test_token_term_is_the_return_above_the_others_mean():
