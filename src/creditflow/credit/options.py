@@ -96,11 +96,12 @@ class CreditOptions:
 
     def validate(self) -> None:
         """Raises ConfigError for the first invalid option: the key, the expected and the actual value."""
-        for key, names in choices().items():
-            value, registry = getattr(self, key), _REGISTRIES.get(key)
-            if not (isinstance(value, str) and value in (names if registry is None else registry)):
-                removed = removed_hint(f"algorithm.{key}", value)
-                hint = removed or (did_you_mean(value, names) if registry is None else registry.hint(value))
+        for key, registry in _REGISTRIES.items():
+            if (value := getattr(self, key)) not in registry:  # only an error needs the names, which are read from disk
+                _expect(False, key, " or ".join(registry.names()), value, registry.hint(value))
+        for key, names in _CHOICES.items():
+            if not isinstance(value := getattr(self, key), str) or value not in names:
+                hint = removed_hint(f"algorithm.{key}", value) or did_you_mean(value, names)
                 _expect(False, key, " or ".join(names), value, hint)
         for key in _BOOLS:
             value = getattr(self, key)
@@ -253,21 +254,20 @@ NUMBERS: dict[str, tuple[float, float, str]] = {
     "value_prior": _WEIGHT,
 }
 _REGISTRIES: dict[str, Registry[Any]] = {"propagation": PROPAGATION_RULES, "adv_estimator": ADVANTAGE_ESTIMATORS}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "group_by": tuple(LEVELS),
+    "outcome_to": ("auto", "all", "answer"),
+    "shared_reward": ("outcome", "outcome_plus_mean_sub_reward"),
+    "score_weight": ("fixed", "calibrated"),
+    "score_model": ("none", "noisy_and"),
+    "decomp_granularity": ("trajectory", "agent", "step", "token_level"),
+    "on_closed_gate": ("cut", "freeze"),
+}
 
 
 def choices() -> dict[str, tuple[str, ...]]:
-    """The possible values of options that are names, with the rules and estimators registered so far."""
-    return {
-        "propagation": PROPAGATION_RULES.names(),
-        "adv_estimator": ADVANTAGE_ESTIMATORS.names(),
-        "group_by": tuple(LEVELS),
-        "outcome_to": ("auto", "all", "answer"),
-        "shared_reward": ("outcome", "outcome_plus_mean_sub_reward"),
-        "score_weight": ("fixed", "calibrated"),
-        "score_model": ("none", "noisy_and"),
-        "decomp_granularity": ("trajectory", "agent", "step", "token_level"),
-        "on_closed_gate": ("cut", "freeze"),
-    }
+    """The possible values of options that are names, with the installed rules and estimators."""
+    return {key: registry.names() for key, registry in _REGISTRIES.items()} | _CHOICES
 
 
 def _relative(registry: Registry[Any]) -> list[str]:
