@@ -15,7 +15,7 @@ from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.credit.groups import LEVELS, describe
 from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.data import OK, Score
-from creditflow.errors import ConfigError, NotFiniteError, ShapeError
+from creditflow.errors import BatchError, ConfigError, NotFiniteError, ShapeError
 from tests.builders import batch_of, credited, make_trajectory, step
 from tests.credit.strategies import eighths, options, registered, scores, trajectories
 
@@ -215,17 +215,37 @@ def test_token_advantages_check_the_output_array():
             a.token_advantages(out=out)
 
 
-def test_rule_with_nan_credit_raises():
-    @propagation_rule("nowhere")
-    def nowhere(inputs):
-        nothing_S = np.zeros_like(inputs.paid_S)
-        return Credit(nothing_S + np.nan, nothing_S, nothing_S, nothing_S, np.zeros(len(nothing_S), dtype=np.uint8))
+@pytest.mark.parametrize(
+    ("credit", "error", "message"),
+    [
+        (lambda zero_S: None, ConfigError, "propagation: wrong: expected the function to return Credit, got NoneType"),
+        (lambda zero_S: {"own_S": np.zeros(3)}, ConfigError, r"wrong: expected own_S of shape \(1,\), got \(3,\)"),
+        (lambda zero_S: {"received_S": zero_S + 1}, ConfigError, "'wrong' fills Credit.received_S and not gate_S"),
+        (
+            lambda zero_S: {"own_S": zero_S + np.nan},
+            NotFiniteError,
+            r"step t0\.0: expected a finite credit from propagation wrong, got nan",
+        ),
+    ],
+)
+def test_wrong_credit_of_a_rule_raises(credit, error, message):
+    @propagation_rule("wrong")
+    def wrong(inputs):
+        zero_S = np.zeros_like(inputs.paid_S)
+        columns = credit(zero_S)
+        zeros = dict.fromkeys(("own_S", "received_S", "shared_S", "withheld_S"), zero_S)
+        return columns and Credit(**{**zeros, "reached_S": np.zeros(1, dtype=np.uint8), **columns})
 
-    with (
-        registered(PROPAGATION_RULES, "nowhere"),
-        pytest.raises(NotFiniteError, match=r"step t0\.0: expected a finite credit from propagation nowhere, got nan"),
-    ):
-        credited(make_trajectory("t0", [step("a")], 1.0), propagation="nowhere")
+    chosen = CreditOptions(propagation="wrong", adv_estimator="gae", outcome_to="answer")
+    with registered(PROPAGATION_RULES, "wrong"), pytest.raises(error, match=message):
+        assign(batch_of(make_trajectory("t0", [step("a", tokens=1)], 1.0)), chosen, values_T=np.zeros(1))
+
+
+def test_assign_names_the_types_it_expects():
+    with pytest.raises(ConfigError, match="options: expected CreditOptions, got dict"):
+        assign(batch_of(), {})
+    with pytest.raises(BatchError, match="batch: expected a TrajectoryBatch, got list"):
+        assign([], CreditOptions())
 
 
 def test_estimator_without_comparison_raises():

@@ -57,6 +57,10 @@ def test_integers_are_accepted_as_numbers():
         ("shadow.adv_estimator", {"shadow": {"adv_estimator": "gae", "outcome_to": "answer"}}),
         ("outcome_to", {"adv_estimator": "gae", "outcome_to": "all"}),
         ("decomp_granularity", {"decomp_granularity": "token_level"}),
+        ("score_model", {"propagation": "irc", "adv_estimator": "relative", "score_model": "noisy_and"}),
+        ("score_weight", {"propagation": "none", "score_weight": "calibrated", "decomp_granularity": "token_level"}),
+        ("max_version_lag", {"max_version_lag": -1}),
+        ("max_version_lag", {"max_version_lag": True}),
     ],
 )
 def test_contradicting_options_raise(key, chosen):
