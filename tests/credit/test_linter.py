@@ -140,11 +140,11 @@ def test_idle_gate_gives_the_reason(rewards, options, code, reason):
     chosen = CreditOptions(**{"propagation": "threshold", **options})
     batch = batch_of(*chain(*rewards))
     assigned = assign(batch, chosen)
-    found = idle_gate(assigned)
-    assert (found.code if found else None) == code
-    if found is not None:
-        assert found.message.startswith("this gate changes no credit")
-        assert reason in found.message
+    finding = idle_gate(assigned)
+    assert (finding.code if finding else None) == code
+    if finding is not None:
+        assert finding.message.startswith("this gate changes no credit")
+        assert reason in finding.message
     same = {
         rule: np.array_equal(assign(batch, replace(chosen, propagation=rule)).credit_S, assigned.credit_S)
         for rule in ("none", "discounted")

@@ -77,8 +77,8 @@ def test_equal_outcomes_equal_the_common_one_bit_for_bit(trajectories, chosen):
 
 
 def test_agent_without_an_own_outcome_has_the_common_one():
-    one = make_trajectory("t", [step("a"), step("b")], 0.5, outcomes={"b": 1.0, "absent": 0.0})
-    assert credited(one, propagation="identical").credit_S.tolist() == [0.5, 1.0]
+    trajectory = make_trajectory("t", [step("a"), step("b")], 0.5, outcomes={"b": 1.0, "absent": 0.0})
+    assert credited(trajectory, propagation="identical").credit_S.tolist() == [0.5, 1.0]
 
 
 def test_failed_outcome_masks_the_steps_of_its_agent_alone():
@@ -93,8 +93,8 @@ def test_failed_outcome_masks_the_steps_of_its_agent_alone():
 
 
 def test_failed_common_outcome_masks_agents_without_an_own_one():
-    one = make_trajectory("t", [step("a"), step("b")], "failed", outcomes={"b": 1.0})
-    assigned = credited(one, propagation="identical")
+    trajectory = make_trajectory("t", [step("a"), step("b")], "failed", outcomes={"b": 1.0})
+    assigned = credited(trajectory, propagation="identical")
     assert assigned.masked_S.tolist() == [True, False]
     assert assigned.masked_N.tolist() == [False]
     assert assigned.credit_S.tolist() == [0.0, 1.0]
@@ -103,16 +103,16 @@ def test_failed_common_outcome_masks_agents_without_an_own_one():
 def test_failed_outcomes_of_all_agents_mask_the_trajectory():
     assigned = credited(game("t0", "failed", "timeout"), *GAMES[1:])
     assert assigned.masked_N.tolist() == [True, False, False]
-    assert [found.code for found in check_groups(assigned.batch)].count("masked_trajectories") == 1
+    assert [finding.code for finding in check_groups(assigned.batch)].count("masked_trajectories") == 1
 
 
 def test_failed_or_truncated_trajectory_is_masked_whole():
     failed, truncated = game("t0", 1.0, 0.0, status="failed"), game("t1", 1.0, 0.0, status="truncated")
-    found = outcomes(
+    result = outcomes(
         batch_of(failed, truncated, *GAMES[2:]), CreditOptions(propagation="threshold", mask_truncated=True)
     )
-    assert found.masked_S.tolist() == [True] * 8 + [False] * 4
-    assert found.masked_N.tolist() == [True, True, False]
+    assert result.masked_S.tolist() == [True] * 8 + [False] * 4
+    assert result.masked_N.tolist() == [True, True, False]
     kept = outcomes(batch_of(truncated), CreditOptions(propagation="threshold"))
     assert (kept.value_S.tolist(), kept.known_S.all()) == ([1.0, 0.0, 1.0, 0.0], True)
 
@@ -145,7 +145,7 @@ def test_failed_outcome_of_the_answer_trains_no_step_before_it():
         assert assigned.trained_S.tolist() == [trained, False] + [True] * 4
     note = explain(credited(failed, *rest, outcome_to="answer"), 0).operations[-1].note
     assert note == "the outcome of a later answer step's agent could not be scored"
-    codes = [found.code for found in check_groups(batch_of(failed, *rest))]
+    codes = [finding.code for finding in check_groups(batch_of(failed, *rest))]
     assert "masked_agents" in codes
 
 
@@ -164,24 +164,25 @@ def test_outcome_is_found_in_a_batch_of_many_trajectories():
 
 def test_explanation_names_the_agent_of_the_outcome():
     assigned = credited(*GAMES, propagation="none")
-    outcome = next(one for one in explain(assigned, 1).operations if one.name == "outcome")
+    outcome = next(operation for operation in explain(assigned, 1).operations if operation.name == "outcome")
     assert (outcome.value, outcome.note) == (0.0, "of black")
     shared = explain(credited(*GAMES, propagation="identical"), 1).operations
-    assert "what identical gives every step of black" in [one.note for one in shared]
+    assert "what identical gives every step of black" in [operation.note for operation in shared]
     common = credited(make_trajectory("t", [step("a")], 1.0), propagation="none")
-    assert next(one for one in explain(common, 0).operations if one.name == "outcome").note == ""
+    assert next(operation for operation in explain(common, 0).operations if operation.name == "outcome").note == ""
 
 
 def test_outcome_that_flows_to_an_opponent_is_reported():
     steps = [step("pro", 1.0), step("con", 1.0)]
     debates = [make_trajectory(f"t{n}", steps, 0.5, outcomes={"pro": n, "con": 1 - n}) for n in range(2)]
     batch = batch_of(*debates)
-    found = {
-        one.code: one.message
-        for one in check_groups(batch, CreditOptions(propagation="threshold", outcome_to="answer"))
+    messages = {
+        finding.code: finding.message
+        for finding in check_groups(batch, CreditOptions(propagation="threshold", outcome_to="answer"))
     }
-    assert "the outcome of con flows to pro, whose outcome differs" in found["outcome_of_another"]
-    assert "outcome_of_another" not in {one.code for one in check_groups(batch)}
+    assert "the outcome of con flows to pro, whose outcome differs" in messages["outcome_of_another"]
+    assert "outcome_of_another" not in {finding.code for finding in check_groups(batch)}
     assert "outcome_of_another" not in {
-        one.code for one in check_groups(batch_of(*GAMES), CreditOptions(propagation="threshold", outcome_to="answer"))
+        finding.code
+        for finding in check_groups(batch_of(*GAMES), CreditOptions(propagation="threshold", outcome_to="answer"))
     }

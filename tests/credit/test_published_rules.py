@@ -57,19 +57,19 @@ def rows(trajectories):
     """The steps and outcomes of the oracle."""
     steps, first = [], 0
     for n, trajectory in enumerate(trajectories):
-        for one in trajectory.steps:
-            children = [k for k in trajectory.steps if one.index in k.parents]
+        for s in trajectory.steps:
+            children = [k for k in trajectory.steps if s.index in k.parents]
             steps.append(
                 {
                     "trajectory": n,
                     "task": trajectory.uid,
-                    "agent": one.agent,
-                    "turn": one.turn,
-                    "state": one.prompt,
-                    "reward": one.scores["f"].value,
+                    "agent": s.agent,
+                    "turn": s.turn,
+                    "state": s.prompt,
+                    "reward": s.scores["f"].value,
                     "children": [first + k.index for k in children],
                     "shares": [1 / len(k.parents) for k in children],
-                    "tokens": sum(one.response_mask),
+                    "tokens": sum(s.response_mask),
                 }
             )
         first += len(trajectory.steps)
@@ -100,12 +100,15 @@ def test_presets_of_options_equal_their_formulas(name, seed):
 def test_mappo_equals_gae_with_the_outcome_at_the_end(seed):
     trajectories = chains(seed)
     for trajectory in trajectories:
-        for one in trajectory.steps:
-            one.response_ids, one.response_mask, one.logprobs, one.ref_logprobs = (7,), (1,), (-1.0,), ()
+        for s in trajectory.steps:
+            s.response_ids, s.response_mask, s.logprobs, s.ref_logprobs = (7,), (1,), (-1.0,), ()
     drawn = np.random.default_rng(seed)
     values = drawn.normal(size=(len(trajectories), len(CHAIN)))
     assigned = assign(batch_of(*trajectories), options("mappo"), values_T=values.ravel())
-    near(assigned, published.mappo(values.tolist(), [one.outcome.value for one in trajectories], 0.99, 0.95))
+    near(
+        assigned,
+        published.mappo(values.tolist(), [trajectory.outcome.value for trajectory in trajectories], 0.99, 0.95),
+    )
     explained(assigned)
 
 
@@ -146,11 +149,11 @@ def test_gagpo_needs_a_prior_where_no_state_occurs_twice():
 def test_irc_gives_no_weight_to_scores_without_correlation():
     scores, outcome = [0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]
     scored, unscored = (
-        [make_trajectory(f"{n}", [step("solver", score)], outcome=outcome[n]) for n, score in enumerate(given)]
-        for given in (scores, [None] * 4)
+        [make_trajectory(f"{n}", [step("solver", score)], outcome=outcome[n]) for n, score in enumerate(values)]
+        for values in (scores, [None] * 4)
     )
-    one, other = (assign(batch_of(*trajectories), options("irc")) for trajectories in (scored, unscored))
-    near(one, other.advantage_S)
+    first, second = (assign(batch_of(*trajectories), options("irc")) for trajectories in (scored, unscored))
+    near(first, second.advantage_S)
 
 
 def test_step_alone_at_its_state_has_the_part_of_its_episode():

@@ -48,9 +48,9 @@ def test_posterior_equals_a_sum_over_all_states(trajectories, harm, survives, sl
     score_AZB = drawn.dirichlet(np.ones(BINS), (2, 2)) * 0.9 + 0.1 / BINS
     rates = Rates(np.array(harm), score_AZB, np.array(survives), slip)
     cell_S = np.repeat(np.arange(len(trajectories)), [len(steps) for steps, _ in trajectories])
-    agent_S, bin_S = np.array([one for steps, _ in trajectories for one in steps]).T
+    agent_S, bin_S = np.array([row for steps, _ in trajectories for row in steps]).T
     success_C = np.array([-1.0 if cell % 3 == 2 else float(passed) for cell, (_, passed) in enumerate(trajectories)])
-    found = step_posteriors(rates, Observations(("a", "b"), cell_S, agent_S, bin_S, success_C))
+    result = step_posteriors(rates, Observations(("a", "b"), cell_S, agent_S, bin_S, success_C))
     expected, expected_alone, failed_clean = [], [], 0.0
     for cell, (steps, passed) in enumerate(trajectories):
         likelihoods = [(1.0, 1.0) if b < 0 else tuple(score_AZB[a, :, b]) for a, b in steps]
@@ -62,10 +62,10 @@ def test_posterior_equals_a_sum_over_all_states(trajectories, harm, survives, sl
             alone = np.array(oracle.harmless(harms, likelihoods, slip, None))
             alive = np.prod(alone + (1 - alone) * survived)
             failed_clean += slip * np.prod(alone) / (1 - (1 - slip) * alive)
-    assert found.harmless_S == pytest.approx(np.array(expected), abs=1e-12)
-    assert found.alone_S == pytest.approx(np.array(expected_alone), abs=1e-12)
-    assert found.slips[0] == pytest.approx(failed_clean, abs=1e-12)
-    assert (found.survived_S <= 1 - found.harmless_S + 1e-12).all()
+    assert result.harmless_S == pytest.approx(np.array(expected), abs=1e-12)
+    assert result.alone_S == pytest.approx(np.array(expected_alone), abs=1e-12)
+    assert result.slips[0] == pytest.approx(failed_clean, abs=1e-12)
+    assert (result.survived_S <= 1 - result.harmless_S + 1e-12).all()
 
 
 @examples(50)
@@ -83,7 +83,7 @@ def simulated(
     tasks: int, harm: dict[str, float], flip: float, seed: int, scored: tuple[str, ...] = ("executor",)
 ) -> list:
     """Chains whose outcome is the absence of harm. A share of the binary verdicts is flipped."""
-    drawn, made = random.Random(seed), []
+    drawn, trajectories = random.Random(seed), []
     for task in range(tasks):
         for i in range(8):
             states = [(agent, drawn.random() >= harm[agent]) for agent in ("planner", *["executor"] * 4)]
@@ -92,9 +92,9 @@ def simulated(
                 for agent, fine in states
             ]
             outcome = float(all(fine for _, fine in states))
-            made.append(make_trajectory(f"{task}-{i}", steps, outcome, task=f"q{task}"))
-            made[-1].info["states"] = [fine for _, fine in states]
-    return made
+            trajectories.append(make_trajectory(f"{task}-{i}", steps, outcome, task=f"q{task}"))
+            trajectories[-1].info["states"] = [fine for _, fine in states]
+    return trajectories
 
 
 def test_learned_rates_approach_the_true_ones():
@@ -109,7 +109,7 @@ def test_learned_rates_approach_the_true_ones():
 def test_posterior_separates_harm_better_than_noisy_scores():
     trajectories = simulated(100, {"planner": 0.1, "executor": 0.1}, 0.35, seed=1, scored=("planner", "executor"))
     assigned = assign(batch_of(*trajectories), MODEL)
-    fine_S = np.array([fine for one in trajectories for fine in one.info["states"]])
+    fine_S = np.array([fine for trajectory in trajectories for fine in trajectory.info["states"]])
     by_score = np.mean((assigned.sub_reward_S > 0.5) == fine_S)
     by_model = np.mean((assigned.harmless_S > 0.5) == fine_S)
     assert by_model > by_score + 0.2
@@ -124,11 +124,11 @@ def test_steps_of_a_successful_trajectory_cost_nothing():
 
 def test_unscored_agent_explains_failures_and_is_not_charged():
     rows = [("right", 1.0, 1.0), ("right", 1.0, 0.0), ("wrong", 0.0, 0.0)] * 40
-    made = [
+    trajectories = [
         make_trajectory(f"{i}", [step("planner"), step("executor", score)], outcome, task=f"q{i % 10}")
         for i, (_, score, outcome) in enumerate(rows)
     ]
-    assigned = assign(batch_of(*made), MODEL)
+    assigned = assign(batch_of(*trajectories), MODEL)
     planner_S = assigned.batch.agent_of_step == assigned.batch.agent_names.index("planner")
     unexplained, explained = (assigned.harmless_S[planner_S][at::3].mean() for at in (1, 2))
     assert unexplained < explained - 0.3
@@ -193,8 +193,8 @@ def test_rule_without_own_rewards_refuses_the_model():
 
 def test_posterior_pays_the_expected_sub_reward():
     trajectories = simulated(20, {"planner": 0.2, "executor": 0.2}, 0.2, seed=7)
-    for one in trajectories[::3]:
-        one.steps[2] = replace(one.steps[2], scores={"r": Score(0.25)})
+    for trajectory in trajectories[::3]:
+        trajectory.steps[2] = replace(trajectory.steps[2], scores={"r": Score(0.25)})
     assigned = assign(batch_of(*trajectories), replace(RULE, w_r=2.0, outcome_to="all"))
     right_S, score_S = assigned.harmless_S, assigned.sub_reward_S
     executor_S = assigned.batch.agent_of_step == assigned.batch.agent_names.index("executor")
@@ -228,18 +228,18 @@ def test_learned_posteriors_approach_those_of_the_true_rates():
 
 def test_posterior_blames_an_unscored_agent_for_lone_failures():
     rows = [((1, 1, 1), 1.0)] * 4 + [((1, 1, 1), 0.0)] * 4 + [((1, 0, 1), 0.0)] * 8
-    made = [
+    trajectories = [
         make_trajectory(f"{i}", [step("planner"), *(step("executor", float(s)) for s in scores)], outcome)
         for i, (scores, outcome) in enumerate(rows)
     ]
-    assigned = assign(batch_of(*made), RULE)
+    assigned = assign(batch_of(*trajectories), RULE)
     planner_N = assigned.own_S[assigned.batch.index_of_step == 0]
     assert planner_N[4:8].max() < planner_N[8:].min() < planner_N[:4].min()
 
 
 def test_posterior_without_evidence_trains_no_step():
-    made = [make_trajectory(f"{i}", [step("planner"), step("executor", 0.5)], None) for i in range(2)]
-    assigned = assign(batch_of(*made), RULE)
+    trajectories = [make_trajectory(f"{i}", [step("planner"), step("executor", 0.5)], None) for i in range(2)]
+    assigned = assign(batch_of(*trajectories), RULE)
     assert assigned.trained_S.tolist() == [False, True, False, True]
     assert (assigned.credit_S[::2] == 0.0).all()
     assert (assigned.reached_S.astype(bool) == assigned.scored_S).all()
@@ -250,9 +250,9 @@ def test_posterior_without_evidence_trains_no_step():
 @pytest.mark.parametrize(("value", "allowed"), [(0.4, (0.0, 1.0)), (40.0, (0.0, 100.0)), (-0.2, (-1.0, 1.0))])
 def test_outcome_between_its_ends_counts_in_proportion(value: float, allowed: tuple[float, float]):
     def harmless(outcome: float) -> float:
-        made = make_trajectory("t", [step("planner", 0.0), step("executor", 1.0)], None)
-        made.outcome = Score(outcome, range=allowed)
-        return float(assign(batch_of(*others, made), RULE).harmless_S[-2])
+        trajectory = make_trajectory("t", [step("planner", 0.0), step("executor", 1.0)], None)
+        trajectory.outcome = Score(outcome, range=allowed)
+        return float(assign(batch_of(*others, trajectory), RULE).harmless_S[-2])
 
     # The rates depend on one trajectory among many as good as not at all.
     others = simulated(150, {"planner": 0.2, "executor": 0.2}, 0.2, seed=10, scored=("planner", "executor"))
@@ -275,8 +275,8 @@ def test_posterior_explains_the_credit_of_every_step(situation):
 @pytest.mark.parametrize("options", [RULE, MODEL])
 def test_model_is_finite_in_long_trajectories(options: CreditOptions):
     long = [step("planner"), *(step("executor", 0.0) for _ in range(3000))]
-    made = [make_trajectory(f"{i}", long, float(i % 2)) for i in range(2)]
-    assigned = assign(batch_of(*made, *simulated(2, {"planner": 0.3, "executor": 0.1}, 0.2, seed=11)), options)
+    trajectories = [make_trajectory(f"{i}", long, float(i % 2)) for i in range(2)]
+    assigned = assign(batch_of(*trajectories, *simulated(2, {"planner": 0.3, "executor": 0.1}, 0.2, seed=11)), options)
     assert np.isfinite(assigned.harmless_S).all()
     assert np.isfinite(assigned.fitted["model"]["slip"])
 
@@ -288,7 +288,7 @@ def test_history_of_observations_is_restored_from_json():
     assert len(history.observations) == 7
     restored = History.from_json(json.loads(json.dumps(history.to_json())))
     few = batch_of(*simulated(1, HARM, 0.1, seed=4))
-    own = [assign(few, RULE, history=one).own_S for one in (history, restored)]
+    own = [assign(few, RULE, history=earlier).own_S for earlier in (history, restored)]
     assert (own[0] == own[1]).all()
     broken = history.to_json()
     broken["observations"][0]["agent_S"][0] = 9

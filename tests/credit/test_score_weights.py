@@ -18,33 +18,41 @@ CALIBRATED = CreditOptions(propagation="none", score_weight="calibrated", group_
 
 def judged(tasks: int, flip: float, seed: int = 0, n: int = 8) -> list:
     """Trajectories of one step, right with probability 1/2, as is the outcome; a share of the verdicts is flipped."""
-    drawn, made = random.Random(seed), []
+    drawn, trajectories = random.Random(seed), []
     for task in range(tasks):
         for i in range(n):
             right = drawn.random() < 0.5
             verdict = right != (drawn.random() < flip)
-            made.append(make_trajectory(f"{task}-{i}", [step("solver", float(verdict))], float(right), task=f"q{task}"))
-    return made
+            trajectories.append(
+                make_trajectory(f"{task}-{i}", [step("solver", float(verdict))], float(right), task=f"q{task}")
+            )
+    return trajectories
 
 
 def test_slope_and_error_equal_weighted_least_squares():
     trajectories = judged(6, 0.2)
     assigned = assign(batch_of(*trajectories), CALIBRATED)
-    found = assigned.fitted["weights"]["solver"]
+    weights = assigned.fitted["weights"]["solver"]
     tasks = [f"q{task}" for task in range(6)]
     for fold in range(6):
         scores, outcomes = [], []
-        for one in trajectories:
-            if tasks.index(one.task.prompt[0]["content"]) % FOLDS != fold:
-                others = [o for o in trajectories if o.uid == one.uid and o is not one]
-                scores.append(one.steps[0].scores["f"].value - np.mean([o.steps[0].scores["f"].value for o in others]))
-                outcomes.append(one.outcome.value - np.mean([o.outcome.value for o in others]))
+        for trajectory in trajectories:
+            if tasks.index(trajectory.task.prompt[0]["content"]) % FOLDS != fold:
+                others = [o for o in trajectories if o.uid == trajectory.uid and o is not trajectory]
+                scores.append(
+                    trajectory.steps[0].scores["f"].value - np.mean([o.steps[0].scores["f"].value for o in others])
+                )
+                outcomes.append(trajectory.outcome.value - np.mean([o.outcome.value for o in others]))
         slope, error = oracle.slope_and_error(scores, outcomes, [1.0] * len(scores))
-        assert (found["slopes"][fold], found["errors"][fold]) == pytest.approx((slope, error), rel=1e-9)
-        left = [one for one in trajectories if tasks.index(one.task.prompt[0]["content"]) % FOLDS != fold]
-        score = np.mean([one.steps[0].scores["f"].value for one in left])
-        outcome = np.mean([one.outcome.value for one in left])
-        assert found["full"][fold] == pytest.approx(outcome + slope * (1 - score), rel=1e-9)
+        assert (weights["slopes"][fold], weights["errors"][fold]) == pytest.approx((slope, error), rel=1e-9)
+        left = [
+            trajectory
+            for trajectory in trajectories
+            if tasks.index(trajectory.task.prompt[0]["content"]) % FOLDS != fold
+        ]
+        score = np.mean([trajectory.steps[0].scores["f"].value for trajectory in left])
+        outcome = np.mean([trajectory.outcome.value for trajectory in left])
+        assert weights["full"][fold] == pytest.approx(outcome + slope * (1 - score), rel=1e-9)
 
 
 def test_weight_follows_the_reliability_of_scores():
@@ -55,19 +63,22 @@ def test_weight_follows_the_reliability_of_scores():
 
 
 def test_weight_of_exact_scores_ignores_how_rare_success_is():
-    drawn, made = random.Random(0), []
+    drawn, trajectories = random.Random(0), []
     for task in range(96):
         for i in range(8):
             right, luck = drawn.random() < 0.5, drawn.random() < 0.15
             steps = [step("solver", float(right)), step("other")]
-            made.append(make_trajectory(f"{task}-{i}", steps, float(right and luck), task=f"q{task}"))
-    weight_S = assign(batch_of(*made), CALIBRATED).score_weight_S
+            trajectories.append(make_trajectory(f"{task}-{i}", steps, float(right and luck), task=f"q{task}"))
+    weight_S = assign(batch_of(*trajectories), CALIBRATED).score_weight_S
     assert np.nanmean(weight_S) == pytest.approx(1.0, abs=0.1)
 
 
 def test_weight_does_not_depend_on_the_range_of_the_outcome():
     plain = judged(32, 0.2)
-    games = [replace(one, outcome=Score(2.0 * one.outcome.value - 1.0, range=(-1.0, 1.0))) for one in plain]
+    games = [
+        replace(trajectory, outcome=Score(2.0 * trajectory.outcome.value - 1.0, range=(-1.0, 1.0)))
+        for trajectory in plain
+    ]
     weights = [assign(batch_of(*of), CALIBRATED).score_weight_S for of in (plain, games)]
     assert weights[1] == pytest.approx(weights[0], abs=1e-12)
 
@@ -104,8 +115,8 @@ def test_posterior_weight_without_any_success_is_the_prior():
 def test_weight_of_a_group_ignores_its_own_outcomes():
     def weights(outcome: float) -> np.ndarray:
         trajectories = judged(8, 0.2)
-        for one in trajectories[:8]:  # the first task
-            one.outcome = replace(one.outcome, value=outcome)
+        for trajectory in trajectories[:8]:  # the first task
+            trajectory.outcome = replace(trajectory.outcome, value=outcome)
         return assign(batch_of(*trajectories), CALIBRATED).score_weight_S
 
     before, after = weights(0.0), weights(1.0)
@@ -130,7 +141,7 @@ def test_history_survives_json_bit_for_bit():
     restored = History.from_json(after.to_json())
     assert restored.to_json() == after.to_json()
     batch = batch_of(*judged(4, 0.4, seed=6))
-    found, again = (assign(batch, CALIBRATED, history=one).score_weight_S for one in (after, restored))
+    found, again = (assign(batch, CALIBRATED, history=earlier).score_weight_S for earlier in (after, restored))
     assert (found == again).all()
 
 

@@ -18,19 +18,19 @@ def bootstrap(a: Sequence[float], b: Sequence[float], tasks: Sequence[int], resa
     """Correlations of resampled data: tasks are drawn with replacement, and each brings all its rows."""
     rng, names = np.random.default_rng(seed), sorted(set(tasks))
     rows = {task: [i for i, own in enumerate(tasks) if own == task] for task in names}
-    found = []
+    correlations = []
     for _ in range(resamples):
         drawn = [i for task in rng.choice(names, len(names)) for i in rows[task]]
-        found.append(correlation([a[i] for i in drawn], [b[i] for i in drawn]))
-    return [one for one in found if not math.isnan(one)]
+        correlations.append(correlation([a[i] for i in drawn], [b[i] for i in drawn]))
+    return [value for value in correlations if not math.isnan(value)]
 
 
 def mean_and_squared_error(returns: Sequence[float]) -> tuple[float, float]:
     """The mean of the known returns and its squared standard error; NaN where there are too few."""
-    known = [one for one in returns if not math.isnan(one)]
+    known = [value for value in returns if not math.isnan(value)]
     if not known:
         return math.nan, math.nan
     mean = sum(known) / len(known)
     if len(known) < 2:
         return mean, math.nan
-    return mean, sum((one - mean) ** 2 for one in known) / (len(known) - 1) / len(known)
+    return mean, sum((value - mean) ** 2 for value in known) / (len(known) - 1) / len(known)

@@ -18,63 +18,63 @@ def normalised(value, values, scaled=True):
     return (value - statistics.fmean(values)) / (statistics.stdev(values) + EPSILON if scaled else 1.0)
 
 
-def of_group(steps, one, *keys):
-    return [other for other in steps if all(other[key] == one[key] for key in keys)]
+def of_group(steps, step, *keys):
+    return [other for other in steps if all(other[key] == step[key] for key in keys)]
 
 
-def outcomes_of_task(steps, outcome, one):
+def outcomes_of_task(steps, outcome, step):
     """The outcomes of the task's trajectories, one for each."""
-    return [outcome[n] for n in sorted({other["trajectory"] for other in of_group(steps, one, "task")})]
+    return [outcome[n] for n in sorted({other["trajectory"] for other in of_group(steps, step, "task")})]
 
 
 def magrpo(steps, outcome):
     """MAGRPO (arXiv 2508.04652): the return minus the group's mean, without division."""
-    values = [(outcome[one["trajectory"]], one) for one in steps]
-    return [normalised(value, outcomes_of_task(steps, outcome, one), scaled=False) for value, one in values]
+    values = [(outcome[step["trajectory"]], step) for step in steps]
+    return [normalised(value, outcomes_of_task(steps, outcome, step), scaled=False) for value, step in values]
 
 
 def dr_mas(steps, outcome):
     """Dr. MAS (arXiv 2602.08847, eq. 5): normalised over all of the agent's steps in the task's group."""
     return [
         normalised(
-            outcome[one["trajectory"]], [outcome[s["trajectory"]] for s in of_group(steps, one, "task", "agent")]
+            outcome[step["trajectory"]], [outcome[s["trajectory"]] for s in of_group(steps, step, "task", "agent")]
         )
-        for one in steps
+        for step in steps
     ]
 
 
 def at_grpo(steps, outcome, alpha=1.0):
     """AT-GRPO (arXiv 2510.11062): team and local reward, normalised over equal task, agent and turn."""
-    mixed = {id(one): alpha * outcome[one["trajectory"]] + one["reward"] for one in steps}
-    groups = [(one, of_group(steps, one, "task", "agent", "turn")) for one in steps]
-    return [normalised(mixed[id(one)], [mixed[id(s)] for s in group]) for one, group in groups]
+    mixed = {id(step): alpha * outcome[step["trajectory"]] + step["reward"] for step in steps}
+    groups = [(step, of_group(steps, step, "task", "agent", "turn")) for step in steps]
+    return [normalised(mixed[id(step)], [mixed[id(s)] for s in group]) for step, group in groups]
 
 
 def returns(steps, outcome, gamma, rewards=None):
     """`G_t = e_t + gamma * sum of share * G_k` over children; the outcome is at the trajectory's last step."""
-    rewards = [one["reward"] for one in steps] if rewards is None else rewards
-    made = [0.0] * len(steps)
+    rewards = [step["reward"] for step in steps] if rewards is None else rewards
+    sums = [0.0] * len(steps)
     for s in reversed(range(len(steps))):
-        one = steps[s]
-        last = s + 1 == len(steps) or steps[s + 1]["trajectory"] != one["trajectory"]
-        made[s] = rewards[s] + (outcome[one["trajectory"]] if last else 0.0)
-        made[s] += gamma * sum(share * made[k] for k, share in zip(one["children"], one["shares"], strict=True))
-    return made
+        step = steps[s]
+        last = s + 1 == len(steps) or steps[s + 1]["trajectory"] != step["trajectory"]
+        sums[s] = rewards[s] + (outcome[step["trajectory"]] if last else 0.0)
+        sums[s] += gamma * sum(share * sums[k] for k, share in zip(step["children"], step["shares"], strict=True))
+    return sums
 
 
 def compared(steps, values, *keys):
     """Each value, normalised over all steps with equal keys."""
-    at = {id(one): value for one, value in zip(steps, values, strict=True)}
-    return [normalised(at[id(one)], [at[id(s)] for s in of_group(steps, one, *keys)]) for one in steps]
+    at = {id(step): value for step, value in zip(steps, values, strict=True)}
+    return [normalised(at[id(step)], [at[id(s)] for s in of_group(steps, step, *keys)]) for step in steps]
 
 
 def episodes(steps, outcome):
     """Each step's outcome, normalised over the task's trajectories."""
-    return [normalised(outcome[one["trajectory"]], outcomes_of_task(steps, outcome, one)) for one in steps]
+    return [normalised(outcome[step["trajectory"]], outcomes_of_task(steps, outcome, step)) for step in steps]
 
 
-def weighted(one, other, weight=1.0, other_weight=1.0):
-    return [weight * a + other_weight * b for a, b in zip(one, other, strict=True)]
+def weighted(first, second, weight=1.0, other_weight=1.0):
+    return [weight * a + other_weight * b for a, b in zip(first, second, strict=True)]
 
 
 def gigpo(steps, outcome, gamma=0.95, weight=1.0):
@@ -85,7 +85,7 @@ def gigpo(steps, outcome, gamma=0.95, weight=1.0):
 
 def mt_grpo(steps, outcome, weight=1.0):
     """MT-GRPO (arXiv 2505.11821): normalised rewards of this turn and later ones, and the normalised outcome."""
-    turns = compared(steps, [one["reward"] for one in steps], "task", "agent", "turn")
+    turns = compared(steps, [step["reward"] for step in steps], "task", "agent", "turn")
     later = returns(steps, [0.0] * len(outcome), 1.0, turns)
     return weighted(later, episodes(steps, outcome), 1.0, weight)
 
@@ -96,25 +96,27 @@ def gagpo(steps, outcome, gamma=0.99, lam=0.95, prior=0.0):
     `prior`: the number of steps that the mean of the same agent and turn counts for in a value.
     """
     paid = returns(steps, outcome, 0.0)
-    at = {id(one): value for one, value in zip(steps, returns(steps, outcome, gamma), strict=True)}
+    at = {id(step): value for step, value in zip(steps, returns(steps, outcome, gamma), strict=True)}
     values = []
-    for one in steps:
-        same = [at[id(s)] for s in of_group(steps, one, "task", "agent", "state")]
-        wider = statistics.fmean(at[id(s)] for s in of_group(steps, one, "task", "agent", "turn"))
+    for step in steps:
+        same = [at[id(s)] for s in of_group(steps, step, "task", "agent", "state")]
+        wider = statistics.fmean(at[id(s)] for s in of_group(steps, step, "task", "agent", "turn"))
         values.append((sum(same) + prior * wider) / (len(same) + prior))
-    made = [0.0] * len(steps)
+    advantages = [0.0] * len(steps)
     for s in reversed(range(len(steps))):
         ahead = zip(steps[s]["children"], steps[s]["shares"], strict=True)
-        made[s] = paid[s] - values[s] + gamma * sum(share * (values[k] + lam * made[k]) for k, share in ahead)
-    return compared(steps, made, "task")
+        advantages[s] = (
+            paid[s] - values[s] + gamma * sum(share * (values[k] + lam * advantages[k]) for k, share in ahead)
+        )
+    return compared(steps, advantages, "task")
 
 
 def irc(steps, outcome, gamma=0.9, weight=0.3):
     """IRC (arXiv 2604.02869): returns of scores weighted by their correlation with the outcome, by turn."""
     rewards = []
-    for one in steps:
-        pairs = [(s["reward"], outcome[s["trajectory"]]) for s in of_group(steps, one, "agent")]
-        rewards.append(statistics.correlation(*zip(*pairs, strict=True)) * one["reward"])
+    for step in steps:
+        pairs = [(s["reward"], outcome[s["trajectory"]]) for s in of_group(steps, step, "agent")]
+        rewards.append(statistics.correlation(*zip(*pairs, strict=True)) * step["reward"])
     turns = compared(steps, returns(steps, outcome, gamma, rewards), "task", "agent", "turn")
     return weighted(turns, episodes(steps, outcome), 1.0, weight)
 
