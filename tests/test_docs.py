@@ -4,6 +4,7 @@ import ast
 import bisect
 import dataclasses
 import json
+import random
 import re
 import runpy
 from collections.abc import Callable, Iterator, Mapping
@@ -313,3 +314,22 @@ def test_configuration_page_has_every_key() -> None:
 def test_recipes_page_lists_the_shipped_recipes() -> None:
     rows = rows_of(DOCS / "get_started" / "recipes.md")
     assert sorted(name for cell, *_ in rows for name in re.findall(r"`(\w+)`", cell)) == shipped_recipes()
+
+
+def test_number_without_a_matching_result_is_missing() -> None:
+    values = [0.1234, 5.0, 12.34]
+    assert [is_there(said, values) for said in (".123", "12.3", "12", "5", ".124", "12.4", "6")] == [True] * 4 + [
+        False
+    ] * 3
+
+
+def test_random_numbers_are_mostly_missing() -> None:
+    """The check above would be vacuous if its files held almost every number."""
+    rng, there = random.Random(0), []
+    for page in PAGES:
+        for said in measured(page.read_text()):
+            if said.files:
+                other = "".join(rng.choice("0123456789") if c.isdigit() else c for c in said.text)
+                there.append(is_there(other, known(frozenset(said.files))))
+    assert len(there) > 500
+    assert sum(there) / len(there) < 0.4

@@ -16,16 +16,17 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from creditflow._utils.loopback import bound
 from creditflow._utils.progress import Reporter
 from creditflow.cli import app
 from creditflow.cli.serve import _serve
 from creditflow.config import load_recipe
 from creditflow.data import Score, Task, Trajectory, read_parquet
 from creditflow.engines.common.components import build_components
-from creditflow.errors import BatchError
+from creditflow.errors import BatchError, InputError
 from creditflow.rollout.http.sessions import TrajectoryWriter
 from creditflow.runs import Ledger
-from tests.builders import Letters
+from tests.builders import Letters, without_progress
 from tests.forks import fast_python
 from tests.paths import ROOT
 from tests.rewards.processes import HANG_S, until
@@ -337,3 +338,13 @@ def test_remote_host_needs_a_flag():
     done = command("serve", str(RECIPE), "--host", "0.0.0.0")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert "--allow-remote" in done.stderr
+
+
+def test_busy_port_is_reported(tmp_path):
+    with bound("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        done = command("serve", str(RECIPE), "--port", port, "-o", str(tmp_path))
+        with pytest.raises(InputError, match="cannot be had"):
+            bound("127.0.0.1", int(port))
+    assert (done.exit_code, without_progress(done.stderr).count("\n")) == (2, 1)
+    assert f"127.0.0.1:{port} cannot be had" in done.stderr

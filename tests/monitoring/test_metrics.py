@@ -185,3 +185,21 @@ def test_agreement_is_the_share_of_correctly_ordered_pairs(right, wrong, agreeme
     assert made["reward/agreement"] == agreement
     n, m = len(right), len(wrong)
     assert made["reward/agreement_over"] == pytest.approx(0.25 / ((n + m + 1) / (12 * n * m)))
+
+
+def test_agreement_is_absent_without_mixed_outcomes() -> None:
+    made = errors(
+        make_trajectory("a", [step("a", 1.0)], 1.0, task="t"), make_trajectory("b", [step("a", 0.0)], 0.0, task="u")
+    )
+    assert "reward/agreement" not in made
+
+
+def test_sub_rewards_are_reported_by_stratum() -> None:
+    steps = [
+        step("v", 1.0, stratum="right"),
+        step("v", 1.0, stratum="right"),
+        step("v", 0.0, stratum="wrong"),
+    ]
+    metrics = sub_reward_metrics(batch_of(make_trajectory("t", steps, 1.0)))
+    assert metrics["reward/sub_reward/v/right"] == 1.0
+    assert metrics["reward/sub_reward/v/wrong"] == 0.0

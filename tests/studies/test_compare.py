@@ -700,3 +700,16 @@ def test_more_seeds_and_arms_extend_an_existing_comparison(tmp_path, monkeypatch
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert list(found["values"]) == ["identical", "none", "none_answer"]
     assert all(len(value["pass_at_1"]["after"]["seeds"]) == 2 for value in found["values"].values())
+
+
+def test_interval_of_one_run_is_the_normal_one_over_tasks():
+    rng = random.Random(0)
+    tasks = 2000
+    a, b = ([(float(rng.random() < p), 1.0) for _ in range(tasks)] for p in (0.7, 0.5))
+    gaps = [x - y for (x, _), (y, _) in zip(a, b, strict=True)]
+    half = 1.96 * statistics.stdev(gaps) / math.sqrt(tasks)
+
+    found = paired_difference(counts([a]), counts([b]))
+
+    assert found.low == pytest.approx(statistics.mean(gaps) - half, abs=0.1 * half)
+    assert found.high == pytest.approx(statistics.mean(gaps) + half, abs=0.1 * half)
