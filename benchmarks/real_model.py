@@ -56,7 +56,7 @@ MEASURES = (
     "src/creditflow/recipes/sums_single.yaml",
     "src/creditflow/recipes/logic_team.py",
     "src/creditflow/recipes/logic_team.yaml",
-    "src/creditflow/data/gym_tasks.py",
+    "src/creditflow/plugins/gym/tasks.py",
 )
 KEPT, PAGE = RESULTS / "real_model", ROOT / "docs" / "benchmarks" / "real_model.md"
 COMMAND = "python -m benchmarks.real_model"

@@ -34,6 +34,7 @@ REMOVED: dict[str, str] = {
     "creditflow diff": "use `creditflow report RUN RUN`; `creditflow recredit` prints how credit moves",
     "creditflow guard": "use `creditflow check`, which validates the rules; a run's `events.jsonl` has their events",
     "creditflow simulate": "use `creditflow compare RECIPE --vary algorithm.propagation=A,B`",
+    "creditflow.data.gym_tasks": "use `creditflow.plugins.gym.tasks`",
     "creditflow.integrations": "use `creditflow.plugins.trl` or `creditflow.plugins.verifiers.export`",
     "creditflow.rewards.builtin.environments": "use `creditflow.plugins.environments.rewards`",
     "creditflow.rewards.builtin.verifiers_score": "use `creditflow.plugins.verifiers.rewards`",

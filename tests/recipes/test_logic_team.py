@@ -12,7 +12,7 @@ from creditflow._utils.loading import load_object
 from creditflow.config import load_recipe
 from creditflow.data import Step, Task
 from creditflow.data.datasets import load_tasks
-from creditflow.data.gym_tasks import gym_entry
+from creditflow.plugins.gym.tasks import gym_entry
 from creditflow.rollout import AgentSpec
 from tests.builders import Rule
 from tests.paths import RECIPES

@@ -1,4 +1,4 @@
-"""The sources that make tasks from an address, by scheme: reasoning-gym, and entry points of plug-ins.
+"""The sources that make tasks from an address, by scheme: entry points of plug-ins.
 
 An entry point of group `creditflow.task_sources` names a `Source`; its name is the scheme. A source is imported when
 its tasks are loaded.
@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from creditflow.data.addresses import TaskSplit
-from creditflow.data.gym_tasks import gym_tasks, parse_addresses
 from creditflow.data.trajectory import Task
 from creditflow.errors import DataError
 from creditflow.registry import Registry
@@ -30,7 +29,6 @@ class Source:
 
 
 SOURCES: Registry[Source] = Registry("data.train_files", group="creditflow.task_sources", record=Source)
-SOURCES.add("reasoning-gym", Source(gym_tasks, lambda name: parse_addresses(name, "data.train_files")[0].split))
 
 
 def source_of(name: str, key: str = "data.train_files") -> Source | None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from creditflow import AgentError, Reply, Step, Task, Team, Trajectory, reward
 from creditflow.data import Message
-from creditflow.data.gym_tasks import gym_entry
+from creditflow.plugins.gym.tasks import gym_entry
 from creditflow.rewards.support.noise import flipped
 
 MAX_CHARACTERS = 80

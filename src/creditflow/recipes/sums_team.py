@@ -20,7 +20,7 @@ from typing import Any
 
 from creditflow import AgentError, Reply, Step, Task, Team, Trajectory, outcome, reward
 from creditflow.data import Message
-from creditflow.data.gym_tasks import GymSplit, gym_tasks
+from creditflow.plugins.gym.tasks import GymSplit, gym_tasks
 from creditflow.rewards.support.noise import flipped
 
 FAMILY = "reasoning-gym://chain_sum?min_terms=3&max_terms=5&min_digits=1&max_digits=1&match=%5E%5B%5E-%5D*%24"

@@ -21,6 +21,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from creditflow.data.addresses import TaskSplit, digest, options_of, split_named, split_of, whole
+from creditflow.data.sources import Source
 from creditflow.data.trajectory import Task
 from creditflow.errors import DataError, did_you_mean, first_line
 
@@ -405,3 +406,6 @@ def _restored(value: Any) -> Any:
         if kind in _KINDS:
             return _KINDS[kind](_restored(items))
     return {key: _restored(item) for key, item in value.items()}
+
+
+SOURCE = Source(gym_tasks, lambda name: parse_addresses(name, "data.train_files")[0].split)

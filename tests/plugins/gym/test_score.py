@@ -10,10 +10,10 @@ import pytest
 
 from creditflow.data import Task, Trajectory
 from creditflow.data.datasets import load_tasks
-from creditflow.data.gym_tasks import gym_data_set, gym_entry
 from creditflow.errors import DataError
-from creditflow.rewards.builtin.gym_score import reasoning_gym
-from creditflow.rewards.support.gym_answers import EVALUATED, FULL_MARKS, refusal
+from creditflow.plugins.gym.answers import EVALUATED, FULL_MARKS, refusal
+from creditflow.plugins.gym.score import reasoning_gym
+from creditflow.plugins.gym.tasks import gym_data_set, gym_entry
 
 OTHER_DIGITS = tuple({48 + i: zero + i for i in range(10)} for zero in (0x660, 0xFF10))
 """Arabic-Indic and full-width digits, which Python's int and float read, for `str.translate`."""

@@ -1,7 +1,7 @@
 """The scorers of reasoning-gym's families, as an outcome.
 
 Some scorers evaluate the answer as Python or with sympy, repeat moves by a count in it, or give full marks to wrong
-answers. `creditflow.rewards.support.gym_answers` has the checks before and after them.
+answers. `creditflow.plugins.gym.answers` has the checks before and after them.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import re
 
 from creditflow.data import Score, Trajectory
-from creditflow.data.gym_tasks import gym_data_set, gym_entry
-from creditflow.rewards.registry import builtin, outcome
-from creditflow.rewards.support.gym_answers import MAX_CHARACTERS, is_right, refusal
+from creditflow.plugins.gym.answers import MAX_CHARACTERS, is_right, refusal
+from creditflow.plugins.gym.tasks import gym_data_set, gym_entry
+from creditflow.rewards.registry import outcome
 from creditflow.rewards.support.text import without_thoughts
 
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).){0,4000}?)</answer>", re.DOTALL)
 
 
-@builtin
 @outcome(timeout=30.0)
 def reasoning_gym(trajectory: Trajectory, strict: bool = False) -> Score:
     """The family's own `score_answer(answer, entry)`, for a task from a `reasoning-gym://` address.

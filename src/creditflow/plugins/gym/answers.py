@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from creditflow.rewards.support.formulas import (
+from creditflow.plugins.gym.formulas import (
     arithmetic_value,
     has_small_counts,
     has_small_exponents,

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from creditflow.rewards.support.formulas import (
+from creditflow.plugins.gym.formulas import (
     arithmetic_value,
     has_small_counts,
     has_small_exponents,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from creditflow.data.datasets import load_tasks, validation_files, validation_words, write_tasks
-from creditflow.data.gym_tasks import gym_data_set, gym_entry, problem_of, split_of
 from creditflow.errors import DataError
+from creditflow.plugins.gym.tasks import gym_data_set, gym_entry, problem_of, split_of
 
 FAMILIES = (
     "chain_sum?max_terms=2&max_digits=2",
