@@ -22,7 +22,7 @@ from benchmarks.sources import hashes
 from creditflow.credit.thresholds.base import BatchStats, make_threshold
 from creditflow.data import Floats
 
-MEASURES = ("src/creditflow/credit/thresholds", "src/creditflow/credit/gates.py")
+MEASURES = ("src/creditflow/credit/thresholds", "src/creditflow/credit/assignment.py")
 JUMP, UPDATES = 200, 400
 STEPS = (16, 1000)
 """Scored steps of an agent in a batch: few and many."""

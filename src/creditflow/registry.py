@@ -108,6 +108,7 @@ class Registry(Generic[Entry]):
     def remove(self, name: str) -> None:
         """Remove `name`, for tests and notebooks that register an entry twice."""
         self._entries.pop(name, None)
+        self._resolved.discard(name)
 
     def names(self) -> tuple[str, ...]:
         """The registered names, sorted, without those of files. Loads no entry point."""

@@ -132,7 +132,7 @@ def _adapt_defaults(config: Config, set_keys: Set[str]) -> None:
 
 def usable_rule(options: CreditOptions, set_options: Set[str]) -> str:
     """Choose the rule where none is set: the default, unless it cannot use the estimator or an option that is set."""
-    if set_options & {*GATE_OPTIONS} or ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
+    if not set_options.isdisjoint(GATE_OPTIONS) or ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
         return "threshold"
     needs_scores = any(getattr(options, name) != getattr(CreditOptions, name) for name in SCORE_OPTIONS)
     by_token = options.decomp_granularity == "token_level"

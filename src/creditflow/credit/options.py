@@ -224,7 +224,7 @@ class CreditOptions:
         names = {f.name for f in fields(CreditOptions)} - {"shadow"}
         for key in self.shadow:
             if key not in names:
-                hint = did_you_mean(str(key), names)
+                hint = removed_hint(f"algorithm.{key}") or did_you_mean(str(key), names)
                 raise ConfigError(f"algorithm.shadow.{key}: expected an option of credit{hint}")
         shadowed = replace(self, **{"shadow": None, **self.shadow})
         if ADVANTAGE_ESTIMATORS[shadowed.adv_estimator].critic and not ADVANTAGE_ESTIMATORS[self.adv_estimator].critic:

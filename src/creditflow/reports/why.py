@@ -52,7 +52,6 @@ def tree(explanation: Explanation) -> list[str]:
         return [*beside.get(at, ()), *taken]
 
     lines: list[str] = []
-    # Iterative, since a step may have many children.
     stack = [(len(operations) - 1, "", "")]
     while stack:
         at, lead, indent = stack.pop()

@@ -15,7 +15,7 @@ TASKSETS = Path(__file__).parent / "tasksets"
 def tasksets() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(TASKSETS))
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(TASKSETS), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(TASKSETS), os.environ.get("PYTHONPATH")])))
         yield
 
 

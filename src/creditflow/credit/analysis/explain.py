@@ -243,11 +243,11 @@ class _OperationLog:
         self.operations.append(Operation(name, symbol, inputs, value, note))
         return len(self.operations) - 1
 
-    def add_up(self, name: str, parts: Sequence[int], note: str = "") -> int:
+    def add_up(self, name: str, parts: Sequence[int]) -> int:
         """Add the parts from left to right, starting from 0 like the assignment."""
         if not parts:
-            return self.given(name, 0.0, note)
-        return self.make(name, "+", self.constant("zero", 0.0), *parts, note=note)
+            return self.given(name, 0.0)
+        return self.make(name, "+", self.constant("zero", 0.0), *parts)
 
     def constant(self, name: str, value: float) -> int:
         """A given number, recorded once for all its uses."""

@@ -45,7 +45,8 @@ class FolderTrackers:
     def send_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send a line of `metrics.jsonl`, and a table of trajectories at the first and every `table_freq`-th step."""
         self.trackers.log(step, metrics)
-        if not self.trackers.takes_tables or not (step == 1 or (step > 0 and step % self.table_freq == 0)):
+        repeated = all(name.startswith("val/") for name in metrics)  # an evaluation that was interrupted
+        if not self.trackers.takes_tables or repeated or not (step == 1 or (step > 0 and step % self.table_freq == 0)):
             return
         try:
             assignment = read_step_file(self.folder / f"steps/{step:06d}.parquet").assignment
