@@ -172,7 +172,8 @@ def test_cgroup_bounds_the_memory_of_all_processes(box):
         "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        x = bytearray(120 << 20); time.sleep(9)\n"
         "for _ in range(4): os.wait()"
     )
-    assert python(box, code).limit == "memory"
+    result = python(box, code)
+    assert (result.limit, result.exit_code, result.ok) == ("memory", None, False)
     assert box.memory_bound()[0] == 256 * MB
 
 

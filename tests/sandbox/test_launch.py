@@ -97,12 +97,15 @@ def test_killed_harness_leaves_no_program_at_any_moment(keep, cgroup, token):
         assert eventually(left) == []
 
 
-def test_program_cannot_reset_its_parent_death_signal(token):
-    box = boxes.bubblewrap(wall_s=3600, cgroup="none")
+@pytest.mark.parametrize("cgroup", ["auto", "none"])
+def test_program_cannot_reset_its_parent_death_signal(cgroup, token):
+    box = boxes.bubblewrap(wall_s=3600, cgroup=cgroup)
     give_up = "import ctypes; print(ctypes.CDLL(None).prctl(1, 0, 0, 0, 0))"
     assert box.run(["python", "-c", give_up]).stdout == b"-1\n"
-    harness_killed(box, token, 0.5, f"{give_up}; {SLEEP}")
-    assert eventually(lambda: programs(token)) == {}
+    dead = harness_killed(box, token, 0.5, f"{give_up}; import os; os.fork(); {SLEEP}")
+    assert eventually(lambda: processes(token)) == {}
+    boxes.bubblewrap(cgroup=cgroup)  # a new box removes the groups of dead harnesses
+    assert groups(box, [dead]) == []
 
 
 class Interrupted(Exception):
