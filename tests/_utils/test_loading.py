@@ -56,6 +56,12 @@ def test_file_beside_the_recipe_comes_first(base: Path, elsewhere: Path) -> None
     assert load_object("mine.py:where", elsewhere, "k") == "elsewhere"
 
 
+def test_file_does_not_shadow_a_standard_module(base: Path) -> None:
+    (base / "math.py").write_text("sqrt = 'mine'")
+    assert load_object("math.py:sqrt", base, "k") == "mine"
+    assert load_object("math:sqrt", base, "k") is math.sqrt
+
+
 def test_file_runs_once_and_shares_its_state(base: Path) -> None:
     (base / "mine.py").write_text(
         "calls = []\n"

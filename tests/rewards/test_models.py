@@ -199,6 +199,21 @@ def test_cancelling_a_call_of_a_running_batch_spares_the_rest() -> None:
     assert asyncio.run(main()) == 2
 
 
+def test_batcher_serves_event_loops_in_several_threads() -> None:
+    batcher = Batcher(Doubler())
+    results: dict[int, list[int]] = {}
+
+    async def many(k: int) -> list[int]:
+        return [await batcher(100 * k + n) for n in range(20)]
+
+    threads = [threading.Thread(target=lambda k=k: results.update({k: asyncio.run(many(k))})) for k in range(1, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {k: [2 * (100 * k + n) for n in range(20)] for k in range(1, 4)}
+
+
 def test_batcher_serves_successive_event_loops() -> None:
     batcher = Batcher(Doubler())
 

@@ -144,6 +144,11 @@ def test_parameters_set_the_level_of_undecorated_functions(base):
     assert [step.call(s, trajectory) for s in trajectory.steps] == [1.0, 1.0, 0.0]
 
 
+def test_undecorated_trajectory_function_can_be_the_outcome(base):
+    (function,) = load(base, {"fn": "mine.py:compute_decomposed_reward", "level": "outcome"})
+    assert function.level == "outcome"
+
+
 def test_async_functions_and_objects_are_detected(base):
     functions = load(base, {"fn": "mine.py:all_at_once"}, {"fn": "mine.py:judge"}, {"fn": "mine.py:bare"})
     assert [function.is_async for function in functions] == [True, True, False]
@@ -292,6 +297,11 @@ def test_class_is_instantiated_with_the_args(tmp_path):
     assert function.version != of_class(tmp_path, "Scaled", args={"scale": 5.0}).version
     inline = of_class(tmp_path, "Here")
     assert (inline.inline, inline.is_async, inline.cache_key) == (True, True, None)
+
+
+def test_entry_sets_timeout_and_cache(tmp_path):
+    function = of_class(tmp_path, "Scaled", args={"scale": 4.0}, timeout=0.5, cache=False)
+    assert (function.timeout, function.cache) == (0.5, False)
 
 
 def test_shared_arguments_reach_functions_that_take_them(tmp_path):
