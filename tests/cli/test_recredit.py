@@ -171,6 +171,16 @@ def test_interrupted_recredit_leaves_no_folder(ledger: Ledger, tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
+def test_every_reader_sets_a_torn_file_aside(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run", "trainer.total_training_steps=3")
+    torn = ledger.file(2)
+    torn.write_bytes(torn.read_bytes()[:1000])
+    assert Ledger.open(ledger.path).steps == (1, 3)
+    for command in (["recredit", ledger.path], ["report", ledger.path, "-o", tmp_path / "report.html"]):
+        result = creditflow(*command)
+        assert result.exit_code == 0, result.output
+
+
 def test_gae_is_refused_for_a_run_without_a_critic(ledger: Ledger) -> None:
     assert "gae expects a critic's values" in refused("recredit", ledger.path, "adv_estimator=gae")
 
