@@ -26,6 +26,7 @@ from creditflow.cli import app
 from creditflow.credit import explain
 from creditflow.credit.records import PROPAGATION_RULES, propagation_rule
 from creditflow.credit.rules.base import Credit, PropagationInput
+from creditflow.data import TrajectoryBatch
 from creditflow.reports import view
 from creditflow.reports.detail import Spelling
 from creditflow.reports.index import Filter
@@ -33,7 +34,7 @@ from creditflow.reports.view import Watched, application
 from creditflow.runs import Ledger, RunFolder
 from tests.builders import mostly_slow
 from tests.reports.browser import opened
-from tests.reports.runs import HOSTILE, a_batch, a_run, write_step
+from tests.reports.runs import HOSTILE, a_batch, a_run, a_trajectory, write_step
 from tests.rewards.processes import HANG_S
 
 
@@ -268,6 +269,17 @@ def test_tokens_use_the_tokenizer_of_their_policy(tmp_path: Path) -> None:
     assert "".join(spelling.for_policy("red")([1, 0])).split() == ["b", "a"]
     assert "".join(spelling.for_policy("blue")([1, 0])).split() == ["d", "c"]
     assert spelling.for_policy("green") is None
+
+
+@pytest.mark.slow
+def test_trajectory_of_a_thousand_steps_is_drawn(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {}, "")
+    trajectories = [a_trajectory(1, 0, n, np.random.default_rng(n), steps=1000) for n in range(2)]
+    write_step(folder, 1, TrajectoryBatch.from_trajectories(trajectories))
+    with opened(reported(tmp_path / "report.html", folder.path)) as page:
+        page.locator("#list [data-trajectory]").first.click()
+        assert page.locator("svg.trajectory g[role=button]").count() == 1000
+    assert (tmp_path / "report.html").stat().st_size < 8_000_000
 
 
 def test_view_splits_trajectories_into_pages(tmp_path: Path) -> None:
