@@ -37,9 +37,11 @@ class EchoClient(Letters):
 
     def __init__(self) -> None:
         self.batches: list[int] = []
+        self.seeds: list[tuple[int, ...]] = []
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         self.batches.append(len(requests))
+        self.seeds += [request.seed for request in requests]
         answers = []
         for asked in requests:
             word = self.decode(asked.prompt_ids).split()[-1]
@@ -64,6 +66,10 @@ def run(
     return asyncio.run(run_rollouts(rollouts, workflow, AGENTS, scheduler, sampling or Sampling())), client
 
 
+async def ask_one(task: Task, team: Team) -> str:
+    return await team.a("say one")
+
+
 def test_call_makes_one_step_with_the_previous_as_parent() -> None:
     async def solve(task: Task, team: Team) -> str:
         first = await team.a("say one")
@@ -83,28 +89,19 @@ def test_call_makes_one_step_with_the_previous_as_parent() -> None:
     assert [s.id for s in trajectory.steps] == ["t0/0", "t0/1", "t0/2"]
 
 
-def test_parallel_calls_share_a_parent_and_join_by_name() -> None:
+def test_calls_share_a_parent_join_by_name_or_start_a_branch() -> None:
     async def solve(task: Task, team: Team) -> str:
         plan = await team.a("say plan")
         parts = await asyncio.gather(*(team.b(f"say part{i}", parents=[plan]) for i in range(3)))
         last = await team.c("say " + "".join(parts), parents=parts)
+        await team.a("say branch", parents=[])
         team.answer_from(parts[0], last)
         return last
 
     (trajectory,), _ = run(solve)
-    assert [s.parents for s in trajectory.steps] == [(), (0,), (0,), (0,), (1, 2, 3)]
-    assert [s.turn for s in trajectory.steps] == [0, 0, 1, 2, 0]
+    assert [s.parents for s in trajectory.steps] == [(), (0,), (0,), (0,), (1, 2, 3), ()]
+    assert [s.turn for s in trajectory.steps] == [0, 0, 1, 2, 0, 1]
     assert trajectory.answer_steps == (1, 4)
-
-
-def test_empty_parents_start_a_separate_branch() -> None:
-    async def solve(task: Task, team: Team) -> None:
-        await team.a("say one")
-        await team.b("say two", parents=[])
-
-    (trajectory,), _ = run(solve)
-    assert trajectory.steps[1].parents == ()
-    assert trajectory.answer is None
 
 
 def test_calls_of_all_rollouts_are_batched() -> None:
@@ -130,10 +127,7 @@ def test_waiting_rollout_does_not_block_the_others() -> None:
 
 
 def test_max_num_seqs_bounds_a_batch() -> None:
-    async def solve(task: Task, team: Team) -> None:
-        await team.a("one")
-
-    _, client = run(solve, n=10, max_num_seqs=4)
+    _, client = run(ask_one, n=10, max_num_seqs=4)
     assert client.batches == [4, 4, 2]
 
 
@@ -143,9 +137,8 @@ def test_agent_error_keeps_the_trajectory_and_its_reason() -> None:
         raise AgentError("not a number")
 
     (trajectory,), _ = run(solve)
-    assert trajectory.status == "ok"
+    assert (trajectory.status, trajectory.answer) == ("ok", None)
     assert trajectory.info["agent_error"] == "not a number"
-    assert trajectory.answer is None
 
 
 def test_truncated_response_truncates_but_rollout_continues() -> None:
@@ -178,39 +171,32 @@ class Forgetful(EchoClient):
     ],
 )
 def test_model_error_stops_all_rollouts(client: type[EchoClient], error: type[Exception], message: str) -> None:
-    async def solve(task: Task, team: Team) -> None:
-        await team.a("one")
-
     with pytest.raises(error, match=message):
-        run(solve, n=3, client=client())
+        run(ask_one, n=3, client=client())
 
 
 def test_seeds_differ_between_calls_and_repeat_between_runs() -> None:
-    class Recorder(EchoClient):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seeds: list[tuple[int, ...]] = []
-
-        def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-            self.seeds += [request.seed for request in requests]
-            return super().generate(requests)
-
     async def solve(task: Task, team: Team) -> None:
         await team.a("one")
         await team.b("two")
 
-    first, again = Recorder(), Recorder()
-    for client in (first, again):
-        run(solve, n=3, client=client)
-    assert len(set(first.seeds)) == 6
-    assert again.seeds == first.seeds
+    first, again = (run(solve, n=3)[1].seeds for _ in range(2))
+    assert len(set(first)) == 6
+    assert again == first
 
 
-def test_pending_branches_end_with_the_rollout() -> None:
-    async def solve(task: Task, team: Team) -> None:
-        await asyncio.gather(team.b("x" * 30), team.a("say one"), team.a("say two"))
+async def gathered(task: Task, team: Team) -> None:
+    await asyncio.gather(team.b("x" * 30), team.a("say one"), team.a("say two"))
 
-    (trajectory,), _ = run(solve, sampling=Sampling(max_prompt_tokens=20))
+
+async def grouped(task: Task, team: Team) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(team.b("x" * 30))
+
+
+@pytest.mark.parametrize("workflow", [gathered, grouped])
+def test_long_prompt_ends_the_rollout_and_pending_branches(workflow: Workflow) -> None:
+    (trajectory,), _ = run(workflow, sampling=Sampling(max_prompt_tokens=20))
     assert trajectory.status == "truncated"
     assert trajectory.info["truncated"] == "b's prompt has 30 tokens, at most 20 fit"
     assert trajectory.info["ended_early"] == "trajectory t0: b's prompt has 30 tokens, at most 20 fit"
@@ -290,16 +276,6 @@ def test_config_error_names_the_agents_and_the_line(in_a_group: bool) -> None:
     assert str(raised.value).endswith(f"({line_of(workflow, line)})")
 
 
-def test_task_group_keeps_the_error_of_a_long_prompt() -> None:
-    async def solve(task: Task, team: Team) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(team.b("x" * 30))
-
-    (trajectory,), _ = run(solve, sampling=Sampling(max_prompt_tokens=20))
-    assert trajectory.status == "truncated"
-    assert "ended_early" in trajectory.info
-
-
 # ---- another generator than the scheduler
 
 
@@ -342,10 +318,7 @@ def test_generator_error_fails_one_trajectory() -> None:
 
 @pytest.mark.parametrize(("told", "kept"), [(7, 7), (None, 3)])
 def test_policy_version_comes_from_the_generation_if_set(told: int | None, kept: int) -> None:
-    async def solve(task: Task, team: Team) -> str:
-        return await team.a("say one")
-
-    trajectory = asyncio.run(run_rollout(rollout_of(), solve, AGENTS, OneByOne(told), Sampling()))
+    trajectory = asyncio.run(run_rollout(rollout_of(), ask_one, AGENTS, OneByOne(told), Sampling()))
     assert trajectory.steps[0].policy_version == kept
 
 
