@@ -12,7 +12,7 @@ from creditflow.errors import TooManyFailedScores
 from creditflow.rewards import RewardFunction, RewardManager
 from tests.builders import unlocated
 from tests.rewards.processes import HANG_S
-from tests.rewards.trajectories import a_trajectory, score
+from tests.rewards.trajectories import Mute, NoException, a_trajectory, score
 
 
 def of_steps(call, **kwargs) -> RewardFunction:
@@ -359,15 +359,6 @@ def test_failing_outcome_stops_despite_good_sub_rewards():
     functions = [of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", lambda t: None)]
     with pytest.raises(TooManyFailedScores, match="1 of 1 outcomes failed"):
         score(functions, [a_trajectory(agents="e" * 30)], max_failed_frac=0.2)
-
-
-class NoException(BaseException):
-    """An exception as raised by extensions in Rust."""
-
-
-class Mute(Exception):
-    def __str__(self):
-        raise RuntimeError("no words")
 
 
 @pytest.mark.parametrize(

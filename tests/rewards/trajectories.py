@@ -1,4 +1,4 @@
-"""Trajectories for tests of reward functions, and ways to load functions and score with them."""
+"""Trajectories and exceptions for tests of reward functions, and ways to load functions and score with them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,6 +11,17 @@ from creditflow.rewards.entries import RewardFunctionConfig, load_reward_functio
 from creditflow.rewards.manager import ScoringReport
 
 TASK = Task("test", ({"role": "user", "content": "How many?"},), "72")
+
+
+class NoException(BaseException):
+    """An exception as raised by extensions in Rust."""
+
+
+class Mute(Exception):
+    """An exception whose text cannot be read."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
 
 
 def a_trajectory(name: str = "t", agents: str = "pev", **kwargs) -> Trajectory:
