@@ -44,7 +44,7 @@ from creditflow.studies.comparison.results import ArmResult, RunResult, differen
 from tests.builders import batch_of, examples, make_trajectory, step, without_progress
 from tests.forks import fast_python
 from tests.paths import TOY
-from tests.rewards.processes import HANG_S, until
+from tests.rewards.processes import HANG_S, alive, until
 
 # Arms
 
@@ -81,33 +81,27 @@ def test_arms_may_be_left_out_and_selected():
         arms("identical", only=["non_answer"])
 
 
-def test_command_line_overrides_an_entry_of_values():
-    overrides = ["compare.values.none.actor_rollout_ref.actor.optim.lr=3e-4"]
-
-    assert arms("none", extra=False, overrides=overrides)["none"][0] == "actor_rollout_ref.actor.optim.lr=0.0003"
-
-
 @pytest.mark.parametrize(
-    ("entry", "value"), [("true", "true"), ("0.50", "0.5"), ("0.5", "0.50"), ("1e-4", "0.0001"), ("'yes'", "true")]
+    ("entry", "value", "overrides", "lengths"),
+    [
+        ("true", "true", [], [64]),
+        ("0.50", "0.5", [], [64]),
+        ("0.5", "0.50", [], [64]),
+        ("1e-4", "0.0001", [], [64]),
+        ("'yes'", "true", [], [64]),
+        ("word", "word", ["compare.values.word.data.max_prompt_length=32"], [32]),
+        ("true", "true", ["compare.values.true.data.max_prompt_length=32"], [64, 32]),
+    ],
 )
-def test_entry_matches_its_value_as_yaml(tmp_path, entry, value):
+def test_entry_matches_its_value_as_yaml(tmp_path, entry, value, overrides, lengths):
     path = tmp_path / "recipe.yaml"
     path.write_text(f"extends: {TOY}\ncompare:\n  values:\n    {entry}: {{data.max_prompt_length: 64}}\n")
 
-    made = arms_of(load_recipe(path), "recipe.x", [value, "1"], extra=False, only=())
+    compared = arms_of(load_recipe(path, overrides), "recipe.x", [value, "1"], extra=False, only=())
 
-    assert made[0].overrides == ("data.max_prompt_length=64", f"recipe.x={value}")
-    assert made[1].overrides == ("recipe.x=1",)
-
-
-def test_command_line_entry_matches_its_value_as_yaml(tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(f"extends: {TOY}\ncompare:\n  values:\n    true: {{data.max_prompt_length: 64}}\n")
-    recipe = load_recipe(path, ["compare.values.true.data.max_prompt_length=32"])
-
-    (made,) = arms_of(recipe, "data.shuffle", ["true"], extra=False, only=())
-
-    assert made.overrides[-2:] == ("data.max_prompt_length=32", "data.shuffle=true")
+    expected = [f"data.max_prompt_length={length}" for length in lengths]
+    assert compared[0].overrides == (*expected, f"recipe.x={value}")
+    assert compared[1].overrides == ("recipe.x=1",)
 
 
 @pytest.mark.parametrize(
@@ -281,15 +275,10 @@ def test_comparison_json_has_this_shape():
 
     assert set(found) == {"vary", "values", "differences"}
     assert found["vary"] == "algorithm.propagation"
+    after = {"mean": 0.5, "std": pytest.approx(math.sqrt(0.02)), "seeds": [0.4, 0.6]}
     assert found["values"]["identical"] == {
-        "pass_at_1": {
-            "before": 0.2,
-            "after": {"mean": 0.5, "std": pytest.approx(math.sqrt(0.02)), "seeds": [0.4, 0.6]},
-        },
-        "pass_at_1_greedy": {
-            "before": 0.2,
-            "after": {"mean": 0.5, "std": pytest.approx(math.sqrt(0.02)), "seeds": [0.4, 0.6]},
-        },
+        "pass_at_1": {"before": 0.2, "after": after},
+        "pass_at_1_greedy": {"before": 0.2, "after": after},
         "step_error_rate": {"before": 0.25, "after": {"mean": 0.2, "std": 0.0, "seeds": [0.2, 0.2]}},
     }
     pairs = [(d["value"], d["against"]) for d in found["differences"]]
@@ -496,15 +485,7 @@ def test_job_ends_with_a_killed_comparison(tmp_path):
     parent.kill()
     parent.communicate()
 
-    until(lambda: not _command_of(child.read_text()))
-
-
-def _command_of(process):
-    """The command of a process; empty for one that has ended."""
-    try:
-        return Path(f"/proc/{process}/cmdline").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+    until(lambda: not alive(int(child.read_text())))
 
 
 def test_ignored_hangup_stays_ignored(tmp_path, reporter):
@@ -525,7 +506,14 @@ def test_ignored_hangup_stays_ignored(tmp_path, reporter):
 
 def compare(*arguments):
     settings = ("algorithm.propagation=identical,none", "--jobs", "2", "trainer.default_local_dir=out")
-    return CliRunner().invoke(app, ["compare", str(TOY), "--vary", *settings, *map(str, arguments)])
+    return CliRunner().invoke(app, ["compare", str(TOY), "--vary", *settings, *arguments])
+
+
+def refusal(*arguments):
+    """What a comparison that is refused says."""
+    result = compare(*arguments)
+    assert result.exit_code == 2, result.output
+    return without_progress(result.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -593,10 +581,7 @@ def test_finished_runs_are_kept_and_broken_ones_repeated(compared, monkeypatch):
 def test_folder_with_other_runs_is_refused(compared, monkeypatch):
     monkeypatch.chdir(compared[0])
 
-    result = compare("--no-arms", "algorithm.gamma=0.5")
-
-    assert result.exit_code == 2
-    assert without_progress(result.stderr) == (
+    assert refusal("--no-arms", "algorithm.gamma=0.5") == (
         "error: trainer.default_local_dir: out/identical/seed0 holds a run with algorithm.gamma=0.99, "
         "expected 0.5; name another folder\n"
     )
@@ -614,24 +599,18 @@ def half_done(compared, tmp_path, monkeypatch):
 def test_broken_run_is_kept_if_another_folder_is_foreign(half_done):
     (half_done / "none" / "seed0" / "run.json").unlink()
 
-    result = compare("--no-arms")
-
-    assert result.exit_code == 2
-    assert (
-        without_progress(result.stderr)
-        == "error: trainer.default_local_dir: out/none/seed0 holds files that are not of a run\n"
-    )
+    message = "error: trainer.default_local_dir: out/none/seed0 holds files that are not of a run\n"
+    assert refusal("--no-arms") == message
     assert (half_done / "identical" / "seed0" / "run.json").exists()
 
 
 def test_folder_of_a_running_comparison_is_refused(half_done):
     lock = os.open(half_done, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    result = compare("--no-arms")
+    message = refusal("--no-arms")
     os.close(lock)
 
-    assert result.exit_code == 2
-    assert without_progress(result.stderr) == "error: trainer.default_local_dir: another comparison is running in out\n"
+    assert message == "error: trainer.default_local_dir: another comparison is running in out\n"
     assert (half_done / "identical" / "seed0" / "run.json").exists()
 
 
@@ -649,40 +628,36 @@ def test_failed_run_gives_exit_code_1(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("argument", "message"),
     [
-        (["--seeds", "0"], "--seeds: expected 1 or more"),
-        (["algorithm.propagation=none"], "algorithm.propagation: is varied by --vary"),
-        (["algorithm={propagation: none}"], "algorithm.propagation: is varied by --vary"),
-        (["compare.values.none.recipe.tasks=4"], "none and identical are evaluated on different tasks"),
-        (["compare.values.none.trainer.val_before_train=true"], "trainer.val_before_train: is set by compare itself"),
-        (["compare.arms.more.data={seed: 4}"], "data.seed: is set by compare itself, the same for every arm; more"),
-        (["algorithm.gama=1"], "did you mean 'algorithm.gamma'?"),
-        (["data.train_files=nowhere.jsonl"], "no file 'nowhere.jsonl'"),
-        (["trainer.total_training_steps=0"], "would leave nothing to compare"),
-        (["actor_rollout_ref.model.path=nowhere"], "is not a Hugging Face model folder"),
-        (["--only", "nothing"], "--only: no arm 'nothing'"),
+        ("--seeds=0", "--seeds: expected 1 or more"),
+        ("algorithm.propagation=none", "algorithm.propagation: is varied by --vary"),
+        ("algorithm={propagation: none}", "algorithm.propagation: is varied by --vary"),
+        ("compare.values.none.recipe.tasks=4", "none and identical are evaluated on different tasks"),
+        ("compare.values.none.trainer.val_before_train=true", "trainer.val_before_train: is set by compare itself"),
+        ("compare.arms.more.data={seed: 4}", "data.seed: is set by compare itself, the same for every arm; more"),
+        ("algorithm.gama=1", "did you mean 'algorithm.gamma'?"),
+        ("data.train_files=nowhere.jsonl", "no file 'nowhere.jsonl'"),
+        ("trainer.total_training_steps=0", "would leave nothing to compare"),
+        ("actor_rollout_ref.model.path=nowhere", "is not a Hugging Face model folder"),
+        ("--only=nothing", "--only: no arm 'nothing'"),
+        ("--vary=data={seed: 1},{seed: 2}", "data.seed: is set by compare itself"),
+        ("--vary=trainer.val_before_train=true", "trainer.val_before_train: is set by compare itself"),
     ],
 )
-def test_bad_input_is_reported_before_anything_is_written(tmp_path, monkeypatch, arguments, message):
+def test_bad_input_is_reported_before_anything_is_written(tmp_path, monkeypatch, argument, message):
     monkeypatch.chdir(tmp_path)
 
-    result = compare(*arguments)
+    said = refusal(argument)
 
-    assert result.exit_code == 2, result.output
-    assert message in result.stderr
-    assert without_progress(result.stderr).count("\n") == 1
+    assert message in said
+    assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "vary", ["data={seed: 1},{seed: 2}", "trainer.val_before_train=true", "trainer.default_local_dir=a"]
-)
-def test_settings_of_compare_cannot_be_varied(tmp_path, monkeypatch, vary):
+def test_output_folder_cannot_be_varied(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    result = CliRunner().invoke(app, ["compare", str(TOY), "--vary", vary, "--no-arms"])
-
+    result = CliRunner().invoke(app, ["compare", str(TOY), "--vary", "trainer.default_local_dir=a", "--no-arms"])
     assert result.exit_code == 2, result.output
     assert "is set by compare itself" in result.stderr
     assert list(tmp_path.iterdir()) == []
