@@ -493,8 +493,8 @@ def test_thought_opened_by_the_prompt_hides_calls():
     assert opens_thought("<|assistant|><think>\n")
     assert not opens_thought("<|assistant|><think>\n\n</think>\n\n")
     assert parse_tool_calls(f"so {G}", in_thought=True) == (f"so {G}", [])
-    content, calls = parse_tool_calls(f"so {G}</think>\n{F}</think>", in_thought=True)
-    assert (content, calls) == (f"so {G}</think>\n</think>", [ToolCall("f", {})])
+    expected = (f"so {G}</think>\n</think>", [ToolCall("f", {})])
+    assert parse_tool_calls(f"so {G}</think>\n{F}</think>", in_thought=True) == expected
 
 
 @pytest.mark.parametrize(
@@ -524,19 +524,15 @@ def call(name: str, **arguments) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def tools(*entries) -> tuple[Tool, ...]:
-    return load_tools(entries, Path(), "tools", {})
-
-
 def run_workflow(client, *entries, sampling=None, workflow=None, temperature=1.0):
     async def solve(task, team):
         return await team.a("go", temperature=temperature)
 
-    agents = {"a": AgentSpec(tools=tools(*entries)), "b": AgentSpec(tools=tools(*entries))}
+    agents = {name: AgentSpec(tools=load_tools(entries, Path(), "tools", {})) for name in "ab"}
     rollout = Rollout(Task("t", ({"role": "user", "content": "go"},), None), "u", "t0", (1,))
     scheduler = Scheduler({"default": client})
-    (made,) = asyncio.run(run_rollouts([rollout], workflow or solve, agents, scheduler, sampling or Sampling()))
-    return made
+    (trajectory,) = asyncio.run(run_rollouts([rollout], workflow or solve, agents, scheduler, sampling or Sampling()))
+    return trajectory
 
 
 def test_call_cut_by_a_stop_text_is_not_made():
@@ -556,11 +552,11 @@ def test_call_cut_by_a_stop_text_is_not_made():
 def test_calls_and_results_form_one_step_with_a_masked_result():
     asked, answer = call("calculator", expression="6 * 7"), "It is 42."
     client = Scripted(asked, answer)
-    made = run_workflow(client, "calculator")
-    (step,) = made.steps
+    trajectory = run_workflow(client, "calculator")
+    (step,) = trajectory.steps
     told = "[42]"
     assert step.response == asked + told + answer
-    assert made.answer == answer
+    assert (trajectory.status, trajectory.answer) == ("ok", answer)
     assert step.response_mask == (1,) * len(asked) + (0,) * len(told) + (1,) * len(answer)
     assert step.logprobs[len(asked) : len(asked) + len(told)] == (0.0,) * len(told)
     assert step.logprobs[-1] == pytest.approx(-0.01 * len(answer))
@@ -570,7 +566,6 @@ def test_calls_and_results_form_one_step_with_a_masked_result():
     first, second = client.asked
     assert second.prompt_ids == first.prompt_ids + step.response_ids[: len(asked) + len(told)]
     assert second.seed != first.seed
-    assert made.status == "ok"
 
 
 def test_step_records_the_versions_of_its_tokens():
@@ -579,13 +574,14 @@ def test_step_records_the_versions_of_its_tokens():
 
         def generate(self, requests):
             versions = {2: (3, ((0, 3), (5, 4))), 1: (5, ())}[len(self.lines)]
-            return [replace(one, version=versions[0], version_spans=versions[1]) for one in super().generate(requests)]
+            (generation,) = super().generate(requests)
+            return [replace(generation, version=versions[0], version_spans=versions[1])]
 
-    asked, answer = call("calculator", expression="6 * 7"), "It is 42."
-    (step,) = run_workflow(Updated(asked, answer), "calculator").steps
-    assert step.policy_version == 3
-    assert step.version_spans == ((0, 3), (5, 4), (len(asked) + len("[42]"), 5))
-    TrajectoryBatch.from_trajectories([run_workflow(Updated(asked, answer), "calculator")])  # checks the spans
+    asked = call("calculator", expression="6 * 7")
+    trajectory = run_workflow(Updated(asked, "It is 42."), "calculator")
+    assert trajectory.steps[0].policy_version == 3
+    assert trajectory.steps[0].version_spans == ((0, 3), (5, 4), (len(asked) + len("[42]"), 5))
+    TrajectoryBatch.from_trajectories([trajectory])  # checks the spans
 
 
 def test_failing_tool_does_not_end_the_rollout():
@@ -641,9 +637,9 @@ def test_store_is_shared_within_a_rollout_only():
 
 
 def test_greedy_step_with_tools_is_masked():
-    made = run_workflow(Scripted(call("calculator", expression="2"), "two"), "calculator", temperature=0.0)
-    assert not any(made.steps[0].response_mask)
-    assert made.steps[0].info["turns"][1][1] == len(made.steps[0].response_ids)
+    (step,) = run_workflow(Scripted(call("calculator", expression="2"), "two"), "calculator", temperature=0.0).steps
+    assert not any(step.response_mask)
+    assert step.info["turns"][1][1] == len(step.response_ids)
 
 
 def test_log_probs_after_a_result_match_one_forward_pass():
