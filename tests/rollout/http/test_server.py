@@ -71,34 +71,56 @@ def user(text: str) -> list:
     return [{"role": "user", "content": text}]
 
 
-def run_workflow(workflow, model=None, agents=AGENTS, n=1, sampling=None) -> list[Trajectory]:
-    rollouts = [
-        Rollout(Task("test", ({"role": "user", "content": f"task {k}"},), None), "u", f"t{k}", (k,)) for k in range(n)
-    ]
-    scheduler = Scheduler({"default": model or Answers()})
+def run_workflow(workflow, model=None, agents=AGENTS, n=1, sampling=None, scheduler=None, id=None) -> list[Trajectory]:
+    rollouts = [Rollout(task_of(f"task {k}"), "u", f"t{k}" if id is None else id, (k,)) for k in range(n)]
+    scheduler = scheduler or Scheduler({"default": model or Answers()})
     return asyncio.run(run_rollouts(rollouts, workflow, agents, scheduler, sampling or Sampling()))
+
+
+def recorder_for(scheduler) -> Recorder:
+    return Recorder(AGENTS, Trajectory("t", "u", task_of("x")), scheduler, Sampling(), (0,))
 
 
 def client_of(team, **more) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0, **more)
 
 
-def once(ask, **options) -> Trajectory:
-    """Run one rollout whose workflow is `await ask(client)`. Raises its error."""
-    raised = []
+def call_blocking(team, messages=HELLO, **more) -> str:
+    """Call the writer with a client that blocks its thread, and return the response."""
+    with openai.OpenAI(base_url=team.base_url, api_key=team.api_key, **more) as client:
+        return client.chat.completions.create(model="writer", messages=messages).choices[0].message.content
+
+
+def with_client(ask):
+    """Return the workflow `await ask(client)`."""
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            await ask(client)
+
+    return solve
+
+
+def exchange(ask, **options) -> tuple:
+    """Run one rollout whose workflow is `await ask(client)`. Return its result and the trajectory; raise its error."""
+    results, errors = [], []
 
     async def solve(task, team):
         async with client_of(team) as client:
             try:
-                await ask(client)
+                results.append(await ask(client))
             except Exception as error:
-                raised.append(error)
+                errors.append(error)
                 raise
 
     (trajectory,) = run_workflow(solve, **options)
-    if raised:
-        raise raised[0]
-    return trajectory
+    if errors:
+        raise errors[0]
+    return results[0], trajectory
+
+
+def once(ask, **options) -> Trajectory:
+    return exchange(ask, **options)[1]
 
 
 async def chat(client, agent="writer", messages=HELLO, **fields):
@@ -107,13 +129,13 @@ async def chat(client, agent="writer", messages=HELLO, **fields):
 
 def answered(model=None, agents=AGENTS, **fields):
     """Return the completion that answers one chat request, and the trajectory."""
-    answers = []
+    return exchange(lambda client: chat(client, **fields), model=model, agents=agents)
 
-    async def ask(client):
-        answers.append(await chat(client, **fields))
 
-    trajectory = once(ask, model=model, agents=agents)
-    return answers[0], trajectory
+async def streamed_lines(client, **more) -> list[str]:
+    request = {"model": "writer", "messages": HELLO, "stream": True, **more}
+    async with client.chat.completions.with_streaming_response.create(**request) as response:
+        return [line async for line in response.iter_lines() if line]
 
 
 # Steps of a call
@@ -228,16 +250,15 @@ def test_text_from_the_task_is_not_a_parent():
 
 
 def test_choices_share_parents_and_the_next_call_uses_all():
-    answers = []
-
     async def ask(client):
         await chat(client)
-        answers.append(await chat(client, n=3))
+        answer = await chat(client, n=3)
         await chat(client, "editor")
+        return answer
 
-    model = Answers()
-    assert [step.parents for step in once(ask, model=model).steps] == [(), (0,), (0,), (0,), (1, 2, 3)]
-    assert [choice.index for choice in answers[0].choices] == [0, 1, 2]
+    answer, trajectory = exchange(ask, model=(model := Answers()))
+    assert [step.parents for step in trajectory.steps] == [(), (0,), (0,), (0,), (1, 2, 3)]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({request.seed for request in model.requests}) == 5
 
 
@@ -251,30 +272,27 @@ def test_parents_header_sets_the_parents():
 
 @pytest.mark.parametrize("id", ["math/12-0", "Größe 1?#%2F", "Aufgabe 1, größte%20", "..", "x" * 300, ""])
 def test_any_trajectory_id_gets_a_usable_url(id):
-    async def solve(task, team):
-        async with client_of(team) as client:
-            first = (await chat(client)).id
-            await chat(client)
-            await chat(client, extra_headers={"X-Creditflow-Parents": quote(first)})
+    async def ask(client):
+        first = (await chat(client)).id
+        await chat(client)
+        await chat(client, extra_headers={"X-Creditflow-Parents": quote(first)})
 
-    rollouts = [Rollout(task_of("x"), "u", id, (0,))]
-    (trajectory,) = asyncio.run(run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": Answers()}), Sampling()))
+    (trajectory,) = run_workflow(with_client(ask), id=id)
     assert (trajectory.status, trajectory.steps[0].id, trajectory.steps[2].parents) == ("ok", f"{id}/0", (0,))
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a\nb", "\ufffd", "x" * 201])
 def test_name_that_is_not_one_url_segment_is_refused(limited, name):
     async def main():
-        recorder = Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Scheduler({}), Sampling(), (0,))
         with pytest.raises(InputError, match="a rollout's name has 1 to 200 printable characters, none a slash"):
-            limited().open(recorder, name=name)
+            limited().open(recorder_for(Scheduler({})), name=name)
 
     asyncio.run(main())
 
 
 def test_name_of_an_open_rollout_is_refused(limited):
     async def main():
-        recorder = Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Scheduler({}), Sampling(), (0,))
+        recorder = recorder_for(Scheduler({}))
         session = limited().open(recorder, name="x", api_key="k")
         with pytest.raises(InputError, match="'x' is open"):
             session.server.open(recorder, name="x", api_key="k")
@@ -285,16 +303,14 @@ def test_name_of_an_open_rollout_is_refused(limited):
 
 
 def test_choice_has_its_step_id():
-    ids = []
-
     async def ask(client):
         both = await chat(client, n=2)
         header = {"X-Creditflow-Parents": both.choices[1].step_id}
         stream = await chat(client, "editor", stream=True, extra_headers=header)
         last = [chunk async for chunk in stream][-1]
-        ids.extend(choice.step_id for choice in (*both.choices, *last.choices))
+        return [choice.step_id for choice in (*both.choices, *last.choices)]
 
-    trajectory = once(ask)
+    ids, trajectory = exchange(ask)
     assert ids == [step.id for step in trajectory.steps]
     assert trajectory.steps[2].parents == (1,)
 
@@ -315,13 +331,11 @@ def test_answer_from_accepts_step_ids_of_choices():
 
 
 def test_seed_repeats_a_response_within_a_rollout_only():
-    async def solve(task, team):
-        async with client_of(team) as client:
-            for seed in (5, 5, 6, openai.omit):
-                await chat(client, max_tokens=8, seed=seed)
+    async def ask(client):
+        for seed in (5, 5, 6, openai.omit):
+            await chat(client, max_tokens=8, seed=seed)
 
-    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
-    first, second = run_workflow(solve, policy, n=2)
+    first, second = run_workflow(with_client(ask), Policy.load(tiny_byte_model(), pick_device("cpu")), n=2)
     a, b, c, d = [step.response_ids for step in first.steps]
     assert a == b
     assert len({a, c, d}) == 3
@@ -357,17 +371,16 @@ def test_max_tokens_is_capped_at_the_runs_limit():
 
 
 def test_log_probs_are_those_of_the_step():
-    answers = []
-
     async def ask(client):
-        answers.append(await chat(client, logprobs=True))
-        answers.append(await client.completions.create(model="writer", prompt="Once", logprobs=1))
+        answer = await chat(client, logprobs=True)
+        return answer, await client.completions.create(model="writer", prompt="Once", logprobs=1)
 
-    first, second = once(ask).steps
-    tokens = [(token.token, token.logprob) for token in answers[0].choices[0].logprobs.content]
+    (answer, completion), trajectory = exchange(ask)
+    first, second = trajectory.steps
+    tokens = [(token.token, token.logprob) for token in answer.choices[0].logprobs.content]
     assert tokens == list(zip("yes", first.logprobs, strict=True))
-    assert answers[1].choices[0].logprobs.token_logprobs == list(second.logprobs)
-    assert answers[1].choices[0].logprobs.text_offset == [0, 1, 2]
+    assert completion.choices[0].logprobs.token_logprobs == list(second.logprobs)
+    assert completion.choices[0].logprobs.text_offset == [0, 1, 2]
 
 
 def test_prompts_of_one_request_all_succeed_or_all_fail():
@@ -388,15 +401,13 @@ def test_greedy_response_has_log_probs_but_an_empty_mask():
 
 
 def test_stream_joins_to_the_response():
-    chunks, texts = [], []
-
     async def ask(client):
         stream = await chat(client, stream=True, stream_options={"include_usage": True}, n=2)
-        chunks.extend([chunk async for chunk in stream])
+        chunks = [chunk async for chunk in stream]
         stream = await client.completions.create(model="writer", prompt="Once", stream=True)
-        texts.extend([chunk.choices[0] async for chunk in stream])
+        return chunks, [chunk.choices[0] async for chunk in stream]
 
-    trajectory = once(ask)
+    (chunks, texts), trajectory = exchange(ask)
     assert len(trajectory.steps) == 3
     assert {choice.step_id for choice in texts} == {trajectory.steps[2].id}
     assert "".join(choice.text for choice in texts) == "yes"
@@ -412,13 +423,12 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
 def test_stream_sends_token_ids_once():
-    chunks = []
-
     async def ask(client):
         stream = await chat(client, extra_body={"return_token_ids": True}, logprobs=True, stream=True)
-        chunks.extend([chunk async for chunk in stream])
+        return [chunk async for chunk in stream]
 
-    (step,) = once(ask).steps
+    chunks, trajectory = exchange(ask)
+    (step,) = trajectory.steps
     prompts = [chunk.prompt_token_ids for chunk in chunks if hasattr(chunk, "prompt_token_ids")]
     choices = [chunk.choices[0] for chunk in chunks]
     ids = [choice.token_ids for choice in choices if hasattr(choice, "token_ids")]
@@ -428,23 +438,20 @@ def test_stream_sends_token_ids_once():
 
 
 def test_client_tool_calls_and_results_round_trip():
-    answers = []
-
     async def ask(client):
-        answers.append(await chat(client, tools=[TOOL]))
-        message = answers[0].choices[0].message
+        answer = await chat(client, tools=[TOOL])
+        message = answer.choices[0].message
         result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
-        answers.append(
-            await chat(client, messages=[*HELLO, message.model_dump(exclude_none=True), result], tools=[TOOL])
-        )
+        messages = [*HELLO, message.model_dump(exclude_none=True), result]
+        return answer.choices[0], (await chat(client, messages=messages, tools=[TOOL])).choices[0]
 
     model = Templated(lambda prompt: "done" if "tool_response" in prompt else f"Let me see. {CALL}")
-    first, second = once(ask, model=model).steps
-    choice = answers[0].choices[0]
+    (choice, last), trajectory = exchange(ask, model=model)
+    first, second = trajectory.steps
     function = choice.message.tool_calls[0].function
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
     assert (function.name, function.arguments) == ("add", '{"a": 1}')
-    assert answers[1].choices[0].message.content == "done"
+    assert last.message.content == "done"
     assert '"name": "add"' in first.prompt
     assert "<tool_response>\n3" in second.prompt
     assert CALL in first.response
@@ -462,18 +469,14 @@ def test_tool_call_stays_text_without_tools(response, fields):
 
 
 def test_recorded_tokens_equal_sampled_tokens_with_a_real_model():
-    answers = []
-
-    async def solve(task, team):
-        async with client_of(team) as client:
-            for _ in range(3):
-                more = {"extra_body": {"return_token_ids": True}, "logprobs": True, "max_tokens": 12}
-                answers.append(await chat(client, **more))
+    async def ask(client):
+        fields = {"extra_body": {"return_token_ids": True}, "logprobs": True, "max_tokens": 12}
+        return [await chat(client, **fields) for _ in range(3)]
 
     policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
-    (made,) = run_workflow(solve, policy)
+    answers, trajectory = exchange(ask, model=policy)
     spelled_anew = 0
-    for step, answer in zip(made.steps, answers, strict=True):
+    for step, answer in zip(trajectory.steps, answers, strict=True):
         choice = answer.choices[0]
         assert tuple(choice.token_ids) == step.response_ids
         assert tuple(answer.prompt_token_ids) == step.prompt_ids
@@ -486,27 +489,21 @@ def test_recorded_tokens_equal_sampled_tokens_with_a_real_model():
 
 
 def test_completion_has_prompt_tokens_per_choice():
-    answers = []
-
-    async def ask(client):
-        fields = {"extra_body": {"return_token_ids": True}, "prompt": ["one", "other"]}
-        answers.append(await client.completions.create(model="writer", **fields))
-
-    steps = once(ask).steps
-    assert [choice.prompt_token_ids for choice in answers[0].choices] == [list(step.prompt_ids) for step in steps]
+    fields = {"model": "writer", "extra_body": {"return_token_ids": True}, "prompt": ["one", "other"]}
+    answer, trajectory = exchange(lambda client: client.completions.create(**fields))
+    assert [choice.prompt_token_ids for choice in answer.choices] == [
+        list(step.prompt_ids) for step in trajectory.steps
+    ]
 
 
 def test_models_endpoint_lists_the_agents():
-    found = []
-
     async def ask(client):
-        found.extend([model.id async for model in client.models.list()])
-        found.append((await client.models.retrieve("default:editor")).id)
         with pytest.raises(openai.NotFoundError, match="there is default:writer"):
             await client.models.retrieve("gpt-5")
+        listed = [model.id async for model in client.models.list()]
+        return [*listed, (await client.models.retrieve("default:editor")).id]
 
-    once(ask)
-    assert found == ["default:writer", "default:editor", "default:editor"]
+    assert exchange(ask)[0] == ["default:writer", "default:editor", "default:editor"]
 
 
 def test_answers_fit_the_official_types():
@@ -529,14 +526,7 @@ def test_answers_fit_the_official_types():
 def test_stream_escapes_unicode_line_separators():
     """Python's `splitlines`, which httpx uses, ends a line at U+2028 and similar characters."""
     said = "one\u2028two\x85three"
-    lines = []
-
-    async def ask(client):
-        asked = {"model": "writer", "messages": HELLO, "stream": True}
-        async with client.chat.completions.with_streaming_response.create(**asked) as response:
-            lines.extend([line async for line in response.iter_lines() if line])
-
-    once(ask, model=Answers(lambda prompt: said))
+    lines, _ = exchange(streamed_lines, model=Answers(lambda prompt: said))
     deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines[:-1]]
     assert "".join(delta.get("content", "") for delta in deltas) == said
 
@@ -547,14 +537,7 @@ def test_stream_escapes_unicode_line_separators():
     ids=["plain", "tools", "logprobs", "choices"],
 )
 def test_chunks_fit_the_official_types(more):
-    lines = []
-
-    async def ask(client):
-        given = {"model": "writer", "messages": HELLO, "stream": True, **more}
-        async with client.chat.completions.with_streaming_response.create(**given) as response:
-            lines.extend([line async for line in response.iter_lines() if line])
-
-    once(ask, model=Answers(lambda prompt: CALL))
+    lines, _ = exchange(lambda client: streamed_lines(client, **more), model=Answers(lambda prompt: CALL))
     assert lines.pop() == "data: [DONE]"
     for line in lines:  # the raw lines: the client builds its chunks without validation
         chunk = ChatCompletionChunk.model_validate_json(line.removeprefix("data: "), strict=True)
@@ -585,10 +568,7 @@ def test_chunks_fit_the_official_types(more):
         ({"temperature": 1e-40}, "temperature: expected 0"),
         ({"max_tokens": 0}, "max_tokens: "),
         ({"messages": []}, "messages: "),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "expected text",
-        ),
+        ({"messages": user([{"type": "image_url", "image_url": {"url": "x"}}])}, "expected text"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
         ({"metadata": {"tool_calls": "3"}}, "info tool_calls"),
         ({"extra_headers": {"X-Creditflow-Parents": "t0/9"}}, "no answer of this trajectory"),
@@ -600,29 +580,26 @@ def test_unsupported_request_fields_are_refused(more, said):
 
 
 def test_long_prompt_truncates_whatever_the_client_raises():
+    def ask(client):
+        return chat(client, messages=user("x" * 2000))
+
     with pytest.raises(openai.BadRequestError) as raised:
-        answered(messages=user("x" * 2000))
+        once(ask)
     assert raised.value.code == "context_length_exceeded"
-
-    async def solve(task, team):
-        async with client_of(team) as client:
-            await chat(client, messages=user("x" * 2000))
-
-    (trajectory,) = run_workflow(solve)
+    (trajectory,) = run_workflow(with_client(ask))
     assert trajectory.status == "truncated"
     assert trajectory.info["ended_early"] == "trajectory t0: writer's prompt has 2011 tokens, at most 999 fit"
 
 
 def test_error_after_a_shortened_prompt_fails_the_trajectory():
-    async def solve(task, team):
-        async with client_of(team) as client:
-            with pytest.raises(openai.BadRequestError):
-                await client.chat.completions.create(model="writer", messages=user("x" * 2000))
-            await chat(client)
+    async def ask(client):
+        with pytest.raises(openai.BadRequestError):
+            await chat(client, messages=user("x" * 2000))
+        await chat(client)
         raise KeyError("mine")
 
-    (made,) = run_workflow(solve)
-    assert (made.status, unlocated(made.info["error"])) == ("failed", "KeyError: 'mine'")
+    (trajectory,) = run_workflow(with_client(ask))
+    assert (trajectory.status, unlocated(trajectory.info["error"])) == ("failed", "KeyError: 'mine'")
 
 
 def test_failed_choice_records_no_step_of_its_request():
@@ -635,14 +612,12 @@ def test_failed_choice_records_no_step_of_its_request():
                 raise EndpointError("no reply")
             return ChatReply("yes", "stop")
 
-    async def solve(task, team):
-        async with client_of(team) as client:
-            with pytest.raises(openai.InternalServerError, match="no reply"):
-                await chat(client, n=2)
-            await chat(client, "editor")
+    async def ask(client):
+        with pytest.raises(openai.InternalServerError, match="no reply"):
+            await chat(client, n=2)
+        await chat(client, "editor")
 
-    (made,) = run_workflow(solve, Fails())
-    assert [(step.agent, step.parents) for step in made.steps] == [("editor", ())]
+    assert [(step.agent, step.parents) for step in once(ask, model=Fails()).steps] == [("editor", ())]
 
 
 def test_usage_of_an_endpoint_policy_is_the_servers():
@@ -699,20 +674,22 @@ def head_of(
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def among_others(trouble) -> list[Trajectory]:
-    """Run rollouts that keep calling while `trouble(team)` runs in a thread."""
+def among_others(trouble):
+    """Run rollouts that keep calling while `trouble(team)` runs in a thread, and return its result."""
+    results = []
 
     async def solve(task, team):
         async with client_of(team) as client:
             await chat(client)
             if task.text == "task 0":
-                await asyncio.to_thread(trouble, team)
+                results.append(await asyncio.to_thread(trouble, team))
             return (await chat(client, "editor", user(task.text))).choices[0].message.content
 
     trajectories = run_workflow(solve, Answers(lambda prompt: prompt[::-1]), n=4)
     assert [trajectory.status for trajectory in trajectories] == ["ok"] * 4
     assert [t.answer for t in trajectories] == [f"You edit.\n{t.task.text}"[::-1] for t in trajectories]
-    return trajectories
+    assert [len(trajectory.steps) for trajectory in trajectories] == [2, 2, 2, 2]
+    return results[0]
 
 
 def post(team, body: bytes, key: str | None = None, path="/chat/completions") -> bytes:
@@ -740,10 +717,7 @@ GOOD = json.dumps({"model": "writer", "messages": HELLO}).encode()
     ids=["nothing", "garbage", "deep", "half a surrogate pair", "nested", "9 MB"],
 )
 def test_invalid_bodies_do_not_affect_other_rollouts(body, status):
-    answers = []
-    trajectories = among_others(lambda team: answers.append(post(team, body)))
-    assert status_of(answers[0]) == status
-    assert [len(trajectory.steps) for trajectory in trajectories] == [2, 2, 2, 2]
+    assert status_of(among_others(lambda team: post(team, body))) == status
 
 
 def test_oversized_chunked_body_is_refused():
@@ -788,22 +762,17 @@ def test_wrong_or_foreign_key_is_refused():
     assert (len(seen), [len(rollout.steps) for rollout in made]) == (6, [0, 0])
 
 
-def test_foreign_host_header_is_refused():
-    answers = []
-
+@pytest.mark.parametrize("host", ["evil.example", "evil.example@{own}", "{own}@evil.example", "[", ""])
+def test_foreign_host_header_is_refused(host):
     def trouble(team):
-        own = urlsplit(team.base_url).netloc
-        for host in ("evil.example", f"evil.example@{own}", f"{own}@evil.example", "[", ""):
-            answers.append(raw(team.base_url, head_of(team, "GET", "/models", f"Host: {host}", "Connection: close")))
+        header = f"Host: {host.format(own=urlsplit(team.base_url).netloc)}"
+        return raw(team.base_url, head_of(team, "GET", "/models", header, "Connection: close"))
 
-    among_others(trouble)
-    assert list(map(status_of, answers)) == [421] * 5
+    assert status_of(among_others(trouble)) == 421
 
 
 def test_wrong_key_gets_no_redirect():
-    answers = []
-    among_others(lambda team: answers.append(post(team, GOOD, key="wrong", path="/chat/completions/")))
-    assert status_of(answers[0]) == 404
+    assert status_of(among_others(lambda team: post(team, GOOD, key="wrong", path="/chat/completions/"))) == 404
 
 
 def test_stopping_server_ends_pending_calls_without_warnings(caplog):
@@ -825,7 +794,7 @@ def test_stopping_server_ends_pending_calls_without_warnings(caplog):
                 gone.set()
 
     async def main():
-        session = server.open(Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Waits(), Sampling(), (0,)))
+        session = server.open(recorder_for(Waits()))
         async with client_of(session) as client:
             call = asyncio.create_task(chat(client))
             await asked.wait()
@@ -925,8 +894,7 @@ def test_closed_recorder_records_nothing(ticks):
                 await answer.wait()
                 return Generation((65,), (-0.5,), "stop")
 
-        trajectory = Trajectory("t", "u", task_of("x"))
-        recorder = Recorder(AGENTS, trajectory, Waits(), Sampling(), (0,))
+        recorder = recorder_for(Waits())
         asked = asyncio.create_task(recorder.ask_all([AgentCall("writer", HELLO)]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -934,9 +902,9 @@ def test_closed_recorder_records_nothing(ticks):
         for _ in range(ticks):
             await asyncio.sleep(0)
         await recorder.close()
-        then = len(trajectory.steps)
+        then = len(recorder.trajectory.steps)
         (reply,) = await asyncio.gather(asked, return_exceptions=True)
-        assert len(trajectory.steps) == then == isinstance(reply, list)
+        assert len(recorder.trajectory.steps) == then == isinstance(reply, list)
         return then
 
     assert asyncio.run(run()) in (0, 1)
@@ -1075,9 +1043,7 @@ def test_blocked_event_loops_are_reported_ever_sooner(limited):
     limited(blocked_seconds=1.6)
 
     async def solve(task, team):
-        # The client's retries stay on: it retries the first refusal, and the second one forbids further retries.
-        with openai.OpenAI(base_url=team.base_url, api_key=team.api_key) as client:
-            client.chat.completions.create(model="writer", messages=HELLO)
+        call_blocking(team)  # retries the first refusal; the second one forbids further retries
 
     made = run_workflow(solve, n=5)
     assert [rollout.status for rollout in made] == ["failed"] * 5
@@ -1090,16 +1056,12 @@ def test_patience_with_a_loop_grows_after_a_taken_call(limited):
     told = []
 
     async def solve(task, team):
-        def block():
-            with openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0) as client:
-                client.chat.completions.create(model="writer", messages=HELLO)
-
         async with client_of(team) as client:
             for calls_that_are_taken_up in (0, 1):
                 for _ in range(calls_that_are_taken_up):
                     await chat(client)
                 with pytest.raises(openai.InternalServerError) as error:
-                    block()
+                    call_blocking(team, max_retries=0)
                 told.append(re.search(r"within (\S+) s", str(error.value))[1])
 
     (made,) = run_workflow(solve)
@@ -1115,18 +1077,16 @@ def test_call_during_a_blocked_loop_succeeds_on_retry(limited):
         if response.status_code == 503:
             refused.set()
 
-    def ask(url, key):
+    def ask(team):
         blocked.wait()
-        with openai.DefaultHttpxClient(event_hooks={"response": [note]}) as http:
-            client = openai.OpenAI(base_url=url, api_key=key, http_client=http)
-            client.chat.completions.create(model="writer", messages=HELLO)
+        call_blocking(team, http_client=openai.DefaultHttpxClient(event_hooks={"response": [note]}))
 
     async def solve(task, team):
         if task.text == "task 3":  # the last to begin
             blocked.set()
             assert refused.wait(HANG_S)  # any long blocking call
         else:
-            await asyncio.to_thread(ask, team.base_url, team.api_key)
+            await asyncio.to_thread(ask, team)
 
     made = run_workflow(solve, n=4)
     assert [(rollout.status, len(rollout.steps)) for rollout in made] == [*[("ok", 1)] * 3, ("ok", 0)]
@@ -1134,14 +1094,13 @@ def test_call_during_a_blocked_loop_succeeds_on_retry(limited):
 
 def test_refused_call_makes_no_step(limited):
     async def main():
-        trajectory, refused = Trajectory("t", "u", task_of("x")), Future()
-        recorder = Recorder(AGENTS, trajectory, Scheduler({"default": Answers()}), Sampling(), (0,))
+        recorder, refused = recorder_for(Scheduler({"default": Answers()})), Future()
         session = limited().open(recorder)
         refused.cancel()
         await session.ask([AgentCall("writer", HELLO)], refused)
-        assert trajectory.steps == []
+        assert recorder.trajectory.steps == []
         await session.ask([AgentCall("writer", HELLO)], Future())
-        assert len(trajectory.steps) == 1
+        assert len(recorder.trajectory.steps) == 1
 
     asyncio.run(main())
 
@@ -1151,34 +1110,26 @@ def test_refused_call_makes_no_step(limited):
 
 def test_plain_workflow_works_with_a_blocking_client():
     def solve(task, team):
-        with openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0) as client:
-            asked = user(task.text)
-            return client.chat.completions.create(model="writer", messages=asked).choices[0].message.content
+        return call_blocking(team, user(task.text), max_retries=0)
 
     made = run_workflow(solve, Answers(lambda prompt: prompt[-1]), n=80)
     assert [rollout.answer for rollout in made] == [str(k % 10) for k in range(80)]
 
 
 def test_full_thread_pool_still_gets_responses():
-    def ask(task, team):
-        with openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0) as client:
-            return client.chat.completions.create(model="writer", messages=HELLO).choices[0].message.content
-
     async def solve(task, team):
-        return await asyncio.to_thread(ask, task, team)
+        return await asyncio.to_thread(call_blocking, team, max_retries=0)
 
     assert {rollout.answer for rollout in run_workflow(solve, n=80)} == {"yes"}
 
 
 def test_calls_over_http_are_batched():
-    async def solve(task, team):
-        async with client_of(team) as client:
-            for _ in range(3):
-                await chat(client)
+    async def ask(client):
+        for _ in range(3):
+            await chat(client)
 
-    rollouts = [Rollout(task_of(str(k)), "u", f"t{k}", (k,)) for k in range(32)]
     scheduler = Scheduler({"default": Answers()})
-    asyncio.run(run_rollouts(rollouts, solve, AGENTS, scheduler, Sampling()))
+    run_workflow(with_client(ask), n=32, scheduler=scheduler)
     assert sum(scheduler.batch_sizes) == 96
     assert len(scheduler.batch_sizes) <= 12  # one per round on a quiet machine, never close to one per call
 
@@ -1198,7 +1149,11 @@ async def call_until(answered, ask):
     raise AssertionError("called a hundred times")
 
 
-def test_frozen_calls_do_not_delay_other_responses():
+def run_beside(ask) -> list[Trajectory]:
+    """Run a rollout with one call, one that repeats `ask(client)`, and one outside the event loop until the first ends.
+
+    Batches wait for the last one, as it might call.
+    """
     answered = threading.Event()
 
     async def solve(task, team):
@@ -1207,54 +1162,34 @@ def test_frozen_calls_do_not_delay_other_responses():
                 case "task 0":
                     await chat(client)
                     answered.set()
-                case "task 1":
-                    await call_until(answered, lambda: chat(client, "customer"))
-                case _:  # runs outside the event loop, so that batches wait for it
-                    assert await asyncio.to_thread(answered.wait, 60)
-
-    agents = {"writer": AgentSpec(), "customer": AgentSpec(policy="frozen")}
-    rollouts = [Rollout(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(3)]
-    scheduler = Scheduler({"default": Answers(), "frozen": Frozen()})
-    made = asyncio.run(run_rollouts(rollouts, solve, agents, scheduler, Sampling()))
-    assert [rollout.status for rollout in made] == ["ok"] * 3
-
-
-def test_retrying_client_does_not_delay_other_responses():
-    answered = threading.Event()
-
-    async def solve(task, team):
-        async with client_of(team) as client:
-
-            async def gives_up():
-                with suppress(openai.APITimeoutError):
-                    await chat(client, timeout=0.1)
-
-            match task.text:
-                case "task 0":
-                    await chat(client)
-                    answered.set()
-                case "task 1":
-                    await call_until(answered, gives_up)
+                case "task 1" if ask:
+                    await call_until(answered, lambda: ask(client))
                 case _:
                     assert await asyncio.to_thread(answered.wait, 60)
 
-    assert [rollout.status for rollout in run_workflow(solve, n=3)] == ["ok"] * 3
+    agents = {"writer": AgentSpec(), "customer": AgentSpec(policy="frozen")}
+    scheduler = Scheduler({"default": Answers(), "frozen": Frozen()})
+    return run_workflow(solve, agents=agents, n=3, scheduler=scheduler)
+
+
+async def call_frozen(client):
+    await chat(client, "customer")
+
+
+async def give_up(client):
+    with suppress(openai.APITimeoutError):
+        await chat(client, timeout=0.1)
+
+
+@pytest.mark.parametrize("ask", [call_frozen, give_up])
+def test_other_calls_do_not_delay_a_response(ask):
+    assert [rollout.status for rollout in run_beside(ask)] == ["ok"] * 3
 
 
 def test_longest_wait_bounds_the_wait_for_further_calls(monkeypatch):
     monkeypatch.setattr("creditflow.rollout.scheduler._PATIENCE", 600.0)
     monkeypatch.setattr("creditflow.rollout.scheduler._LONGEST_WAIT", 0.1)
-    answered = threading.Event()
-
-    async def solve(task, team):
-        async with client_of(team) as client:
-            if task.text == "task 0":
-                await chat(client)
-                answered.set()
-            else:
-                assert await asyncio.to_thread(answered.wait, 60)
-
-    assert [rollout.status for rollout in run_workflow(solve, n=2)] == ["ok", "ok"]
+    assert [rollout.status for rollout in run_beside(None)] == ["ok"] * 3
 
 
 class Noting(Scheduler):
@@ -1276,8 +1211,7 @@ def test_scheduler_is_notified_on_its_event_loop():
             await asyncio.gather(*(chat(client) for _ in range(3)))
 
     scheduler = Noting({"default": Answers()})
-    rollouts = [Rollout(task_of(str(k)), "u", f"t{k}", (k,)) for k in range(4)]
-    made = asyncio.run(run_rollouts(rollouts, solve, AGENTS, scheduler, Sampling()))
+    made = run_workflow(solve, n=4, scheduler=scheduler)
     assert [len(rollout.steps) for rollout in made] == [3] * 4
     assert (scheduler.threads, scheduler.about_to_call) == ({threading.get_ident()}, 0)
 
