@@ -515,7 +515,7 @@ def test_unfinished_answer_is_a_timeout(answer):
     assert (score.status, score.reason) == ("timeout", f"{server.url}: no answer within 0.2 s (2 tries)")
 
 
-def waits_of(failure: endpoint.FailedTry, retries: int, backoff: float, calls: int = 1) -> list[float]:
+def waits_of(failure: endpoint.AttemptError, retries: int, backoff: float, calls: int = 1) -> list[float]:
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -525,14 +525,14 @@ def waits_of(failure: endpoint.FailedTry, retries: int, backoff: float, calls: i
         raise failure
 
     for _ in range(calls):
-        with pytest.raises(endpoint.FailedTry):
+        with pytest.raises(endpoint.AttemptError):
             asyncio.run(endpoint.retried(refused, retries, backoff, 1e9, sleep=sleep))
     assert len(waits) == retries * calls
     return waits
 
 
 def test_waits_double_with_jitter_after_retry_after():
-    waits = waits_of(endpoint.FailedTry("status 429", again=True, retry_after=3.0), 7, 1.0, calls=200)
+    waits = waits_of(endpoint.AttemptError("status 429", again=True, retry_after=3.0), 7, 1.0, calls=200)
     for turn, most in enumerate([1, 2, 4, 8, 16, 20, 20]):
         lowest, highest = min(waits[turn::7]), max(waits[turn::7])
         assert lowest >= 3.0
@@ -542,7 +542,7 @@ def test_waits_double_with_jitter_after_retry_after():
 
 @pytest.mark.parametrize(("backoff", "most"), [(0.0, 0.0), (1e300, endpoint.MAX_BACKOFF)])
 def test_thousands_of_tries_have_bounded_waits(backoff, most):
-    assert max(waits_of(endpoint.FailedTry("status 500", again=True), 3000, backoff)) <= most
+    assert max(waits_of(endpoint.AttemptError("status 500", again=True), 3000, backoff)) <= most
 
 
 def test_waiting_leaves_the_shared_random_state_unchanged():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from creditflow.rewards.builtin import math as module
 from creditflow.rewards.builtin.math import math_verify
-from creditflow.rewards.support.math_parsing import MAX_CHARACTERS, NotAnAnswer, read
+from creditflow.rewards.support.math_parsing import MAX_CHARACTERS, NotAnAnswerError, read
 from tests.builders import examples
 from tests.paths import GSM8K
 
@@ -76,7 +76,7 @@ def test_endless_answer_is_wrong():
     "answer", ["9^{9^{9^9}}", "9^9^9^9", "[" * 900, "1000000000!", "((5!)!)!", "1e999999", "x^{99999}"]
 )
 def test_huge_numbers_are_refused_before_the_library(answer):
-    with pytest.raises(NotAnAnswer):
+    with pytest.raises(NotAnAnswerError):
         read(answer)
     assert math_verify(answer, "x^2-1") == 0.0
 
@@ -200,6 +200,6 @@ def test_any_answer_gets_a_score(text):
 def test_hostile_text_is_read_quickly(piece):
     start = time.process_time()
     for n in (MAX_CHARACTERS, 100 * MAX_CHARACTERS):
-        with contextlib.suppress(NotAnAnswer):
+        with contextlib.suppress(NotAnAnswerError):
             read((piece * n)[:n])
     assert time.process_time() - start < 60  # quadratic time would be minutes for the longer text

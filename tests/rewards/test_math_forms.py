@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from creditflow.rewards.builtin.math import math_verify
-from creditflow.rewards.support.math_parsing import NotAnAnswer, read
+from creditflow.rewards.support.math_parsing import NotAnAnswerError, read
 from tests.paths import SAMPLES
 
 PAIRS = [json.loads(line) for line in (SAMPLES / "math_public_pairs.jsonl").open(encoding="utf8")]
@@ -156,7 +156,7 @@ def test_evaluation_of_hostile_formulas_ends(answer, truth):
     ["60000!", r"2^{20000}", "1," * 300, r"\gcd(((9^{99})^{99})^{99}, 2)", r"\begin{vmatrix}9^{9\cdot 9}\end{vmatrix}"],
 )
 def test_numbers_beyond_the_limits_are_refused(answer):
-    with pytest.raises(NotAnAnswer):
+    with pytest.raises(NotAnAnswerError):
         read(answer)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from creditflow.data import Score
 from creditflow.rewards.execution.calls import Returned
-from creditflow.rewards.execution.wire import UnreadableAnswer, pack_returned, unpack_returned
+from creditflow.rewards.execution.wire import UnreadableAnswerError, pack_returned, unpack_returned
 from creditflow.rewards.values import DetailedScore, NotApplicable
 
 GOOD = json.loads(pack_returned(Returned(Score(0.5, reason="half"), seconds=0.1)))
@@ -42,7 +42,7 @@ def test_answer_round_trips():
     ],
 )
 def test_malformed_answer_is_unreadable(changed):
-    with pytest.raises(UnreadableAnswer):
+    with pytest.raises(UnreadableAnswerError):
         unpack_returned(json.dumps({**GOOD, **changed}))
 
 

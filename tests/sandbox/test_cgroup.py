@@ -75,7 +75,7 @@ def test_locate_uses_the_mounted_part_of_the_tree(tmp_path):
     (tmp_path / "x").mkdir()
     mountinfo = f"30 25 0:27 /docker/abc {tmp_path} rw - cgroup cgroup rw,memory"
     assert cgroup.locate(mountinfo, "4:memory:/docker/abc/x").memory == tmp_path / "x"
-    with pytest.raises(cgroup.NoCgroup, match="/elsewhere"):
+    with pytest.raises(cgroup.NoCgroupError, match="/elsewhere"):
         cgroup.locate(mountinfo, "4:memory:/elsewhere")
 
 
@@ -122,9 +122,9 @@ def test_version_2_group_is_limited_and_removed_on_close(tmp_path, kernel):
 
 
 def test_version_2_needs_both_controllers_and_a_mount(tmp_path):
-    with pytest.raises(cgroup.NoCgroup, match="controllers memory and pids"):
+    with pytest.raises(cgroup.NoCgroupError, match="controllers memory and pids"):
         cgroup.locate(v2(tmp_path, controllers="hugetlb"), "0::/ours")
-    with pytest.raises(cgroup.NoCgroup, match="mounted"):
+    with pytest.raises(cgroup.NoCgroupError, match="mounted"):
         cgroup.locate("", "0::/ours")
 
 
@@ -151,7 +151,7 @@ def test_own_scope_moves_its_process_to_enable_controllers(tmp_path, kernel, mon
 def test_folder_with_foreign_processes_is_left_unchanged(tmp_path, kernel, monkeypatch):
     text = v2(tmp_path, procs=f"1\n{os.getpid()}\n")
     busy(monkeypatch, until=lambda folder: False)
-    with pytest.raises(cgroup.NoCgroup, match="other processes"):
+    with pytest.raises(cgroup.NoCgroupError, match="other processes"):
         cgroup.locate(text, "0::/ours")
     assert not (tmp_path / "ours" / "creditflow-self").exists()
 
@@ -234,14 +234,14 @@ def test_refused_group_is_odd_unless_permission_is_missing(number, odd, tmp_path
         raise OSError(number, "no")
 
     monkeypatch.setattr(cgroup.Path, "mkdir", mkdir)
-    with pytest.raises(cgroup.NoCgroup) as caught:
+    with pytest.raises(cgroup.NoCgroupError) as caught:
         cgroup.find(str(tmp_path))
     assert caught.value.odd == odd
 
 
 def test_box_without_a_group_warns_if_the_reason_is_odd(monkeypatch):
     def find(choice):
-        raise cgroup.NoCgroup("out of numbers", odd=True)
+        raise cgroup.NoCgroupError("out of numbers", odd=True)
 
     monkeypatch.setattr(cgroup, "find", find)
     with pytest.warns(UserWarning, match="larger memory bound: out of numbers"):

@@ -69,7 +69,7 @@ Read = TypeVar("Read")
 
 
 @dataclass(eq=False)
-class FailedTry(Exception):
+class AttemptError(Exception):
     """One request without a usable reply."""
 
     message: str
@@ -176,8 +176,8 @@ class Endpoint:
     ) -> Read:
         """Send messages and return the result of `read` on the answer.
 
-        `read` takes decoded JSON and raises FailedTry if it is not a reply. Retries on 429, 5xx, broken connections and
-        time-outs, not on a redirect or any other 4xx. `fields`: of this request; those of `body` take precedence.
+        `read` takes decoded JSON and raises AttemptError if it is not a reply. Retries on 429, 5xx, broken connections
+        and time-outs, not on a redirect or any other 4xx. `fields`: of this request; those of `body` take precedence.
         Raises EndpointError, with the reason and the number of tries, if no try brought a reply.
         """
         connections = self._own_connections()
@@ -194,7 +194,7 @@ class Endpoint:
 
         try:
             return await retried(attempt, self.retries, self.backoff, self.give_up_after, patient=self.patient)
-        except FailedTry as error:
+        except AttemptError as error:
             count = f"{tries} {'try' if tries == 1 else 'tries'}"
             raise EndpointError(
                 f"{self.url[:80]}: {error} ({count})", timed_out=error.timed_out, prompt_too_long=error.prompt_too_long
@@ -266,26 +266,26 @@ class Endpoint:
             ):
                 content = await _content(response)
         except (TimeoutError, httpx.TimeoutException) as error:
-            raise FailedTry(f"no answer within {self.request_timeout:g} s", again=True, timed_out=True) from error
+            raise AttemptError(f"no answer within {self.request_timeout:g} s", again=True, timed_out=True) from error
         except httpx.TransportError as error:
-            raise FailedTry(f"the connection failed ({type(error).__name__})", again=True) from error
+            raise AttemptError(f"the connection failed ({type(error).__name__})", again=True) from error
         if not response.is_success:
             raise self._refused(response.status_code, response.headers, content)
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise FailedTry(f"answered with something that is no JSON ({type(error).__name__})") from error
+            raise AttemptError(f"answered with something that is no JSON ({type(error).__name__})") from error
 
-    def _refused(self, status: int, headers: Mapping[str, str], content: bytes) -> FailedTry:
+    def _refused(self, status: int, headers: Mapping[str, str], content: bytes) -> AttemptError:
         if status == 429 or status >= 500:
             wait = retry_after(headers)
-            return FailedTry(f"status {status}", again=True, rate_limited=status == 429, retry_after=wait)
+            return AttemptError(f"status {status}", again=True, rate_limited=status == 429, retry_after=wait)
         if 300 <= status < 400:
             target = self._without_key(headers.get("location", "nowhere").partition("?")[0])
-            return FailedTry(f"status {status}, a redirect, which is not followed, to {target[:_SHOWN_CHARACTERS]}")
+            return AttemptError(f"status {status}, a redirect, which is not followed, to {target[:_SHOWN_CHARACTERS]}")
         message = content.decode("utf-8", "replace")
         shown = self._without_key(message)[:_SHOWN_CHARACTERS]
-        return FailedTry(f"status {status}, {shown}", prompt_too_long=_is_too_long(message))
+        return AttemptError(f"status {status}, {shown}", prompt_too_long=_is_too_long(message))
 
     def _without_key(self, text: str) -> str:
         """Return the beginning of a text in one line, with every usable part of the key masked."""
@@ -301,17 +301,17 @@ class Endpoint:
 
 
 async def _content(response: Any) -> bytes:
-    """Return the body of an answer. Raises FailedTry if it is compressed, or as soon as it is too long.
+    """Return the body of an answer. Raises AttemptError if it is compressed, or as soon as it is too long.
 
     A few compressed bytes may decompress to gigabytes, and a body may be endless.
     """
     if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise FailedTry("answered with a compressed body, which was not asked for")
+        raise AttemptError("answered with a compressed body, which was not asked for")
     content = bytearray()
     async for part in response.aiter_raw():
         content += part
         if len(content) > MAX_ANSWER_BYTES:
-            raise FailedTry(f"answered with more than {MAX_ANSWER_BYTES} bytes")
+            raise AttemptError(f"answered with more than {MAX_ANSWER_BYTES} bytes")
     return bytes(content)
 
 
@@ -324,7 +324,7 @@ async def retried(
     patient: bool = False,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Read:
-    """Return the result of the first attempt that succeeds. Raises the last FailedTry if none does.
+    """Return the result of the first attempt that succeeds. Raises the last AttemptError if none does.
 
     The n-th wait is the server's Retry-After, plus a draw from 0 to backoff x 2^(n-1) seconds (at most MAX_BACKOFF), so
     that calls that were refused together do not return together ("full jitter", Brooker, Exponential Backoff and
@@ -335,7 +335,7 @@ async def retried(
     while True:
         try:
             return await attempt()
-        except FailedTry as error:
+        except AttemptError as error:
             failures += not (patient and error.rate_limited)
             wait = error.retry_after + _DRAW.uniform(0.0, min(MAX_BACKOFF, backoff * 2 ** min(tries, 30)))
             if not error.again or failures > retries or time.monotonic() + wait >= end:
@@ -359,12 +359,12 @@ def retry_after(headers: Mapping[str, str]) -> float:
 
 
 def choice_of(answer: Any) -> tuple[Any, Any]:
-    """Return the text of an answer and its finish reason. Raises FailedTry for another kind of response."""
+    """Return the text of an answer and its finish reason. Raises AttemptError for another kind of response."""
     try:
         choice = answer["choices"][0]
         return choice["message"]["content"], choice.get("finish_reason")
     except (TypeError, KeyError, IndexError, AttributeError) as error:
-        raise FailedTry("answered with something that is no chat completion") from error
+        raise AttemptError("answered with something that is no chat completion") from error
 
 
 def usage_of(answer: Any) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from typing import Any
 from creditflow.data import Message
 from creditflow.errors import EndpointError, PromptTooLong
 from creditflow.rollout.client import ChatClient, ChatReply
-from creditflow.rollout.endpoint import Endpoint, EndpointUsage, FailedTry, choice_of, usage_of
+from creditflow.rollout.endpoint import AttemptError, Endpoint, EndpointUsage, choice_of, usage_of
 
 CHARACTERS_PER_TOKEN = 64
 """Maximum characters of a reply for each token that it may have; a longer reply is cut off there, since the server
@@ -54,11 +54,11 @@ class FrozenModel(ChatClient):
 def _reply(answer: Any, most_characters: int) -> ChatReply:
     text, end = choice_of(answer)
     if end == "content_filter":
-        raise FailedTry("the reply was withheld by a content filter")
+        raise AttemptError("the reply was withheld by a content filter")
     if text is None and end == "length":
         text = ""  # the whole response was a thought
     if not isinstance(text, str):
-        raise FailedTry("answered with a chat completion without text")
+        raise AttemptError("answered with a chat completion without text")
     # JSON can spell out halves of surrogate pairs, which no file can store.
     text = text[: most_characters + 1].encode("utf-8", "replace").decode()
     cut_off = end == "length" or len(text) > most_characters

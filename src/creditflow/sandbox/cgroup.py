@@ -29,7 +29,7 @@ _SWEEP_S = 0.5
 """The same, for a group left by another process."""
 
 
-class NoCgroup(CreditflowError):
+class NoCgroupError(CreditflowError):
     """No group can be made here; the message gives the reason.
 
     `odd`: folders for groups exist, and missing permission is not the reason.
@@ -184,7 +184,7 @@ class Group:
 def find(choice: str = "auto") -> Parents:
     """Find the folders for groups: `auto`, or a version 2 folder with the memory and pids controllers in its subtree.
 
-    Makes and removes a test group. Raises NoCgroup.
+    Makes and removes a test group. Raises NoCgroupError.
     """
     if choice == "auto":
         parents = locate(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
@@ -198,12 +198,12 @@ def find(choice: str = "auto") -> Parents:
                 pass
             group.limit(Limits())
     except SandboxError as error:
-        raise NoCgroup(str(error), odd=not _is_refusal(error.__cause__)) from error
+        raise NoCgroupError(str(error), odd=not _is_refusal(error.__cause__)) from error
     return parents
 
 
 def locate(mountinfo: str, membership: str) -> Parents:
-    """Folders for groups of a process with these /proc/self/mountinfo and /proc/self/cgroup. Raises NoCgroup."""
+    """Folders for groups of a process with these /proc/self/mountinfo and /proc/self/cgroup. Raises NoCgroupError."""
     ours = {}
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -215,7 +215,7 @@ def locate(mountinfo: str, membership: str) -> Parents:
         return Parents(1, memory, pids)
     if "" in mounts and "" in ours:
         return _version_2(_folder(*mounts[""], ours[""]))
-    raise NoCgroup("no cgroup with a memory controller is mounted")
+    raise NoCgroupError("no cgroup with a memory controller is mounted")
 
 
 def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
@@ -234,7 +234,7 @@ def _folder(root: str, point: str, path: str) -> Path:
     try:
         return Path(point) / PurePosixPath(path).relative_to(root)
     except ValueError as error:
-        raise NoCgroup(f"our own cgroup, {path}, is not in what is mounted at {point}") from error
+        raise NoCgroupError(f"our own cgroup, {path}, is not in what is mounted at {point}") from error
 
 
 def _version_2(folder: Path) -> Parents:
@@ -243,11 +243,13 @@ def _version_2(folder: Path) -> Parents:
     try:
         offered = set((folder / "cgroup.controllers").read_text().split())
         if not {"memory", "pids"} <= offered:
-            raise NoCgroup(f"{folder} has not the controllers memory and pids")
+            raise NoCgroupError(f"{folder} has not the controllers memory and pids")
         if not {"memory", "pids"} <= set((folder / "cgroup.subtree_control").read_text().split()):
             _enable(folder)
     except OSError as error:
-        raise NoCgroup(f"{folder} is not delegated to us ({error.strerror}); try systemd-run --user --scope") from error
+        raise NoCgroupError(
+            f"{folder} is not delegated to us ({error.strerror}); try systemd-run --user --scope"
+        ) from error
     return Parents(2, folder, None)
 
 
@@ -262,7 +264,7 @@ def _enable(folder: Path) -> None:
             raise
     pids = (folder / "cgroup.procs").read_text().split()
     if pids != [str(os.getpid())] and not _is_delegated(folder):
-        raise NoCgroup(f"{folder} has other processes; run under systemd-run --user --scope -p Delegate=yes")
+        raise NoCgroupError(f"{folder} has other processes; run under systemd-run --user --scope -p Delegate=yes")
     own = folder / _SELF
     own.mkdir(exist_ok=True)
     for pid in pids:

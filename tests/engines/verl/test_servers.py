@@ -9,7 +9,7 @@ from ray.exceptions import ActorDiedError
 
 from creditflow.engines.verl import servers
 from creditflow.engines.verl.policy_servers import _PolicyServer, assign_servers
-from creditflow.engines.verl.servers import LostServer, ServedPolicy, Servers
+from creditflow.engines.verl.servers import LostServerError, ServedPolicy, Servers
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.rollout import GenerationRequest
 
@@ -59,7 +59,7 @@ def test_response_of_several_versions_has_their_spans():
     spanned.extra_fields["version_spans"] = [(0, 3), (2, 4)]
     generation = ask(Fleet(spanned), versions=range(3, 9))
     assert (generation.version, generation.version_spans) == (3, ((0, 3), (2, 4)))
-    with pytest.raises(LostServer, match="weights of version 3, expected at least 4"):
+    with pytest.raises(LostServerError, match="weights of version 3, expected at least 4"):
         ask(Fleet(spanned), versions=range(4, 9))
 
 
@@ -89,10 +89,10 @@ def test_full_response_without_end_token_is_cut_off(ids, reason):
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [
-        (output(5, version=None), LostServer, "version None, expected 3"),
-        (output(5, version=2), LostServer, "version 2, expected 3"),
-        (output(stop="aborted"), LostServer, "aborted"),
-        (output(stop="abort"), LostServer, "aborted"),
+        (output(5, version=None), LostServerError, "version None, expected 3"),
+        (output(5, version=2), LostServerError, "version 2, expected 3"),
+        (output(stop="aborted"), LostServerError, "aborted"),
+        (output(stop="abort"), LostServerError, "aborted"),
         (output(5, EOS, logprobs=None), CreditflowError, "expected 2 log-probabilities"),
     ],
 )
@@ -111,7 +111,7 @@ def test_call_is_repeated_after_a_server_died(monkeypatch):
     fleet = Fleet(ActorDiedError(), output(5, EOS))
     assert ask(fleet).response_ids == (5, EOS)
     assert len(fleet.asked) == 2
-    with pytest.raises(LostServer, match="3 times"):
+    with pytest.raises(LostServerError, match="3 times"):
         ask(Fleet(*(ActorDiedError() for _ in range(servers.ATTEMPTS))))
 
 

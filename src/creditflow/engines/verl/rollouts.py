@@ -18,7 +18,7 @@ import transfer_queue as tq
 from creditflow.data import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBatch
 from creditflow.data.table import Part, batch_of, join, pack, read_part
 from creditflow.engines.common.rollouts import expect_few_failed_rollouts
-from creditflow.engines.verl.servers import LostServer
+from creditflow.engines.verl.servers import LostServerError
 from creditflow.errors import ConfigError, InputError, first_line
 from creditflow.monitoring import evaluation_metrics
 from creditflow.rewards import ScoringReport
@@ -29,7 +29,7 @@ SERVERS_IDLE_S = "servers_idle_s"
 """In `RolloutRecord.counted`: the seconds in which no call of the worker was in flight."""
 
 Status = Literal["taken", "mistake"]
-_LOST_SERVER = f"{LostServer.__name__}: "
+_LOST_SERVER = f"{LostServerError.__name__}: "
 
 
 def partition(validate: bool) -> str:

@@ -24,7 +24,7 @@ ATTEMPTS = 3
 _PAUSE_S = 0.5
 
 
-class LostServer(CreditflowError):
+class LostServerError(CreditflowError):
     """A rollout server died or aborted a call, or was restarted and holds other weights than the current ones."""
 
 
@@ -117,17 +117,17 @@ class Servers:
         """Do nothing: a rollout has no work besides its calls."""
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
-        """Generate one response. Raises LostServer if no server with the right weights answered."""
+        """Generate one response. Raises LostServerError if no server with the right weights answered."""
         served = self.clients[policy]
         assert isinstance(served, ServedPolicy)
         output = await self._ask(served, request)
         if output.stop_reason in ("aborted", "abort"):  # vLLM's and SGLang's values
-            raise LostServer(f"policy {policy}: the server aborted the call")
+            raise LostServerError(f"policy {policy}: the server aborted the call")
         spans = output.extra_fields.get(SPANS) or [(0, output.extra_fields.get("global_steps"))]
         if wrong := [version for _, version in spans if version is None or version not in self.versions]:
             first, last = self.versions[0], self.versions[-1]
             expected = f"{first}" if first == last else f"at least {first}"
-            raise LostServer(
+            raise LostServerError(
                 f"policy {policy}: the server holds weights of version {wrong[0]}, expected {expected}: the "
                 "server restarted; the next update replaces its weights"
             )
@@ -162,6 +162,6 @@ class Servers:
                     )
             except RayActorError as error:
                 if attempt == ATTEMPTS:
-                    raise LostServer(f"the server died, {ATTEMPTS} times: {first_line(error)}") from error
+                    raise LostServerError(f"the server died, {ATTEMPTS} times: {first_line(error)}") from error
                 await asyncio.sleep(_PAUSE_S * 2**attempt)
         raise AssertionError("unreachable")

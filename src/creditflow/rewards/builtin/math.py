@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from creditflow.rewards.registry import answer, builtin
-from creditflow.rewards.support.math_parsing import SIGNIFICANT_DIGITS, Answer, NotAnAnswer, Part, read
+from creditflow.rewards.support.math_parsing import SIGNIFICANT_DIGITS, Answer, NotAnAnswerError, Part, read
 from creditflow.rewards.support.text import final_answer, truths_of
 
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
@@ -49,7 +49,7 @@ def math_verify(text: str, truth: Any, seconds: float = 2.0) -> float:
     wanted = [_truth(str(one), seconds) for one in truths_of(truth)]
     try:
         given = read(final_answer(text))
-    except NotAnAnswer:
+    except NotAnAnswerError:
         return 0.0
     return float(any(_scored(given, one, seconds) for one in wanted))
 
@@ -84,8 +84,8 @@ def _truth(text: str, seconds: float) -> Answer:
             with _time_limit(seconds):
                 readable = _prose(wanted.text) is not None if wanted.kind == "prose" else all(map(_readable, unread))
             if not readable:
-                raise NotAnAnswer("it has no value")
-    except (NotAnAnswer, _TimeIsUpError) as error:
+                raise NotAnAnswerError("it has no value")
+    except (NotAnAnswerError, _TimeIsUpError) as error:
         raise ValueError(
             f"expected a ground truth that can be read as mathematics, got {text[:80]!r}: {error}"
         ) from error

@@ -27,12 +27,12 @@ from typing import IO
 
 from creditflow.rewards.execution import worker
 from creditflow.rewards.execution.calls import Answered, Returned, RewardBackend, RewardCall, too_late
-from creditflow.rewards.execution.scheduler import START_TIMEOUT_S, CannotStart, HostDied, Pool
+from creditflow.rewards.execution.scheduler import START_TIMEOUT_S, HostDiedError, Pool, StartError
 from creditflow.rewards.execution.wire import (
-    CannotTravel,
     FrameReader,
-    TooLong,
-    UnreadableAnswer,
+    TooLongError,
+    TransferError,
+    UnreadableAnswerError,
     pack_calls,
     unpack_returned,
     write_frame,
@@ -127,7 +127,7 @@ class _Worker:
             self.read_output()
             try:
                 message = self.frames.arrived()
-            except TooLong:
+            except TooLongError:
                 raise _MustEndError(f"its answer is larger than {MAX_ANSWER >> 20} MiB") from None
             if message is not None:
                 kind, _, content = message.partition(b" ")
@@ -155,7 +155,7 @@ class _Worker:
             raise _MustEndError("its answer could not be read (out of turn)")
         try:
             returned = unpack_returned(packed)
-        except UnreadableAnswer as error:
+        except UnreadableAnswerError as error:
             raise _MustEndError(str(error)) from error
         self.printed, self.tail = 0, b""
         return returned
@@ -251,20 +251,20 @@ class _WorkerHost:
                     return
                 answer(returned)
         except (EOFError, TimeoutError) as error:  # the worker died, or does not read
-            raise HostDied(self.end(patiently=isinstance(error, EOFError)), at_first=True) from error
+            raise HostDiedError(self.end(patiently=isinstance(error, EOFError)), at_first=True) from error
         except _MustEndError as error:
             self.end()
             answer(Returned(error=str(error), seconds=time.monotonic() - begun))
         except _StoppedError:
             self.end()
-        except (CannotStart, CannotTravel):
+        except (StartError, TransferError):
             raise
         except BaseException:
             self.end()
             raise
 
     def _living(self, stopped: threading.Event) -> _Worker:
-        """The worker, or a new one if it died while it was free. Raises CannotStart."""
+        """The worker, or a new one if it died while it was free. Raises StartError."""
         if self.worker is not None and self.worker.process.poll() is None:
             return self.worker
         self.end()
@@ -275,21 +275,21 @@ class _WorkerHost:
             kind, content = self.worker.receive(START_TIMEOUT_S, stopped)
         except (EOFError, TimeoutError) as error:
             reason = self.end(patiently=isinstance(error, EOFError))
-            raise CannotStart(reason or f"it was not ready within {START_TIMEOUT_S:g} s") from error
+            raise StartError(reason or f"it was not ready within {START_TIMEOUT_S:g} s") from error
         except _MustEndError as error:
             self.end()
-            raise CannotStart(str(error)) from error
+            raise StartError(str(error)) from error
         if kind != worker.READY:
             self.end()
-            raise CannotStart(content.decode(errors="replace"))
+            raise StartError(content.decode(errors="replace"))
         return self.worker
 
     def _send(self, living: _Worker, calls: Sequence[RewardCall], stopped: threading.Event) -> None:
-        """Send a batch and wait until it is read. Raises CannotTravel."""
+        """Send a batch and wait until it is read. Raises TransferError."""
         living.send(pack_calls(calls, self.index))
         kind, content = living.receive(START_TIMEOUT_S, stopped)
         if kind == worker.CANNOT_READ:
-            raise CannotTravel(content.decode(errors="replace"))
+            raise TransferError(content.decode(errors="replace"))
         if kind != worker.BEGUN:
             raise _MustEndError("its answer could not be read (out of turn)")
 

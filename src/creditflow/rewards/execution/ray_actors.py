@@ -19,9 +19,9 @@ from creditflow.errors import ConfigError, first_line
 from creditflow.rewards.execution.calls import Answered, Returned, RewardBackend, RewardCall
 from creditflow.rewards.execution.inline import run_on_loop
 from creditflow.rewards.execution.processes import WorkerPool
-from creditflow.rewards.execution.scheduler import START_TIMEOUT_S, CannotStart, HostDied, Pool
+from creditflow.rewards.execution.scheduler import START_TIMEOUT_S, HostDiedError, Pool, StartError
 from creditflow.rewards.execution.wire import (
-    CannotTravel,
+    TransferError,
     pack_calls,
     pack_returned,
     unpack_calls,
@@ -106,12 +106,12 @@ class _ActorHost:
             was_dead = actor.dead
             self.kill(actor)
             if actor.started:
-                raise HostDied(str(error), at_first=False) from error
+                raise HostDiedError(str(error), at_first=False) from error
             if not was_dead:
-                raise CannotStart(str(error)) from error
+                raise StartError(str(error)) from error
 
     async def reply(self, actor: _Actor, reference: Any) -> Any:
-        """Wait for an actor's reply as long as it lives. Raises _ActorDiedError, CannotTravel."""
+        """Wait for an actor's reply as long as it lives. Raises _ActorDiedError, TransferError."""
         errors = self.ray.exceptions
         reply = asyncio.ensure_future(_awaited(reference))
         try:
@@ -126,8 +126,8 @@ class _ActorHost:
             actor.started = True
             return result
         except errors.RayTaskError as error:
-            if isinstance(error.cause, CannotTravel):
-                raise CannotTravel(str(error.cause)) from error
+            if isinstance(error.cause, TransferError):
+                raise TransferError(str(error.cause)) from error
             raise _ActorDiedError(first_line(error.cause)) from error
         except errors.RayError as error:
             raise _ActorDiedError(first_line(error)) from error

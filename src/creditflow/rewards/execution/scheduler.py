@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from creditflow.errors import CreditflowError
 from creditflow.rewards.execution.calls import Answered, Returned, RewardCall
-from creditflow.rewards.execution.wire import CannotTravel, UnreadableAnswer, pack_functions
+from creditflow.rewards.execution.wire import TransferError, UnreadableAnswerError, pack_functions
 from creditflow.rewards.registry import RewardFunction
 
 START_TIMEOUT_S = 120.0
@@ -27,11 +27,11 @@ BATCH = (16, 64)
 """Minimum (if there are enough calls) and maximum number of calls in a batch."""
 
 
-class CannotStart(CreditflowError):
+class StartError(CreditflowError):
     """A host died before it could run a call."""
 
 
-class HostDied(CreditflowError):
+class HostDiedError(CreditflowError):
     """A host died during a batch."""
 
     def __init__(self, why: str, *, at_first: bool) -> None:
@@ -48,8 +48,8 @@ class Host(Protocol):
     ) -> None:
         """Run the calls, and pass on the result of each, in order. A call without a result is tried again.
 
-        `stopped`: set when nobody waits for the results any more. Raises CannotStart, HostDied, CannotTravel,
-        UnreadableAnswer.
+        `stopped`: set when nobody waits for the results any more. Raises StartError, HostDiedError, TransferError,
+        UnreadableAnswerError.
         """
         ...
 
@@ -167,11 +167,11 @@ class Pool(Generic[AnyHost]):
                 lambda returned: job.answer(rest.popleft(), returned),
                 job.stopped,
             )
-        except CannotStart as error:
+        except StartError as error:
             job.failed_starts += 1
             if job.failed_starts >= ATTEMPTS:
                 job.fail_open_calls(f"{self.no_start}: {error}")
-        except HostDied as error:
+        except HostDiedError as error:
             job.failed_starts = 0  # the host had started
             for number in list(rest)[: 1 if error.at_first else None]:
                 job.tries[number] += 1
@@ -182,11 +182,11 @@ class Pool(Generic[AnyHost]):
                     job.answer(number, Returned(error=f"{self.died} twice ({error})"))
                 else:
                     job.suspects.append(number)
-        except CannotTravel as error:
+        except TransferError as error:
             parts = len(rest)  # each alone, so that only the faulty ones fail
             if parts == 1:
                 job.answer(rest[0], Returned(error=str(error)))
-        except UnreadableAnswer as error:
+        except UnreadableAnswerError as error:
             for number in rest:
                 job.answer(number, Returned(error=str(error)))
         left = [number for number in rest if number not in job.returned]

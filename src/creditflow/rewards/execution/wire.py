@@ -28,11 +28,11 @@ _LENGTH = struct.Struct("!I")
 _CHUNK = 1 << 20
 
 
-class CannotTravel(CreditflowError):
+class TransferError(CreditflowError):
     """Calls cannot be sent, or cannot be read on arrival; the message gives the reason."""
 
 
-class UnreadableAnswer(CreditflowError):
+class UnreadableAnswerError(CreditflowError):
     """An answer in none of our formats."""
 
 
@@ -80,7 +80,7 @@ class PackedCalls:
 def pack_calls(calls: Sequence[RewardCall], index_of_function: dict[int, int]) -> bytes:
     """Pack calls for a process that holds the functions: `index_of_function` maps `id(function)` to their index there.
 
-    Raises CannotTravel if a trajectory cannot be pickled.
+    Raises TransferError if a trajectory cannot be pickled.
     """
     place: dict[int, int] = {}
     trajectories: list[Trajectory] = []
@@ -94,15 +94,15 @@ def pack_calls(calls: Sequence[RewardCall], index_of_function: dict[int, int]) -
     try:
         return pickle.dumps(PackedCalls(trajectories, items), pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # objects in `info` may raise anything
-        raise CannotTravel(f"the trajectory cannot be sent to another process: {first_line(error)}") from error
+        raise TransferError(f"the trajectory cannot be sent to another process: {first_line(error)}") from error
 
 
 def unpack_calls(data: bytes, functions: Sequence[RewardFunction]) -> list[RewardCall]:
-    """Unpack the calls. Raises CannotTravel if they cannot be read here."""
+    """Unpack the calls. Raises TransferError if they cannot be read here."""
     try:
         packed: PackedCalls = pickle.loads(data)
     except Exception as error:  # as above
-        raise CannotTravel(f"the trajectory cannot be read in another process: {first_line(error)}") from error
+        raise TransferError(f"the trajectory cannot be read in another process: {first_line(error)}") from error
     calls = []
     for f, t, s in packed.items:
         trajectory = packed.trajectories[t]
@@ -127,7 +127,7 @@ def unpack_returned(data: str | bytes) -> Returned:
         traceback = str(fields["traceback"])[:TRACEBACK_CHARACTERS]
         return Returned(of_json(fields["value"]), reason, seconds, bool(fields["timed_out"]), traceback)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise UnreadableAnswer(f"its answer could not be read ({type(error).__name__})") from error
+        raise UnreadableAnswerError(f"its answer could not be read ({type(error).__name__})") from error
 
 
 def write_frame(connection: socket.socket, message: bytes) -> None:
@@ -135,7 +135,7 @@ def write_frame(connection: socket.socket, message: bytes) -> None:
     connection.sendall(_LENGTH.pack(len(message)) + message)
 
 
-class TooLong(CreditflowError):
+class TooLongError(CreditflowError):
     """A message exceeds the length limit."""
 
 
@@ -148,7 +148,7 @@ class FrameReader:
         self._incoming = bytearray()
 
     def read(self) -> bytes:
-        """Wait for the next message. Raises EOFError at the end of the connection, TooLong."""
+        """Wait for the next message. Raises EOFError at the end of the connection, TooLongError."""
         message = self._next(0)
         assert message is not None
         return message
@@ -178,5 +178,5 @@ class FrameReader:
             return _LENGTH.size
         (length,) = _LENGTH.unpack_from(self._incoming)
         if length > self.longest:
-            raise TooLong
+            raise TooLongError
         return _LENGTH.size + int(length)

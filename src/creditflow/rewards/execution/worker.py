@@ -17,8 +17,8 @@ from creditflow._utils.processes import end_with
 from creditflow.rewards.execution.calls import describe
 from creditflow.rewards.execution.inline import run_plain
 from creditflow.rewards.execution.wire import (
-    CannotTravel,
     FrameReader,
+    TransferError,
     pack_returned,
     unpack_calls,
     unpack_functions,
@@ -47,7 +47,7 @@ def serve(connection: socket.socket) -> None:
             batch = frames.read()
             try:
                 calls = unpack_calls(batch, functions)
-            except CannotTravel as error:
+            except TransferError as error:
                 write_frame(connection, CANNOT_READ + str(error).encode())
                 continue
             write_frame(connection, BEGUN)

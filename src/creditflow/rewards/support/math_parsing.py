@@ -60,14 +60,14 @@ class Answer:
     text: str = ""
 
 
-class NotAnAnswer(ValueError):
+class NotAnAnswerError(ValueError):
     """A text that cannot be a mathematical answer; the message gives the reason."""
 
 
 def read(text: str) -> Answer:
     """Parse the answer in a text: its last box, else the text after `answer is` or a colon, else all of it.
 
-    Raises NotAnAnswer if it is empty, nested too deep, or holds numbers too large to evaluate.
+    Raises NotAnAnswerError if it is empty, nested too deep, or holds numbers too large to evaluate.
     """
     text = text[-MAX_BOX_DISTANCE:]
     for _ in range(3):  # a box may hold a box
@@ -131,15 +131,15 @@ _POWER_OF_ANY_SIZE = re.compile(r"[)}\]]\s?[\^!]|\^\s?\{\s?-?\s?[0-9]{0,4}[^-0-9
 
 
 def refuse_monsters(text: str) -> None:
-    """Raise NotAnAnswer if the text nests too deep, or holds powers and factorials too large to write down.
+    """Raise NotAnAnswerError if the text nests too deep, or holds powers and factorials too large to write down.
 
     It checks characters, not values: `equality` measures the numbers, and a time limit stops the rest.
     """
     _refuse_depth(text)
     if _TOO_LARGE.search(text) or (re.search(r"[)}\]]\s?!", text) and text.count("!") > 1):
-        raise NotAnAnswer("an exponent or a factorial of five digits, or a tower of them")
+        raise NotAnAnswerError("an exponent or a factorial of five digits, or a tower of them")
     if _WORKED_OUT_AT_ONCE.search(text) and _POWER_OF_ANY_SIZE.search(text):
-        raise NotAnAnswer("a power of unknown size in a determinant or a divisor")
+        raise NotAnAnswerError("a power of unknown size in a determinant or a divisor")
 
 
 def _refuse_depth(text: str) -> None:
@@ -153,9 +153,9 @@ def _refuse_depth(text: str) -> None:
         elif character in ")]}" and opened:
             exponents -= opened.pop()
         elif character == "^" and (exponents > 1 or (exponents and previous in ")]}")):
-            raise NotAnAnswer("a tower of exponents")
+            raise NotAnAnswerError("a tower of exponents")
         if len(opened) > MAX_DEPTH:
-            raise NotAnAnswer(f"brackets more than {MAX_DEPTH} deep")
+            raise NotAnAnswerError(f"brackets more than {MAX_DEPTH} deep")
         if not character.isspace():
             previous = character
 
@@ -231,7 +231,7 @@ _CASES = re.compile(r"\\begin\s?\{cases\}(.*)\\end\s?\{cases\}", re.DOTALL)
 
 def _take_apart(text: str) -> Answer:
     if "\\{" not in text and not any(map(str.isalnum, text)):
-        raise NotAnAnswer("no letter and no digit")
+        raise NotAnAnswerError("no letter and no digit")
     if text in ("\\emptyset", "\\{ \\}", "\\{\\}"):
         return Answer("set", (), text=text)
     if (cases := _CASES.fullmatch(text)) is not None:
@@ -256,7 +256,7 @@ def _several(kind: Literal["set", "ordered"], texts: list[str], text: str) -> An
     if len(parts) < len(texts[:MAX_PARTS]) or clause_beside_value:
         return Answer("prose", (), text=text)
     if len(texts) > MAX_PARTS:
-        raise NotAnAnswer(f"more than {MAX_PARTS} parts")
+        raise NotAnAnswerError(f"more than {MAX_PARTS} parts")
     if kind == "ordered":
         return Answer(kind, parts, brackets=text[0] + text[-1], text=text)
     return Answer("one" if len(parts) == 1 else "set", parts, text=text)

@@ -12,7 +12,7 @@ from pydantic import Field
 from creditflow.rollout.http.answers import response_tokens
 from creditflow.rollout.http.requests import (
     MOST_CHOICES,
-    Refused,
+    RefusedError,
     Request,
     RequestBody,
     StopTexts,
@@ -104,7 +104,7 @@ def unread_parts(contents: Iterable[Any]) -> dict[str, Any]:
     }
 
 
-def error(refused: Refused) -> dict[str, Any]:
+def error(refused: RefusedError) -> dict[str, Any]:
     """Return a refusal in OpenAI's format."""
     kind = "invalid_request_error" if refused.status < 500 else "server_error"
     return {"error": {"message": refused.message, "type": kind, "param": refused.param, "code": refused.code}}

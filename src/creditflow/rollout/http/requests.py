@@ -65,7 +65,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(eq=False)
-class Refused(Exception):
+class RefusedError(Exception):
     """A request that is refused."""
 
     status: int
@@ -158,10 +158,10 @@ class Request(RequestBody):
     def ignored(self, allowed: Collection[str] = ()) -> tuple[str, ...]:
         """Return the names of ignored fields.
 
-        Raises Refused for a field that would change the sample, unless `allowed` contains it.
+        Raises RefusedError for a field that would change the sample, unless `allowed` contains it.
         """
         if self.temperature is not None and 0 < self.temperature < _COOLEST:
-            raise Refused(400, f"temperature: expected 0, or {_COOLEST:g} and more", param="temperature")
+            raise RefusedError(400, f"temperature: expected 0, or {_COOLEST:g} and more", param="temperature")
         ignored = []
         for name, value in self.unread().items():
             if value in self.neutral.get(name, (None,)):
@@ -170,7 +170,7 @@ class Request(RequestBody):
                 neutral = (
                     " or ".join(json.dumps(value) for value in self.neutral[name] if value is not None) or "nothing"
                 )
-                raise Refused(
+                raise RefusedError(
                     400,
                     f"{name}: expected {neutral}: what is sampled here is trained on as it was sampled; "
                     f"team.ignored_fields: [{name}] in the recipe lets it be ignored",
@@ -199,7 +199,7 @@ class Dialect:
     """Returns the answer to a request, ready for JSON."""
     streamed: Callable[[Any, Mapping[str, Any]], bytes]
     """Returns an answer as server-sent events."""
-    error: Callable[[Refused], dict[str, Any]]
+    error: Callable[[RefusedError], dict[str, Any]]
     """Returns the body of a refusal."""
     variables: tuple[str, str]
     """Environment variables from which the official client reads its base URL and its key."""
@@ -215,10 +215,10 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def parsed(kind: type[Body], body: bytes) -> Body:
-    """Parse a request body. Raises Refused if it is invalid."""
+    """Parse a request body. Raises RefusedError if it is invalid."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise Refused(400, f"{where}: {first['msg']}" if where else first["msg"], param=where or None) from None
+        raise RefusedError(400, f"{where}: {first['msg']}" if where else first["msg"], param=where or None) from None

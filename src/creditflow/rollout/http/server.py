@@ -49,7 +49,7 @@ try:
     from creditflow.rollout.http.answers import answered
     from creditflow.rollout.http.connections import bounded_connections, make_room
     from creditflow.rollout.http.dialects import DIALECTS
-    from creditflow.rollout.http.requests import MOST_CHOICES, Dialect, Refused, parsed
+    from creditflow.rollout.http.requests import MOST_CHOICES, Dialect, RefusedError, parsed
     from creditflow.rollout.http.requests import Request as ClientRequest
 except ImportError as missing:
     raise ConfigError(f"agents that call over HTTP need {missing.name}: pip install 'creditflow[serve]'") from missing
@@ -98,11 +98,11 @@ class SessionFactory(Protocol):
     """The agents of every rollout."""
 
     def enter(self, name: str) -> Session:
-        """Begin a rollout. Raises Refused."""
+        """Begin a rollout. Raises RefusedError."""
         ...
 
     def end(self, session: Session, body: bytes) -> Coroutine[Any, Any, Mapping[str, Any]]:
-        """End the rollout and return the answer for the client. Raises Refused."""
+        """End the rollout and return the answer for the client. Raises RefusedError."""
         ...
 
 
@@ -147,7 +147,7 @@ class Session:
         return client_environment(self.base_url, self.api_key)
 
     def earlier(self, id: str | None) -> list[Message]:
-        """Return the messages up to a response. Raises Refused for an unknown id."""
+        """Return the messages up to a response. Raises RefusedError for an unknown id."""
         parts = []
         while id is not None:
             if (conversation := self.conversations.get(id)) is None:
@@ -179,9 +179,13 @@ class Session:
             raise self.refusal()
         waiting = self.waiting + len(calls)
         if len(self.recorder.trajectory.steps) + waiting > limits.steps:
-            raise Refused(429, f"rollout {self.name}: at most {limits.steps} steps", code="too_many_steps", again=False)
+            raise RefusedError(
+                429, f"rollout {self.name}: at most {limits.steps} steps", code="too_many_steps", again=False
+            )
         if waiting > limits.waiting:
-            raise Refused(429, f"rollout {self.name}: at most {limits.waiting} calls at a time", code="too_many_calls")
+            raise RefusedError(
+                429, f"rollout {self.name}: at most {limits.waiting} calls at a time", code="too_many_calls"
+            )
         self._add_waiting(len(calls))
         try:
             return await self.recorder.ask_all(calls)
@@ -192,9 +196,9 @@ class Session:
         finally:
             self._add_waiting(-len(calls))
 
-    def refusal(self) -> Refused:
+    def refusal(self) -> RefusedError:
         """Return the refusal of calls after the rollout's end."""
-        return Refused(410, self.ended or f"rollout {self.name} has ended", code="trajectory_ended")
+        return RefusedError(410, self.ended or f"rollout {self.name} has ended", code="trajectory_ended")
 
     def report_expected(self) -> None:
         """Report to the generator whether this rollout is about to call, that is, has no pending call.
@@ -353,9 +357,9 @@ class OpenAIServer:
         return JSONResponse({"status": "ok"}, headers={"connection": "close"})
 
     def _session(self, request: Request) -> Session | None:
-        """Return the rollout of a request; None for one that clients may begin and have not begun. Raises Refused."""
+        """Return the rollout of a request; None for one that clients may yet begin. Raises RefusedError."""
         if self._hosts is not None and host_name(request.headers.get("host", "")) not in self._hosts:
-            raise Refused(421, f"this server is {' or '.join(self._hosts)}")
+            raise RefusedError(421, f"this server is {' or '.join(self._hosts)}")
         name = request.path_params["name"]
         session = self.sessions.get(name)
         key, refusal = self._ended.get(name, ("", "")) if session is None else (session.api_key, "")
@@ -364,9 +368,9 @@ class OpenAIServer:
         keys = (request.headers.get("authorization", "").partition(" ")[2], request.headers.get("x-api-key", ""))
         # An unknown rollout gets the same refusal as a wrong key: clients without the key cannot tell them apart.
         if not key or not any(hmac.compare_digest(sent.encode(), key.encode()) for sent in keys):
-            raise Refused(401, "no such rollout, or a wrong API key", code="invalid_api_key")
+            raise RefusedError(401, "no such rollout, or a wrong API key", code="invalid_api_key")
         if refusal:
-            raise Refused(410, refusal, code="trajectory_ended")
+            raise RefusedError(410, refusal, code="trajectory_ended")
         return session
 
     def _agents(self, session: Session | None) -> Mapping[str, AgentSpec]:
@@ -376,7 +380,7 @@ class OpenAIServer:
         return self._session_factory.agents
 
     async def _body(self, request: Request) -> bytes:
-        too_long = Refused(413, f"expected a body of at most {self.limits.body_bytes} bytes")
+        too_long = RefusedError(413, f"expected a body of at most {self.limits.body_bytes} bytes")
         if int(request.headers.get("content-length", "0")) > self.limits.body_bytes:
             raise too_long
         body = bytearray()
@@ -387,7 +391,7 @@ class OpenAIServer:
                     if len(body) > self.limits.body_bytes:
                         raise too_long
         except TimeoutError:
-            raise Refused(408, f"expected a body within {self.limits.body_seconds:g} s") from None
+            raise RefusedError(408, f"expected a body within {self.limits.body_seconds:g} s") from None
         return bytes(body)
 
     async def _complete(self, dialect: Dialect, request: Request, session: Session | None) -> Response:
@@ -397,7 +401,7 @@ class OpenAIServer:
         parents, ignored = _parents(request, session), body.ignored(spec.ignored_fields)
         n, most = body.choices, self.limits.waiting
         if len(prompts) * n > most:
-            raise Refused(400, f"expected at most {most} choices of all prompts together, got {len(prompts) * n}")
+            raise RefusedError(400, f"expected at most {most} choices of all prompts together, got {len(prompts) * n}")
         session = self._begun(request, session)
         limit = session.recorder.sampling.max_tokens
         calls = [
@@ -469,7 +473,7 @@ class OpenAIServer:
             if not (replies.done() or gone.done()) and taking_up.cancel():  # it is refused or answered, never both
                 # A rollout that blocks its event loop once will do so again, so the next call waits for less.
                 self._patience[loop] = max(seconds / 4, longest / 16)
-                raise Refused(
+                raise RefusedError(
                     503,
                     f"the event loop of rollout {session.name} did not take the call up within {seconds:.3g} s: "
                     "call what blocks by `await asyncio.to_thread(...)`",
@@ -485,17 +489,17 @@ class OpenAIServer:
                 return replies.result()
             if gone.done():
                 raise ClientDisconnect
-            raise Refused(504, f"no response within {self.limits.answer_seconds:g} s", again=False)
+            raise RefusedError(504, f"no response within {self.limits.answer_seconds:g} s", again=False)
         finally:
             for waited in (replies, taken_up, gone):
                 waited.cancel()
 
     async def _end(self, request: Request, session: Session | None) -> Response:
         if self._session_factory is None:
-            raise Refused(404, "this rollout ends when its workflow returns")
+            raise RefusedError(404, "this rollout ends when its workflow returns")
         if session is None:
             name = request.path_params["name"][:80]
-            raise Refused(404, f"no rollout {name!r} is open", code="trajectory_not_found")
+            raise RefusedError(404, f"no rollout {name!r} is open", code="trajectory_not_found")
         ending = self._session_factory.end(session, await self._body(request))
         return JSONResponse(await asyncio.wrap_future(_run_on(session.loop, ending)))
 
@@ -523,9 +527,9 @@ def _model_names(agents: Mapping[str, AgentSpec]) -> list[str]:
     return [f"{spec.policy}:{name}" for name, spec in agents.items()]
 
 
-def _unknown_model(problem: str, name: str, names: Sequence[str]) -> Refused:
+def _unknown_model(problem: str, name: str, names: Sequence[str]) -> RefusedError:
     hint = did_you_mean(name[:80], names)
-    return Refused(404, f"{problem} {name[:80]!r}; there is {', '.join(names)}{hint}", code="model_not_found")
+    return RefusedError(404, f"{problem} {name[:80]!r}; there is {', '.join(names)}{hint}", code="model_not_found")
 
 
 def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system: str) -> str:
@@ -534,7 +538,9 @@ def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system
     if (named := request.headers.get(AGENT_HEADER)) is not None:
         if named not in agents:
             names += did_you_mean(named[:80], agents)
-            raise Refused(404, f"{AGENT_HEADER}: no agent {named[:80]!r}; there is {names}", code="agent_not_found")
+            raise RefusedError(
+                404, f"{AGENT_HEADER}: no agent {named[:80]!r}; there is {names}", code="agent_not_found"
+            )
         return named
     policy, colon, agent = model.rpartition(":")
     if agent in agents and (not colon or agents[agent].policy == policy):
@@ -549,7 +555,7 @@ def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system
         matching = [name for name, length in lengths.items() if length == max(lengths.values())]
     if len(matching) != 1:
         fits = f"fits {', '.join(matching)}" if matching else "fits none"
-        raise Refused(
+        raise RefusedError(
             400,
             f"no agent matches this call. Expected header {AGENT_HEADER}, a model named as one of {names} (such as "
             f"{next(iter(agents.values())).policy}:{next(iter(agents))}), or a system prompt that team.agents.<name>."
@@ -577,8 +583,8 @@ def _call(agent: str, prompt: Prompt, trajectory_id: str) -> AgentCall:
     )
 
 
-def _no_response(id: str) -> Refused:
-    return Refused(
+def _no_response(id: str) -> RefusedError:
+    return RefusedError(
         400,
         f"previous_response_id: no response of this trajectory that was stored has the id {id[:80]!r}",
         code="previous_response_not_found",
@@ -605,7 +611,7 @@ def _parents(request: Request, session: Session | None) -> tuple[int, ...] | Non
     index_of = {} if session is None else {step.id: step.index for step in list(session.recorder.trajectory.steps)}
     ids = [id if id in index_of else unquote(id) for part in header.split(",") if (id := part.strip())]
     if unknown := [id for id in ids if id not in index_of]:
-        raise Refused(400, f"{PARENTS_HEADER}: no answer of this trajectory has the id {unknown[0][:80]!r}")
+        raise RefusedError(400, f"{PARENTS_HEADER}: no answer of this trajectory has the id {unknown[0][:80]!r}")
     return tuple(sorted({index_of[id] for id in ids}))
 
 
@@ -628,17 +634,17 @@ def _tokens(client: PolicyView | ChatClient, reply: Reply) -> list[dict[str, Any
     ]
 
 
-def _as_refused(error: Exception) -> Refused:
+def _as_refused(error: Exception) -> RefusedError:
     match error:
-        case Refused():
+        case RefusedError():
             return error
         case PromptTooLong():
-            return Refused(400, str(error), code="context_length_exceeded", param="messages")
+            return RefusedError(400, str(error), code="context_length_exceeded", param="messages")
         case InputError() | ValueError():
-            return Refused(400, first_line(error))
+            return RefusedError(400, first_line(error))
         case EndpointError():
-            return Refused(502, first_line(error), again=False)  # the endpoint's retries are used up
-    return Refused(500, f"{type(error).__name__}: {first_line(error)}", again=False)
+            return RefusedError(502, first_line(error), again=False)  # the endpoint's retries are used up
+    return RefusedError(500, f"{type(error).__name__}: {first_line(error)}", again=False)
 
 
 _HERE = (
@@ -661,7 +667,7 @@ def _dialect(request: Request) -> Dialect:
     return next(iter(by_path or by_header), DIALECTS["openai_chat"])
 
 
-def _refusal(refused: Refused, request: Request) -> Response:
+def _refusal(refused: RefusedError, request: Request) -> Response:
     # The rest of an unread request must not be parsed as the next one.
     headers = {"connection": "close"} if refused.status in _UNREAD else {}
     if refused.again is not None:
@@ -672,7 +678,7 @@ def _refusal(refused: Refused, request: Request) -> Response:
 async def _unknown_route(request: Request, error: Exception) -> Response:
     status, path = getattr(error, "status_code", 404), request.url.path
     expected = next((expected for end, expected in _NOT_HERE.items() if path.endswith(end)), _HERE)
-    return _refusal(Refused(status, f"{request.method} {path[:200]}: {expected}"), request)
+    return _refusal(RefusedError(status, f"{request.method} {path[:200]}: {expected}"), request)
 
 
 async def _disconnected(request: Request) -> None:
@@ -686,7 +692,7 @@ def _run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
     except RuntimeError:  # the loop is closed, and its rollout has ended
         coroutine.close()
-        raise Refused(410, "the rollout has ended", code="trajectory_ended") from None
+        raise RefusedError(410, "the rollout has ended", code="trajectory_ended") from None
 
 
 _PROCESS_SERVER: list[OpenAIServer] = []

@@ -17,7 +17,7 @@ from creditflow._utils.files import write_whole
 from creditflow._utils.progress import Reporter
 from creditflow.data import Score, Task, Trajectory, TrajectoryBatch, write_parquet
 from creditflow.errors import BatchError, first_line
-from creditflow.rollout.http.requests import Refused, parsed
+from creditflow.rollout.http.requests import RefusedError, parsed
 from creditflow.rollout.http.server import LONGEST_NAME, OpenAIServer, Session
 from creditflow.rollout.recorder import AgentSpec, Recorder, Sampling
 from creditflow.rollout.scheduler import Scheduler
@@ -68,7 +68,7 @@ class SessionStore:
     def enter(self, name: str) -> Session:
         """See `SessionFactory`."""
         if len(self.server.sessions) >= MOST_OPEN:
-            raise Refused(
+            raise RefusedError(
                 429, f"{MOST_OPEN} rollouts are open: end some by POST /t/NAME/end", code="too_many_trajectories"
             )
         self._n_begun += 1
@@ -83,7 +83,7 @@ class SessionStore:
         now = time.monotonic()
         for session in list(self.server.sessions.values()):
             if seconds <= 0 or (not session.waiting and now - session.last_call > seconds):
-                with suppress(Refused):  # its client ended it first
+                with suppress(RefusedError):  # its client ended it first
                     await self.end(session, abandoned=True)
 
     async def end(self, session: Session, body: bytes = b"", *, abandoned: bool = False) -> Mapping[str, Any]:
@@ -95,7 +95,7 @@ class SessionStore:
         steps = {step.id: step for step in trajectory.steps}
         for field, ids in (("scores", ending.scores), ("answer_steps", ending.answer_steps)):
             if unknown := [id for id in ids if id not in steps]:
-                raise Refused(400, f"{field}: no answer of this trajectory has the id {unknown[0][:80]!r}")
+                raise RefusedError(400, f"{field}: no answer of this trajectory has the id {unknown[0][:80]!r}")
         if abandoned:
             trajectory.info["ended"] = "by nobody"
         session.close()
@@ -113,7 +113,7 @@ class SessionStore:
             try:
                 self._writer.add(trajectory)
             except BatchError as error:
-                raise Refused(400, f"the trajectory cannot be written: {first_line(error)}") from error
+                raise RefusedError(400, f"the trajectory cannot be written: {first_line(error)}") from error
         return {"id": trajectory.id, "steps": len(trajectory.steps)}
 
 

@@ -279,7 +279,7 @@ def _parents(choice: str) -> tuple[cgroups.Parents | None, str]:
         return None, "not wanted"
     try:
         return cgroups.find(choice), ""
-    except cgroups.NoCgroup as error:
+    except cgroups.NoCgroupError as error:
         if choice != "auto":
             raise SandboxUnavailable(f"sandbox back end bubblewrap: cgroup {choice}: {error}") from error
         if error.odd:

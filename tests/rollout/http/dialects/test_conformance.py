@@ -29,7 +29,7 @@ from openai.types.responses import (
 from openai.types.responses.tool_param import ToolParam
 
 from creditflow.rollout.http.dialects import DIALECTS
-from creditflow.rollout.http.requests import Refused, parsed
+from creditflow.rollout.http.requests import RefusedError, parsed
 from tests.paths import DOCS
 
 PAGE = (DOCS / "reference" / "api_dialects.md").read_text()
@@ -81,7 +81,7 @@ def treated(dialect: str, body: dict, listed: str) -> str:
     """Return how a request is treated; `listed`: the name of the tested field in the list of ignored ones."""
     try:
         ignored = parsed(DIALECTS[dialect].request, json.dumps(body).encode()).ignored()
-    except Refused:
+    except RefusedError:
         return "refused"
     return "ignored" if listed in ignored else "supported"
 

@@ -18,7 +18,7 @@ from creditflow.errors import AgentError, ConfigError
 from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.http.dialects import REFUSED_FIELDS
 from creditflow.rollout.http.dialects.openai_chat import ChatRequest
-from creditflow.rollout.http.requests import Refused, parsed
+from creditflow.rollout.http.requests import RefusedError, parsed
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.tools import Tool
 from tests.rollout.http.test_server import (
@@ -85,9 +85,9 @@ def test_null_keys_of_clients_are_accepted(nulls):
 )
 def test_sampling_field_is_refused_unless_allowed(name, value):
     request = asked(**{name: value})
-    with pytest.raises(Refused, match=rf"^{name}: expected .* team\.ignored_fields: \[{name}\]"):
+    with pytest.raises(RefusedError, match=rf"^{name}: expected .* team\.ignored_fields: \[{name}\]"):
         request.ignored()
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedError):
         request.ignored(REFUSED_FIELDS - {name})
     assert request.ignored({name}) == (name,)
 

@@ -17,7 +17,7 @@ from creditflow.data import Message
 from creditflow.errors import CreditflowError, EndpointError
 from creditflow.rollout import endpoint
 from creditflow.rollout.client import GenerationRequest, ModelClient
-from creditflow.rollout.endpoint import EndpointUsage, FailedTry
+from creditflow.rollout.endpoint import AttemptError, EndpointUsage
 from creditflow.rollout.scheduler import Scheduler
 
 _UNUSABLE_ENDS = {
@@ -55,9 +55,9 @@ class EndpointJudge(endpoint.Endpoint):
 def _reply(answer: Any) -> str:
     text, end = endpoint.choice_of(answer)
     if end in _UNUSABLE_ENDS:
-        raise FailedTry(_UNUSABLE_ENDS[end])
+        raise AttemptError(_UNUSABLE_ENDS[end])
     if not isinstance(text, str):
-        raise FailedTry("answered with a chat completion without text")
+        raise AttemptError("answered with a chat completion without text")
     return text
 
 

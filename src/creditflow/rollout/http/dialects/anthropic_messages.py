@@ -27,7 +27,7 @@ from creditflow.rollout.http.requests import (
     MOST_TOOLS,
     NEUTRAL,
     Dialect,
-    Refused,
+    RefusedError,
     Request,
     RequestBody,
     StopTexts,
@@ -172,7 +172,7 @@ class MessagesRequest(Request):
 
     def prompts(self, earlier: Sequence[Message] = ()) -> Sequence[Prompt]:
         if self.messages[-1].role == "assistant":
-            raise Refused(
+            raise RefusedError(
                 400,
                 "messages: expected a user's message last, got an assistant's: a response cannot be continued here",
                 param="messages",
@@ -208,7 +208,7 @@ def _content(texts: Sequence[TextBlock]) -> Any:
 
 
 def _translated(message: InputMessage) -> Iterable[Message]:
-    """Return messages of chat completions: results of calls are separate messages. Raises Refused."""
+    """Return messages of chat completions: results of calls are separate messages. Raises RefusedError."""
     if message.role == "assistant":
         return [_spoken(message)]
     plain: list[Message] = []
@@ -224,7 +224,7 @@ def _translated(message: InputMessage) -> Iterable[Message]:
                 result = _content(block.content or [TextBlock(type="text", text="")])
                 plain.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
             case ToolUseBlock():
-                raise Refused(400, "messages: expected tool_use in an assistant's message only", param="messages")
+                raise RefusedError(400, "messages: expected tool_use in an assistant's message only", param="messages")
     if texts or not plain:
         plain.append({"role": message.role, "content": _content(texts) or ""})
     return plain
@@ -241,7 +241,7 @@ def _spoken(message: InputMessage) -> Message:
                 function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
-                raise Refused(400, "messages: expected tool_result in a user's message only", param="messages")
+                raise RefusedError(400, "messages: expected tool_result in a user's message only", param="messages")
     if calls:
         return {"role": "assistant", "content": _content(texts) or None, "tool_calls": calls}
     return {"role": "assistant", "content": _content(texts) or ""}
@@ -316,7 +316,7 @@ _ERRORS = {
 """Types of errors by status, where they are not the most general of their class."""
 
 
-def error(refused: Refused) -> dict[str, Any]:
+def error(refused: RefusedError) -> dict[str, Any]:
     """Return a refusal in Anthropic's format."""
     kind = _ERRORS.get(refused.status, "invalid_request_error" if refused.status < 500 else "api_error")
     # Clients find such an error by these words.

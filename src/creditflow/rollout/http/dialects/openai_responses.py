@@ -31,7 +31,7 @@ from creditflow.rollout.http.requests import (
     MOST_TOOLS,
     NEUTRAL,
     Dialect,
-    Refused,
+    RefusedError,
     Request,
     RequestBody,
     StopTexts,
@@ -170,9 +170,11 @@ class ResponsesRequest(Request):
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         messages = [*system, *earlier, *self.messages]
         if not messages:
-            raise Refused(400, "input: expected at least one message", param="input")
+            raise RefusedError(400, "input: expected at least one message", param="input")
         if len(messages) > MOST_MESSAGES:
-            raise Refused(400, f"input: expected at most {MOST_MESSAGES} messages, got {len(messages)}", param="input")
+            raise RefusedError(
+                400, f"input: expected at most {MOST_MESSAGES} messages, got {len(messages)}", param="input"
+            )
         return [messages]
 
     @property
