@@ -80,21 +80,21 @@ class Registry(Generic[Entry]):
             self.add(name, entry)
         self._declared.append((decorated, entry))
 
-    def declaration(self, found: object) -> Entry | None:
+    def declaration(self, value: object) -> Entry | None:
         """The entry of a decorated object or of a record; None for any other object."""
-        if self.record is not None and isinstance(found, self.record):
-            return found
-        return next((entry for decorated, entry in reversed(self._declared) if decorated is found), None)
+        if self.record is not None and isinstance(value, self.record):
+            return value
+        return next((entry for decorated, entry in reversed(self._declared) if decorated is value), None)
 
-    def declared_by(self, found: object) -> Entry:
+    def declared_by(self, value: object) -> Entry:
         """The entry of a decorated object or of a record. Raises ConfigError for any other object."""
-        if (entry := self.declaration(found)) is not None:
+        if (entry := self.declaration(value)) is not None:
             return entry
         record = f", or a {self.record.__name__}" if self.record is not None else ""
-        name = getattr(found, "__name__", repr(found))
+        name = getattr(value, "__name__", repr(value))
         raise ConfigError(
             f"expected a {'function' if record else 'class'} with @{self._decorator}{record}, got "
-            f"{type(found).__name__} {name}"
+            f"{type(value).__name__} {name}"
         )
 
     def load(self, reference: str, entry: Entry) -> None:
@@ -136,8 +136,8 @@ class Registry(Generic[Entry]):
             for entries in (self._entries, self._of_files, self._recorded):
                 if name in entries:
                     return entries[name]
-        known = ", ".join(self.names())
-        raise ConfigError(f"{self.key}: expected one of {known}, got {name!r}{self.hint(name)}")
+        names = ", ".join(self.names())
+        raise ConfigError(f"{self.key}: expected one of {names}, got {name!r}{self.hint(name)}")
 
     def __contains__(self, name: object) -> bool:
         self._complete()
@@ -223,11 +223,11 @@ def expect_keywords(name: str, entry: Callable[..., Any], options: Mapping[str, 
     `options`) appear in the message.
     """
     parameters = list(inspect.signature(entry).parameters.values())[first:]
-    known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    keywords = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
     for word in options:
-        if word not in known and len(known) == len(parameters):
-            hint = did_you_mean(str(word), known)
-            raise ConfigError(f"{key}: expected keys of kind {name}: {', '.join(known)}; got {word!r}{hint}")
+        if word not in keywords and len(keywords) == len(parameters):
+            hint = did_you_mean(str(word), keywords)
+            raise ConfigError(f"{key}: expected keys of kind {name}: {', '.join(keywords)}; got {word!r}{hint}")
     for p in parameters:
         if p.kind is not p.VAR_KEYWORD and p.default is p.empty and p.name not in options:
             raise ConfigError(f"{key}.{p.name}: expected a value, which kind {name} needs, got none")

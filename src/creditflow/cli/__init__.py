@@ -195,7 +195,7 @@ def creditflow(
         typer.Option(
             "--version",
             help="Print the versions and exit.",
-            callback=lambda wanted: _print_versions(wanted=wanted),
+            callback=lambda show: _print_versions(show=show),
             is_eager=True,
         ),
     ] = False,
@@ -203,9 +203,9 @@ def creditflow(
     """Train teams of LLM agents, and decide for every step of every agent how much of the reward it earned."""
 
 
-def _print_versions(*, wanted: bool) -> None:
+def _print_versions(*, show: bool) -> None:
     """Print the versions of creditflow, Python, torch and verl, without importing the packages."""
-    if not wanted:
+    if not show:
         return
     lines = [f"creditflow {metadata.version('creditflow')}", f"Python {platform.python_version()}"]
     for name in ("torch", "verl"):

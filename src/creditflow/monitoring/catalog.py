@@ -91,8 +91,8 @@ def _part_fits(names: Names, part: str, word: str) -> bool:
     filled = re.fullmatch(f"{re.escape(before)}(.+){re.escape(after)}", word)
     if filled is None or (placeholder == "k" and not filled[1].isdigit()):
         return False
-    known = names.expand(placeholder)
-    return filled[1] == "*" or known is None or filled[1] in known
+    values = names.expand(placeholder)
+    return filled[1] == "*" or values is None or filled[1] in values
 
 
 def _spelled_out(names: Names) -> list[str]:

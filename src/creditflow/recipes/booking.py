@@ -173,25 +173,25 @@ def _turns(kind: str, rng: random.Random) -> int:
 def _example(kind: str, turns: int, rng: random.Random, policy: Policy) -> Example:
     """An example of a response after `turns` random questions."""
     trip, questions = _trip(rng), rng.choices(list(CHOICES), k=turns)
-    known = {part: word for part, word in trip.items() if part in questions}
-    booking = f"{BOOK} {spelled(known)}"
+    answers = {part: word for part, word in trip.items() if part in questions}
+    booking = f"{BOOK} {spelled(answers)}"
     briefed: list[Message] = [{"role": "user", "content": spelled(trip)}]
-    seen, wanted = _said(trip, questions, "assistant"), [*briefed, *_said(trip, questions, "user")]
+    agent_turns, user_turns = _said(trip, questions, "assistant"), [*briefed, *_said(trip, questions, "user")]
     question = rng.choice(list(CHOICES))
     messages, response = {
-        "asks": (seen, question),
-        "books": (seen, booking),
+        "asks": (agent_turns, question),
+        "books": (agent_turns, booking),
         "greets": (briefed, HELLO),
-        "answers": ([*wanted, {"role": "user", "content": question}], trip[question]),
-        "thanks": ([*wanted, {"role": "user", "content": booking}], THANKS),
+        "answers": ([*user_turns, {"role": "user", "content": question}], trip[question]),
+        "thanks": ([*user_turns, {"role": "user", "content": booking}], THANKS),
     }[kind]
     return policy.encode(messages)[0], response
 
 
 def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
     tokenizer, template = make_tokenizer()
-    made = {"hidden": settings["hidden"], "layers": settings["layers"], "positions": 256}
-    save_tiny_llama(folder, tokenizer, **made, seed=0, chat_template=template)
+    sizes = {"hidden": settings["hidden"], "layers": settings["layers"], "positions": 256}
+    save_tiny_llama(folder, tokenizer, **sizes, seed=0, chat_template=template)
     policy = Policy.load(folder, pick_device("cpu"))
     rng = random.Random(0)
 

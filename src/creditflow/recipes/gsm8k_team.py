@@ -155,11 +155,11 @@ _SYMBOLS = {
 
 def _mentions(line: str) -> set[str | float]:
     """The numbers and the operations in a line of a plan."""
-    found: set[str | float] = {round(abs(number.value), 6) for number in numbers_in(line)}
-    found |= {operation for operation, symbol in _SYMBOLS.items() if re.search(symbol, line)}
+    mentions: set[str | float] = {round(abs(number.value), 6) for number in numbers_in(line)}
+    mentions |= {operation for operation, symbol in _SYMBOLS.items() if re.search(symbol, line)}
     for word in re.findall(r"[a-z]{3,12}", line.lower()):
-        found |= {part for part in _WORDS.get(word, ()) if part is not None}
-    return found
+        mentions |= {part for part in _WORDS.get(word, ()) if part is not None}
+    return mentions
 
 
 @reward(agent_match="^planner$")
@@ -174,12 +174,12 @@ def plan_covers(step: Step, trajectory: Trajectory) -> float:
     """
     lines = [_mentions(line) for line in plan_lines(step.response)]
     calculations = solution(trajectory.task)
-    found_before: set[str | float] = set()
+    earlier_values: set[str | float] = set()
     fits = []
     for c, calculation in enumerate(calculations):
-        wanted = ({round(operand, 6) for operand in calculation.operands} - found_before) | calculation.operators
-        fits += [(len(line & wanted) / len((line - found_before) | wanted), c, n) for n, line in enumerate(lines)]
-        found_before.add(round(abs(calculation.stated), 6))
+        features = ({round(operand, 6) for operand in calculation.operands} - earlier_values) | calculation.operators
+        fits += [(len(line & features) / len((line - earlier_values) | features), c, n) for n, line in enumerate(lines)]
+        earlier_values.add(round(abs(calculation.stated), 6))
     total, calculations_left, lines_left = 0.0, set(range(len(calculations))), set(range(len(lines)))
     for fit, c, n in sorted(fits, key=lambda pair: -pair[0]):  # the best pairs first
         if c in calculations_left and n in lines_left:
@@ -197,16 +197,16 @@ def _open_values(step: Step, trajectory: Trajectory) -> tuple[list[float], list[
     """Values of the solution that earlier executor steps have not found, and the values that those steps found."""
     earlier = [s for s in trajectory.steps[: step.index] if s.agent == "executor"]
     replaced = {s.info.get("retry_of") for s in [*earlier, step]}
-    found = [value for s in earlier if s.index not in replaced and (value := value_in(s.response)) is not None]
-    wanted = [calculation.stated for calculation in solution(trajectory.task)]
+    past_values = [value for s in earlier if s.index not in replaced and (value := value_in(s.response)) is not None]
+    open_values = [calculation.stated for calculation in solution(trajectory.task)]
     for number in numbers_in(str(trajectory.task.ground_truth))[-1:]:
-        if not _among(number.value, wanted):
-            wanted.append(number.value)
-    for value in found:
-        claimed = next((i for i, other in enumerate(wanted) if _same(value, other)), None)
+        if not _among(number.value, open_values):
+            open_values.append(number.value)
+    for value in past_values:
+        claimed = next((i for i, other in enumerate(open_values) if _same(value, other)), None)
         if claimed is not None:
-            del wanted[claimed]
-    return wanted, found
+            del open_values[claimed]
+    return open_values, past_values
 
 
 @reward(agent_match="^executor$")
@@ -218,10 +218,10 @@ def value_matches(step: Step, trajectory: Trajectory) -> float:
     correct calculation from unknown numbers, or a new value from a false calculation; 0: otherwise.
     """
     value, shown = value_in(step.response), calculations_in(step.response)
-    wanted, found = _open_values(step, trajectory)
+    open_values, past_values = _open_values(step, trajectory)
     if value is None:
         return 0.0
-    matches = _among(value, wanted)
+    matches = _among(value, open_values)
     if not shown:
         return 0.75 if matches else 0.0
     if matches:
@@ -229,8 +229,8 @@ def value_matches(step: Step, trajectory: Trajectory) -> float:
     if not shown[-1].holds:
         return 0.0
     question = [abs(number.value) for number in numbers_in(trajectory.task.text)]
-    known = [*question, *(abs(v) for v in found), *_EVERYDAY]
-    return 0.5 if all(_among(operand, known) for operand in shown[-1].operands) else 0.25
+    inputs = [*question, *(abs(v) for v in past_values), *_EVERYDAY]
+    return 0.5 if all(_among(operand, inputs) for operand in shown[-1].operands) else 0.25
 
 
 @reward(agent_match="^verifier$")

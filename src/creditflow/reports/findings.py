@@ -175,20 +175,20 @@ def learning(tables: Tables) -> Iterator[Finding]:
         most = max(map(len, series.values()))
         yield _unknown("learning", f"whether the run learns: {most} values of pass@1, {_POINTS} are needed")
         return
-    found, points, subject = trend(series[name]), series[name], _SERIES[name]
+    fit, points, subject = trend(series[name]), series[name], _SERIES[name]
     if len(distinct := {value for _, value in points}) == 1 and distinct <= {0.0, 1.0}:
         yield _constant(tables, name, distinct.pop(), len(points))
         return
     span = points[-1][0] - points[0][0]
-    evidence = _slope(found, span)
-    method = f"{_METHODS['trend']} over {len(points)} values, p {_p(found.p)}"
+    evidence = _slope(fit, span)
+    method = f"{_METHODS['trend']} over {len(points)} values, p {_p(fit.p)}"
     rate = float(tables.setting(_RATE, _DEFAULT_RATE))
-    from_to = f"from {found.first:.3f} in its first quarter to {found.last:.3f} in its last"
-    if found.p > ERROR_RATE:
+    from_to = f"from {fit.first:.3f} in its first quarter to {fit.last:.3f} in its last"
+    if fit.p > ERROR_RATE:
         change = Change(_RATE, _three_fold(rate, 1), "a larger step, if the gradient norm and the entropy are steady")
         sentence = f"The run does not learn beyond noise: {subject} went {from_to}."
         yield Finding("learning", "problem", sentence, (evidence, method), name, None, change)
-    elif found.rises:
+    elif fit.rises:
         sentence = f"The run learns: {subject} rose {from_to}."
         yield Finding("learning", "good", sentence, (evidence, method), name)
     else:
@@ -210,8 +210,8 @@ def _constant(tables: Tables, name: str, value: float, n: int) -> Finding:
     return Finding("learning", "problem", sentence, evidence, name, None, change)
 
 
-def _slope(found: Trend, span: float) -> str:
-    over = [100 * value * span for value in (found.slope, found.low, found.high)]
+def _slope(fit: Trend, span: float) -> str:
+    over = [100 * value * span for value in (fit.slope, fit.low, fit.high)]
     return f"trend over the run {over[0]:+.1f} points, 95 % interval [{over[1]:+.1f}, {over[2]:+.1f}]"
 
 
@@ -439,12 +439,12 @@ def _without(tables: Tables, name: str) -> Change | None:
     An outcome that is constant makes pass@1 constant, which the finding `learning` reports.
     """
     functions = tables.setting("reward.functions", [])
-    named = [one for one in functions if isinstance(one, Mapping) and "fn" in one] if type(functions) is list else []
-    kept = [one for one in named if (one.get("name") or re.split("[.:]", str(one["fn"]))[-1]) != name]
+    named = [row for row in functions if isinstance(row, Mapping) and "fn" in row] if type(functions) is list else []
+    kept = [row for row in named if (row.get("name") or re.split("[.:]", str(row["fn"]))[-1]) != name]
     passed = {row.get("train/pass_at_1") for row in tables.metrics} - {None}
     if len(kept) == len(named) or not kept or len(passed) < 2:
         return None
-    others = [{key: value for key, value in one.items() if value not in (None, {})} for one in kept]
+    others = [{key: value for key, value in row.items() if value not in (None, {})} for row in kept]
     return Change("reward.functions", others, "a score that never differs teaches nothing")
 
 

@@ -151,7 +151,7 @@ async def together(
     """Run rollouts on one generator and return their trajectories; see `run_rollouts`."""
     mistakes: list[ConfigError] = []
 
-    async def one(rollout: Awaitable[Trajectory]) -> Trajectory | None:
+    async def trajectory_of(rollout: Awaitable[Trajectory]) -> Trajectory | None:
         try:
             trajectory = await rollout
         except ConfigError as mistake:  # the other rollouts end first
@@ -160,7 +160,7 @@ async def together(
         finish(trajectory)
         return trajectory
 
-    trajectories = await asyncio.gather(*map(one, running))
+    trajectories = await asyncio.gather(*map(trajectory_of, running))
     await generator.idle()
     for fault in (generator.fault, *mistakes):
         if fault is not None:

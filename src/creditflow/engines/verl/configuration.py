@@ -503,20 +503,20 @@ class _VerlOptions:
                     added |= leaf_values.keys()
         return cls(name, kept, overrides, tuple(choices), values, frozenset(added), frozenset(deleted))
 
-    def check(self, base: DictConfig, known: Mapping[str, Any]) -> None:
+    def check(self, base: DictConfig, defaults: Mapping[str, Any]) -> None:
         """Raise ConfigError for a key that does not exist in verl, or a value of the wrong type.
 
-        `known`: verl's keys and sections, flattened.
+        `defaults`: verl's keys and sections, flattened.
         """
-        if unknown := next((key for key in self.deleted if key not in known), None):
-            raise ConfigError(f"unknown verl key {unknown!r}{_nearest(unknown, known)}")
+        if unknown := next((key for key in self.deleted if key not in defaults), None):
+            raise ConfigError(f"unknown verl key {unknown!r}{_nearest(unknown, defaults)}")
         for key, value in self.values.items():
-            if key not in self.added and not _is_known(key, known):
+            if key not in self.added and not _is_known(key, defaults):
                 raise ConfigError(
-                    f"unknown verl key {key!r}{_nearest(key, known)}; +{key} would add it to those that verl lists"
+                    f"unknown verl key {key!r}{_nearest(key, defaults)}; +{key} would add it to those that verl lists"
                 )
-            if key in known:
-                _expect_type(key, value, known[key], _declared(base, key))
+            if key in defaults:
+                _expect_type(key, value, defaults[key], _declared(base, key))
 
 
 def _parsed(overrides: Sequence[str]) -> list[Any]:

@@ -137,7 +137,7 @@ def _count_scores(function: RewardFunction, trajectory: Trajectory) -> FunctionR
         outcomes = [(label, trajectory.outcome)]
         outcomes += [(f"{label}, agent {agent}", score) for agent, score in trajectory.outcomes.items()]
         # A trajectory counts once: as failed if any of its outcomes failed.
-        scored = [] if not_applied else [next((one for one in outcomes if one[1].status != "ok"), outcomes[0])]
+        scored = [] if not_applied else [next((pair for pair in outcomes if pair[1].status != "ok"), outcomes[0])]
     failed = [(where, score) for where, score in scored if score.status != "ok"]
     values = [mean_value(score) for _, score in scored if score.status == "ok"]
     reasons: dict[str, str] = {}

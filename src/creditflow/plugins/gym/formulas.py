@@ -62,10 +62,10 @@ def may_be_integral(text: str, integrand: str, variable: str) -> bool:
     Also true if the integrand cannot be computed. A wrong formula is refused here in microseconds, while sympy's time
     to simplify it has no bound.
     """
-    formula, wanted = _parsed(text), _parsed(integrand)
-    if formula is None or wanted is None:
+    formula, integrand_tree = _parsed(text), _parsed(integrand)
+    if formula is None or integrand_tree is None:
         return formula is not None
-    pairs = list(_slopes_and_values(formula, wanted, variable))
+    pairs = list(_slopes_and_values(formula, integrand_tree, variable))
     equal = sum(cmath.isclose(slope, value, rel_tol=REL_TOL, abs_tol=REL_TOL) for slope, value in pairs)
     return 0 < len(pairs) <= 2 * equal
 
@@ -147,12 +147,12 @@ def _size(node: ast.expr) -> _Size:
             degree = base.degree * max(times, power.denominator)
             size = base._replace(degree=degree, terms=math.comb(base.terms + times - 1, times))
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() as operation, right=right):
-            one, other = _size(left), _size(right)
-            functions, nested = one.functions + other.functions, max(one.nested, other.nested)
+            first, second = _size(left), _size(right)
+            functions, nested = first.functions + second.functions, max(first.nested, second.nested)
             if isinstance(operation, ast.Add | ast.Sub):
-                size = _Size(max(one.degree, other.degree), one.terms + other.terms, functions, nested)
+                size = _Size(max(first.degree, second.degree), first.terms + second.terms, functions, nested)
             else:
-                size = _Size(one.degree + other.degree, one.terms * other.terms, functions, nested)
+                size = _Size(first.degree + second.degree, first.terms * second.terms, functions, nested)
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in FUNCTIONS:
             inner = _size(argument)
             size = inner._replace(functions=inner.functions + 1, nested=inner.nested + 1)
@@ -200,11 +200,11 @@ _CONSTANTS = {"E": cmath.e, "I": 1j}
 """sympy's constants of one letter. Any other letter is a constant without a value."""
 
 
-def _slopes_and_values(formula: ast.expr, wanted: ast.expr, variable: str) -> Iterator[tuple[complex, complex]]:
+def _slopes_and_values(formula: ast.expr, integrand_tree: ast.expr, variable: str) -> Iterator[tuple[complex, complex]]:
     """The derivative of one formula and the value of another, at the points where both are defined."""
     for point in POINTS:
         try:
-            yield _dual(formula, variable, point)[1], _dual(wanted, variable, point)[0]
+            yield _dual(formula, variable, point)[1], _dual(integrand_tree, variable, point)[0]
         except (ArithmeticError, ValueError):
             continue
 
@@ -232,10 +232,10 @@ def _dual(node: ast.expr, variable: str, point: complex) -> tuple[complex, compl
 
 
 def _combined(
-    operation: ast.operator, one: tuple[complex, complex], other: tuple[complex, complex]
+    operation: ast.operator, left: tuple[complex, complex], right: tuple[complex, complex]
 ) -> tuple[complex, complex]:
     """The value and the derivative of a sum, a difference, a product or a quotient."""
-    (value, slope), (other_value, other_slope) = one, other
+    (value, slope), (other_value, other_slope) = left, right
     match operation:
         case ast.Add():
             return value + other_value, slope + other_slope

@@ -328,7 +328,7 @@ _shared = lru_cache(maxsize=2 * _SHORT)(lambda value, n: (value,) * n)
 
 def _first_prompt(trajectory_spans: TrajectorySpans, chosen: Selection) -> Sequence[Message]:
     """The prompt of the trajectory's first call, whether that call is a step or is left out."""
-    prompts = (messages for at in chosen.made if (messages := trajectory_spans.call(at).messages))
+    prompts = (messages for at in chosen.all_calls if (messages := trajectory_spans.call(at).messages))
     return next(prompts, ())
 
 

@@ -75,7 +75,7 @@ class _Owners:
         self._trajectory, self._chosen = trajectory_spans, chosen
         self._step_of = {at: step for step, at in enumerate(chosen.calls)}
         self._spans_with: dict[str, dict[str, list[int]]] = {}
-        self._calls = sorted(chosen.made, key=trajectory_spans.end.__getitem__)
+        self._calls = sorted(chosen.all_calls, key=trajectory_spans.end.__getitem__)
         """All calls made, by end."""
         self.all_ended = trajectory_spans.end[self._calls[-1]] if self._calls else 0
         self._of_agent: dict[int, list[int]] = {}
@@ -86,7 +86,7 @@ class _Owners:
         self._outside = any(trajectory_spans.agent_around[at] is None for at, _ in trajectory_spans.rewards)
         """Whether a reward lies outside all agents' spans; rule 3 then applies even to a span around all calls."""
         inside = [0] * len(trajectory_spans.spans)
-        for at in chosen.made:
+        for at in chosen.all_calls:
             inside[at] = 1
         for at in reversed(trajectory_spans.tree.order):
             if (parent := trajectory_spans.tree.parents[at]) >= 0:
@@ -114,7 +114,7 @@ class _Owners:
     def _by_place(self, at: int, time: int) -> _Owner:
         """The owner of a reward at `at` without a target, by rules 3 and 4."""
         around = self._trajectory.agent_around[at]
-        if around in self._of_agent and (self._outside or self._n_inside[around] < len(self._chosen.made)):
+        if around in self._of_agent and (self._outside or self._n_inside[around] < len(self._chosen.all_calls)):
             call = self._last_by(self._of_agent[around], time)
             return self._step(call, "agent", "its agent had made no call by then")
         return self._step(self._last_by(self._calls, time), "time", "no step had ended by then")
@@ -160,7 +160,7 @@ class _Owners:
         n_inside = self._n_inside[at]
         if at in self._chosen.left_out:
             return self._step(at, "link", "")
-        if n_inside == len(self._chosen.made):
+        if n_inside == len(self._chosen.all_calls):
             return WHOLE, "link", ""
         if at in self._of_agent:
             call = self._last_by(self._of_agent[at], time)

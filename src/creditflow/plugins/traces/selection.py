@@ -119,7 +119,7 @@ class Selection:
 
     calls: list[int]
     """Spans of the calls that become steps, in order of start."""
-    made: list[int]
+    all_calls: list[int]
     """The same and the calls left out for their agent or for a missing response: each call made, once."""
     agents: list[str]
     """The agent of each of `calls`."""
@@ -134,7 +134,7 @@ class Selection:
 
 
 def choose(trajectory_spans: TrajectorySpans, agent_match: re.Pattern[str]) -> Selection:
-    """Choose the calls whose agents match `wanted`, each once, without judges' calls and calls without a response."""
+    """Choose the calls whose agents match `agent_match`, each once; not those of judges or without a response."""
     reward = _rewards_around(trajectory_spans)
     left_out: dict[int, str] = {}
     able: dict[int, ModelCall] = {}

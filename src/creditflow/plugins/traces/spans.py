@@ -352,7 +352,7 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
     except ModuleNotFoundError as error:
         raise InputError(f"{where}: protobuf needs opentelemetry-proto: pip install 'creditflow[traces]'") from error
 
-    def one(part: bytes) -> Any:
+    def message_of(part: bytes) -> Any:
         # The bytes do not identify their message type. Parsed as metrics, only metrics have valid names; parsed as
         # spans, log records fail or have no ids.
         with suppress(DecodeError):
@@ -375,7 +375,7 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
         return TracesData.FromString(part)
 
     try:
-        messages = [MessageToDict(one(part)) for part in _framed(data, where) or [data]]
+        messages = [MessageToDict(message_of(part)) for part in _framed(data, where) or [data]]
     except DecodeError as error:
         raise DataError(f"{where}: expected OTLP as protobuf: {first_line(error)}") from error
     return _without_metrics(messages, where)

@@ -46,21 +46,21 @@ def math_verify(text: str, truth: Any, seconds: float = 2.0) -> float:
     """
     if not seconds > 0:
         raise ValueError(f"expected a time limit of more than 0 seconds, got {seconds}")
-    wanted = [_truth(str(one), seconds) for one in truths_of(truth)]
+    truths = [_truth(str(value), seconds) for value in truths_of(truth)]
     try:
-        given = read(final_answer(text))
+        answer = read(final_answer(text))
     except NotAnAnswerError:
         return 0.0
-    return float(any(_scored(given, one, seconds) for one in wanted))
+    return float(any(_scored(answer, true_answer, seconds) for true_answer in truths))
 
 
-def _scored(given: Answer, wanted: Answer, seconds: float) -> bool:
-    if not _needs_library(given, wanted):
-        return _same(given, wanted)
+def _scored(answer: Answer, truth: Answer, seconds: float) -> bool:
+    if not _needs_library(answer, truth):
+        return _same(answer, truth)
     _prepare_library()
     try:
         with _time_limit(seconds):
-            return _same(given, wanted)
+            return _same(answer, truth)
     except _TimeIsUpError:
         return False
 
@@ -77,34 +77,34 @@ def _prepare_library() -> None:
 def _truth(text: str, seconds: float) -> Answer:
     """Parse the truth; raises ValueError if it, or the library's reading of it, has no value."""
     try:
-        wanted = read(final_answer(text))
-        unread = [part for part in wanted.parts if _is_formula(part)]
-        if unread or wanted.kind == "prose":
+        truth = read(final_answer(text))
+        unread = [part for part in truth.parts if _is_formula(part)]
+        if unread or truth.kind == "prose":
             _prepare_library()
             with _time_limit(seconds):
-                readable = _prose(wanted.text) is not None if wanted.kind == "prose" else all(map(_readable, unread))
+                readable = _prose(truth.text) is not None if truth.kind == "prose" else all(map(_readable, unread))
             if not readable:
                 raise NotAnAnswerError("it has no value")
     except (NotAnAnswerError, _TimeIsUpError) as error:
         raise ValueError(
             f"expected a ground truth that can be read as mathematics, got {text[:80]!r}: {error}"
         ) from error
-    return wanted
+    return truth
 
 
 def _readable(part: Part) -> bool:
     if part.inner is not None:
-        return all(_readable(one) for one in part.inner.parts if _is_formula(one))
+        return all(_readable(element) for element in part.inner.parts if _is_formula(element))
     return _expression(part.text) is not None
 
 
 # Comparing answers
 
 
-def _needs_library(given: Answer, wanted: Answer) -> bool:
-    if "prose" in (given.kind, wanted.kind):
-        return not any(part.words for part in wanted.parts)
-    return any(_is_formula(part) for part in (*given.parts, *wanted.parts))
+def _needs_library(answer: Answer, truth: Answer) -> bool:
+    if "prose" in (answer.kind, truth.kind):
+        return not any(part.words for part in truth.parts)
+    return any(_is_formula(part) for part in (*answer.parts, *truth.parts))
 
 
 def _is_formula(part: Part) -> bool:
@@ -113,66 +113,66 @@ def _is_formula(part: Part) -> bool:
     return part.number is None and not part.words
 
 
-def _same(given: Answer, wanted: Answer) -> bool:
-    if "prose" in (given.kind, wanted.kind):
-        if any(part.words for part in wanted.parts):
+def _same(answer: Answer, truth: Answer) -> bool:
+    if "prose" in (answer.kind, truth.kind):
+        if any(part.words for part in truth.parts):
             return False
-        return _same_in_library(_any_expression(given), _any_expression(wanted))
-    if given.kind == wanted.kind == "ordered":
-        return given.brackets == wanted.brackets and _pairwise(given.parts, wanted.parts)
-    if "ordered" in (given.kind, wanted.kind):
+        return _same_in_library(_any_expression(answer), _any_expression(truth))
+    if answer.kind == truth.kind == "ordered":
+        return answer.brackets == truth.brackets and _pairwise(answer.parts, truth.parts)
+    if "ordered" in (answer.kind, truth.kind):
         # an interval may equal an inequality or a union, but not a number or several values
-        other = wanted if given.kind == "ordered" else given
+        other = truth if answer.kind == "ordered" else answer
         if other.kind == "set" or not _is_formula(other.parts[0]):
             return False
-        return _same_in_library(_any_expression(given), _any_expression(wanted))
-    return _covers(given.parts, wanted.parts) and _covers(wanted.parts, given.parts)
+        return _same_in_library(_any_expression(answer), _any_expression(truth))
+    return _covers(answer.parts, truth.parts) and _covers(truth.parts, answer.parts)
 
 
-def _pairwise(given: Sequence[Part], wanted: Sequence[Part]) -> bool:
-    return len(given) == len(wanted) and all(map(_same_part, given, wanted))
+def _pairwise(parts: Sequence[Part], true_parts: Sequence[Part]) -> bool:
+    return len(parts) == len(true_parts) and all(map(_same_part, parts, true_parts))
 
 
 def _covers(some: Sequence[Part], others: Sequence[Part]) -> bool:
-    return all(any(_same_part(one, other) for other in others) for one in some)
+    return all(any(_same_part(part, other) for other in others) for part in some)
 
 
-def _same_part(given: Part, wanted: Part) -> bool:
-    if given.words or wanted.words:
-        return given.words == wanted.words
-    if given.inner and wanted.inner:
-        return _same(given.inner, wanted.inner)
-    if not given.percent and not wanted.percent and given.unit is not None and wanted.unit is not None:
-        if given.unit.kind != wanted.unit.kind:
+def _same_part(part: Part, true_part: Part) -> bool:
+    if part.words or true_part.words:
+        return part.words == true_part.words
+    if part.inner and true_part.inner:
+        return _same(part.inner, true_part.inner)
+    if not part.percent and not true_part.percent and part.unit is not None and true_part.unit is not None:
+        if part.unit.kind != true_part.unit.kind:
             return False
-        factor = given.unit.size / wanted.unit.size
+        factor = part.unit.size / true_part.unit.size
     else:
         factor = Fraction(1)
-    factors = [factor, Fraction(1, 100)] if given.percent and not wanted.percent else [factor]
-    factors += [Fraction(100)] if wanted.percent and not given.percent else []
-    return any(_same_value(given, wanted, factor) for factor in factors)
+    factors = [factor, Fraction(1, 100)] if part.percent and not true_part.percent else [factor]
+    factors += [Fraction(100)] if true_part.percent and not part.percent else []
+    return any(_same_value(part, true_part, factor) for factor in factors)
 
 
-def _same_value(given: Part, wanted: Part, factor: Fraction) -> bool:
-    """Whether `given`, times a factor, equals `wanted`."""
-    if given.number is not None and wanted.number is not None:
-        return _same_numbers(given, given.number * factor, wanted, wanted.number)
-    if given.text == wanted.text and factor == 1:
-        return _readable(given)
-    one, other = _expression(given.text), _expression(wanted.text)
+def _same_value(part: Part, true_part: Part, factor: Fraction) -> bool:
+    """Whether `part`, times a factor, equals `true_part`."""
+    if part.number is not None and true_part.number is not None:
+        return _same_numbers(part, part.number * factor, true_part, true_part.number)
+    if part.text == true_part.text and factor == 1:
+        return _readable(part)
+    value, true_value = _expression(part.text), _expression(true_part.text)
     if factor != 1:
-        return _same_in_library(_times(one, factor), other)
+        return _same_in_library(_times(value, factor), true_value)
     return (
-        _stands_for(given, lambda digits: _decimals(other, digits))
-        or _stands_for(wanted, lambda digits: _decimals(one, digits))
-        or _same_in_library(one, other)
+        _stands_for(part, lambda digits: _decimals(true_value, digits))
+        or _stands_for(true_part, lambda digits: _decimals(value, digits))
+        or _same_in_library(value, true_value)
     )
 
 
-def _same_numbers(given: Part, one: Fraction, wanted: Part, other: Fraction) -> bool:
-    if one == other or one != given.number:  # a converted unit is exact
-        return one == other
-    return _stands_for(given, lambda digits: other) or _stands_for(wanted, lambda digits: one)
+def _same_numbers(part: Part, value: Fraction, true_part: Part, true_value: Fraction) -> bool:
+    if value == true_value or value != part.number:  # a converted unit is exact
+        return value == true_value
+    return _stands_for(part, lambda digits: true_value) or _stands_for(true_part, lambda digits: value)
 
 
 def _stands_for(part: Part, exact: Callable[[int], Fraction | None]) -> bool:
@@ -236,23 +236,23 @@ def _parse(text: str, targets: Sequence[Any]) -> Any:
     from creditflow.rewards.support.equality import worked_out
 
     library.TIMEOUT_WARNING_SHOWN = True  # our own time limit covers everything
-    given = library.parse(text, targets, fallback_mode="no_fallback", parsing_timeout=None)
-    if not given:
+    parsed = library.parse(text, targets, fallback_mode="no_fallback", parsing_timeout=None)
+    if not parsed:
         return None
-    expression = given[0].as_immutable() if isinstance(given[0], MatrixBase) else given[0]
+    expression = parsed[0].as_immutable() if isinstance(parsed[0], MatrixBase) else parsed[0]
     try:
         return None if worked_out(expression).has(nan, zoo) else expression
     except Exception:  # too large, or nothing that sympy can evaluate
         return None
 
 
-def _same_in_library(given: Any, wanted: Any) -> bool:
+def _same_in_library(expression: Any, true_expression: Any) -> bool:
     from creditflow.rewards.support.equality import same
 
-    if given is None or wanted is None:
+    if expression is None or true_expression is None:
         return False
     try:
-        return same(given, wanted)
+        return same(expression, true_expression)
     except Exception:  # a hostile expression; sympy may raise anything
         return False
 

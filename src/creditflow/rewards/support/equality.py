@@ -34,21 +34,21 @@ class TooLargeError(ValueError):
     """A number is too long to evaluate."""
 
 
-def same(one: Any, other: Any) -> bool:
+def same(left: Any, right: Any) -> bool:
     """Whether two expressions that math-verify parsed have the same meaning.
 
     Both must have passed through `worked_out`, so that no number in them is too long.
     """
-    one, other = _comparable(one, other)
-    if any(isinstance(side, BooleanAtom) or side.has(sympy.nan, sympy.zoo) for side in (one, other)):
+    left, right = _comparable(left, right)
+    if any(isinstance(side, BooleanAtom) or side.has(sympy.nan, sympy.zoo) for side in (left, right)):
         return False
-    if isinstance(one, sympy.MatrixBase) and isinstance(other, sympy.MatrixBase):  # these are Expr, too
-        return one.shape == other.shape and all(map(same, one.flat(), other.flat()))
-    if isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr):
-        return one == other or _same_value(one, other)
-    if isinstance(one, sympy.Eq) and isinstance(other, sympy.Eq) and one.lhs == other.lhs:
-        return same(one.rhs, other.rhs)  # the library would round both sides
-    return _same_in_library(one, other) or _same_in_library(other, one) or _same_relations(one, other)
+    if isinstance(left, sympy.MatrixBase) and isinstance(right, sympy.MatrixBase):  # these are Expr, too
+        return left.shape == right.shape and all(map(same, left.flat(), right.flat()))
+    if isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr):
+        return left == right or _same_value(left, right)
+    if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq) and left.lhs == right.lhs:
+        return same(left.rhs, right.rhs)  # the library would round both sides
+    return _same_in_library(left, right) or _same_in_library(right, left) or _same_relations(left, right)
 
 
 def worked_out(expression: Any) -> Any:
@@ -57,7 +57,7 @@ def worked_out(expression: Any) -> Any:
         raise TooLargeError("a number too long to work out")
     if isinstance(expression, Relational | sympy.And):  # evaluated, sympy would make "symbol = set" false
         return expression.func(*map(worked_out, _parts(expression)), evaluate=False)
-    exact = {one: sympy.Rational(str(one)) for one in expression.atoms(sympy.Float)}
+    exact = {number: sympy.Rational(str(number)) for number in expression.atoms(sympy.Float)}
     return (expression.xreplace(exact) if exact else expression).doit()
 
 
@@ -104,7 +104,7 @@ def _renamed(expression: Any, names: dict[Any, Any]) -> Any:
 
 def _comparable(*expressions: Any) -> Iterator[Any]:
     """Evaluate the expressions, with one symbol per name and `i` as the imaginary unit."""
-    symbols = [symbol for one in expressions for symbol in one.free_symbols if symbol.name != "i"]
+    symbols = [symbol for expression in expressions for symbol in expression.free_symbols if symbol.name != "i"]
     real = all(symbol.is_real for symbol in symbols)
     for expression in expressions:
         names = {call: sympy.Symbol(str(call), real=real) for call in expression.atoms(AppliedUndef)}
@@ -116,11 +116,11 @@ def _comparable(*expressions: Any) -> Iterator[Any]:
 # Comparing
 
 
-def _same_in_library(one: Any, other: Any) -> bool:
+def _same_in_library(left: Any, right: Any) -> bool:
     grader.TIMEOUT_WARNING_SHOWN = True  # the caller limits the time
     same: bool = grader.verify(
-        one,
-        other,
+        left,
+        right,
         numeric_precision=LIBRARY_DIGITS,
         allow_set_relation_comp=True,
         timeout_seconds=None,
@@ -128,12 +128,12 @@ def _same_in_library(one: Any, other: Any) -> bool:
     return same
 
 
-def _same_value(one: Any, other: Any) -> bool:
+def _same_value(left: Any, right: Any) -> bool:
     """Whether two formulas are equal: at points where both have a value, else by simplifying their difference."""
-    difference = one - other
+    difference = left - right
     if difference.is_number:
         return _vanishes(difference)
-    if one.free_symbols and other.free_symbols and not one.free_symbols & other.free_symbols:
+    if left.free_symbols and right.free_symbols and not left.free_symbols & right.free_symbols:
         return False
     values = [difference.xreplace(point) for point in _points(difference.free_symbols)]
     seen = [_vanishes(value) for value in values if _has_value(value)]
@@ -167,48 +167,48 @@ def _vanishes(difference: Any) -> bool:
 # Equations and inequalities
 
 
-def _same_relations(one: Any, other: Any) -> bool:
+def _same_relations(left: Any, right: Any) -> bool:
     """Whether two chains of relations in one unknown have the same solutions, or each link that of the other chain.
 
     Links may differ by a constant factor.
     """
-    if (intervals := _solutions(one, other)) is not None:
+    if (intervals := _solutions(left, right)) is not None:
         return _same_in_library(*intervals) or _same_in_library(*reversed(intervals))
-    links, others = _links(one), _links(other)
+    links, others = _links(left), _links(right)
     if not all(isinstance(link, Relational) for link in (*links, *others)):
         return False
     return len(links) == len(others) and all(any(_same_relation(a, b) for b in others) for a in links)
 
 
-def _solutions(one: Any, other: Any) -> tuple[Any, Any] | None:
+def _solutions(left: Any, right: Any) -> tuple[Any, Any] | None:
     """The solutions of two inequalities in the same unknown; None for other relations, or if sympy finds none."""
-    links = (*_links(one), *_links(other))
+    links = (*_links(left), *_links(right))
     inequalities = all(isinstance(link, sympy.Lt | sympy.Le | sympy.Gt | sympy.Ge) for link in links)
-    if not inequalities or len(one.free_symbols) != 1 or one.free_symbols != other.free_symbols:
+    if not inequalities or len(left.free_symbols) != 1 or left.free_symbols != right.free_symbols:
         return None
     try:
-        return one.as_set(), other.as_set()
+        return left.as_set(), right.as_set()
     except (NotImplementedError, TypeError, ValueError):  # sympy cannot solve it
         return None
 
 
-def _same_relation(one: Any, other: Any) -> bool:
+def _same_relation(left: Any, right: Any) -> bool:
     """Whether one relation is the other times a constant, which must be positive for an inequality."""
-    if isinstance(one, sympy.Gt | sympy.Ge):
-        one = one.reversed
-    if isinstance(other, sympy.Gt | sympy.Ge):
-        other = other.reversed
-    if type(one) is not type(other) or one.free_symbols != other.free_symbols:
+    if isinstance(left, sympy.Gt | sympy.Ge):
+        left = left.reversed
+    if isinstance(right, sympy.Gt | sympy.Ge):
+        right = right.reversed
+    if type(left) is not type(right) or left.free_symbols != right.free_symbols:
         return False
-    quotient = sympy.cancel((one.lhs - one.rhs) / (other.lhs - other.rhs))
+    quotient = sympy.cancel((left.lhs - left.rhs) / (right.lhs - right.rhs))
     point = next(iter(_points(quotient.free_symbols)))
     factor = quotient.xreplace(point)
-    if not _has_value(factor) or factor == 0 or not (isinstance(one, sympy.Eq | sympy.Ne) or factor.is_positive):
+    if not _has_value(factor) or factor == 0 or not (isinstance(left, sympy.Eq | sympy.Ne) or factor.is_positive):
         return False
-    return _same_value(quotient, factor) or (isinstance(one, sympy.Eq) and _same_solutions(one, other))
+    return _same_value(quotient, factor) or (isinstance(left, sympy.Eq) and _same_solutions(left, right))
 
 
-def _same_solutions(one: Any, other: Any) -> bool:
-    unknowns = sorted(one.free_symbols, key=str)
-    some, others = (sympy.solve(equation, unknowns[-1]) for equation in (one, other))
+def _same_solutions(left: Any, right: Any) -> bool:
+    unknowns = sorted(left.free_symbols, key=str)
+    some, others = (sympy.solve(equation, unknowns[-1]) for equation in (left, right))
     return bool(some) and same(sympy.FiniteSet(*some), sympy.FiniteSet(*others))

@@ -249,8 +249,8 @@ def _take_apart(text: str) -> Answer:
 
 def _several(kind: Literal["set", "ordered"], texts: list[str], text: str) -> Answer:
     if kind == "set":
-        texts = [signed for one in texts for signed in _both_signs(one)]
-    parts = tuple(part for one in texts[:MAX_PARTS] if (part := _part(one)) is not None)
+        texts = [signed for element in texts for signed in _both_signs(element)]
+    parts = tuple(part for element in texts[:MAX_PARTS] if (part := _part(element)) is not None)
     # not a list: `42 and that is all`
     clause_beside_value = any(" " in part.words for part in parts) and not all(part.words for part in parts)
     if len(parts) < len(texts[:MAX_PARTS]) or clause_beside_value:
@@ -294,7 +294,7 @@ def _split(text: str) -> list[str]:
             pieces.append(text[start : token.start()])
             start = token.end()
     pieces.append(text[start:])
-    return [piece for one in pieces if (piece := _without_full_stop(one))]
+    return [piece for piece in map(_without_full_stop, pieces) if piece]
 
 
 # One part

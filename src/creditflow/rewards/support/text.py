@@ -84,10 +84,10 @@ def truths_of(truth: Any) -> list[Any]:
     """
     plain = truth.tolist() if hasattr(truth, "tolist") else truth
     several = list(plain) if isinstance(plain, list | tuple) else [plain]
-    for one in several or [plain]:
-        if is_missing(one):
+    for value in several or [plain]:
+        if is_missing(value):
             raise ValueError(f"ground_truth: expected a value to compare with, got {truth!r}: the task has none")
-        if isinstance(one, list | tuple | Mapping | Set):
+        if isinstance(value, list | tuple | Mapping | Set):
             raise ValueError(f"ground_truth: expected a text, a number or a list of them, got {str(truth)[:80]!r}")
     return several
 
@@ -109,13 +109,13 @@ def final_answer(text: str) -> str:
     return rest.strip().split("\n", 1)[0].strip() if marker else text.strip()
 
 
-def same_number(one: Number, other: Number, rel_tol: float = 1e-6) -> bool:
+def same_number(left: Number, right: Number, rel_tol: float = 1e-6) -> bool:
     """Whether two numbers are equal within `rel_tol`; if only one has a per cent sign, 50% equals both 50 and 0.5."""
 
     def close(a: float, b: float) -> bool:
         return math.isclose(a, b, rel_tol=rel_tol, abs_tol=1e-12)
 
-    if one.percent == other.percent:
-        return close(one.value, other.value)
-    per_cent, plain = (one, other) if one.percent else (other, one)
+    if left.percent == right.percent:
+        return close(left.value, right.value)
+    per_cent, plain = (left, right) if left.percent else (right, left)
     return close(per_cent.value, plain.value) or close(per_cent.value / 100, plain.value)
