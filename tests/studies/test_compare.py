@@ -539,24 +539,19 @@ def test_comparison_prints_a_table_and_writes_its_files(compared):
     assert (folder / "out" / "comparison.png").exists()
     found = json.loads((folder / "out" / "comparison.json").read_text())
     assert list(found["values"]) == ["identical", "none"]
-    for name in ("identical", "none"):
+    for name, value in found["values"].items():
         after = json.loads((folder / "out" / name / "seed0" / "evaluation.json").read_text())
-        assert found["values"][name]["pass_at_1"]["after"]["seeds"] == [after["metrics"]["pass_at_1"]]
+        assert value["pass_at_1"]["after"]["seeds"] == [after["metrics"]["pass_at_1"]]
 
 
 def test_arms_run_with_their_overrides_from_one_start(compared):
-    configs = {
-        name: json.loads((compared[0] / "out" / name / "seed0" / "run.json").read_text())["config"]
-        for name in ("identical", "none")
-    }
+    settings = {}
+    for name in ("identical", "none"):
+        config = json.loads((compared[0] / "out" / name / "seed0" / "run.json").read_text())["config"]
+        lr = config["actor_rollout_ref"]["actor"]["optim"]["lr"]
+        settings[name] = (lr, config["algorithm"]["propagation"], config["data"]["seed"])
 
-    lr = {name: config["actor_rollout_ref"]["actor"]["optim"]["lr"] for name, config in configs.items()}
-    assert lr == {"identical": 1e-3, "none": 2e-3}
-    assert {name: config["algorithm"]["propagation"] for name, config in configs.items()} == {
-        "identical": "identical",
-        "none": "none",
-    }
-    assert {config["data"]["seed"] for config in configs.values()} == {0}
+    assert settings == {"identical": (1e-3, "identical", 0), "none": (2e-3, "none", 0)}
     assert len(list((compared[0] / "out" / "before").glob("*.json"))) == 1  # one evaluation for all arms
     lines = (compared[0] / "out" / "none" / "seed0" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
