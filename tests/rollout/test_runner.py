@@ -222,6 +222,7 @@ def test_step_keeps_its_temperature_and_greedy_masks_tokens() -> None:
         await team.a("say two")
 
     (trajectory,), _ = run(solve, sampling=Sampling(temperature=0.7))
+    assert trajectory.answer is None
     assert [s.temperature for s in trajectory.steps] == [0.3, 0.0, 0.7]
     assert [s.response_mask for s in trajectory.steps] == [(1, 1, 1), (0, 0, 0), (1, 1, 1)]
 
