@@ -57,7 +57,7 @@ def test_only_matching_agents_are_scored():
     assert [step.scores["g"].value for step in trajectory.steps[::2]] == [0.0, 0.2, 0.4]
 
 
-def test_when_selects_the_steps_to_score_and_is_called_once_for_each():
+def test_when_is_called_once_and_selects_the_steps():
     asked = []
 
     def is_second_turn(step):
@@ -239,7 +239,7 @@ def test_score_may_bring_a_range():
         (lambda: [0.5, 2.0, Score(1.0)], ["ok", "failed", "ok"]),
     ],
 )
-def test_malformed_list_fails_every_matching_step_and_a_bad_entry_its_own(answer, statuses):
+def test_malformed_list_fails_all_steps_and_a_bad_entry_one(answer, statuses):
     trajectory = a_trajectory()
     report = score([RewardFunction("g", "trajectory", lambda trajectory: answer())], [trajectory])
     assert [step.scores["g"].status for step in trajectory.steps] == statuses

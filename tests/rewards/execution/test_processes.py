@@ -127,14 +127,18 @@ def statuses(call, **options):
     return [step.scores["f"].status for step in trajectory.steps]
 
 
-def test_misbehaving_functions_fail_only_their_own_scores(capfd):
-    trajectory = a_trajectory()
-    report = score(bad_functions(), [trajectory])
+def expect_bad_ones_to_fail_alone(trajectory):
     for name, (_, status, reason) in BAD.items():
         scores = [step.scores[name] for step in trajectory.steps]
         assert [one.status for one in scores] == ["ok", status, "ok"], (name, [one.reason for one in scores])
         assert scores[1].reason.startswith(reason), name
         assert [scores[0].value, scores[2].value] == [0.25, 0.25]
+
+
+def test_misbehaving_functions_fail_only_their_own_scores(capfd):
+    trajectory = a_trajectory()
+    report = score(bad_functions(), [trajectory])
+    expect_bad_ones_to_fail_alone(trajectory)
     assert {f.name: f.timeouts for f in report.functions if f.timeouts} == {"sleeps": 1, "hangs": 1}
     assert left_behind() == {}
     assert len(capfd.readouterr().err) < 10_000  # of the gigabyte printed
@@ -217,7 +221,7 @@ def test_descendants_of_a_function_are_killed_with_it(tmp_path):
     assert left_behind() == {}
 
 
-def test_workers_serve_successive_event_loops_and_are_replaced_if_they_end_while_idle():
+def test_workers_serve_successive_loops_and_are_replaced():
     functions = [RewardFunction("f", "step", lambda step, trajectory: 1.0)]
     pool = WorkerPool(functions, 1, timeout=HANG_S)
     manager = RewardManager(functions, backend=pool)

@@ -17,7 +17,7 @@ from tests.rewards.execution.test_processes import (
     BreaksOnArrival,
     OfMain,
     bad_functions,
-    expect_each_bad_one_to_fail_alone,
+    expect_bad_ones_to_fail_alone,
 )
 from tests.rewards.processes import alive, until
 from tests.rewards.test_signatures import EACH, expect_the_same_scores, load
@@ -63,7 +63,7 @@ def test_misbehaving_function_fails_one_score_only():
     manager = RewardManager(functions, 1.0, backend=backend)
     trajectory = a_trajectory()
     asyncio.run(manager.score([trajectory]))
-    expect_each_bad_one_to_fail_alone(trajectory)
+    expect_bad_ones_to_fail_alone(trajectory)
     assert backend.started == 2
     pids = [pid for group in pids_of(backend) for pid in group]
     manager.close()
