@@ -117,7 +117,7 @@ def _tokenizer() -> Any:
 
 
 def _batch(n_steps: int, vocabulary: int) -> TrajectoryBatch:
-    """A batch with one step per trajectory, all with prompts of their own."""
+    """A batch with one step per trajectory, all with different prompts."""
     rng = np.random.default_rng(0)
     tokens = [[rng.integers(4, vocabulary, ROW).tolist() for _ in range(2)] for _ in range(n_steps)]
     return one_step_batch([(prompt, response, (-10.0,) * ROW) for prompt, response in tokens])

@@ -40,7 +40,7 @@ MODULES = (
     *("creditflow.cli.train", "creditflow.engines.local.trainer", "creditflow.engines.models.tiny"),
     *("accelerate", "pandas", "peft", "pyarrow.parquet", "sympy", "transformers.models.llama.modeling_llama"),
 )
-"""What most tests' processes import. Libraries that are not installed are skipped."""
+"""The imports of most tests' processes. Libraries that are not installed are skipped."""
 
 _LAUNCHER = """#!{python} -IS
 import json, os, signal, socket, sys

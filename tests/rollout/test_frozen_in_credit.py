@@ -49,7 +49,7 @@ def test_frozen_credit_does_not_change_trained_baselines(estimator: str, group_b
 
 @pytest.mark.parametrize("rule", [name for name in PROPAGATION_RULES.names() if PROPAGATION_RULES[name].relative])
 def test_frozen_credit_does_not_change_trained_comparisons(rule: str) -> None:
-    # Frozen steps are nobody's children here, because a rule may pass their rewards on.
+    # Frozen steps have no parents here, because a rule may pass their rewards on.
     expect_trained_baselines(
         CreditOptions(propagation=rule, adv_estimator="relative", group_by="task", gamma=0.0, outcome_to="all")
     )

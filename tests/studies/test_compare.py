@@ -510,7 +510,7 @@ def compare(*arguments):
 
 
 def refusal(*arguments):
-    """What a comparison that is refused says."""
+    """The error message of a refused comparison."""
     result = compare(*arguments)
     assert result.exit_code == 2, result.output
     return without_progress(result.stderr)

@@ -75,7 +75,7 @@ def publish(
     policies = [_policy(facts, name, folder, len(folders) == 1) for name, folder in folders.items()]
     policies = [replace(p, base=base_model or p.base, licence=license or p.licence) for p in policies]
     before, after = dict[str, Any](), dict[str, Any]()
-    for row in ledger.metrics():  # a repeated evaluation has a row of its own
+    for row in ledger.metrics():  # a repeated evaluation has a separate row
         (before if row["step"] == 0 else after if row["step"] == steps[0] else {}).update(row)
     card = model_card(facts, steps[0], policies, before, after)
 

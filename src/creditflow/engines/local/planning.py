@@ -79,7 +79,7 @@ class MemoryPlan:
             logits = min(logits, self.logits_most)
         held = max_tokens if self.held_tokens is None else min(max_tokens, self.held_tokens)  # a batch may be smaller
         update = self.fixed + int(max(max_tokens, held * self.held) * self.per_token) + logits
-        return max(update, self.fixed - self.trained + self.sampling)  # there are no gradients yet
+        return max(update, self.fixed - self.trained + self.sampling)  # gradients do not exist yet
 
     def max_tokens(self, memory: float, most: int = MOST) -> int:
         """The largest micro-batch, a power of two from `LEAST` to `most`, with a peak of at most `memory` bytes.

@@ -137,7 +137,7 @@ class _Options:
             raise self._error("max_turns", "a whole number, 1 or more", repr(most))
 
     def expect_agents(self, agents: object) -> None:
-        """Raise ConfigError if `agents` is no mapping from seats to names."""
+        """Raise ConfigError unless `agents` maps seats to names."""
         if not isinstance(agents, Mapping) or not all(isinstance(name, str) for name in agents.values()):
             raise self._error("agents", "{seat: agent}, agents by their names", _shown(agents))
 
