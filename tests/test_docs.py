@@ -22,7 +22,7 @@ from creditflow import Step, Task, Trajectory
 from creditflow.config.shipped import shipped_recipes
 from creditflow.removed import REMOVED
 from creditflow.studies.comparison import bootstrap
-from tests.paths import DOCS, ROOT, TRACES
+from tests.paths import DOCS, ROOT
 
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
 EXEMPT = re.compile(r"<!-- not in a file of results: [^>]+ -->")
@@ -271,13 +271,13 @@ TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
 
 def pins_by_test() -> dict[str, set[tuple[str, str]]]:
     """Libraries with their versions, by where they are pinned: `make test`, the Makefile's own, and recordings."""
-    makefile, exports = (ROOT / "Makefile").read_text(), TRACES / "exports"
-    names = "".join((exports / name).read_text()[:2000] for name in ("record.py", "record_vercel.mjs"))
+    makefile, traces = (ROOT / "Makefile").read_text(), (DOCS / "how_to" / "traces.md").read_text()
+    recordings = traces.partition("| recording | versions |\n")[2].partition("\n\n")[0]
     axe = (ROOT / "tests" / "reports" / "axe" / "axe.min.js").read_text(encoding="utf-8").split("\n")[0]
     return {
         "make test": {*PIN.findall((ROOT / "constraints.txt").read_text()), ("axe-core", axe.split()[-1].lstrip("v"))},
         "make": set(re.findall(r"[=\s]([\w-]+)(?:\[\w+\])?==([\w.]+)", makefile)),
-        "recording": set(re.findall(r"([\w-]+) (\d+\.\d+\.\d+)", names)),
+        "recording": set(re.findall(r"([\w-]+) (\d+\.\d+\.\d+)", recordings)),
     }
 
 

@@ -1,4 +1,4 @@
-"""Tests of recordings of tracing SDKs (`recorded/exports/record.py`) against results checked by hand."""
+"""Tests of recordings of tracing SDKs against results checked by hand."""
 
 import json
 import random

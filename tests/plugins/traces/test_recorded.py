@@ -1,4 +1,4 @@
-"""Tests of recorded spans of real runs (`recorded/record.py`) against results checked by hand."""
+"""Tests of recorded spans of real runs against results checked by hand."""
 
 import base64
 import json
