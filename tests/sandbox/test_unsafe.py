@@ -17,13 +17,13 @@ def box(tmp_path, monkeypatch):
         return open_sandbox("unsafe_subprocess", wall_s=20)
 
 
-DEEP = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
+# Its path is longer than the system's limit of 4096 bytes.
+DEEP = "import os\nfor _ in range(2100): os.mkdir('d'); os.chdir('d')"
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        DEEP,
         f"import os; here = os.getcwd()\n{DEEP}\nos.chmod('.', 0); os.rename(here, here + '-moved')",
         "import os; os.makedirs('a/b'); os.chmod('a/b', 0); os.chmod('a', 0); os.chmod('.', 0)",
         "import os; os.rmdir(os.getcwd())",
