@@ -68,13 +68,21 @@ def test_langgraph_run_has_four_steps_with_parents_by_text(name: str) -> None:
 def test_doubly_instrumented_calls_are_steps_once() -> None:
     made, trajectory = converted("langgraph_twice.json")
     assert steps_of(trajectory) == GRAPH
-    assert [one.what for one in made.left_out] == ["model call"] * 4
-    assert all(one.reason.startswith("the same call as span") for one in made.left_out)
+    assert [span.what for span in made.left_out] == ["model call"] * 4
+    assert all(span.reason.startswith("the same call as span") for span in made.left_out)
+    assert made.passed_over == {"play": 1}
 
 
-@pytest.mark.parametrize("name", ["agents_sdk_openinference.json", "agents_sdk_otel.json"])
-def test_agents_sdk_run_with_a_tool_and_a_handoff(name: str) -> None:
-    made, trajectory = converted(name)
+@pytest.mark.parametrize(
+    ("name", "passed_over"),
+    [
+        ("openinference", {"Agent workflow": 1, "play": 1, "turn": 3, "look_up": 1, "handoff to refunds": 1}),
+        ("otel", {"unknown": 4, "play": 1, "execute_tool look_up": 1, "agent_handoff OpenAI Agent": 1}),
+    ],
+)
+def test_agents_sdk_run_with_a_tool_and_a_handoff(name: str, passed_over: dict[str, int]) -> None:
+    made, trajectory = converted(f"agents_sdk_{name}.json")
+    assert made.passed_over == passed_over
     assert steps_of(trajectory) == HELP  # one instrumentation omits empty arguments
     assert trajectory.outcome is not None
     assert (trajectory.outcome.value, made.left_out) == (0.0, [])

@@ -73,26 +73,9 @@ def test_missing_parent_is_removed() -> None:
     assert tree.mended == {0: MISSING}
 
 
-@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 9)), max_size=12))
-def test_forest_order_has_parents_first(pairs: list[tuple[int, int]]) -> None:
-    tree = build_tree([str(name) for name, _ in pairs], [str(parent) for _, parent in pairs])
-    assert sorted(tree.order) == list(range(len(pairs)))
-    place = {at: order for order, at in enumerate(tree.order)}
-    assert all(parent < 0 or place[parent] < place[at] for at, parent in enumerate(tree.parents))
-
-
 def test_parents_by_time_are_limited_to_the_last_ended() -> None:
     n = 500
     start = [0] * n + [1000] * n
     end = [1 + at for at in range(n)] + [2000] * n
     follows = before(build_tree([str(at) for at in range(2 * n)], [None] * (2 * n)), start, end, [True] * (2 * n))
     assert all(sorted(found) == list(range(n - MOST_EXITS, n)) for found in follows[n:])
-
-
-def test_deep_trace_needs_no_recursion() -> None:
-    n = 20_000
-    tree = build_tree([str(at) for at in range(n)], [None, *(str(at) for at in range(n - 1))])
-    start, end = list(range(0, 2 * n, 2)), list(range(1, 2 * n, 2))
-    follows = before(tree, start, end, [True] * n)  # each span is inside the one before but begins after its end
-    assert follows[0] == ()
-    assert tree.inherited(["deep", *[None] * (n - 1)])[-1] == "deep"
