@@ -90,7 +90,6 @@ version_1 = os.path.exists("/sys/fs/cgroup/memory")
 os.open("/sys/fs/cgroup/%scgroup.procs" % ("memory/" if version_1 else ""), os.O_WRONLY)
 """,
     "kernel_log": "os.open('/dev/kmsg', os.O_RDONLY | os.O_NONBLOCK)",
-    "terminal": "os.open('/dev/tty', os.O_RDWR | os.O_NOCTTY)",
     "disk_device": "os.mknod('disk', 0o600 | stat.S_IFBLK, os.makedev(7, 0))",
     "nice": "os.setpriority(os.PRIO_PROCESS, 0, -10)",
     "real_time": "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))",

@@ -13,7 +13,7 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
 from creditflow.engines.local.trainer import train
 from creditflow.runs import Ledger
-from tests.paths import RECIPES, ROOT
+from tests.paths import ROOT
 
 FOLDER = ROOT / "examples" / "environments"
 OPENENV = Path(os.environ.get("CREDITFLOW_OPENENV_PYTHON", ROOT / ".venv/openenv/bin/python"))
@@ -47,9 +47,10 @@ def test_gymnasium_example_trains_two_steps(tmp_path):
     ("name", "agents"),
     [
         ("pettingzoo", ("player_1", "player_2")),
-        pytest.param("textarena", ("player_0", "player_1"), marks=(NO_TEXTARENA, pytest.mark.slow)),
+        pytest.param("textarena", ("player_0", "player_1"), marks=NO_TEXTARENA),
     ],
 )
+@pytest.mark.slow
 def test_two_policies_train_by_their_own_outcomes(name, agents, tmp_path):
     ledger = trained(FOLDER / f"{name}.yaml", tmp_path)
     made = trajectories_of(ledger)
@@ -89,32 +90,3 @@ def test_openenv_example_trains_two_steps(openenv_server, tmp_path):
         if one.outcome.value == 1.0:
             right.setdefault(one.task.extra_info["seed"], set()).add(one.steps[-1].info["action"])
     assert all(len(guesses) == 1 for guesses in right.values())
-
-
-SMALL = (
-    "actor_rollout_ref.model.path=tiny", "data.max_prompt_length=120", "data.train_batch_size=4",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=2", "recipe.val_tasks=4",
-    "policies.earlier.pool.every=1", "policies.earlier.pool.size=2", "trainer.total_training_steps=3",
-)  # fmt: skip
-
-
-@pytest.mark.slow
-def test_self_play_recipe_meets_earlier_versions(tmp_path):
-    ledger = trained(RECIPES / "tic_tac_toe_self_play.yaml", tmp_path, *SMALL)
-    versions: dict[int, set[int]] = {}
-    for training_step in ledger.steps:
-        for one in ledger.read(training_step).batch.to_trajectories():
-            assert set(one.info["seats"].values()) == {"learner", "earlier"}
-            assert one.outcomes["learner"].value == -one.outcomes["earlier"].value == one.outcome.value
-            first = one.info["seats"]["player_1"]
-            assert (first == "learner") == (one.task.extra_info["index"] % 2 == 0)
-            assert all(sum(step.response_mask) == 0 for step in one.steps if step.agent == "earlier")
-            met = {step.policy_version for step in one.steps if step.agent == "earlier"}
-            assert len(met) == 1
-            versions.setdefault(training_step, set()).update(met)
-    assert versions[1] == {0}
-    assert versions[2] <= {0, 1}
-    assert versions[3] <= {0, 2}
-    last = next(row for row in ledger.metrics() if row["step"] == 3 and "pool/earlier/size" in row)
-    assert last["pool/earlier/games"] == 8
-    assert last["pool/earlier/rating/0"] == 0.0

@@ -99,17 +99,35 @@ def test_games_are_counted_by_version_and_rated(learner):
     assert "pool/earlier/rating/2" not in metrics
 
 
-def ended(folder: Path, *settings: str) -> Ledger:
-    options = [f"trainer.default_local_dir={folder}", *SMALL, *settings]
+def trained(folder: Path, n_steps: int) -> Ledger:
+    options = [f"trainer.default_local_dir={folder}", f"trainer.total_training_steps={n_steps}", *SMALL]
     return Ledger.open(train(load_recipe(RECIPES / "tic_tac_toe_self_play.yaml", options), Reporter()).path)
 
 
-def test_resumed_self_play_repeats_the_run(tmp_path):
-    whole = ended(tmp_path / "whole", "trainer.total_training_steps=4")
-    ended(tmp_path / "parts", "trainer.total_training_steps=2")
-    parts = ended(tmp_path / "parts", "trainer.total_training_steps=4")
-    for training_step in (3, 4):
-        assert parts.file(training_step).read_bytes() == whole.file(training_step).read_bytes()
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    return trained(tmp_path_factory.mktemp("whole") / "run", 3)
+
+
+def test_self_play_meets_one_earlier_version_per_step(whole):
+    for training_step, versions in ((1, {0}), (2, {0, 1}), (3, {0, 2})):
+        for trajectory in whole.read(training_step).batch.to_trajectories():
+            seats, outcomes = trajectory.info["seats"], trajectory.outcomes
+            assert set(seats.values()) == {"learner", "earlier"}
+            assert (seats["player_1"] == "learner") == (trajectory.task.extra_info["index"] % 2 == 0)
+            assert outcomes["learner"].value == -outcomes["earlier"].value == trajectory.outcome.value
+            theirs = [step for step in trajectory.steps if step.agent == "earlier"]
+            assert all(sum(step.response_mask) == 0 for step in theirs)
+            (version,) = {step.policy_version for step in theirs}
+            assert version in versions
+    last = next(row for row in whole.metrics() if row["step"] == 3 and "pool/earlier/size" in row)
+    assert (last["pool/earlier/games"], last["pool/earlier/rating/0"]) == (4, 0.0)
+
+
+def test_resumed_self_play_repeats_the_run(whole, tmp_path):
+    trained(tmp_path, 2)
+    parts = trained(tmp_path, 3)
+    assert parts.file(3).read_bytes() == whole.file(3).read_bytes()
     ours, theirs = (
         [{k: v for k, v in row.items() if k.startswith("pool/")} for row in ledger.metrics()]
         for ledger in (whole, parts)
@@ -122,7 +140,7 @@ def test_resumed_self_play_repeats_the_run(tmp_path):
     assert rated.curves == {"earlier": "pool/earlier/rating"}
     assert curves(parts)["pool/earlier/rating"]["unit"] == "Elo"
     snapshots = [
-        load_file(ledger.path / "checkpoints/global_step_4/state/pool-earlier-4.safetensors")
+        load_file(ledger.path / "checkpoints/global_step_3/state/pool-earlier-3.safetensors")
         for ledger in (whole, parts)
     ]
     assert all(torch.equal(weight, snapshots[1][name]) for name, weight in snapshots[0].items())

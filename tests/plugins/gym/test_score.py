@@ -24,7 +24,7 @@ SOLUTIONS = {
     "rubiks_cube": lambda metadata: metadata["example_correct_answer"],
 }
 """Solutions of families without a single true answer."""
-QUICK = {"knight_swap": "&max_nodes=6"}
+QUICK = {"knight_swap": "&max_nodes=6", "futoshiki": "&max_board_size=4"}
 """Options for families that take seconds to make a problem."""
 
 
