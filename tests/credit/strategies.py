@@ -22,7 +22,7 @@ CHOICES = {
     "on_closed_gate": ("cut", "freeze"),
     "outcome_to": ("all", "answer"),
     "sub_reward_origin": (0.0, 0.5, 1.0),
-    "propagation_threshold": (0.1, 0.3, 0.5, 0.9),
+    "propagation_threshold": (0.1, 0.3, 0.5, 0.9, 1.0, -0.5),
     "group_by": ("task", "task_agent", "task_agent_turn", "task_agent_state", "agent", "agent_turn"),
     "gamma": (0.0, 0.5, 0.99, 1.0),
     "lam": (0.0, 0.5, 1.0),
@@ -136,7 +136,7 @@ def graph(choose, n):
 BYTES_OF_A_STEP = 36
 
 
-def make_trajectories(choose, mishaps=True, max_trajectories=5, max_steps=6, scores=scores):
+def make_trajectories(choose, mishaps=True, max_trajectories=5, max_steps=6):
     with_tokens = not choose.one_in(4)
     agents = choose.one_of("a", "ab", "abc")
     policies = choose.one_of(["p"], ["p"], ["p", "p", "p", "q"])
@@ -156,7 +156,7 @@ def make_trajectories(choose, mishaps=True, max_trajectories=5, max_steps=6, sco
         if alike:
             cast, parents_of = first
         steps = [
-            make_step(choose.part(BYTES_OF_A_STEP), agent, parents, with_tokens, mishaps, scores)
+            make_step(choose.part(BYTES_OF_A_STEP), agent, parents, with_tokens, mishaps)
             for agent, parents in zip(cast[:n_steps], parents_of[:n_steps], strict=True)
         ]
         for made_step in steps:
@@ -189,7 +189,7 @@ def outcomes_of_agents(choose, agents, mishaps):
     return outcomes
 
 
-def make_step(choose, agent, parents, with_tokens, mishaps, scores):
+def make_step(choose, agent, parents, with_tokens, mishaps):
     mask = [choose.one_of(1, 1, 1, 0) for _ in range(choose.one_of(1, 2, 3, 4, 0))] if with_tokens else []
     more = {"tokens": len(mask), "response_mask": tuple(mask)}
     return step(agent, scores(choose, mishaps, len(mask)), parents, prompt=choose.one_of("x", "y"), **more)
@@ -199,14 +199,14 @@ def bytes_of_trajectories(max_trajectories, max_steps):
     return 9 + max_trajectories * (20 + max_steps * (10 + BYTES_OF_A_STEP))
 
 
-def trajectories(mishaps=True, max_trajectories=5, max_steps=6, scores=scores):
+def trajectories(mishaps=True, max_trajectories=5, max_steps=6):
     """One to `max_trajectories` trajectories. `mishaps`: with failed scores and trajectories.
 
     In most batches the trajectories are similar, like those of one team; otherwise few steps would share a group.
     """
     return drawn_from(
         bytes_of_trajectories(max_trajectories, max_steps),
-        lambda choose: make_trajectories(choose, mishaps, max_trajectories, max_steps, scores),
+        lambda choose: make_trajectories(choose, mishaps, max_trajectories, max_steps),
     )
 
 

@@ -61,14 +61,6 @@ def test_stratum_weights_ignore_unlabelled_and_masked_steps():
     assert weight.tolist() == pytest.approx([0.75, 0.75, 1.5, 1.0, 1.0])
 
 
-def test_stratum_weights_ignore_masked_trajectories():
-    trajectories = [
-        make_trajectory(f"t{n}", [step("v", 0.5, stratum=label)], 1.0, status=status)
-        for n, (label, status) in enumerate([("good", "ok"), ("bad", "ok"), ("bad", "failed"), ("odd", "failed")])
-    ]
-    assert credited(*trajectories).weight_S.tolist() == [1.0] * 4
-
-
 @pytest.mark.parametrize("scores", [None, "failed"])
 def test_unscored_step_ignores_its_stratum(scores):
     a = assign(labelled(["good", "good", "bad"], scores=[scores] * 3), CreditOptions(propagation="identical"))
@@ -82,18 +74,6 @@ def test_advantage_includes_the_stratum_weight():
     chosen = CreditOptions(propagation="threshold", norm_adv_by_std_in_grpo=False)
     a = assign(labelled(labels, scores=scores), chosen)
     assert a.advantage_S.tolist() == pytest.approx([0.5 * 5 / 6, 0.0, -0.5 * 5 / 6, 0.5 * 5 / 4, -0.5 * 5 / 4])
-
-
-def test_strata_are_equal_under_every_rule():
-    labels = ["good", "good", "bad", "bad", "bad"]
-    arms = [
-        assign(labelled(labels), CreditOptions(propagation=rule, reward_decomp=decomposed))
-        for rule in ("identical", "none", "threshold")
-        for decomposed in (True, False)
-    ]
-    for arm in arms:
-        assert np.array_equal(arm.weight_S, arms[0].weight_S)
-        assert np.array_equal(arm.stratum_S, arms[0].stratum_S)
 
 
 def test_custom_estimator_masks_like_built_in_ones():

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from creditflow.credit import CreditOptions, assign
@@ -104,27 +103,6 @@ def test_failed_status_or_outcome_masks_the_trajectory():
     assert a.trained_S.tolist() == [False] * 6 + [True] * 4
     assert (a.advantage_S[:6] == 0.0).all()
     assert set(a.group_size_S[6:].tolist()) == {2}
-
-
-def test_truncated_trajectory_outcome_and_masking():
-    batch = batch_of(
-        make_trajectory("t0", [step()], 0.75, status="truncated"),
-        make_trajectory("t1", [step()], None, status="truncated"),
-        make_trajectory("t2", [step()], 1.0),
-    )
-    kept = assign(batch, CreditOptions(propagation="identical"))
-    assert kept.credit_S.tolist() == [0.75, 0.0, 1.0]
-    assert kept.trained_S.all()
-    masked = assign(batch, CreditOptions(propagation="identical", mask_truncated=True))
-    assert masked.trained_S.tolist() == [False, False, True]
-
-
-def test_missing_outcome_contributes_nothing():
-    batch = batch_of(make_trajectory("t0", [step("a", 1.0)]), make_trajectory("t1", [step("a", 0.5)]))
-    a = assign(batch, CreditOptions(propagation="threshold"))
-    assert a.trained_S.all()
-    assert a.credit_S.tolist() == [0.0, -0.5]
-    assert np.all(a.shared_S == 0.0)
 
 
 def test_outcome_keeps_its_units():

@@ -21,19 +21,6 @@ def test_spearman_matches_scipy_on_repeated_rows(rows) -> None:
     np.testing.assert_allclose(spearman(a, b, times[None])[0], expected, atol=1e-9)
 
 
-pairs = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), min_size=2, max_size=30)
-
-
-@given(pairs)
-def test_spearman_ignores_monotone_transforms(rows) -> None:
-    a, b = np.array(rows, dtype=np.float64).T
-    one = np.ones((1, len(a)))
-    (plain,), (bent,), (turned,) = spearman(a, b, one), spearman(np.exp(a / 10), b**3, one), spearman(a, -b, one)
-    np.testing.assert_allclose(bent, plain, atol=1e-12)
-    np.testing.assert_allclose(turned, -plain, atol=1e-12)
-    assert math.isnan(plain) or -1 - 1e-12 <= plain <= 1 + 1e-12
-
-
 def measured(after, before, tasks) -> DecisionValues:
     return DecisionValues(np.array(tasks), np.array(after, dtype=np.float64), np.array(before, dtype=np.float64))
 
@@ -100,7 +87,7 @@ def drawn_values(rng: np.random.Generator, decisions: int, k: int, spread: float
     return after - before, measured(*draws, np.arange(decisions) // 4)
 
 
-@pytest.mark.parametrize("k", [2, 4, 5, 8])
+@pytest.mark.parametrize("k", [2, 5])
 def test_ceiling_is_what_perfect_credit_reaches(k: int) -> None:
     rng = np.random.default_rng(k)
     reached, ceilings = [], []

@@ -84,12 +84,6 @@ def test_trajectories_weigh_equally_in_the_baseline():
     assert a.spread_S.tolist() == pytest.approx([math.sqrt(0.5)] * 10)
 
 
-def test_spread_of_single_steps_is_the_unbiased_deviation():
-    values = [0.0, 0.25, 0.75, 1.0]
-    a = credited(*(make_trajectory(f"t{n}", [own(v)]) for n, v in enumerate(values)), **PLAIN)
-    assert a.spread_S[0] == pytest.approx(np.std(values, ddof=1), rel=1e-15)
-
-
 def test_group_of_one_trajectory_with_many_steps_is_alone():
     a = credited(make_trajectory("t0", [own(0.0), own(1.0)]), group_by="agent", **PLAIN)
     assert a.group_S.tolist() == [-1, -1]

@@ -3,7 +3,6 @@
 import statistics
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,12 +11,12 @@ from hypothesis import strategies as st
 
 from creditflow.credit import Credit, CreditOptions, advantage_estimator, assign, propagation_rule
 from creditflow.credit.analysis.metrics import credit_metrics
-from creditflow.credit.groups import LEVELS, describe
+from creditflow.credit.groups import LEVELS
 from creditflow.credit.records import PROPAGATION_RULES
-from creditflow.data import OK, Score
+from creditflow.data import Score
 from creditflow.errors import BatchError, ConfigError, NotFiniteError, ShapeError
 from tests.builders import batch_of, credited, make_trajectory, step
-from tests.credit.strategies import eighths, options, registered, scores, trajectories
+from tests.credit.strategies import eighths, options, registered, trajectories
 
 RULES = ("identical", "uniform", "none", "discounted", "threshold")
 ROUNDED = {"rtol": 1e-9, "atol": 1e-11}
@@ -26,114 +25,6 @@ ROUNDED = {"rtol": 1e-9, "atol": 1e-11}
 
 def same(got, expected, rtol=1e-12, atol=1e-12):
     np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol)
-
-
-@given(
-    trajectories(mishaps=False),
-    options(outcome_to="all", sub_reward_origin=1.0, decomp_granularity="step"),
-    st.integers(0, 2**30 - 1),
-)
-def test_threshold_with_binary_scores_at_origin_1_equals_none(trajectories, chosen, right):
-    """A closed step passes nothing, and an open one, being right, has a credit of 0 to pass."""
-    for n, made in enumerate(made for trajectory in trajectories for made in trajectory.steps):
-        made.scores = {"f": Score(float(right >> n & 1))}
-    batch = batch_of(*trajectories)
-    gates = {"on_closed_gate": "cut", "adv_estimator": "grpo"}
-    gated = assign(batch, replace(chosen, propagation="threshold", reward_decomp=True, **gates))
-    alone = assign(batch, replace(chosen, propagation="none", reward_decomp=True, **gates))
-    assert np.array_equal(gated.credit_S, alone.credit_S)
-    assert np.array_equal(gated.advantage_S, alone.advantage_S)
-
-
-@given(trajectories(), options(), st.permutations("abc"))
-def test_renamed_agents_give_the_same_numbers(trajectories, chosen, names):
-    before = assign(batch_of(*trajectories), chosen)
-    renamed = dict(zip("abc", names, strict=True))
-    for trajectory in trajectories:
-        trajectory.outcomes = {renamed[agent]: score for agent, score in trajectory.outcomes.items()}
-        for made in trajectory.steps:
-            made.agent = renamed[made.agent]
-    after = assign(batch_of(*trajectories), chosen)
-    same(after.credit_S, before.credit_S, **ROUNDED)
-    same(after.advantage_S, before.advantage_S, **ROUNDED)
-    assert np.array_equal(after.masked_S, before.masked_S)
-
-
-@given(trajectories(), options(), st.integers(1, 3))
-def test_padding_does_not_change_advantages(trajectories, chosen, n):
-    before = assign(batch_of(*trajectories), chosen)
-    for trajectory in trajectories:
-        for made in trajectory.steps:
-            if not any(made.response_mask):  # a score without sampled tokens is the mean over all tokens
-                continue
-            made.response_ids += (0,) * n
-            made.response_mask += (0,) * n
-            made.logprobs += (0.0,) * n
-            made.ref_logprobs += (0.0,) * n if made.ref_logprobs else ()
-            made.scores = {
-                name: replace(score, value=(*score.value, *[score.range[0]] * n))
-                if isinstance(score.value, tuple)
-                else score
-                for name, score in made.scores.items()
-            }
-    padded = batch_of(*trajectories)
-    after = assign(padded, chosen)
-    assert np.array_equal(after.credit_S, before.credit_S)
-    same(after.advantage_S, before.advantage_S, **ROUNDED)
-    mask_T = padded.response_mask
-    same(after.token_advantages()[mask_T], before.token_advantages()[before.batch.response_mask], **ROUNDED)
-    assert (after.token_advantages()[~mask_T] == 0.0).all()
-
-
-@given(
-    trajectories(mishaps=False),
-    options(on_closed_gate="cut", decomp_granularity="step", adv_estimator="grpo"),
-    st.data(),
-)
-def test_failed_score_only_affects_related_baselines(trajectories, chosen, data):
-    before_batch = batch_of(*trajectories)
-    scored = np.flatnonzero(
-        (before_batch.score_status == OK).any(axis=1) & (before_batch.score_weights > 0).any(axis=1)
-    )
-    if not scored.size:
-        return
-    s = int(data.draw(st.sampled_from(scored.tolist())))
-    before = assign(before_batch, chosen)
-    n, index = int(before_batch.trajectory_of_step[s]), int(before_batch.index_of_step[s])
-    made = trajectories[n].steps[index]
-    made.scores = {name: replace(score, status="failed") for name, score in made.scores.items()}
-    after = assign(batch_of(*trajectories), chosen)
-
-    concerned = {index}  # the step and its ancestors
-    for other in reversed(trajectories[n].steps):
-        if other.index in concerned:
-            concerned |= set(other.parents)
-    if chosen.propagation in ("identical", "uniform"):  # there the mean sub-reward reaches all steps
-        concerned = {other.index for other in trajectories[n].steps}
-    touched = np.flatnonzero(
-        (before_batch.trajectory_of_step == n) & np.isin(before_batch.index_of_step, list(concerned))
-    )
-    keys = {
-        describe(before_batch, level, int(t), int(assigned.stratum_S[t]))
-        for level in LEVELS
-        for t in touched
-        for assigned in (before, after)
-    }
-    for t in range(before_batch.n_steps):
-        name = before.group_name(t)
-        if name is not None and name not in keys:
-            assert after.group_name(t) == name
-            same(after.baseline_S[t], before.baseline_S[t], **ROUNDED)
-
-
-def test_failed_score_is_excluded_from_its_baseline():
-    def batch(score):
-        return batch_of(*(make_trajectory(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75, score])))
-
-    failed = assign(batch("failed"), CreditOptions(propagation="threshold"))
-    two = credited(*(make_trajectory(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75])))
-    assert failed.baseline_S[:2].tolist() == two.baseline_S.tolist()
-    assert failed.advantage_S.tolist() == [*two.advantage_S.tolist(), 0.0]
 
 
 def test_trajectories_of_a_group_may_have_different_agents():
@@ -288,44 +179,6 @@ def test_group_tied_up_to_rounding_has_advantage_zero(by_std):
     assert assigned.advantage_S.tolist() == [0.0, 0.0, 0.0]
 
 
-@given(trajectories(), options(decomp_granularity="step", gamma_token=1.0))
-def test_advantage_equals_the_formula_of_its_terms(trajectories, chosen):
-    a = assign(batch_of(*trajectories), chosen)
-    assert np.array_equal(a.credit_S, a.own_S + a.received_S + a.shared_S)
-    learns = a.trained_S & (a.group_S >= 0) & ~a.tied_S
-    assert np.array_equal(
-        a.advantage_S[learns], (a.weight_S * ((a.credit_S - a.baseline_S - a.shift_S) / a.divisor_S))[learns]
-    )
-    assert (a.advantage_S[~learns] == 0.0).all()
-
-
-@given(trajectories(), options())
-def test_masked_trajectories_do_not_affect_the_others(trajectories, chosen):
-    def masked(t):
-        outcomes = [t.outcomes.get(one.agent, t.outcome) for one in t.steps]
-        failed = t.status == "failed" or all(score is not None and score.status != "ok" for score in outcomes)
-        return failed or (t.status == "truncated" and chosen.mask_truncated)
-
-    kept = [t for t in trajectories if not masked(t)]
-    if not kept:
-        return
-    with_all = assign(batch_of(*trajectories), chosen)
-    of_kept = np.isin(with_all.batch.trajectory_of_step, [i for i, t in enumerate(trajectories) if not masked(t)])
-    same(with_all.advantage_S[of_kept], assign(batch_of(*kept), chosen).advantage_S)
-    assert (with_all.advantage_S[~of_kept] == 0.0).all()
-
-
-@given(trajectories(), options(), st.randoms(use_true_random=False))
-def test_permuted_trajectories_give_permuted_results(trajectories, chosen, random):
-    shuffled = list(trajectories)
-    random.shuffle(shuffled)
-    first, second = assign(batch_of(*trajectories), chosen), assign(batch_of(*shuffled), chosen)
-    place = {id: s for s, id in enumerate(second.batch.step_ids)}
-    order = [place[id] for id in first.batch.step_ids]
-    for name in ("credit_S", "advantage_S", "baseline_S", "spread_S", "weight_S", "group_size_S"):
-        same(getattr(second, name)[order], getattr(first, name))
-
-
 def test_all_right_trajectories_have_advantage_zero():
     trajectories_of_lengths = [make_trajectory(f"t{n}", [step("a", 1.0) for _ in range(n)], 1.0) for n in (1, 3, 7)]
     for outcome_to in ("all", "answer"):
@@ -362,30 +215,6 @@ def test_assign_does_not_change_its_arguments(trajectories, chosen):
         assert np.array_equal(getattr(batch, name), values, equal_nan=True)
 
 
-def test_threshold_without_sub_rewards_equals_the_outcome():
-    trajectories = [
-        make_trajectory("t0", [step("a", 0.2), step("a", "failed")], 1.0),
-        make_trajectory("t1", [step("a", 1.0), step("a", 0.9)], 0.0),
-    ]
-    off = credited(*trajectories, reward_decomp=False)
-    shared = credited(*trajectories, propagation="identical")
-    assert np.isnan(off.sub_reward_S).all()
-    assert off.gate_open_S.all()
-    assert off.trained_S.all()
-    assert np.array_equal(off.advantage_S, shared.advantage_S)
-
-
-def test_token_advantages_repeat_the_step_at_sampled_tokens():
-    batch = batch_of(
-        make_trajectory("t0", [step("a", tokens=2), step("b")], 1.0),
-        make_trajectory("t1", [step("a", tokens=3, response_mask=(1, 0, 1))], 0.0),
-    )
-    assigned = assign(batch, CreditOptions(propagation="threshold"))
-    first, second = assigned.advantage_S[0], assigned.advantage_S[2]
-    assert first > 0 > second
-    assert assigned.token_advantages().tolist() == [first, first, second, 0.0, second]
-
-
 def test_token_advantages_are_written_to_a_given_array():
     batch = batch_of(
         make_trajectory("t0", [step("a", tokens=2)], 1.0), make_trajectory("t1", [step("a", tokens=1)], 0.0)
@@ -393,18 +222,6 @@ def test_token_advantages_are_written_to_a_given_array():
     assigned, out = assign(batch, CreditOptions(propagation="threshold")), np.full(3, 9.0, dtype=np.float32)
     assert assigned.token_advantages(out=out) is out
     assert out.tolist() == assigned.token_advantages(dtype=np.float32).tolist()
-
-
-@given(trajectories(scores=scores), options(propagation="threshold"))
-def test_strata_of_unscored_steps_have_no_effect(trajectories, chosen):
-    before = assign(batch_of(*trajectories), chosen)
-    for trajectory in trajectories:
-        for s in trajectory.steps:
-            counting = [score for score in s.scores.values() if score.weight > 0]
-            if not counting or any(score.status != "ok" for score in counting):
-                s.stratum = None if s.stratum else "other"
-    after = assign(batch_of(*trajectories), chosen)
-    same(after.advantage_S, before.advantage_S)
 
 
 def test_credit_import_loads_no_heavy_module():
@@ -432,43 +249,3 @@ def test_gate_stays_closed_within_rounding_of_the_threshold():
     tenths = {"f": Score(0.1), "g": Score(0.2), "h": Score(0.3)}
     assert (0.1 + 0.2 + 0.3) / 3 > 0.2
     assert not is_open(tenths, 0.2)
-
-
-@given(trajectories(), options(propagation="threshold"))
-def test_higher_threshold_never_opens_a_gate(trajectories, chosen):
-    batch = batch_of(*trajectories)
-    before = None
-    for theta in (-1.0, 0.0, 0.125, 0.3, 0.5, 0.75, 0.875, 1.0, 2.0):
-        chosen.propagation_threshold = theta
-        gate_open_S = assign(batch, chosen).gate_open_S
-        assert before is None or not (gate_open_S & ~before).any()
-        before = gate_open_S
-
-
-@given(trajectories(), options())
-def test_threshold_below_0_equals_discounted(trajectories, chosen):
-    batch = batch_of(*trajectories)
-    chosen.propagation, chosen.propagation_threshold = "threshold", -0.5
-    gated = assign(batch, chosen)
-    chosen.propagation = "discounted"
-    free = assign(batch, chosen)
-    assert np.array_equal(gated.credit_S, free.credit_S)
-    assert np.array_equal(gated.advantage_S, free.advantage_S)
-    assert (gated.withheld_S == 0.0).all()
-
-
-@given(
-    trajectories(mishaps=False),
-    options(reward_decomp=True, decomp_granularity="step", on_closed_gate="cut"),
-)
-def test_threshold_of_1_with_all_steps_scored_equals_none(trajectories, chosen):
-    for trajectory in trajectories:
-        for s in trajectory.steps:
-            s.scores.setdefault("f", Score(1.0))
-    batch = batch_of(*trajectories)
-    chosen.propagation, chosen.propagation_threshold = "threshold", 1.0
-    gated = assign(batch, chosen)
-    chosen.propagation = "none"
-    alone = assign(batch, chosen)
-    assert np.array_equal(gated.credit_S, alone.credit_S)
-    assert np.array_equal(gated.advantage_S, alone.advantage_S)

@@ -82,11 +82,6 @@ def test_problem_is_reported_with_numbers(code, trajectories, options, message):
     assert message in said(code, *trajectories, **options)
 
 
-@pytest.mark.parametrize("rule", ["identical", "none"])
-def test_rules_without_flow_have_no_nothing_flows_finding(rule):
-    assert "nothing_flows" not in codes(*sound(), propagation=rule)
-
-
 def test_critic_recipe_is_checked_without_a_critic():
     assert codes(*sound(), adv_estimator="gae", outcome_to="answer") <= {"no_outcome"}
 
@@ -153,18 +148,6 @@ def test_idle_gate_gives_the_reason(rewards, options, code, reason):
         assert same["none"] == (code == "nothing_flows")
         assert code == "nothing_flows" or same["discounted"] == (code == "gates_open")
         assert (credit_metrics(assigned)["propagation/moved"] == 0.0) == same["none"]
-
-
-def test_closed_gates_are_idle():
-    trajectories = [make_trajectory(f"t{n}", [step("a", 0.25), step("b", 0.375)], float(n)) for n in range(2)]
-    chosen = CreditOptions(propagation="threshold")
-    assigned = assign(batch_of(*trajectories), chosen)
-    none = assign(batch_of(*trajectories), replace(chosen, propagation="none"))
-    assert np.array_equal(assigned.credit_S, none.credit_S)
-    assert credit_metrics(assigned)["propagation/moved"] == 0.0
-    assert idle_gate(assigned).code == "nothing_flows"
-    assert {"nothing_flows", "starved"} <= codes(*trajectories)
-    assert idle_gate(none) is None
 
 
 def test_single_steps_have_no_idle_gate():

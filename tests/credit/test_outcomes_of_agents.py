@@ -1,19 +1,16 @@
 """Outcomes of single agents, for teams that compete: each agent's steps use its own, else the common one."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
 
 from creditflow.credit import CreditOptions, assign, check_groups, explain
 from creditflow.credit.analysis.metrics import credit_metrics
-from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import outcomes
 from creditflow.data import Score, TrajectoryBatch
 from creditflow.errors import BatchError
 from tests.builders import batch_of, credited, make_trajectory, step
-from tests.credit.strategies import options, trajectories
 from tests.oracle.credit_oracle import credit_rows
 
 
@@ -43,37 +40,6 @@ def test_players_of_a_game_get_opposite_outcomes(keys, paid):
     chosen = CreditOptions(**{"propagation": "threshold", "w_r": 0.0, "gamma": 0.5, **keys})
     assert assign(batch_of(*GAMES), chosen).credit_S[:4].tolist() == paid
     assert [row.credit for row in credit_rows(GAMES, chosen)][:4] == paid
-
-
-@pytest.mark.parametrize("group_by", ["task", "task_agent", "agent_turn"])
-@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
-@pytest.mark.parametrize("rule", ["identical", "uniform", "none", "discounted", "threshold"])
-def test_advantages_of_a_game_equal_the_oracle(rule, estimator, group_by):
-    for outcome_to in ("all", "answer"):
-        chosen = CreditOptions(propagation=rule, adv_estimator=estimator, group_by=group_by, outcome_to=outcome_to)
-        expected = [row.advantage for row in credit_rows(GAMES, chosen)]
-        np.testing.assert_allclose(assign(batch_of(*GAMES), chosen).advantage_S, expected, rtol=1e-12, atol=1e-12)
-
-
-def bits_of(assigned):
-    """The arrays of an assignment by name."""
-    arrays = {field.name: getattr(assigned, field.name) for field in fields(Assignment)}
-    return {name: values for name, values in arrays.items() if isinstance(values, np.ndarray)}
-
-
-@given(trajectories(), options())
-def test_equal_outcomes_equal_the_common_one_bit_for_bit(trajectories, chosen):
-    for trajectory in trajectories:
-        trajectory.outcomes = {}
-    common = assign(batch_of(*trajectories), chosen)
-    for trajectory in trajectories:
-        if trajectory.outcome is not None:
-            trajectory.outcomes = {made.agent: trajectory.outcome for made in trajectory.steps}
-    own = assign(batch_of(*trajectories), chosen)
-    for name, values in bits_of(common).items():
-        np.testing.assert_array_equal(getattr(own, name), values, err_msg=name)
-    for s in range(own.batch.n_steps):
-        assert explain(own, s).replay() == explain(common, s).replay()
 
 
 def test_agent_without_an_own_outcome_has_the_common_one():

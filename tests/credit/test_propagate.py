@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
 
 from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, propagation_rule
 from creditflow.credit.records import PROPAGATION_RULES, compared_rules
-from creditflow.data import Score
+from creditflow.data import Score, TrajectoryBatch
 from creditflow.errors import ConfigError
-from tests.builders import batch_of, credited, make_trajectory, step
-from tests.credit.strategies import options, registered, trajectories
+from tests.builders import credited, make_trajectory, step
+from tests.credit.strategies import registered
 
 
 def credit(trajectory, **chosen):
@@ -66,35 +65,14 @@ def test_shared_reward_can_include_sub_rewards():
     assert credit(two, propagation="identical", w_o=2.0, w_r=4.0, **same) == [5.0, 5.0, 5.0]
 
 
-def test_uniform_conserves_the_outcome():
-    assert sum(credit(make_trajectory("t", [step() for _ in range(7)], 0.7), propagation="uniform")) == pytest.approx(
-        0.7
-    )
-
-
-@given(
-    trajectories(mishaps=False),
-    options(propagation="threshold", on_closed_gate="cut", adv_estimator="grpo"),
-)
-def test_credit_is_conserved_in_every_trajectory(trajectories, chosen):
-    batch = batch_of(*trajectories)
-    a = assign(batch, chosen)
-    parents_S = np.bincount(batch.edge_child, minlength=batch.n_steps)
-    h_S = a.own_S + a.received_S
-    through_E = a.gate_S[batch.edge_child]
-    offered_E = (h_S / np.maximum(parents_S, 1))[batch.edge_child]
-    trajectory_E = batch.trajectory_of_step[batch.edge_child]
-    for n in range(batch.n_trajectories):
-        of_n, edges = batch.trajectory_of_step == n, trajectory_E == n
-        passed, stopped = (through_E * offered_E)[edges].sum(), ((1 - through_E) * offered_E)[edges].sum()
-        roots, earned = h_S[of_n & (parents_S == 0)].sum(), a.own_S[of_n].sum()
-        scale = max(1.0, np.abs(a.own_S[of_n]).sum())
-        assert abs(roots + (1 - chosen.gamma) * passed + stopped - earned) <= 1e-12 * scale
-        assert abs(a.withheld_S[of_n].sum() - stopped) <= 1e-12 * scale
-
-
 def test_trajectory_of_seventy_thousand_steps():
-    long = batch_of(make_trajectory("t", [step("a", 1.0) for _ in range(70_000)], 1.0))
+    n = 70_000
+    long = TrajectoryBatch.from_arrays(
+        trajectory_of_step=np.zeros(n, dtype=np.int64),
+        group_of_trajectory=np.zeros(1, dtype=np.int64),
+        outcome=np.ones(1),
+        scores=np.ones((n, 1)),
+    )
     a = assign(long, CreditOptions(propagation="threshold", gamma=1.0, sub_reward_origin=0.0, group_by="task"))
     assert a.credit_S[0] == 70_001.0
 
