@@ -11,9 +11,7 @@ from creditflow.errors import (
     BatchError,
     ConfigError,
     CycleError,
-    EmptyBatchError,
     NotFiniteError,
-    OrderError,
     ScoreRangeError,
     ShapeError,
     UnknownAgentError,
@@ -36,18 +34,16 @@ def changed(column, at, value):
 
 
 def refusal(batch):
+    """The class and the message of the error."""
     with pytest.raises(BatchError) as error:
         assign(batch, CreditOptions())
-    return str(error.value)
-
-
-def test_unchanged_batch_passes_the_checks(batch):
-    assign(batch, CreditOptions())
+    return f"{type(error.value).__name__}: {error.value}"
 
 
 @pytest.mark.parametrize("trajectories", [[], [make_trajectory("t0", [])]])
 def test_empty_batch_raises(trajectories):
-    assert "expected at least one step, got none" in refusal(batch_of(*trajectories))
+    places = f"batch of {len(trajectories)} trajectories"
+    assert refusal(batch_of(*trajectories)) == f"EmptyBatchError: {places}: expected at least one step, got none"
 
 
 @pytest.mark.parametrize(
@@ -55,37 +51,43 @@ def test_empty_batch_raises(trajectories):
     [
         (
             lambda b: {"edge_child": b.edge_parent, "edge_parent": b.edge_child},
-            "step t0.0: expected parents that came before it, got t0.1",
+            "OrderError: step t0.0: expected parents that came before it, got t0.1",
         ),
         (
             lambda b: {"edge_parent": changed(b.edge_parent, -1, 2)},
-            "step t1.1: expected parents in its own trajectory t1, got t0.2 of t0",
+            "BatchError: step t1.1: expected parents in its own trajectory t1, got t0.2 of t0",
         ),
         (
             lambda b: {"edge_parent": changed(b.edge_parent, b.edge_child == 2, 1)},
-            "step t0.2: expected each parent once, got t0.1 twice",
+            "BatchError: step t0.2: expected each parent once, got t0.1 twice",
         ),
         (
             lambda b: {"edge_parent": changed(b.edge_parent, 0, -1)},
-            "column edge_parent, entry 0: expected an index from 0 to 4, got -1",
+            "BatchError: column edge_parent, entry 0: expected an index from 0 to 4, got -1",
         ),
         (
             lambda b: {"agent_of_step": changed(b.agent_of_step, 2, 3)},
-            "column agent_of_step, entry 2: expected an index from 0 to 2, got 3",
+            "BatchError: column agent_of_step, entry 2: expected an index from 0 to 2, got 3",
         ),
         (
             lambda b: {"trajectory_of_step": np.array([0, 1, 0, 1, 1])},
-            "step t0.2: expected steps to lie trajectory by trajectory, got one of t0 after one of t1",
+            "OrderError: step t0.2: expected steps to lie trajectory by trajectory, got one of t0 after one of t1",
         ),
         (
             lambda b: {"index_of_step": np.array([0, 1, 2, 0, 2])},
-            "step t1.1 of trajectory t1: expected index 1, its place in the trajectory, got 2",
+            "OrderError: step t1.1 of trajectory t1: expected index 1, its place in the trajectory, got 2",
         ),
-        (lambda b: {"agent_of_step": b.agent_of_step[:-1]}, "column agent_of_step: expected shape (5,), got (4,)"),
-        (lambda b: {"prompts": None}, "column prompts: expected shape (5,), got None"),
-        (lambda b: {"scores": None}, "column scores: expected an array of float64 or float32, got NoneType"),
-        (lambda b: {"score_names": ()}, "column scores: expected shape (5, 0), got (5, 1)"),
-        (lambda b: {"score_names": ("f", "g")}, "column scores: expected shape (5, 2), got (5, 1)"),
+        (
+            lambda b: {"edge_child": b.edge_child[::-1], "edge_parent": b.edge_parent[::-1]},
+            "OrderError: edge 1: expected edges sorted by child, got one of t0.2 after one of t1.1",
+        ),
+        (lambda b: {"prompts": None}, "ShapeError: column prompts: expected shape (5,), got None"),
+        (
+            lambda b: {"scores": None},
+            "ShapeError: column scores: expected an array of float64 or float32, got NoneType",
+        ),
+        (lambda b: {"score_names": ()}, "ShapeError: column scores: expected shape (5, 0), got (5, 1)"),
+        (lambda b: {"score_names": ("f", "g")}, "ShapeError: column scores: expected shape (5, 2), got (5, 1)"),
     ],
 )
 def test_wrong_column_is_refused_with_its_place(batch, change, message):
@@ -95,7 +97,9 @@ def test_wrong_column_is_refused_with_its_place(batch, change, message):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.01, 1.01])
 def test_ok_score_outside_0_to_1_raises(batch, value):
     message = refusal(replace(batch, scores=changed(batch.scores, (3, 0), value)))
-    assert message == f"step t1.0, score f: expected a value from 0 to 1 after rescaling from its range, got {value}"
+    kind = "ScoreRangeError" if np.isfinite(value) else "NotFiniteError"
+    ending = "expected a value from 0 to 1 after rescaling from its range"
+    assert message == f"{kind}: step t1.0, score f: {ending}, got {value}"
 
 
 def test_score_outside_its_declared_range_raises():
@@ -110,13 +114,14 @@ def test_score_outside_its_range_by_rounding_passes(batch):
 @pytest.mark.parametrize("value", [float("nan"), -1.0])
 def test_negative_or_nan_weight_raises(batch, value):
     message = refusal(replace(batch, score_weights=changed(batch.score_weights, (1, 0), value)))
-    assert message == f"step t0.1, score f: expected a finite weight of 0 or more, got {value}"
+    kind = "NotFiniteError" if np.isnan(value) else "ScoreRangeError"
+    assert message == f"{kind}: step t0.1, score f: expected a finite weight of 0 or more, got {value}"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_ok_outcome_that_is_not_finite_raises(batch, value):
     message = refusal(replace(batch, outcome=changed(batch.outcome, 1, value)))
-    assert message == f"trajectory t1: expected a finite outcome where its scoring was ok, got {value}"
+    assert message == f"NotFiniteError: trajectory t1: expected a finite outcome where its scoring was ok, got {value}"
 
 
 @pytest.mark.parametrize("column", [f.name for f in fields(TrajectoryBatch) if not f.name.endswith("_names")])
@@ -144,16 +149,13 @@ def test_every_column_checks_its_length(column):
     ("column", "make", "expected", "got"),
     [
         ("trajectory_of_step", np.float64, "signed integers", "float64"),
-        ("edge_parent", np.float64, "signed integers", "float64"),
         ("edge_child", np.uint64, "signed integers", "uint64"),
         ("score_status", np.bool_, "signed integers", "bool"),
-        ("token_offsets", np.float64, "signed integers", "float64"),
         ("agent_of_step", ">i8", "signed integers", ">i8"),
         ("index_of_step", None, "signed integers", "list"),
         ("scores", np.int64, "float64 or float32", "int64"),
         ("score_weights", np.float16, "float64 or float32", "float16"),
         ("outcome", object, "float64 or float32", "object"),
-        ("outcome", None, "float64 or float32", "list"),
         ("is_answer", np.int8, "true or false", "int8"),
         ("response_mask", np.float64, "true or false", "float64"),
     ],
@@ -162,7 +164,7 @@ def test_column_of_the_wrong_type_raises(batch, column, make, expected, got):
     values = getattr(batch, column)
     wrong = values.tolist() if make is None else values.astype(make)
     message = refusal(replace(batch, **{column: wrong}))
-    assert message == f"column {column}: expected an array of {expected}, got {got}"
+    assert message == f"ShapeError: column {column}: expected an array of {expected}, got {got}"
 
 
 def test_narrow_types_give_the_same_result(batch):
@@ -181,10 +183,9 @@ def test_narrow_types_give_the_same_result(batch):
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
-        ([1, 2, 4], "column token_offsets: expected 0 as the first, got 1"),
-        ([-1, 2, 4], "column token_offsets: expected 0 as the first, got -1"),
-        ([0, 5, 4], "step t0.1: expected token_offsets that do not decrease, got 4 after 5"),
-        ([0, 2, 5], "column response_mask: expected shape (5,), got (4,)"),
+        ([1, 2, 4], "ShapeError: column token_offsets: expected 0 as the first, got 1"),
+        ([0, 5, 4], "ShapeError: step t0.1: expected token_offsets that do not decrease, got 4 after 5"),
+        ([0, 2, 5], "ShapeError: column response_mask: expected shape (5,), got (4,)"),
     ],
 )
 def test_invalid_token_offsets_raise(offsets, message):
@@ -200,26 +201,6 @@ def test_ok_score_with_an_empty_range_raises(limits):
     with pytest.raises(ScoreRangeError, match=r"trajectory t0: outcome: expected a range of finite numbers, low < hi"):
         batch_of(make_trajectory("t0", [step("a")], Score(1.0, limits)))
     batch_of(make_trajectory("t0", [step("a", Score(1.0, limits, status="failed"))], 1.0))
-
-
-@pytest.mark.parametrize(
-    ("kind", "change"),
-    [
-        (EmptyBatchError, {"step_ids": ()}),
-        (ShapeError, {"response_mask": np.ones(3, dtype=np.bool_)}),
-        (ShapeError, {"turn_of_step": np.zeros(1, dtype=np.int64)}),
-        (CycleError, {"edge_child": np.array([0, 1]), "edge_parent": np.array([1, 0])}),
-        (OrderError, {"edge_child": np.array([0]), "edge_parent": np.array([1])}),
-        (OrderError, {"edge_child": np.array([2, 1]), "edge_parent": np.array([1, 0])}),
-        (NotFiniteError, {"scores": np.full((3, 1), np.nan)}),
-        (ScoreRangeError, {"scores": np.full((3, 1), 1.5)}),
-    ],
-)
-def test_each_kind_of_bad_input_has_its_error_class(kind, change):
-    good = batch_of(make_trajectory("t0", [step("a", 0.5), step("b", 0.5), step("a", 0.5)], 1.0))
-    with pytest.raises(BatchError, match=r"expected .*got ") as error:
-        assign(replace(good, **change), CreditOptions())
-    assert type(error.value) is kind
 
 
 def test_cycle_error_lists_the_steps():
