@@ -11,6 +11,7 @@ from tests.paths import TOY
 ENTRY_POINTS = """
 [creditflow.rules]
 halves = halves
+broken = broken
 [creditflow.estimators]
 doubled = doubled
 [creditflow.thresholds]
@@ -75,7 +76,8 @@ PAST = ("algorithm.propagation=none", "algorithm.adv_estimator=grpo", "algorithm
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    install(folder, ENTRY_POINTS, halves=RULE, doubled=ESTIMATOR, steady=THRESHOLD)
+    modules = {"halves": RULE, "doubled": ESTIMATOR, "steady": THRESHOLD, "broken": "import nowhere_to_be_found\n"}
+    install(folder, ENTRY_POINTS, **modules)
     return folder
 
 
@@ -112,12 +114,6 @@ def test_check_names_the_installed_threshold(site: Path, tmp_path: Path) -> None
     assert "(did you mean 'steady'?)" in refused.stderr
 
 
-@pytest.mark.parametrize("command", [("why",), ("report", "--out", "r.html")])
-def test_commands_read_the_run_of_an_installed_rule(site: Path, run: Path, command: tuple[str, ...]) -> None:
-    name, *options = command
-    assert succeeded(site, name, run, *options, folder=run.parent)
-
-
 def test_why_names_the_installed_rule(site: Path, run: Path) -> None:
     step = next(row["step_id"] for row in steps_of(run) if row["trained"] and not row["tied"])
     assert "halves" in succeeded(site, "why", run, step)
@@ -134,9 +130,7 @@ def test_audit_scores_the_installed_rule(site: Path, run: Path) -> None:
     assert "halves" in json.dumps(json.loads(file.read_text())["rules"])
 
 
-def test_broken_entry_point_breaks_only_its_own_rule(tmp_path: Path) -> None:
-    install(tmp_path, "[creditflow.rules]\nbroken = broken\n", broken="import nowhere_to_be_found\n")
-    succeeded(tmp_path, "check", TOY)
-    refused = creditflow(tmp_path, "check", TOY, "algorithm.propagation=broken")
+def test_broken_entry_point_is_refused_only_where_it_is_used(site: Path) -> None:
+    refused = creditflow(site, "check", TOY, "algorithm.propagation=broken")
     assert refused.returncode == 2
     assert "entry point 'broken' of creditflow.rules: broken cannot be loaded: ModuleNotFoundError" in refused.stderr

@@ -212,15 +212,15 @@ def test_gradient_of_j_equals_central_differences(policy):
 
 
 @pytest.mark.parametrize("n", [2, 3])
-@pytest.mark.parametrize("group_by", ["task_agent_turn", "task_agent", "task_agent_state", "task"])
-def test_rloo_with_open_gates_equals_the_gradient_of_j(n, group_by):
-    found = expected_gradient(POLICY, n, assigned(options(group_by=group_by)))
-    assert found == exactly(gradient(POLICY))
-
-
-@pytest.mark.parametrize("n", [2, 3])
-def test_outcome_to_all_equals_the_gradient_of_j(n):
-    found = expected_gradient(POLICY, n, assigned(options(outcome_to="all")))
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"outcome_to": "all"},
+        *({"group_by": key} for key in ("task_agent_turn", "task_agent", "task_agent_state", "task")),
+    ],
+)
+def test_rloo_with_open_gates_equals_the_gradient_of_j(n, more):
+    found = expected_gradient(POLICY, n, assigned(options(**more)))
     assert found == exactly(gradient(POLICY))
 
 

@@ -175,13 +175,6 @@ def test_relative_rules_and_estimators_need_each_other():
         options("gigpo", decomp_granularity="token_level").validate()
 
 
-def test_step_weight_is_refused_where_no_rule_reads_it():
-    with pytest.raises(
-        ConfigError, match=r"step_weight: has no effect with propagation: none; leave it out, or set prop"
-    ):
-        CreditOptions(propagation="none").refuse_ignored(["step_weight"])
-
-
 def test_steps_upstream_of_a_lost_outcome_are_not_trained():
     steps = [step("planner", 0.5), step("executor", 0.5)]
     lost = {"executor": Score(0.0, status="failed")}

@@ -210,7 +210,8 @@ def test_learned_posteriors_approach_those_of_the_true_rates():
     drawn, n = np.random.default_rng(0), 4000
     agent_S, cell_S = np.tile([0, 1, 1, 1, 1, 1], n), np.repeat(np.arange(n), 6)
     right_S = drawn.random(6 * n) >= rates.harm_A[agent_S]
-    bin_S = np.array([drawn.choice(4, p=score_AZB[a, int(fine)]) for a, fine in zip(agent_S, right_S, strict=True)])
+    below_SB = score_AZB[agent_S, right_S.astype(int)].cumsum(axis=1)[:, :-1]
+    bin_S = (drawn.random((6 * n, 1)) >= below_SB).sum(axis=1)
     killed_S = ~right_S & (drawn.random(6 * n) >= rates.survives_A[agent_S])
     passed_N = (np.bincount(cell_S, killed_S, n) == 0) & (drawn.random(n) >= rates.slip)
     seen = Observations(("planner", "executor"), cell_S, agent_S, bin_S, passed_N.astype(float))
@@ -247,16 +248,18 @@ def test_posterior_without_evidence_trains_no_step():
     assert explain(assigned, 0).operations[-1].note == "neither its score nor the outcome is known"
 
 
-@pytest.mark.parametrize(("value", "allowed"), [(0.4, (0.0, 1.0)), (40.0, (0.0, 100.0)), (-0.2, (-1.0, 1.0))])
-def test_outcome_between_its_ends_counts_in_proportion(value: float, allowed: tuple[float, float]):
-    def harmless(outcome: float) -> float:
+def test_outcome_between_its_ends_counts_in_proportion():
+    def harmless(outcome: float, low: float = 0.0, high: float = 1.0) -> float:
         trajectory = make_trajectory("t", [step("planner", 0.0), step("executor", 1.0)], None)
-        trajectory.outcome = Score(outcome, range=allowed)
+        trajectory.outcome = Score(outcome, range=(low, high))
         return float(assign(batch_of(*others, trajectory), RULE).harmless_S[-2])
 
     # The rates depend on one trajectory among many as good as not at all.
     others = simulated(150, {"planner": 0.2, "executor": 0.2}, 0.2, seed=10, scored=("planner", "executor"))
-    assert harmless(value) == pytest.approx(0.4 * harmless(allowed[1]) + 0.6 * harmless(allowed[0]), abs=2e-3)
+    between = harmless(0.4)
+    assert between == pytest.approx(0.4 * harmless(1.0) + 0.6 * harmless(0.0), abs=2e-3)
+    for rescaled in (harmless(40.0, 0.0, 100.0), harmless(-0.2, -1.0, 1.0)):
+        assert rescaled == pytest.approx(between, abs=1e-9)
 
 
 @examples(100)

@@ -30,29 +30,18 @@ def judged(tasks: int, flip: float, seed: int = 0, n: int = 8) -> list:
 
 
 def test_slope_and_error_equal_weighted_least_squares():
-    trajectories = judged(6, 0.2)
-    assigned = assign(batch_of(*trajectories), CALIBRATED)
-    weights = assigned.fitted["weights"]["solver"]
-    tasks = [f"q{task}" for task in range(6)]
+    n, trajectories = 8, judged(6, 0.2)
+    weights = assign(batch_of(*trajectories), CALIBRATED).fitted["weights"]["solver"]
+    value_NK = np.array([(t.steps[0].scores["f"].value, t.outcome.value) for t in trajectories])
+    task_N = np.repeat(np.arange(6), n)
+    sum_NK = np.array([value_NK[task_N == task].sum(axis=0) for task in task_N])
+    difference_NK = value_NK - (sum_NK - value_NK) / (n - 1)  # from the mean of the task's other trajectories
     for fold in range(6):
-        scores, outcomes = [], []
-        for trajectory in trajectories:
-            if tasks.index(trajectory.task.prompt[0]["content"]) % FOLDS != fold:
-                others = [o for o in trajectories if o.uid == trajectory.uid and o is not trajectory]
-                scores.append(
-                    trajectory.steps[0].scores["f"].value - np.mean([o.steps[0].scores["f"].value for o in others])
-                )
-                outcomes.append(trajectory.outcome.value - np.mean([o.outcome.value for o in others]))
-        slope, error = oracle.slope_and_error(scores, outcomes, [1.0] * len(scores))
-        assert (weights["slopes"][fold], weights["errors"][fold]) == pytest.approx((slope, error), rel=1e-9)
-        left = [
-            trajectory
-            for trajectory in trajectories
-            if tasks.index(trajectory.task.prompt[0]["content"]) % FOLDS != fold
-        ]
-        score = np.mean([trajectory.steps[0].scores["f"].value for trajectory in left])
-        outcome = np.mean([trajectory.outcome.value for trajectory in left])
-        assert weights["full"][fold] == pytest.approx(outcome + slope * (1 - score), rel=1e-9)
+        left_N = task_N % FOLDS != fold
+        slope, error = oracle.slope_and_error(*difference_NK[left_N].T.tolist(), [1.0] * left_N.sum())
+        score, outcome = value_NK[left_N].mean(axis=0)
+        got = [weights[key][fold] for key in ("slopes", "errors", "full")]
+        assert got == pytest.approx([slope, error, outcome + slope * (1 - score)], rel=1e-9)
 
 
 def test_weight_follows_the_reliability_of_scores():
@@ -99,17 +88,19 @@ def test_weight_multiplies_the_own_reward():
     assert "at 1; standard error" in text
 
 
-@pytest.mark.parametrize(("error", "weight"), [(1e-9, 0.8), (0.25, 1.4), (1e9, 2.0), (np.inf, 2.0)])
-def test_posterior_weight_moves_from_prior_to_reliability(error: float, weight: float):
-    assert posterior_weight(0.2, error, 0.5, 2.0) == pytest.approx(weight)
-
-
-def test_posterior_weight_is_never_negative():
-    assert posterior_weight(-3.0, 0.01, 0.5, 1.0) == 0.0
-
-
-def test_posterior_weight_without_any_success_is_the_prior():
-    assert posterior_weight(0.0, 0.0, 0.0, 1.0) == 1.0
+@pytest.mark.parametrize(
+    ("slope", "error", "full", "prior", "weight"),
+    [
+        (0.2, 1e-9, 0.5, 2.0, 0.8),  # w_r times the reliability, 0.2 / 0.5
+        (0.2, 0.25, 0.5, 2.0, 1.4),
+        (0.2, 1e9, 0.5, 2.0, 2.0),
+        (0.2, np.inf, 0.5, 2.0, 2.0),
+        (-3.0, 0.01, 0.5, 1.0, 0.0),
+        (0.0, 0.0, 0.0, 1.0, 1.0),  # no success at all
+    ],
+)
+def test_posterior_weight_moves_from_prior_to_reliability(slope, error, full, prior, weight):
+    assert posterior_weight(slope, error, full, prior) == pytest.approx(weight)
 
 
 def test_weight_of_a_group_ignores_its_own_outcomes():
