@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.distributions import creditflow, install, succeeded
 from tests.paths import TOY
 
@@ -52,49 +50,39 @@ class Lines:
     def finish(self):
         self._write("finished")
 """
-WATCHED = ("guard.rules.mine={kind: parity, metric: rollout/tokens, of: 2}",)
-TWO_STEPS = ("trainer.total_training_steps=2", "trainer.default_local_dir=run")
+OPTIONS = (
+    "guard.rules.mine={kind: parity, metric: rollout/tokens, of: 2}",
+    "trainer.logger=[console,lines]",
+    "trainer.val_before_train=false",
+    "trainer.total_training_steps=2",
+    "trainer.default_local_dir=run",
+)
 
 
 def json_lines(file: Path) -> list:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_installed_guard_rule_works_in_every_command(tmp_path: Path) -> None:
-    install(tmp_path, "[creditflow.guard_rules]\nparity = theirs\n", theirs=RULE)
-    succeeded(tmp_path, "check", TOY, *WATCHED)
-    printed = succeeded(tmp_path, "train", TOY, *WATCHED, *TWO_STEPS)
+def test_installed_rule_and_tracker_work_in_every_command(tmp_path: Path) -> None:
+    entry_points = "[creditflow.guard_rules]\nparity = parity\n[creditflow.trackers]\nlines = lines\n"
+    install(tmp_path, entry_points, parity=RULE, lines=TRACKER)
+    succeeded(tmp_path, "check", TOY, *OPTIONS)
+    printed = succeeded(tmp_path, "train", TOY, *OPTIONS)
     assert "guard: mine fired: rollout/tokens (seen 2): a warning only" in printed
     events = [event for event in json_lines(tmp_path / "run/events.jsonl") if event["rule"] == "mine"]
     assert [(event["step"], event["what"], event["numbers"]) for event in events] == [(2, "fired", {"seen": 2.0})]
     metrics = json_lines(tmp_path / "run/metrics.jsonl")
-    assert [row["guard/on/mine"] for row in metrics if row["step"] > 0] == [0.0, 1.0]
-    succeeded(tmp_path, "report", "run", "--out", "report.html")
-    assert '"rule":"mine"' in (tmp_path / "report.html").read_text()
+    assert [row["guard/on/mine"] for row in metrics] == [0.0, 1.0]
 
-
-def test_installed_tracker_gets_two_training_steps(tmp_path: Path) -> None:
-    install(tmp_path, "[creditflow.trackers]\nlines = theirs\n", theirs=TRACKER)
-    options = ("trainer.logger=[console,lines]", "trainer.val_before_train=false")
-    succeeded(tmp_path, "check", TOY, *options)
-    succeeded(tmp_path, "train", TOY, *options, *TWO_STEPS)
     lines = json_lines(tmp_path / "run/lines.jsonl")
-    tokens = [row["rollout/tokens"] for row in json_lines(tmp_path / "run/metrics.jsonl")]
     assert lines[0] == ["opened", "run", "threshold", 0]
-    assert [line[1:] for line in lines if line[0] == "metrics"] == [[1, tokens[0]], [2, tokens[1]]]
+    assert [line[1:] for line in lines if line[0] == "metrics"] == [
+        [n, metrics[n - 1]["rollout/tokens"]] for n in (1, 2)
+    ]
     assert [line[:2] for line in lines if line[0] == "table"] == [["table", 1]]
     assert lines[-1] == ["finished"]
 
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("of: 0", "guard.rules.mine.of: expected at least 1"),
-        ("off: 2", "expected keys of kind parity: of; got"),
-    ],
-)
-def test_wrong_option_of_an_installed_rule_is_refused(tmp_path: Path, options: str, message: str) -> None:
-    install(tmp_path, "[creditflow.guard_rules]\nparity = theirs\n", theirs=RULE)
-    result = creditflow(tmp_path, "check", TOY, f"guard.rules.mine={{kind: parity, metric: rollout/tokens, {options}}}")
-    assert result.returncode == 2
-    assert message in result.stderr
+    succeeded(tmp_path, "report", "run", "--out", "report.html")
+    assert '"rule":"mine"' in (tmp_path / "report.html").read_text()
+    refused = creditflow(tmp_path, "check", TOY, "guard.rules.mine={kind: parity, metric: rollout/tokens, of: 0}")
+    assert (refused.returncode, "guard.rules.mine.of: expected at least 1" in refused.stderr) == (2, True)

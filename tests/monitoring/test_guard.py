@@ -1,5 +1,6 @@
 """The guard without an engine: firing, actions, state, and refused rules."""
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -175,21 +176,33 @@ def test_checkpoint_is_good_unless_a_restoring_rule_suspects():
     assert good == [True, False, True, False, False, False]
 
 
+@functools.cache
+def default_specs():
+    return specs(default_rules())
+
+
 @pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.parametrize("cut", [3, 30, 61])
-def test_restored_guard_continues_identically(name, cut):
-    series_ = series(name, Setting(), 0)
-    through, first, second = (Guard(specs(default_rules())) for _ in range(3))
-    expected = fired(through, series_)
-    before = fired(first, series_[:cut])
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert before + fired(second, series_[cut:]) == expected
-    assert (second.fallback, second.cap, second.good) == (through.fallback, through.cap, through.good)
+def test_restored_guard_continues_identically(name):
+    """Restored twice: the second time from a guard that was itself restored."""
+    rows_ = series(name, Setting(), 0)
+    uninterrupted, restored = Guard(default_specs()), Guard(default_specs())
+    events = []
+    for part in (rows_[:3], rows_[3:30], rows_[30:61], rows_[61:]):
+        state = json.loads(json.dumps(restored.state_dict()))
+        restored = Guard(default_specs())
+        restored.load_state_dict(state)
+        events += fired(restored, part)
+    assert events == fired(uninterrupted, rows_)
+    assert (restored.fallback, restored.cap, restored.good) == (
+        uninterrupted.fallback,
+        uninterrupted.cap,
+        uninterrupted.good,
+    )
 
 
 @pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.rule])
 def test_default_rules_detect_every_fault(name):
-    found = fired(Guard(specs(default_rules())), series(name, Setting(n_val=512), 0))
+    found = fired(Guard(default_specs()), series(name, Setting(n_val=512), 0))
     rule = SCENARIOS[name].rule
     assert [step for step, fired_rule, what in found if fired_rule == rule and what == "fired" and step >= 10]
 
@@ -311,7 +324,6 @@ REFUSED = [
     (["guard.rules.error_rate.over=reward/verdict"], "over: unknown metric 'reward/verdict' .*'reward/verdicts'"),
     (["guard.rules.error_rate.recover=0.12"], "guard.rules.error_rate.recover: 0.12 lies where the rule fires"),
     (["guard.rules.error_rate.action=fallback"], "action: expected one of .*did you mean 'fallback_identical'"),
-    (["guard.rules.accuracy.to=null"], "guard.rules.accuracy.to: expected a number from 0 to 1"),
     (["guard.rules.accuracy.to=40"], "guard.rules.accuracy.to: expected a number from 0 to 1"),
     (["guard.rules.accuracy.action=[warn]"], "guard.rules.accuracy.action: expected a name"),
     (["guard.rules.error_rate.unless={metric: reward/agreemnt, above: 0.5}"], "unless.metric: unknown metric"),
@@ -319,9 +331,6 @@ REFUSED = [
     (["guard.rules.error_rate.unless={metric: reward/agreement, above: x}"], "unless.above: expected a number"),
     (["guard.rules.agreement.shortest=11"], "guard.rules.agreement.shortest: expected at most the window, 10, got 11"),
     (["guard.rules.error_rate.over=reward/*"], "guard.rules.error_rate.over: expected one metric"),
-    (["guard.rules.entropy.below=null"], "guard.rules.entropy.above, below: expected one of them"),
-    (["guard.rules.entropy.metric=timing/rolout_s"], "timing/rollout_s"),
-    (["guard.rules.entropy.metric=rollout/lost_frac"], "unknown metric 'rollout/lost_frac'"),
     (["guard.rules.accuracy.kind=dropp"], "kind: expected one of drop, interval, level.*did you mean 'drop'"),
     (["guard.rules.entropy.widow=3"], "guard.rules.entropy: expected keys of kind level.*'window'"),
     (["guard.rules.entropy=3"], "guard.rules.entropy: expected metric"),

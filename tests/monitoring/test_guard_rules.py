@@ -181,7 +181,7 @@ def test_drop_waits_for_a_full_window():
 
 @pytest.mark.parametrize("share", [0.02, 0.1])
 def test_level_false_positives_respect_the_p_value(share):
-    rng, fired, runs = np.random.default_rng(0), 0, 20_000
+    rng, fired, runs = np.random.default_rng(0), 0, 8000
     for _ in range(runs):
         fired += Level(above=0.1, window=1, p_value=0.01).look(rng.binomial(500, share) / 500, 500).bad
     assert fired / runs < 0.016  # a discrete share, approximated by the normal

@@ -1,6 +1,3 @@
-from itertools import combinations
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,15 +55,6 @@ def test_column_metrics_equal_per_object_metrics(sampled, greedy, n):
     assert found.step_errors == expected[3]
 
 
-def test_pass_at_k_is_the_share_of_draws_with_a_pass() -> None:
-    trajectories = {"a": [1.0, 0.0, 0.0, 1.0], "b": [0.0, 0.0, 0.0, 0.0], "c": [0.0, 1.0, 0.0, 0.0]}
-    metrics = evaluation_metrics(batch_of_outcomes(trajectories), n=4)
-    assert metrics["pass_at_1"] == pytest.approx(np.mean([0.5, 0.0, 0.25]))
-    for k in (2, 4):
-        draws = [np.mean([any(draw) for draw in combinations(outcomes, k)]) for outcomes in trajectories.values()]
-        assert metrics[f"pass_at_{k}"] == pytest.approx(np.mean(draws))
-
-
 def test_unscored_outcomes_count_as_not_passed() -> None:
     failed = Score(1.0, status="failed", reason="no judge")
     metrics = evaluation_metrics(batch_of_outcomes({"a": [1.0, failed, None, 0.5]}), n=4)
@@ -92,13 +80,6 @@ def test_step_is_wrong_if_any_score_is_below_its_maximum() -> None:
     assert metrics["reward/step_error_rate/a"] == 0.5
     assert metrics["reward/sub_reward/a"] == 1.0  # scores of weight 0 are left out
     assert metrics["reward/sub_reward/b"] == 1.0
-
-
-def test_token_scores_are_averaged_over_sampled_tokens() -> None:
-    made = step("a", Score((1.0, 0.0)), tokens=2, response_mask=(1, 0))
-    metrics = sub_reward_metrics(batch_of(make_trajectory("t", [made], 1.0)))
-    assert metrics["reward/sub_reward/a"] == 1.0
-    assert metrics["reward/step_error_rate"] == 0.0
 
 
 def test_agents_and_strata_without_scores_have_no_metrics() -> None:
@@ -185,21 +166,3 @@ def test_agreement_is_the_share_of_correctly_ordered_pairs(right, wrong, agreeme
     assert made["reward/agreement"] == agreement
     n, m = len(right), len(wrong)
     assert made["reward/agreement_over"] == pytest.approx(0.25 / ((n + m + 1) / (12 * n * m)))
-
-
-def test_agreement_is_absent_without_mixed_outcomes() -> None:
-    made = errors(
-        make_trajectory("a", [step("a", 1.0)], 1.0, task="t"), make_trajectory("b", [step("a", 0.0)], 0.0, task="u")
-    )
-    assert "reward/agreement" not in made
-
-
-def test_sub_rewards_are_reported_by_stratum() -> None:
-    steps = [
-        step("v", 1.0, stratum="right"),
-        step("v", 1.0, stratum="right"),
-        step("v", 0.0, stratum="wrong"),
-    ]
-    metrics = sub_reward_metrics(batch_of(make_trajectory("t", steps, 1.0)))
-    assert metrics["reward/sub_reward/v/right"] == 1.0
-    assert metrics["reward/sub_reward/v/wrong"] == 0.0
