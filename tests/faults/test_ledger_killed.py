@@ -39,7 +39,7 @@ def write(path: str, assigned: str, ready: Event) -> None:
         folder.append_metrics(done, {"loss": 1 / done, "long": 1.0})
 
 
-@pytest.mark.parametrize("kills", mostly_slow((20, 100), {20}))
+@pytest.mark.parametrize("kills", mostly_slow((12, 100), {12}))
 def test_killed_writer_leaves_every_finished_step_once(tmp_path: Path, kills: int) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.faults.test_ledger_killed", "pyarrow.parquet", "pandas"])
