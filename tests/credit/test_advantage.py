@@ -11,14 +11,10 @@ from tests.credit.strategies import registered
 
 
 def test_advantage_divides_by_spread_plus_epsilon():
-    batch = batch_of(make_trajectory("t0", [step()], 1.0), make_trajectory("t1", [step()], 0.0))
-    sd = np.sqrt(0.5)
-    assert assign(batch, CreditOptions(propagation="threshold")).advantage_S.tolist() == pytest.approx(
-        [0.5 / (sd + 1e-6), -0.5 / (sd + 1e-6)]
-    )
-    assert assign(
-        batch, CreditOptions(propagation="threshold", norm_adv_by_std_in_grpo=False)
-    ).advantage_S.tolist() == [0.5, -0.5]
+    two = [make_trajectory(f"t{n}", [step()], 1.0 - n) for n in range(2)]
+    scaled = 0.5 / (np.sqrt(0.5) + 1e-6)
+    assert credited(*two).advantage_S.tolist() == pytest.approx([scaled, -scaled])
+    assert credited(*two, norm_adv_by_std_in_grpo=False).advantage_S.tolist() == [0.5, -0.5]
 
 
 def labelled(labels, **more):

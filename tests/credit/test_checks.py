@@ -184,6 +184,7 @@ def test_narrow_types_give_the_same_result(batch):
     ("offsets", "message"),
     [
         ([1, 2, 4], "ShapeError: column token_offsets: expected 0 as the first, got 1"),
+        ([-1, 2, 4], "ShapeError: column token_offsets: expected 0 as the first, got -1"),
         ([0, 5, 4], "ShapeError: step t0.1: expected token_offsets that do not decrease, got 4 after 5"),
         ([0, 2, 5], "ShapeError: column response_mask: expected shape (5,), got (4,)"),
     ],

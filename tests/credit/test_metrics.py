@@ -58,12 +58,8 @@ def test_mis_credited_counts_contradictions_of_measured_scores():
 
 
 def test_mis_credited_ignores_advantages_of_0():
-    assert (
-        metrics(make_trajectory("t0", [step("a", 0.5)]), make_trajectory("t1", [step("a", 0.5)]))[
-            "credit/mis_credited/a"
-        ]
-        == 0.0
-    )
+    equal = [make_trajectory(f"t{n}", [step("a", 0.5)]) for n in range(2)]
+    assert metrics(*equal)["credit/mis_credited/a"] == 0.0
 
 
 def test_group_metrics_count_groups_and_steps():

@@ -164,7 +164,7 @@ def test_step_alone_at_its_state_has_the_part_of_its_episode():
     np.testing.assert_allclose(advantage_S, [-1 / (1 + 1e-6), 0.0, 1 / (1 + 1e-6)], atol=1e-12)
 
 
-def test_relative_rules_and_estimators_need_each_other():
+def test_options_that_relative_rules_need_are_checked():
     with pytest.raises(ConfigError, match=r"adv_estimator: gigpo compares trajectories itself: expected relative"):
         CreditOptions(propagation="gigpo").validate()
     with pytest.raises(ConfigError, match=r"adv_estimator: relative has no baseline"):
@@ -173,6 +173,8 @@ def test_relative_rules_and_estimators_need_each_other():
         CreditOptions(propagation="gigpo", adv_estimator="relative").validate()
     with pytest.raises(ConfigError, match=r"decomp_granularity: gigpo compares whole steps"):
         options("gigpo", decomp_granularity="token_level").validate()
+    with pytest.raises(ConfigError, match=r"step_weight: has no effect with propagation: none; leave it out, or set"):
+        CreditOptions(propagation="none").refuse_ignored(["step_weight"])
 
 
 def test_steps_upstream_of_a_lost_outcome_are_not_trained():
