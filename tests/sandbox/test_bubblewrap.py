@@ -72,21 +72,13 @@ def test_only_tmp_is_writable(box, path):
 def test_program_is_pid_1_of_an_unprivileged_user(box):
     code = (
         "import os\nprint(os.getpid(), os.getuid(), os.getgid(), os.getgroups())\n"
-        "print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1])\n"
         "print(*[l.split()[1] for l in open('/proc/self/status') if l[:3] == 'Cap' or l[:10] == 'NoNewPrivs'])\n"
         "print(*[l.split()[1] for l in open('/proc/self/status') if l[:8] == 'Seccomp:'], os.uname().nodename)"
     )
-    who, fds, rights, filtered = lines(box, code)
+    who, rights, filtered = lines(box, code)
     assert who.startswith("1 65534 65534")
-    assert fds == "[0, 1, 2]"
     assert set(rights.split()) == {"0" * 16, "1"}
     assert filtered == "2 box"
-
-
-def test_parent_environment_is_hidden(box, monkeypatch):
-    monkeypatch.setenv("CREDITFLOW_SECRET", "sesame")
-    code = "import glob\nfor p in glob.glob('/proc/[0-9]*/environ'): print(p, open(p).read().count('sesame'))"
-    assert lines(box, code) == ["/proc/1/environ 0"]
 
 
 def test_network_and_loopback_are_refused(box):

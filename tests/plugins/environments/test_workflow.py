@@ -469,11 +469,7 @@ def test_unknown_seat_and_empty_range_are_refused():
 @pytest.mark.parametrize(
     ("function", "make", "message"),
     [
-        (
-            "gymnasium",
-            tictactoe,
-            "gymnasium: make: expected Gymnasium's Env, .* use creditflow.plugins.environments.aec",
-        ),
+        ("gymnasium", tictactoe, "gymnasium: make: expected Gymnasium's Env, .* creditflow.plugins.environments.aec"),
         ("gymnasium", hands(rps_v2.parallel_env), "use creditflow.plugins.environments.parallel"),
         ("parallel", tictactoe, "parallel: make: .*PettingZoo's AECEnv, .* use creditflow.plugins.environments.aec"),
         ("aec", lake, "aec: make: .*got Gymnasium's Env, .* use creditflow.plugins.environments.gymnasium"),

@@ -53,22 +53,30 @@ SOURCE = TRACES / "autogen_otel.json"
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
+        (["-o", "x.json"], "--out: expected a name that ends with .parquet"),
         (["--outcome", "outcom"], "no reward is called 'outcom'; the traces have helpful, outcome"),
         (["--range", "helpfull=0:2"], "--range: no reward is called 'helpfull'; the traces have helpful, outcome"),
         (["--range", "helpful=0:2", "--range", "helpful=0:3"], "--range: helpful is given twice"),
+        (["--range", "helpful"], "--range: expected NAME=LOW:HIGH"),
+        (["--range", "helpful=1:0"], "low < high"),
         (["--trajectory-by", "nosuch"], "--trajectory-by: no span has an attribute 'nosuch'"),
         (["--uid-by", "nosuch"], "--uid-by: no span has an attribute 'nosuch'"),
+        (["--agent-match", "("], "is not a regular expression"),
+        (["--agent-match", "nobody"], "no model call has become a step"),
         (["--tokenizer", "nosuch"], "--tokenizer: nosuch is no folder"),
         (["--credit", str(SOURCE)], "is a file already; name another folder"),
     ],
 )
-def test_unknown_name_in_an_option_writes_nothing(given: list[str], message: str, tmp_path: Path) -> None:
-    out = tmp_path / "out.parquet"
-    result = convert(SOURCE, "-o", out, *given)
-    assert (result.exit_code, out.exists()) == (2, False)
-    assert message in result.output
+def test_bad_option_prints_one_line_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = convert(SOURCE, "-o", "x.parquet", *arguments)
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
 
 
 def test_other_rewards_of_trajectories_are_shown(tmp_path: Path) -> None:
@@ -143,24 +151,3 @@ def test_missing_outcomes_and_torn_lines_warn(tmp_path: Path) -> None:
         assert ("warning: no trajectory has an outcome" in converted.stderr) == warned
         assert ("--outcome (good)" in converted.stderr) == (reward == {"good": 1.0})
         assert "line 2, the last, is torn" in converted.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-o", "x.json"], "--out: expected a name that ends with .parquet"),
-        (["-o", "x.parquet", "--range", "right"], "--range: expected NAME=LOW:HIGH"),
-        (["-o", "x.parquet", "--range", "right=1:0"], "low < high"),
-        (["-o", "x.parquet", "--agent-match", "("], "is not a regular expression"),
-        (["-o", "x.parquet", "--agent-match", "nobody"], "no model call has become a step"),
-        (["-o", "x.parquet", "--tokenizer", "nowhere"], "--tokenizer: nowhere"),
-    ],
-)
-def test_bad_input_prints_one_line_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = convert(TRACES / "langgraph_openinference.json", *arguments)
-    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
-    assert message in result.stderr
-    assert result.stderr.startswith("error: ")

@@ -76,21 +76,6 @@ def test_tool_result_in_two_forms_is_read_once() -> None:
     assert step(attributes).prompt == "[tool]\nsunny"
 
 
-def test_parents_by_text_ignore_reasoning() -> None:
-    plan = said({"type": "reasoning", "content": "hm, let me think"}, text("First add, then halve."))
-    spans = [
-        Span("t", "plan", None, "x", 1, 2, {"gen_ai.operation.name": "chat", "gen_ai.output.messages": plan}),
-        Span("t", "aside", None, "x", 3, 4, {"gen_ai.operation.name": "chat",
-             "gen_ai.output.messages": said(text("Nothing to do with it."))}),
-        Span("t", "work", None, "x", 5, 6, {"gen_ai.operation.name": "chat",
-             "gen_ai.input.messages": json.dumps([{"role": "user", "content": "First add, then halve.\nDo it."}]),
-             "gen_ai.output.messages": said(text("7"))}),
-    ]  # fmt: skip
-    steps = convert(spans).trajectories[0].steps
-    assert steps[0].response == "hm, let me think\nFirst add, then halve."
-    assert (steps[2].parents, steps[2].info["parents_by"]) == ((0,), "text")
-
-
 def test_duplicate_conventions_are_read_once() -> None:
     attributes = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": '[{"role": "user", "content": "Hello"}]'}
     found = step(

@@ -69,7 +69,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def damaged(name: str, draw: random.Random) -> Any:
-    """A copy of a source in which some values are odd, missing, or those of another place, mostly with the same key."""
+    """A copy of a source with odd values, renamed keys, and values of other places, mostly those of the same key."""
     records = deepcopy(SOURCES[name])
     everywhere = list(places(records))
     for _ in range(draw.choice([1, 2, 4, 16])):
@@ -79,7 +79,9 @@ def damaged(name: str, draw: random.Random) -> Any:
         with suppress(KeyError, IndexError):  # an earlier change has removed it
             holder[key] = deepcopy(draw.choice([draw.choice(ODD), other[at], other[at]]))
             if draw.random() < 0.2:
-                del holder[key]
+                value = holder.pop(key)
+                if isinstance(holder, dict) and draw.random() < 0.5:
+                    holder[f"{key}_x"] = value
     return records
 
 

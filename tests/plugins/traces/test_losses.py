@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from creditflow.errors import DataError
-from creditflow.plugins.traces import Converted, Span, convert, from_chat_log, from_json
+from creditflow.plugins.traces import Converted, Span, convert, from_json
 from creditflow.plugins.traces.spans import SpanEvent
 from tests.paths import TRACES
 from tests.plugins.traces.test_events import attributes, read, value
@@ -173,45 +172,3 @@ def test_unknown_event_is_listed() -> None:
     assert [(one.what, one.name, one.reason) for one in made.left_out] == [
         ("record", "gen_ai.choice.delta", "an event of this name is not read")
     ]
-
-
-NUMBERS = {"line": 1.0, "message": 0.5, "call": 0.25}
-LINES: list[dict[str, Any]] = [
-    {"reward": {"right": NUMBERS["line"]}, "messages": [
-        {"role": "user", "content": "Plan it."},
-        {"role": "assistant", "content": "First add, then halve.", "reward": NUMBERS["message"]},
-        {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "Done it all."}]},
-    {"agent": "b", "request": {"messages": [{"role": "user", "content": "Add, then halve."}]},
-     "response": {"choices": [{"message": {"role": "assistant", "content": "I did it."}}]}, "reward": NUMBERS["call"]},
-]  # fmt: skip
-
-
-def _holders(value: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(value, dict):
-        yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _holders(inner)
-
-
-def test_renamed_chat_log_key_keeps_texts_and_rewards() -> None:
-    """Every response is a step, in a prompt, or listed; every reward is assigned or listed."""
-    n = 0
-    for place, holder in enumerate(_holders(LINES)):
-        for key in holder:
-            lines = deepcopy(LINES)
-            changed = list(_holders(lines))[place]
-            changed[f"{key}_x"] = changed.pop(key)
-            n += 1
-            try:
-                made = convert(from_chat_log(lines))
-            except DataError:
-                continue  # the whole file is refused
-            steps = [step for trajectory in made.trajectories for step in trajectory.steps]
-            listed = [one for one in made.left_out if one.what in ("model call", "record")]
-            for text in ("First add, then halve.", "Done it all.", "I did it."):
-                assert any(text in (step.response, *step.prompt.split("\n")) for step in steps) or listed, (key, text)
-            given = [score.value for step in steps for score in step.scores.values()]
-            given += [trajectory.outcome.value for trajectory in made.trajectories if trajectory.outcome is not None]
-            rewards = [one for one in made.left_out if one.what == "reward" or "reward" in one.name]
-            assert len(given) + len(rewards) >= len(NUMBERS), key
-    assert n > 20

@@ -304,18 +304,3 @@ def test_unknown_part_beside_a_text_is_marked_and_counted() -> None:
     )
     assert made.trajectories[0].steps[0].prompt == "[user]\nSee:\n[hologram]"
     assert made.mended == {"a part of a message in a form that is not known: hologram": 1}
-
-
-def test_langfuse_generation_is_a_step() -> None:
-    attributes = {
-        "langfuse.observation.type": "generation",
-        "langfuse.observation.model.name": "m",
-        "langfuse.observation.model.parameters": '{"temperature": 0.5}',
-        "langfuse.observation.input": json.dumps([USER]),
-        "langfuse.observation.output": json.dumps({"role": "assistant", "content": SAID}),
-    }
-    agent = {"langfuse.observation.type": "agent", "langfuse.observation.input": "How many?"}
-    spans = [Span("t", "b", None, "counter", 1, 9, agent), Span("t", "a", "b", "chat", 2, 3, attributes)]
-    found = step(convert(spans))
-    assert (found.agent, found.policy, found.temperature) == ("counter", "m", 0.5)
-    assert (found.prompt, found.response) == ("[user]\nHow many?", SAID)

@@ -20,13 +20,6 @@ from creditflow.errors import DataError
 from creditflow.plugins.traces import convert, from_agent_lightning, from_json, from_readable, read_spans
 from creditflow.plugins.traces.spans import Link
 from tests.paths import TRACES
-from tests.plugins.traces.test_events import CHAT, span, spoken
-
-
-def test_json_and_protobuf_give_the_same_spans() -> None:
-    as_json, as_protobuf = (read_spans(TRACES / f"langgraph_openinference.{form}") for form in ("json", "pb"))
-    assert as_json == as_protobuf
-    assert len(as_json) == 13
 
 
 def test_metrics_are_ignored_beside_spans_and_refused_alone(tmp_path: Path) -> None:
@@ -60,21 +53,32 @@ def test_unicode_line_separators_do_not_end_json_lines(tmp_path: Path) -> None:
     assert len(convert(read_spans(file)).trajectories) == 2
 
 
-def test_readable_spans_are_converted() -> None:
+def test_readable_spans_and_log_records_are_converted() -> None:
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("test")
+    logged, logs = LoggerProvider(), InMemoryLogRecordExporter()
+    logged.add_log_record_processor(SimpleLogRecordProcessor(logs))
+    logger = logged.get_logger("test")
     with tracer.start_as_current_span("trajectory"):
         with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat"}) as call:
             call.add_event("gen_ai.user.message", {"content": "What is 3 + 4?"})
             call.add_event("gen_ai.choice", {"message": json.dumps({"content": "7"}), "finish_reason": "length"})
         with tracer.start_as_current_span("later", links=[trace.Link(call.get_span_context())]) as later:
             later.set_status(StatusCode.ERROR, "broken")
-    chat, broken, root = from_readable(exporter.get_finished_spans())
+        with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat"}):
+            logger.emit(event_name="gen_ai.user.message", body={"content": "And twice that?"})
+            logger.emit(event_name="gen_ai.choice", body={"message": {"content": "14"}})
+            logger.emit(body="another matter")
+    spans = from_readable(exporter.get_finished_spans(), logs.get_finished_logs())
+    chat, broken, _, root = spans
     assert (chat.parent, root.parent, broken.error, chat.error) == (root.id, None, "broken", "")
     assert broken.links == [Link(chat.trace, chat.id)]
-    (trajectory,) = convert([chat, broken, root]).trajectories
-    assert (trajectory.steps[0].prompt, trajectory.steps[0].response) == ("[user]\nWhat is 3 + 4?", "7")
+    (trajectory,) = convert(spans).trajectories
+    assert [(step.prompt, step.response) for step in trajectory.steps] == [
+        ("[user]\nWhat is 3 + 4?", "7"),
+        ("[user]\nAnd twice that?", "14"),
+    ]
     assert trajectory.status == "truncated"
 
 
@@ -165,43 +169,6 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
         read_spans(tmp_path)
 
 
-def test_json_lines_attach_log_records_to_spans(tmp_path: Path) -> None:
-    logs = spoken(0, CHAT)
-    lines = [
-        {"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]},
-        {"resourceSpans": [{"scopeSpans": [{"spans": [span(CHAT, gen_ai__operation__name="chat")]}]}]},
-    ]
-    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    (trajectory,) = convert(read_spans(tmp_path / "x.jsonl")).trajectories
-    assert (trajectory.task.text, trajectory.answer) == ("question 0", "answer 0")
-
-
-def test_readable_log_records_attach_to_spans() -> None:
-    provider, spans = TracerProvider(), InMemorySpanExporter()
-    provider.add_span_processor(SimpleSpanProcessor(spans))
-    logged, logs = LoggerProvider(), InMemoryLogRecordExporter()
-    logged.add_log_record_processor(SimpleLogRecordProcessor(logs))
-    logger = logged.get_logger("test")
-    with provider.get_tracer("test").start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat"}):
-        logger.emit(event_name="gen_ai.user.message", body={"content": "What is 3 + 4?"})
-        logger.emit(event_name="gen_ai.choice", body={"message": {"content": "7"}})
-        logger.emit(body="another matter")
-    (trajectory,) = convert(from_readable(spans.get_finished_spans(), logs.get_finished_logs())).trajectories
-    assert (trajectory.task.text, trajectory.answer) == ("What is 3 + 4?", "7")
-
-
 def test_unrelated_log_records_make_no_spans() -> None:
     logs = [{"spanId": "b" * 16, "body": {"stringValue": "started"}}, {"eventName": "app.click"}, {}]
     assert from_json([{"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]}]) == []
-
-
-def test_log_record_attaches_within_its_trace() -> None:
-    spans = [{"traceId": trace * 32, "spanId": "c" * 16} for trace in "ab"]
-    log = {"traceId": "a" * 32, "spanId": "c" * 16, "eventName": "gen_ai.choice"}
-    one, other = from_json(
-        [
-            {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]},
-            {"resourceLogs": [{"scopeLogs": [{"logRecords": [log]}]}]},
-        ]
-    )
-    assert ([event.name for event in one.events], other.events) == (["gen_ai.choice"], [])
