@@ -1,3 +1,5 @@
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -6,7 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import save_tiny_llama, tiny_byte_model
-from tests.engines.small_runs import write_recipe
+from tests.engines.small_runs import run, write_recipe
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +32,14 @@ def word_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
     return write_recipe(tmp_path, word_model_folder)
+
+
+@pytest.fixture(scope="session")
+def shared_recipe(tmp_path_factory: pytest.TempPathFactory, word_model_folder: Path) -> Path:
+    return write_recipe(tmp_path_factory.mktemp("shared"), word_model_folder)
+
+
+@pytest.fixture(scope="session")
+def finished(shared_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Finished runs of the shared recipe by their settings, which tests do not modify."""
+    return cache(lambda *settings: run(shared_recipe, tmp_path_factory.mktemp("finished") / "run", *settings))

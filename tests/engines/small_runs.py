@@ -65,6 +65,14 @@ guard: {rules: {propagation_s: null}}  # it reads the clock
 
 
 EVERY_STEP = ("trainer.save_freq=1", "trainer.test_freq=2", "trainer.total_training_steps=4")
+WATCHED = (*EVERY_STEP, "guard.rules.often={metric: rollout/tokens, above: 1, window: 2}")
+"""Settings with a guard rule that fires once, at step 2."""
+CRITIC = ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer", "trainer.critic_warmup=1")
+TWO_POLICIES = (
+    "policies={one: {}, two: {lora_rank: 2, optim: {lr: 0.02}}}",
+    "team.agents.writer.policy=one",
+    "team.agents.editor.policy=two",
+)
 
 
 def write_recipe(folder: Path, model: Path) -> Path:
@@ -74,7 +82,7 @@ def write_recipe(folder: Path, model: Path) -> Path:
     return folder / "toy.yaml"
 
 
-def run(recipe_file: Path, folder: str, *overrides: str) -> Path:
+def run(recipe_file: Path, folder: str | Path, *overrides: str) -> Path:
     path = recipe_file.parent / folder
     return train(load_recipe(recipe_file, [f"trainer.default_local_dir={path}", *overrides]), Reporter()).path
 
@@ -83,8 +91,8 @@ class Stopped(Exception):
     """The error of a run that a test ends."""
 
 
-def stopped(monkeypatch: pytest.MonkeyPatch, recipe_file: Path, folder: str, after: int, *overrides: str) -> None:
-    """Run until an error in the update after step `after`."""
+def stopped(recipe_file: Path, folder: str | Path, after: int, *overrides: str) -> Path:
+    """Run until an error in the update after step `after`; returns the run's folder."""
     update, seen = PolicySet.update, []
 
     def breaks(self, *args, **kwargs):
@@ -93,10 +101,11 @@ def stopped(monkeypatch: pytest.MonkeyPatch, recipe_file: Path, folder: str, aft
             raise Stopped
         return update(self, *args, **kwargs)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PolicySet, "update", breaks)
         with pytest.raises(Stopped):
             run(recipe_file, folder, *overrides)
+    return recipe_file.parent / folder
 
 
 def without_clock(path: Path) -> list[dict]:
@@ -104,10 +113,10 @@ def without_clock(path: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if not any(part in k for part in clocked)} for row in read_metrics(path)]
 
 
-def expect_the_same(path: Path, other: Path) -> None:
-    """Compare the metrics, events, step files, evaluations and weights of two runs of four steps."""
+def expect_the_same(path: Path, other: Path, steps: int = 4) -> None:
+    """Compare the metrics, events, step files, evaluations and last weights of two finished runs."""
     assert without_clock(path) == without_clock(other)
-    weights = sorted((path / "checkpoints" / "global_step_4").rglob("*.safetensors"))
+    weights = sorted((path / "checkpoints" / f"global_step_{steps}").rglob("*.safetensors"))
     assert weights
     for file in (*sorted((path / "steps").iterdir()), path / "evaluation.json", *path.glob("events.jsonl"), *weights):
         assert file.read_bytes() == (other / file.relative_to(path)).read_bytes(), file.name

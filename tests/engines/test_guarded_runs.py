@@ -1,6 +1,5 @@
 """Guard tests on complete small runs with injected failures."""
 
-import json
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from creditflow.engines.local import actor
 from creditflow.errors import ConfigError
 from creditflow.monitoring import GuardStop
+from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import read_events, read_metrics
 from tests.builders import mostly_slow
 from tests.engines.small_runs import EVERY_STEP, Stopped, expect_the_same, run, stopped, without_clock
@@ -45,15 +45,14 @@ def ends_with_a(trajectory):
 
 
 @reward
-def verdict(step, trajectory, *, sick="", first=10, last=1000):
-    is_sick = first <= of_training_step(trajectory) <= last
-    if is_sick and sick == "fails" and zlib.crc32(step.id.encode()) % 100 < 15:
+def verdict(step, trajectory, *, sick="", first=1, last=1000):
+    if not first <= of_training_step(trajectory) <= last:
+        return right(trajectory)
+    if sick == "fails" and zlib.crc32(step.id.encode()) % 100 < 30:
         raise ValueError("no verdict")
-    if is_sick and sick == "contradicts":
-        return 1.0 - right(trajectory)
-    if sick == "misleads" and of_training_step(trajectory) >= first:
+    if sick == "misleads":
         return float("a" not in step.response)
-    return right(trajectory)
+    return 1.0 - right(trajectory) if sick == "contradicts" else right(trajectory)
 
 
 @reward(agent_match="editor")
@@ -69,27 +68,28 @@ actor_rollout_ref:
   rollout: {n: 8, val_kwargs: {n: 16}}
 algorithm: {group_by: agent, propagation_threshold: 0.5}
 team: {workflow: "team.py:solve", agents: {writer: {}, editor: {}}}
-reward: {functions: [{fn: "team.py:ends_with_a"}, {fn: "team.py:verdict", args: {sick: SICK}}]}
+reward: {backend: inline, functions: [{fn: "team.py:ends_with_a"}, {fn: "team.py:verdict"}]}
 trainer: {device: cpu, num_threads: 1, val_before_train: false}
 guard: {rules: {propagation_s: null}}
 """
 
 
-@pytest.fixture
-def recipe(tmp_path: Path, word_model_folder: Path):
-    """Write the recipe; `sick`: the failure of its verdicts."""
-
-    def write(sick: str = "", name: str = "toy") -> Path:
-        (tmp_path / "team.py").write_text(TRAJECTORY)
-        text = RECIPE.replace("MODEL", str(word_model_folder)).replace("SICK", json.dumps(sick))
-        (tmp_path / f"{name}.yaml").write_text(text)
-        return tmp_path / f"{name}.yaml"
-
-    return write
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, word_model_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "team.py").write_text(TRAJECTORY)
+    (folder / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
+    return folder / "toy.yaml"
 
 
 def steps(n: int) -> str:
     return f"trainer.total_training_steps={n}"
+
+
+def verdicts(sick: str, first: int, last: int = 1000) -> str:
+    """An override of the rewards, with verdicts that fail from step `first` to `last`."""
+    args = f"{{sick: {sick}, first: {first}, last: {last}}}"
+    return f"reward.functions=[{{fn: 'team.py:ends_with_a'}}, {{fn: 'team.py:verdict', args: {args}}}]"
 
 
 def happened(path: Path, rule: str) -> list[tuple[str, str, int]]:
@@ -101,48 +101,33 @@ def credit_is_the_outcome(path: Path, step: int) -> bool:
     return table["credit"] == table["outcome"]
 
 
-FAILING = (
-    "reward.functions=[{fn: 'team.py:ends_with_a'}, {fn: 'team.py:verdict', args: {sick: fails, last: 16}}]",
-    "reward.backend=inline",
-    "actor_rollout_ref.rollout.n=32",
-    "reward.max_failed_frac=0.5",  # so that the guard acts before the limit
-)
-
-
-def test_failing_verdicts_trigger_the_fallback_and_recovery(recipe) -> None:
-    path = run(recipe(), "run", steps(26), *FAILING, "guard.rules.error_rate={window: 3, unless: null}")
+def test_failing_verdicts_trigger_the_fallback_and_recovery(recipe, tmp_path) -> None:
+    options = ("guard.rules.error_rate={window: 3, unless: null}", "reward.max_failed_frac=0.5")  # the guard acts first
+    path = run(recipe, tmp_path / "run", steps(13), verdicts("fails", 2, 6), *options)
     (_, action, fired), (back, _, recovered) = happened(path, "error_rate")
     assert (action, back) == ("fallback_identical", "recovered")
-    assert 10 < fired <= 16 < recovered
+    assert 2 < fired <= 6 < recovered
     rows = {row["step"]: row for row in read_metrics(path)}
     assert [s for s in rows if rows[s]["guard/fallback"]] == list(range(fired, recovered))
     assert not any(credit_is_the_outcome(path, s) for s in range(1, fired + 1))
     assert all(credit_is_the_outcome(path, s) for s in range(fired + 1, recovered + 1))
 
 
-def test_failing_verdicts_only_warn_while_the_rest_agree(recipe) -> None:
-    path = run(recipe(), "run", steps(17), *FAILING)
-    (first, *_) = happened(path, "error_rate")
-    assert first[:2] == ("fired", "warn")
-    assert not any(row["guard/fallback"] for row in read_metrics(path))
-
-
-def test_contradictory_verdicts_trigger_the_fallback(recipe) -> None:
-    path = run(recipe("contradicts"), "run", steps(16))
+def test_contradictory_verdicts_trigger_the_fallback(recipe, tmp_path) -> None:
+    path = run(recipe, tmp_path / "run", steps(10), verdicts("contradicts", 4))
     for rule in ("error_rate", "agreement"):
         (_, action, fired), *_ = happened(path, rule)
         assert action == "fallback_identical"
-        assert 10 <= fired <= 14
+        assert 4 <= fired <= 9
     fired = min(event["step"] for event in read_events(path))
     assert not credit_is_the_outcome(path, fired)
     assert credit_is_the_outcome(path, fired + 1)
 
 
-def test_falling_accuracy_lowers_the_threshold(recipe) -> None:
-    # From step 8 on, only the misleading verdict is rewarded, so accuracy falls regardless of a machine's rounding.
-    misleads = "{fn: 'team.py:verdict', args: {sick: misleads, first: 8}}"
-    options = [f"reward.functions=[{{fn: 'team.py:ends_with_a'}}, {misleads}]", "algorithm.w_o=0"]
-    path = run(recipe(), "run", steps(16), "trainer.test_freq=1", *options)
+def test_falling_accuracy_lowers_the_threshold(recipe, tmp_path) -> None:
+    # From step 6 on, only the misleading verdict is rewarded, so accuracy falls regardless of a machine's rounding.
+    options = (verdicts("misleads", 6), "algorithm.w_o=0", "trainer.test_freq=1")
+    path = run(recipe, tmp_path / "run", steps(12), *options)
     _, action, fired = happened(path, "accuracy")[0]
     assert action == "set_threshold"
     theta = [set(pq.read_table(path / f"steps/{s:06d}.parquet")["threshold"].to_pylist()) for s in (fired, fired + 1)]
@@ -153,18 +138,18 @@ def test_falling_accuracy_lowers_the_threshold(recipe) -> None:
     assert event["numbers"]["p"] < 2e-3
 
 
-def test_entropy_collapse_is_reported(recipe, capsys) -> None:
-    path = run(recipe(), "run", steps(12), "actor_rollout_ref.actor.optim.lr=1.0")
+def test_entropy_collapse_is_reported(recipe, tmp_path, capsys) -> None:
+    path = run(recipe, tmp_path / "run", steps(8), "actor_rollout_ref.actor.optim.lr=1.0")
     assert happened(path, "entropy")[0][:2] == ("fired", "warn")
     assert "guard: entropy fired: actor/entropy" in capsys.readouterr().err
 
 
-def test_agent_without_credit_is_reported(recipe) -> None:
+def test_agent_without_credit_is_reported(recipe, tmp_path) -> None:
     options = [
         "algorithm.outcome_to=answer",
         "reward.functions=[{fn: 'team.py:ends_with_a'}, {fn: 'team.py:never_enough'}]",
     ]
-    path = run(recipe(), "run", steps(4), *options)
+    path = run(recipe, tmp_path / "run", steps(4), *options)
     assert happened(path, "shut_out") == [("fired", "warn", 3)]
     assert [event["metric"] for event in read_events(path)] == ["credit/reach/writer"]
 
@@ -187,61 +172,64 @@ def not_finite(monkeypatch):
     return spoil
 
 
+SAVED = (*EVERY_STEP, "trainer.test_freq=-1", "reward.cache_size=0")
+
+
+@pytest.fixture(scope="module")
+def healthy(recipe, tmp_path_factory) -> Path:
+    return run(recipe, tmp_path_factory.mktemp("healthy") / "run", *SAVED)
+
+
 def expect_the_same_but_rollbacks(path: Path, other: Path) -> None:
-    for file in (path / "metrics.jsonl", other / "metrics.jsonl"):
-        file.write_text(re.sub(r'"guard/rollbacks": [0-9.]+', '"guard/rollbacks": 0.0', file.read_text()))
-    expect_the_same(path, other)
+    file = path / "metrics.jsonl"
+    file.write_text(re.sub(r'"guard/rollbacks": [0-9.]+', '"guard/rollbacks": 0.0', file.read_text()))
+    expect_the_same(other, path)
 
 
 @pytest.mark.parametrize("kept", mostly_slow((None, 1), {1}))
-def test_rollback_after_non_finite_updates_leaves_no_trace(recipe, not_finite, kept) -> None:
+def test_rollback_after_non_finite_updates_leaves_no_trace(recipe, healthy, not_finite, tmp_path, kept) -> None:
     """With one checkpoint kept, the newest one would contain the failure."""
-    keep = "null" if kept is None else str(kept)
-    options = (*EVERY_STEP, "trainer.test_freq=-1", "reward.cache_size=0", f"trainer.max_actor_ckpt_to_keep={keep}")
-    healthy = run(recipe(), "healthy", *options)
     not_finite(2, 4)
-    path = run(recipe(), "run", *options)
+    keep = "null" if kept is None else str(kept)
+    path = run(recipe, tmp_path / "run", *SAVED, f"trainer.max_actor_ckpt_to_keep={keep}")
     assert happened(path, "not_finite") == [("fired", "restore_checkpoint", 4)]
     assert read_events(path)[0]["goes_on_after"] == 1
     aside = path / "rolled_back/1"
     files = [f"{step:06d}.parquet" for step in (2, 3, 4)]
     assert sorted(file.name for file in aside.iterdir()) == [*files, "metrics.jsonl"]
     assert {row["guard/rollbacks"] for row in read_metrics(path)[1:]} == {1.0}
-    expect_the_same_but_rollbacks(healthy, path)
+    expect_the_same_but_rollbacks(path, healthy)
 
 
-def test_run_stops_with_a_report_after_max_rollbacks(recipe, not_finite) -> None:
+def test_run_stops_with_a_report_after_max_rollbacks(recipe, not_finite, tmp_path) -> None:
     not_finite(2, 1000)
-    with pytest.raises(GuardStop, match=r"stopped after step 4: that was after 2 rollbacks, of which"):
-        run(recipe(), "run", *EVERY_STEP)
-    path = recipe().parent / "run"
+    with pytest.raises(GuardStop, match=r"stopped after step 3: that was after 2 rollbacks, of which"):
+        run(recipe, tmp_path / "run", *SAVED, "guard.rules.not_finite.window=2")
+    path = tmp_path / "run"
     assert [event.get("goes_on_after") for event in read_events(path)] == [1, 1, None]
     assert sorted(folder.name for folder in (path / "rolled_back").iterdir()) == ["1", "2"]
 
 
-def test_run_stops_without_a_good_checkpoint(recipe, not_finite) -> None:
+def test_run_stops_without_a_good_checkpoint(recipe, not_finite, tmp_path) -> None:
     not_finite(1, 1000)
     with pytest.raises(GuardStop, match="there is no good checkpoint"):
-        run(recipe(), "run", steps(4))
-    assert (recipe().parent / "run/checkpoints/global_step_3/model.safetensors").is_file()  # not lost
+        run(recipe, tmp_path / "run", steps(4))
+    assert (tmp_path / "run/checkpoints/global_step_3/model.safetensors").is_file()  # not lost
 
 
-def test_run_stopped_by_a_rule_resumes(recipe) -> None:
-    options = (steps(4), "guard.rules.enough={metric: rollout/tokens, above: 1, window: 2, action: stop}")
+def test_run_stopped_by_a_rule_resumes(recipe, tmp_path) -> None:
+    options = (steps(3), "guard.rules.enough={metric: rollout/tokens, above: 1, window: 2, action: stop}")
     with pytest.raises(GuardStop, match=r"guard: enough fired: rollout/tokens .*; stopped after step 2"):
-        run(recipe(), "run", *options)
-    path = run(recipe(), "run", *options)
-    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4]
+        run(recipe, tmp_path / "run", *options)
+    path = run(recipe, tmp_path / "run", *options)
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3]
     assert happened(path, "enough") == [("fired", "stop", 2)]
 
 
 @pytest.mark.parametrize("place", ["before the event", "after the event"])
-def test_run_killed_during_a_rollback_completes_it(recipe, not_finite, monkeypatch, place) -> None:
+def test_run_killed_during_a_rollback_completes_it(recipe, healthy, not_finite, monkeypatch, tmp_path, place) -> None:
     """Checkpoints after the rollback's target must not be resumed."""
-    from creditflow.runs import RunFolder
-
-    options = (*EVERY_STEP, "trainer.test_freq=-1", "reward.cache_size=0", "guard.rules.not_finite.window=2")
-    healthy = run(recipe(), "healthy", *options)
+    options = (*SAVED, "guard.rules.not_finite.window=2")
     seen = not_finite(2, 3)
     append = RunFolder.append_events
 
@@ -255,18 +243,16 @@ def test_run_killed_during_a_rollback_completes_it(recipe, not_finite, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "append_events", dies)
         with pytest.raises(Stopped):
-            run(recipe(), "run", *options)
+            run(recipe, tmp_path / "run", *options)
     if place == "before the event":
         seen[:] = [1, 1]  # the next process meets the same updates
-    path = run(recipe(), "run", *options)
-    expect_the_same_but_rollbacks(healthy, path)
+    path = run(recipe, tmp_path / "run", *options)
+    expect_the_same_but_rollbacks(path, healthy)
     assert [event.get("goes_on_after") for event in read_events(path)] == [1]
 
 
 LORA = (
-    "reward.functions=[{fn: 'team.py:ends_with_a'}, "
-    "{fn: 'team.py:verdict', args: {sick: contradicts, first: 2, last: 6}}]",
-    "reward.backend=inline",
+    verdicts("contradicts", 2, 6),
     "guard.fallback={trainable: lora, lora_rank: 2, layers_to_transform: [1]}",
     "guard.rules.error_rate.recover_epochs=2",
     "trainer.save_freq=1",
@@ -274,21 +260,26 @@ LORA = (
 )
 
 
+@pytest.fixture(scope="module")
+def adapted(recipe, tmp_path_factory) -> Path:
+    """A run that falls back to adapters."""
+    return run(recipe, tmp_path_factory.mktemp("adapted") / "run", *LORA)
+
+
 def weights(path: Path, step: int) -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(path / f"checkpoints/global_step_{step}").state_dict()
 
 
-def test_fallback_trains_adapters_on_the_named_layers(recipe) -> None:
-    path = run(recipe(), "run", *LORA)
-    (_, _, fired), (_, _, recovered) = happened(path, "error_rate")
-    events = [event for event in read_events(path) if event["rule"] == "fallback"]
+def test_fallback_trains_adapters_on_the_named_layers(adapted) -> None:
+    (_, _, fired), (_, _, recovered) = happened(adapted, "error_rate")
+    events = [event for event in read_events(adapted) if event["rule"] == "fallback"]
     assert [(e["what"], e["step"]) for e in events] == [
         ("adapters alone are trained", fired),
         ("measured", fired + 1),
         ("all weights again", recovered),
     ]
     assert events[1]["numbers"].keys() == {"before", "after"}
-    before, during, after = weights(path, fired), weights(path, recovered - 1), weights(path, recovered + 1)
+    before, during, after = (weights(adapted, step) for step in (fired, recovered - 1, recovered + 1))
     changed = {name for name in before if not torch.equal(before[name], during[name])}
     assert changed
     assert all(".layers.1." in name and "proj" in name for name in changed)
@@ -296,12 +287,10 @@ def test_fallback_trains_adapters_on_the_named_layers(recipe) -> None:
 
 
 @pytest.mark.parametrize("after", mostly_slow((5, 7, 9), {7}))
-def test_resumed_adapter_fallback_equals_an_unstopped_run(recipe, monkeypatch, after) -> None:
-    whole = run(recipe(), "whole", *LORA)
-    stopped(monkeypatch, recipe(), "stopped", after, *LORA)
-    again = run(recipe(), "stopped", *LORA)
-    assert without_clock(whole) == without_clock(again)
-    for name, weight in weights(whole, 10).items():
+def test_resumed_adapter_fallback_equals_an_unstopped_run(recipe, adapted, tmp_path, after) -> None:
+    again = run(recipe, stopped(recipe, tmp_path / "stopped", after, *LORA), *LORA)
+    assert without_clock(adapted) == without_clock(again)
+    for name, weight in weights(adapted, 10).items():
         assert torch.equal(weight, weights(again, 10)[name]), name
 
 
@@ -318,14 +307,15 @@ def test_resumed_adapter_fallback_equals_an_unstopped_run(recipe, monkeypatch, a
         ),
     ],
 )
-def test_impossible_fallback_is_rejected(recipe, options, message) -> None:
+def test_impossible_fallback_is_rejected(recipe, tmp_path, options, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        run(recipe(), "run", *options)
-    assert not (recipe().parent / "run").exists()
+        run(recipe, tmp_path / "run", *options)
+    assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(5), {0}))
-def test_healthy_runs_only_produce_warnings(recipe, seed) -> None:
-    path = run(recipe(), "run", steps(50), "trainer.test_freq=5", f"data.seed={seed}")
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_healthy_runs_only_produce_warnings(recipe, tmp_path, seed) -> None:
+    path = run(recipe, tmp_path / "run", steps(50), "trainer.test_freq=5", f"data.seed={seed}")
     assert {event["action"] for event in read_events(path)} <= {"warn"}
     assert torch.isfinite(torch.tensor([row["actor/entropy"] for row in read_metrics(path) if row["step"]])).all()

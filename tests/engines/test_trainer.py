@@ -28,9 +28,11 @@ from creditflow.errors import CreditflowError, ModelError, TooManyFailedScores
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import read_metrics
 from tests.engines.batches import update_once
-from tests.engines.small_runs import run
+from tests.engines.small_runs import WATCHED, run
 from tests.paths import TOY
 from tests.rewards.judge_server import Answer, JudgeServer, Request
+
+ONE_STEP = ("trainer.total_training_steps=1", "trainer.val_before_train=false")
 
 
 def replace_in_team(recipe_file: Path, old: str, new: str) -> None:
@@ -39,7 +41,7 @@ def replace_in_team(recipe_file: Path, old: str, new: str) -> None:
     file.write_text(file.read_text().replace(old, new))
 
 
-def expect_equal_weights(path: Path, other: Path, step: int = 3) -> None:
+def expect_equal_weights(path: Path, other: Path, step: int) -> None:
     name = f"checkpoints/global_step_{step}/model.safetensors"
     assert (path / name).read_bytes() == (other / name).read_bytes()
 
@@ -52,12 +54,12 @@ def test_short_run_increases_the_reward(recipe_file: Path) -> None:
     assert after["val/pass_at_1"] > before["val/pass_at_1"] + 0.2
 
 
-def test_run_folder_is_complete_and_its_model_loads(recipe_file: Path, word_model_folder: Path) -> None:
-    path = run(recipe_file, "run")
+def test_run_folder_is_complete_and_its_model_loads(finished, word_model_folder: Path) -> None:
+    path = finished(*WATCHED)
     assert {p.name for p in path.iterdir()} >= {"run.json", "config.yaml", "metrics.jsonl", "steps", "checkpoints"}
     assert not [p for p in path.rglob("*") if p.name.endswith(".part")]
     rows = read_metrics(path)
-    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     for key in ("actor/pg_loss", "actor/entropy", "timing/propagation_s", "reward/sub_reward/writer"):
         assert all(np.isfinite(row[key]) for row in rows[1:]), key
     assert all(row["actor/grad_norm"] > 0 for row in rows[1:])
@@ -72,13 +74,11 @@ def test_run_folder_is_complete_and_its_model_loads(recipe_file: Path, word_mode
     assert not torch.equal(trained.model.lm_head.weight, start.model.lm_head.weight)
 
 
-def test_same_recipe_and_seed_repeat_bit_for_bit(recipe_file: Path) -> None:
-    first, second, other = run(recipe_file, "one"), run(recipe_file, "two"), run(recipe_file, "other", "data.seed=1")
-    for step in ("000001", "000002", "000003"):
-        file = f"steps/{step}.parquet"
-        assert (first / file).read_bytes() == (second / file).read_bytes()
-        assert (first / file).read_bytes() != (other / file).read_bytes()
-    expect_equal_weights(first, second)
+def test_seed_changes_the_samples(recipe_file: Path, finished) -> None:
+    """A run with the same seed repeats bit for bit: see test_run_without_a_checkpoint_starts_again."""
+    other = run(recipe_file, "other", *ONE_STEP, "data.seed=1")
+    file = "steps/000001.parquet"
+    assert (finished(*WATCHED) / file).read_bytes() != (other / file).read_bytes()
 
 
 def test_run_stops_if_every_trajectory_fails(recipe_file: Path) -> None:
@@ -86,12 +86,12 @@ def test_run_stops_if_every_trajectory_fails(recipe_file: Path) -> None:
         run(recipe_file, "run", "team.workflow=team.py:always_breaks")
 
 
-def test_saved_configuration_trains_from_its_own_folder(recipe_file: Path) -> None:
-    path = run(recipe_file, "run", "trainer.total_training_steps=1", "algorithm.lam=0.9")
+def test_saved_configuration_trains_from_its_own_folder(finished, tmp_path: Path) -> None:
+    path = finished(*WATCHED)
     again = load_recipe(path / "config.yaml")
-    assert again.config.algorithm.lam == 0.9
+    assert again.config.trainer.save_freq == 1
     assert again.config.trainer.default_local_dir is None
-    second = run(path / "config.yaml", "second")
+    second = run(path / "config.yaml", tmp_path / "second", *ONE_STEP)
     assert (path / "steps/000001.parquet").read_bytes() == (second / "steps/000001.parquet").read_bytes()
 
 
@@ -138,8 +138,11 @@ WITH_KL = (
 )
 
 
-def test_policy_equals_its_reference_only_before_training(recipe_file: Path) -> None:
-    path = run(recipe_file, "run", WITH_KL, "trainer.total_training_steps=4")
+def test_reference_metric_of_weight_0_changes_no_training(recipe_file: Path, finished) -> None:
+    """The policy equals its reference before training only."""
+    path = run(recipe_file, "run", WITH_KL, *WATCHED)
+    expect_equal_weights(finished(*WATCHED), path, step=4)
+    assert not read_parquet(finished(*WATCHED) / "steps" / "000004.parquet").ref_logprobs.size
     drift = []
     for step in range(1, 5):
         batch = read_parquet(path / "steps" / f"00000{step}.parquet")
@@ -150,16 +153,9 @@ def test_policy_equals_its_reference_only_before_training(recipe_file: Path) -> 
     assert drift[1] > 1e-3
     assert drift[3] > drift[1]
     rows = read_metrics(path)
-    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     assert abs(rows[1]["reward/kl/mean"]) < 1e-5
     assert all(abs(row["reward/kl/mean"]) > 1e-3 for row in rows[3:])
     assert all(row["reward/kl/failed_frac"] == 0 for row in rows[1:])
-
-
-def test_reference_metric_of_weight_0_changes_no_training(recipe_file: Path) -> None:
-    plain, measured = run(recipe_file, "plain"), run(recipe_file, "measured", WITH_KL)
-    expect_equal_weights(plain, measured)
-    assert not read_parquet(plain / "steps" / "000003.parquet").ref_logprobs.size
 
 
 def test_frozen_policy_is_its_own_reference(recipe_file: Path) -> None:
@@ -183,48 +179,47 @@ def test_each_epoch_takes_every_task_once_in_its_own_order(recipe_file: Path) ->
     assert len(set(of_nine)) == 8
 
 
-def outcomes_of(path: Path, step: int) -> dict[str, list[float]]:
+def outcomes_of(path: Path, step: int) -> list[list[float]]:
+    """The outcomes of each group of a step."""
     batch = read_parquet(path / "steps" / f"00000{step}.parquet")
-    return {name: batch.outcome[batch.group_of_trajectory == g].tolist() for g, name in enumerate(batch.group_names)}
+    return [batch.outcome[batch.group_of_trajectory == g].tolist() for g in range(len(batch.group_names))]
 
 
-DYNAMIC = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=40")
-
-
-def test_dynamic_sampling_replaces_groups_of_equal_outcomes(recipe_file: Path) -> None:
-    plain, filtered = run(recipe_file, "plain"), run(recipe_file, "filtered", *DYNAMIC)
-    assert any(len(set(values)) == 1 for values in outcomes_of(plain, 1).values())
+def test_dynamic_sampling_replaces_groups_of_equal_outcomes(recipe_file: Path, finished) -> None:
+    options = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=40")
+    filtered = run(recipe_file, "filtered", *options, "trainer.total_training_steps=2")
+    assert any(len(set(outcomes)) == 1 for outcomes in outcomes_of(finished(*WATCHED), 1))
     rows = read_metrics(filtered)
-    for step in (1, 2, 3):
+    for step in (1, 2):
         groups = outcomes_of(filtered, step)
-        assert [len(values) for values in groups.values()] == [8] * 4
-        assert all(len(set(values)) == 2 for values in groups.values())
-        assert rows[step]["rollout/gen_batches"] >= 1
+        assert [len(outcomes) for outcomes in groups] == [8] * 4
+        assert all(len(set(outcomes)) == 2 for outcomes in groups)
     assert max(row["rollout/gen_batches"] for row in rows[1:]) > 1
     assert rows[1]["rollout/filtered_frac"] > 0
     first = rows[1]["train/pass_at_1"]  # over all sampled trajectories, also filtered ones
-    assert first != pytest.approx(np.mean([value for values in outcomes_of(filtered, 1).values() for value in values]))
+    assert first != pytest.approx(np.mean(outcomes_of(filtered, 1)))
 
 
 def test_dynamic_sampling_stops_after_max_num_gen_batches(recipe_file: Path) -> None:
     replace_in_team(recipe_file, 'return float(trajectory.answer.split()[-1:] == ["a"])', "return 1.0")
-    rows = read_metrics(run(recipe_file, "run", *DYNAMIC[:1], "algorithm.filter_groups.max_num_gen_batches=3"))
-    assert [row["rollout/gen_batches"] for row in rows[1:]] == [3, 3, 3]
-    assert [row["rollout/filtered_frac"] for row in rows[1:]] == [1, 1, 1]
+    options = (
+        "algorithm.filter_groups.enable=true",
+        "algorithm.filter_groups.max_num_gen_batches=3",
+        "trainer.test_freq=-1",
+    )
+    (row,) = read_metrics(run(recipe_file, "run", *ONE_STEP, *options))
+    assert (row["rollout/gen_batches"], row["rollout/filtered_frac"]) == (3, 1)
 
 
-def test_truncated_trajectories_are_reported_in_step_one(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run(recipe_file, "run", "data.max_prompt_length=4", "trainer.total_training_steps=1")
-    captured = capsys.readouterr()
-    printed = " ".join((captured.out + captured.err).split())
-    share = read_metrics(path)[1]["rollout/truncated_frac"]
+def test_truncation_is_reported_in_step_one(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = run(recipe_file, "prompts", "data.max_prompt_length=4", *ONE_STEP)
+    share = read_metrics(prompts)[0]["rollout/truncated_frac"]
     assert 0.1 < share < 1.0
+    printed = capsys.readouterr().err
     assert f"warning: {share:.0%} of the first step's trajectories were truncated: a prompt was longer" in printed
 
-
-def test_truncated_responses_are_reported_by_agent(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run(recipe_file, "run", "data.max_response_length=2", "trainer.total_training_steps=1")
-    batch = read_parquet(path / "steps" / "000001.parquet")
+    responses = run(recipe_file, "responses", "data.max_response_length=2", *ONE_STEP)
+    batch = read_parquet(responses / "steps" / "000001.parquet")
     printed = capsys.readouterr().err
     for agent in batch.agent_names:
         own = [step for trajectory in batch.to_trajectories() for step in trajectory.steps if step.agent == agent]
@@ -236,31 +231,24 @@ def test_truncated_responses_are_reported_by_agent(recipe_file: Path, capsys: py
         ) in printed
 
 
-def tied(recipe_file: Path) -> None:
-    """Make all outcomes equal, without sub-rewards."""
-    replace_in_team(recipe_file, 'trajectory.answer.split()[-1:] == ["a"]', "1")
-    recipe_file.write_text(recipe_file.read_text().replace(', {fn: "team.py:says_a"}', ""))
+TIED = "reward.functions=[{fn: 'team.py:never'}]"
 
 
 def test_training_of_the_kl_term_alone_is_reported_once(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tied(recipe_file)
-    path = run(recipe_file, "run", "actor_rollout_ref.actor.use_kl_loss=true")
+    path = run(recipe_file, "run", TIED, "actor_rollout_ref.actor.use_kl_loss=true", "trainer.total_training_steps=2")
     printed = capsys.readouterr().err
 
     assert printed.count("warning: at training step 1, only the KL term is trained: every group is tied") == 1
     assert [event["rule"] for event in RunFolder(path).events()] == ["tied_groups"]
     rows = read_metrics(path)[1:]
-    assert [row["actor/tied_updates"] for row in rows] == [1, 1, 1]
+    assert [row["actor/tied_updates"] for row in rows] == [1, 1]
     assert all(row["actor/tokens"] > 0 and row["throughput/update_tokens_per_s"] > 0 for row in rows)
-    assert len([line for line in printed.splitlines() if line.endswith("  every group tied")]) == 3
+    assert len([line for line in printed.splitlines() if line.endswith("  every group tied")]) == 2
 
 
 def test_tied_groups_without_another_term_cost_no_pass(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tied(recipe_file)
-    path = run(recipe_file, "run", "trainer.total_training_steps=1")
-
+    (row,) = read_metrics(run(recipe_file, "run", TIED, *ONE_STEP))
     assert "is trained: every group is tied" not in capsys.readouterr().err
-    row = read_metrics(path)[1]
     assert (row["actor/tied_updates"], row["actor/tokens"]) == (1, 0)
     assert "throughput/update_tokens_per_s" not in row
 
@@ -301,9 +289,11 @@ def test_training_shows_its_phases(recipe_file: Path) -> None:
 # ---- an agent with a frozen model
 
 
-@pytest.fixture
-def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+@pytest.fixture(autouse=True, scope="module")
+def _no_proxy() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        yield
 
 
 def frozen_critic(server: JudgeServer) -> list[str]:
@@ -325,11 +315,16 @@ def verdict(request: Request) -> Answer:
     return Answer("yes" if len(request.text) % 2 else "no, \u00e9", usage=(20, 2))
 
 
-@pytest.mark.usefixtures("_no_proxy")
-def test_endpoint_agent_receives_credit_without_training(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory: pytest.TempPathFactory, _no_proxy: None) -> tuple[Path, Request]:
+    """The folder of a run with a frozen critic, and the first request to its endpoint."""
     with JudgeServer(verdict) as server:
-        path = train_toy(tmp_path / "run", server)
-    assert server.requests[0].body["messages"][0] == {"role": "system", "content": "Judge."}
+        return train_toy(tmp_path_factory.mktemp("frozen") / "run", server), server.requests[0]
+
+
+def test_endpoint_agent_receives_credit_without_training(frozen: tuple[Path, Request]) -> None:
+    path, request = frozen
+    assert request.body["messages"][0] == {"role": "system", "content": "Judge."}
     row = read_metrics(path)[1]
     assert row["actor/grad_norm"] > 0
     assert row["rollout/failed_frac"] == 0
@@ -351,21 +346,17 @@ def test_endpoint_agent_receives_credit_without_training(tmp_path: Path) -> None
     assert all(np.isfinite(line["credit"]) and "compute_decomposed_reward" in line["scores"] for line in table)
 
 
-@pytest.mark.usefixtures("_no_proxy")
-def test_run_with_a_frozen_agent_repeats_bit_for_bit(tmp_path: Path) -> None:
+def test_run_with_a_frozen_agent_repeats_bit_for_bit(frozen: tuple[Path, Request], tmp_path: Path) -> None:
     with JudgeServer(verdict) as server:
-        first, second = (train_toy(tmp_path / name, server, "trainer.val_before_train=false") for name in "ab")
+        again = train_toy(tmp_path / "again", server, "trainer.val_before_train=false")
     for step in ("000001", "000002"):
-        files = [read_parquet(path / "steps" / f"{step}.parquet") for path in (first, second)]
+        files = [read_parquet(path / "steps" / f"{step}.parquet") for path in (frozen[0], again)]
         assert files[0].to_trajectories() == files[1].to_trajectories()
-    expect_equal_weights(first, second, step=2)
+    expect_equal_weights(frozen[0], again, step=2)
 
 
-@pytest.mark.usefixtures("_no_proxy")
-def test_an_update_skips_rows_without_tokens(tmp_path: Path, byte_policy: Policy) -> None:
-    with JudgeServer(verdict) as server:
-        path = train_toy(tmp_path / "run", server, "trainer.total_training_steps=1", "trainer.val_before_train=false")
-    batch = read_parquet(path / "steps" / "000001.parquet")
+def test_an_update_skips_rows_without_tokens(frozen: tuple[Path, Request], byte_policy: Policy) -> None:
+    batch = read_parquet(frozen[0] / "steps" / "000001.parquet")
     own_S = batch.agent_of_step == batch.agent_names.index("writer")
     advantage_T = np.linspace(-1.0, 1.0, len(batch.response_ids))
     updated = []
@@ -379,25 +370,19 @@ def test_an_update_skips_rows_without_tokens(tmp_path: Path, byte_policy: Policy
         assert torch.equal(a, b)
 
 
-@pytest.mark.usefixtures("_no_proxy")
 def test_endpoint_failures_are_counted_and_the_run_continues(tmp_path: Path) -> None:
     def shaky(request: Request) -> Answer:
         return Answer(status=404) if "Say 3." in request.text else Answer("yes")
 
     with JudgeServer(shaky) as server:
-        path = train_toy(tmp_path / "run", server, "trainer.val_before_train=false", "data.train_batch_size=8")
-    rows = read_metrics(path)
-    assert [row["rollout/failed_frac"] for row in rows] == [1 / 8, 1 / 8]
-    failed = [
-        trajectory
-        for trajectory in read_parquet(path / "steps" / "000001.parquet").to_trajectories()
-        if trajectory.status == "failed"
-    ]
+        path = train_toy(tmp_path / "run", server, *ONE_STEP, "data.train_batch_size=8")
+    assert [row["rollout/failed_frac"] for row in read_metrics(path)] == [1 / 8]
+    trajectories = read_parquet(path / "steps" / "000001.parquet").to_trajectories()
+    failed = [trajectory for trajectory in trajectories if trajectory.status == "failed"]
     assert len(failed) == 4  # the trajectories of one of eight tasks
     assert all("status 404" in trajectory.info["error"] for trajectory in failed)
 
 
-@pytest.mark.usefixtures("_no_proxy")
 def test_unreachable_endpoint_stops_the_run_with_its_error(tmp_path: Path) -> None:
     with (
         JudgeServer(Answer(hang_up=True)) as server,
@@ -409,8 +394,7 @@ def test_unreachable_endpoint_stops_the_run_with_its_error(tmp_path: Path) -> No
     assert str(captured.value).endswith(f"whole tracebacks: {tmp_path / 'run' / 'failures.log'}")
 
 
-@pytest.mark.usefixtures("_no_proxy")
-def test_recipe_with_a_frozen_agent_can_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipe_with_a_frozen_agent_can_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
     from creditflow.cli.check import check
 
     with JudgeServer(verdict) as server:

@@ -11,7 +11,8 @@ from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.trainer import train
 from creditflow.rollout.client import Generation, GenerationRequest
 from creditflow.runs import Ledger
-from tests.engines.small_runs import expect_the_same, run, without_clock
+from tests.builders import mostly_slow
+from tests.engines.small_runs import expect_the_same, run
 from tests.paths import RECIPES
 
 OVER_HTTP = """
@@ -79,23 +80,6 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[Seed]]:
     return seeds
 
 
-@pytest.fixture(autouse=True)
-def workflows(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (recipe_file.parent / "over_http.py").write_text(over_http("team"))
-    (recipe_file.parent / "in_a_thread.py").write_text(IN_A_THREAD)
-    monkeypatch.syspath_prepend(str(recipe_file.parent))
-
-
-def test_training_over_http_equals_training_in_process(recipe_file: Path) -> None:
-    settings = ("trainer.save_freq=4", "trainer.total_training_steps=4", "trainer.test_freq=2")
-    here = run(recipe_file, "here", *settings)
-    there = run(recipe_file, "there", *settings, "team.workflow=over_http.py:solve_over_http")
-    expect_the_same(here, there)
-    assert {
-        step.turn for trajectory in Ledger.open(there).read(4).batch.to_trajectories() for step in trajectory.steps
-    } == {0}
-
-
 IN_A_THREAD = """
 from openai import OpenAI
 
@@ -111,20 +95,31 @@ def solve_in_a_thread(task, team):
 """
 
 
-@pytest.mark.parametrize("workflow", ["over_http.py:solve_over_http", "in_a_thread.py:solve_in_a_thread"])
-def test_audit_over_http_equals_audit_in_process(recipe_file: Path, workflow: str, batches: list[list[Seed]]) -> None:
+WORKFLOWS = ("over_http.py:solve_over_http", "in_a_thread.py:solve_in_a_thread")
+
+
+@pytest.mark.parametrize("workflow", mostly_slow(WORKFLOWS, WORKFLOWS[:1]))
+def test_training_and_audit_over_http_equal_those_in_process(
+    recipe_file: Path, workflow: str, batches: list[list[Seed]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (recipe_file.parent / "over_http.py").write_text(over_http("team"))
+    (recipe_file.parent / "in_a_thread.py").write_text(IN_A_THREAD)
+    monkeypatch.syspath_prepend(str(recipe_file.parent))
     settings = (
-        "trainer.save_freq=4",
-        "trainer.total_training_steps=4",
-        "trainer.test_freq=-1",
-        "audit.every=1",
+        "trainer.total_training_steps=2",
+        "trainer.test_freq=2",
+        "actor_rollout_ref.rollout.n=4",
+        "audit.every=2",
         "audit.max_token_frac=0.9",
         "audit.continuations=2",
     )
     here, batches_here = run(recipe_file, "here", *settings), tuple(batches)
     batches.clear()
-    expect_the_same(here, run(recipe_file, "there", *settings, f"team.workflow={workflow}"))
+    there = run(recipe_file, "there", *settings, f"team.workflow={workflow}")
+    expect_the_same(here, there, steps=2)
     assert tuple(batches) == batches_here
+    steps = [step for trajectory in Ledger.open(there).read(2).batch.to_trajectories() for step in trajectory.steps]
+    assert {step.turn for step in steps} == {0}
 
 
 @pytest.mark.slow
@@ -138,8 +133,4 @@ def test_arithmetic_chain_over_http_equals_in_process(tmp_path: Path, monkeypatc
         paths[name] = tmp_path / name
         overrides = [*settings, *more, f"trainer.default_local_dir={paths[name]}"]
         train(load_recipe(RECIPES / "arithmetic_chain.yaml", overrides), Reporter())
-    assert without_clock(paths["here"]) == without_clock(paths["there"])
-    files = sorted((paths["here"] / "steps").iterdir())
-    assert len(files) == 3
-    for file in files:
-        assert file.read_bytes() == (paths["there"] / "steps" / file.name).read_bytes(), file.name
+    expect_the_same(paths["here"], paths["there"], steps=3)

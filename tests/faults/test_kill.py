@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.small_runs import EVERY_STEP, expect_the_same, write_recipe
-from tests.engines.test_resume import KINDS
+from tests.engines.small_runs import CRITIC, EVERY_STEP, TWO_POLICIES, expect_the_same, write_recipe
 from tests.faults.dies import PLACES
 from tests.forks import fast_python
 from tests.paths import ROOT
@@ -19,9 +18,9 @@ from tests.rewards.processes import HANG_S
 ADAPTER = ("actor_rollout_ref.model.lora_rank=2",)
 TEAMS = {
     "one policy": (),
-    "two policies, one with an adapter": KINDS["two policies, one with an adapter"],
+    "two policies, one with an adapter": TWO_POLICIES,
     "an adapter": ADAPTER,
-    "a critic": KINDS["a critic"],
+    "a critic": CRITIC,
 }
 
 
