@@ -17,15 +17,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.record import Figure, exit_with, show, write
 from benchmarks.sources import hashes
@@ -36,7 +40,7 @@ from creditflow.rewards.execution.backends import BackendOptions, make_backend
 from creditflow.rewards.execution.calls import Backend
 from creditflow.sandbox import open_sandbox
 from creditflow.sandbox.backends.bubblewrap import Bubblewrap
-from tests.rewards.judge_server import server_process
+from tests.rewards.judge_server import Answer, JudgeServer
 
 PAIRS = Path(__file__).parent.parent / "tests" / "samples" / "math_pairs.jsonl"
 PACKAGES = ("creditflow", "ray", "httpx", "math-verify")
@@ -128,6 +132,27 @@ def _one_program(name: str, repeats: int, runs: int) -> list[Figure]:
 # ---- the judge -----------------------------------------------------------------------------------------------------
 
 
+def serve_judge(address: Any) -> None:
+    """Send the address of a stub that answers after `WAIT_S`, and serve until the process ends."""
+    with JudgeServer(Answer(delay=WAIT_S)) as server:
+        address.send(server.url)
+        threading.Event().wait()
+
+
+@contextmanager
+def judge_process() -> Iterator[str]:
+    """Run the stub of a judge in a separate process; yields its address."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=serve_judge, args=(there,), daemon=True)
+    process.start()
+    try:
+        yield here.recv()
+    finally:
+        process.kill()
+        process.join()
+
+
 def _judged(calls: int) -> list[Figure]:
     def seconds(n: int, in_flight: int, url: str) -> float:
         entry = RewardFunctionConfig(
@@ -145,7 +170,7 @@ def _judged(calls: int) -> list[Figure]:
 
         return asyncio.run(score())
 
-    with server_process(latency=WAIT_S) as url:
+    with judge_process() as url:
         one_by_one = seconds(40, 1, url) / 40
         together = seconds(calls, IN_FLIGHT, url)
     return [

@@ -1,30 +1,19 @@
 """A stub of an OpenAI-compatible endpoint on 127.0.0.1: sends the given answers, and records its requests.
 
-Used as
-
-    with JudgeServer([Answer(status=500), Answer("Fine.\\nScore: 7")]) as server:   # in a thread; the last answer
-    repeats
-        ... server.url, server.requests
-    with server_process(latency=0.05) as url: ...                 # in a separate process
-    python -m tests.rewards.judge_server --latency 0.05            # the same by hand; prints its address
+with JudgeServer([Answer(status=500), Answer("Fine.\\nScore: 7")]) as server:   # in a thread; the last answer
+repeats
+    ... server.url, server.requests
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
-
-_STATUS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 429: "Too Many Requests", 500: "Internal Server Error"}
 
 
 @dataclass(frozen=True)
@@ -51,29 +40,15 @@ class Answer:
     """Prompt and completion tokens."""
     finish_reason: str = "stop"
 
-    def encoded(self) -> tuple[bytes, bytes]:
-        """Head and body."""
-        body = self.body if self.body is not None else self._completion()
-        lines = [f"HTTP/1.1 {self.status} {_STATUS.get(self.status, 'Whatever')}"]
-        length = {"Transfer-Encoding": "chunked"} if self.endless else {"Content-Length": str(len(body))}
-        headers = {"Content-Type": "application/json", **length, **self.headers}
-        return "\r\n".join([*lines, *(f"{k}: {v}" for k, v in headers.items()), "", ""]).encode(), body
-
-    def _completion(self) -> bytes:
+    def encoded(self) -> bytes:
+        """The body."""
+        if self.body is not None:
+            return self.body
         if self.status != 200:
             return json.dumps({"error": {"message": self.text, "type": "stub"}}).encode()
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": self.text},
-            "finish_reason": self.finish_reason,
-        }
-        usage = self.usage and {
-            "prompt_tokens": self.usage[0],
-            "completion_tokens": self.usage[1],
-            "total_tokens": sum(self.usage),
-        }
-        completion = {"id": "c", "object": "chat.completion", "created": 0, "model": "stub", "choices": [choice]}
-        return json.dumps(completion | ({"usage": usage} if usage else {})).encode()
+        choice = {"message": {"role": "assistant", "content": self.text}, "finish_reason": self.finish_reason}
+        usage = self.usage and dict(zip(("prompt_tokens", "completion_tokens"), self.usage, strict=True))
+        return json.dumps({"model": "stub", "choices": [choice], "usage": usage}).encode()
 
 
 @dataclass(frozen=True)
@@ -97,9 +72,8 @@ Answers = Answer | list[Answer] | Callable[[Request], Answer]
 class JudgeServer:
     """The stub, with a thread for each connection."""
 
-    def __init__(self, answers: Answers, *, remember: bool = True) -> None:
+    def __init__(self, answers: Answers) -> None:
         self.answers = answers
-        self.remember = remember
         self.requests: list[Request] = []
         self.most_in_flight = 0
         self.sent_without_end = 0
@@ -142,8 +116,6 @@ class JudgeServer:
         return None if self._over.is_set() else answer
 
     def _pick(self, path: str, headers: dict[str, str], body: bytes) -> Answer:
-        if not self.remember and isinstance(self.answers, Answer):
-            return self.answers
         request = Request(path, headers, json.loads(body))
         self.requests.append(request)
         if isinstance(self.answers, list):
@@ -171,51 +143,24 @@ class _Handler(BaseHTTPRequestHandler):
         if answer is None or answer.hang_up:
             self.close_connection = True
             return
-        head, body = answer.encoded()
+        body = answer.encoded()
+        length = {"Transfer-Encoding": "chunked"} if answer.endless else {"Content-Length": str(len(body))}
+        self.send_response(answer.status)
+        for name, value in {"Content-Type": "application/json", **length, **answer.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
         if answer.endless:
-            self.wfile.write(head)
             chunk = b"%x\r\n%s\r\n" % (len(body), body)
             try:
                 while self.wfile.write(chunk):
                     stub.sent_without_end += len(chunk)
             finally:
                 stub.hung_up.set()
-        elif answer.drip:
-            self.wfile.write(head)
-            for place in range(len(body)):
-                self.wfile.write(body[place : place + 1])
-                time.sleep(answer.drip)
-        else:
-            self.wfile.write(head + body)
+        for place in range(len(body) if answer.drip else 0):
+            self.wfile.write(body[place : place + 1])
+            time.sleep(answer.drip)
+        if not answer.drip:
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
-
-
-@contextmanager
-def server_process(latency: float, text: str = "Fine.\nScore: 7") -> Iterator[str]:
-    """Run the stub in a separate process, with every answer `latency` seconds after its request; yields its address."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--latency", str(latency), "--text", text]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout and process.stdout.close()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--latency", type=float, default=0.0, help="seconds before each answer")
-    parser.add_argument("--text", default=Answer.text, help="the judge's reply")
-    args = parser.parse_args()
-
-    with JudgeServer(Answer(args.text, delay=args.latency), remember=False) as server:
-        print(server.url, flush=True)
-        threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main()

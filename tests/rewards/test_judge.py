@@ -1,19 +1,14 @@
 import asyncio
-import gc
-import gzip
 import importlib
 import json
 import pickle
 import random
 import re
-import socket
 import sys
 import threading
 import time
-import tracemalloc
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import date
 from email.utils import formatdate
 from pathlib import Path
@@ -23,12 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.data import Score, Task, Trajectory
-from creditflow.errors import RewardError
-from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rewards.builtin.judge import Judge, JudgeOutcome, verdict
+from creditflow.rewards.builtin.judge.clients import ModelJudge
 from creditflow.rewards.builtin.judge.prompt import Prompt, mark_of
 from creditflow.rewards.builtin.judge.verdict import WINNER, Choices, JudgeScale, VerdictError
-from creditflow.rewards.entries import RewardFunctionConfig
 from creditflow.rollout import endpoint
 from creditflow.rollout.client import Generation, GenerationRequest
 from tests.builders import Letters, examples, make_trajectory, step
@@ -170,14 +163,6 @@ def test_scores_on_any_scale_round_trip(low, width, share, style, before):
     assert 0 <= value <= 1
 
 
-@given(reply=st.text() | st.text('Scor: 0123456789.-*\n/{}"e'), style=st.sampled_from(["line", "json"]))
-@examples(300)
-def test_any_reply_is_on_the_scale_or_refused(reply, style):
-    for form in (TEN, WINNER, Choices({"good": 1.0, "bad": 0.0})):
-        with suppress(VerdictError):
-            assert 0 <= verdict.read(reply, form, style).value <= 1
-
-
 DRESSED = (
     ["", *"\u200b\ufeff\u00a0\u3000\u2060#>*_`|+-\u2022\"\u201c", "- ", "1. ", "2) ", "a) ", "(ii) ", ">> ", "**", "__",
      "=> ", "\U0001f44d ", "<b>", "*" * 100],
@@ -315,9 +300,6 @@ def test_question_holds_the_rubric_and_all_texts():
         "model": "judge-1", "max_tokens": 512, "temperature": 0.0, "seed": 0,
     }  # fmt: skip
     assert score == Score(6 / 9, reason="Fine.")
-
-
-def test_truth_is_hidden_without_a_reference():
     _, server = answered(Answer(), a_trajectory(truth="the secret"))
     assert "the secret" not in server.requests[0].text
 
@@ -411,12 +393,21 @@ def test_missing_text_to_compare_fails_without_a_request(args, why):
     ids=["status", "connection"],
 )
 def test_server_errors_and_broken_connections_are_retried(failures):
+    random.seed(7)
+    state = random.getstate()
     with JudgeServer([*failures, Answer()]) as server:
-        judge = a_judge(server)
+        judge = a_judge(server, backoff=0.001)
         assert judged(judge).value == 6 / 9
     metrics = judge.metrics()
     assert (metrics["requests"], metrics["retries"]) == (len(server.requests), len(failures))
     assert len(server.requests) == len(failures) + 1
+    assert random.getstate() == state  # waits do not change the run's other draws
+
+
+LONG_REPLY = json.dumps({"choices": [{"message": {"content": "Score: 7"}}]}).encode()
+REDIRECT = r"^URL: status 30\d, a redirect, which is not followed, to http://127.0.0.1:9/v1 \(1 try\)$"
+GZIP = {"Content-Encoding": "gzip"}
+COMPRESSED = r"^URL: answered with a compressed body, which was not asked for \(1 try\)$"
 
 
 @pytest.mark.parametrize(
@@ -426,9 +417,26 @@ def test_server_errors_and_broken_connections_are_retried(failures):
         (Answer(status=429, headers={"Retry-After": "600"}), {}, r"^URL: status 429 \(1 try\)$", 1),
         (Answer(hang_up=True), {"retries": 1}, r"^URL: the connection failed \(.*\) \(2 tries\)$", 2),
         *[
+            (slow, {"request_timeout": 0.2, "retries": 1}, r"^URL: no answer within 0.2 s \(2 tries\)$", 2)
+            for slow in (Answer(delay=float("inf")), Answer(drip=0.05))
+        ],
+        *[
             (Answer("no such model", status=status), {}, rf"URL: status {status}.*no such model.*\(1 try\)$", 1)
             for status in (400, 401, 403, 404, 408, 422)
         ],
+        *[
+            (Answer(body=b" " * 65_536, endless=True, status=status, headers=GZIP), {}, COMPRESSED, 1)
+            for status in (200, 400, 500)
+        ],
+        *[
+            (Answer(status=status, headers={"Location": "http://127.0.0.1:9/v1?key=k"}), {}, REDIRECT, 1)
+            for status in (301, 302, 303, 307, 308)
+        ],
+        *[
+            (Answer(body=b" " * 65_536, endless=True, status=status), {}, "more than 2000000 bytes", 1)
+            for status in (200, 400, 500)
+        ],
+        (Answer(body=LONG_REPLY.ljust(endpoint.MAX_ANSWER_BYTES + 1)), {}, "more than 2000000 bytes", 1),
         (Answer(body=b"<html>busy</html>", headers={"Content-Type": "text/html"}), {}, "no JSON", 1),
         *[(Answer(body=body), {}, "no JSON", 1) for body in (b"{not json", b"[" * 200_000, b"\xff\xfe\xfa")],
         *[(Answer(body=body), {}, "no chat completion", 1) for body in (b"[]", b'{"choices": []}')],
@@ -441,98 +449,33 @@ def test_server_errors_and_broken_connections_are_retried(failures):
 )
 def test_unusable_answer_fails_after_the_allowed_tries(answer, args, why, tries):
     score, server = answered(answer, **args)
-    assert (score.status, len(server.requests)) == ("failed", tries)
+    assert (score.status, len(server.requests)) == ("timeout" if "no answer" in why else "failed", tries)
     assert re.search(why, score.reason.replace(server.url, "URL"))
-
-
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_redirect_fails(status):
-    with JudgeServer(Answer("Score: 10")) as other:
-        target = f"{other.url}/chat/completions"
-        score, server = answered(Answer(status=status, headers={"Location": target}))
-    why = f"{server.url}: status {status}, a redirect, which is not followed, to {target} (1 try)"
-    assert (score.status, score.reason, len(server.requests), other.requests) == ("failed", why, 1, [])
-
-
-def compressed(size: int) -> bytes:
-    body = json.dumps({"choices": [{"message": {"content": "x" * size + "\nScore: 7"}}]}).encode()
-    return gzip.compress(body)
-
-
-@pytest.mark.parametrize("status", [200, 400, 500])
-def test_compressed_answer_is_refused_unread(status):
-    answer = Answer(body=compressed(50_000_000), status=status, headers={"Content-Encoding": "gzip"})
-    with JudgeServer(answer) as server:
-        judge = a_judge(server)
-        tracemalloc.start()
-        try:
-            score = judged(judge)
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-    assert score.reason == f"{server.url}: answered with a compressed body, which was not asked for (1 try)"
     assert server.requests[0].headers["accept-encoding"] == "identity"
-    assert peak < 40_000_000  # mostly modules imported at the first call
+    assert server.sent_without_end < 20_000_000  # data that the system buffers between the two is not read
 
 
-@pytest.mark.parametrize("status", [200, 400, 500])
-def test_endless_answer_is_left_at_the_limit(status):
-    endless = Answer(body=b" " * 65_536, endless=True, status=status)
-    with JudgeServer([endless, Answer()]) as server:
-        judge, trajectory = a_judge(server, request_timeout=10.0), a_trajectory()
-
-        async def run() -> list[Score]:
-            try:
-                first = await judge(trajectory.steps[0], trajectory)
-                assert await asyncio.to_thread(server.hung_up.wait, 5)
-                return [first, await judge(trajectory.steps[0], trajectory)]
-            finally:
-                await judge.aclose()
-
-        first, second = asyncio.run(run())
-    assert (first.status, first.reason) == ("failed", f"{server.url}: answered with more than 2000000 bytes (1 try)")
-    assert second.status == "ok"  # on a new connection
-    assert 2_000_000 < server.sent_without_end < 20_000_000  # data that the system buffers between the two is not read
+def test_answer_of_the_longest_length_is_read():
+    assert answered(Answer(body=LONG_REPLY.ljust(endpoint.MAX_ANSWER_BYTES)))[0].status == "ok"
 
 
-def test_long_answer_is_read_up_to_the_limit():
-    reply = json.dumps({"choices": [{"message": {"content": "Score: 7"}}]}).encode()
-    assert answered(Answer(body=reply.ljust(endpoint.MAX_ANSWER_BYTES)))[0].status == "ok"
-    assert "more than 2000000 bytes" in answered(Answer(body=reply.ljust(endpoint.MAX_ANSWER_BYTES + 1)))[0].reason
-
-
-def test_unreachable_judge_fails():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    score = judged(a_judge(url, retries=1))
-    assert (score.status, score.reason) == ("failed", f"{url}: the connection failed (ConnectError) (2 tries)")
-
-
-@pytest.mark.parametrize("answer", [Answer(delay=float("inf")), Answer(drip=0.05)])
-def test_unfinished_answer_is_a_timeout(answer):
-    score, server = answered(answer, request_timeout=0.2, retries=1)
-    assert (score.status, score.reason) == ("timeout", f"{server.url}: no answer within 0.2 s (2 tries)")
-
-
-def waits_of(failure: endpoint.AttemptError, retries: int, backoff: float, calls: int = 1) -> list[float]:
+def waits_of(retries: int, backoff: float, **failure: float) -> list[float]:
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
     async def refused() -> str:
-        raise failure
+        raise endpoint.AttemptError("status 429", again=True, **failure)
 
-    for _ in range(calls):
-        with pytest.raises(endpoint.AttemptError):
-            asyncio.run(endpoint.retried(refused, retries, backoff, 1e9, sleep=sleep))
-    assert len(waits) == retries * calls
+    with pytest.raises(endpoint.AttemptError):
+        asyncio.run(endpoint.retried(refused, retries, backoff, 1e9, sleep=sleep))
+    assert len(waits) == retries
     return waits
 
 
 def test_waits_double_with_jitter_after_retry_after():
-    waits = waits_of(endpoint.AttemptError("status 429", again=True, retry_after=3.0), 7, 1.0, calls=200)
+    waits = [wait for _ in range(200) for wait in waits_of(7, 1.0, retry_after=3.0)]
     for turn, most in enumerate([1, 2, 4, 8, 16, 20, 20]):
         lowest, highest = min(waits[turn::7]), max(waits[turn::7])
         assert lowest >= 3.0
@@ -542,15 +485,7 @@ def test_waits_double_with_jitter_after_retry_after():
 
 @pytest.mark.parametrize(("backoff", "most"), [(0.0, 0.0), (1e300, endpoint.MAX_BACKOFF)])
 def test_thousands_of_tries_have_bounded_waits(backoff, most):
-    assert max(waits_of(endpoint.AttemptError("status 500", again=True), 3000, backoff)) <= most
-
-
-def test_waiting_leaves_the_shared_random_state_unchanged():
-    random.seed(7)
-    expected = random.random()
-    random.seed(7)
-    assert answered([Answer(status=500), Answer(status=500), Answer()], backoff=0.001)[0].status == "ok"
-    assert random.random() == expected
+    assert max(waits_of(3000, backoff)) <= most
 
 
 @pytest.mark.parametrize(
@@ -588,13 +523,6 @@ def test_cancelled_call_frees_its_place():
 # ---- concurrency and cost
 
 
-def test_requests_in_flight_are_limited():
-    with JudgeServer(Answer(company=40)) as server:
-        scores = judge_all(a_judge(server, max_concurrency=40), [a_trajectory(name=str(i)) for i in range(160)])
-    assert {score.status for score in scores} == {"ok"}
-    assert server.most_in_flight == 40
-
-
 def test_metrics_count_since_the_previous_call():
     answers = [Answer(usage=(1000, 20)), Answer(usage=(3000, 30)), Answer(usage=None)]
     with JudgeServer(answers) as server:
@@ -619,11 +547,10 @@ def test_metrics_count_since_the_previous_call():
 def test_key_is_sent_but_never_shown(monkeypatch):
     monkeypatch.setenv("MY_JUDGE_KEY", "a-very-secret-key")
     with JudgeServer(lambda request: Answer(f"bad key: {request.headers['authorization']}", status=401)) as server:
-        judge = a_judge(server, api_key_env="MY_JUDGE_KEY")
-        score = judged(judge)
+        judge, trajectory = a_judge(server, api_key_env="MY_JUDGE_KEY"), a_trajectory()
+        score = judged(judge, trajectory)
     assert server.requests[0].headers["authorization"] == "Bearer a-very-secret-key"
     assert "bad key: Bearer ***" in score.reason
-    trajectory = a_trajectory()
     key = judge.cache_key(trajectory.steps[0], trajectory)
     for text in (score.reason, key, repr(judge.client), repr(pickle.dumps(judge))):
         assert "a-very-secret-key" not in text
@@ -632,22 +559,13 @@ def test_key_is_sent_but_never_shown(monkeypatch):
 def test_part_of_the_key_is_not_shown(monkeypatch):
     key = "abcd-EFGH-1234-5678-wxyz"
     monkeypatch.setenv("MY_JUDGE_KEY", key)
-    said = f"234-567: {key[:8]}****{key[-4:]} {key[5:]}"
-    score, _ = answered(Answer(said, status=401), api_key_env="MY_JUDGE_KEY")
-    assert "234-567: *******wxyz ***" in score.reason  # fewer than eight characters do not count as a part
     moved = Answer(status=308, headers={"Location": f"http://host/{key}/v1?key={key}"})
-    score, _ = answered(moved, api_key_env="MY_JUDGE_KEY")
-    assert score.reason.endswith("to http://host/***/v1 (1 try)")
-
-
-def test_openai_settings_are_not_sent_elsewhere(monkeypatch):
-    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
-        monkeypatch.setenv(name, f"private-{name}")
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/elsewhere")
-    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer private-too")
-    score, server = answered(Answer())
-    assert score.status == "ok"
-    assert "private" not in str(server.requests[0].headers)
+    for answer, shown in (
+        # fewer than eight characters do not count as a part
+        (Answer(f"234-567: {key[:8]}****{key[-4:]} {key[5:]}", status=401), "234-567: *******wxyz ***"),
+        (moved, "to http://host/***/v1 (1 try)"),
+    ):
+        assert shown in answered(answer, api_key_env="MY_JUDGE_KEY")[0].reason
 
 
 def test_judge_moves_between_processes_and_event_loops():
@@ -663,19 +581,13 @@ def test_judge_moves_between_processes_and_event_loops():
 
         assert [asyncio.run(left_open()).status for _ in range(3)] == ["ok"] * 3
         assert len(judge.client._connections) == 1  # those of closed loops are released
-        judge.client._connections.clear()
-        gc.collect()
 
 
-def test_missing_package_is_refused_at_load_with_a_hint(monkeypatch):
-    find = importlib.util.find_spec
+def test_missing_package_is_named_at_load_and_at_call(monkeypatch):
+    judge, find = a_judge("http://127.0.0.1:9/v1"), importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "httpx" else find(name))
     with pytest.raises(ValueError, match=r"pip install creditflow\[judge\]"):
         a_judge("http://127.0.0.1:9/v1")
-
-
-def test_missing_package_at_call_fails_with_a_hint(monkeypatch):
-    judge = a_judge("http://127.0.0.1:9/v1")
     monkeypatch.setitem(sys.modules, "httpx", None)
     score = judged(judge)
     assert score.status == "failed"
@@ -685,40 +597,22 @@ def test_missing_package_at_call_fails_with_a_hint(monkeypatch):
 # ---- arguments
 
 
-REFUSED = {
-    "model": [None],
-    "rubric": [None],
-    "temperature": [10**400],
-    "scale": [[10, 1], [1, 2, 3], "1-10", [1, float("nan")]],
-    "pairwise": ["ground_truth"],
-    "format": ["yaml"],
-    "max_tokens": [0],
-    "max_concurrency": [True],
-    "retries": [-1],
-    "request_timeout": [0],
-    "backoff": ["1"],
-    "prices": [{"prompt": 1}],
-}
-
-
 @pytest.mark.parametrize(
     ("args", "why"),
     [
         ({"endpoint": None}, "expected one of endpoint, path, policy, got none"),
         ({"policy": "p"}, "got endpoint and policy"),
-        *[({"endpoint": url}, "endpoint: expected an address") for url in ("127.0.0.1:8000", "http://host:99999/v1")],
-        *[
-            ({"endpoint": f"http://{url}"}, "without user, password")
-            for url in ("me:secret@host/v1", "h?api_key=secret")
-        ],
+        ({"endpoint": "127.0.0.1:8000"}, "endpoint: expected an address"),
+        ({"endpoint": "http://host:99999/v1"}, "endpoint: expected an address"),
+        ({"endpoint": "http://me:secret@host/v1"}, "without user, password"),
+        ({"endpoint": "http://h?api_key=secret"}, "without user, password"),
         ({"api_key_env": "sk-abcdefghijklmnopqrstuvwxyz012345"}, "looks like a key"),
         ({"api_key_env": "gsk_aBcDeF"}, "never the key itself"),
         ({"api_key_env": "NO_SUCH_VARIABLE_HERE"}, "NO_SUCH_VARIABLE_HERE is not set"),
         ({"request": {"x": "sk-abcdefghijklmnopqrstuvwxyz012345"}}, "looks like a key"),
         ({"request": {"stream": True}}, "request.stream"),
         ({"request": {"d": date(2026, 1, 1)}}, "request.d: cannot be sent as JSON: Object of type date"),
-        ({"request": {"top_p": float("nan")}}, "request.top_p: cannot be sent as JSON: Out of range"),
-        ({"request": {"logit_bias": {"5": [float("inf")]}}}, "request.logit_bias: cannot be sent"),
+        ({"request": {"x": {"5": [float("inf")]}}}, "request.x: cannot be sent as JSON: Out of range"),
         ({"request": {"logit_bias": {5: 1, "6": 1}}}, "request.logit_bias: cannot be sent"),
         ({"rubric": "no/such/file.md"}, "cannot read the file no/such/file.md"),
         ({"template": "{rubric}"}, r"expected \{response\}"),
@@ -733,9 +627,17 @@ REFUSED = {
         ({"choices": {"*good*": 1, "bad": 0}}, "plain word"),
         ({"pairwise": {"against": "rival"}, "template": "{rubric} {response}"}, r"expected \{first\}"),
         ({"prices": {"prompt": -1, "completion": 1}}, "prices.prompt: expected"),
-        *[({name: value}, f"{name}: expected") for name, values in REFUSED.items() for value in values],
+        *[
+            ({name: value}, f"{name}: expected")
+            for name, value in [
+                ("model", None), ("rubric", None), ("temperature", 10**400), ("scale", [10, 1]), ("scale", [1, 2, 3]),
+                ("scale", "1-10"), ("scale", [1, float("nan")]), ("pairwise", "ground_truth"), ("format", "yaml"),
+                ("max_tokens", 0), ("max_concurrency", True), ("retries", -1), ("request_timeout", 0), ("backoff", "1"),
+                ("prices", {"prompt": 1}),
+            ]
+        ],
     ],
-)
+)  # fmt: skip
 def test_wrong_argument_is_refused_at_load(args, why):
     whole = {"endpoint": "http://host/v1", "model": "m", "rubric": "R"} | args
     with pytest.raises(ValueError, match=why) as caught:
@@ -747,15 +649,9 @@ def test_wrong_argument_is_refused_at_load(args, why):
 def test_recipe_runs_the_judge_at_both_levels():
     with JudgeServer(Answer("Good.\nScore: 10")) as server:
         args = {"endpoint": server.url, "model": "m", "rubric": "R"}
-        entries = [RewardFunctionConfig("judge", args=args), RewardFunctionConfig("judge_outcome", args=args)]
-        functions = load_reward_functions(entries, Path(), ["solver"])
+        functions = [load("judge", args=args), load("judge_outcome", args=args)]
         trajectory, without = a_trajectory(answer="72", name="a"), a_trajectory("It is 73.", answer=None, name="b")
-
-        async def run():
-            async with RewardManager(functions).open() as manager:
-                return await manager.score([trajectory, without])
-
-        report = asyncio.run(run())
+        report = trajectories.score(functions, [trajectory, without])
     assert [(f.name, f.level, f.is_async, f.inline) for f in functions] == [
         ("judge", "step", True, False), ("judge_outcome", "outcome", True, False),
     ]  # fmt: skip
@@ -768,20 +664,10 @@ def test_recipe_runs_the_judge_at_both_levels():
     assert len(server.requests) == 3
 
 
-def test_recipe_error_names_the_wrong_argument():
-    with pytest.raises(RewardError, match=r"reward.functions\[0\] \(judge\): unknown argument 'rubrik' \(did you mean"):
-        load("judge", args={"endpoint": "http://host/v1", "model": "m", "rubrik": "R"})
-
-
 def test_outcome_judge_sees_only_the_answer():
     with JudgeServer(Answer()) as server:
         judge = a_judge(server, JudgeOutcome, template="{rubric} {task} {prompt} {response}")
-
-        async def run() -> None:
-            await judge(a_trajectory("a step's words", answer="the answer"))
-            await judge.aclose()
-
-        asyncio.run(run())
+        assert asyncio.run(judge(a_trajectory("a step's words", answer="the answer"))).status == "ok"
     assert "\nthe answer\n" in server.requests[0].text
     assert "a step's words" not in server.requests[0].text
     assert "{prompt}" not in server.requests[0].text
@@ -794,7 +680,7 @@ def test_cache_key_holds_question_judge_and_sampling():
         return a_judge("http://127.0.0.1:9/v1", **args).cache_key(trajectory.steps[0], trajectory)
 
     same = key()
-    assert key(replace_id(trajectory)) == same
+    assert key(a_trajectory(name="another")) == same
     assert key(max_concurrency=9, request_timeout=3.0, retries=1) == same
     others = [
         key(a_trajectory("It is 73.")), key(rubric="Another."), key(temperature=0.5), key(seed=1), key(max_tokens=99),
@@ -802,10 +688,11 @@ def test_cache_key_holds_question_judge_and_sampling():
     ]  # fmt: skip
     assert len({same, *others}) == 1 + len(others)
     assert "extra_info" in key(pairwise={"against": "missing"})  # no text to compare with: still a key
-
-
-def replace_id(trajectory: Trajectory) -> Trajectory:
-    return replace(trajectory, id="another", steps=[replace(one, id="another.0") for one in trajectory.steps])
+    policy = Policy()
+    judge = connected(policy)
+    before = judge.cache_key(trajectory.steps[0], trajectory)
+    policy.version = 1
+    assert judge.cache_key(trajectory.steps[0], trajectory) != before
 
 
 # ---- models of this process
@@ -840,8 +727,8 @@ def test_policy_judges_waiting_questions_in_one_batch():
     assert scores == [Score(6 / 9, reason="Fine.")] * 20
     assert policy.batches == [20]
     assert {(request.temperature, request.max_tokens) for request in policy.asked} == {(0.0, 512)}
-    found = judge.metrics()
-    assert (found["requests"], found["completion_tokens"]) == (20, 20 * len("Fine.\nScore: 7"))
+    metrics = judge.metrics()
+    assert (metrics["requests"], metrics["completion_tokens"]) == (20, 20 * len("Fine.\nScore: 7"))
 
 
 @pytest.mark.parametrize("limits", [(50, 3), (3, 50)])
@@ -869,37 +756,14 @@ def test_policy_seed_depends_on_the_question_alone():
     assert len({*seeds([one, two]), *seeds([one], seed=1)}) == 3
 
 
-def test_updated_policy_judges_anew():
-    policy = Policy()
-    judge, trajectory = connected(policy), a_trajectory()
-    before = judge.cache_key(trajectory.steps[0], trajectory)
-    policy.version = 1
-    assert judge.cache_key(trajectory.steps[0], trajectory) != before
-
-
 def test_policy_that_cannot_judge_fails_with_the_reason():
     assert "cut off at max_tokens" in judged(connected(Policy("x" * 600))).reason
     assert "do not fit into the model's 300" in judged(connected(Policy(max_positions=300))).reason
     assert "expected the last line" in judged(connected(Policy("no"))).reason
     unconnected = judged(Judge(policy="critic", rubric="R"))
     assert (unconnected.status, unconnected.reason) == ("failed", "policy critic: the run handed over no policies")
-
-
-def test_unknown_policy_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match=r"'critik' is no policy of the run \(did you mean 'critic'\?\)"):
         connected(Policy(), policy="critik")
-
-
-def test_policy_error_fails_the_score():
-    class Broken(Policy):
-        def generate(self, requests):
-            raise RuntimeError("out of memory")
-
-    function, trajectory = load("judge", args={"policy": "critic", "rubric": "R"}), a_trajectory()
-    function.instance.connect({"critic": Broken()})
-    trajectories.score([function], [trajectory])
-    assert trajectory.steps[0].scores["judge"].status == "failed"
-    assert "RuntimeError: out of memory" in trajectory.steps[0].scores["judge"].reason
 
 
 @pytest.fixture(scope="module")
@@ -946,47 +810,29 @@ def test_local_model_judges(always_says):
     ]
     assert judge.inline
     assert judge_all(judge, several) == [Score(6 / 9, reason="All of it holds.")] * 3
-    found = judge.metrics()
-    assert (found["requests"], found["completion_tokens"]) == (3, 6)  # the text is one token, its end another
+    metrics = judge.metrics()
+    assert (metrics["requests"], metrics["completion_tokens"]) == (3, 6)  # the text is one token, its end another
+    other = Judge(path=str(folder), rubric="S", max_tokens=40)
+    assert judged(other).value == 6 / 9
+    assert judge.client.model is other.client.model  # loaded once
 
 
-def test_judges_with_one_folder_load_it_once(always_says):
-    folder = str(always_says("Score: 10"))
-    one, other = Judge(path=folder, rubric="R", max_tokens=4), Judge(path=folder, rubric="S", max_tokens=4)
-    assert judged(one).value == judged(other).value == 1.0
-    assert one.client.model is other.client.model is not None
+def test_load_goes_on_after_its_first_call_is_cancelled():
+    may_load, loads = threading.Event(), []
 
-
-def test_load_goes_on_after_its_first_call_is_cancelled(always_says):
-    judge = Judge(path=str(always_says("Score: 10")), rubric="R", max_tokens=4)
-    load, may_load, loads = judge.client.load, threading.Event(), []
-
-    def slow_load():
+    def load():
         loads.append(may_load.wait(HANG_S))
-        return load()
+        return Policy("Score: 10")
 
     async def two_calls():
-        first = asyncio.create_task(judge.client.ask([{"role": "user", "content": "x"}]))
-        while not loads and judge.client._loading is None:
-            await asyncio.sleep(0)
-        first.cancel()
-        with suppress(asyncio.CancelledError):
-            await first
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.ask([{"role": "user", "content": "x"}]), 0.05)
         may_load.set()
-        return await judge.client.ask([{"role": "user", "content": "x"}])
+        return await client.ask([{"role": "user", "content": "x"}])
 
-    judge.client.load = slow_load
+    client = ModelJudge("m", load, max_tokens=9, temperature=0.0, seed=0, max_concurrency=1)
     assert asyncio.run(two_calls()) == "Score: 10"
     assert loads == [True]
-
-
-def test_senseless_reply_of_a_local_model_fails():
-    from creditflow.engines.models.tiny import tiny_byte_model
-
-    judge = Judge(path=str(tiny_byte_model()), rubric="R", max_tokens=16)
-    first, second = judged(judge), judged(judge)
-    assert first.status == "failed"
-    assert first == second  # greedy: the reply repeats
 
 
 @pytest.mark.parametrize(
@@ -1001,21 +847,7 @@ def test_senseless_reply_of_a_local_model_fails():
 def test_local_judge_is_checked_without_loading(args, why, tmp_path):
     with pytest.raises(ValueError, match=why):
         Judge(path=str(tmp_path), rubric="R", **args)
-
-
-def test_weights_that_may_run_code_are_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "pytorch_model.bin").touch()
+    (tmp_path / "pytorch_model.bin").touch()  # it may run code
     with pytest.raises(ValueError, match="no weights as safetensors"):
         Judge(path=str(tmp_path), rubric="R")
-
-
-def test_unloadable_folder_fails_scores_with_the_reason(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    both = [a_trajectory(name="a"), a_trajectory(name="b")]
-    trajectories.score([load("judge", args={"path": str(tmp_path), "rubric": "R"})], both)
-    for trajectory in both:
-        score = trajectory.steps[0].scores["judge"]
-        assert score.status == "failed"
-        assert f"ModelError: path: {tmp_path} has no usable config.json" in score.reason
