@@ -1,7 +1,6 @@
 """Tests of reward functions that were written for verl, TRL or verifiers."""
 
 import asyncio
-import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from creditflow.monitoring.catalog import Names, described
 from creditflow.rewards import RewardManager, load_reward_functions
 from creditflow.rewards.entries import RewardFunctionConfig
 from creditflow.rewards.execution.backends import BackendOptions, make_backend
-from creditflow.rewards.manager import ScoringReport
 from creditflow.testing import ConformanceError, check_reward_function
 from tests.rewards import borrowed
 from tests.rewards.trajectories import a_trajectory
@@ -148,23 +146,30 @@ def test_verl_batch_function_gets_lists():
     assert outcome_of({"fn": "compute_scores"}, answer="7").value == 0.0
 
 
-def test_dict_without_a_score_fails():
-    score = outcome_of({"fn": "without_score"})
-    assert score.reason == "RewardError: expected a number, or a dict with `score`, got a dict with acc"
-
-
 def test_missing_answer_scores_the_worst_of_the_range():
     score = outcome_of({"fn": "math_style", "range": [-1.0, 1.0]}, answer=None)
     assert (score.value, score.range, score.reason) == (-1.0, (-1.0, 1.0), "the workflow returned no answer")
 
 
-def test_value_outside_an_undeclared_range_names_the_option():
-    score = outcome_of({"fn": "math_style"}, answer="7")
-    assert score.status == "failed"
-    assert (
-        score.reason == "expected a value in [0, 1], got -1; if the function has another range, set the entry's `range`"
-    )
-    assert outcome_of({"fn": "math_style", "range": [-1.0, 1.0]}, answer="7").rescaled == 0.0
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        ("without_score", "RewardError: expected a number, or a dict with `score`, got a dict with acc"),
+        ("two_rewards", "RewardError: expected a list with one reward, or None, for one completion, got 2 values"),
+        (
+            "math_style",
+            "expected a value in [0, 1], got -1; if the function has another range, set the entry's `range`",
+        ),
+        (
+            "of_level",
+            "RewardError: expected a column 'level' of the data set (extra_info), or an entry in `args` "
+            "(did you mean 'levels'?); the columns are data_source, ground_truth, levels, nested",
+        ),
+    ],
+)
+def test_invalid_call_fails_with_its_reason(fn, reason):
+    score = outcome_of({"fn": fn}, task=replace(TASK, extra_info={"levels": "hard", "nested": {}}), answer="7")
+    assert (score.status, score.reason) == ("failed", reason)
 
 
 def test_equal_texts_call_a_verl_function_once():
@@ -202,15 +207,10 @@ def test_functions_of_verl_score_as_in_verl():
 
 
 def test_trl_function_scores_outcome_and_steps():
-    trajectory, report = scored(
-        {"fn": "accuracy_reward"}, {"fn": "think_format_reward", "level": "step", "agent_match": "p|e"}
-    )
+    trajectory = trajectory_of()
     trajectory.steps[0].response = "<think>48 + 24</think> 72"
-    trajectory, report = scored(
-        {"fn": "accuracy_reward"},
-        {"fn": "think_format_reward", "level": "step", "agent_match": "p|e"},
-        trajectories=[trajectory],
-    )
+    entries = [{"fn": "accuracy_reward"}, {"fn": "think_format_reward", "level": "step", "agent_match": "p|e"}]
+    _, report = scored(*entries, trajectories=[trajectory])
     assert (trajectory.outcome.value, trajectory.outcome.reason) == (1.0, "solution: 72")
     assert [step.scores["think_format_reward"].value for step in trajectory.steps[:2]] == [1.0, 0.0]
     assert trajectory.steps[2].scores == {}
@@ -249,18 +249,6 @@ def test_none_as_outcome_masks_the_trajectory():
     assert (report.functions[0].matched, report.functions[0].not_applicable) == (1, 1)
     batch = TrajectoryBatch.from_trajectories(trajectories)
     assert outcomes(batch, CreditOptions()).masked_N.tolist() == [True, False]
-
-
-def test_missing_column_fails_with_the_columns():
-    score = outcome_of({"fn": "of_level"}, task=replace(TASK, extra_info={"levels": "hard"}))
-    assert score.status == "failed"
-    assert score.reason.startswith("RewardError: expected a column 'level' of the data set (extra_info)")
-    assert "did you mean 'levels'" in score.reason
-
-
-def test_wrong_number_of_rewards_fails():
-    score = outcome_of({"fn": "two_rewards"})
-    assert score.reason == "RewardError: expected a list with one reward, or None, for one completion, got 2 values"
 
 
 def test_functions_of_trl_score_as_in_trl():
@@ -307,6 +295,7 @@ EACH = [
         for fn in ("think_format_reward", "of_level", "judged", "exact_answer", "math_style")
     ),
     {"fn": "accuracy_reward", "level": "step"},
+    {"fn": "values_and_notes"},
 ]
 
 
@@ -318,7 +307,7 @@ def test_worker_processes_give_the_same_scores():
 def expect_the_same_scores(functions, backend):
     """Compare scores and numbers of a backend with those of this process; close the backend."""
     here, there = trajectory_of(), trajectory_of()
-    expected = asyncio.run(RewardManager(load(*EACH), 1.0).score([here]))
+    expected = asyncio.run(RewardManager(functions, 1.0).score([here]))
     manager = RewardManager(functions, 1.0, backend=backend)
     try:
         report = asyncio.run(manager.score([there]))
@@ -358,23 +347,9 @@ def test_numbers_of_parts_carry_the_name_of_the_part():
     assert set(report.functions[0].extra) == {"compute_score.acc", "compute_score.turns", "accuracy_reward.characters"}
 
 
-def test_merged_reports_weigh_numbers_by_their_count():
-    reports = [
-        scored({"fn": "compute_score"}, trajectories=[trajectory_of(name=answer, answer=answer) for answer in answers])[
-            1
-        ]
-        for answers in (("72", "72", "72"), ("7",))
-    ]
-    merged = ScoringReport.merge([ScoringReport.from_json(report.to_json()) for report in reports])
-    assert merged.metrics()["reward/compute_score/extra/acc"] == 0.75
-
-
 def test_conformance_checks_a_borrowed_function():
-    trajectories = [trajectory_of()]
-    check_reward_function(borrowed.accuracy_reward, copy.deepcopy(trajectories))
-    check_reward_function(borrowed.of_level, copy.deepcopy(trajectories))
+    check_reward_function(borrowed.accuracy_reward, [trajectory_of()])
     check_reward_function(borrowed.math_style, range=(-1.0, 1.0))
-    check_reward_function(borrowed.by_state, copy.deepcopy(trajectories))
-    for function, message in ((borrowed.math_style, "set the entry's `range`"), (borrowed.two_rewards, "2 values")):
-        with pytest.raises(ConformanceError, match=message):
-            check_reward_function(function)
+    check_reward_function(borrowed.by_state, [trajectory_of()])
+    with pytest.raises(ConformanceError, match="set the entry's `range`"):
+        check_reward_function(borrowed.math_style)
