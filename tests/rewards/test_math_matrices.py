@@ -30,20 +30,13 @@ SHAPES = [(2, 1), (3, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 2), (3, 3)]
 MATRICES = arrays(object, st.sampled_from(SHAPES), elements=st.sampled_from(ENTRIES), fill=st.nothing())
 
 
-@st.composite
-def entries(draw: st.DrawFn, value: Fraction) -> str:
+def entries(value: Fraction) -> st.SearchStrategy[str]:
     n, d, sign = value.numerator, value.denominator, "-" if value < 0 else ""
-    ways = [
-        f"{n}/{d}",
-        f"{sign}\\frac{{{abs(n)}}}{{{d}}}",
-        f"\\frac{{{n}}}{{{d}}}",
-        f"{sign}\\dfrac{{{abs(n)}}}{{{d}}}",
-    ]
-    if d == 1:
-        ways = [str(n)]
-    elif abs(n) < 10:
-        ways.append(f"{sign}\\frac{abs(n)}{d}")
-    return draw(st.sampled_from([*ways, *([str(float(value)), f"{float(value):.4f}"] if d != 3 else [])]))
+    signed = [f"{sign}\\{command}{{{abs(n)}}}{{{d}}}" for command in ("frac", "dfrac")]
+    fractions = [f"{n}/{d}", f"\\frac{{{n}}}{{{d}}}", *signed]
+    fractions += [f"{sign}\\frac{abs(n)}{d}"] if abs(n) < 10 else []
+    decimals = [str(float(value)), f"{float(value):.4f}"] if d != 3 else []
+    return st.sampled_from([*([str(n)] if d == 1 else fractions), *decimals])
 
 
 @st.composite
