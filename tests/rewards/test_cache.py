@@ -99,12 +99,12 @@ def test_uncacheable_functions_are_called_every_time(kwargs):
     assert len(asked) == 6
 
 
-def test_inputs_without_a_key_are_called_every_time():
+@pytest.mark.parametrize(("info", "size"), [({"object": object()}, 1000), ({}, 0)], ids=["no key", "no room"])
+def test_uncached_inputs_are_called_every_time(info, size):
     asked, function = counting()
-    trajectory = a_trajectory(agents="p", info={"object": object()})
-    manager = RewardManager([function])
-    score(manager, trajectory)
-    score(manager, trajectory)
+    manager = RewardManager([function], cache_size=size)
+    for name in "ab":
+        score(manager, a_trajectory(name, agents="p", info=dict(info)))
     assert len(asked) == 2
 
 
@@ -116,14 +116,6 @@ def test_least_recently_used_answer_is_evicted_first():
     assert cache.get(keys[0]) == Returned(0.0)
     cache.put(keys[2], Returned(0.2))
     assert [cache.get(key) is not None for key in keys] == [True, False, True]
-
-
-def test_cache_of_size_zero_stores_nothing():
-    asked, function = counting()
-    manager = RewardManager([function], cache_size=0)
-    for name in "ab":
-        score(manager, a_trajectory(name))
-    assert len(asked) == 6
 
 
 SAME_SOURCE = """

@@ -1,24 +1,17 @@
 """Tests of code_tests with honest and hostile programs, in every form of test."""
 
-import importlib
 import itertools
 import json
-import pickle
-import sys
 import time
-import warnings
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from creditflow.data import Trajectory
 from creditflow.errors import ConfigError
 from creditflow.rewards.builtin.code import MAX_CODE_CHARACTERS, CaseVerdict, CodeTests, code_in, run_tests, summary
-from creditflow.rewards.support import code_runner
 from creditflow.rewards.support.test_cases import read_tests
-from creditflow.sandbox import SandboxUnavailable, UnsafeSandboxWarning
+from creditflow.sandbox import SandboxUnavailable
 from creditflow.testing import check_reward_function
 from tests.rewards import trajectories
 from tests.rewards.trajectories import load
@@ -48,6 +41,9 @@ def score(text: str, truth: object, **args: object) -> tuple[float, str]:
 # Cutting
 
 
+LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n   {FENCE}\n2. That is all."
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -65,15 +61,22 @@ def score(text: str, truth: object, **args: object) -> tuple[float, str]:
         (block("x" * MAX_CODE_CHARACTERS), "x" * MAX_CODE_CHARACTERS),
         (block("x" * (MAX_CODE_CHARACTERS + 1)), ""),
         ("", ""),
+        # fences that are indented, in lists, or of tildes
+        (LISTED, SQUARE),
+        (LISTED.replace("\n", "\r\n"), SQUARE.replace("\n", "\r\n") + "\r"),
+        (f"- {FENCE}python\n  x = 1\n  {FENCE}", "x = 1"),
+        (f"  * a\n    1) {FENCE}py\n       if x:\n           y\n       {FENCE}", "if x:\n    y"),
+        (f"\t{FENCE}\n\tx = 1\n\t{FENCE}", "x = 1"),
+        (f"{FENCE}python\n    x = 1\n    y = 2\n{FENCE}", "x = 1\ny = 2"),
+        (f"    {FENCE}python\nx = 1\nif x:\n  y\n    {FENCE}", "x = 1\nif x:\n  y"),
+        (f"   {FENCE}python\n   s = '''\n a\n\n   '''\n   {FENCE}", "s = '''\na\n\n'''"),
+        (f"{FENCE}python\n    # so\ndef f():\n    return 1\n{FENCE}", "    # so\ndef f():\n    return 1"),
+        ("~~~python\nx = 1\n~~~", "x = 1"),
+        (f"~~~~ py\ns = '{FENCE}'\n~~~\n~~~~", f"s = '{FENCE}'\n~~~"),
     ],
 )
 def test_code_is_the_last_python_block_else_block_else_all(text, code):
     assert code_in(text) == code
-
-
-@given(st.text(alphabet="`~ \npython3x=", max_size=200))
-def test_any_text_is_cut_to_its_code(text):
-    assert isinstance(code_in(text), str)
 
 
 @pytest.mark.parametrize("piece", ["`", "```", "```\n", "```python\n", "`" * 17 + "\n", " ```py x\n", "\n"])
@@ -279,41 +282,7 @@ def test_truth_without_tests_is_a_failed_score(bubblewrap):
     assert (trajectory.outcome.status, trajectory.outcome.reason) == ("failed", "ValueError: expected tests, got 72")
 
 
-@pytest.mark.parametrize("backend", ["sandbox_fusion", "unsafe_subprocess"])
-def test_other_back_ends_score_alike(backend, monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    truth = [*TESTS, "assert f(1) == f(-1)", {"input": "", "output": ""}]
-    with boxes.fusion_service(boxes.run_python) as url, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnsafeSandboxWarning)
-        sandbox = {"backend": backend, **({"url": url} if backend == "sandbox_fusion" else {})}
-        assert score(block(SQUARE), truth, sandbox=sandbox)[0] == 1.0
-        assert score(block("def f(x):\n    return 'é\\ud800'"), truth, sandbox=sandbox)[0] == 0.4
-
-
 # Conventions of benchmarks
-
-
-LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n   {FENCE}\n2. That is all."
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        (LISTED, SQUARE),
-        (LISTED.replace("\n", "\r\n"), SQUARE.replace("\n", "\r\n") + "\r"),
-        (f"- {FENCE}python\n  x = 1\n  {FENCE}", "x = 1"),
-        (f"  * a\n    1) {FENCE}py\n       if x:\n           y\n       {FENCE}", "if x:\n    y"),
-        (f"\t{FENCE}\n\tx = 1\n\t{FENCE}", "x = 1"),
-        (f"{FENCE}python\n    x = 1\n    y = 2\n{FENCE}", "x = 1\ny = 2"),
-        (f"    {FENCE}python\nx = 1\nif x:\n  y\n    {FENCE}", "x = 1\nif x:\n  y"),
-        (f"   {FENCE}python\n   s = '''\n a\n\n   '''\n   {FENCE}", "s = '''\na\n\n'''"),
-        (f"{FENCE}python\n    # so\ndef f():\n    return 1\n{FENCE}", "    # so\ndef f():\n    return 1"),
-        ("~~~python\nx = 1\n~~~", "x = 1"),
-        (f"~~~~ py\ns = '{FENCE}'\n~~~\n~~~~", f"s = '{FENCE}'\n~~~"),
-    ],
-)
-def test_code_in_indented_fences_is_dedented(text, code):
-    assert code_in(text) == code
 
 
 SOLUTIONS = {
@@ -358,16 +327,6 @@ def test_scripts_must_import_their_names(bubblewrap):
     assert score(block("print(gcd(4, 6))"), [{"input": "", "output": "2"}])[0] == 0.0
 
 
-def test_usual_names_exist_in_their_modules():
-    for module, names in code_runner._USUAL.items():
-        imported = importlib.import_module(module)
-        newer = {"batched"} if sys.version_info < (3, 12) else set()
-        assert [name for name in names.split() if not hasattr(imported, name) and name not in newer] == []
-    for module in ("collections", "heapq"):
-        public = {name for name in importlib.import_module(module).__all__ if not name.startswith("User")}
-        assert public <= set(code_runner._USUAL[module].split())
-
-
 # In a recipe
 
 
@@ -386,11 +345,6 @@ def test_code_tests_scores_steps_and_outcomes(bubblewrap, level):
     trajectories.score([function], [trajectory])
     scored = trajectory.outcome if level == "outcome" else trajectory.steps[0].scores["code_tests"]
     assert scored.value == pytest.approx(2 / 3)
-
-
-def test_code_tests_can_be_pickled(bubblewrap):
-    function = pickle.loads(pickle.dumps(CodeTests(only=[0], seconds=3)))
-    assert function(block(SQUARE), TESTS).value == 1.0
 
 
 def test_missing_sandbox_is_reported_at_load(tmp_path, monkeypatch):

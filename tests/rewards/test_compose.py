@@ -1,7 +1,5 @@
-import asyncio
 import itertools
 import math
-import time
 
 import pytest
 from hypothesis import given
@@ -164,12 +162,6 @@ def test_parts_run_on_the_backend():
     assert report.functions[0].calls == 6
 
 
-def test_composition_can_be_called_alone():
-    function = loaded("sum", args={"parts": [part(0.25), part(0.5)]})
-    trajectory = a_trajectory()
-    assert asyncio.run(function.call(trajectory.steps[0], trajectory)).value == 0.75
-
-
 def test_weights_and_parts_change_the_version():
     def version(**args):
         return loaded("sum", args=args).version
@@ -226,22 +218,3 @@ def test_gate_reads_sampled_tokens_only():
     trajectory = a_trajectory(agents="p")
     trajectory.steps[0].response_mask = (1, 0)
     assert scored("gate", trajectory, score=part(1.0), by=part([0.0, 1.0], "by"), otherwise=0.25).value == 0.25
-
-
-def test_composition_takes_the_time_of_its_parts(monkeypatch):
-    monkeypatch.setattr(time, "perf_counter", lambda: CLOCK[0])
-    trajectory = a_trajectory(agents="p")
-    slow = {"fn": f"{__name__}:slow"}
-    parts = [slow, {**slow, "name": "b", "args": {"seconds": 3.0}}]
-    (report,) = score([loaded("sum", args={"parts": parts})], [trajectory]).functions
-    assert report.calls == 2
-    assert report.seconds == pytest.approx(5.0)
-
-
-CLOCK = [0.0]
-
-
-@reward
-def slow(step, trajectory, seconds=2.0):
-    CLOCK[0] += seconds
-    return 1.0

@@ -3,6 +3,7 @@ import math
 import re
 from decimal import Decimal
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -43,39 +44,27 @@ def test_each_level_fills_its_own_scores():
     assert list(trajectory.steps[0].scores) == ["place", "all"]
 
 
-def test_only_matching_agents_are_scored():
-    trajectory = a_trajectory(agents="pevev")
-    score(
-        [
-            of_steps(lambda step, trajectory: 1.0, agent_match=re.compile("^e$")),
-            RewardFunction("g", "trajectory", lambda trajectory: [0.0, 0.1, 0.2, 0.3, 0.4], re.compile("v|p")),
-            RewardFunction("nobody", "trajectory", lambda trajectory: 1 / 0, re.compile("^x$")),
-        ],
-        [trajectory],
-    )
-    assert [list(step.scores) for step in trajectory.steps] == [["g"], ["f"], ["g"], ["f"], ["g"]]
-    assert [step.scores["g"].value for step in trajectory.steps[::2]] == [0.0, 0.2, 0.4]
-
-
-def test_when_is_called_once_and_selects_the_steps():
+def test_agents_and_when_select_the_steps():
     asked = []
 
     def is_second_turn(step):
         asked.append(step.index)
         return np.bool_(step.turn % 2)
 
-    trajectory = a_trajectory(agents="peep")
+    trajectory = a_trajectory(agents="peepv")
     score(
         [
-            of_steps(lambda *_: 1.0, agent_match=re.compile("e"), when=lambda step: step.turn % 2 == 1),
-            RewardFunction("g", "trajectory", lambda trajectory: [0.1, 0.2, 0.3, 0.4], when=is_second_turn),
-            RewardFunction("nobody", "trajectory", lambda trajectory: 1 / 0, when=lambda step: False),
+            of_steps(lambda *_: 1.0, agent_match=re.compile("^e$"), when=lambda step: step.turn % 2 == 1),
+            RewardFunction("g", "trajectory", lambda trajectory: [0.0, 0.1, 0.2, 0.3, 0.4], re.compile("v|p")),
+            RewardFunction("h", "trajectory", lambda trajectory: [0.5, 0.6, 0.7, 0.8, 0.9], when=is_second_turn),
+            RewardFunction("no agent", "trajectory", lambda trajectory: 1 / 0, re.compile("^x$")),
+            RewardFunction("no step", "trajectory", lambda trajectory: 1 / 0, when=lambda step: False),
         ],
         [trajectory],
     )
     values = [{name: score.value for name, score in step.scores.items()} for step in trajectory.steps]
-    assert values == [{}, {}, {"f": 1.0, "g": 0.3}, {"g": 0.4}]
-    assert asked == [0, 1, 2, 3]
+    assert values == [{"g": 0.0}, {}, {"f": 1.0, "h": 0.7}, {"g": 0.3, "h": 0.8}, {"g": 0.4}]
+    assert asked == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +102,7 @@ def test_failing_when_fails_the_score(when, reason, level):
         (-1e-17, 0.0),
         ([1.0000009, -0.0000009], (1.0, 0.0)),
         (Score(1 + 1e-9), 1.0),
+        (Score(7.0, range=(0.0, 10.0)), 7.0),
     ],
 )
 def test_all_kinds_of_numbers_and_token_values_are_accepted(value, expected):
@@ -148,11 +138,12 @@ def test_all_kinds_of_numbers_and_token_values_are_accepted(value, expected):
         (Score(11.0, range=(0.0, 10.0)), r"expected a value in \[0, 10\], got 11"),
         (Score(1.0, range=(1.0, 1.0)), "expected a Score with a range of finite"),
         (Score(float("nan")), r"expected a value in \[0, 1\], got nan"),
+        (Score(0.9, status="timeout", reason="the judge slept"), "the judge slept$"),
     ],
 )
 def test_invalid_value_fails_with_its_reason(value, reason):
     result = one_score(value)
-    assert result.status == "failed"
+    assert result.status == getattr(value, "status", "failed").replace("ok", "failed")
     assert math.isnan(result.rescaled)
     assert re.match(reason, result.reason)
 
@@ -172,11 +163,6 @@ def test_rounding_beyond_a_bound_is_clipped(low, high):
                 assert got.value == bound if status == "ok" else repr(value) in got.reason
 
 
-def test_verl_dict_keeps_its_notes():
-    value = {"score": np.float32(0.5), "acc": True, "model": object()}
-    assert one_score(value) == Score(0.5, reason="acc: True; model: object")
-
-
 def test_unawaited_coroutine_is_named():
     coroutine = asyncio.sleep(0)
     reason = "expected a number, got a coroutine; an `await` or an `async def` is missing"
@@ -189,11 +175,6 @@ def test_token_values_without_tokens_fail():
     trajectory.steps[0].response_ids = trajectory.steps[0].response_mask = trajectory.steps[0].logprobs = ()
     score([of_steps(lambda step, trajectory: [])], [trajectory])
     assert trajectory.steps[0].scores["f"].status == "failed"
-
-
-def test_failed_score_stays_failed():
-    failed = one_score(Score(0.9, status="timeout", reason="the judge slept"))
-    assert (failed.status, failed.reason) == ("timeout", "the judge slept")
 
 
 def test_exception_fails_one_score():
@@ -222,10 +203,6 @@ def test_score_gets_weight_range_and_version_of_its_function():
         version="v",
     )
     assert one_score(None, function) == Score(-0.5, (-1.0, 1.0), 2.0, "ok", "half wrong", 0.0, "v")
-
-
-def test_score_may_bring_a_range():
-    assert one_score(Score(7.0, range=(0.0, 10.0))) == Score(7.0, range=(0.0, 10.0))
 
 
 @pytest.mark.parametrize(
@@ -301,22 +278,11 @@ def test_async_calls_run_at_the_same_time_up_to_a_limit(limit, most):
 
     trajectories = [a_trajectory(str(i)) for i in range(10)]
     functions = [of_steps(judge, is_async=True), RewardFunction("g", "step", lambda step, trajectory: 1.0)]
-    report = asyncio.run(RewardManager(functions, **limit).score(trajectories))
+    report = score(functions, trajectories, **limit)
     assert max(counts) == most
-    for trajectory in trajectories:
-        values = [[(name, score.value) for name, score in step.scores.items()] for step in trajectory.steps]
-        assert values == [[("f", 0.5), ("g", 1.0)]] * 3
+    values = [[(name, score.value) for name, score in step.scores.items()] for t in trajectories for step in t.steps]
+    assert values == [[("f", 0.5), ("g", 1.0)]] * 30
     assert report.failed_frac == 0.0
-
-
-def test_scores_hold_no_clock_readings():
-    first, second = a_trajectory(), a_trajectory()
-    for trajectory in (first, second):
-        report = score([of_steps(lambda step, trajectory: 1.0)], [trajectory])
-    assert first.steps == second.steps
-    assert {step.scores["f"].seconds for step in first.steps} == {0.0}
-    assert report.functions[0].seconds > 0
-    assert report.seconds >= report.functions[0].seconds
 
 
 def test_metrics_match_the_report():
@@ -332,6 +298,8 @@ def test_metrics_match_the_report():
     assert "reward/n/mean" not in metrics
     assert metrics["reward/n/failed_frac"] == 1.0
     assert metrics["reward/failed_frac"] == 0.4
+    assert metrics["timing/reward_s"] >= metrics["timing/reward_s/f"] > 0
+    assert {step.scores["f"].seconds for step in trajectory.steps} == {0.0}  # scores hold no clock readings
     timings = {key for key in metrics if key.startswith("timing/")}
     assert timings == {f"timing/reward_s{name}" for name in ("", "/f", "/n", "/o")}
     assert all(math.isfinite(value) for value in metrics.values())
@@ -348,17 +316,6 @@ def test_too_many_failures_stop_with_distinct_reasons():
     assert message.startswith("3 of 3 scores failed, more than reward.max_failed_frac=0.2 allows")
     assert (message.count("no key"), message.count("no net")) == (1, 1)
     assert trajectory.steps[0].scores["f"].status == "failed"
-
-
-def test_failures_at_the_limit_are_accepted():
-    trajectories = [a_trajectory(agents="e" * 5)]
-    score([of_steps(lambda step, trajectory: None if step.index == 0 else 1.0)], trajectories, max_failed_frac=0.2)
-
-
-def test_failing_outcome_stops_despite_good_sub_rewards():
-    functions = [of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", lambda t: None)]
-    with pytest.raises(TooManyFailedScores, match="1 of 1 outcomes failed"):
-        score(functions, [a_trajectory(agents="e" * 30)], max_failed_frac=0.2)
 
 
 @pytest.mark.parametrize(
@@ -404,10 +361,10 @@ def test_reused_list_is_copied_at_once():
 
 
 def test_progress_reports_every_answer():
-    told = []
+    reported = []
     manager = RewardManager([of_steps(lambda step, trajectory: 1.0)])
-    asyncio.run(manager.score([a_trajectory()], progress=lambda done, wanted: told.append((done, wanted))))
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    asyncio.run(manager.score([a_trajectory()], progress=lambda *counts: reported.append(counts)))
+    assert reported == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_slow_async_function_is_timed_out_and_can_clean_up():
@@ -446,31 +403,14 @@ class Counting:
         raise ConnectionError("gone")
 
 
-def test_metrics_of_functions_are_reported_by_function():
-    one, two = Counting(), Counting()
-    only_p = re.compile("p")
-    functions = [of_steps(one, instance=one), RewardFunction("g", "step", two, instance=two, agent_match=only_p)]
-    metrics = score(functions, [a_trajectory()]).metrics()
-    assert (metrics["reward/f/requests"], metrics["reward/g/requests"]) == (3.0, 1.0)
-
-
 def test_failing_aclose_does_not_stop_the_other_ones():
     one, two, closed = Counting(), Counting(), []
 
-    class Backend:
-        def takes(self, function):
-            return False
-
-        async def metrics(self):
-            return []
-
-        def close(self):
-            closed.append(True)
-
+    backend = SimpleNamespace(close=lambda: closed.append(True))
     functions = [of_steps(one, instance=one), RewardFunction("g", "step", two, instance=two)]
 
     async def run():
-        async with RewardManager(functions, backend=Backend()).open():
+        async with RewardManager(functions, backend=backend).open():
             pass
 
     with pytest.raises(ConnectionError):

@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,8 @@ def test_concurrent_calls_form_one_batch_in_another_thread() -> None:
         return await batcher(n)
 
     async def main() -> list[int]:
+        cancelled = asyncio.create_task(batcher(-1))
+        asyncio.get_running_loop().call_soon(cancelled.cancel)
         return await asyncio.gather(*(batcher(n) for n in range(50)), late(50))
 
     assert asyncio.run(main()) == [2 * n for n in range(51)]
@@ -130,6 +133,7 @@ def test_concurrent_calls_form_one_batch_in_another_thread() -> None:
 
 
 def test_calls_during_a_batch_form_the_next_one() -> None:
+    """A call that is cancelled during its batch spares the others of it."""
     started, go = threading.Event(), threading.Event()
     batches: list[list[int]] = []
 
@@ -142,15 +146,16 @@ def test_calls_during_a_batch_form_the_next_one() -> None:
     batcher = Batcher(compute)
 
     async def main() -> list[int]:
-        first = asyncio.create_task(batcher(0))
-        assert await asyncio.to_thread(started.wait, 60)
-        others = [asyncio.create_task(batcher(n)) for n in (1, 2)]
+        cancelled, first = asyncio.create_task(batcher(0)), asyncio.create_task(batcher(1))
+        assert await asyncio.to_thread(started.wait, HANG_S)
+        cancelled.cancel()
+        others = [asyncio.create_task(batcher(n)) for n in (2, 3)]
         await asyncio.sleep(0)
         go.set()
         return [await task for task in (first, *others)]
 
-    assert asyncio.run(main()) == [0, 1, 2]
-    assert batches == [[0], [1, 2]]
+    assert asyncio.run(main()) == [1, 2, 3]
+    assert batches == [[0, 1], [2, 3]]
 
 
 def test_error_of_a_batch_reaches_only_its_callers() -> None:
@@ -164,54 +169,15 @@ def test_error_of_a_batch_reaches_only_its_callers() -> None:
     assert fine == 2
 
 
-def test_cancelled_call_is_not_computed() -> None:
-    doubler = Doubler()
-    batcher = Batcher(doubler)
-
-    async def main() -> int:
-        one, other = asyncio.create_task(batcher(1)), asyncio.create_task(batcher(2))
-        await asyncio.sleep(0)
-        one.cancel()
-        return await other
-
-    assert asyncio.run(main()) == 4
-    assert doubler.batches == [[2]]
-
-
-def test_cancelling_a_call_of_a_running_batch_spares_the_rest() -> None:
-    started, go = threading.Event(), threading.Event()
-
-    def compute(items: list[int]) -> list[int]:
-        started.set()
-        assert go.wait(HANG_S)
-        return items
-
-    batcher = Batcher(compute)
-
-    async def main() -> int:
-        one, other = asyncio.create_task(batcher(1)), asyncio.create_task(batcher(2))
-        assert await asyncio.to_thread(started.wait, 60)
-        one.cancel()
-        await asyncio.sleep(0)
-        go.set()
-        return await other
-
-    assert asyncio.run(main()) == 2
-
-
 def test_batcher_serves_event_loops_in_several_threads() -> None:
     batcher = Batcher(Doubler())
-    results: dict[int, list[int]] = {}
 
     async def many(k: int) -> list[int]:
         return [await batcher(100 * k + n) for n in range(20)]
 
-    threads = [threading.Thread(target=lambda k=k: results.update({k: asyncio.run(many(k))})) for k in range(1, 4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {k: [2 * (100 * k + n) for n in range(20)] for k in range(1, 4)}
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda k: asyncio.run(many(k)), range(1, 4)))
+    assert results == [[2 * (100 * k + n) for n in range(20)] for k in range(1, 4)]
 
 
 def test_batcher_serves_successive_event_loops() -> None:

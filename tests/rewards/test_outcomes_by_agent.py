@@ -1,16 +1,9 @@
 """Outcomes of single agents from an outcome function: a dict by agent, checked one by one."""
 
-import asyncio
-
 import pytest
 
 from creditflow.data import Score
-from creditflow.errors import TooManyFailedScores
-from creditflow.rewards import RewardFunction, RewardManager
-from creditflow.rewards.execution.backends import make_backend
-from creditflow.rewards.execution.calls import BackendOptions, Returned
-from creditflow.rewards.execution.wire import pack_returned, unpack_returned
-from creditflow.rewards.values import taken
+from creditflow.rewards import RewardFunction
 from creditflow.testing import ConformanceError, check_reward_function
 from tests.rewards import trajectories
 from tests.rewards.trajectories import a_trajectory, load
@@ -33,14 +26,19 @@ def test_dict_by_agent_fills_the_outcomes_of_agents():
     assert (report.matched, report.failed, report.mean) == (1, 0, 0.0)
 
 
-def test_mean_of_agents_with_different_ranges_is_rescaled():
-    trajectory, _ = score({"p": Score(1.0, range=(0.0, 2.0)), "e": Score(-1.0, range=(-1.0, 1.0))})
-    assert (trajectory.outcome.value, trajectory.outcome.range) == (0.25, (0.0, 1.0))
-
-
-def test_star_is_the_common_outcome():
-    trajectory, report = score({"*": 0.5, "p": 1.0})
-    assert (trajectory.outcome.value, list(trajectory.outcomes), report.mean) == (0.5, ["p"], 0.5)
+@pytest.mark.parametrize(
+    ("value", "info", "outcome", "agents"),
+    [
+        ({"p": Score(1.0, range=(0.0, 2.0)), "e": Score(-1.0, range=(-1.0, 1.0))}, {}, (0.25, (0.0, 1.0)), ["p", "e"]),
+        ({"*": 0.5, "p": 1.0}, {}, (0.5, (-1.0, 1.0)), ["p"]),
+        ({"score": 0.5, "note": "as in verl"}, {}, (0.5, (-1.0, 1.0)), []),
+        ({"p": 1.0}, {"agent_error": "illegal"}, (-1.0, (-1.0, 1.0)), []),
+    ],
+    ids=["mean", "star", "score", "agent error"],
+)
+def test_outcomes_of_agents_have_a_common_outcome(value, info, outcome, agents):
+    trajectory, _ = score(value, a_trajectory(info=info))
+    assert (trajectory.outcome.value, trajectory.outcome.range, list(trajectory.outcomes)) == (*outcome, agents)
 
 
 @pytest.mark.parametrize(
@@ -91,26 +89,10 @@ def test_agents_of_the_team_without_a_step_may_be_named():
     assert function.agents == ("white", "black")
 
 
-def test_too_many_failed_outcomes_of_agents_stop():
-    function = RewardFunction("o", "outcome", lambda trajectory: {"*": 1.0, "p": None})
-    with pytest.raises(TooManyFailedScores, match="1 of 1 outcomes failed"):
-        trajectories.score([function], [a_trajectory()], max_failed_frac=0.2)
-
-
 def test_another_scoring_replaces_outcomes_of_agents():
     trajectory, _ = score({"p": 1.0})
     score(0.5, trajectory)
     assert (trajectory.outcome.value, trajectory.outcomes) == (0.5, {})
-
-
-def test_agents_error_gives_all_agents_the_worst_outcome():
-    trajectory, _ = score({"p": 1.0}, a_trajectory(info={"agent_error": "illegal"}))
-    assert (trajectory.outcome.value, trajectory.outcomes) == (-1.0, {})
-
-
-def test_dict_with_a_score_stays_one_outcome():
-    trajectory, _ = score({"score": 0.5, "note": "as in verl"})
-    assert (trajectory.outcome.value, trajectory.outcome.reason, trajectory.outcomes) == (0.5, "note: as in verl", {})
 
 
 def test_dict_by_agent_is_no_score_of_a_step():
@@ -120,40 +102,10 @@ def test_dict_by_agent_is_no_score_of_a_step():
     assert trajectory.steps[0].scores["f"].reason == reason
 
 
-def test_outcomes_by_agent_travel_between_processes():
-    for value in ({"p": 1.0, "e": Score(0.5, reason="half")}, {1: None, "e": "x"}, {}):
-        returned = Returned(taken(value))
-        assert unpack_returned(pack_returned(returned)) == returned
-
-
 def winner(trajectory):
     """White wins if its last move is higher."""
     white, black = (max(step.index for step in trajectory.steps if step.agent == agent) for agent in ("p", "e"))
     return {"p": float(white > black), "e": float(black > white)}
-
-
-def test_worker_processes_return_outcomes_by_agent():
-    function = RewardFunction("o", "outcome", winner, agents=("p", "e"))
-    backend = make_backend("process", [function], BackendOptions(num_workers=1))
-    trajectory = a_trajectory(agents="pe")
-    trajectories.score([function], [trajectory], backend=backend)
-    backend.close()
-    assert {agent: score.value for agent, score in trajectory.outcomes.items()} == {"p": 0.0, "e": 1.0}
-
-
-def test_repeated_call_is_answered_from_the_cache():
-    calls = []
-
-    def counted(trajectory):
-        calls.append(trajectory.id)
-        return {"p": 1.0, "e": 0.0}
-
-    function = RewardFunction("o", "outcome", counted, identity="here", version="1")
-    manager, both = RewardManager([function]), [a_trajectory("t"), a_trajectory("u")]
-    for trajectory in both:
-        asyncio.run(manager.score([trajectory]))
-    assert calls == ["t"]
-    assert both[0].outcomes == both[1].outcomes
 
 
 def test_composition_of_outcomes_by_agent_fails():
@@ -164,36 +116,21 @@ def test_composition_of_outcomes_by_agent_fails():
     assert (trajectory.outcome.status, trajectory.outcome.reason) == ("failed", reason)
 
 
-def by_index(trajectory):
-    return {step.agent: 1.0 / (1 + step.index) for step in trajectory.steps}
-
-
-def misspelt(trajectory):
-    return {"planer": 1.0}
-
-
-def out_of_range(trajectory):
-    return {"planner": 1.0, "executor": 2.0}
-
-
-def not_finite(trajectory):
-    return {"*": 1.0, "planner": float("inf")}
-
-
 def test_conformance_accepts_outcomes_by_agent():
-    assert "has_the_right_shape" in check_reward_function(by_index, level="outcome").passed
+    function = lambda trajectory: {step.agent: 1.0 / (1 + step.index) for step in trajectory.steps}  # noqa: E731
+    assert "has_the_right_shape" in check_reward_function(function, level="outcome").passed
 
 
 @pytest.mark.parametrize(
-    ("function", "check", "finding"),
+    ("value", "check", "finding"),
     [
-        (misspelt, "has_the_right_shape", "got one of 'planer' (did you mean 'planner'?)"),
-        (out_of_range, "stays_in_its_range", "agent executor: expected a value in [0, 1], got 2"),
-        (not_finite, "is_finite", "agent planner: expected a value in [0, 1], got inf"),
+        ({"planer": 1.0}, "has_the_right_shape", "got one of 'planer' (did you mean 'planner'?)"),
+        ({"executor": 2.0}, "stays_in_its_range", "agent executor: expected a value in [0, 1], got 2"),
+        ({"*": 1.0, "planner": float("inf")}, "is_finite", "agent planner: expected a value in [0, 1], got inf"),
     ],
 )
-def test_conformance_finds_invalid_outcomes_by_agent(function, check, finding):
+def test_conformance_finds_invalid_outcomes_by_agent(value, check, finding):
     with pytest.raises(ConformanceError) as caught:
-        check_reward_function(function, level="outcome")
+        check_reward_function(lambda trajectory: value, level="outcome")
     assert [failure.check for failure in caught.value.report.failures] == [check]
     assert finding in str(caught.value)

@@ -2,6 +2,7 @@ import asyncio
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,31 +73,29 @@ def line_oracle(folder: Path, prompt: str, response: str) -> list[tuple[str, flo
     return scores
 
 
+def ends_of(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    return [len(tokenizer.decode(list(ids[: k + 1]))) for k in range(len(ids))]
+
+
 def token_oracle(folder: Path, step: Step) -> list[float]:
     """Each response token's score: at the model's token that first reaches its last character, found by prefixes."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = [tokenizer.bos_token_id, *tokenizer(step.prompt, add_special_tokens=False)["input_ids"]]
     response = tokenizer(step.response, add_special_tokens=False)["input_ids"]
-    reached = [len(tokenizer.decode(response[: k + 1])) for k in range(len(response))]
+    reached = ends_of(tokenizer, response)
     scores = [right_at(folder, [*prompt, *response], len(prompt) + k) for k in range(len(response))]
-    values = []
-    for k in range(len(step.response_ids)):
-        end = len(BPE.decode(list(step.response_ids[: k + 1])))
-        values.append(next(score for score, there in zip(scores, reached, strict=True) if there >= end))
-    return values
+    return [
+        next(score for score, there in zip(scores, reached, strict=True) if there >= end)
+        for end in ends_of(BPE, step.response_ids)
+    ]
 
 
 def test_tokens_of_a_line_get_the_score_at_its_end(prm: Path, policy: Path) -> None:
     step = a_step(BPE, PROMPT, RESPONSE)
     [score] = score_all(ProcessModel(str(prm), tokenizer=str(policy)), [step])
-    lines = line_oracle(prm, PROMPT, RESPONSE)
-    assert len(lines) == 3
-    expected, at = [], 0
-    for k in range(len(step.response_ids)):
-        end = len(BPE.decode(list(step.response_ids[: k + 1])))
-        while at < 2 and end - 1 >= RESPONSE.index(lines[at + 1][0]):
-            at += 1
-        expected.append(lines[at][1])
+    first, second, third = (score for _, score in line_oracle(prm, PROMPT, RESPONSE))
+    rows = (first, first, second, third)  # the second row is blank
+    expected = [rows[RESPONSE.count("\n", 0, end - 1)] for end in ends_of(BPE, step.response_ids)]
     assert isinstance(score.value, tuple)
     np.testing.assert_allclose(score.value, expected, atol=1e-5)
     assert len(set(score.value)) == 3
@@ -153,6 +152,8 @@ def test_single_logit_and_named_classes_are_read(tmp_path: Path) -> None:
         logit = AutoModelForTokenClassification.from_pretrained(one)(torch.tensor([ids])).logits[0, -1, 0]
     [score] = score_all(ProcessModel(str(one), per="step"), [step])
     assert score.value == pytest.approx(1 / (1 + np.exp(-float(logit))), abs=1e-5)
+    with pytest.raises(ValueError, match=r"has 3 classes, say which is the right one: 0 \(good\)"):
+        ProcessModel(str(three))
     for label, index in (("good", 0), (2, 2)):
         [score] = score_all(ProcessModel(str(three), per="step", label=label), [step])
         assert score.value == pytest.approx(right_at(three, ids, -1, index), abs=1e-5)
@@ -220,12 +221,6 @@ def test_missing_policy_fails_with_a_hint(prm: Path) -> None:
 def test_wrong_arguments_are_refused_at_load(prm: Path, args: dict[str, object], message: str) -> None:
     with pytest.raises(RewardError, match=message):
         load("process_model", args={"path": str(prm), **args})
-
-
-def test_more_than_two_classes_need_a_label(tmp_path: Path) -> None:
-    folder = save_classifier(tmp_path, BPE, labels=("good", "neutral", "bad"))
-    with pytest.raises(ValueError, match=r"has 3 classes, say which is the right one: 0 \(good\)"):
-        ProcessModel(str(folder))
 
 
 def test_cache_key_holds_all_inputs_of_the_score(prm: Path) -> None:

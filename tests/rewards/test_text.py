@@ -33,10 +33,20 @@ def test_per_cent_sign_is_detected():
     assert [number.percent for number in numbers_in("50% and 50 % and 50\\% and 50")] == [True, True, True, False]
 
 
-def test_final_answer_follows_the_last_marker():
-    assert final_answer("48+24=72\n#### 71\nno:\n#### 72\nDone. 5") == "72"
-    assert final_answer("  72 ") == "72"
-    assert final_answer("####") == ""
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("48+24=72\n#### 71\nno:\n#### 72\nDone. 5", "72"),
+        ("  72 ", "72"),
+        ("####", ""),
+        ("<think>\n#### 3\n</think>\n#### 4", "4"),
+        ("It is 3.</think>4", "4"),
+        ("<think>It is 3", ""),
+        ("tags such as <think> are 4", "tags such as <think> are 4"),
+    ],
+)
+def test_final_answer_follows_the_last_marker(text, answer):
+    assert final_answer(text) == answer
 
 
 @pytest.mark.parametrize(
@@ -49,13 +59,11 @@ def test_final_answer_follows_the_last_marker():
         ("b", ["a", "b"], 1.0),
         ("B", "b", 0.0),
         ("", "72", 0.0),
+        ("48+24=72\n#### 72", "72", 0.0),
     ],
 )
 def test_exact_match(text, truth, expected):
     assert exact_match(text, truth) == expected
-
-
-def test_exact_match_may_ignore_case():
     assert exact_match("Paris", "PARIS", ignore_case=True) == 1.0
 
 
@@ -77,6 +85,10 @@ def test_exact_match_may_ignore_case():
         ("72.0000001", "72", 1.0),
         ("72.1", "72", 0.0),
         ("inf nan", "72", 0.0),
+        ("48+24=72\n#### 72", "72", 1.0),
+        ("1/2", "0.5", 0.0),  # its last number is 2
+        ("0.33", 1 / 3, 0.0),
+        ("\uff11\uff0c\uff10\uff18\uff10\uff0e\uff15", "1080.5", 1.0),
     ],
 )
 def test_numeric_match(text, truth, expected):
@@ -85,7 +97,8 @@ def test_numeric_match(text, truth, expected):
 
 def test_numeric_match_applies_rel_tol():
     assert numeric_match("0.33", 1 / 3, rel_tol=0.02) == 1.0
-    assert numeric_match("0.33", 1 / 3) == 0.0
+    with pytest.raises(ValueError, match="rel_tol of 0 or more and less than 1, got -1"):
+        numeric_match("72", "72", rel_tol=-1)
 
 
 def test_truth_without_a_number_raises():
@@ -96,17 +109,6 @@ def test_truth_without_a_number_raises():
 @pytest.mark.parametrize("piece", ["1", "1,111", "-", "$", "1.", "1e", " ", "#", "%", "\\"])
 def test_hostile_answer_is_read_quickly(piece):
     assert numeric_match(piece * 200_000, "3") == 0.0  # an expression that backtracks would take hours
-
-
-def test_exact_match_reads_all_and_numeric_match_the_end():
-    assert exact_match("48+24=72\n#### 72", "72") == 0.0
-    assert numeric_match("48+24=72\n#### 72", "72") == 1.0
-    assert numeric_match("1/2", "0.5") == 0.0  # its last number is 2
-
-
-def test_tolerance_must_be_in_range():
-    with pytest.raises(ValueError, match="rel_tol of 0 or more and less than 1, got -1"):
-        numeric_match("72", "72", rel_tol=-1)
 
 
 MISSING = [None, math.nan, np.float32("nan"), np.array(None), Decimal("nan")]
@@ -147,11 +149,3 @@ def test_missing_truth_is_a_failed_score():
     score([load("exact_match")], [trajectory])
     assert trajectory.outcome.status == "failed"
     assert "expected a value to compare with, got None" in trajectory.outcome.reason
-
-
-def test_full_width_digits_and_thoughts_are_read():
-    assert numeric_match("\uff11\uff0c\uff10\uff18\uff10\uff0e\uff15", "1080.5") == 1.0
-    assert final_answer("<think>\n#### 3\n</think>\n#### 4") == "4"
-    assert final_answer("It is 3.</think>4") == "4"
-    assert final_answer("<think>It is 3") == ""
-    assert final_answer("tags such as <think> are 4") == "tags such as <think> are 4"

@@ -7,7 +7,7 @@ import pytest
 from creditflow.data import Score
 from creditflow.rewards.execution.calls import Returned
 from creditflow.rewards.execution.wire import UnreadableAnswerError, pack_returned, unpack_returned
-from creditflow.rewards.values import DetailedScore, NotApplicable
+from creditflow.rewards.values import DetailedScore, NotApplicable, taken
 
 GOOD = json.loads(pack_returned(Returned(Score(0.5, reason="half"), seconds=0.1)))
 
@@ -19,6 +19,7 @@ def test_answer_round_trips():
         Returned(Score(0.5, range=(0.0, 2.0), reason="half")),
         Returned(DetailedScore(0.5, reason="acc: 1", numbers=(("acc", 1.0),))),
         Returned(NotApplicable()),
+        *(Returned(taken(outcomes)) for outcomes in ({"p": 1.0, "e": Score(0.5)}, {1: None, "e": "x"}, {})),
         Returned(error="away", timed_out=True),
         Returned(error="KeyError", traceback="Traceback"),
     ):
