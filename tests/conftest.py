@@ -3,8 +3,10 @@
 import hashlib
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,6 +93,22 @@ def _no_certificates() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("SSL_CERT_FILE", raising=False)
         patch.setenv("SSL_CERT_DIR", "no certificates")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def entry_points_read_once() -> Iterator[None]:
+    """Search each group of entry points once per `sys.path`: a recipe needs twelve, most of its time to load."""
+    from creditflow import registry
+
+    search = registry.entry_points
+
+    @cache
+    def search_once(group: str, path: tuple[str, ...]) -> Any:
+        return search(group=group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "entry_points", lambda group: search_once(group, tuple(sys.path)))
         yield
 
 
