@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -40,6 +40,24 @@ def chromium() -> str:
     raise RuntimeError("Chromium ended at its start")
 
 
+_CONNECTION = ExitStack()
+
+
+@cache
+def browser() -> Any:
+    """Connect to Chromium, which takes half a second. Until `disconnect`, this thread can run no other event loop."""
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=1000 * HANG_S)
+    playwright = _CONNECTION.enter_context(sync_playwright())
+    return playwright.chromium.connect_over_cdp(chromium(), timeout=1000 * HANG_S)
+
+
+def disconnect() -> None:
+    _CONNECTION.close()
+    browser.cache_clear()
+
+
 def failure_of(request: "Request") -> list[str]:
     """A line for the console, unless the browser cancelled the request."""
     return [] if request.failure == "net::ERR_ABORTED" else [f"not loaded: {request.url}: {request.failure}"]
@@ -51,22 +69,18 @@ def opened(url: str, scheme: str = "light", width: int = 1280) -> Iterator["Page
 
     A request that the browser cancels, because the page goes elsewhere, is no failure.
     """
-    sync_api = pytest.importorskip("playwright.sync_api")
+    pytest.importorskip("playwright")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
     said: list[str] = []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.connect_over_cdp(chromium(), timeout=1000 * HANG_S)
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        page = context.new_page()
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("requestfailed", lambda request: said.extend(failure_of(request)))
-        page.set_default_timeout(1000 * HANG_S)
-        sync_api.expect.set_options(timeout=1000 * HANG_S)
-        page.goto(url)
-        page.wait_for_selector("body[data-ready=true]")
-        yield page
-        context.close()
-        browser.close()
+    context = browser().new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    page.on("requestfailed", lambda request: said.extend(failure_of(request)))
+    page.set_default_timeout(1000 * HANG_S)
+    page.goto(url)
+    page.wait_for_selector("body[data-ready=true]")
+    yield page
+    context.close()
     assert said == []

@@ -3,22 +3,19 @@
 axe/axe.min.js is axe-core 4.14.1 (MPL-2.0), unchanged from npm; it is for tests alone and in no distribution.
 """
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from creditflow.runs import Ledger
+from tests.builders import mostly_slow
 from tests.reports.browser import opened
 from tests.reports.runs import a_run
 from tests.reports.test_page import reported, served
 
-VIEWS = [
-    ("light", 1280),
-    ("dark", 390),
-    pytest.param("light", 390, marks=pytest.mark.slow),
-    pytest.param("dark", 1280, marks=pytest.mark.slow),
-]
+VIEWS = list(product(("light", "dark"), (1280, 390)))
 AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text(encoding="utf-8")
 
 
@@ -38,26 +35,26 @@ def violations(page: Any) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("scheme", "width"), VIEWS)
-def test_report_has_no_serious_violations(ledger: Ledger, tmp_path: Path, scheme: str, width: int) -> None:
-    with opened(reported(tmp_path / "report.html", ledger.path), scheme, width) as page:
+@pytest.mark.parametrize("window", mostly_slow(VIEWS, {("light", 1280)}))
+def test_report_has_no_serious_violations(ledger: Ledger, tmp_path: Path, window: tuple[str, int]) -> None:
+    with opened(reported(tmp_path / "report.html", ledger.path), *window) as page:
         page.locator("#list [data-trajectory]").first.click()
         page.locator("svg.trajectory g[role=button]").nth(1).click()
         page.wait_for_selector("[data-part=why]")
         assert violations(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.documentElement.scrollWidth") <= window[1]
         page.keyboard.press("?")
         assert violations(page) == []
 
 
-@pytest.mark.parametrize(("scheme", "width"), VIEWS)
-def test_view_of_two_runs_has_no_serious_violations(ledger: Ledger, tmp_path: Path, scheme: str, width: int) -> None:
+@pytest.mark.parametrize("window", mostly_slow(VIEWS, {("dark", 390)}))
+def test_view_of_two_runs_has_no_serious_violations(ledger: Ledger, tmp_path: Path, window: tuple[str, int]) -> None:
     other = a_run(tmp_path / "other", training_steps=1)
-    with served(other.path, ledger.path) as (url, _), opened(url, scheme, width) as page:
+    with served(other.path, ledger.path) as (url, _), opened(url, *window) as page:
         page.locator("#list [data-trajectory]").first.click()
         page.wait_for_selector("svg.trajectory")
         page.fill("#filter [name=text]", "response 3")
         page.keyboard.press("Enter")
         page.wait_for_selector("#list td.text a")
         assert violations(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.documentElement.scrollWidth") <= window[1]

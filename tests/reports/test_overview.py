@@ -67,7 +67,7 @@ def test_file_with_a_damaged_footer_is_set_aside(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run", training_steps=4)
     rng = np.random.default_rng(0)
     whole = ledger.file(2).read_bytes()
-    for _ in range(30):
+    for _ in range(10):
         length = int.from_bytes(whole[-8:-4], "little")
         damaged = bytearray(whole)
         for at in rng.integers(len(whole) - 8 - length, len(whole) - 8, 40):
