@@ -151,20 +151,6 @@ class Letters:
         return "".join(map(chr, ids))
 
 
-class Rule(Letters):
-    """A client that answers the last line of the prompt; a token is a character."""
-
-    version = 0
-    max_positions = 100_000
-
-    def __init__(self, answer):
-        self.answer = answer
-
-    def generate(self, requests):
-        answers = [self.answer(self.decode(request.prompt_ids).splitlines()[-1]) for request in requests]
-        return [Generation(tuple(map(ord, text)), (-1.0,) * len(text), "stop") for text in answers]
-
-
 class Scripted:
     """A model with one token per byte; `answer` maps a prompt to the response bytes."""
 

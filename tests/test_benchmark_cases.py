@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks import cases, credit_rules
+from benchmarks import cases
 from creditflow.data import Trajectory
 from creditflow.engines.local.decisions import AFTER, BEFORE, _Continuation
 from tests.builders import make_trajectory, step
@@ -72,11 +72,6 @@ def test_saboteur_replaces_a_result_with_another_sum(monkeypatch) -> None:
     assert agents_of(trajectory) == "pevevsev"
     assert trajectory.answer == "3 7"
     assert scored(cases.digits_right, named(trajectory, TRAINING), "saboteur") == [0.0]  # for 52 * 02, which is 04
-
-
-def test_cases_are_distinct() -> None:
-    assert len(set(credit_rules.CASES.values())) == len(credit_rules.CASES)
-    assert "digits_of_reference" in credit_rules.CASES["inheriting"][0]
 
 
 @pytest.mark.parametrize(("side", "kept"), [(AFTER, 3), (BEFORE, 2)], ids=["with the decision", "without it"])

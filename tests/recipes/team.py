@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from creditflow.config import load_recipe
@@ -12,9 +14,11 @@ from tests.builders import make_trajectory, step
 from tests.paths import RECIPES
 
 
-def functions_of(recipe: str, **shared: Any):
-    """The reward functions of a recipe."""
-    return load_reward_functions(load_recipe(RECIPES / f"{recipe}.yaml").config.reward.functions, RECIPES, [], shared)
+@cache
+def functions_of(recipe: str):
+    """The reward functions of a recipe, with its sandbox."""
+    reward = load_recipe(RECIPES / f"{recipe}.yaml").config.reward
+    return load_reward_functions(reward.functions, RECIPES, [], {"sandbox": reward.sandbox})
 
 
 def scored_rollout(
@@ -32,19 +36,14 @@ def scored_rollout(
 
 
 def spoken(
-    task: Task, team: Mapping[str, str], *replies: tuple[str, str], retries: Mapping[int, int] | None = None
+    task: Task, team: Mapping[str, str], *replies: tuple[str, str], retries: Mapping[int, int] = MappingProxyType({})
 ) -> Trajectory:
     """A trajectory with one step per (initial of the agent, response), each after the one before.
 
     `team`: agents by initial. `retries`: repeating step -> repeated step.
     """
     steps = [
-        step(
-            team[initial],
-            response=response,
-            tokens=1,
-            info={"retry_of": retries[i]} if retries and i in retries else {},
-        )
+        step(team[initial], response=response, tokens=1, info={"retry_of": retries[i]} if i in retries else {})
         for i, (initial, response) in enumerate(replies)
     ]
     trajectory = make_trajectory("t", steps, answer_steps=(len(steps) - 1,))

@@ -3,7 +3,6 @@
 One story was worked out by hand: 47 + 05 = 52; 52 * 2 = 104, which is 04; 04 - 13 = -9, which is 91.
 """
 
-import functools
 import itertools
 import re
 from collections.abc import Callable
@@ -37,11 +36,6 @@ def recipe(name: str):
     return load_object(f"arithmetic_chain.py:{name}", RECIPES, "test")
 
 
-@functools.cache
-def recipes_functions():
-    return functions_of("arithmetic_chain")
-
-
 def run_team(
     answer: Callable[[str], str], task: Task = TASK, *, solve: Callable | None = None, **more: str
 ) -> tuple[Trajectory, list[str]]:
@@ -51,9 +45,8 @@ def run_team(
     """
     agents = {name: AgentSpec(system=system) for name, system in (SYSTEM | more).items()}
     model = Scripted(lambda prompt: answer(prompt).encode())
-    return scored_rollout(
-        solve or recipe("solve"), task, agents, {"default": model}, recipes_functions()
-    ), model.prompts
+    functions = functions_of("arithmetic_chain")
+    return scored_rollout(solve or recipe("solve"), task, agents, {"default": model}, functions), model.prompts
 
 
 def a_good_team(prompt: str) -> str:
@@ -86,13 +79,10 @@ def scores_of(trajectory: Trajectory) -> list[float]:
 @pytest.mark.parametrize(
     ("a", "operation", "b", "expected"),
     [
-        (47, "+", 5, 52),
         (99, "+", 1, 0),
         (4, "-", 13, 91),
-        (13, "-", 13, 0),
         (52, "*", 2, 4),
         (99, "*", 99, 1),
-        (0, "*", 3, 0),
     ],
 )
 def test_operation_is_computed_modulo_100(a: int, operation: str, b: int, expected: int) -> None:
@@ -134,11 +124,7 @@ def test_task_has_the_truth_and_plan_of_its_story(split: str, operations: int) -
 
 @pytest.mark.parametrize("operations", [5, 14])
 def test_splits_are_disjoint(operations: int) -> None:
-    splits = [
-        make_tasks("train", operations),
-        make_tasks("val", operations),
-        make_tasks("val", operations, val_split="tune"),
-    ]
+    splits = [make_tasks(s, operations, val_split=v) for s, v in (("train", "val"), ("val", "val"), ("val", "tune"))]
     assert [len(tasks) for tasks in splits] == [4096, 512, 512]
     assert [tasks[0].extra_info["split"] for tasks in splits] == ["train", "val", "tune"]
     plans = [task.extra_info["plan"] for tasks in splits for task in tasks]
@@ -221,25 +207,9 @@ def test_retry_prompt_contains_the_bad_candidate() -> None:
     assert kinds == [None, None, "wrong", None, None, "right", None, "right"]
 
 
-def test_steps_after_a_wrong_retry_are_judged_by_their_prompts() -> None:
-    said = {
-        "exec\n4 7 + 0 5 =": "5 3",
-        "check\n4 7 + 0 5 = 5 3 ?": "5 2 bad",
-        "exec\n4 7 + 0 5 = 5 3 bad =": "6 2",  # 62 * 2 = 124; 24 - 13 = 11
-        "exec\n6 2 * 0 2 =": "2 4",
-        "check\n6 2 * 0 2 = 2 4 ?": "2 4 ok",
-        "exec\n2 4 - 1 3 =": "1 1",
-        "check\n2 4 - 1 3 = 1 1 ?": "1 1 ok",
-    }
-    trajectory, _ = run_team(a_good_team_but(said))
-    assert trajectory.answer == "1 1"
-    assert scores_of(trajectory) == [1.0, 0.5, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0]
-    assert trajectory.outcome.value == 0.0
-
-
 @pytest.mark.parametrize(
     ("verdict", "tries"),
-    [("5 2 bad", 2), ("bad", 2), ("ok bad", 2), ("5 2 ok", 1), ("bad ok", 1), ("", 1), ("bad.", 1), ("5 2", 1)],
+    [("ok bad", 2), ("bad ok", 1), ("", 1), ("bad.", 1)],
 )
 def test_only_a_verdict_ending_in_bad_causes_a_retry(verdict: str, tries: int) -> None:
     def answer(prompt: str) -> str:
@@ -251,26 +221,15 @@ def test_only_a_verdict_ending_in_bad_causes_a_retry(verdict: str, tries: int) -
     assert trajectory.answer == "5 2"
 
 
-def test_plan_without_operations_answers_with_the_start_value() -> None:
-    trajectory, _ = run_team(lambda prompt: "4 7")
-    assert (agents_of(trajectory), trajectory.answer, trajectory.outcome.value) == ("p", "4 7", 0.0)
-    assert scores_of(trajectory) == [0.25]
-
-
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
-        ("", "the plan does not start with a number: ''"),
-        ("4 ; + 0 5", "the plan does not start with a number: '4'"),
         ("47 ; + 0 5", "the plan does not start with a number: '47'"),
-        ("4 7 ;", "the plan does not start with a number: '4 7 ;'"),
         (" 4 7 ; + 0 5", "the plan does not start with a number: ' 4 7'"),
         ("\u0664 \u0667 ; + 0 5", "the plan does not start with a number: '\u0664 \u0667'"),
         ("ok " * 50, "the plan does not start with a number: " + repr(("ok " * 50)[:40])),
         ("4 7 ; ", "not an operation: ''"),
         ("4 7 ; / 0 5", "not an operation: '/ 0 5'"),
-        ("4 7 ; + 5", "not an operation: '+ 5'"),
-        ("4 7 ; 0 5", "not an operation: '0 5'"),
         ("4 7 ; + 0 5 =", "not an operation: '+ 0 5 ='"),
     ],
 )
@@ -282,12 +241,6 @@ def test_invalid_plan_ends_the_rollout_with_a_reason(plan: str, reason: str) -> 
     assert trajectory.answer is None
     assert trajectory.outcome.value == 0.0
     assert trajectory.steps[0].scores["plan_right"].status == "ok"
-
-
-def test_plan_is_executed_up_to_its_first_invalid_operation() -> None:
-    trajectory, _ = run_team(a_good_team_but({f"plan\n{STORY}": "4 7 ; + 0 5 ; nonsense"}))
-    assert agents_of(trajectory) == "pev"
-    assert trajectory.info == {"agent_error": "not an operation: 'nonsense'"}
 
 
 def test_plan_may_have_at_most_twice_the_operations() -> None:
@@ -310,10 +263,10 @@ def test_nonnumeric_candidate_ends_the_rollout_unless_retried() -> None:
     assert trajectory.info == {"agent_error": "not a number: '52'"}
     assert scores_of(trajectory) == [1.0, 0.0, 0.0]
 
-    said = {"exec\n4 7 + 0 5 =": "52", "exec\n4 7 + 0 5 = 52 bad =": "5 2"}
+    said = {"exec\n4 7 + 0 5 =": "52", "exec\n4 7 + 0 5 = 52 bad =": "5 2", f"plan\n{STORY}": "4 7 ; + 0 5 ; nonsense"}
     trajectory, _ = run_team(a_good_team_but(said))
-    assert agents_of(trajectory) == "peveevev"
-    assert trajectory.answer == "9 1"
+    assert agents_of(trajectory) == "peve"
+    assert trajectory.info == {"agent_error": "not an operation: 'nonsense'"}
 
 
 NUMBERS = st.sampled_from(["0 0", "4 7", "9 9"])
@@ -363,12 +316,9 @@ def judged(function: str, agent: str, response: str, **info: str) -> float:
     [
         (PLAN, 1.0),
         ("4 8 ; + 0 5 ; * 0 2 ; - 1 3", 3 / 4),
-        ("4 7 ; + 0 5 ; * 0 3 ; - 1 3", 3 / 4),
         ("4 7 ; - 0 5 ; * 0 2 ; + 1 3", 2 / 4),
-        ("4 7 ; + 0 5 ; * 0 2", 3 / 4),
         ("4 7", 1 / 4),
         ("4 7 ; * 0 2 ; - 1 3", 1 / 4),  # one part is missing, so later parts are misplaced
-        (f"{PLAN} ; + 0 1", 4 / 5),
         (PLAN + " ; + 0 1" * 36, 4 / 40),
         (PLAN.replace(" ;", ";"), 0.0),
         ("", 0.0),
@@ -383,15 +333,11 @@ def test_plan_earns_its_share_of_right_parts(plan: str, expected: float) -> None
     [
         ("4 7 + 0 5 =", "5 2", 1.0),
         ("4 7 + 0 5 =", "5 3", 0.5),
-        ("4 7 + 0 5 =", "4 2", 0.5),
         ("4 7 + 0 5 =", "2 5", 0.0),
-        ("4 7 + 0 5 =", "5", 0.5),
         ("4 7 + 0 5 =", "52", 0.0),
         ("4 7 + 0 5 =", "5 2 5 2", 0.5),
         ("4 7 + 0 5 =", "", 0.0),
         ("9 9 * 0 3 =", "9 7", 1.0),  # 297: no sum of the story, and right for this prompt
-        ("0 4 - 1 3 =", "9 1", 1.0),
-        ("0 3 + 0 4 =", "0 7", 1.0),
     ],
 )
 def test_candidate_earns_its_share_of_right_digits(sum_: str, response: str, expected: float) -> None:
@@ -406,12 +352,9 @@ def test_candidate_earns_its_share_of_right_digits(sum_: str, response: str, exp
         ("5 3", "5 2 bad", 1.0),
         ("5 3", "5 2 ok", 0.0),
         ("5 3", "9 9 bad", 1.0),  # the verdict counts, not the verifier's own sum
-        ("52", "bad", 1.0),
         ("52", "ok", 0.0),
-        ("5 2", "", 0.0),
         ("5 3", "", 0.0),
         ("5 2", "5 2", 0.0),
-        ("5 3", "5 2", 0.0),
         ("5 2", "ok 5 2", 0.0),
     ],
 )

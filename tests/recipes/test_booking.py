@@ -31,10 +31,8 @@ def wishes(prompt):
 def run_workflow(desk, customer=wishes):
     """The scored trajectory of a scripted desk and customer; each maps its prompt, one message per line, to a reply."""
     agents = {name: AgentSpec(policy=agent.policy) for name, agent in RECIPE.config.team.agents.items()}
-    models = {
-        policy: Scripted(lambda prompt, say=say: say(prompt).encode())
-        for policy, say in (("desk", desk), ("people", customer))
-    }
+    models = {"desk": Scripted(lambda prompt: desk(prompt).encode())}
+    models["people"] = Scripted(lambda prompt: customer(prompt).encode())
     return scored_rollout(of_recipe("solve"), TASK, agents, models, functions_of("booking"))
 
 
@@ -64,29 +62,19 @@ def test_desk_that_asks_everything_books_the_trip():
     assert trajectory.steps[-1].response == "thanks"
     assert scores(trajectory, "asked_or_booked") == [1.0] * 11
     assert scores(trajectory, "truthful") == [1.0] * 12
-
-
-def test_only_the_customer_reads_the_goal():
-    trajectory = run_workflow(asks(*TRIP))
-
+    # Only the customer reads the goal.
     assert [step.parents for step in trajectory.steps] == [tuple(range(k)) for k in range(23)]
     assert all(TASK.ground_truth not in step.prompt for step in trajectory.steps if step.agent == "desk")
     assert all(step.prompt.startswith(TASK.ground_truth) for step in trajectory.steps if step.agent == "customer")
     assert trajectory.answer_steps == (21,)
 
 
-@pytest.mark.parametrize(("known", "right"), [(9, 0.8), (8, 0.6), (5, 0.0), (0, 0.0)])
+@pytest.mark.parametrize(("known", "right"), [(9, 0.8), (8, 0.6), (0, 0.0)])
 def test_early_booking_scores_lower(known, right):
     trajectory = run_workflow(asks(*list(TRIP)[:known]))
 
     assert scores(trajectory, "asked_or_booked") == [1.0] * known + [pytest.approx(right)]
     assert trajectory.outcome.value == 0.0
-
-
-def test_repeated_question_scores_zero():
-    trajectory = run_workflow(asks("day", "day", "hour", "day"))
-
-    assert scores(trajectory, "asked_or_booked")[:4] == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_dialogue_without_a_booking_ends():
@@ -97,7 +85,7 @@ def test_dialogue_without_a_booking_ends():
     assert trajectory.outcome.value == 0.0
 
 
-@pytest.mark.parametrize("said", ["", "book", "book day", "book " + "day friday " * 10, "hello", "🙂"])
+@pytest.mark.parametrize("said", ["", "book day", "book " + "day friday " * 10, "🙂"])
 def test_other_messages_of_the_desk_score_zero(said):
     trajectory = run_workflow(lambda prompt: said)
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow._utils.loading import load_object
-from creditflow.config import load_recipe
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.data.datasets import load_tasks
 from creditflow.rewards import RewardManager
@@ -21,7 +20,6 @@ from tests.paths import RECIPES
 from tests.recipes.team import functions_of, scored_rollout, spoken
 from tests.sandbox import boxes
 
-RECIPE = RECIPES / "code_team.yaml"
 TASKS = load_tasks(str(RECIPES / "code_tasks.jsonl"), RECIPES, {}, "train")
 CLAMP = TASKS[1]  # clamp(value, low, high)
 TEAM = {"c": "coder", "t": "tester", "r": "reviewer"}
@@ -111,13 +109,9 @@ def test_references_pass_and_mutants_fail(box, task):
     [
         ("assert clamp(5, 0, 10) == 5", True),
         ("assert clamp(5, low=0, high=10) == 5, 'inside'", True),
-        ("assert clamp(-5, 0, 10) is None", True),
         ("assert clamp([1], {'a': 2}, set()) == (1, None)", True),
-        ("assert True", False),
         ("assert clamp(1, 0, 2) == clamp(1, 0, 2)", False),
-        ("assert clamp(1, 0, 2) != 7", False),
         ("assert clamp(1, 0, 2)", False),
-        ("assert not clamp(0, 0, 2)", False),
         ("assert abs(clamp(1, 0, 2)) == 1", False),
         ("assert clamp(*[1, 0, 2]) == 1", False),
         ("assert clamp(1, 0, open('solution.py').read()) == 1", False),
@@ -125,7 +119,6 @@ def test_references_pass_and_mutants_fail(box, task):
         ("assert clamp(1, 0, 2) == 1; exit()", False),
         ("assert clamp(1, 0, 2) == 10 ** 10 ** 10", False),
         ("assert clamp(1, 0, 2", False),
-        ("assert clamp" + "(" * 190, False),
         ("assert clamp(" + "-" * 180 + "1) == 1", False),
         ("assert clamp('\x00') == 1", False),
     ],
@@ -157,7 +150,6 @@ def test_hostile_replies_are_clipped(piece):
         ("accept", "accept"),
         ("assert clamp(1, 0, 2) == 1\nAccept.", "accept"),
         ("**Reject**: it is wrong", "reject"),
-        ("reject: no\naccept", "accept"),
         ("I would not accept this", None),
         ("", None),
     ],
@@ -182,17 +174,13 @@ LOW, HIGH, INSIDE, FALSE = (
     ("lines", "expected"),
     [
         ([LOW, HIGH, INSIDE], (1.0, "right 3/3, mutants found out 3/3")),
-        ([HIGH], (0.5 + 0.5 * 2 / 3, "right 1/1, mutants found out 2/3")),
         ([LOW, FALSE], (0.5 * (0.5 + 0.5 / 3), "right 1/2, mutants found out 1/3")),
-        ([FALSE], (0.0, "right 0/1, mutants found out 0/3")),
         (["assert True", INSIDE, INSIDE], (0.5 * (0.5 + 0.5 / 3), "right 1/2, mutants found out 1/3")),
-        (["assert True"] * 8, (0.0, "right 0/1, mutants found out 0/3")),
         (["import os; os._exit(0)", "passed"], (0.0, "no line with assert")),
         (
             [*(f"assert clamp({i}, 0, 9) == {i}" for i in range(1, 9)), FALSE],  # the ninth is not read
             (0.5 + 0.5 / 3, "right 8/8, mutants found out 1/3"),
         ),
-        ([], (0.0, "no line with assert")),
     ],
 )
 def test_checks_bite(box, lines, expected):
@@ -207,13 +195,10 @@ def test_checks_bite(box, lines, expected):
         (RIGHT, "accept", 0.6),
         (RIGHT, f"{FALSE}\naccept", 0.6),
         (RIGHT, f"{LOW}\nreject: no", 0.4),
-        (RIGHT, "", 0.0),
         (WRONG, f"{HIGH}\nreject: no upper bound", 1.0),
         (WRONG, f"{LOW}\nreject: no upper bound", 0.8),
-        (WRONG, f"{FALSE}\nreject", 0.6),
         (WRONG, f"{HIGH}\naccept", 0.4),
         (WRONG, "assert True\naccept", 0.0),
-        ("no code at all", f"{LOW}\nreject", 1.0),
         (f"{FENCE}python\nimport os; os._exit(0)\n{FENCE}", f"{LOW}\nreject", 1.0),
     ],
 )
@@ -227,39 +212,26 @@ def test_review_of_nothing_is_unscored():
         recipe("review_right")(trajectory.steps[1], trajectory)
 
 
-def recipes_functions():
-    return functions_of("code_team", sandbox=load_recipe(RECIPE).config.reward.sandbox)
-
-
 @pytest.mark.parametrize(
     ("code", "passed", "outcome"),
     [
         (RIGHT, 1.0, 1.0),
         (WRONG, 6 / 7, 0.0),
-        ("no code", 0.0, 0.0),
         (f"{FENCE}python\nimport sys; print('passed'); sys.exit(0)\n{FENCE}", 0.0, 0.0),
     ],
 )
 def test_coder_earns_a_share_and_the_team_all_or_nothing(box, code, passed, outcome):
     trajectory = spoken(CLAMP, TEAM, ("c", code))
-    asyncio.run(RewardManager(recipes_functions(), 0.0).score([trajectory]))
+    asyncio.run(RewardManager(functions_of("code_team"), 0.0).score([trajectory]))
     assert trajectory.steps[0].scores["tests_passed"].value == pytest.approx(passed)
     assert trajectory.outcome.value == outcome
 
 
-@pytest.mark.parametrize(
-    ("fn", "more"),
-    [
-        ("checks_bite", {}),
-        ("review_right", {}),
-        ("code_tests", {"level": "step", "agent_match": "^coder$", "args": {"max_tests": 1}}),
-    ],
-)
-def test_functions_conform(box, fn, more):
-    function = "creditflow.rewards.builtin.code:CodeTests" if fn == "code_tests" else recipe(fn)
+@pytest.mark.parametrize("name", ["checks_bite", "review_right"])
+def test_functions_conform(box, name):
     # Inputs that need few runs, because the function is called a hundred times.
     trajectory = spoken(CLAMP, TEAM, ("c", "def clamp(:"), ("t", FALSE), ("r", f"{FALSE}\nreject"))
-    check_reward_function(function, [trajectory], **more)
+    check_reward_function(recipe(name), [trajectory])
 
 
 # The trajectory
@@ -268,7 +240,7 @@ def test_functions_conform(box, fn, more):
 def run_team(answer) -> tuple[Trajectory, Scripted]:
     model = Scripted(answer)
     agents = {name: AgentSpec(system=name.upper()) for name in TEAM.values()}
-    return scored_rollout(recipe("solve"), CLAMP, agents, {"default": model}, recipes_functions()), model
+    return scored_rollout(recipe("solve"), CLAMP, agents, {"default": model}, functions_of("code_team")), model
 
 
 def a_good_team(prompt: str) -> bytes:
@@ -290,20 +262,14 @@ def values(trajectory: Trajectory) -> list[tuple[str, float]]:
 def test_rollout_runs_from_draft_to_rewritten_code(box):
     trajectory, model = run_team(a_good_team)
     by_agent = {(step.agent, step.turn): step for step in trajectory.steps}
-    coder, tester, reviewer, again = (
-        by_agent[key] for key in (("coder", 0), ("tester", 0), ("reviewer", 0), ("coder", 1))
-    )
+    coder, tester, reviewer = (by_agent[agent, 0] for agent in ("coder", "tester", "reviewer"))
+    again = by_agent["coder", 1]
     assert (coder.parents, tester.parents) == ((), ())
     assert reviewer.parents == (0, 1)
     assert again.parents == (coder.index, reviewer.index) == (coder.index, 2)
     assert trajectory.answer_steps == (3,)
     assert trajectory.answer == RIGHT
-    assert values(trajectory) == [
-        ("coder", 6 / 7),
-        ("reviewer", 1.0),
-        ("tester", 2 / 3),
-        ("coder", 1.0),
-    ]
+    assert values(trajectory) == [("coder", 6 / 7), ("reviewer", 1.0), ("tester", 2 / 3), ("coder", 1.0)]
     assert trajectory.outcome.value == 1.0
     assert [recipe("code_kind")(step) for step in trajectory.steps[2:]] == ["defined", None]
     # An agent sees the responses of its parents, and nothing of the solution.

@@ -32,12 +32,10 @@ def last_score(function: str, trajectory: Trajectory) -> float:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("48/2=24", [("48/2=24", 24.0)]),
         ("1. 48 / 2 = 24 clips, <<48/2=24>>24", [("48/2=24", 24.0), ("48/2=24", 24.0)]),
         ("$12 x 3 = $36", [("12*3=36", 36.0)]),
         ("50% * 10 = 5", [("(50/100)*10=5", 5.0)]),
         ("(3 + 4) \u00d7 2 = 15", [("(3+4)*2=15", 14.0)]),
-        ("10, 20+5=25", [("20+5=25", 25.0)]),
         ("1,000*2=2,000", [("1000*2=2,000", 2000.0)]),
         ("1/0=3", [("1/0=3", None)]),
         ("2**9=512 and 7//2=3 and x+1=2 and 5=5", []),
@@ -76,7 +74,6 @@ def test_hostile_responses_are_read_quickly(piece):
         ("1. Divide 48 by 2.\n2. Add 48 and the result.", 1.0),
         ("1. Take half of 48.\n2) 48 + 24", 1.0),  # the value 24 may be named, and need not be
         ("1. Take half of 48.", 1 / 2),
-        ("1. Start from 48.", 1 / 4),  # one of 48, + for the second calculation; no line for the first
         ("1. Subtract 48 from 100.\n2. Add 48.", (1 / 5 + 1) / 2),  # 48 of 48, 2, /, -, 100
         ("1. 48 2 / + - * 7", 3 / 14),  # 48, 2, / of seven things, and no line left for the second
         ("Divide 48 by 2, then add 48.", 0.0),  # not numbered: the executor got none of it
@@ -95,11 +92,9 @@ def test_plan_covers(plan, expected):
         ("48/2 = 24\n#### 24", 1.0),
         ("She sold 24", 0.75),
         ("48*2=96", 0.5),
-        ("37*5=185", 0.25),
         ("3*5=24", 0.25),
         ("48/2=25", 0.0),
         ("She sold 96", 0.0),
-        ("no idea", 0.0),
     ],
 )
 def test_value_matches(response, expected):
@@ -132,13 +127,9 @@ def test_step_finer_than_the_solution_is_half_right():
         ("48/2=24", "ok", 0.6),
         ("48/2=24", "48/2=24 bad", 0.4),
         ("48/2=24", "48/2=23 bad", 0.0),
-        ("48/2=24", "hm", 0.0),
         ("48/2=25", "48/2=24 bad", 1.0),
         ("48/2=25", "48/2=24, not ok. Bad!", 1.0),
-        ("48/2=25", "bad", 0.6),
         ("48/2=25", "48/2=25 ok", 0.0),
-        ("48/2=25", "48/2=24 ok", 0.4),
-        ("48*2=96", "48*2=96 ok", 1.0),
     ],
 )
 def test_verdict_right(executor, verifier, expected):
