@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -43,40 +44,25 @@ def refused(*arguments):
     return error.removeprefix("error: ").rstrip()
 
 
-def python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-
-
 # Bad input
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("algorithm.gama=1", "unknown key 'algorithm.gama' (did you mean 'algorithm.gamma'?)"),
         ("recipe.tasks=1", "data.train_batch_size: 2 tasks a step, but the data set has 1"),
         ("actor_rollout_ref.model.path=.", "is not a Hugging Face model folder"),
         ("actor_rollout_ref.model.path=null", "expected a Hugging Face folder"),
-        ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n: 1 rollout of each task; grpo"),
         (
             "reward.functions=[{fn: exact_match, level: step, agent_match: editor}]",
             "agent_match 'editor' matches none of the team's agents: writer, critic",
         ),
         ("reward.functions=[{fn: 'toy.py:compute_decomposed_reward', weight: 0}]", "nothing can be learned"),
-        ("team.workflow=toy.py:nothing", "team.workflow: toy.py has no 'nothing'"),
-        ("team.workflow=toy.py:slove", "team.workflow: toy.py has no 'slove' (did you mean 'solve'?)"),
         ("team.workflow=toy.py:make_tasks", "team.workflow: expected `async def solve(task, team)`"),
         ("team.workflow=nowhere.py:solve", "team.workflow: no file 'nowhere.py'"),
-        ("reward.functions=[{fn: exact_macth}]", "did you mean 'exact_match'?"),
         ("algorithm.strata=toy.py:nothing", "algorithm.strata: toy.py has no 'nothing'"),
-        ("trainer.device=tpu", "trainer.device: expected one of auto, cpu, cuda"),
         ("trainer.default_local_dir=/dev/null/run", "trainer.default_local_dir: /dev/null/run cannot be made"),
-        (
-            "trainer.logger=[wandbb]",
-            "trainer.logger: expected some of console, mlflow, tensorboard, wandb, got 'wandbb' (did you mean",
-        ),
         ("--engine=vrel", "--engine: expected local or verl, got 'vrel' (did you mean 'verl'?)"),
-        ("nonsense", "nonsense: expected key=value"),
     ],
 )
 def test_invalid_settings_are_refused(here, override, message):
@@ -93,19 +79,13 @@ def test_missing_files_are_refused(here, command):
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "data.train_files: {} holds no task"),
-        ("".join(GSM8K.read_text().splitlines(True)[:2]) + '{"question": \n', "{}:3: not a line of JSON"),
-    ],
-    ids=["empty", "malformed"],
-)
-def test_unreadable_data_set_is_refused(here, text, message):
+def test_unreadable_data_set_is_refused(here):
     file = here / "rows.jsonl"
-    file.write_text(text)
-    found = refused("train", GSM8K_RECIPE, f"data.train_files={file}", "actor_rollout_ref.model.path=tiny")
-    assert found.startswith(message.format(file))
+    settings = (f"data.train_files={file}", "actor_rollout_ref.model.path=tiny")
+    file.touch()
+    assert refused("train", GSM8K_RECIPE, *settings).startswith(f"data.train_files: {file} holds no task")
+    file.write_text('{"question": \n')
+    assert refused("train", GSM8K_RECIPE, *settings).startswith(f"{file}:1: not a line of JSON")
     assert list(here.iterdir()) == [file]
 
 
@@ -124,7 +104,6 @@ def test_model_without_tokenizer_is_refused(here):
     [
         (["--dry-run"], "--dry-run"),
         (["--"], "--"),
-        (["--", "trainer.nnodes=2"], "--"),
         (["--engine", "local", "--", "trainer.nnodes=2"], "--"),
     ],
 )
@@ -136,9 +115,8 @@ def test_verl_arguments_are_refused_on_the_local_engine(here, arguments, about):
 @pytest.mark.parametrize(
     ("facts", "about"),
     [
-        ("{}", "holds a run already, whose run.json does not say what it is; name another folder"),
-        ("torn {", "holds a run already, whose run.json does not say what it is; name another folder"),
-        ('{"engine": "verl", "config": {}}', "holds a run of --engine verl; name another folder"),
+        ("torn {", "holds a run already, whose run.json does not say what it is"),
+        ('{"engine": "verl", "config": {}}', "holds a run of --engine verl"),
     ],
 )
 def test_folder_of_another_run_is_not_overwritten(here, facts, about):
@@ -147,48 +125,51 @@ def test_folder_of_another_run_is_not_overwritten(here, facts, about):
 
     message = refused("train", TOY, "trainer.default_local_dir=run", "trainer.total_training_steps=1")
 
-    assert message == f"trainer.default_local_dir: run {about}"
+    assert message == f"trainer.default_local_dir: run {about}; name another folder"
     assert [path.name for path in (here / "run").iterdir()] == ["run.json"]
 
 
 # Commands
 
 
-def test_train_writes_a_run_and_prints_its_evaluation(here):
-    result = creditflow("train", TOY, "trainer.default_local_dir=run")
-
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The output of a training command, and the folder of its run."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    result = creditflow("train", TOY, f"trainer.default_local_dir={run}")
     assert result.exit_code == 0, result.output
-    assert "pass@1 (mean over trajectories)" in result.stdout
-    assert "run folder: run" in result.stdout
-    names = {str(path.relative_to(here / "run")) for path in (here / "run").rglob("*") if path.is_file()}
+    return result.stdout, run
+
+
+def test_train_writes_a_run_and_prints_its_evaluation(trained):
+    stdout, run = trained
+    assert "pass@1 (mean over trajectories)" in stdout
+    assert f"run folder: {run}" in stdout
+    names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     assert {"run.json", "config.yaml", "metrics.jsonl", "evaluation.json"} <= names
     assert {"steps/000001.parquet", "steps/000002.parquet"} <= names
-    evaluation = json.loads((here / "run" / "evaluation.json").read_text())
+    evaluation = json.loads((run / "evaluation.json").read_text())
     assert set(evaluation) == {"metrics", "sampled", "greedy", "step_errors", "examples"}
     assert all(len(evaluation[name]) == 6 for name in ("sampled", "greedy", "step_errors", "examples"))
-    last = json.loads((here / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert sum(evaluation["sampled"]) / 6 == pytest.approx(last["val/pass_at_1"])
     assert sum(evaluation["greedy"]) / 6 == pytest.approx(last["val/pass_at_1_greedy"])
     wrong, scored = (sum(task[i] for task in evaluation["step_errors"]) for i in (0, 1))
     assert wrong / scored == pytest.approx(last["val/step_error_rate"])
 
 
-def test_written_configuration_reproduces_the_run(here):
-    first = creditflow("train", TOY, "trainer.default_local_dir=a", "trainer.total_training_steps=1")
-    shutil.copy(TOY.with_suffix(".py"), here / "a")
-    second = creditflow("train", "a/config.yaml", "trainer.default_local_dir=b")
-
-    assert (first.exit_code, second.exit_code) == (0, 0)
-    assert (here / "a" / "evaluation.json").read_text() == (here / "b" / "evaluation.json").read_text()
+def test_written_configuration_reproduces_the_run(trained, here):
+    for file in (trained[1] / "config.yaml", TOY.with_suffix(".py")):
+        shutil.copy(file, here)
+    again = creditflow("train", "config.yaml", "trainer.default_local_dir=b")
+    assert again.exit_code == 0, again.output
+    assert (trained[1] / "evaluation.json").read_text() == (here / "b" / "evaluation.json").read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "ours", "verls"),
     [
         ([], [], ()),
-        (["recipe.tasks=6", "data.seed=2"], ["recipe.tasks=6", "data.seed=2"], ()),
-        (["--"], [], ()),
-        (["data.seed=2", "--", "b=2"], ["data.seed=2"], ["b=2"]),
         (["data.seed=2", "--", "+b=2", "~c", "d=[x,y]"], ["data.seed=2"], ["+b=2", "~c", "d=[x,y]"]),
         (["--", "--engine", "--"], [], ["--engine", "--"]),
     ],
@@ -206,36 +187,22 @@ def test_arguments_after_dashes_are_passed_on_unchanged(monkeypatch, arguments, 
     assert verl_overrides == verls
 
 
-@pytest.fixture(scope="session")
-def dry_runs(tmp_path_factory):
-    """A folder, and a function that runs `creditflow train RECIPE --engine verl --dry-run` there."""
-    pytest.importorskip("verl")
-    folder = tmp_path_factory.mktemp("dry")
-
-    def run(name):
-        recipe = GSM8K_RECIPE.with_name(f"{name}.yaml")
-        arguments = [fast_python(), "-m", "creditflow", "train", recipe, "--engine", "verl", "--dry-run"]
-        return subprocess.run(
-            [*arguments, "--", "trainer.n_gpus_per_node=16"], cwd=folder, capture_output=True, text=True, check=False
-        )
-
-    return folder, run
-
-
 CLUSTER_RECIPES = ("arithmetic_chain", "gsm8k_team_8xA100", "gsm8k_team_2x8xA100", "dapo_32b")
 
 
 @pytest.mark.parametrize("name", mostly_slow(CLUSTER_RECIPES, {"gsm8k_team_8xA100"}))
-def test_dry_run_prints_only_verls_configuration(dry_runs, name):
-    folder, run = dry_runs
-    done = run(name)
+def test_dry_run_prints_only_verls_configuration(tmp_path, name):
+    pytest.importorskip("verl")
+    words = [fast_python(), "-m", "creditflow", "train", name, "--engine", "verl", "--dry-run"]
+    words += ["--", "trainer.n_gpus_per_node=16"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
     config = yaml.safe_load(done.stdout)
     assert config["trainer"]["n_gpus_per_node"] == 16
     assert config["trainer"]["v1"]["trainer_mode"] == "sync"
     assert config["creditflow"]["name"] == name
-    assert list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_unknown_verl_key_is_refused_in_one_line(here):
@@ -246,36 +213,24 @@ def test_unknown_verl_key_is_refused_in_one_line(here):
     assert message.startswith("unknown verl key 'trainer.nodes' (did you mean 'trainer.nnodes'?)")
 
 
-def test_eval_prints_and_writes_metrics_of_a_checkpoint(here):
-    creditflow("train", TOY, "trainer.default_local_dir=run", "trainer.total_training_steps=1")
-
-    result = creditflow(
-        "eval",
-        TOY,
-        "actor_rollout_ref.model.path=run/checkpoints/global_step_1",
-        "actor_rollout_ref.rollout.val_kwargs.n=4",
-        "--json",
-        "out/evaluation.json",
-    )
-
+def test_eval_prints_and_writes_metrics_of_a_checkpoint(trained, here):
+    run = trained[1]
+    settings = [f"actor_rollout_ref.model.path={run}/checkpoints/global_step_2"]
+    settings += ["actor_rollout_ref.rollout.val_kwargs.n=4", "--json", "out/evaluation.json"]
+    result = creditflow("eval", TOY, *settings)
     assert result.exit_code == 0, result.output
     for words in ("pass@1 (mean over trajectories)", "pass@2", "pass@4", "pass@1, greedy", "mean sub-reward, writer"):
         assert words in result.stdout
-    written = json.loads((here / "out" / "evaluation.json").read_text())
-    trained = json.loads((here / "run" / "evaluation.json").read_text())
-    assert written["greedy"] == trained["greedy"]
+    written, last = (json.loads(path.read_text()) for path in (here / "out/evaluation.json", run / "evaluation.json"))
+    assert written["greedy"] == last["greedy"]
 
 
 def test_eval_reports_one_greedy_rollout_per_task(here):
     settings = ("actor_rollout_ref.rollout.val_kwargs.do_sample=false", "actor_rollout_ref.rollout.val_kwargs.n=4")
-
     result = creditflow("eval", TOY, *settings)
-
     assert result.exit_code == 0, result.output
-    assert (
-        "toy, 6 tasks of data.train_files with split=val (data.val_files is not set), 1 rollout of each"
-        in result.stdout
-    )
+    tasks = "toy, 6 tasks of data.train_files with split=val (data.val_files is not set), 1 rollout of each"
+    assert tasks in result.stdout
 
 
 def test_check_prints_findings_first(here):
@@ -299,20 +254,11 @@ def test_check_prints_findings_first(here):
     [
         ("a.jsonl", "b.jsonl", "2 tasks"),
         ("a.jsonl", None, "2 training tasks (data.val_files is not set)"),
-        (["a.jsonl", "b.parquet"], None, "2 training tasks (data.val_files is not set)"),
         ("a.py:make", None, "2 tasks of data.train_files with split=val (data.val_files is not set)"),
     ],
 )
 def test_validation_tasks_are_named_by_their_source(train_files, val_files, expected):
     assert validation_words(train_files, val_files, 2) == expected
-
-
-def test_check_estimates_memory_and_duration(here):
-    result = creditflow("check", TOY, "--tasks", "2", "trainer.total_training_steps=5", "trainer.test_freq=2")
-
-    size = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384"
-    assert re.search(rf"memory: a step needs about [0-9.]+ GiB with {size}; ", result.stderr)
-    assert re.search(r"time: a step takes about .* 5 steps and [34] evaluations take about [0-9.]+ s", result.stderr)
 
 
 def test_size_that_cannot_fit_stops_before_the_first_step(here):
@@ -352,9 +298,12 @@ def test_check_reports_failed_scores_and_exits_with_code_1(here):
     assert result.stderr.splitlines()[-1].startswith("error: training would stop")
 
 
-def test_check_warns_of_truncated_rollouts(here):
-    result = creditflow("check", TOY)
+def test_check_estimates_costs_and_warns_of_truncation(here):
+    result = creditflow("check", TOY, "trainer.total_training_steps=5", "trainer.test_freq=2")
 
+    size = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384"
+    assert re.search(rf"memory: a step needs about [0-9.]+ GiB with {size}; ", result.stderr)
+    assert re.search(r"time: a step takes about .* 5 steps and [34] evaluations take about [0-9.]+ s", result.stderr)
     assert "trajectories truncated; the first: writer was cut off at 4 tokens" in result.stdout
     for agent in ("writer", "critic"):
         assert re.search(
@@ -369,8 +318,8 @@ def test_gsm8k_becomes_verl_schema_parquet(here):
 
     assert result.exit_code == 0, result.output
     assert "64 tasks" in result.stderr
-    columns = python("import pyarrow.parquet as pq; print(pq.read_schema('rows/train.parquet').names)")
-    assert columns.strip() == "['data_source', 'prompt', 'ability', 'reward_model', 'extra_info']"
+    columns = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+    assert pq.read_schema("rows/train.parquet").names == columns
 
 
 def test_unreadable_gsm8k_writes_nothing(here):
@@ -393,7 +342,9 @@ def test_module_runs_like_the_command(here):
 
 
 def test_import_loads_numpy_and_no_heavier_modules():
-    modules = set(python("import sys, creditflow; print(*sys.modules)").split())
+    code = "import sys, creditflow; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
 
     assert "numpy" in modules
     assert not modules & {"torch", "transformers", "pyarrow", "matplotlib", "omegaconf", "rich", "typer", "sympy"}
@@ -402,13 +353,9 @@ def test_import_loads_numpy_and_no_heavier_modules():
 def test_full_disk_is_reported_in_one_line():
     code = (
         "import creditflow.config as c\n"
-        "def write(*args):\n"
-        "    with open('/dev/full', 'w') as file:\n"
-        "        file.write('x')\n"
-        "c.load_recipe = write\n"
+        "c.load_recipe = lambda *_: open('/dev/full', 'wb', 0).write(b'x')\n"
         "from creditflow.cli import main\n"
         "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, "check", "x.yaml"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == "error: the disk is full; finished files are whole\n"
+    done = subprocess.run([fast_python(), "-c", code, "check", "x"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: the disk is full; finished files are whole\n")

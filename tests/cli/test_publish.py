@@ -54,22 +54,42 @@ def answer(folder: Path, base: Path | None = None) -> list[int]:
 
 
 def test_published_model_answers_as_the_last_checkpoint(run, tmp_path) -> None:
-    done = publish(run, tmp_path / "out")
+    copy, folder = tmp_path / "copy", tmp_path / "out"
+    checkpoint = shutil.copytree(run, copy) / "checkpoints" / "global_step_1"
+    (checkpoint / "modeling_evil.py").write_text("raise SystemExit")
+    (checkpoint / "optimizer.pt").write_text("state")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"_name_or_path": "/home/someone/model"}))
+
+    done = publish(copy, folder)
+
     assert done.exit_code == 0, done.output
-    assert f"hf upload ORG/NAME {tmp_path / 'out'} ." in done.stdout
+    assert f"hf upload ORG/NAME {folder} ." in done.stdout
     assert "nothing was sent" in done.stdout
-    assert answer(tmp_path / "out") == answer(run / "checkpoints" / "global_step_1")
-    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert answer(folder) == answer(run / "checkpoints" / "global_step_1")
+    names = {path.name for path in folder.iterdir()}
     assert {"README.md", "model.safetensors", "config.json", "tokenizer.json"} <= names
-    assert "state" not in names
+    assert not names & {"modeling_evil.py", "optimizer.pt", "state"}
+    assert "/home/someone" not in (folder / "config.json").read_text()
+
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.creditflow["recipe"] == "toy"
+    assert card.data.creditflow["propagation"] == Ledger.open(run).run["config"]["algorithm"]["propagation"]
+    assert card.data.tags[0] == "creditflow"
+    evaluation = Evaluation.from_json((run / "evaluation.json").read_text(), "")
+    before = Ledger.open(run).metrics()[0]
+    results = {result.metric_type: result for result in card.data.eval_results}
+    assert results["pass_at_1"].metric_value == round(evaluation.metrics["pass_at_1"], 6)
+    assert f"* pass@1: {results['pass_at_1'].metric_value} (before training `{before['val/pass_at_1']}`)" in card.text
+    assert "Licence of the base model: -" in card.text
+    assert str(tmp_path) not in str(card)
 
 
 def test_published_adapter_answers_as_the_last_checkpoint(tmp_path) -> None:
     pytest.importorskip("peft")
     run = trained(tmp_path, *LORA)
-    base = Path(
-        json.loads((run / "checkpoints/global_step_1/adapter_config.json").read_text())["base_model_name_or_path"]
-    )
+    adapter = json.loads((run / "checkpoints/global_step_1/adapter_config.json").read_text())
+    base = Path(adapter["base_model_name_or_path"])
     done = publish(run, tmp_path / "out", "--base-model", "some-org/some-model", "--license", "apache-2.0")
     assert done.exit_code == 0, done.output
     assert answer(tmp_path / "out", base) == answer(run / "checkpoints" / "global_step_1", base)
@@ -87,21 +107,6 @@ def test_each_policy_is_published_in_a_subfolder(tmp_path) -> None:
     text = (tmp_path / "out" / "README.md").read_text()
     assert 'subfolder="first"' in text
     assert 'subfolder="second"' in text
-
-
-def test_card_states_recipe_rule_and_results(run, tmp_path) -> None:
-    assert publish(run, tmp_path / "out").exit_code == 0
-    card = ModelCard.load(tmp_path / "out" / "README.md")
-    assert card.data.creditflow["recipe"] == "toy"
-    assert card.data.creditflow["propagation"] == Ledger.open(run).run["config"]["algorithm"]["propagation"]
-    assert card.data.tags[0] == "creditflow"
-    evaluation = Evaluation.from_json((run / "evaluation.json").read_text(), "")
-    before = Ledger.open(run).metrics()[0]
-    results = {one.metric_type: one for one in card.data.eval_results}
-    assert results["pass_at_1"].metric_value == round(evaluation.metrics["pass_at_1"], 6)
-    assert f"* pass@1: {results['pass_at_1'].metric_value} (before training `{before['val/pass_at_1']}`)" in card.text
-    assert "Licence of the base model: -" in card.text
-    assert str(tmp_path) not in str(card)
 
 
 NASTY = st.one_of(
@@ -154,17 +159,3 @@ def test_publish_refuses_a_taken_folder_and_missing_weights(run, tmp_path) -> No
     done = publish(bare, tmp_path / "out")
     assert done.exit_code == 2
     assert "expected a checkpoint, found none" in done.stderr
-
-
-def test_only_weights_configuration_and_tokenizer_are_published(run, tmp_path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(run, copy)
-    checkpoint = copy / "checkpoints" / "global_step_1"
-    (checkpoint / "modeling_evil.py").write_text("raise SystemExit")
-    (checkpoint / "optimizer.pt").write_text("state")
-    config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps(config | {"_name_or_path": "/home/someone/model"}))
-    assert publish(copy, tmp_path / "out").exit_code == 0
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert not names & {"modeling_evil.py", "optimizer.pt", "state"}
-    assert "/home/someone" not in (tmp_path / "out" / "config.json").read_text()

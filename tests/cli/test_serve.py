@@ -111,16 +111,12 @@ def test_rollouts_start_end_and_are_written(serving):
     say(server.client("one"), "editor")
     say(server.client("two"))
     scores = {first.id: {"good": 0.25}}
-    answer = server.end(
-        "one", outcome=1.0, uid="task", answer="42", ground_truth="42", answer_steps=[first.id], scores=scores
-    )
+    fields = {"uid": "task", "answer": "42", "ground_truth": "42", "answer_steps": [first.id], "scores": scores}
+    answer = server.end("one", outcome=1.0, **fields)
     assert (answer.json()["id"].split("#")[0], answer.json()["steps"]) == ("one", 2)
     assert server.stop() == 0
     one, two = server.trajectories()
-    assert ([step.agent for step in one.steps], [step.parents for step in one.steps]) == (
-        ["writer", "editor"],
-        [(), (0,)],
-    )
+    assert [(step.agent, step.parents) for step in one.steps] == [("writer", ()), ("editor", (0,))]
     assert (one.uid, one.outcome.value, one.answer, one.task.ground_truth) == ("task", 1.0, "42", "42")
     assert (one.answer_steps, two.answer_steps) == ((0,), (0,))
     assert one.steps[0].scores["good"].value == 0.25
@@ -230,15 +226,10 @@ def test_invalid_end_is_refused_and_the_rollout_goes_on(shared, fields, why):
     say(shared.client("goes-on"))
     answer = shared.end("goes-on", **fields)
     assert (answer.status_code, why in answer.json()["error"]["message"]) == (400, True)
+    answer = shared.post_end("goes-on", content=b'{"outcome"')
+    assert answer.json()["error"]["message"].startswith("Invalid JSON")
     say(shared.client("goes-on"))
     assert shared.end("goes-on").json()["steps"] == 2
-
-
-def test_end_without_valid_json_is_refused(shared):
-    say(shared.client("no-json"))
-    refused = shared.post_end("no-json", content=b'{"outcome"').json()["error"]
-    assert refused["message"].startswith("Invalid JSON")
-    assert shared.end("no-json", outcome=2).json()["error"]["param"] == "outcome"
 
 
 def test_end_of_a_reused_name_ends_the_right_rollout(shared):
@@ -319,8 +310,6 @@ def test_missing_route_lists_the_known_ones(shared):
     url = shared.url
     assert "expected POST /t/NAME/end" in httpx.get(f"{url}/t/one/end").text
     assert "expected POST /t/NAME/v1 + /messages, /chat/completions" in httpx.get(f"{url}/t/one/v1/responses").text
-    assert "no embeddings" in httpx.post(f"{url}/t/one/v1/embeddings").text
-    assert "expected POST /t/NAME/v1 + /messages, /chat/completions" in httpx.get(f"{url}/v2").text
 
 
 def test_request_without_key_starts_no_rollout(shared):
