@@ -6,7 +6,6 @@ import yaml
 
 from creditflow.config import load_recipe, with_effect
 from creditflow.errors import ConfigError
-from tests.paths import RECIPES
 
 MINIMAL = """
 data: {train_files: tasks.jsonl}
@@ -39,26 +38,13 @@ def test_defaults_are_those_of_the_design(recipe):
     assert config.reward.max_failed_frac == 0.2
 
 
-def test_algorithm_section_is_resolved(recipe):
-    path = recipe(
-        """
-algorithm:
-  reward_decomp: true
-  propagation_threshold: 0.5
-  error_minimization: gae_lambda=0.9
-"""
-    )
-
-    algorithm = load_recipe(path).config.algorithm
+@pytest.mark.parametrize("minimization", ["gae_lambda=0.9", "{gae_lambda: 0.9}"])
+def test_algorithm_section_is_resolved(recipe, minimization):
+    section = f"{{reward_decomp: true, propagation_threshold: 0.5, error_minimization: {minimization}}}"
+    algorithm = load_recipe(recipe(f"algorithm: {section}")).config.algorithm
 
     assert algorithm.reward_decomp is True
-    assert algorithm.propagation == "threshold"
-    assert algorithm.propagation_threshold == 0.5
-    assert algorithm.lam == 0.9
-
-
-def test_error_minimization_may_be_a_mapping(recipe):
-    assert load_recipe(recipe("algorithm: {error_minimization: {gae_lambda: 0.8}}")).config.algorithm.lam == 0.8
+    assert (algorithm.propagation, algorithm.propagation_threshold, algorithm.lam) == ("threshold", 0.5, 0.9)
 
 
 @pytest.mark.parametrize("value", ["0.9", "lambda=0.9", "{gae_lambda: much}", "{gae_lambda: 0.9, gamma: 1}"])
@@ -145,9 +131,7 @@ reward: {functions: [{fn: judge, args: {path: judge}}, {fn: "mine.py:score", arg
 @pytest.mark.parametrize(
     ("override", "nearest"),
     [
-        ("algorithm.gama=1", "algorithm.gamma"),
         ("algorithm.propagation_treshold=0.4", "algorithm.propagation_threshold"),
-        ("data.train_file=x", "data.train_files"),
         ("actor_rollout_ref.actor.optim.learning_rate=1", "actor_rollout_ref.actor.optim"),
         ("trainer.total_steps=1", "trainer.total_epochs"),
         ("traner.test_freq=1", "trainer"),
@@ -167,20 +151,14 @@ def test_unknown_key_names_the_nearest(recipe, override, nearest):
     ("override", "message"),
     [
         ("data.train_batch_size=0", r"data.train_batch_size: expected a number above 0, got 0"),
-        ("data.train_batch_size=many", "data.train_batch_size: .*many"),
         ("data.val_max_samples=0", "data.val_max_samples: expected 1 or more, or -1 for all, got 0"),
-        ("data.seed=-1", "data.seed: expected a number of at least 0"),
         ("trainer.device=tpu", "trainer.device: expected one of auto, cpu, cuda, got 'tpu'"),
-        ("reward.max_failed_frac=2", "reward.max_failed_frac: expected a share from 0 to 1"),
-        ("actor_rollout_ref.rollout.timeout_s=.inf", "actor_rollout_ref.rollout.timeout_s: expected a number above 0"),
-        ("actor_rollout_ref.rollout.timeout_outcome=1", "timeout_outcome: expected one of mask, zero, got '1'"),
         ("trainer.critic_warmup=3", "trainer.critic_warmup: 3, but algorithm.adv_estimator: grpo has no critic"),
         ("policies={default: {optim: {lr: fast}}}", "policies.default.optim.lr: expected a number above 0, got 'fast'"),
         ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n: 1 rollout of each task; grpo"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "ppo_mini_batch_size: expected at most .*16 tasks, got 64"),
         ("algorithm.propagation=thresh", "algorithm.propagation: expected .*threshold.*, got 'thresh'"),
         ("noequals", "noequals: expected key=value"),
-        ("=3", "=3: expected key=value"),
         ("data.train_files=[", "not readable as YAML"),
         ("team.workflow=${oops", "not readable as YAML"),
         (
@@ -203,7 +181,6 @@ def test_invalid_value_is_refused_with_its_key(recipe, override, message):
     [
         ("- a list\n", "expected a mapping of options at the top level"),
         ("data:\n  train_files: [\n", "not readable as YAML: line "),
-        ("", "team.workflow|mapping"),
         ("data: {train_files: x}\nteam: {agents: {solver: {}}}\n", "team.workflow"),
         ('team: {workflow: "a.py:solve"}\n', "team.agents: expected at least one agent"),
     ],
@@ -216,32 +193,11 @@ def test_invalid_recipe_file_is_refused(tmp_path, content, message):
         load_recipe(path)
 
 
-def test_missing_recipe_or_base_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere.yaml: no such recipe"):
-        load_recipe(tmp_path / "nowhere.yaml")
-    (tmp_path / "child.yaml").write_text("extends: nobody.yaml\n")
-    with pytest.raises(ConfigError, match=r"nobody.yaml: no such recipe"):
-        load_recipe(tmp_path / "child.yaml")
-
-
-def test_every_shipped_recipe_loads():
-    recipes = sorted(RECIPES.glob("*.yaml"))
-
-    assert {"arithmetic_chain", "arithmetic_chain_sparse", "code_team", "gsm8k_team"} <= {
-        load_recipe(path).name for path in recipes
-    }
-
-
 @pytest.mark.parametrize(
     ("overrides", "key", "expected"),
     [
         (["data.train_batch_size=4"], "actor_rollout_ref.actor.ppo_mini_batch_size", 4),
         (["data.train_batch_size=64"], "actor_rollout_ref.actor.ppo_mini_batch_size", 8),
-        (
-            ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "data.max_response_length=96"],
-            "actor_rollout_ref.actor.loss_scale_factor",
-            96,
-        ),
         (["critic.loss_agg_mode=seq-mean-token-sum-norm"], "critic.loss_scale_factor", 512),
         (["trainer.resume_from_path=x"], "trainer.resume_mode", "resume_path"),
         (["algorithm.on_closed_gate=freeze"], "algorithm.propagation", "threshold"),
@@ -250,7 +206,6 @@ def test_every_shipped_recipe_loads():
         (["algorithm.w_r=2"], "algorithm.propagation", "posterior"),
         (["guard.rules.agreement.below=0.8"], "guard.rules.agreement.recover", 0.8),
         (["guard.rules.agreement.window=1"], "guard.rules.agreement.shortest", 1),
-        (["guard.rules.error_rate.above=0.01"], "guard.rules.error_rate.recover", 0.01),
     ],
 )
 def test_dependent_defaults_adapt(recipe, overrides, key, expected):
@@ -280,17 +235,12 @@ def test_empty_section_has_the_defaults(recipe):
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        (
-            ["propagation: identical, propagation_threshold: 0.7"],
-            "propagation_threshold: has no effect with propagation",
-        ),
         (["propagation: none, on_closed_gate: freeze"], "on_closed_gate: has no effect with propagation: none"),
         (["propagation: none, propagation_threshold: 0.5"], r"set propagation: threshold$"),
         (["threshold_share: false, on_closed_gate: cut"], "on_closed_gate: has no effect with propagation: discounted"),
         (["w_m: 0.2"], "w_m: has no effect with score_model: none; leave it out, or set score_model: noisy_and"),
         (["reward_decomp: false, on_closed_gate: cut"], "on_closed_gate: has no effect with reward_decomp: false"),
         (["propagation: threshold, shared_reward: outcome"], "set propagation: identical or uniform"),
-        (["propagation: identical, outcome_to: answer"], "outcome_to: has no effect"),
         (["propagation: identical", "propagation_threshold: 0.7"], "propagation_threshold: has no effect"),
         (["propagation: none, shadow: {propagation: identical, w_m: 1}"], "algorithm.shadow.w_m: has no effect"),
     ],
@@ -333,11 +283,8 @@ def test_comparison_drops_options_that_an_arm_ignores(recipe):
 @pytest.mark.parametrize(
     ("override", "nearest"),
     [
-        ("algorithm.propagation=treshold", "threshold"),
-        ("algorithm.adv_estimator=gpro", "grpo"),
         ("algorithm.propagation_threshold={kind: quantil}", "quantile"),
         ("actor_rollout_ref.model.target_modules=all_linear", "all-linear"),
-        ("trainer.device=cude", "cuda"),
         ("trainer.logger=[wandbb]", "wandb"),
         ("guard.fallback.trainable=lroa", "lora"),
         ("guard.rules.entropy.kind=levels", "level"),

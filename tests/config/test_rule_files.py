@@ -190,17 +190,25 @@ def test_assign_uses_the_rule_of_the_file(recipe: Path) -> None:
     np.testing.assert_array_equal(assigned.credit_S, 0.5 * plain.credit_S)
 
 
-def test_file_may_hold_a_record(recipe: Path) -> None:
-    algorithm = load_recipe(recipe, ["algorithm.propagation=rules.py:record"]).config.algorithm
+def test_stored_recipe_registers_its_records(recipe: Path) -> None:
+    loaded = load_recipe(recipe, OURS)
+    stored = json.loads(json.dumps(loaded.to_dict()))
+    stored["algorithm"]["propagation"] = "rules.py:record"
+    algorithm = recipe_of_dict(stored, "toy", recipe.parent).config.algorithm
+    assert algorithm.propagation.endswith("/rules.py:record")
     assert PROPAGATION_RULES[algorithm.propagation].ignores == ()
     assert assign(batch(), algorithm).credit_S.any()
 
 
-def test_stored_recipe_registers_its_rules(recipe: Path) -> None:
-    loaded = load_recipe(recipe, OURS)
-    stored = json.loads(json.dumps(loaded.to_dict()))
-    stored["algorithm"]["propagation"] = "rules.py:record"
-    assert recipe_of_dict(stored, "toy", recipe.parent).config.algorithm.propagation.endswith("/rules.py:record")
+def test_edited_and_equally_named_files_do_not_mix(tmp_path: Path) -> None:
+    def credit_of(recipe: Path) -> np.ndarray:
+        return assign(batch(), load_recipe(recipe, OURS[:1]).config.algorithm).credit_S
+
+    first = project(tmp_path / "one")
+    half, double = credit_of(first), credit_of(project(tmp_path / "two", RULES.replace("0.5 *", "2.0 *")))
+    np.testing.assert_array_equal(4.0 * half, double)
+    first.with_name("rules.py").write_text(RULES.replace("0.5 *", "2.0 *"))
+    np.testing.assert_array_equal(credit_of(first), double)
 
 
 def test_file_takes_no_name(recipe: Path) -> None:
@@ -210,23 +218,6 @@ def test_file_takes_no_name(recipe: Path) -> None:
         assert not any("rules.py" in name for name in registry.names())
 
 
-def test_folders_with_equal_names_do_not_mix(tmp_path: Path) -> None:
-    twice = RULES.replace("0.5 *", "2.0 *")
-    first, second = (
-        load_recipe(project(tmp_path / name, rules), OURS[:1]).config.algorithm
-        for name, rules in (("one", RULES), ("two", twice))
-    )
-    np.testing.assert_array_equal(4.0 * assign(batch(), first).credit_S, assign(batch(), second).credit_S)
-
-
-def test_edited_file_counts_from_the_next_load(tmp_path: Path) -> None:
-    recipe = project(tmp_path / "p")
-    before = assign(batch(), load_recipe(recipe, OURS[:1]).config.algorithm).credit_S
-    (tmp_path / "p" / "rules.py").write_text(RULES.replace("0.5 *", "2.0 *"))
-    after = assign(batch(), load_recipe(recipe, OURS[:1]).config.algorithm).credit_S
-    np.testing.assert_array_equal(4.0 * before, after)
-
-
 # ---- errors --------------------------------------------------------------------------------------------------------
 
 
@@ -234,9 +225,6 @@ def test_edited_file_counts_from_the_next_load(tmp_path: Path) -> None:
     ("key", "name"),
     [
         ("algorithm.propagation", "before_tool"),
-        ("algorithm.adv_estimator", "doubled"),
-        ("algorithm.propagation_threshold.kind", "Steady"),
-        ("algorithm.shadow.propagation", "before_tool"),
         ("algorithm.shadow.propagation_threshold.kind", "Steady"),
     ],
 )
@@ -252,9 +240,7 @@ def test_missing_file_error_says_where_it_was_searched(key: str, name: str, reci
     [
         ("befor_tool", "rules.py has no 'befor_tool' (did you mean 'before_tool'?)"),
         ("plain", "expected a function with @propagation_rule, or a PropagationRule, got function plain"),
-        ("RULES", "rules.py has no 'RULES'"),
         ("doubled", "expected a function with @propagation_rule, or a PropagationRule, got function doubled"),
-        ("np", "expected a function with @propagation_rule, or a PropagationRule, got module numpy"),
     ],
 )
 def test_wrong_object_is_refused(name: str, reason: str, recipe: Path) -> None:
@@ -269,8 +255,6 @@ def test_wrong_object_is_refused(name: str, reason: str, recipe: Path) -> None:
     ("text", "reason"),
     [
         ("import numpy\n\n1 / 0\n", "ZeroDivisionError: division by zero (rules.py:3)"),
-        ("def rule(:\n", "rules.py:1: invalid syntax"),
-        ("import no_such_module\n", "no module 'no_such_module'"),
         ("import sys\nsys.exit(3)\n", "SystemExit: 3 (rules.py:2)"),
     ],
 )

@@ -25,11 +25,7 @@ def test_file_comes_before_a_shipped_recipe(tmp_path, monkeypatch):
     assert find_recipe("dapo.yaml") == Path("dapo.yaml")
     assert find_recipe("dapo") == RECIPES / "dapo.yaml"
     assert find_recipe("booking") == RECIPES / "booking.yaml"
-
-
-def test_path_with_a_folder_is_never_a_shipped_recipe(tmp_path):
-    missing = tmp_path / "dapo.yaml"
-    assert find_recipe(missing) == missing
+    assert find_recipe(missing := tmp_path / "booking.yaml") == missing
 
 
 def test_recipe_extends_a_shipped_one_by_name(tmp_path):
@@ -43,4 +39,7 @@ def test_unknown_recipe_names_the_nearest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"^arithmetic_chian: no such recipe \(did you mean 'arithmetic_chain'\?\)$"):
         load_recipe("arithmetic_chian")
+    (tmp_path / "child.yaml").write_text("extends: nobody.yaml\n")
+    with pytest.raises(ConfigError, match=r"nobody\.yaml: no such recipe"):
+        load_recipe("child.yaml")
     assert {"arithmetic_chain", "dapo", "tool_chain"} <= set(shipped_recipes())
