@@ -27,7 +27,6 @@ from creditflow.config import load_recipe
 from creditflow.errors import ConfigError, DataError
 from creditflow.monitoring import Evaluation
 from creditflow.monitoring.evaluation import Example, ExampleStep
-from creditflow.reports.comparison_plot import draw_comparison
 from creditflow.reports.tables import (
     comparison_table,
     comparison_title,
@@ -41,7 +40,7 @@ from creditflow.studies.comparison.arms import arms_of, as_yaml, parse_vary
 from creditflow.studies.comparison.bootstrap import PassCounts, paired_difference
 from creditflow.studies.comparison.jobs import Job, run_jobs
 from creditflow.studies.comparison.results import ArmResult, RunResult, differences, spread, summary
-from tests.builders import batch_of, examples, make_trajectory, step, without_progress
+from tests.builders import batch_of, make_trajectory, step, without_progress
 from tests.forks import fast_python
 from tests.paths import TOY
 from tests.rewards.processes import HANG_S, alive, until
@@ -86,10 +85,8 @@ def test_arms_may_be_left_out_and_selected():
     [
         ("true", "true", [], [64]),
         ("0.50", "0.5", [], [64]),
-        ("0.5", "0.50", [], [64]),
         ("1e-4", "0.0001", [], [64]),
         ("'yes'", "true", [], [64]),
-        ("word", "word", ["compare.values.word.data.max_prompt_length=32"], [32]),
         ("true", "true", ["compare.values.true.data.max_prompt_length=32"], [64, 32]),
     ],
 )
@@ -109,9 +106,7 @@ def test_entry_matches_its_value_as_yaml(tmp_path, entry, value, overrides, leng
     [
         ("compare.value.none.x=1", "unknown key 'compare.value'"),
         ("compare.values=3", "compare.values: expected a mapping"),
-        ("compare.arms.extra=3", "compare.arms.extra: expected a mapping"),
         ("compare.arms.none.x=1", "'none' names its runs' folder 'none', which is taken"),
-        ("compare.arms.before.x=1", "'before' names its runs' folder 'before', which is taken"),
     ],
 )
 def test_invalid_arms_are_refused(override, message):
@@ -179,19 +174,6 @@ def test_interval_matches_a_slow_bootstrap(runs):
     width = high - low
     assert found.low == pytest.approx(low, abs=0.08 * width)
     assert found.high == pytest.approx(high, abs=0.08 * width)
-
-
-@given(st.integers(1, 4), st.integers(1, 6), st.randoms(use_true_random=False))
-@examples(20)
-def test_swapping_the_arms_only_changes_the_sign(runs, tasks, rng):
-    a, b = counts(simulated(rng, runs, tasks, 0.7)), counts(simulated(rng, runs, tasks, 0.4))
-
-    there, back = paired_difference(a, b), paired_difference(b, a)
-
-    assert there.mean == pytest.approx(-back.mean)
-    assert (there.low, there.high) == (pytest.approx(-back.high), pytest.approx(-back.low))
-    assert there.low <= there.mean + 1e-12
-    assert there.mean <= there.high + 1e-12 or runs * tasks < 12  # few tasks of unequal weight: skewed
 
 
 def test_difference_is_nan_without_counts():
@@ -347,14 +329,6 @@ def test_evaluation_table_starts_with_pass_rates(capsys):
         "pass@1, greedy 0.125",
         "step error rate 0.250",
     ]
-
-
-def test_figure_is_drawn(tmp_path):
-    results = [arm(name, *[(4 + i, 3 - i)] * 3) for i, name in enumerate(["identical", "none", "threshold"])]
-
-    draw_comparison(tmp_path / "figure.png", "a title", results)
-
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 # Progress
@@ -536,7 +510,7 @@ def test_comparison_prints_a_table_and_writes_its_files(compared):
     assert "before -> after 2 training steps, on 6 tasks, 1 seed" in result.stdout
     assert "compare.values has no entry for identical: trained with the recipe's options" in result.stderr
     assert "identical, seed 0: done" in result.stderr
-    assert (folder / "out" / "comparison.png").exists()
+    assert (folder / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((folder / "out" / "comparison.json").read_text())
     assert list(found["values"]) == ["identical", "none"]
     for name, value in found["values"].items():
@@ -626,18 +600,12 @@ def test_failed_run_gives_exit_code_1(tmp_path, monkeypatch):
     ("argument", "message"),
     [
         ("--seeds=0", "--seeds: expected 1 or more"),
-        ("algorithm.propagation=none", "algorithm.propagation: is varied by --vary"),
         ("algorithm={propagation: none}", "algorithm.propagation: is varied by --vary"),
         ("compare.values.none.recipe.tasks=4", "none and identical are evaluated on different tasks"),
-        ("compare.values.none.trainer.val_before_train=true", "trainer.val_before_train: is set by compare itself"),
         ("compare.arms.more.data={seed: 4}", "data.seed: is set by compare itself, the same for every arm; more"),
-        ("algorithm.gama=1", "did you mean 'algorithm.gamma'?"),
         ("data.train_files=nowhere.jsonl", "no file 'nowhere.jsonl'"),
         ("trainer.total_training_steps=0", "would leave nothing to compare"),
-        ("actor_rollout_ref.model.path=nowhere", "is not a Hugging Face model folder"),
-        ("--only=nothing", "--only: no arm 'nothing'"),
         ("--vary=data={seed: 1},{seed: 2}", "data.seed: is set by compare itself"),
-        ("--vary=trainer.val_before_train=true", "trainer.val_before_train: is set by compare itself"),
     ],
 )
 def test_bad_input_is_reported_before_anything_is_written(tmp_path, monkeypatch, argument, message):
@@ -670,16 +638,3 @@ def test_more_seeds_and_arms_extend_an_existing_comparison(tmp_path, monkeypatch
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert list(found["values"]) == ["identical", "none", "none_answer"]
     assert all(len(value["pass_at_1"]["after"]["seeds"]) == 2 for value in found["values"].values())
-
-
-def test_interval_of_one_run_is_the_normal_one_over_tasks():
-    rng = random.Random(0)
-    tasks = 2000
-    a, b = ([(float(rng.random() < p), 1.0) for _ in range(tasks)] for p in (0.7, 0.5))
-    gaps = [x - y for (x, _), (y, _) in zip(a, b, strict=True)]
-    half = 1.96 * statistics.stdev(gaps) / math.sqrt(tasks)
-
-    found = paired_difference(counts([a]), counts([b]))
-
-    assert found.low == pytest.approx(statistics.mean(gaps) - half, abs=0.1 * half)
-    assert found.high == pytest.approx(statistics.mean(gaps) + half, abs=0.1 * half)
