@@ -161,31 +161,6 @@ def test_measured_numbers_are_in_the_cited_results(page: Path) -> None:
     )
 
 
-def test_unmeasured_numbers_are_skipped() -> None:
-    text = "\n".join(
-        [
-            "took 3.5 s of `0.7` and 12 runs",
-            "<!-- not in a file of results: by hand -->",
-            "| .5 | 7 % |",
-            "",
-            "1,024 MB",
-            "```",
-            "x = 0.5",
-            "```",
-            "## Costs",
-            "2.5 x ([a](results/a.json))",
-            "## More",
-            "9 s",
-        ]
-    )
-    assert [(said.line, said.text, said.files) for said in measured(text)] == [
-        (1, "3.5", set()),
-        (5, "1,024", set()),
-        (10, "2.5", {"a.json"}),
-        (12, "9", {"a.json"}),
-    ]
-
-
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)(?:#[^)\s]*)?\)")
 PAGE_NAME = re.compile(r"\bdocs/[\w/]+\.md\b")
 
@@ -314,13 +289,6 @@ def test_configuration_page_has_every_key() -> None:
 def test_recipes_page_lists_the_shipped_recipes() -> None:
     rows = rows_of(DOCS / "get_started" / "recipes.md")
     assert sorted(name for cell, *_ in rows for name in re.findall(r"`(\w+)`", cell)) == shipped_recipes()
-
-
-def test_number_without_a_matching_result_is_missing() -> None:
-    values = [0.1234, 5.0, 12.34]
-    assert [is_there(said, values) for said in (".123", "12.3", "12", "5", ".124", "12.4", "6")] == [True] * 4 + [
-        False
-    ] * 3
 
 
 def test_random_numbers_are_mostly_missing() -> None:

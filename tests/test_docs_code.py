@@ -63,6 +63,7 @@ def test_long_page_runs_as_printed(page, tmp_path):
     run_page(page, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("mkdocs", path=Path(sys.executable).parent), reason="the extra docs is missing")
 def test_site_builds_without_a_warning(tmp_path):
     """A broken link, a missing anchor and a page outside the navigation are warnings, which `--strict` refuses."""

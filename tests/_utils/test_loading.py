@@ -43,11 +43,6 @@ def refused(reference: str, base: Path) -> str:
     return message.removeprefix("team.workflow: ")
 
 
-def test_module_is_imported_by_its_dotted_name(base: Path) -> None:
-    assert load_object("math:sqrt", base, "k") is math.sqrt
-    assert load_object("creditflow._utils.loading:load_object", base, "k") is load_object
-
-
 def test_file_beside_the_recipe_comes_first(base: Path, elsewhere: Path) -> None:
     (elsewhere / "mine.py").write_text("where = 'elsewhere'")
     assert load_object("mine.py:where", base, "k") == "elsewhere"

@@ -13,10 +13,6 @@ def used(prompts: list[list[str]], responses: list[str]) -> list[tuple[int, ...]
     return reused(prompts, responses, *(times[: len(prompts)] for times in IN_TURN))
 
 
-def test_response_inside_a_message_counts() -> None:
-    assert used([["Go."], ["Plan: first add, then halve.\nDo part 1."]], ["first add, then halve.", "x"]) == [(), (0,)]
-
-
 def test_white_space_around_a_response_is_ignored() -> None:
     assert used([["Go."], ["The plan is\n\nadd, then halve\n\n"]], ["\n add, then halve \n", "x"]) == [(), (0,)]
 
