@@ -39,6 +39,10 @@ from tests.paths import ROOT
 MODULES = (
     *("creditflow.cli.train", "creditflow.engines.local.trainer", "creditflow.engines.models.tiny"),
     *("accelerate", "pandas", "peft", "pyarrow.parquet", "sympy", "transformers.models.llama.modeling_llama"),
+    # Imports of verl. Ray reads its job and raylet when it is imported, so it is left out.
+    *("cachetools", "codetiming", "datasets", "fastapi", "hydra", "msgspec", "tensordict", "uvicorn", "zmq.asyncio"),
+    *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torchdata.stateful_dataloader"),
+    *("transformers.image_processing_utils", "transformers.models.auto.modeling_auto", "transformers.processing_utils"),
 )
 """The imports of most tests' processes. Libraries that are not installed are skipped."""
 
@@ -71,8 +75,9 @@ _WITHOUT_THREADS = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""The environment of the server: threads of libraries would not survive a fork."""
+"""The environment of the server: neither threads of libraries nor CUDA would survive a fork."""
 _LEASE, _FORK = b"l", b"f"
 """First byte of a connection: a test process that keeps the server alive, or a launcher."""
 
@@ -177,7 +182,8 @@ def _accept(connection: socket.socket) -> _Child | None:
         _become_program(request, files)
     for number in files:
         os.close(number)
-    connection.sendall(pid.to_bytes(8, "big"))
+    with suppress(OSError):  # `_finish` ends the program of a launcher that was killed meanwhile
+        connection.sendall(pid.to_bytes(8, "big"))
     return _Child(pid, os.pidfd_open(pid), connection)
 
 
@@ -203,6 +209,7 @@ def _finish(child: _Child, selector: selectors.BaseSelector) -> None:
 
 def _become_program(request: dict[str, Any], files: list[int]) -> NoReturn:
     """Take over the launcher's open files, folder and environment, and run its program as a new Python would."""
+    os.setpgid(0, 0)  # Ray kills the process groups of its workers
     _EXIT["code"] = 1  # an uncaught exception's
     above = 1 + max(*files, *request["files"])
     files = [fcntl.fcntl(number, fcntl.F_DUPFD, above) for number in files]

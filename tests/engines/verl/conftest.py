@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.forks import fast_python
 from tests.ray_start import start_ray
 from tests.rewards.processes import alive, descendants, until
 
@@ -15,7 +16,6 @@ def verl_ray() -> Iterator[None]:
     """
     ray = pytest.importorskip("ray")
     verl_cpu = pytest.importorskip("verl_cpu", reason="it is not installed: uv pip install -e tests/verl_cpu --no-deps")
-    from verl_cpu.forks import forking
 
     assert not ray.is_initialized(), "a Ray of other tests is still there"
     variables = {
@@ -28,20 +28,19 @@ def verl_ray() -> Iterator[None]:
         for name, value in variables.items():
             patch.setenv(name, value)
         others = descendants()
-        with forking() as runtime_env:
-            start_ray(
-                num_cpus=32,
-                num_gpus=4,
-                object_store_memory=1 << 30,
-                include_dashboard=False,
-                runtime_env=runtime_env,
-            )
-            try:
-                _take_the_cpu(patch)
-                yield
-            finally:
-                started = descendants() - others
-                ray.shutdown()
+        start_ray(
+            num_cpus=32,
+            num_gpus=4,
+            object_store_memory=1 << 30,
+            include_dashboard=False,
+            runtime_env={"py_executable": fast_python()},
+        )
+        try:
+            _take_the_cpu(patch)
+            yield
+        finally:
+            started = descendants() - others
+            ray.shutdown()
         until(lambda: not any(alive(pid) for pid in started))
 
 
