@@ -18,9 +18,7 @@ def train_as_printed(folder: Path) -> list[dict[str, float]]:
     """Run the command of the page on a CPU; returns the metrics of each training step."""
     from hydra import compose, initialize_config_module
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
-    from verl_cpu.cluster import clear
 
-    clear()
     words = shlex.split((folder / "train.sh").read_text().replace("\\\n", " "))[3:]
     here = {
         "data.train_files": f"{folder}/tasks.jsonl",

@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from torch.cpu import is_available, set_device, synchronize
+import torch
 
-__all__ = [
-    "current_device",
-    "device_count",
-    "empty_cache",
-    "get_device_name",
-    "get_rng_state",
-    "is_available",
-    "manual_seed",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "mem_get_info",
-    "memory_allocated",
-    "memory_reserved",
-    "reset_peak_memory_stats",
-    "set_device",
-    "set_rng_state",
-    "synchronize",
-]
+is_available, set_device, synchronize = torch.cpu.is_available, torch.cpu.set_device, torch.cpu.synchronize
+manual_seed = torch.manual_seed
 
 
 def current_device() -> int:
@@ -36,21 +20,11 @@ def get_device_name(device: object = None) -> str:
     return "CPU"
 
 
-def manual_seed(seed: int) -> None:
-    import torch
-
-    torch.manual_seed(seed)
-
-
-def get_rng_state(device: object = None) -> object:
-    import torch
-
+def get_rng_state(device: object = None) -> torch.Tensor:
     return torch.get_rng_state()
 
 
-def set_rng_state(state: object, device: object = None) -> None:
-    import torch
-
+def set_rng_state(state: torch.Tensor, device: object = None) -> None:
     torch.set_rng_state(state)
 
 

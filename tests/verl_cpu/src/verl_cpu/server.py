@@ -182,23 +182,7 @@ class Server:
         if self._queue:
             self._serve_on()
 
-    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Do nothing, as in the methods below: weights and cache are never released."""
+    async def wake_up(self, *_: Any, **__: Any) -> None:
+        """Do nothing: weights and cache are never released, and nothing is profiled."""
 
-    async def sleep(self) -> None:
-        pass
-
-    async def clear_kv_cache(self) -> None:
-        pass
-
-    async def release_kv_cache(self) -> None:
-        pass
-
-    async def resume_kv_cache(self) -> None:
-        pass
-
-    async def start_profile(self, **_: Any) -> None:
-        pass
-
-    async def stop_profile(self) -> None:
-        pass
+    sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = wake_up
