@@ -14,27 +14,38 @@ from creditflow.config import load_recipe
 from creditflow.credit import assign, explain, make_threshold
 from creditflow.engines.local.policy import Policy
 from creditflow.runs import Ledger
+from tests.builders import mostly_slow
 from tests.engines.test_tracked_runs import close, expected_rows, tensorboard_numbers, tensorboard_texts
 from tests.engines.verl.runs import CHAIN, SMALL, Run, recomputed, run
 from tests.paths import ROOT, TOY
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
 
-TASKS, TRAJECTORIES, STEPS, BEFORE = 8, 3, 4, 3
+TASKS, TRAJECTORIES = 4, 3
+LITTLE = (
+    *SMALL,
+    "recipe.val_tasks=4",
+    f"data.train_batch_size={TASKS}",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "reward.num_workers=1",
+)
 EPOCH = 2
-"""Training steps per epoch; an epoch contains every task once. The run resumes in the second epoch."""
+"""Training steps per epoch; an epoch contains every task once. The longer run resumes in the second epoch."""
 
 
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Four steps of the arithmetic team on two ranks, the last one after a resume."""
+@pytest.fixture(scope="module", params=mostly_slow([(2,), (3, 4)], {(2,)}), ids=str)
+def chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two steps of the arithmetic team; or four on two ranks, the last one after a resume."""
     folder = tmp_path_factory.mktemp("chain") / "run"
-    tracked = (*SMALL, f"recipe.train_tasks={EPOCH * TASKS}", "trainer.logger=[console,tensorboard]")
-    run(CHAIN, folder, *tracked, f"trainer.total_training_steps={BEFORE}", n_ranks=2)
-    return run(CHAIN, folder, *tracked, f"trainer.total_training_steps={STEPS}", n_ranks=2)
+    options = (*LITTLE, f"recipe.train_tasks={EPOCH * TASKS}", "trainer.logger=[console,tensorboard]")
+    for steps in request.param:
+        last = (f"trainer.total_training_steps={steps}", "trainer.save_freq=1")
+        trained = run(CHAIN, folder, *options, *last, n_ranks=len(request.param))
+    assert len(trained.steps) == request.param[-1]
+    return trained
 
 
-def test_trackers_have_the_metrics_and_report_of_a_resumed_run(chain: Run):
+def test_trackers_have_the_metrics_and_report(chain: Run):
     for key in ("actor/grad_norm", "credit/mean/executor", "guard/fallback", "val/pass_at_1"):
         assert close(tensorboard_numbers(chain.folder, key), chain.folder, key), key
     texts = tensorboard_texts(chain.folder)
@@ -50,13 +61,14 @@ def test_rollout_and_actor_agree_on_log_probs(chain: Run):
 
 
 def test_log_prob_differences_are_float32_rounding(chain: Run):
-    batch = chain.batch(BEFORE + 1)  # sampled with the weights of the step before, after the resume
-    folder = chain.folder / f"checkpoints/global_step_{BEFORE}/actor/huggingface"
+    last = len(chain.steps)
+    batch = chain.batch(last)  # sampled with the weights of the step before
+    folder = chain.folder / f"checkpoints/global_step_{last - 1}/actor/huggingface"
     in_one_process, largest = recomputed(batch, range(batch.n_steps), folder)
     # Logits are sums of many products, with errors of some units in the last place; so are probabilities.
     rounding = 32 * float(np.finfo(np.float32).eps) * largest
     assert 0 < in_one_process < rounding
-    assert 0 < chain.series("training/rollout_probs_diff_max")[BEFORE] < rounding < 1e-3  # exceeded without weight sync
+    assert 0 < chain.series("training/rollout_probs_diff_max")[-1] < rounding < 1e-3  # exceeded without weight sync
 
 
 @pytest.mark.slow
@@ -71,24 +83,23 @@ def test_probabilities_diverge_without_weight_sync(tmp_path: Path):
 @pytest.mark.slow
 def test_training_reduces_step_errors(tmp_path: Path):
     epoch = 4  # four steps of training are too few to tell the rise from noise
-    settings = (*SMALL, f"recipe.train_tasks={epoch * TASKS}", f"trainer.total_training_steps={3 * epoch}")
+    settings = (*SMALL, f"recipe.train_tasks={8 * epoch}", f"trainer.total_training_steps={3 * epoch}")
     errors = run(CHAIN, tmp_path / "run", *settings, n_ranks=2).series("reward/step_error_rate")
     # An epoch has some 500 agent steps on the same tasks.
     assert errors[-epoch:].mean() < errors[:epoch].mean() - 0.01
 
 
-def test_resumed_run_continues_steps_and_data(chain: Run):
-    assert [row["step"] for row in chain.metrics] == [0, *range(1, STEPS + 1)]
+def test_run_trains_each_task_once_per_epoch(chain: Run):
+    assert [row["step"] for row in chain.metrics] == [0, *range(1, len(chain.steps) + 1)]
     assert (chain.series("actor/grad_norm") > 0).all()
-    assert [path.name for path in chain.steps] == [f"{step:06d}.parquet" for step in range(1, STEPS + 1)]
-    for first in range(1, STEPS, EPOCH):  # the data order resumes, too: each task once per epoch, also in the last
+    for first in range(1, len(chain.steps), EPOCH):  # also in an epoch with a resume
         of_epoch = [chain.batch(step) for step in range(first, first + EPOCH)]
         assert len({task.text for batch in of_epoch for task in batch.tasks}) == EPOCH * TASKS
     assert (chain.folder / "evaluation.json").exists()
 
 
 def test_step_files_hold_every_rollout_of_every_task(chain: Run):
-    for step in range(1, STEPS + 1):
+    for step, row in enumerate(chain.metrics[1:], start=1):
         batch = chain.batch(step)
         assert batch.n_trajectories == TASKS * TRAJECTORIES
         assert np.bincount(batch.group_of_trajectory).tolist() == [TRAJECTORIES] * TASKS
@@ -96,7 +107,6 @@ def test_step_files_hold_every_rollout_of_every_task(chain: Run):
         assert set(batch.policy_version.tolist()) == {step - 1}
         lengths = np.bincount(batch.trajectory_of_step)
         assert lengths.min() < lengths.max()  # trajectories differ in length
-        row = chain.metrics[step]
         assert row["rollout/tokens"] == batch.prompt_ids.size + batch.response_ids.size
         assert row["rollout/lost_frac"] == 0
 
@@ -109,11 +119,11 @@ def assert_every_step_can_be_asked_why(folder: Path) -> None:
 
 
 def test_recorded_credit_matches_the_recorded_rollouts(chain: Run):
-    config = load_recipe(CHAIN, SMALL).config
-    for step in (1, BEFORE, STEPS):
-        batch = chain.batch(step)
+    config = load_recipe(CHAIN, LITTLE).config
+    for recorded in Ledger.open(chain.folder):
+        batch = recorded.batch
         assignment = assign(batch, config.algorithm, threshold=make_threshold(0.5, config.team.agents))
-        file = pq.read_table(chain.folder / f"steps/{step:06d}.parquet")
+        file = pq.read_table(chain.folder / f"steps/{recorded.step:06d}.parquet")
         assert file["advantage"].to_numpy().tolist() == assignment.advantage_S.tolist()
         assert file["credit"].to_numpy().tolist() == assignment.credit_S.tolist()
         assert batch.scored.any(axis=1).all()
@@ -123,8 +133,8 @@ def test_recorded_credit_matches_the_recorded_rollouts(chain: Run):
 
 
 def test_saved_model_loads_as_a_hugging_face_folder(chain: Run):
-    policy = Policy.load(chain.folder / f"checkpoints/global_step_{STEPS}/actor/huggingface", torch.device("cpu"))
-    assert policy.encode([{"role": "user", "content": "1+1"}])[1]
+    folder = chain.folder / f"checkpoints/global_step_{len(chain.steps)}/actor/huggingface"
+    assert Policy.load(folder, torch.device("cpu")).encode([{"role": "user", "content": "1+1"}])[1]
 
 
 @pytest.mark.slow
