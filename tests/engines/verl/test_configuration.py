@@ -1,5 +1,6 @@
 """Recipes as verl configurations, compared with verl's own files and dataclasses, without training."""
 
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import Config, leaves, load_recipe, with_options
 from creditflow.engines.base import CAPABILITY_OPTIONS
 from creditflow.engines.verl import configuration
-from creditflow.engines.verl.configuration import as_yaml, compose, expect_verl, mapped, validate
+from creditflow.engines.verl.configuration import compose, expect_verl, mapped, validate
 from creditflow.engines.verl.launch import dry_run, launch
 from creditflow.engines.verl.policies import policy_configs
 from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.errors import ConfigError
+from tests.builders import mostly_slow
 from tests.paths import RECIPES, TOY
 
 ray = pytest.importorskip("ray")
@@ -74,135 +76,108 @@ def test_every_recipe_option_is_mapped_or_own():
         assert key in followed or unsupported or ours, key
 
 
-def test_same_name_options_exist_in_verls_files():
-    verls = configuration._files("ppo_trainer", ())[1]
-
-    assert [key for key in configuration._SAME if key not in verls] == []
-
-
 OTHER_VALUES = {
-    "actor_rollout_ref.model.lora_alpha": 24,
     "actor_rollout_ref.model.target_modules": ["q_proj"],
     "actor_rollout_ref.model.enable_gradient_checkpointing": False,
-    "critic.ppo_epochs": 2,
     "critic.ppo_max_token_len_per_gpu": 888,
-    "critic.cliprange_value": 0.25,
     "critic.loss_agg_mode": "seq-mean-token-mean",
     "critic.loss_scale_factor": 44,
-    "data.train_batch_size": 6,
-    "data.val_max_samples": 3,
-    "data.max_prompt_length": 77,
-    "data.max_response_length": 33,
-    "data.shuffle": False,
-    "data.seed": 5,
-    f"{ACTOR}.ppo_mini_batch_size": 3,
-    f"{ACTOR}.ppo_epochs": 4,
     f"{ACTOR}.ppo_max_token_len_per_gpu": 999,
-    f"{ACTOR}.clip_ratio": 0.125,
-    f"{ACTOR}.clip_ratio_c": 5.5,
-    f"{ACTOR}.entropy_coeff": 0.03125,
     f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum",
     f"{ACTOR}.policy_loss.loss_mode": "gspo",
     f"{ACTOR}.loss_scale_factor": 55,
-    f"{ACTOR}.use_kl_loss": True,
-    f"{ACTOR}.kl_loss_coef": 0.75,
     f"{ACTOR}.kl_loss_type": "mse",
-    f"{ACTOR}.grad_clip": 0.625,
-    f"{ROLLOUT}.n": 7,
-    f"{ROLLOUT}.temperature": 0.875,
-    f"{ROLLOUT}.max_num_seqs": 13,
-    f"{ROLLOUT}.val_kwargs.n": 11,
-    f"{ROLLOUT}.val_kwargs.temperature": 0.375,
-    f"{ROLLOUT}.val_kwargs.do_sample": False,
-    "algorithm.norm_adv_by_std_in_grpo": False,
-    "algorithm.filter_groups.enable": True,
-    "trainer.total_training_steps": 9,
-    "trainer.val_before_train": False,
     "trainer.resume_mode": "resume_path",
     "trainer.resume_from_path": "there",
     "trainer.max_actor_ckpt_to_keep": 2,
-    "trainer.critic_warmup": 5,
 }
 
 
+def other_values():
+    """A changed value for each option with the same name in verl; numbers differ from each other."""
+    config, values = load_recipe(TOY).config, dict(OTHER_VALUES)
+    for place, key in enumerate(key for key in configuration._SAME if key not in OTHER_VALUES):
+        value = attrgetter(key)(config)
+        more = place + 2 if isinstance(value, int) else (place + 1) / 64
+        values[key] = not value if isinstance(value, bool) else value + more
+    return values
+
+
 def test_same_name_options_reach_verl():
-    assert set(OTHER_VALUES) == set(configuration._SAME)
+    values = other_values()
 
-    config = composed(*CRITIC.split(), *(f"{key}={str(value).lower()}" for key, value in OTHER_VALUES.items()))
+    config = composed(*CRITIC.split(), *(f"{key}={str(value).lower()}" for key, value in values.items()))
 
-    assert {key: select(config, key) for key in OTHER_VALUES} == OTHER_VALUES
+    assert {key: select(config, key) for key in values} == values
+
+
+OF_VERL = f"{ROLLOUT}.max_model_len=null trainer.logger=console trainer.default_hdfs_dir=x {ACTOR}.kl_loss_type=k3+"
+"""Values of verl alone."""
 
 
 @pytest.mark.parametrize(
-    ("ours", "verls"),
+    ("arguments", "verls"),
     [
-        ("trainer.logger=[console] trainer.project_name=p", {"trainer.logger": [], "trainer.project_name": "p"}),
-        (f"{ACTOR}.clip_ratio=0.1", {f"{ACTOR}.clip_ratio_low": 0.1, f"{ACTOR}.clip_ratio_high": 0.1}),
-        (f"{ACTOR}.clip_ratio_high=0.28", {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.28}),
-        (f"{ACTOR}.grad_clip=0.5", {f"{ACTOR}.optim.clip_grad": 0.5}),
-        (f"{ACTOR}.optim.lr_scheduler_type=cosine", {f"{ACTOR}.optim.lr_scheduler_type": "cosine"}),
-        (f"{ACTOR}.optim.lr=0.5", {f"{ACTOR}.optim.lr": 0.5, "critic.optim.lr": 1e-5}),
-        (f"{ACTOR}.optim.weight_decay=0.25", {f"{ACTOR}.optim.weight_decay": 0.25}),
-        (f"{ACTOR}.optim.betas=[0.5,0.75]", {f"{ACTOR}.optim.betas": [0.5, 0.75]}),
-        ("critic.optim.lr=0.5", {f"{ACTOR}.optim.lr": 1e-3, "critic.optim.lr": 0.5}),
-        ("critic.optim.betas=[0.5,0.75]", {"critic.optim.betas": [0.5, 0.75]}),
-        ("critic.grad_clip=0.5", {"critic.optim.clip_grad": 0.5}),
-        ("critic.model.path=other", {"critic.model.path": "other"}),
-        ("actor_rollout_ref.model.path=other", {"critic.model.path": "other"}),
-        ("actor_rollout_ref.model.lora_rank=8", {"actor_rollout_ref.model.lora_rank": 8}),
-        ("policies.default.lora_rank=4", {"actor_rollout_ref.model.lora_rank": 4}),
-        ("policies.default.optim.lr=0.5", {f"{ACTOR}.optim.lr": 0.5}),
-        ("algorithm.gamma_token=0.9", {"algorithm.gamma": 0.9}),
-        ("algorithm.lam_token=0.8", {"algorithm.lam": 0.8}),
-        ("algorithm.gamma=0.5", {"algorithm.gamma": 1.0}),
-        ("algorithm.error_minimization=gae_lambda=0.5", {"algorithm.lam": 1.0}),
-        ("algorithm.adv_estimator=rloo", {"algorithm.adv_estimator": "grpo"}),
-        ("trainer.total_training_steps=50", {"trainer.total_epochs": 50, "trainer.total_training_steps": 50}),
-        ("trainer.total_training_steps=0", {"trainer.total_epochs": 1, "trainer.total_training_steps": 0}),
-        ("trainer.test_freq=3", {"trainer.test_freq": 3}),
-        ("trainer.save_freq=4", {"trainer.save_freq": 4}),
         (
-            "trainer.total_training_steps=null trainer.total_epochs=3",
-            {"trainer.total_training_steps": None, "trainer.total_epochs": 3},
+            "trainer.logger=[console] trainer.project_name=p trainer.total_training_steps=50 trainer.test_freq=3 "
+            f"trainer.save_freq=4 {ACTOR}.clip_ratio=0.1 {ACTOR}.grad_clip=0.5 {ACTOR}.optim.lr=0.5 "
+            f"{ACTOR}.optim.lr_scheduler_type=cosine {ACTOR}.optim.weight_decay=0.25 {ACTOR}.optim.betas=[0.5,0.75] "
+            "actor_rollout_ref.model.lora_rank=8 critic.optim.betas=[0.25,0.5] critic.grad_clip=0.75 "
+            "critic.model.path=other algorithm.gamma_token=0.9 algorithm.lam_token=0.8",
+            "trainer.logger=[] trainer.project_name=p trainer.total_training_steps=50 trainer.test_freq=3 "
+            f"trainer.save_freq=4 {ACTOR}.clip_ratio_low=0.1 {ACTOR}.clip_ratio_high=0.1 {ACTOR}.optim.clip_grad=0.5 "
+            f"{ACTOR}.optim.lr=0.5 {ACTOR}.optim.lr_scheduler_type=cosine {ACTOR}.optim.weight_decay=0.25 "
+            f"{ACTOR}.optim.betas=[0.5,0.75] actor_rollout_ref.model.lora_rank=8 critic.optim.betas=[0.25,0.5] "
+            "critic.optim.clip_grad=0.75 critic.optim.lr=1.0e-5 critic.model.path=other trainer.total_epochs=50 "
+            "algorithm.gamma=0.9 algorithm.lam=0.8",
+        ),
+        (
+            f"{ACTOR}.clip_ratio_high=0.28 critic.optim.lr=0.5 actor_rollout_ref.model.path=other "
+            "algorithm.adv_estimator=rloo algorithm.gamma=0.5 trainer.total_training_steps=0",
+            f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.28 {ACTOR}.optim.lr=1.0e-3 critic.optim.lr=0.5 "
+            "critic.model.path=other algorithm.adv_estimator=grpo algorithm.gamma=1.0 trainer.total_epochs=1 "
+            "trainer.total_training_steps=0",
+        ),
+        (
+            "policies.default.lora_rank=4 policies.default.optim.lr=0.5 trainer.total_training_steps=null "
+            "trainer.total_epochs=3 algorithm.error_minimization=gae_lambda=0.5",
+            f"actor_rollout_ref.model.lora_rank=4 {ACTOR}.optim.lr=0.5 trainer.total_training_steps=null "
+            "trainer.total_epochs=3 algorithm.lam=1.0",
+        ),
+        (  # at the end only: verl acts after the last step if the frequency is above 0
+            "trainer.test_freq=-1 trainer.save_freq=-1 policies.own.model.path=/its/own "
+            "team.agents.writer.policy=own team.agents.critic.policy=own",
+            "trainer.test_freq=2147483647 trainer.save_freq=2147483647 actor_rollout_ref.model.path=/its/own",
         ),
         (  # 3 mini-batches twice are 6 updates per training step; the 13th update is in the third step
             f"data.train_batch_size=8 {ACTOR}.ppo_mini_batch_size=3 {ACTOR}.ppo_epochs=2 {WARM_UP}=13",
-            {WARM_UP: 3},
+            f"{WARM_UP}=3",
         ),
-        ("verl.config_name=ppo_megatron_trainer", {f"{ACTOR}.strategy": "megatron"}),
-        ("verl.model_engine=megatron", {f"{ACTOR}.strategy": "megatron"}),
-        ("-- model_engine=torchtitan", {f"{ACTOR}.strategy": "torchtitan"}),
+        (f"-- {OF_VERL}", OF_VERL),
+        ("verl.config_name=ppo_megatron_trainer", f"{ACTOR}.strategy=megatron"),
+        ("-- model_engine=torchtitan", f"{ACTOR}.strategy=torchtitan"),
         (
-            f"{ACTOR}.optim.lr_scheduler_type=cosine -- model_engine=megatron",
-            {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.optim.lr_decay_style": "cosine"},
+            f"{ACTOR}.optim.lr_scheduler_type=cosine verl.model_engine=megatron",
+            f"{ACTOR}.strategy=megatron {ACTOR}.optim.lr_decay_style=cosine",
         ),
-        (
+        (  # an open option keeps verl's default
             f"{CRITIC} actor_rollout_ref.model.path=/m",
-            {"algorithm.adv_estimator": "gae", "critic.model.path": "/m"},
+            "algorithm.adv_estimator=gae critic.model.path=/m critic.ppo_max_token_len_per_gpu=32768 "
+            f"{ACTOR}.ppo_max_token_len_per_gpu=16384 actor_rollout_ref.model.enable_gradient_checkpointing=true",
         ),
-        (
-            CRITIC,  # an open option keeps verl's default
-            {
-                "actor_rollout_ref.model.enable_gradient_checkpointing": True,
-                f"{ACTOR}.ppo_max_token_len_per_gpu": 16384,
-                "critic.ppo_max_token_len_per_gpu": 32768,
-            },
-        ),
-        (f"-- {ROLLOUT}.max_model_len=null", {f"{ROLLOUT}.max_model_len": None}),
-        ("-- trainer.logger=console", {"trainer.logger": "console"}),
-        ("-- trainer.default_hdfs_dir=x", {"trainer.default_hdfs_dir": "x"}),
-        (f"-- {ACTOR}.kl_loss_type=k3+", {f"{ACTOR}.kl_loss_type": "k3+"}),  # of verl alone
         (
             "verl.trainer.nnodes='\\${data.train_batch_size}' -- trainer.n_gpus_per_node=${trainer.nnodes}",
-            {"trainer.nnodes": 2, "trainer.n_gpus_per_node": 2},
+            "trainer.nnodes=2 trainer.n_gpus_per_node=2",
         ),
     ],
 )
-def test_options_reach_verl(ours, verls):
-    config = composed(*ours.split())
+def test_options_reach_verl(arguments, verls):
+    expected = {key: yaml.safe_load(value) for key, value in (word.split("=") for word in verls.split())}
 
-    assert {key: select(config, key) for key in verls} == verls
-    assert validate(config) == [] or "lora_rank" in ours
+    config = composed(*arguments.split())
+
+    assert {key: select(config, key) for key in expected} == expected
+    assert validate(config) == [] or "lora_rank" in arguments
 
 
 SEVERAL = (
@@ -227,20 +202,6 @@ def test_each_policy_has_its_own_adapter_and_optimizer():
     assert [c.actor_rollout_ref.model.lora_rank for c in (first, second)] == [4, 0]
     assert [c.actor_rollout_ref.actor.optim.lr for c in (first, second)] == [1e-3, 0.5]
     assert second.actor_rollout_ref.actor.optim.lr_warmup_steps == 2
-
-
-def test_final_only_frequency_exceeds_any_run():
-    """verl acts after the last step if the frequency is above 0."""
-    config = composed("trainer.test_freq=-1", "trainer.save_freq=-1")
-
-    assert min(config.trainer.test_freq, config.trainer.save_freq) > 10**9
-
-
-def test_verl_trains_the_model_of_the_only_policy(tmp_path):
-    policies = "policies={own: {model: {path: /its/own}}}"
-    agents = ("team.agents.writer.policy=own", "team.agents.critic.policy=own")
-
-    assert composed(policies, *agents).actor_rollout_ref.model.path == "/its/own"
 
 
 SEPARATE = (
@@ -350,27 +311,20 @@ def recipe_with(tmp_path, text):
 VERL_LR = "trainer: {device: auto}\nverl: {actor_rollout_ref: {actor: {optim: {lr: 0.125, clip_grad: 0.25}}}}"
 
 
-def test_precedence_of_defaults_recipe_section_and_overrides(tmp_path):
+def test_precedence_of_defaults_section_and_overrides(tmp_path):
     recipe = recipe_with(tmp_path, VERL_LR)
     lr, clip = f"{ACTOR}.optim.lr", f"{ACTOR}.optim.clip_grad"
 
-    default = configuration._files("ppo_trainer", ())[1]
-    assert default[lr] == 1e-6
-    assert select(composed(), lr) == 1e-3  # toy.yaml
-    assert select(composed(recipe=recipe), lr) == 0.125
-    assert select(composed("--", f"{lr}=0.5", recipe=recipe), lr) == 0.5
-    assert select(composed("--", f"{clip}=0.75", recipe=recipe), clip) == 0.75
+    def values(*arguments):
+        config = composed(*arguments, recipe=recipe)
+        return select(config, lr), select(config, clip)
 
-
-def test_command_line_overrides_the_verl_section(tmp_path):
-    recipe = recipe_with(tmp_path, VERL_LR)
-    lr, clip = f"{ACTOR}.optim.lr", f"{ACTOR}.optim.clip_grad"
-
-    assert select(composed(f"{lr}=0.5", recipe=recipe), lr) == 0.5
-    assert select(composed(f"{ACTOR}.grad_clip=0.5", recipe=recipe), clip) == 0.5
-    assert select(composed(f"{lr}=0.5", recipe=recipe), clip) == 0.25
-    assert select(composed(f"{lr}=0.5", f"verl.{lr}=0.75", recipe=recipe), lr) == 0.75
-    assert select(composed(f"{lr}=0.5", "--", f"{lr}=0.25", recipe=recipe), lr) == 0.25
+    assert configuration._files("ppo_trainer", ())[1][lr] == 1e-6  # toy.yaml: 1e-3
+    assert values() == (0.125, 0.25)
+    assert values("--", f"{lr}=0.5", f"{clip}=0.75") == (0.5, 0.75)
+    assert values(f"{lr}=0.5") == (0.5, 0.25)
+    assert values(f"{ACTOR}.grad_clip=0.5", f"{lr}=0.5", f"verl.{lr}=0.75") == (0.75, 0.5)
+    assert values(f"{lr}=0.5", "--", f"{lr}=0.25") == (0.25, 0.25)
 
 
 def test_verl_overrides_update_the_carried_recipe():
@@ -426,16 +380,16 @@ def test_hydra_override_operators_work():
         ("trainer.total_epochs.more", "trainer.total_epochs"),
     ],
 )
-@pytest.mark.parametrize("place", ["section", "dashes"])
-def test_unknown_verl_key_is_rejected_with_a_suggestion(key, nearest, place):
-    message = refused(f"verl.{key}=1") if place == "section" else refused("--", f"{key}=1")
+def test_unknown_verl_key_is_rejected_with_a_suggestion(key, nearest):
+    message = refused("--", f"{key}=1")
 
+    assert refused(f"verl.{key}=1") == message
     suggestion = f"(did you mean '{nearest}'?); +{key} would add it to those that verl lists"
     assert message == f"unknown verl key '{key}' {suggestion}"
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ("-- trainer.nnodes=two", "trainer.nnodes: expected a whole number, got 'two'"),
         ("-- trainer.nnodes=2.5", "trainer.nnodes: expected a whole number, got 2.5"),
@@ -455,15 +409,15 @@ def test_unknown_verl_key_is_rejected_with_a_suggestion(key, nearest, place):
         ),
     ],
 )
-def test_unusable_value_is_rejected(given, message):
-    assert refused(*given.split()) == message
+def test_unusable_value_is_rejected(arguments, message):
+    assert refused(*arguments.split()) == message
 
 
 UNKNOWN = "got an unexpected keyword argument 'mine'"
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ("actor_rollout_ref.model.layers_to_transform=[0]", "{key}: [0] is for --engine local"),
         ("algorithm.filter_groups.max_num_gen_batches=3", "{key}: 3 is for --engine local"),
@@ -489,13 +443,13 @@ UNKNOWN = "got an unexpected keyword argument 'mine'"
         (f"-- {ACTOR}.use_dynamic_bsz=false", "verl refuses the configuration: [actor] Please set at least one of"),
     ],
 )
-def test_rejected_option_is_named(given, message):
-    *_, last = given.split()
-    assert refused(*given.split()).startswith(message.replace("{key}", last.partition("=")[0]))
+def test_rejected_option_is_named(arguments, message):
+    *_, last = arguments.split()
+    assert refused(*arguments.split()).startswith(message.replace("{key}", last.partition("=")[0]))
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("override", "message"),
     [
         (f"+{ACTOR}.mine=1", UNKNOWN),
         (f"+{ROLLOUT}.mine=1", UNKNOWN),
@@ -503,12 +457,12 @@ def test_rejected_option_is_named(given, message):
         (f"{ROLLOUT}.expert_parallel_size=4", "expert_parallel_size must be equal to"),
     ],
 )
-def test_options_unknown_to_verls_dataclasses_are_rejected(given, message):
-    assert message in refused("--", given)
+def test_options_unknown_to_verls_dataclasses_are_rejected(override, message):
+    assert message in refused("--", override)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "override",
     [
         "trainer.use_v1=false",
         "trainer.v1.trainer_mode=creditflow",
@@ -520,13 +474,11 @@ def test_options_unknown_to_verls_dataclasses_are_rejected(given, message):
         "algorithm.adv_estimator=gae",
         "algorithm.gamma=0.9",
         "algorithm.use_kl_in_reward=true",
-        "algorithm.kl_ctrl.kl_coef=0.1",
         "algorithm.filter_groups.metric=reward",
         "algorithm.filter_groups.max_num_gen_batches=10",
         "critic.enable=true",
         "distillation.enabled=true",
         "reward.reward_model.enable=true",
-        "reward.custom_reward_function.path=mine.py",
         "reward.num_workers=8",
         "custom_reward_function.path=mine.py",
         "data.custom_cls.path=mine.py",
@@ -535,41 +487,28 @@ def test_options_unknown_to_verls_dataclasses_are_rejected(given, message):
         "actor_rollout_ref.hybrid_engine=false",
         f"{ROLLOUT}.calculate_log_probs=false",
         f"{ROLLOUT}.response_length=5",
-        f"{ROLLOUT}.multi_turn.enable=true",
         f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml",
         f"+{ROLLOUT}.agent.agent_loop_manager_class=mine.Manager",
-        f"{ROLLOUT}.agent.agent_loop_config_path=mine.yaml",
         f"{ROLLOUT}.trace.backend=weave",
         f"{ROLLOUT}.checkpoint_engine.backend=nccl",
         "skip.rollout.enable=true",
     ],
 )
-def test_option_without_effect_is_rejected_by_name(given):
-    key = given.partition("=")[0].removeprefix("+")
+def test_option_without_effect_is_rejected_by_name(override):
+    key = override.partition("=")[0].removeprefix("+")
 
-    message = refused("--", given)
+    message = refused("--", override)
 
     assert message.startswith(f"{key}: ")
     assert len(message) > len(key) + 10
-    if "agent_loop_manager_class" not in key:  # a key that verl's files do not list
-        assert refused(f"verl.{key}={given.partition('=')[2]}") == message
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "trainer.use_v1=true",
-        "trainer.v1.trainer_mode=sync",
-        "algorithm.adv_estimator=grpo",
-        "algorithm.use_kl_in_reward=false",
-        "algorithm.filter_groups.metric=acc",
-        "reward.num_workers=1",
-        f"{ROLLOUT}.calculate_log_probs=true",
-        f"{ROLLOUT}.multi_turn.enable=false",
-    ],
-)
-def test_fixed_option_may_repeat_its_value(given):
-    composed("--", given)
+def test_fixed_options_may_repeat_their_values():
+    composed(
+        *("--", "trainer.use_v1=true", "trainer.v1.trainer_mode=sync", "algorithm.adv_estimator=grpo"),
+        *("algorithm.use_kl_in_reward=false", "algorithm.filter_groups.metric=acc", "reward.num_workers=1"),
+        *(f"{ROLLOUT}.calculate_log_probs=true", f"{ROLLOUT}.multi_turn.enable=false"),
+    )
 
 
 def test_rejected_keys_exist_in_verl():
@@ -594,24 +533,22 @@ def test_frozen_policy_without_an_endpoint_is_rejected():
     assert refused(policies, "team.agents.critic.policy=other").startswith("policies.other.trainable: false, but verl")
 
 
-@pytest.mark.parametrize("given", ["recipe", "override"])
-def test_several_trained_policies_need_separate_servers(tmp_path, given):
+@pytest.mark.parametrize(("refuses", "by_override"), [(dry_run, False), (launch, True)])
+def test_several_trained_policies_need_separate_servers(tmp_path, refuses, by_override):
     """verl's adapter for TensorRT-LLM finds servers by rank, so two policies would share the first one's servers."""
-    backend = "trtllm"
-    override = [f"{ROLLOUT}.name={backend}"] if given == "override" else []
-    section = [] if override else [f"verl.{ROLLOUT}.name={backend}"]
-    recipe = load_recipe(
-        TOY, ["trainer.device=auto", f"trainer.default_local_dir={tmp_path / 'run'}", *SEVERAL, *section]
-    )
+    override = f"{ROLLOUT}.name=trtllm"
+    folder = f"trainer.default_local_dir={tmp_path / 'run'}"
+    section = () if by_override else (f"verl.{override}",)
+    recipe = load_recipe(TOY, ["trainer.device=auto", folder, *SEVERAL, *section])
 
-    for refuses in (dry_run, launch):
-        with pytest.raises(ConfigError) as caught:
-            refuses(recipe, override, Reporter())
-        message = str(caught.value)
-        assert message.startswith(
-            f"policies: expected one trained policy with {ROLLOUT}.name={backend}, got 2 (first, second)"
-        )
-        assert all(way in message for way in ("policies.<name>.endpoint", "--engine local", "lora_rank"))
+    with pytest.raises(ConfigError) as caught:
+        refuses(recipe, [override] if by_override else [], Reporter())
+
+    message = str(caught.value)
+    assert message.startswith(
+        f"policies: expected one trained policy with {ROLLOUT}.name=trtllm, got 2 (first, second)"
+    )
+    assert all(way in message for way in ("policies.<name>.endpoint", "--engine local", "lora_rank"))
     assert not (tmp_path / "run").exists()
 
 
@@ -638,26 +575,24 @@ def test_unchecked_lora_rank_is_reported(monkeypatch):
 # Printed configurations
 
 
-def test_yaml_is_resolved_and_contains_the_readable_recipe():
-    text = as_yaml(composed())
-    read = yaml.safe_load(text)
-
-    assert "${" not in text
-    assert read["creditflow"]["recipe"]["team"]["workflow"] == "toy.py:solve"
-    assert read["creditflow"]["run_folder"] == "/runs/one"
-    assert read["actor_rollout_ref"]["rollout"]["response_length"] == 4
-
-
-@pytest.mark.parametrize("name", ["arithmetic_chain", "gsm8k_team_8xA100", "gsm8k_team_2x8xA100", "dapo_32b"])
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(["arithmetic_chain", "gsm8k_team_8xA100", "gsm8k_team_2x8xA100", "dapo_32b"], {"gsm8k_team_2x8xA100"}),
+)
 def test_dry_run_prints_a_shipped_recipe_without_ray(name, monkeypatch):
     monkeypatch.setattr(ray, "init", lambda *arguments, **options: pytest.fail("Ray was started"))
     before = ray.is_initialized()
 
-    printed = yaml.safe_load(dry_run(load_recipe(RECIPES / f"{name}.yaml"), [], Reporter()))
+    text = dry_run(load_recipe(RECIPES / f"{name}.yaml"), [], Reporter())
 
+    assert ray.is_initialized() == before
+    assert "${" not in text
+    printed = yaml.safe_load(text)
     assert printed["algorithm"]["adv_estimator"] == "grpo"
     assert printed["algorithm"]["gamma"] == printed["algorithm"]["lam"] == 1.0  # per token
-    assert ray.is_initialized() == before
+    recipe = printed["creditflow"]["recipe"]  # in readable form
+    assert printed["actor_rollout_ref"]["rollout"]["response_length"] == recipe["data"]["max_response_length"]
+    assert Path(printed["creditflow"]["run_folder"]).is_absolute()
 
 
 def test_dapo_recipe_has_its_published_settings():

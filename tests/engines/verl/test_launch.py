@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,20 +102,20 @@ def start(folder, *overrides, verl=(), reporter=None):
     return launch(recipe, [*ONE_DEVICE, *verl], reporter or Listener())
 
 
-def write(config, rows, evaluation=False):
-    """Write the files of a run's driver."""
+def write(config, rows):
+    """Write the metrics of a run's driver."""
     folder = RunFolder(read_run_handle(config).run_folder)
     for row in rows:
         folder.append_metrics(row["step"], {key: value for key, value in row.items() if key != "step"})
-    if evaluation:
-        folder.write_text("evaluation.json", "{}")
 
 
 # Complete runs
 
 
-def test_run_folder_records_facts_and_configuration(cluster, tmp_path):
-    folder = start(tmp_path / "run")
+def test_run_folder_records_facts_and_configuration(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    folder = start("run")
 
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     assert folder.path == tmp_path / "run"
@@ -122,6 +123,12 @@ def test_run_folder_records_facts_and_configuration(cluster, tmp_path):
     assert facts["versions"].keys() >= {"verl", "ray", "torch", "creditflow"}
     assert load_recipe(tmp_path / "run" / "config.yaml").config.data.train_batch_size == 2
     assert "trainer_mode: sync" in (tmp_path / "run" / "verl.yaml").read_text()
+    model, run = Path(cluster.config.actor_rollout_ref.model.path), read_run_handle(cluster.config)
+    assert model.is_absolute()
+    assert (model / "config.json").exists()
+    assert cluster.config.critic.model.path == run.config.actor_rollout_ref.model.path == str(model)
+    assert (run.run_folder, run.config.team.workflow) == (tmp_path / "run", f"{TOY.parent}/toy.py:solve")
+    assert OmegaConf.select(cluster.config, "trainer.default_local_dir") == str(tmp_path / "run" / "checkpoints")
 
 
 def test_progress_keeps_standard_output_empty(cluster, tmp_path, capsys):
@@ -148,20 +155,6 @@ def test_progress_keeps_standard_output_empty(cluster, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_model_and_absolute_paths_exist_before_the_start(cluster, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    start("run")
-
-    path, run = Path(cluster.config.actor_rollout_ref.model.path), read_run_handle(cluster.config)
-    assert path.is_absolute()
-    assert (path / "config.json").exists()
-    assert cluster.config.critic.model.path == str(path)
-    assert run.config.actor_rollout_ref.model.path == str(path)
-    assert (run.run_folder, run.config.team.workflow) == (tmp_path / "run", f"{TOY.parent}/toy.py:solve")
-    assert OmegaConf.select(cluster.config, "trainer.default_local_dir") == str(tmp_path / "run" / "checkpoints")
-
-
 def test_gguf_file_is_converted_before_the_start(cluster, tmp_path, monkeypatch):
     pytest.importorskip("gguf")
     monkeypatch.setenv("CREDITFLOW_CACHE", str(tmp_path / "cache"))
@@ -174,81 +167,70 @@ def test_gguf_file_is_converted_before_the_start(cluster, tmp_path, monkeypatch)
     assert converted(Source(file), path).architecture == "llama"
 
 
-@pytest.mark.parametrize("path", ["Qwen/Qwen2.5-7B-Instruct", "hdfs://somewhere/model"])
-def test_hub_model_name_is_unchanged(cluster, tmp_path, path):
-    start(tmp_path / "run", f"actor_rollout_ref.model.path={path}")
+def test_remote_models_are_left_to_verl(cluster, tmp_path):
+    hub, far = "Qwen/Qwen2.5-7B-Instruct", "hdfs://somewhere/model"
+    critic = ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer", f"critic.model.path={far}")
 
-    assert cluster.config.actor_rollout_ref.model.path == path
+    start(tmp_path / "run", f"actor_rollout_ref.model.path={hub}", *critic)
+
+    assert (cluster.config.actor_rollout_ref.model.path, cluster.config.critic.model.path) == (hub, far)
 
 
 # Resuming
 
 
-def begun(folder, step, evaluation=False):
-    start(folder)
-    run = RunFolder(folder)
-    for number in range(step + 1):
-        run.append_metrics(number, {"train/pass_at_1": 0.0})
+def add_steps(folder, last):
+    """Write the files of a run with a checkpoint of its step `last`."""
+    for number in range(last + 1):
+        RunFolder(folder).append_metrics(number, {"train/pass_at_1": 0.0})
     (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
-    if evaluation:
-        run.write_text("evaluation.json", "{}")
+    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(last))
 
 
-def test_run_with_a_checkpoint_resumes(cluster, tmp_path):
-    begun(tmp_path / "run", 1)
+def test_run_with_a_checkpoint_resumes(cluster, tmp_path, sent):
+    start(tmp_path / "run", "trainer.logger=[lines]")
+    add_steps(tmp_path / "run", 1)
+    sent.clear()
     listener = Listener()
-    cluster.work = lambda config: write(config, [{"step": 2, "train/pass_at_1": 1.0}])
+    rows = [{"step": 1, "val/pass_at_1": 0.25}, {"step": 2, "train/pass_at_1": 1.0}]
+    cluster.work = lambda config: write(config, rows)
 
-    start(tmp_path / "run", "data.seed=7", reporter=listener)
+    start(tmp_path / "run", "trainer.logger=[lines]", "data.seed=7", reporter=listener)
 
     assert listener.lines == [
         f"run folder: {tmp_path}/run, goes on after step 1",
         "warning: not as the run began: data.seed",
         "Ray's logs: /tmp/ray/session_1/logs",
+        "after step 1: pass@1 0.250 on 6 tasks of data.train_files with split=val (data.val_files is not set)",
         "train 2/2 train pass@1 1.000",
     ]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["seed"] == 0  # unchanged
+    assert sent == [(1, 0.25), (2, None), "end"]
 
 
-def test_run_without_a_checkpoint_is_not_overwritten(cluster, tmp_path):
-    start(tmp_path / "run")
-
+def test_existing_run_is_not_overwritten(cluster, tmp_path):
+    folder, listener = tmp_path / "run", Listener()
+    start(folder)
     with pytest.raises(InputError, match="holds a run already, and it has no checkpoint to go on from; name another"):
-        start(tmp_path / "run")
+        start(folder)
 
-
-def test_disabled_resume_mode_rejects_an_existing_run(cluster, tmp_path):
-    begun(tmp_path / "run", 1)
-
+    add_steps(folder, 2)
     with pytest.raises(InputError, match=r"holds a run already, and trainer\.resume_mode is disable; name another"):
-        start(tmp_path / "run", verl=("trainer.resume_mode=disable",))
-
-
-def test_finished_run_resumes_only_with_more_steps(cluster, tmp_path):
-    begun(tmp_path / "run", 2, evaluation=True)
-
-    with pytest.raises(InputError, match="holds a run that is finished, at step 2"):
-        start(tmp_path / "run")
-    start(tmp_path / "run", "trainer.total_training_steps=3")
-
-
-def test_named_checkpoint_must_belong_to_the_run(cluster, tmp_path):
-    begun(tmp_path / "run", 2)
-    earlier = tmp_path / "run" / "checkpoints" / "global_step_1"
-    earlier.mkdir()
-    listener = Listener()
-
+        start(folder, verl=("trainer.resume_mode=disable",))
+    by_path = "trainer.resume_mode=resume_path"
     with pytest.raises(
         ConfigError, match=r"trainer\.resume_from_path: expected .*/run/checkpoints/global_step_<number>, "
     ):
-        start(tmp_path / "run", verl=("trainer.resume_mode=resume_path", "trainer.resume_from_path=/x/global_step_1"))
-    start(
-        tmp_path / "run",
-        verl=("trainer.resume_mode=resume_path", f"trainer.resume_from_path={earlier}"),
-        reporter=listener,
-    )
+        start(folder, verl=(by_path, "trainer.resume_from_path=/x/global_step_1"))
+    earlier = folder / "checkpoints" / "global_step_1"
+    earlier.mkdir()
+    start(folder, verl=(by_path, f"trainer.resume_from_path={earlier}"), reporter=listener)
     assert listener.lines[0].endswith("goes on after step 1")
+
+    RunFolder(folder).write_text("evaluation.json", "{}")
+    with pytest.raises(InputError, match="holds a run that is finished, at step 2"):
+        start(folder)
+    start(folder, "trainer.total_training_steps=3")
 
 
 # Bad input: the run writes and starts nothing
@@ -311,13 +293,6 @@ def test_total_steps_match_verl():
 # Failures
 
 
-def raising(error):
-    def work(config):
-        raise error
-
-    return work
-
-
 def remote(cause, times=1):
     """Wrap `cause` as Ray does when an error passes between processes."""
     error = cause
@@ -333,8 +308,8 @@ NCCL = "NCCL error: remote process exited or there was a network error"
 FULL = OSError(errno.ENOSPC, "No space left on device", "steps/000001.parquet")
 NO_RAY = ConnectionError("Could not find any running Ray instance.\nTry again.")
 ENDS = [
-    *((remote(ConfigError("data.x: wrong"), times), ConfigError, r"^data\.x: wrong$") for times in (1, 2, 3)),
-    *((remote(FULL, times), OSError, "No space left") for times in (1, 2)),
+    (remote(ConfigError("data.x: wrong"), 3), ConfigError, r"^data\.x: wrong$"),
+    (remote(FULL, 1), OSError, "No space left"),
     (remote(RuntimeError(GLOO), 2), CreditflowError, r"a process of the run died, or .*run the same command again"),
     (remote(RuntimeError(NCCL), 2), CreditflowError, r"a process of the run died, or .*run the same command again"),
     (remote(ZeroDivisionError("by zero"), 2), ray.exceptions.RayTaskError, "a long traceback"),
@@ -351,41 +326,30 @@ ENDS = [
 
 @pytest.mark.parametrize(("error", "expected", "message"), ENDS, ids=range(len(ENDS)))
 def test_error_of_another_process_ends_the_run(cluster, tmp_path, error, expected, message):
-    cluster.work = raising(error)
+    def work(config):
+        write(config, [{"step": 1, "train/pass_at_1": 0.5}])
+        raise error
 
+    cluster.work, listener = work, Listener()
     with pytest.raises(expected, match=message) as caught:
-        start(tmp_path / "run")
+        start(tmp_path / "run", reporter=listener)
+    assert listener.lines[-1] == "train 1/2 train pass@1 0.500"
     assert cluster.ended == ["Ray"]
     assert says_disk_full(caught.value) == (expected is OSError)
     assert isinstance(caught.value, ray.exceptions.RayTaskError) == (expected is ray.exceptions.RayTaskError)
 
 
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_existing_ray_outlives_the_run(cluster, tmp_path, error):
-    cluster.running = True
-    if error is not None:
-        cluster.work = raising(error)
+    def work(config):
+        if error is not None:
+            raise error
 
-    try:
+    cluster.work, cluster.running = work, True
+    with pytest.raises(error) if error else nullcontext():
         start(tmp_path / "run")
-    except KeyboardInterrupt:
-        assert error is not None
 
     assert cluster.ended == ["the actor"]
-
-
-def test_metrics_before_an_error_are_printed(cluster, tmp_path):
-    listener = Listener()
-
-    def work(config):
-        write(config, [{"step": 1, "train/pass_at_1": 0.5}])
-        raise remote(CreditflowError("too bad"))
-
-    cluster.work = work
-    with pytest.raises(CreditflowError, match="too bad"):
-        start(tmp_path / "run", reporter=listener)
-
-    assert listener.lines[-1] == "train 1/2 train pass@1 0.500"
 
 
 # Reading the growing metrics file
@@ -397,37 +361,27 @@ def line(step, **numbers):
 
 def test_tail_returns_each_complete_line_once(tmp_path):
     file = tmp_path / "metrics.jsonl"
+    file.write_text(line(0))
     tail = NewLines(file)
 
     assert tail.rows() == []
-    file.write_text(line(0) + line(1)[:5])
-    assert [row["step"] for row in tail.rows()] == [0]
+    file.write_text(line(0) + line(1) + line(2)[:5])
+    assert [row["step"] for row in tail.rows()] == [1]
     assert tail.rows() == []
-    file.write_text(line(0) + line(1) + line(2))
-    assert [row["step"] for row in tail.rows()] == [1, 2]
+    file.write_text("".join(line(step) for step in range(5)))
+    assert [row["step"] for row in tail.rows()] == [2, 3, 4]
+    assert [row["step"] for row in tail.unread((line(1) + line(5)).encode())] == [5]
 
 
-def test_tail_skips_existing_and_rewound_lines(tmp_path):
+def test_tail_skips_rewound_lines(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(line(step, loss=1) for step in range(5)))
-    tail = NewLines(file)
+    tail, folder = NewLines(file), RunFolder(tmp_path)
 
-    assert tail.rows() == []
-    folder = RunFolder(tmp_path)
     folder.rewind(2)
     assert tail.rows() == []
     folder.append_metrics(3, {"loss": 2.0})
     assert tail.rows() == [{"loss": 2.0, "step": 3}]
-
-
-def test_tail_returns_unread_lines_of_another_file(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    tail = NewLines(file)
-    file.write_text(line(1))
-    tail.rows()
-
-    assert [row["step"] for row in tail.unread((line(1) + line(2)).encode())] == [2]
-    assert tail.unread((line(1) + line(2)).encode()) == []
 
 
 # Trackers
@@ -463,15 +417,6 @@ def test_trackers_get_each_step_of_a_rollback_once(cluster, tmp_path, sent):
     start(tmp_path / "run", "trainer.logger=[lines]")
 
     assert sent == [(1, 1.0), (2, 2.0), (2, 0.5), "end"]
-
-
-def test_trackers_get_a_repeated_validation(cluster, tmp_path, sent):
-    begun(tmp_path / "run", 1)
-    cluster.work = lambda config: write(config, [{"step": 1, "val/pass_at_1": 0.25}, {"step": 2, "loss": 1.0}])
-
-    start(tmp_path / "run", "trainer.logger=[lines]")
-
-    assert sent == [(1, 0.25), (2, 1.0), "end"]
 
 
 def test_tracker_that_cannot_start_leaves_no_run(cluster, tmp_path, monkeypatch):
