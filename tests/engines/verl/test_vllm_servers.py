@@ -59,24 +59,6 @@ def test_vllm_and_actor_agree_on_log_probs(chain: Run, record_property: Record):
     assert {version for step in range(1, 13) for version in chain.batch(step).policy_version.tolist()} == set(range(12))
 
 
-def test_training_with_vllm_raises_the_reward(tmp_path: Path, record_property: Record):
-    # Sampling differs from run to run. With 24 rollouts a step, pass@1 once fell. With 96, the share of wrong steps
-    # fell by .06 to .10 and pass@1 rose by .15 to .18 in three runs of the embedded engine.
-    more = (
-        f"recipe.train_tasks={16 * EPOCH}",
-        "data.train_batch_size=16",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-        "actor_rollout_ref.rollout.n=6",
-        "actor_rollout_ref.actor.optim.lr=6.0e-4",
-    )
-    trained = train(tmp_path / "run", 12, *more)
-    errors, passed = trained.series("reward/step_error_rate"), trained.series("train/pass_at_1")
-    for name, values in (("share of wrong steps", errors), ("pass@1", passed)):
-        record_property(f"{name}, first and last epoch", f"{values[:EPOCH].mean():.3f}, {values[-EPOCH:].mean():.3f}")
-    assert errors[-EPOCH:].mean() < errors[:EPOCH].mean() - 0.01  # both epochs have the same tasks
-    assert passed[-EPOCH:].mean() > passed[:EPOCH].mean()
-
-
 def test_log_probs_differ_without_weight_sync(tmp_path: Path, record_property: Record):
     trained = train(tmp_path / "run", 2, verl=("++actor_rollout_ref.rollout.custom.weight_sync=false",))
     record_property(
