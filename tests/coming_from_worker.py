@@ -92,14 +92,6 @@ def with_logprobs(policy, trajectories):
     return batch
 
 
-def groups_of(trajectories):
-    """The outcomes of each task."""
-    groups = {}
-    for one in trajectories:
-        groups.setdefault(one.uid, []).append(one.outcome.value)
-    return groups
-
-
 def recompute(trainer, overrides=()):
     """Score TRL's rollouts, assign credit and update the model, all by the recipe."""
     recipe = load_recipe("recipe.yaml", overrides)
@@ -115,12 +107,13 @@ def recompute(trainer, overrides=()):
         trajectories = as_trajectories(policy, tasks, rows)
         asyncio.run(manager.score(trajectories))
         batch = with_logprobs(policy, trajectories)
-        made = assign(batch, config.algorithm)
+        assignment = assign(batch, config.algorithm)
         rewards.append([sorted(scored), sorted(batch.outcome.tolist())])
-        deviation = {uid: float(np.std(group, ddof=1)) for uid, group in groups_of(trajectories).items()}
+        groups = (batch.outcome[batch.group_of_trajectory == group] for group in batch.group_of_trajectory)
         theirs = [advantage for _, _, advantage in rows]
-        advantages.append([theirs, made.advantage_S.tolist(), [deviation[one.uid] for one in trajectories]])
-        actor.update(batch, made.token_advantages(), made.trained_S, np.zeros(batch.n_steps, dtype=np.int64))
+        advantages.append([theirs, assignment.advantage_S.tolist(), [np.std(group, ddof=1) for group in groups]])
+        mini_batch_S = np.zeros(batch.n_steps, dtype=np.int64)
+        actor.update(batch, assignment.token_advantages(), assignment.trained_S, mini_batch_S)
     trained = [
         (ours.detach(), theirs.detach(), first)
         for ours, theirs, first in zip(policy.parameters, trainer.model.parameters(), before, strict=True)
