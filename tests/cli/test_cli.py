@@ -9,13 +9,12 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.data.datasets import validation_words
 from creditflow.engines.models.tiny import tiny_byte_model
-from tests.builders import mostly_slow, without_progress
+from tests.builders import mostly_slow
+from tests.cli.commands import creditflow, refused
 from tests.forks import fast_python
 from tests.paths import GSM8K, RECIPES, TOY
 
@@ -27,21 +26,6 @@ def here(tmp_path, monkeypatch):
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def creditflow(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def refused(*arguments):
-    """Run a command that exits with code 2 and one line of an error; return the message."""
-    result = creditflow(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    error = without_progress(result.stderr)
-    assert error.count("\n") == 1
-    assert error.startswith("error: ")
-    return error.removeprefix("error: ").rstrip()
 
 
 # Bad input

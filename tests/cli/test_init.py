@@ -4,20 +4,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from creditflow.cli import app
 from creditflow.cli.init import TEMPLATES
 from creditflow.runs import Ledger
 from tests.builders import mostly_slow
+from tests.cli.commands import creditflow
 from tests.forks import fast_python
 
 NAMES = sorted(path.name for path in TEMPLATES.iterdir() if not path.name.startswith("_"))
 FILES = {"README.md", "recipe.yaml", "rewards.py", "tasks.jsonl", "team.py", "test_team.py"}
-
-
-def creditflow(*arguments: object):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_templates_are_those_of_the_help():

@@ -9,16 +9,11 @@ import torch
 from huggingface_hub import ModelCard
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from creditflow._utils.progress import Reporter
-from creditflow.cli import app
-from creditflow.config import load_recipe
-from creditflow.engines.local.trainer import train
 from creditflow.monitoring import Evaluation
 from creditflow.reports.model_card import PublishedPolicy, accepted_licence, model_card
 from creditflow.runs import Ledger
-from tests.paths import TOY
+from tests.cli.commands import creditflow, toy_run
 from tests.reports.runs import HOSTILE
 
 SMALL = ("trainer.total_training_steps=1", "actor_rollout_ref.rollout.n=2", "data.val_max_samples=4")
@@ -26,18 +21,13 @@ LORA = ("actor_rollout_ref.model.lora_rank=2", "actor_rollout_ref.model.lora_alp
 TWO = ("policies={first: {}, second: {}}", "team.agents.writer.policy=first", "team.agents.critic.policy=second")
 
 
-def trained(folder: Path, *overrides: str) -> Path:
-    path = folder / "run"
-    return train(load_recipe(TOY, [f"trainer.default_local_dir={path}", *SMALL, *overrides]), Reporter()).path
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    return trained(tmp_path_factory.mktemp("whole"))
+    return toy_run(tmp_path_factory.mktemp("whole") / "run", *SMALL)
 
 
 def publish(run: Path, output: Path, *options: str):
-    return CliRunner().invoke(app, ["publish", str(run), "--output", str(output), *options])
+    return creditflow("publish", run, "--output", output, *options)
 
 
 def answer(folder: Path, base: Path | None = None) -> list[int]:
@@ -87,7 +77,7 @@ def test_published_model_answers_as_the_last_checkpoint(run, tmp_path) -> None:
 
 def test_published_adapter_answers_as_the_last_checkpoint(tmp_path) -> None:
     pytest.importorskip("peft")
-    run = trained(tmp_path, *LORA)
+    run = toy_run(tmp_path / "run", *SMALL, *LORA)
     adapter = json.loads((run / "checkpoints/global_step_1/adapter_config.json").read_text())
     base = Path(adapter["base_model_name_or_path"])
     done = publish(run, tmp_path / "out", "--base-model", "some-org/some-model", "--license", "apache-2.0")
@@ -100,7 +90,7 @@ def test_published_adapter_answers_as_the_last_checkpoint(tmp_path) -> None:
 
 
 def test_each_policy_is_published_in_a_subfolder(tmp_path) -> None:
-    run = trained(tmp_path, *TWO)
+    run = toy_run(tmp_path / "run", *SMALL, *TWO)
     assert publish(run, tmp_path / "out").exit_code == 0
     for name in ("first", "second"):
         assert answer(tmp_path / "out" / name) == answer(run / "checkpoints" / "global_step_1" / name)

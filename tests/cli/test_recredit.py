@@ -8,45 +8,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from creditflow._utils.progress import Reporter
-from creditflow.cli import app
-from creditflow.config import credit_overrides, load_recipe
+from creditflow.config import credit_overrides
 from creditflow.credit import CreditOptions, assign
 from creditflow.credit.analysis.difference import moved
-from creditflow.engines.local.trainer import train
 from creditflow.reports.overview import different
 from creditflow.reports.overview import settings as settings_of
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.run_folder import read_metrics
 from creditflow.studies.reassignment import reassigned
-from tests.paths import TOY
+from tests.cli.commands import creditflow, refused, toy_run
 
 QUANTILE = "algorithm.propagation_threshold={kind: quantile, target_pass_rate: 0.5, range: [0.0, 0.9], floor: 0.5}"
 
 
-def a_run(folder: Path, *overrides: str) -> Ledger:
-    return Ledger.open(train(load_recipe(TOY, [f"trainer.default_local_dir={folder}", *overrides]), Reporter()).path)
-
-
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
-    return a_run(tmp_path_factory.mktemp("recredit") / "run")
-
-
-def creditflow(*arguments: object):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return Ledger.open(toy_run(tmp_path_factory.mktemp("recredit") / "run"))
 
 
 def different_settings(*folders: Path) -> dict[str, list]:
     return different([settings_of(Ledger.open(folder)) for folder in folders])
-
-
-def refused(*arguments: object) -> str:
-    result = creditflow(*arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    return result.stderr.removeprefix("error: ").strip()
 
 
 def rows(text: str, title: str) -> dict[str, list[str]]:
@@ -75,7 +57,8 @@ ADAPTIVE = {
 
 @pytest.mark.parametrize("kind", ADAPTIVE)
 def test_recredit_reproduces_adaptive_parts(tmp_path: Path, kind: str) -> None:
-    ledger = a_run(tmp_path / "run", *ADAPTIVE[kind], "trainer.total_training_steps=3", "trainer.test_freq=2")
+    options = (*ADAPTIVE[kind], "trainer.total_training_steps=3", "trainer.test_freq=2")
+    ledger = Ledger.open(toy_run(tmp_path / "run", *options))
     for changed in ({}, credit_overrides(ADAPTIVE[kind])):
         for recorded, assignment in reassigned(ledger, changed):
             assert assignment is not None

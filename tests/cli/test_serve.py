@@ -13,12 +13,9 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
 from creditflow._utils.loopback import bound
 from creditflow._utils.progress import Reporter
-from creditflow.cli import app
 from creditflow.cli.serve import _serve
 from creditflow.config import load_recipe
 from creditflow.data import Score, Task, Trajectory, read_parquet
@@ -27,6 +24,7 @@ from creditflow.errors import BatchError, InputError
 from creditflow.rollout.http.sessions import TrajectoryWriter
 from creditflow.runs import Ledger
 from tests.builders import Letters, without_progress
+from tests.cli.commands import creditflow
 from tests.forks import fast_python
 from tests.paths import ROOT
 from tests.rewards.processes import HANG_S, until
@@ -133,7 +131,7 @@ def test_served_rollouts_become_a_run_with_credit(serving, tmp_path):
     assert server.stop(signal.SIGTERM) == 0
     files = [str(file) for file in sorted(server.folder.glob("*.parquet"))]
     assert len(files) == 2
-    done = command("convert", *files, "-o", f"{tmp_path}/all.parquet", "--credit", f"{tmp_path}/run")
+    done = creditflow("convert", *files, "-o", f"{tmp_path}/all.parquet", "--credit", f"{tmp_path}/run")
     assert done.exit_code == 0, done.stderr
     assert "4 trajectories of 1 task, 4 steps" in done.stdout
     assert Ledger.open(tmp_path / "run").read(1).batch.outcome.tolist() == [0.0, 1.0, 0.0, 1.0]
@@ -319,12 +317,8 @@ def test_request_without_key_starts_no_rollout(shared):
     assert shared.end("keyless").status_code == 404
 
 
-def command(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
-
-
 def test_remote_host_needs_a_flag():
-    done = command("serve", str(RECIPE), "--host", "0.0.0.0")
+    done = creditflow("serve", str(RECIPE), "--host", "0.0.0.0")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert "--allow-remote" in done.stderr
 
@@ -332,7 +326,7 @@ def test_remote_host_needs_a_flag():
 def test_busy_port_is_reported(tmp_path):
     with bound("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
-        done = command("serve", str(RECIPE), "--port", port, "-o", str(tmp_path))
+        done = creditflow("serve", str(RECIPE), "--port", port, "-o", str(tmp_path))
         with pytest.raises(InputError, match="cannot be had"):
             bound("127.0.0.1", int(port))
     assert (done.exit_code, without_progress(done.stderr).count("\n")) == (2, 1)

@@ -7,17 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from creditflow._utils.progress import Reporter
-from creditflow.cli import app
-from creditflow.config import load_recipe
 from creditflow.credit import explain
 from creditflow.engines.local import actor
-from creditflow.engines.local.trainer import train
 from creditflow.reports.text import plain
 from creditflow.runs import Ledger, RunFolder
-from tests.paths import TOY
+from tests.cli.commands import creditflow, refused, toy_run
 
 PPO = ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer")
 MANY = ("recipe.tasks=20", "data.train_batch_size=20", "actor_rollout_ref.actor.ppo_mini_batch_size=20")
@@ -45,8 +40,7 @@ class Seen:
 
 
 def a_run(folder: Path, *overrides: str) -> Ledger:
-    options = [f"trainer.default_local_dir={folder}", "trainer.test_freq=-1", *overrides]
-    return Ledger.open(train(load_recipe(TOY, options), Reporter()).path)
+    return Ledger.open(toy_run(folder, "trainer.test_freq=-1", *overrides))
 
 
 @pytest.mark.parametrize("estimator", [(), PPO], ids=["grpo", "gae"])
@@ -83,20 +77,10 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     return a_run(tmp_path_factory.mktemp("why") / "run")
 
 
-def creditflow(*arguments: object):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 def why(*arguments: object) -> list[str]:
     result = creditflow("why", *arguments)
     assert result.exit_code == 0, result.stderr
     return result.stdout.splitlines()
-
-
-def refused(*arguments: object) -> str:
-    result = creditflow("why", *arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    return result.stderr.removeprefix("error: ").strip()
 
 
 def test_why_ends_with_the_recorded_advantage(ledger: Ledger) -> None:
@@ -129,7 +113,7 @@ def test_token_option_explains_one_token(tmp_path: Path) -> None:
     assert [of_token[-1] for of_token in lines] == [f"= {float(advantage_T[j])!r}" for j in (0, 1)]
     assert advantage_T[0] != advantage_T[1]
     assert "expected one of its sampled tokens, got token 99" in refused(
-        ledger.path, recorded.batch.step_ids[0], "--token", 99
+        "why", ledger.path, recorded.batch.step_ids[0], "--token", 99
     )
 
 
@@ -155,17 +139,17 @@ def test_trajectory_output_marks_the_first_error(ledger: Ledger) -> None:
 
 
 def test_unknown_step_or_run_is_refused_in_one_line(ledger: Ledger, tmp_path: Path) -> None:
-    assert refused(tmp_path, "1") == f"{tmp_path}: expected the folder of a run, with a run.json in it"
+    assert refused("why", tmp_path, "1") == f"{tmp_path}: expected the folder of a run, with a run.json in it"
     example = ledger.read(2).batch.step_ids[0]
-    assert refused(ledger.path, "0-1-0-0/99") == (
+    assert refused("why", ledger.path, "0-1-0-0/99") == (
         f"{ledger.path}: expected the id of a step, such as {example!r}; there is no '0-1-0-0/99'"
     )
-    assert refused(ledger.path, example, "--trajectory", "t") == (
+    assert refused("why", ledger.path, example, "--trajectory", "t") == (
         "why: expected the id of a step or --trajectory T, got both"
     )
-    assert refused(ledger.path, "--token", 1) == "--token: expected the id of a step beside it"
+    assert refused("why", ledger.path, "--token", 1) == "--token: expected the id of a step beside it"
     RunFolder.create(tmp_path, {}, "")
-    assert refused(tmp_path, "0-1-0-0/0") == f"{tmp_path}: no training step is on record yet"
+    assert refused("why", tmp_path, "0-1-0-0/0") == f"{tmp_path}: no training step is on record yet"
 
 
 def test_why_of_a_run_lists_notable_steps(ledger: Ledger) -> None:

@@ -3,14 +3,14 @@
 import copy
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from creditflow import CreditOptions, TrajectoryBatch, assign
-from creditflow.cli import app
 from creditflow.config import load_recipe, recipe_of_dict
 from creditflow.credit import make_threshold
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS, PROPAGATION_RULES
@@ -19,6 +19,7 @@ from creditflow.engines.common.components import build_components
 from creditflow.engines.common.guard import build_guard
 from creditflow.engines.verl.recipe import KEY, recipe_section
 from creditflow.errors import ConfigError
+from tests.cli.commands import refused
 from tests.distributions import python, succeeded
 from tests.paths import TOYS
 
@@ -124,39 +125,16 @@ def run(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def gone(run: Path, recipe: Path, tmp_path: Path) -> Path:
-    """A run whose file of rules no longer exists."""
-    missing = str(tmp_path / "gone.py")
-    copy = tmp_path / "run"
-    shutil.copytree(run, copy)
-    named = str(recipe.parent / "rules.py")
-    for file in (copy / "run.json", copy / "config.yaml"):
-        file.write_text(file.read_text().replace(named, missing))
-    for file in copy.glob("steps/*.parquet"):
-        replace_in_facts(file, named, missing)
-    return copy
-
-
-def replace_in_facts(file: Path, before: str, after: str) -> None:
-    """Replace a text in a step file's metadata."""
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(file)
-    facts = {key: value.replace(before.encode(), after.encode()) for key, value in table.schema.metadata.items()}
-    pq.write_table(table.replace_schema_metadata(facts), file)
+def gone(run: Path, recipe: Path, tmp_path: Path) -> Iterator[Path]:
+    """A run whose file of rules does not exist during the test."""
+    rules = recipe.with_name("rules.py")
+    aside = rules.rename(tmp_path / "rules.py")
+    yield shutil.copytree(run, tmp_path / "run")
+    aside.rename(rules)
 
 
 def steps_of(run: Path) -> list[dict]:
-    import pyarrow.parquet as pq
-
     return pq.read_table(run / "steps" / "000002.parquet").to_pylist()
-
-
-def refused(*words: object) -> str:
-    """The error of a command that must end with exit code 2."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 2, result.output
-    return result.stderr.splitlines()[-1]
 
 
 def batch() -> TrajectoryBatch:
@@ -335,7 +313,7 @@ def test_readers_need_no_file(gone: Path) -> None:
     succeeded(gone.parent, "why", gone)
     succeeded(gone.parent, "report", gone, "--out", "r.html")
     step = next(row["step_id"] for row in steps_of(gone) if row["trained"] and not row["tied"])
-    assert "gone.py:before_tool" in succeeded(gone.parent, "why", gone, step)
+    assert "/rules.py:before_tool" in succeeded(gone.parent, "why", gone, step)
 
 
 def test_recredit_applies_the_rule_of_a_file(run: Path, recipe: Path) -> None:
@@ -346,8 +324,8 @@ def test_recredit_applies_the_rule_of_a_file(run: Path, recipe: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["recredit RUN algorithm.gamma=0.5 -o RUN/out", "audit RUN", "train RUN/config.yaml"])
-def test_command_that_needs_the_file_names_it(gone: Path, words: str) -> None:
-    message = f"algorithm.propagation: {gone.parent}/gone.py:before_tool: cannot be loaded: no file"
+def test_command_that_needs_the_file_names_it(gone: Path, recipe: Path, words: str) -> None:
+    message = f"algorithm.propagation: {recipe.parent}/rules.py:before_tool: cannot be loaded: no file"
     assert message in refused(*words.replace("RUN", str(gone)).split())
 
 

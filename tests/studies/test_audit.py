@@ -7,20 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
 
-from creditflow._utils.progress import Reporter
-from creditflow.cli import app
-from creditflow.config import load_recipe
 from creditflow.credit import CreditOptions, assign
 from creditflow.credit.analysis.fidelity import DecisionValues
 from creditflow.data import Task, Trajectory, TrajectoryBatch, write_parquet
 from creditflow.engines.local.final_steps import final_step_problem, messages_of_prompt
-from creditflow.engines.local.trainer import train
 from creditflow.rollout.recorder import spelled
 from creditflow.runs import Ledger
 from creditflow.studies.decisions import decision_rows, rule_fidelities
 from tests.builders import batch_of, make_trajectory, step
+from tests.cli.commands import creditflow, toy_run
 from tests.paths import TOY
 from tests.rewards.judge_server import Answer, JudgeServer, Request
 
@@ -31,8 +28,7 @@ SERVED = ["--endpoint", "http://127.0.0.1:1/v1", "--served-model", "m"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audit") / "run"
-    options = ["trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1"]
-    return train(load_recipe(TOY, [f"trainer.default_local_dir={folder}", *options]), Reporter()).path
+    return toy_run(folder, "trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +40,7 @@ def imported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def audit(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["audit", *map(str, arguments)])
+    return creditflow("audit", *arguments)
 
 
 def test_audit_prints_decisions_and_fidelity_by_rule(run: Path, tmp_path: Path) -> None:
