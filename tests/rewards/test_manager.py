@@ -404,10 +404,10 @@ class Counting:
 
 
 def test_failing_aclose_does_not_stop_the_other_ones():
-    one, two, closed = Counting(), Counting(), []
+    first, second, closed = Counting(), Counting(), []
 
     backend = SimpleNamespace(close=lambda: closed.append(True))
-    functions = [of_steps(one, instance=one), RewardFunction("g", "step", two, instance=two)]
+    functions = [of_steps(first, instance=first), RewardFunction("g", "step", second, instance=second)]
 
     async def run():
         async with RewardManager(functions, backend=backend).open():
@@ -415,4 +415,4 @@ def test_failing_aclose_does_not_stop_the_other_ones():
 
     with pytest.raises(ConnectionError):
         asyncio.run(run())
-    assert (one.ended, two.ended, closed) == (True, True, [True])
+    assert (first.ended, second.ended, closed) == (True, True, [True])

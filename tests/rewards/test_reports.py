@@ -18,8 +18,8 @@ def function(name="f", matched=4, failed=0, mean=0.5, level="step", **more):
 
 
 def merged(*functions):
-    (one,) = ScoringReport.merge([ScoringReport((f,), 1.0) for f in functions]).functions
-    return one
+    (report,) = ScoringReport.merge([ScoringReport((f,), 1.0) for f in functions]).functions
+    return report
 
 
 @given(
@@ -30,18 +30,18 @@ def merged(*functions):
     )
 )
 def test_merge_adds_counts_and_weights_means(rows):
-    one = merged(
+    report = merged(
         *(
             function("f", n, bad, mean, timeouts=bad, calls=n, cached=n - bad, extra={"acc": (mean * n, n)})
             for n, bad, mean in rows
         )
     )
     matched, failed = sum(n for n, _, _ in rows), sum(bad for _, bad, _ in rows)
-    assert (one.matched, one.failed, one.timeouts, one.calls) == (matched, failed, failed, matched)
-    assert (one.cached, one.seconds) == (matched - failed, 1.5 * len(rows))
-    assert one.extra["acc"] == (pytest.approx(sum(mean * n for n, _, mean in rows)), matched)
+    assert (report.matched, report.failed, report.timeouts, report.calls) == (matched, failed, failed, matched)
+    assert (report.cached, report.seconds) == (matched - failed, 1.5 * len(rows))
+    assert report.extra["acc"] == (pytest.approx(sum(mean * n for n, _, mean in rows)), matched)
     values = [mean for n, bad, mean in rows for _ in range(n - bad)]
-    assert one.mean == pytest.approx(sum(values) / len(values) if values else math.nan, nan_ok=True)
+    assert report.mean == pytest.approx(sum(values) / len(values) if values else math.nan, nan_ok=True)
 
 
 def test_merge_groups_by_name_and_level_in_order():
@@ -61,17 +61,17 @@ def test_merge_groups_by_name_and_level_in_order():
 
 def test_merge_keeps_the_first_distinct_reasons():
     seen = ("step a.0: slow", "step b.0: slow", "step b.1: gone: 503", "trajectory c: no", "step c.0: odd")
-    one = merged(*(function(failed=1, reasons=(reason,)) for reason in seen))
-    assert one.reasons == ("step a.0: slow", "step b.1: gone: 503", "trajectory c: no")
+    report = merged(*(function(failed=1, reasons=(reason,)) for reason in seen))
+    assert report.reasons == ("step a.0: slow", "step b.1: gone: 503", "trajectory c: no")
 
 
 def test_merge_adds_counters_except_maxima_and_shares():
-    one = merged(
+    report = merged(
         function(matched=1, counted={"requests": 2.0, "latency_max_s": 0.5, "clipped": 1.0, "part/cut_prompts": 0.0}),
         function(matched=3, counted={"requests": 3.0, "latency_max_s": 2.0, "clipped": 0.2, "own_frac": 0.5}),
         function(matched=0, counted={"requests": 0.0, "clipped": 0.0}),
     )
-    assert one.counted == pytest.approx(
+    assert report.counted == pytest.approx(
         {"requests": 5.0, "latency_max_s": 2.0, "clipped": 0.4, "part/cut_prompts": 0.0, "own_frac": 0.5}
     )
 

@@ -315,8 +315,8 @@ def expect_the_same_scores(functions, backend):
         manager.close()
     assert there.outcome.status == "ok"
     assert there == here
-    for one, other in zip(report.functions, expected.functions, strict=True):
-        assert (one.extra, one.not_applicable) == (other.extra, other.not_applicable)
+    for result, other in zip(report.functions, expected.functions, strict=True):
+        assert (result.extra, result.not_applicable) == (other.extra, other.not_applicable)
 
 
 def test_combinators_leave_out_parts_that_do_not_apply():

@@ -116,7 +116,7 @@ def expect_bad_ones_to_fail_alone(trajectory):
     for name in trajectory.steps[0].scores:
         _, status, reason = BAD[name]
         scores = [step.scores[name] for step in trajectory.steps]
-        assert [one.status for one in scores] == ["ok", status, "ok"], (name, [one.reason for one in scores])
+        assert [score.status for score in scores] == ["ok", status, "ok"], (name, [score.reason for score in scores])
         assert scores[1].reason.startswith(reason), name
         assert [scores[0].value, scores[2].value] == [0.25, 0.25]
 
@@ -343,9 +343,9 @@ def test_meddling_with_the_channel_fails_only_the_meddler():
     ]
     score(functions, [trajectory])
     for step in trajectory.steps:
-        for name, one in step.scores.items():
-            meddled = step.index == 1 and one.status in ("failed", "timeout")
-            assert meddled or one.value == step.index / 100, (name, one)
+        for name, result in step.scores.items():
+            meddled = step.index == 1 and result.status in ("failed", "timeout")
+            assert meddled or result.value == step.index / 100, (name, result)
     assert trajectory.steps[1].scores["half an answer"].status == "timeout"
     until(lambda: left_behind() == {})
 
@@ -450,7 +450,7 @@ def test_calls_behind_a_hanging_call_are_redistributed(tmp_path, monkeypatch):
 
     def meets(step, trajectory):
         (tmp_path / str(step.index)).touch()
-        while step.index % 2 and not all(one.exists() for one in meeting):
+        while step.index % 2 and not all(file.exists() for file in meeting):
             time.sleep(0.01)
         return 1.0
 

@@ -53,12 +53,12 @@ def test_ray_option_error_names_its_key():
 
 def test_misbehaving_function_fails_one_score_only():
     functions = bad_functions(["raises", "exits at once", "hangs", "prints", "a failed score"])
-    backend = backend_of(functions)
+    backend = backend_of(functions, n_actors=1)
     manager = RewardManager(functions, 1.0, backend=backend)
     trajectory = a_trajectory()
     asyncio.run(manager.score([trajectory]))
     expect_bad_ones_to_fail_alone(trajectory)
-    assert backend.started == 2
+    assert backend.started == 1
     pids = [pid for host in backend.hosts for pid in ray.get(host.actor.handle.pids.remote())]
     manager.close()
     until(lambda: not any(alive(pid) for pid in pids))  # neither an actor nor a worker of one
@@ -113,7 +113,7 @@ def test_async_and_plain_functions_run_together():
         RewardFunction("works", "step", lambda step, trajectory: float(os.getpid() != home)),
         RewardFunction("stays", "step", lambda step, trajectory: float(os.getpid() == home), inline=True),
     ]
-    report = score(functions, [a_trajectory(str(i), "p" * 20) for i in range(10)])
+    report = score(functions, [a_trajectory(str(i), "p" * 20) for i in range(10)], n_actors=1)
     assert {f.name: f.mean for f in report.functions} == {"waits": 1.0, "works": 1.0, "stays": 1.0}
     assert report.functions[0].calls == 200
 
