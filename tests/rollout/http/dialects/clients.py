@@ -1,39 +1,13 @@
-"""The official clients, and the same requests in every dialect."""
+"""The client of Anthropic, and the same requests in every dialect."""
 
 import json
-from contextlib import asynccontextmanager
 
 import anthropic
 from pydantic import BaseModel
 
-from creditflow.data import Trajectory
-from tests.rollout.http.test_server import client_of, run_workflow
 
-
-@asynccontextmanager
-async def clients_of(team):
-    """The clients of OpenAI and of Anthropic for a rollout."""
-    address = {"base_url": team.base_url, "api_key": team.api_key, "max_retries": 0}
-    async with client_of(team) as openais, anthropic.AsyncAnthropic(**address) as anthropics:
-        yield openais, anthropics
-
-
-def once(ask, **given) -> Trajectory:
-    """Run one rollout whose workflow is `await ask(openai_client, anthropic_client)`. Raises its error."""
-    raised = []
-
-    async def solve(task, team):
-        async with clients_of(team) as both:
-            try:
-                await ask(*both)
-            except Exception as error:
-                raised.append(error)
-                raise
-
-    (trajectory,) = run_workflow(solve, **given)
-    if raised:
-        raise raised[0]
-    return trajectory
+def anthropic_of(team) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(base_url=team.base_url, api_key=team.api_key, max_retries=0)
 
 
 FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
@@ -119,3 +93,12 @@ def events_of(text: str) -> list[tuple[str, dict]]:
     """Return the names and the data of server-sent events."""
     parts = [part.split("\n") for part in text.split("\n\n") if part]
     return [(event.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for event, data in parts]
+
+
+async def texts_of(create, **request) -> list[str]:
+    """Return the bodies of an answer and of its stream."""
+    texts = []
+    for stream in (False, True):
+        async with create(**request, stream=stream) as response:
+            texts.append(await response.text())
+    return texts

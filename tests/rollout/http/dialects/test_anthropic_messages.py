@@ -9,24 +9,17 @@ from anthropic.types import Message, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 from pydantic import TypeAdapter
 
-from creditflow.rollout import AgentSpec
-from creditflow.rollout.client import ChatClient, ChatReply
-from tests.rollout.http.dialects.clients import MESSAGE_TOOL, events_of, extras, once
-from tests.rollout.http.test_server import CALL, HELLO, Answers, Templated, run_workflow, user
+from creditflow.rollout import AgentSpec, FrozenModel
+from tests.rollout.http.dialects.clients import MESSAGE_TOOL, anthropic_of, events_of, extras, texts_of
+from tests.rollout.http.test_server import AGENTS, CALL, HELLO, Answers, Templated, exchange, run_workflow, user
 
 SAID = f"Let me see. {CALL}{CALL}"
 
 
-def created(model=None, agents=None, **fields):
+def created(model=None, agents=AGENTS, **fields):
     """Return the message that answers one request, and the trajectory."""
-    made = []
-
-    async def ask(openais, anthropics):
-        given = {"model": "writer", "max_tokens": 500, "messages": HELLO, **fields}
-        made.append(await anthropics.messages.create(**given))
-
-    trajectory = once(ask, model=model, **({"agents": agents} if agents else {}))
-    return made[0], trajectory
+    request = {"model": "writer", "max_tokens": 500, "messages": HELLO, **fields}
+    return exchange(lambda client: client.messages.create(**request), anthropic_of, model=model, agents=agents)
 
 
 def test_message_has_text_calls_and_usage():
@@ -126,17 +119,13 @@ IDS = ["text", "nothing", "text and calls", "call", "stop text", "cut off"]
 
 @pytest.mark.parametrize(("answer", "reason", "fields"), CASES, ids=IDS)
 def test_answer_and_events_fit_the_official_types(answer, reason, fields):
-    raw = []
+    async def ask(client):
+        request = {"model": "writer", "max_tokens": 500, "messages": HELLO, **fields}
+        return await texts_of(client.messages.with_streaming_response.create, **request)
 
-    async def ask(openais, anthropics):
-        for stream in (False, True):
-            given = {"model": "writer", "max_tokens": 500, "messages": HELLO, "stream": stream, **fields}
-            async with anthropics.messages.with_streaming_response.create(**given) as response:
-                raw.append(await response.text())
-
-    once(ask, model=Templated(answer, reason))
-    assert extras(Message.model_validate_json(raw[0], strict=True)) == set()
-    for name, data in events_of(raw[1]):
+    whole, stream = exchange(ask, anthropic_of, model=Templated(answer, reason))[0]
+    assert extras(Message.model_validate_json(whole, strict=True)) == set()
+    for name, data in events_of(stream):
         event = TypeAdapter(RawMessageStreamEvent).validate_python(data, strict=True)
         assert (extras(event), event.type) == (set(), name)
 
@@ -145,18 +134,14 @@ BLOCK_EVENTS = ["content_block_start", "content_block_delta", "content_block_sto
 
 
 def test_stream_has_the_official_order_and_joins_to_the_message():
-    seen, messages = [], []
+    async def ask(client):
+        request = {"model": "writer", "max_tokens": 500, "messages": HELLO, "tools": [MESSAGE_TOOL]}
+        events = [event.type async for event in await client.messages.create(stream=True, **request)]
+        async with client.messages.stream(**request) as stream:
+            return events, [await stream.get_final_message(), await client.messages.create(**request)]
 
-    async def ask(openais, anthropics):
-        more = {"model": "writer", "max_tokens": 500, "messages": HELLO, "tools": [MESSAGE_TOOL]}
-        stream = await anthropics.messages.create(stream=True, **more)
-        seen.extend([event.type async for event in stream])
-        async with anthropics.messages.stream(**more) as stream:
-            messages.append(await stream.get_final_message())
-        messages.append(await anthropics.messages.create(**more))
-
-    once(ask, model=Templated(lambda prompt: SAID))
-    assert seen == ["message_start", *BLOCK_EVENTS * 3, "message_delta", "message_stop"]
+    events, messages = exchange(ask, anthropic_of, model=Templated(lambda prompt: SAID))[0]
+    assert events == ["message_start", *BLOCK_EVENTS * 3, "message_delta", "message_stop"]
     streamed, whole = (
         [block.model_dump(exclude={"id"}, exclude_none=True) for block in message.content] for message in messages
     )
@@ -165,15 +150,13 @@ def test_stream_has_the_official_order_and_joins_to_the_message():
 
 
 def test_count_tokens_equals_the_usage_and_records_nothing():
-    counts = []
-
-    async def ask(openais, anthropics):
+    async def ask(client):
         more = {"model": "writer", "messages": HELLO, "tools": [MESSAGE_TOOL]}
-        counts.append((await anthropics.messages.count_tokens(**more)).input_tokens)
-        counts.append((await anthropics.messages.create(max_tokens=500, **more)).usage.input_tokens)
-        counts.append((await anthropics.messages.count_tokens(model="writer", messages=user("x" * 5000))).input_tokens)
+        count = (await client.messages.count_tokens(**more)).input_tokens
+        long = await client.messages.count_tokens(model="writer", messages=user("x" * 5000))
+        return count, (await client.messages.create(max_tokens=500, **more)).usage.input_tokens, long.input_tokens
 
-    made = once(ask, model=Templated())
+    counts, made = exchange(ask, anthropic_of, model=Templated())
     assert len(made.steps) == 1
     assert counts[0] == counts[1] == len(made.steps[0].prompt_ids)
     assert counts[2] > 5000
@@ -181,15 +164,11 @@ def test_count_tokens_equals_the_usage_and_records_nothing():
 
 
 def test_count_of_an_endpoint_policy_is_refused():
-    class Frozen(ChatClient):
-        async def chat(self, messages, **given):
-            return ChatReply("yes", "stop")
-
-    async def ask(openais, anthropics):
-        await anthropics.messages.count_tokens(model="writer", messages=HELLO)
+    def ask(client):
+        return client.messages.count_tokens(model="writer", messages=HELLO)
 
     with pytest.raises(anthropic.BadRequestError, match="behind an endpoint are unknown"):
-        once(ask, model=Frozen())
+        exchange(ask, anthropic_of, model=FrozenModel(None))
 
 
 # Errors, access and addresses
@@ -231,17 +210,14 @@ def test_unsupported_request_is_refused_by_name(fields, said):
     ],
 )
 def test_errors_have_the_format_of_the_client(path, key, status, kind):
-    seen = []
-
     async def solve(task, team):
         headers = {"x-api-key": key or team.api_key, "anthropic-version": "2023-06-01"}
         async with httpx.AsyncClient(headers=headers, trust_env=False) as client:
-            method = client.get if path == "/models" else client.post
-            seen.append(await method(f"{team.base_url}{path}"))
+            answer = await client.request("GET" if path == "/models" else "POST", f"{team.base_url}{path}")
+        body = ErrorResponse.model_validate(answer.json(), strict=True)
+        return f"{answer.status_code} {body.error.type}"
 
-    run_workflow(solve)
-    body = ErrorResponse.model_validate(seen[0].json(), strict=True)
-    assert (seen[0].status_code, body.error.type) == (status, kind)
+    assert run_workflow(solve)[0].answer == f"{status} {kind}"
 
 
 def test_client_reads_its_address_from_the_environment(monkeypatch):
@@ -257,11 +233,9 @@ def test_client_reads_its_address_from_the_environment(monkeypatch):
     assert (made.status, made.answer) == ("ok", "yes"), made.info
 
 
-@pytest.mark.parametrize("key", ["auth_token", "api_key"])
-def test_key_is_accepted_in_either_header(key):
-    async def solve(task, team):
-        async with anthropic.AsyncAnthropic(base_url=team.base_url, **{key: team.api_key}) as client:
-            await client.messages.create(model="writer", max_tokens=9, messages=HELLO)
+def test_key_is_accepted_as_a_bearer_token():
+    def bearer_of(team):
+        return anthropic.AsyncAnthropic(base_url=team.base_url, auth_token=team.api_key)
 
-    (made,) = run_workflow(solve)
-    assert (made.status, len(made.steps)) == ("ok", 1), made.info
+    ask = exchange(lambda client: client.messages.create(model="writer", max_tokens=9, messages=HELLO), bearer_of)
+    assert len(ask[1].steps) == 1

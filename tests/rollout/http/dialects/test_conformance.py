@@ -6,27 +6,11 @@ import types
 from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
-from anthropic.types import (
-    content_block_param,
-    message_count_tokens_params,
-    message_create_params,
-    tool_param,
-    tool_union_param,
-)
-from anthropic.types.beta import beta_output_config_param
-from anthropic.types.beta import message_create_params as beta_params
-from openai.types import completion_create_params
-from openai.types.chat import chat_completion_content_part_param
-from openai.types.chat import completion_create_params as chat_params
-from openai.types.responses import (
-    function_tool_param,
-    response_create_params,
-    response_input_content_param,
-    response_input_item_param,
-    response_output_message_param,
-    response_text_config_param,
-)
-from openai.types.responses.tool_param import ToolParam
+from anthropic import types as anthropic_types
+from anthropic.types import beta as anthropic_beta
+from openai.types import chat, completion_create_params, responses
+from openai.types.chat.chat_completion_content_part_param import ChatCompletionContentPartParam
+from openai.types.responses.response_output_message_param import Content
 
 from creditflow.rollout.http.dialects import DIALECTS
 from creditflow.rollout.http.requests import RefusedError, parsed
@@ -93,34 +77,22 @@ def treated_field(dialect: str, body: dict, name: str) -> str:
     return treated(dialect, {**body, name: 3}, name)
 
 
+MESSAGE_PARAMS = (
+    both(anthropic_types.message_create_params, "MessageCreateParams")
+    | both(anthropic_beta.message_create_params, "MessageCreateParams")
+    | fields(anthropic_types.MessageCountTokensParams)
+)
 TOP = [
-    ("Fields of a chat request", "openai_chat", CHAT, both(chat_params, "CompletionCreateParams")),
-    (
-        "Fields of a completion request",
-        "openai_completions",
-        TEXT,
-        both(completion_create_params, "CompletionCreateParams"),
-    ),
-    (
-        "Fields of a response request",
-        "openai_responses",
-        RESPONSE,
-        both(response_create_params, "ResponseCreateParams"),
-    ),
-    (
-        "Fields of a message request",
-        "anthropic_messages",
-        MESSAGE,
-        both(message_create_params, "MessageCreateParams")
-        | both(beta_params, "MessageCreateParams")
-        | fields(message_count_tokens_params.MessageCountTokensParams),
-    ),
+    ("chat", "openai_chat", CHAT, both(chat.completion_create_params, "CompletionCreateParams")),
+    ("completion", "openai_completions", TEXT, both(completion_create_params, "CompletionCreateParams")),
+    ("response", "openai_responses", RESPONSE, both(responses.response_create_params, "ResponseCreateParams")),
+    ("message", "anthropic_messages", MESSAGE, MESSAGE_PARAMS),
 ]
 
 
-@pytest.mark.parametrize(("title", "dialect", "body", "official"), TOP, ids=[top[1] for top in TOP])
-def test_every_field_of_the_client_is_treated_as_documented(title, dialect, body, official):
-    rows, request = table(title), DIALECTS[dialect].request
+@pytest.mark.parametrize(("kind", "dialect", "body", "official"), TOP, ids=[top[0] for top in TOP])
+def test_every_field_of_the_client_is_treated_as_documented(kind, dialect, body, official):
+    rows, request = table(f"Fields of a {kind} request"), DIALECTS[dialect].request
     assert set(rows) == official | set(request.model_fields)
     assert {name: row[0] for name, row in rows.items()} == {name: treated_field(dialect, body, name) for name in rows}
     for name, (treatment, remark) in rows.items():
@@ -130,60 +102,33 @@ def test_every_field_of_the_client_is_treated_as_documented(title, dialect, body
             assert all(treated(dialect, {**body, name: value}, name) == "supported" for value in [None, *neutral]), name
 
 
+def chat_part(kind: str) -> dict:
+    return {**CHAT, "messages": [{"role": "user", "content": [{"type": kind, "text": "", "refusal": ""}]}]}
+
+
 def input_item(kind: str) -> dict:
     more = {"role": "user", "content": "x", "call_id": "c", "name": "f", "arguments": "{}", "output": "x"}
-    return {"type": kind, **more}
+    return {**RESPONSE, "input": [{"type": kind, **more}]}
 
 
-def block(kind: str) -> dict:
-    return {"type": kind, "text": "x", "id": "c", "name": "f", "input": {}, "tool_use_id": "c", "content": "x"}
+def item_part(kind: str) -> dict:
+    return {**RESPONSE, "input": chat_part(kind)["messages"]}
 
 
 TOOL = {"name": "f", "parameters": {}, "input_schema": {}}
-KINDS = [
-    (
-        "Parts of a chat message",
-        "openai_chat",
-        kinds(chat_completion_content_part_param.ChatCompletionContentPartParam) | {"refusal"},
-        lambda kind: {**CHAT, "messages": [{"role": "user", "content": [{"type": kind, "text": "", "refusal": ""}]}]},
-        "",
-    ),
-    (
-        "Input items",
-        "openai_responses",
-        kinds(response_input_item_param.ResponseInputItemParam),
-        lambda kind: {**RESPONSE, "input": [input_item(kind)]},
-        "input.",
-    ),
-    (
-        "Parts of an item",
-        "openai_responses",
-        kinds(response_input_content_param.ResponseInputContentParam) | kinds(response_output_message_param.Content),
-        lambda kind: {**RESPONSE, "input": [{"role": "user", "content": [{"type": kind, "text": "", "refusal": ""}]}]},
-        "",
-    ),
-    (
-        "Tools of a response request",
-        "openai_responses",
-        kinds(ToolParam),
-        lambda kind: {**RESPONSE, "tools": [{"type": kind, **TOOL}]},
-        "",
-    ),
-    (
-        "Content blocks",
-        "anthropic_messages",
-        kinds(content_block_param.ContentBlockParam),
-        lambda kind: {**MESSAGE, "messages": [{"role": "user", "content": [block(kind)]}]},
-        "content.",
-    ),
-    (
-        "Tools of a message request",
-        "anthropic_messages",
-        kinds(tool_union_param.ToolUnionParam),
-        lambda kind: {**MESSAGE, "tools": [{"type": kind, **TOOL}]},
-        "",
-    ),
-]
+
+
+def response_tool(kind: str) -> dict:
+    return {**RESPONSE, "tools": [{"type": kind, **TOOL}]}
+
+
+def block(kind: str) -> dict:
+    more = {"text": "x", "id": "c", "name": "f", "input": {}, "tool_use_id": "c", "content": "x"}
+    return {**MESSAGE, "messages": [{"role": "user", "content": [{"type": kind, **more}]}]}
+
+
+def message_tool(kind: str) -> dict:
+    return {**MESSAGE, "tools": [{"type": kind, **TOOL}]}
 
 
 def text_field(name: str) -> dict:
@@ -204,9 +149,9 @@ def choice_field(name: str) -> dict:
 
 
 BLOCKS = {
-    content_block_param.TextBlockParam: {"type": "text", "text": "x"},
-    content_block_param.ToolUseBlockParam: {"type": "tool_use", "id": "c", "name": "f", "input": {}},
-    content_block_param.ToolResultBlockParam: {"type": "tool_result", "tool_use_id": "c", "content": "x"},
+    anthropic_types.TextBlockParam: {"type": "text", "text": "x"},
+    anthropic_types.ToolUseBlockParam: {"type": "tool_use", "id": "c", "name": "f", "input": {}},
+    anthropic_types.ToolResultBlockParam: {"type": "tool_result", "tool_use_id": "c", "content": "x"},
 }
 
 
@@ -220,48 +165,37 @@ def tool_field(name: str) -> dict:
     return {**MESSAGE, "tools": [{name: True, **known}]}
 
 
-OBJECTS = [
-    *KINDS,
-    (
-        "Fields of text",
-        "openai_responses",
-        fields(response_text_config_param.ResponseTextConfigParam),
-        text_field,
-        "text.",
-    ),
-    (
-        "Fields of a function",
-        "openai_responses",
-        fields(function_tool_param.FunctionToolParam),
-        function_field,
-        "tools.",
-    ),
-    (
-        "Fields of output_config",
-        "anthropic_messages",
-        fields(beta_output_config_param.BetaOutputConfigParam),
-        output_field,
-        "output_config.",
-    ),
-    (
-        "Fields of tool_choice",
-        "anthropic_messages",
-        fields(*members(message_create_params.ToolChoice)) - {"name"},
-        choice_field,
-        "tool_choice.",
-    ),
-    ("Fields of a block", "anthropic_messages", fields(*BLOCKS), block_field, "content."),
-    ("Fields of a tool", "anthropic_messages", fields(tool_param.ToolParam), tool_field, "tools."),
-]
+CHOICES = members(anthropic_types.message_create_params.ToolChoice)
+ITEM_PARTS = kinds(responses.ResponseInputContentParam) | kinds(Content)
+OBJECTS = {
+    "openai_chat": [
+        ("Parts of a chat message", kinds(ChatCompletionContentPartParam) | {"refusal"}, chat_part, ""),
+    ],
+    "openai_responses": [
+        ("Input items", kinds(responses.ResponseInputItemParam), input_item, "input."),
+        ("Parts of an item", ITEM_PARTS, item_part, ""),
+        ("Tools of a response request", kinds(responses.ToolParam), response_tool, ""),
+        ("Fields of text", fields(responses.ResponseTextConfigParam), text_field, "text."),
+        ("Fields of a function", fields(responses.FunctionToolParam), function_field, "tools."),
+    ],
+    "anthropic_messages": [
+        ("Content blocks", kinds(anthropic_types.ContentBlockParam), block, "content."),
+        ("Tools of a message request", kinds(anthropic_types.ToolUnionParam), message_tool, ""),
+        ("Fields of output_config", fields(anthropic_beta.BetaOutputConfigParam), output_field, "output_config."),
+        ("Fields of tool_choice", fields(*CHOICES) - {"name"}, choice_field, "tool_choice."),
+        ("Fields of a block", fields(*BLOCKS), block_field, "content."),
+        ("Fields of a tool", fields(anthropic_types.ToolParam), tool_field, "tools."),
+    ],
+}
 
 
-@pytest.mark.parametrize(("title", "dialect", "official", "body_of", "place"), OBJECTS, ids=[row[0] for row in OBJECTS])
-def test_every_part_of_an_object_is_treated_as_documented(title, dialect, official, body_of, place):
-    rows = table(title)
-    assert set(rows) == official
-    assert {name: row[0] for name, row in rows.items()} == {
-        name: treated(dialect, body_of(name), f"{place}{name}") for name in rows
-    }
+@pytest.mark.parametrize("dialect", OBJECTS)
+def test_every_part_of_an_object_is_treated_as_documented(dialect):
+    for title, official, body_of, place in OBJECTS[dialect]:
+        rows = table(title)
+        assert set(rows) == official, title
+        treatments = {name: treated(dialect, body_of(name), f"{place}{name}") for name in rows}
+        assert {name: row[0] for name, row in rows.items()} == treatments, title
 
 
 UNKNOWN = {"unknown": 3}

@@ -1,13 +1,10 @@
 """OpenAI's wire format: the fields of a request, refused and ignored fields, and the ids in an answer."""
 
-import asyncio
 import copy
 import json
 
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from creditflow.config import load_recipe
@@ -15,11 +12,10 @@ from creditflow.engines.common.components import build_components
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import AgentError, ConfigError
-from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
+from creditflow.rollout import AgentSpec
 from creditflow.rollout.http.dialects import REFUSED_FIELDS
 from creditflow.rollout.http.dialects.openai_chat import ChatRequest
 from creditflow.rollout.http.requests import RefusedError, parsed
-from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.tools import Tool
 from tests.rollout.http.test_server import (
     AGENTS,
@@ -31,9 +27,9 @@ from tests.rollout.http.test_server import (
     answered,
     chat,
     client_of,
+    exchange,
     once,
     run_workflow,
-    task_of,
     user,
 )
 from tests.rollout.test_chat_tokenizer import LLAMA
@@ -92,14 +88,12 @@ def test_sampling_field_is_refused_unless_allowed(name, value):
     assert request.ignored({name}) == (name,)
 
 
-@given(st.sampled_from(sorted(REFUSED_FIELDS)))
-def test_null_fields_have_no_effect(name):
-    assert asked(**{name: None}).ignored() == ()
+def test_null_fields_have_no_effect():
+    assert asked(**dict.fromkeys(REFUSED_FIELDS)).ignored() == ()
 
 
-@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high"])
-def test_reasoning_hints_are_ignored(effort):
-    assert asked(reasoning_effort=effort, verbosity="low").ignored() == ("reasoning_effort", "verbosity")
+def test_reasoning_hints_are_ignored():
+    assert asked(reasoning_effort="high", verbosity="low").ignored() == ("reasoning_effort", "verbosity")
 
 
 def test_ignored_fields_are_recorded_with_the_step():
@@ -107,7 +101,7 @@ def test_ignored_fields_are_recorded_with_the_step():
         more = {"messages": HELLO, "extra_body": {"never_heard_of": 1, "user": "me", "top_k": 3, "min_p": 0.0}}
         await client.chat.completions.create(model="writer", **more, metadata={"mine": "1"})
         await client.completions.create(model="writer", prompt="x", extra_body={"never_heard_of": 1})
-        await client.chat.completions.create(model="writer", messages=HELLO)
+        await chat(client)
 
     made = once(ask, agents={"writer": AgentSpec(ignored_fields=frozenset(["top_k"]))})
     infos = [step.info for step in made.steps]
@@ -156,22 +150,17 @@ def test_tool_choice_none_hides_the_agents_tools():
 def test_tool_call_of_another_rollout_is_not_a_parent():
     ids = []
 
-    async def solve(task, team):
-        async with client_of(team) as client:
-            for text in ("one", "two"):
-                answer = await chat(client, messages=user(text), tools=[TOOL])
-                ids.append(answer.choices[0].message.tool_calls[0].id)
-            result = {"role": "tool", "tool_call_id": ids[0], "content": "3"}
-            call = {"id": ids[0], "type": "function", "function": {"name": "add", "arguments": "{}"}}
-            messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
-            await chat(client, messages=messages, tools=[TOOL])
+    async def ask(client):
+        for text in ("one", "two"):
+            answer = await chat(client, messages=user(text), tools=[TOOL])
+            ids.append(answer.choices[0].message.tool_calls[0].id)
+        result = {"role": "tool", "tool_call_id": ids[0], "content": "3"}
+        call = {"id": ids[0], "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+        await chat(client, messages=messages, tools=[TOOL])
 
     model, agents = Templated(lambda prompt: CALL), {"writer": AgentSpec()}
-    rollouts = [Rollout(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(2)]
-    (here,), (there,) = (
-        asyncio.run(run_rollouts([rollout], solve, agents, Scheduler({"default": model}), Sampling()))
-        for rollout in rollouts
-    )
+    here, there = (once(ask, model=model, agents=agents, id=id) for id in ("t0", "t1"))
     assert len(set(ids)) == 4
     assert [trajectory.steps[2].parents for trajectory in (here, there)] == [(0,), (1,)]
 
@@ -180,7 +169,7 @@ def test_unknown_tool_call_id_names_no_parent():
     async def ask(client):
         for id in ("call_0_0", "call_00000000_0_0"):
             messages = [*HELLO, {"role": "tool", "tool_call_id": id, "content": "3"}]
-            await client.chat.completions.create(model="writer", messages=HELLO)
+            await chat(client)
             await client.chat.completions.create(model="writer", messages=messages)
 
     assert [step.parents for step in once(ask).steps] == [(), (0,), (1,), (2,)]
@@ -201,13 +190,13 @@ def test_token_prompt_is_used_verbatim(prompt):
     assert len(steps) == (len(prompt) if isinstance(prompt[0], list) else 1)
 
 
-@pytest.mark.parametrize("prompt", [[72, 260], [[-1]], [], [[]], [72, "a"], [True], [1.5], [[[1]]]])
-def test_invalid_token_prompt_is_refused(prompt):
+def test_invalid_token_prompt_is_refused():
     policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
 
     async def ask(client):
-        with pytest.raises(openai.BadRequestError, match="prompt"):
-            await client.completions.create(model="writer", prompt=prompt)
+        for prompt in ([72, 260], [[-1]], [], [[]], [72, "a"], [True], [1.5], [[[1]]]):
+            with pytest.raises(openai.BadRequestError, match="prompt"):
+                await client.completions.create(model="writer", prompt=prompt)
 
     assert once(ask, model=policy).steps == []
 
@@ -216,15 +205,12 @@ def test_invalid_token_prompt_is_refused(prompt):
 
 
 def test_log_probs_match_the_sample_and_join_to_the_text():
-    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
-    answers = []
+    def ask(client):
+        prompts = [f"Once {k}" for k in range(4)]
+        return client.completions.create(model="writer", prompt=prompts, logprobs=1, max_tokens=40)
 
-    async def ask(client):
-        for k in range(4):
-            more = {"prompt": f"Once {k}", "logprobs": 1, "max_tokens": 40}
-            answers.append((await client.completions.create(model="writer", **more)).choices[0])
-
-    for step, choice in zip(once(ask, model=policy).steps, answers, strict=True):
+    answer, trajectory = exchange(ask, model=Policy.load(tiny_byte_model(), pick_device("cpu")))
+    for step, choice in zip(trajectory.steps, answer.choices, strict=True):
         told = choice.logprobs
         assert "".join(told.tokens) == choice.text
         assert tuple(told.token_logprobs) == step.logprobs
@@ -253,24 +239,17 @@ class Out(BaseModel):
     x: int
 
 
-async def run_agents_sdk(task, team, max_turns=10, **options):
-    """Run the solver of the OpenAI Agents SDK, and return its final output."""
-    import agents
-
-    agents.set_tracing_disabled(True)
-    async with openai.AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
-        model = agents.OpenAIChatCompletionsModel("solver", openai_client=client)
-        solver = agents.Agent("solver", instructions="Solve.", model=model, **options)
-        return (await agents.Runner.run(solver, task.text, max_turns=max_turns)).final_output
-
-
 async def with_openai_agents(task, team):
     import agents
 
-    try:
-        return (await run_agents_sdk(task, team, output_type=Out)).x
-    except agents.ModelBehaviorError as error:
-        raise AgentError(str(error)) from error
+    agents.set_tracing_disabled(True)
+    async with client_of(team) as client:
+        model = agents.OpenAIChatCompletionsModel("solver", openai_client=client)
+        solver = agents.Agent("solver", instructions="Solve.", model=model, output_type=Out)
+        try:
+            return (await agents.Runner.run(solver, task.text)).final_output.x
+        except agents.ModelBehaviorError as error:
+            raise AgentError(str(error)) from error
 
 
 def with_langchain(method):
@@ -290,33 +269,11 @@ def with_langchain(method):
     return solve
 
 
-async def run_autogen(task, team, agent="solver", stream=False, output=None, **flags):
-    """Run an assistant of AutoGen, and return its last message's content."""
-    from autogen_agentchat.agents import AssistantAgent
-    from autogen_core.models import ModelInfo
-    from autogen_ext.models.openai import OpenAIChatCompletionClient
-
-    info = ModelInfo(**{"vision": False, "function_calling": False, "family": "unknown", **flags})
-    address = {"base_url": team.base_url, "api_key": team.api_key}
-    model = OpenAIChatCompletionClient(model=agent, model_info=info, **address)
-    options = {"system_message": "You write.", "model_client_stream": stream, "output_content_type": output}
-    return (await AssistantAgent(agent, model, **options).run(task=task.text)).messages[-1].content
-
-
-async def with_autogen(task, team):
-    flags = dict.fromkeys(("function_calling", "json_output", "structured_output"), True)
-    try:
-        return (await run_autogen(task, team, output=Out, **flags)).x
-    except ValidationError as error:
-        raise AgentError(str(error)) from error
-
-
 FORM = '{"x": 1}'
 FORMED = [
     (with_openai_agents, FORM, "response_format"),
     (with_langchain("json_schema"), FORM, "response_format"),
     (with_langchain("function_calling"), CALL.replace("add", "Out").replace('{"a": 1}', FORM), "tool_choice"),
-    (with_autogen, FORM, "response_format"),
 ]
 
 
@@ -333,61 +290,13 @@ def test_framework_output_of_wrong_form_is_an_agent_error(workflow, form, field)
         assert [field in step.info["ignored"] for step in rollout.steps] == [True]
 
 
-async def a_solver_of_the_agents_sdk_with_a_tool(task, team):
-    import agents
-
-    add = agents.function_tool(lambda a: a + 1, name_override="add")
-    try:
-        return await run_agents_sdk(task, team, max_turns=2, tools=[add])
-    except (agents.ModelBehaviorError, agents.MaxTurnsExceeded) as error:
-        raise AgentError(str(error)) from error
-
-
-async def a_solver_of_langgraph_with_a_tool(task, team):
-    from langchain_openai import ChatOpenAI
-    from langgraph.errors import GraphRecursionError
-    from langgraph.graph import MessagesState, StateGraph
-    from langgraph.prebuilt import ToolNode, tools_condition
-
-    def add(a: int) -> int:
-        """Adds one."""
-        return a + 1
-
-    model = ChatOpenAI(model="solver", base_url=team.base_url, api_key=team.api_key).bind_tools([add])
-    graph = StateGraph(MessagesState)
-    graph.add_node("solver", lambda state: {"messages": [model.invoke(state["messages"])]})
-    graph.add_node("tools", ToolNode([add]))
-    graph.add_edge("__start__", "solver")
-    graph.add_conditional_edges("solver", tools_condition)
-    graph.add_edge("tools", "solver")
-    asked = {"messages": [("user", task.text)]}
-    try:
-        return (await graph.compile().ainvoke(asked, {"recursion_limit": 4}))["messages"][-1].content
-    except GraphRecursionError as error:
-        raise AgentError(str(error)) from error
-
-
-@pytest.mark.parametrize(
-    ("workflow", "said"),
-    [
-        (a_solver_of_the_agents_sdk_with_a_tool, CALL.replace("add", "invented")),
-        (a_solver_of_the_agents_sdk_with_a_tool, CALL),
-        (a_solver_of_langgraph_with_a_tool, CALL),
-    ],
-)
-def test_framework_error_keeps_the_trajectory(workflow, said):
-    (made,) = run_workflow(workflow, Templated(lambda prompt: said), {"solver": AgentSpec()})
-    assert (made.status, bool(made.info.get("agent_error"))) == ("ok", True), made.info
-    assert made.steps
-
-
 @pytest.mark.parametrize("model", [{}, {"model": "gpt-5-mini"}])
 def test_agents_sdk_with_default_setup_gets_an_answer(model):
     import agents
 
     async def solve(task, team):
         agents.set_tracing_disabled(True)
-        async with openai.AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+        async with client_of(team) as client:
             agents.set_default_openai_client(client, use_for_tracing=False)
             agents.set_default_openai_api("chat_completions")
             writer = agents.Agent("writer", instructions="You write.", **model)
@@ -396,13 +305,3 @@ def test_agents_sdk_with_default_setup_gets_an_answer(model):
     (made,) = run_workflow(solve, Answers(), AGENTS)
     assert (made.status, made.answer) == ("ok", "yes"), made.info
     assert "verbosity" in made.steps[0].info["ignored"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_autogen_agent_gets_an_answer_with_and_without_stream(stream):
-    async def solve(task, team):
-        return await run_autogen(task, team, "writer", stream, json_output=False, structured_output=False)
-
-    (trajectory,) = run_workflow(solve, Answers(), AGENTS)
-    assert (trajectory.status, trajectory.answer) == ("ok", "yes"), trajectory.info
-    assert trajectory.steps[0].prompt == "You write.\ntask 0"

@@ -10,21 +10,16 @@ from pydantic import TypeAdapter
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.rollout import AgentSpec
-from tests.rollout.http.dialects.clients import RESPONSE_TOOL, events_of, extras, once
-from tests.rollout.http.test_server import CALL, Answers, Templated, client_of, run_workflow
+from tests.rollout.http.dialects.clients import RESPONSE_TOOL, events_of, extras, texts_of
+from tests.rollout.http.test_server import AGENTS, CALL, Answers, Templated, client_of, exchange, once, run_workflow
 
 SAID = f"Let me see. {CALL}{CALL}"
 
 
-def created(model=None, agents=None, **fields):
+def created(model=None, agents=AGENTS, **fields):
     """Return the response to one request, and the trajectory."""
-    made = []
-
-    async def ask(openais, anthropics):
-        made.append(await openais.responses.create(**{"model": "writer", "input": "hello", **fields}))
-
-    trajectory = once(ask, model=model, **({"agents": agents} if agents else {}))
-    return made[0], trajectory
+    request = {"model": "writer", "input": "hello", **fields}
+    return exchange(lambda client: client.responses.create(**request), model=model, agents=agents)
 
 
 def test_response_has_text_calls_and_usage():
@@ -39,13 +34,9 @@ def test_response_has_text_calls_and_usage():
     assert (step.info, answer.metadata) == ({"mine": "1"}, {"mine": "1"})
 
 
-def test_empty_response_has_a_message():
+def test_empty_or_cut_off_response_has_a_message():
     answer, _ = created(Answers(lambda prompt: ""))
-    assert [item.type for item in answer.output] == ["message"]
-    assert answer.output_text == ""
-
-
-def test_cut_off_response_is_incomplete():
+    assert ([item.type for item in answer.output], answer.output_text) == (["message"], "")
     answer, made = created(Answers(reason="length"), max_output_tokens=3)
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert made.status == "truncated"
@@ -90,18 +81,14 @@ IDS = ["text", "logprobs", "nothing", "text and calls", "call", "cut off"]
 
 @pytest.mark.parametrize(("answer", "reason", "fields"), CASES, ids=IDS)
 def test_answer_and_events_fit_the_official_types(answer, reason, fields):
-    raw = []
+    async def ask(client):
+        request = {"model": "writer", "input": "hello", **fields}
+        return await texts_of(client.responses.with_streaming_response.create, **request)
 
-    async def ask(openais, anthropics):
-        for stream in (False, True):
-            given = {"model": "writer", "input": "hello", "stream": stream, **fields}
-            async with openais.responses.with_streaming_response.create(**given) as response:
-                raw.append(await response.text())
-
-    once(ask, model=Templated(answer, reason))
-    whole = Response.model_validate_json(raw[0], strict=True)
+    answer, stream = exchange(ask, model=Templated(answer, reason))[0]
+    whole = Response.model_validate_json(answer, strict=True)
     assert extras(whole) == set()
-    events = events_of(raw[1])
+    events = events_of(stream)
     for number, (name, data) in enumerate(events):
         event = TypeAdapter(ResponseStreamEvent).validate_python(data, strict=True)
         assert (extras(event), event.type, event.sequence_number) == (set(), name, number)
@@ -128,20 +115,17 @@ CALL_EVENTS = [
 
 
 def test_stream_has_the_official_order_and_joins_to_the_response():
-    seen, final = [], []
-
-    async def ask(openais, anthropics):
+    async def ask(client):
         more = {"model": "writer", "input": "hello", "tools": [{**RESPONSE_TOOL, "strict": True}]}
-        async with openais.responses.stream(**more) as stream:
-            seen.extend([event async for event in stream])
-            final.append(await stream.get_final_response())
+        async with client.responses.stream(**more) as stream:
+            return [event async for event in stream], await stream.get_final_response()
 
-    once(ask, model=Templated(lambda prompt: SAID))
+    seen, final = exchange(ask, model=Templated(lambda prompt: SAID))[0]
     types = [event.type for event in seen]
     begin = ["response.created", "response.in_progress"]
     assert types == [*begin, *MESSAGE_EVENTS, *CALL_EVENTS, *CALL_EVENTS, "response.completed"]
-    assert final[0].output_text == "Let me see."
-    assert [item.parsed_arguments for item in final[0].output[1:]] == [{"a": 1}] * 2
+    assert final.output_text == "Let me see."
+    assert [item.parsed_arguments for item in final.output[1:]] == [{"a": 1}] * 2
     assert seen[0].response.output == []
     assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == "Let me see."
 
@@ -150,11 +134,11 @@ def test_stream_has_the_official_order_and_joins_to_the_response():
 
 
 def test_continued_response_drops_the_earlier_instructions():
-    async def ask(openais, anthropics):
-        first = await openais.responses.create(model="writer", instructions="Sing.", input="one")
-        second = await openais.responses.create(model="writer", input="two", previous_response_id=first.id)
-        await openais.responses.create(model="writer", input="three", previous_response_id=second.id)
-        await openais.responses.create(model="editor", input="other", previous_response_id=first.id)
+    async def ask(client):
+        first = await client.responses.create(model="writer", instructions="Sing.", input="one")
+        second = await client.responses.create(model="writer", input="two", previous_response_id=first.id)
+        await client.responses.create(model="writer", input="three", previous_response_id=second.id)
+        await client.responses.create(model="editor", input="other", previous_response_id=first.id)
 
     prompts = [step.prompt for step in once(ask).steps]
     assert prompts[:2] == ["Sing.\none", "You write.\none\nyes\ntwo"]
@@ -162,11 +146,11 @@ def test_continued_response_drops_the_earlier_instructions():
 
 
 def test_response_that_was_not_stored_cannot_be_continued():
-    async def ask(openais, anthropics):
-        first = await openais.responses.create(model="writer", input="one", store=False)
+    async def ask(client):
+        first = await client.responses.create(model="writer", input="one", store=False)
         for id in (first.id, "resp_1"):
             with pytest.raises(openai.BadRequestError, match="previous_response_id: no response") as raised:
-                await openais.responses.create(model="writer", input="two", previous_response_id=id)
+                await client.responses.create(model="writer", input="two", previous_response_id=id)
             assert raised.value.code == "previous_response_not_found"
 
     assert len(once(ask).steps) == 1

@@ -16,11 +16,11 @@ from tests.rollout.http.dialects.clients import (
     MESSAGE_TOOL,
     RESPONSE_TOOL,
     anthropic_messages,
+    anthropic_of,
     chat_messages,
-    once,
     response_items,
 )
-from tests.rollout.http.test_server import CALL, HELLO, Templated
+from tests.rollout.http.test_server import CALL, HELLO, Templated, client_of, once
 
 SYSTEM = "You add."
 TURNS = [
@@ -33,37 +33,34 @@ TURNS = [
 ]
 
 
-async def chat(openais, anthropics, stream):
-    more = {"tools": [CHAT_TOOL], "max_tokens": 24, "stop": ["zz"]}
-    made = await openais.chat.completions.create(
-        model="writer", messages=chat_messages(SYSTEM, TURNS), stream=stream, **more
-    )
-    return "".join([part.choices[0].delta.content or "" async for part in made]) if stream else made.choices[0].message
+async def parts_of(answer, stream) -> list:
+    return [part async for part in answer] if stream else [answer]
 
 
-async def response(openais, anthropics, stream):
-    more = {"tools": [RESPONSE_TOOL], "max_output_tokens": 24, "extra_body": {"stop": ["zz"]}}
-    made = await openais.responses.create(
-        model="writer", instructions=SYSTEM, input=response_items(TURNS), stream=stream, **more
-    )
-    return [part async for part in made] if stream else made
+async def chat(client, stream):
+    fields = {"messages": chat_messages(SYSTEM, TURNS), "tools": [CHAT_TOOL], "max_tokens": 24, "stop": ["zz"]}
+    return await parts_of(await client.chat.completions.create(model="writer", stream=stream, **fields), stream)
 
 
-async def message(openais, anthropics, stream):
-    more = {"tools": [MESSAGE_TOOL], "max_tokens": 24, "stop_sequences": ["zz"]}
-    made = await anthropics.messages.create(
-        model="writer", system=SYSTEM, messages=anthropic_messages(TURNS), stream=stream, **more
-    )
-    return [part async for part in made] if stream else made
+async def response(client, stream):
+    fields = {"instructions": SYSTEM, "input": response_items(TURNS), "tools": [RESPONSE_TOOL]}
+    fields |= {"max_output_tokens": 24, "extra_body": {"stop": ["zz"]}}
+    return await parts_of(await client.responses.create(model="writer", stream=stream, **fields), stream)
+
+
+async def message(client, stream):
+    fields = {"system": SYSTEM, "messages": anthropic_messages(TURNS), "tools": [MESSAGE_TOOL]}
+    fields |= {"max_tokens": 24, "stop_sequences": ["zz"]}
+    return await parts_of(await client.messages.create(model="writer", stream=stream, **fields), stream)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("way", [response, message])
-def test_step_has_the_same_tokens_in_every_dialect(way, stream):
+@pytest.mark.parametrize(("ask", "clients"), [(response, client_of), (message, anthropic_of)])
+def test_step_has_the_same_tokens_in_every_dialect(ask, clients, stream):
     policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
     here, there = (
-        once(lambda *both, ask=ask: ask(*both, stream), model=policy, agents={"writer": AgentSpec("Unused.")})
-        for ask in (chat, way)
+        once(lambda client, ask=ask: ask(client, stream), of, model=policy, agents={"writer": AgentSpec("Unused.")})
+        for ask, of in ((chat, client_of), (ask, clients))
     )
     (one,), (other,) = here.steps, there.steps
     assert one == other
@@ -72,40 +69,38 @@ def test_step_has_the_same_tokens_in_every_dialect(way, stream):
     assert sum(one.response_mask) == len(one.logprobs) == len(one.response_ids)
 
 
-async def loop_of_chat(openais, anthropics):
+async def loop_of_chat(client):
     messages = list(HELLO)
     for result in ("3", "4", None):
-        answer = await openais.chat.completions.create(model="writer", messages=messages, tools=[CHAT_TOOL])
+        answer = await client.chat.completions.create(model="writer", messages=messages, tools=[CHAT_TOOL])
         said = answer.choices[0].message
         messages.append(said.model_dump(exclude_none=True))
         for call in said.tool_calls or ():
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
 
-async def loop_of_responses(openais, anthropics):
+async def loop_of_responses(client):
     items = [{"role": "user", "content": "hello"}]
     for result in ("3", "4", None):
-        answer = await openais.responses.create(model="writer", input=items, tools=[RESPONSE_TOOL])
+        answer = await client.responses.create(model="writer", input=items, tools=[RESPONSE_TOOL])
         items += [item.model_dump() for item in answer.output]
         calls = [item.call_id for item in answer.output if item.type == "function_call"]
         items += [{"type": "function_call_output", "call_id": id, "output": result} for id in calls]
 
 
-async def loop_of_stored_responses(openais, anthropics):
+async def loop_of_stored_responses(client):
     more = {"input": "hello"}
     for result in ("3", "4", None):
-        answer = await openais.responses.create(model="writer", tools=[RESPONSE_TOOL], **more)
+        answer = await client.responses.create(model="writer", tools=[RESPONSE_TOOL], **more)
         calls = [item.call_id for item in answer.output if item.type == "function_call"]
         results = [{"type": "function_call_output", "call_id": id, "output": result} for id in calls]
         more = {"input": results, "previous_response_id": answer.id}
 
 
-async def loop_of_messages(openais, anthropics):
+async def loop_of_messages(client):
     messages = list(HELLO)
     for result in ("3", "4", None):
-        answer = await anthropics.messages.create(
-            model="writer", max_tokens=500, messages=messages, tools=[MESSAGE_TOOL]
-        )
+        answer = await client.messages.create(model="writer", max_tokens=500, messages=messages, tools=[MESSAGE_TOOL])
         calls = [block.id for block in answer.content if block.type == "tool_use"]
         messages.append({"role": "assistant", "content": answer.content})
         results = [{"type": "tool_result", "tool_use_id": id, "content": result} for id in calls]
@@ -116,9 +111,12 @@ def calls_twice(prompt: str) -> str:
     return "done" if "\n4\n" in prompt else f"Let me see. {CALL}{CALL}"
 
 
-@pytest.mark.parametrize("loop", [loop_of_responses, loop_of_stored_responses, loop_of_messages])
-def test_tool_loop_makes_the_same_steps_in_every_dialect(loop):
-    here, there = (once(ask, model=Templated(calls_twice)) for ask in (loop_of_chat, loop))
+@pytest.mark.parametrize(
+    ("loop", "clients"),
+    [(loop_of_responses, client_of), (loop_of_stored_responses, client_of), (loop_of_messages, anthropic_of)],
+)
+def test_tool_loop_makes_the_same_steps_in_every_dialect(loop, clients):
+    here, there = once(loop_of_chat, model=Templated(calls_twice)), once(loop, clients, model=Templated(calls_twice))
     assert here.steps == there.steps
     assert [step.parents for step in there.steps] == [(), (0,), (0, 1)]
     assert [step.response for step in there.steps[:2]] == [calls_twice("")] * 2
