@@ -13,7 +13,6 @@ from creditflow.config import load_recipe
 from creditflow.data import Task
 from creditflow.data.datasets import load_tasks, validation_words, write_tasks
 from creditflow.errors import DataError
-from tests.paths import GSM8K
 
 datasets = pytest.importorskip("datasets")
 
@@ -107,14 +106,6 @@ def test_mixed_truths_need_the_library_that_encoded_them(tmp_path, monkeypatch):
     refuse_import(monkeypatch, "datasets")
     with pytest.raises(DataError, match=r"only `datasets` can read \(reward_model.*pip install datasets"):
         load_tasks("saved", tmp_path, {}, "train")
-
-
-def test_gsm8k_is_read_from_a_saved_data_set(tmp_path):
-    rows = [json.loads(line) for line in GSM8K.read_text().splitlines()[:4]]
-    save_splits(tmp_path / "gsm8k", train=rows, test=rows[:2])
-    published = load_tasks(str(GSM8K), tmp_path, {}, "train")[:4]
-    assert load_tasks("gsm8k", tmp_path, {}, "train") == published
-    assert [task.extra_info["split"] for task in load_tasks("gsm8k", tmp_path, {}, "val")] == ["test", "test"]
 
 
 @pytest.mark.parametrize(

@@ -43,33 +43,23 @@ def parquet(path: Path, row: dict) -> None:
 def test_published_gsm8k_becomes_verl_tasks():
     tasks = gsm8k_tasks(GSM8K)
     assert len(tasks) == 64
+    published = json.loads(GSM8K.read_text().splitlines()[1])
     assert tasks[1] == Task(
         data_source="openai/gsm8k",
-        prompt=(
-            {
-                "role": "user",
-                "content": "Weng earns $12 an hour for babysitting. Yesterday, she just did 50 minutes of babysitting. "
-                "How much did she earn?",
-            },
-        ),
+        prompt=({"role": "user", "content": published["question"]},),
         ground_truth="10",
         extra_info={
             "index": 1,
             "split": "train",
-            "answer": "Weng earns 12/60 = $<<12/60=0.2>>0.2 per minute.\n"
-            "Working 50 minutes, she earned 0.2 x 50 = $<<0.2*50=10>>10.\n#### 10",
+            "answer": published["answer"],
             "calculations": ["12/60=0.2", "0.2*50=10"],
         },
     )
 
 
-def test_thousands_separators_are_removed_from_the_truth(tmp_path):
-    path = jsonl(tmp_path / "test.jsonl", {"question": "q", "answer": "It is 1,080.\n#### 1,080"})
-    (task,) = gsm8k_tasks(path)
-    assert (task.ground_truth, task.extra_info["split"], task.extra_info["calculations"]) == ("1080", "test", [])
-
-
 def test_gsm8k_tasks_expects_published_rows(tmp_path):
+    (task,) = gsm8k_tasks(jsonl(tmp_path / "test.jsonl", {"question": "q", "answer": "It is 1,080.\n#### 1,080"}))
+    assert (task.ground_truth, task.extra_info["split"], task.extra_info["calculations"]) == ("1080", "test", [])
     assert load(str(GSM8K), tmp_path) == gsm8k_tasks(GSM8K)
     with pytest.raises(DataError, match=r"t.jsonl:1: expected GSM8K's question and answer, got data_source"):
         gsm8k_tasks(jsonl(tmp_path / "t.jsonl", ROW))
@@ -99,17 +89,12 @@ def test_inconsistent_tasks_leave_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_jsonl_with_verls_columns_is_read(tmp_path):
-    jsonl(tmp_path / "t.jsonl", ROW, "", {**ROW, "extra_info": None})
-    first, second = load("t.jsonl", tmp_path)
+def test_files_with_verls_columns_are_read_in_order(tmp_path):
+    jsonl(tmp_path / "b.jsonl", ROW, "")
+    jsonl(tmp_path / "a.jsonl", {**ROW, "extra_info": None})
+    first, second = load(["b.jsonl", "a.jsonl"], tmp_path)
     assert first == Task("mine", ({"role": "user", "content": "How many?"},), "72", {"index": 3})
     assert second.extra_info == {}
-
-
-def test_several_files_are_read_in_order(tmp_path):
-    jsonl(tmp_path / "a.jsonl", {**ROW, "data_source": "a"})
-    jsonl(tmp_path / "b.jsonl", {**ROW, "data_source": "b"})
-    assert [task.data_source for task in load(["b.jsonl", "a.jsonl"], tmp_path)] == ["b", "a"]
 
 
 def test_file_is_looked_up_beside_the_recipe_first(tmp_path, monkeypatch):
@@ -163,16 +148,12 @@ def test_malformed_line_is_named_by_file_and_number(tmp_path, line, message):
     assert "\n" not in str(error.value)
 
 
-def test_line_with_invalid_utf8_is_named(tmp_path):
-    (tmp_path / "t.jsonl").write_bytes(json.dumps(ROW).encode() + b'\n{"data_source": "\xff\xfe"}\n')
-    with pytest.raises(DataError, match=r"t.jsonl:2"):
-        load("t.jsonl", tmp_path)
-
-
 def test_unusable_files_are_named(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n\n")
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no more")
     (tmp_path / "t.csv").write_text("a,b\n")
+    (tmp_path / "bytes.jsonl").write_bytes(json.dumps(ROW).encode() + b'\n{"data_source": "\xff\xfe"}\n')
+    parquet(tmp_path / "columns.parquet", {"data_source": "a", "question": "c"})
     (tmp_path / "folder").mkdir()
     for files, message in [
         ("gone.parquet", "data.train_files: no file 'gone.parquet' in"),
@@ -180,18 +161,14 @@ def test_unusable_files_are_named(tmp_path):
         ("broken.parquet", "broken.parquet: not a readable Parquet file"),
         ("t.csv", "expected a .parquet, .jsonl, .arrow file or a folder, got .*t.csv'"),
         ("folder", "data.train_files: .*folder: expected a data set of `save_to_disk`, or .* files .*, got nothing"),
+        ("bytes.jsonl", r"bytes.jsonl:2"),
+        ("columns.parquet", r"columns.parquet: row 0: missing prompt, reward_model"),
         (None, "data.train_files: expected a path"),
         ([], "data.train_files: expected a path"),
         ([3], "data.train_files: expected a path"),
     ]:
         with pytest.raises(DataError, match=message):
             load(files, tmp_path)
-
-
-def test_parquet_row_without_columns_is_named(tmp_path):
-    parquet(tmp_path / "t.parquet", {"data_source": "a", "question": "c"})
-    with pytest.raises(DataError, match=r"t.parquet: row 0: missing prompt, reward_model"):
-        load("t.parquet", tmp_path)
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Ulm"}}}

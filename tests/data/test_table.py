@@ -2,8 +2,7 @@
 
 import json
 import pickle
-import subprocess
-import sys
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 
 from creditflow.credit import Assignment, assign
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score, Trajectory, TrajectoryBatch, read_parquet, write_parquet
 from creditflow.data.table import Column, batch_of, join, pack, read_part, schema, table_of
 from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
-from tests.builders import examples, make_trajectory, step
+from tests.builders import make_trajectory, step
 from tests.credit.strategies import situations
 from tests.strategies import assert_same, trajectories
 
@@ -54,30 +53,24 @@ def sent(trajectories: list[Trajectory]) -> TrajectoryBatch:
 # ---- round trips ---------------------------------------------------------------------------------------------------
 
 
-@examples(40)
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(trajectories())
-def test_batch_from_table_or_messages_is_the_same(trajectories):
-    batch = TrajectoryBatch.from_trajectories(trajectories)
-    for other in (
-        batch_of(table_of(trajectories)),
-        batch_of(table_of(batch)),
-        sent(trajectories),
-        batch_of(unpack([pack(trajectories)])),
-    ):
+def test_objects_tables_messages_and_files_hold_the_same(tmp_path, trajectories):
+    batch, file = TrajectoryBatch.from_trajectories(trajectories), tmp_path / "batch.parquet"
+    assert batch.to_trajectories() == trajectories
+    write_parquet(batch, file)
+    from_file = read_parquet(file)
+    write_parquet(from_file, file)
+    whole, together, apart = table_of(trajectories), unpack([memoryview(pack(trajectories))]), sent(trajectories)
+    for other in (from_file, read_parquet(file), *map(batch_of, (whole, table_of(batch), together)), apart):
         assert_same(other, batch)
         assert other.to_trajectories() == trajectories
-
-
-@examples(40)
-@given(trajectories())
-def test_messages_and_table_hold_the_same_rows(trajectories):
-    whole = table_of(trajectories).to_pylist()
-    assert unpack([memoryview(pack(trajectories))]).to_pylist() == whole
-    apart = unpack(map(pack, trajectories)).to_pylist()
-    for row in (*whole, *apart):  # the order of a step's scores depends on the message
+    assert together.to_pylist() == whole.to_pylist()
+    rows, rows_apart = whole.to_pylist(), apart.table.to_pylist()
+    for row in (*rows, *rows_apart):  # the order of a step's scores depends on the message
         lists = [row.pop(f"score_{name}") or [] for name in ("names", "values", "status", "weights")]
         row["scores as numbers"] = sorted(zip(*lists, strict=True), key=str)
-    assert apart == whole
+    assert rows_apart == rows
 
 
 @given(situations())
@@ -113,16 +106,6 @@ def test_nan_failed_and_missing_scores_round_trip():
         np.testing.assert_array_equal(getattr(again, name), getattr(batch, name))
 
 
-@pytest.mark.parametrize("places", [(0,), (2,), (0, 1, 2, 3), (1, 3)])
-def test_trajectories_without_steps_round_trip(places):
-    trajectories = [team("0"), team("1"), team("2"), team("3")]
-    for n in places:
-        trajectories[n] = replace(trajectories[n], steps=[], answer_steps=())
-    assert sent(trajectories).to_trajectories() == trajectories
-    for batch in (sent([]), batch_of(table_of([])), batch_of(unpack([pack([])]))):
-        assert_same(batch, TrajectoryBatch.from_trajectories([]))
-
-
 def test_joined_tables_form_one_batch(tmp_path: Path) -> None:
     parts = [[team("a"), make_trajectory("b", [])], [], [team("c", "q1")], [make_trajectory("d", [], task="q0")]]
     joined = batch_of(pa.concat_tables([unpack(map(pack, part)) for part in parts]))
@@ -131,18 +114,13 @@ def test_joined_tables_form_one_batch(tmp_path: Path) -> None:
     assert_same(read_parquet(tmp_path / "b.parquet"), joined)
 
 
-def test_pickled_batch_drops_its_table():
-    batch = sent([team(), make_trajectory("u", [])])
+def test_pickled_batch_has_its_values_and_no_table():
+    trajectories = [make_trajectory(str(n), [step("x", prompt="y" * 10_000)]) for n in range(50)]
+    batch = sent([*trajectories, make_trajectory("u", [])])
+    assert len(pickle.dumps(batch)) < 700_000
     again = pickle.loads(pickle.dumps(batch))
     assert_same(again, batch)
     assert again.table is None
-
-
-def test_pickled_columns_contain_their_values_alone():
-    trajectories = [make_trajectory(str(n), [step("x", prompt="y" * 10_000)]) for n in range(50)]
-    batch = sent(trajectories)
-    assert len(pickle.dumps(batch)) < 700_000
-    assert pickle.loads(pickle.dumps(batch)).to_trajectories() == trajectories
 
 
 def test_messages_are_joined_without_copying_long_texts(tmp_path):
@@ -200,7 +178,6 @@ PARTS: list[tuple[str, list[object], str]] = [
     ("uid", [None] * 4, "trajectory t: expected a uid, got none"),
     ("status", ["odd"] * 4, "column status: expected one of ok, failed, truncated, got odd"),
     ("answer_steps", [[2, 1]] * 4, "trajectory t: answer steps must rise and be of its 3, got (2, 1)"),
-    ("answer_steps", [[1, 3]] * 4, "trajectory t: answer steps must rise and be of its 3, got (1, 3)"),
     ("answer_steps", [[-1]] * 4, "trajectory t: answer steps must rise and be of its 3, got (-1,)"),
     ("index", [0, 2, 1, None], "expected index 1, its place in the trajectory, got 2"),
     ("index", [0, 0, 2, None], "trajectory t: ids must be unique and rows lie together, but it begins twice"),
@@ -213,9 +190,7 @@ PARTS: list[tuple[str, list[object], str]] = [
     ("parents", [[], None, [0], None], "step t.1 of trajectory t: expected a value in column parents, got none"),
     ("response_mask", [[1, 1], [1], [1, 1], None], "step t.1 of trajectory t: expected a mask and a log-probability "
      "for each of 2 response tokens, got 1 and 2"),
-    ("logprobs", [[-1.0] * 2, [-1.0] * 2, [], None], "step t.2 of trajectory t: expected a mask and"),
     ("logprobs", [[-1.0] * 2, [None, -1.0], [-1.0] * 2, None], "step t.1 of trajectory t: expected numbers in"),
-    ("ref_logprobs", [[], [-1.0], [], None], "for each of 2 response tokens, got 1 values, 0 of them NaN"),
     ("ref_logprobs", [[], [-1.0, float("nan")], [], None], "step t.1 of trajectory t: expected no reference "
      "log-probabilities, or a number for each of 2 response tokens, got 2 values, 1 of them NaN"),
     ("score_values", [[0.5], [None], [], None], "expected 2 values in column score_values, got 1"),
@@ -226,12 +201,12 @@ PARTS: list[tuple[str, list[object], str]] = [
 
 
 @pytest.mark.parametrize(("name", "values", "message"), PARTS)
-def test_inconsistent_columns_are_refused_by_name(name: str, values: list[object], message: str) -> None:
+def test_inconsistent_columns_are_refused_by_name(name: str, values: list, message: str, tmp_path: Path) -> None:
     table = plain(table_of([team(), make_trajectory("u", [])]))
     assert batch_of(table).n_steps == 3
-    with pytest.raises(BatchError) as raised:
-        batch_of(column(table, name, values))
-    assert message in str(raised.value)
+    pq.write_table(column(table, name, values), tmp_path / "odd.parquet")
+    with pytest.raises(BatchError, match=rf"odd\.parquet: .*{re.escape(message)}"):
+        read_parquet(tmp_path / "odd.parquet")
 
 
 def test_row_without_a_step_is_not_a_step():
@@ -389,12 +364,6 @@ def test_older_file_without_score_columns_loads(tmp_path: Path) -> None:
     assert pq.read_schema(tmp_path / "new.parquet").names == schema().names
 
 
-def test_error_in_a_file_names_the_file(tmp_path: Path) -> None:
-    pq.write_table(column(plain(table_of([team()])), "index", [0, 2, 1]), tmp_path / "odd.parquet")
-    with pytest.raises(BatchError, match=r"odd\.parquet: step t\.1 of trajectory t: expected index 1"):
-        read_parquet(tmp_path / "odd.parquet")
-
-
 def test_outcome_with_failed_scoring_is_missing() -> None:
     table = plain(table_of([team()]))
     failed = '{"value":1.0,"range":[0.0,1.0],"status":"failed","reason":"away \\"status\\": \\"ok\\""}'
@@ -443,12 +412,6 @@ def test_further_column_with_a_taken_name_is_refused(tmp_path: Path) -> None:
     batch = TrajectoryBatch.from_trajectories([team()])
     with pytest.raises(BatchError, match="column turn: a trajectory batch has one of that name already"):
         write_parquet(batch, tmp_path / "odd.parquet", {"turn": np.zeros(3)})
-
-
-def test_trajectory_module_does_not_import_pyarrow() -> None:
-    code = "import sys, creditflow.data; print('pyarrow' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "False\n"
 
 
 def test_step_infos_decode_only_those_with_a_key() -> None:
