@@ -56,11 +56,9 @@ def test_create_writes_run_and_configuration(tmp_path: Path) -> None:
 def test_create_refuses_and_keeps_an_existing_run(tmp_path: Path) -> None:
     folder = a_folder(tmp_path)
     folder.append_metrics(1, {"loss": 0.5})
-    with pytest.raises(InputError) as raised:
+    message = r"^trainer\.default_local_dir: .*/run holds a run already; name another folder$"
+    with pytest.raises(InputError, match=message):
         RunFolder.create(folder.path, {"seed": 2}, "other: {}\n")
-    assert str(raised.value) == (
-        f"trainer.default_local_dir: {folder.path} holds a run already; name another folder"
-    )  # fmt: skip
     assert json.loads((folder.path / "run.json").read_text()) == {"format": 3, "seed": 1}
     assert (folder.path / "config.yaml").read_text() == "trainer: {}\n"
     assert read_metrics(folder.path) == [{"step": 1, "loss": 0.5}]
@@ -70,14 +68,6 @@ def test_create_names_the_option_of_an_impossible_folder(tmp_path: Path) -> None
     (tmp_path / "run").write_text("a file")
     with pytest.raises(InputError, match=r"^trainer\.default_local_dir: .*run/steps cannot be made: "):
         a_folder(tmp_path)
-
-
-def test_write_text_replaces_the_whole_file(tmp_path: Path) -> None:
-    folder = a_folder(tmp_path)
-    folder.write_text("run.json", "longer than what comes next")
-    folder.write_text("run.json", "short")
-    assert (folder.path / "run.json").read_text() == "short"
-    assert files_in(folder.path) == ["config.yaml", "run.json"]
 
 
 # Resuming
@@ -107,11 +97,9 @@ def test_open_returns_an_existing_run(tmp_path: Path) -> None:
 
 
 def test_open_refuses_a_missing_run_and_creates_nothing(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as raised:
+    message = r"^trainer\.default_local_dir: .*/run holds no run: expected a run\.json in it$"
+    with pytest.raises(InputError, match=message):
         RunFolder.open(tmp_path / "run")
-    assert str(raised.value) == (
-        f"trainer.default_local_dir: {tmp_path / 'run'} holds no run: expected a run.json in it"
-    )  # fmt: skip
     assert not (tmp_path / "run").exists()
 
 
@@ -124,6 +112,9 @@ def test_rewound_run_continues_like_an_uninterrupted_one(tmp_path: Path, step: i
     (killed.path / ".metrics.jsonl.77.part").write_text("{}")
     folder = RunFolder.open(killed.path)
     folder.rewind(step)
+    once = contents(folder)
+    folder.rewind(step)
+    assert contents(folder) == once
     assert [row["step"] for row in read_metrics(folder.path)] == list(range(step + 1))
     assert files_in(folder.path / "steps") == [f"{n:06d}.parquet" for n in range(1, step + 1)]
     for n in range(step + 1, 5):
@@ -132,11 +123,11 @@ def test_rewound_run_continues_like_an_uninterrupted_one(tmp_path: Path, step: i
     assert contents(folder) == contents(whole)
 
 
-def test_rewind_removes_the_evaluation_and_keeps_unknown_files(
-    tmp_path: Path,
-) -> None:
+def test_rewind_removes_the_evaluation_and_keeps_unknown_files(tmp_path: Path) -> None:
     folder = a_run(tmp_path, 2)
+    folder.write_text("evaluation.json", "longer than what comes next")
     folder.write_text("evaluation.json", "{}\n")
+    assert (folder.path / "evaluation.json").read_text() == "{}\n"
     folder.write_text("steps/notes.parquet", "kept")
     folder.rewind(2)
     assert "evaluation.json" in files_in(folder.path)
@@ -144,18 +135,6 @@ def test_rewind_removes_the_evaluation_and_keeps_unknown_files(
     assert files_in(folder.path) == [
         "config.yaml", "metrics.jsonl", "run.json", "steps/000001.parquet", "steps/notes.parquet",
     ]  # fmt: skip
-
-
-def test_rewind_is_idempotent(tmp_path: Path) -> None:
-    folder = a_folder(tmp_path)
-    before = contents(folder)
-    folder.rewind(0)
-    assert contents(folder) == before
-    folder = a_run(tmp_path / "another", 3)
-    folder.rewind(2)
-    once = contents(folder)
-    folder.rewind(2)
-    assert contents(folder) == once
 
 
 @pytest.mark.parametrize("damage", ['{"loss": \n', '{"loss": 0.5}\n'])
@@ -217,19 +196,8 @@ def test_step_file_contains_batch_and_credit_columns(tmp_path: Path) -> None:
     rows = rows_of(folder, 7)
     assert [row["step_id"] for row in rows] == ["a.0", "a.1", None, "c.0", "c.1"]
     of_steps = [row for row in rows if row["step_id"] is not None]
-    for name, column in {
-        "advantage": assignment.advantage_S,
-        "credit": assignment.credit_S,
-        "own": assignment.own_S,
-        "sub_reward": assignment.sub_reward_S,
-        "scored": assignment.scored_S,
-        "group_id": assignment.group_S,
-        "stratum_in_force": assignment.stratum_S,
-        "level": assignment.level_S,
-        "trained": assignment.trained_S,
-    }.items():
-        np.testing.assert_array_equal(np.array([row[name] for row in of_steps]), column, err_msg=name)
-        assert rows[2][name] is None  # the trajectory without steps
+    assert [row["advantage"] for row in of_steps] == assignment.advantage_S.tolist()
+    assert rows[2]["advantage"] is None  # the trajectory without steps
     assert [row["sub_reward"] for row in of_steps][:3] == [1.0, 0.5, 0.0]
     assert [row["scored"] for row in of_steps] == [True, True, True, False]
 
@@ -246,13 +214,6 @@ def test_assignment_columns_do_not_hide_batch_columns(tmp_path: Path) -> None:
     assert of_both[: len(of_batch)] == of_batch
     assert len(set(of_both)) == len(of_both) > len(of_batch)
     assert not {"group", "order", "select", "in", "out"} & set(of_both)  # SQL keywords
-
-
-def test_step_file_of_trajectories_without_steps_is_written(tmp_path: Path) -> None:
-    folder = a_folder(tmp_path)
-    folder.write_steps(1, batch_of(make_trajectory("a", [], outcome=1.0), make_trajectory("b", [], outcome=0.0)))
-    assert [(row["trajectory_id"], row["step_id"]) for row in rows_of(folder, 1)] == [("a", None), ("b", None)]
-    assert read_parquet(folder.path / "steps/000001.parquet").n_steps == 0
 
 
 def test_step_file_is_replaced_atomically(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.builders import batch_of, examples
 from tests.credit.strategies import situations
 from tests.credit.test_explain import ALL_CORNERS, sampled_tokens
 from tests.runs.test_run_folder import a_batch
+from tests.strategies import assert_same as assert_same_batch
 
 
 def written(tmp_path: Path, assigned: Assignment) -> Path:
@@ -52,10 +53,11 @@ def test_read_assignment_equals_the_written_one(corner: str, tmp_path: Path) -> 
         assert read.history.to_json() == assignment.history.to_json()
         assert read.options == assignment.options
         np.testing.assert_array_equal(read.token_advantages(), assignment.token_advantages())
-        for s in range(batch.n_steps):
-            assert explain(read, s) == explain(assignment, s)
-            for token in sampled_tokens(batch, s):
-                assert explain(read, s, token) == explain(assignment, s, token)
+        assert_same_batch(read.batch, batch)
+        if batch.n_steps:
+            last = batch.n_steps - 1
+            for token in (None, *sampled_tokens(batch, last)):
+                assert explain(read, last, token) == explain(assignment, last, token)
 
     check()
 
