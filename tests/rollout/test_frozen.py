@@ -12,7 +12,7 @@ import pytest
 from creditflow.config import load_recipe, trained_agents, trained_policies
 from creditflow.data import Task, Trajectory
 from creditflow.errors import EndpointError, PromptTooLong
-from creditflow.rollout import AgentSpec, ChatReply, FrozenModel, Rollout, Scheduler, Team, run_rollouts
+from creditflow.rollout import AgentSpec, ChatReply, FrozenModel, Rollout, Scheduler, Team, Workflow, run_rollouts
 from creditflow.rollout.endpoint import Endpoint
 from creditflow.rollout.frozen import CHARACTERS_PER_TOKEN
 from creditflow.rollout.recorder import Sampling
@@ -148,12 +148,15 @@ def test_invalid_key_is_neither_sent_nor_shown(monkeypatch: pytest.MonkeyPatch, 
         cause = cause.__cause__ or cause.__context__
 
 
-@pytest.mark.parametrize("charset", ["hex", "zlib", "bz2", "base64", "rot13", "no-such", "utf-16"])
+@pytest.mark.parametrize("charset", ["hex", "no-such", "utf-16"])
 def test_answer_is_utf8_whatever_charset_the_server_names(charset: str) -> None:
     reply, _ = ask(Answer("Yes.", headers={"Content-Type": f"application/json; charset={charset}"}))
     assert reply.text == "Yes."
-    error, _ = refused(Answer("no", status=400, headers={"Content-Type": f"text/plain; charset={charset}"}))
+    text, headers = "bad\x1b[31m request\n" + "x" * 5000, {"Content-Type": f"text/plain; charset={charset}"}
+    error, _ = refused(Answer(text, status=400, headers=headers))
     assert "status 400" in str(error)
+    assert str(error).isprintable()
+    assert len(str(error)) < 300
 
 
 @pytest.mark.parametrize(
@@ -232,12 +235,6 @@ def test_invalid_reply_raises_without_retry(answer: Answer, why: str) -> None:
     assert len(server.requests) == 1
 
 
-def test_server_error_message_is_short_and_printable() -> None:
-    error, _ = refused(Answer("bad\x1b[31m request\n" + "x" * 5000, status=400))
-    assert str(error).isprintable()
-    assert len(str(error)) < 300
-
-
 TOO_LONG = [
     "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens (4900 in the messages).",
     "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
@@ -259,22 +256,16 @@ def test_refusal_of_a_long_prompt_raises_prompt_too_long(words: str) -> None:
 # ---- many calls
 
 
-def test_metrics_are_reset_when_read() -> None:
-    with JudgeServer([Answer(status=500), Answer(usage=(10, 2))]) as server:
+def test_client_counts_and_works_pickled_and_in_other_loops() -> None:
+    with JudgeServer([Answer(status=500), Answer("hi", usage=(10, 2))]) as server:
         client = model(server.url)
-        asyncio.run(said(client))
-    metrics = client.metrics()
-    assert (metrics["requests"], metrics["retries"], metrics["answered"]) == (2, 1, 1)
-    assert (metrics["prompt_tokens"], metrics["completion_tokens"]) == (10, 2)
-    assert client.metrics()["requests"] == 0
-
-
-def test_client_works_after_pickling_and_in_other_loops() -> None:
-    with JudgeServer(Answer("hi")) as server:
-        client = model(server.url)
-        asyncio.run(said(client))
-        asyncio.run(said(client))
+        for _ in range(2):
+            assert asyncio.run(said(client)).text == "hi"
         assert asyncio.run(said(pickle.loads(pickle.dumps(client)))).text == "hi"
+    metrics = client.metrics()
+    assert (metrics["requests"], metrics["retries"], metrics["answered"]) == (3, 1, 2)
+    assert (metrics["prompt_tokens"], metrics["completion_tokens"]) == (20, 4)
+    assert client.metrics()["requests"] == 0
 
 
 # ---- in a rollout
@@ -289,14 +280,16 @@ async def solve(task: Task, team: Team) -> str:
     return await team.writer(f"say {verdict}-then")
 
 
-def run_workflow(answers: Answers, n: int = 1, **more: Any) -> tuple[list[Trajectory], JudgeServer]:
+def run_workflow(
+    answers: Answers, n: int = 1, workflow: Workflow = solve, **more: Any
+) -> tuple[list[Trajectory], JudgeServer]:
     async def main(url: str) -> list[Trajectory]:
         client = model(url, **more)
         tasks = [Task("test", ({"role": "user", "content": f"word{k}"},), None) for k in range(n)]
         rollouts = [Rollout(task, f"u{k}", f"t{k}", (k,)) for k, task in enumerate(tasks)]
         try:
             scheduler = Scheduler({"default": EchoClient(), "big": client})
-            return await run_rollouts(rollouts, solve, AGENTS, scheduler, Sampling())
+            return await run_rollouts(rollouts, workflow, AGENTS, scheduler, Sampling())
         finally:
             await client.aclose()
 
@@ -340,31 +333,14 @@ def test_refused_long_prompt_truncates_the_trajectory() -> None:
     assert len(trajectory.steps) == 1
 
 
-def test_truncated_reply_truncates_but_rollout_continues() -> None:
-    (trajectory,), _ = run_workflow(Answer("Ye", finish_reason="length"))
-    assert trajectory.status == "truncated"
-    assert trajectory.info["truncated"] == "critic was cut off at 16 tokens"
-    assert trajectory.steps[1].info["finish_reason"] == "length"
-    assert trajectory.answer == "Ye-then"
-
-
 def test_pending_frozen_call_ends_with_its_rollout() -> None:
     async def abandoned(task: Task, team: Team) -> str:
         asyncio.get_running_loop().create_task(team.critic("slow?"))
         await asyncio.sleep(0.1)
         raise ZeroDivisionError("first")
 
-    async def main(url: str) -> Trajectory:
-        client = model(url, request_timeout=60.0)
-        rollout = Rollout(Task("test", (), None), "u", "t", (0,))
-        scheduler = Scheduler({"default": EchoClient(), "big": client})
-        (trajectory,) = await run_rollouts([rollout], abandoned, AGENTS, scheduler, Sampling())
-        await client.aclose()
-        return trajectory
-
     started = time.monotonic()
-    with JudgeServer(Answer(delay=float("inf"))) as server:
-        trajectory = asyncio.run(main(server.url))
+    (trajectory,), _ = run_workflow(Answer(delay=float("inf")), workflow=abandoned, request_timeout=60.0)
     assert unlocated(trajectory.info["error"]) == "ZeroDivisionError: first"
     assert trajectory.steps == []
     assert time.monotonic() - started < 30

@@ -32,7 +32,7 @@ def file(tmp_path: Path) -> Path:
 def with_policies(file: Path, **sections: object) -> Path:
     """Return the recipe with other `policies` and `agents`."""
     recipe = OmegaConf.load(file)
-    del recipe["policies"]
+    recipe.pop("policies", None)
     recipe["team"]["agents"] = sections.pop("agents")
     OmegaConf.save(OmegaConf.merge(recipe, sections), file)
     return file
@@ -41,20 +41,15 @@ def with_policies(file: Path, **sections: object) -> Path:
 SERVED = {"endpoint": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}}
 
 
-def test_default_policy_is_trained(file: Path) -> None:
-    recipe = load_recipe(with_policies(file, agents={"writer": {}, "critic": {"system": "Judge."}}))
-    assert policies_in_use(recipe.config) == {"default": ("writer", "critic")}
-    assert trained_policies(recipe.config) == ("default",)
-    assert model_of(recipe.config, "default") == ("tiny", "actor_rollout_ref.model.path")
-    assert trained_agents(recipe.config) == ["writer", "critic"]
-
-
 def test_policy_has_the_runs_model_or_a_separate_one(file: Path) -> None:
+    config = load_recipe(with_policies(file, agents={"a": {}})).config
+    assert (policies_in_use(config), trained_policies(config)) == ({"default": ("a",)}, ("default",))
     agents = {"a": {"policy": "one"}, "b": {"policy": "two"}, "c": {"policy": "one"}, "d": {"policy": "far"}}
     policies = {"one": None, "two": {"model": {"path": "other"}}, "far": SERVED}
     config = load_recipe(with_policies(file, agents=agents, policies=policies)).config
     assert policies_in_use(config) == {"one": ("a", "c"), "two": ("b",), "far": ("d",)}
     assert trained_policies(config) == ("one", "two")
+    assert trained_agents(config) == ["a", "c", "b"]
     assert model_of(config, "one") == ("tiny", "actor_rollout_ref.model.path")
     assert model_of(config, "two") == ("other", "policies.two.model.path")
 

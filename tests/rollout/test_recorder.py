@@ -6,7 +6,7 @@ import threading
 import openai
 import pytest
 
-from creditflow.rollout import AgentSpec
+from creditflow.rollout import AgentSpec, FrozenModel
 from creditflow.rollout.client import ChatClient, ChatReply
 from creditflow.rollout.recorder import AgentCall, Sampling
 from tests.rewards.processes import HANG_S
@@ -40,10 +40,10 @@ def test_very_long_prompt_does_not_block_the_event_loop():
 
     async def ask(client):
         async def short():
-            await client.chat.completions.create(model="editor", messages=user("short"))
+            await chat(client, "editor", user("short"))
             others_turn.set()
 
-        long = client.chat.completions.create(model="writer", messages=user("x" * 1_000_000))
+        long = chat(client, messages=user("x" * 1_000_000))
         refused, _ = await asyncio.gather(long, short(), return_exceptions=True)
         assert isinstance(refused, openai.BadRequestError)
         assert "has 1000011 tokens, at most 999 fit" in str(refused)
@@ -79,12 +79,9 @@ def test_long_prompt_ends_the_rollout_despite_other_answers():
 
 
 class Far(ChatClient):
-    """A frozen model that counts its calls."""
-
-    calls = 0
+    """A frozen model."""
 
     async def chat(self, messages, **options):
-        self.calls += 1
         return ChatReply("yes", "stop")
 
 
@@ -104,10 +101,8 @@ def test_frozen_prompt_spells_out_its_messages():
 
 
 def test_malformed_tool_call_is_refused_before_a_frozen_call():
-    model = Far()
     with pytest.raises(openai.BadRequestError, match="tool_calls: expected a list"):
-        answered(model, messages=[{"role": "assistant", "content": "x", "tool_calls": 5}])
-    assert model.calls == 0
+        answered(FrozenModel(None), messages=[{"role": "assistant", "content": "x", "tool_calls": 5}])
 
 
 def told(text: str) -> dict:
@@ -138,9 +133,9 @@ def test_example_in_every_prompt_is_not_a_parent():
 
     async def ask(client):
         for _ in range(3):
-            await client.chat.completions.create(model="writer", messages=example)
-        await client.chat.completions.create(model="editor", messages=user("something else"))
-        await client.chat.completions.create(model="writer", messages=[*example, told("B"), *user("Why?")])
+            await chat(client, messages=example)
+        await chat(client, "editor", user("something else"))
+        await chat(client, messages=[*example, told("B"), *user("Why?")])
 
     made = once(ask, model=Answers(short_answer))
     assert [step.parents for step in made.steps] == [(), (0,), (1,), (2,), (2,)]

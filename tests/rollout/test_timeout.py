@@ -1,11 +1,9 @@
 """The time limit of a rollout. Workflows, models and endpoints set the event loop's clock, so no test waits."""
 
 import asyncio
-import http.client
-import json
 import threading
-from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from creditflow.config import load_recipe
@@ -209,15 +207,10 @@ def test_workflow_that_swallows_cancellation_is_abandoned():
 
 def post(base_url, api_key, agent):
     """Return status and body of a chat completion over HTTP."""
-    url = urlsplit(base_url)
-    connection = http.client.HTTPConnection(url.hostname, url.port)
-    body = json.dumps({"model": agent, "messages": [{"role": "user", "content": "hello"}]})
-    headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
-    connection.request("POST", f"{url.path}/chat/completions", body, headers)
-    answer = connection.getresponse()
-    found = answer.status, json.loads(answer.read())
-    connection.close()
-    return found
+    body = {"model": agent, "messages": [{"role": "user", "content": "hello"}]}
+    headers = {"authorization": f"Bearer {api_key}"}
+    answer = httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, timeout=HANG_S)
+    return answer.status_code, answer.json()
 
 
 def test_thread_that_does_not_return_is_abandoned():

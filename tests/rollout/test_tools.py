@@ -43,20 +43,13 @@ def weather(city: str, days: int = 1, *, exact: bool = False) -> dict:
 class Greeter:
     """A callable object with a greeting."""
 
-    def __init__(self, greeting: str = "Hello") -> None:
-        self.greeting = greeting
-
     def __call__(self, name: str) -> str:
-        """Greets a person.
-
-        Args:
-            name: The name of the person.
-        """
-        return f"{self.greeting}, {name}"
+        """Greets a person."""
+        return name
 
 
-class Silent:
-    """Says nothing of how it is called."""
+class Silent(Greeter):
+    """A callable object without a documented call."""
 
     def __call__(self, name: str) -> str:
         return name
@@ -68,7 +61,7 @@ class Silent:
         (weather, "The weather to come."),
         (functools.partial(weather, exact=True), "The weather to come."),
         (Greeter(), "Greets a person."),
-        (Silent(), "Says nothing of how it is called."),
+        (Silent(), "A callable object without a documented call."),
         (lambda name: name, ""),
     ],
 )
@@ -168,18 +161,9 @@ def handed_on(city: str, seconds: float = 0.0):
     return forecast(city, seconds)
 
 
-async def handed_on_twice(city: str, seconds: float = 0.0):
-    return handed_on(city, seconds)
-
-
 @inline
 async def at_once(city: str, seconds: float = 0.0) -> str:
     return await forecast(city, seconds)
-
-
-@inline
-def handed_on_at_once(city: str, seconds: float = 0.0):
-    return forecast(city, seconds)
 
 
 @functools.wraps(forecast)
@@ -187,7 +171,7 @@ def wrapped(*args, **kwargs):
     return forecast(*args, **kwargs)
 
 
-@pytest.mark.parametrize("function", [forecast, handed_on, handed_on_twice, at_once, handed_on_at_once, wrapped])
+@pytest.mark.parametrize("function", [forecast, handed_on, at_once, wrapped])
 def test_returned_awaitable_is_awaited(function):
     result = called(Tool.from_function(function, name="forecast", timeout=60), city="Ulm")
     assert (result.status, result.text) == ("ok", "rain in Ulm")
@@ -333,6 +317,7 @@ MALFORMED = [
     '{"name": "f", "arguments": {"x": NaN}}',
     '{"name": "f", "arguments": {"x": [-1e999]}}',
     '{"name": "", "arguments": {"x": 1}}',
+    '{"name": null}',
     '{"arguments": {"x": 1}}',
     f'{{"name": "f", "arguments": {"[" * 99 + "]" * 99}}}',
 ]
@@ -388,9 +373,8 @@ def test_calls_end_with_their_json_and_thoughts_are_skipped(text, content, calls
     assert [(call.name, call.arguments) for call in parsed] == calls
 
 
-@pytest.mark.parametrize("body", ['{"name": "", "arguments": {}}', '{"arguments": {}}', '{"name": null}'])
-def test_call_without_a_name_gets_the_format_as_an_error(body):
-    (call,) = parse_tool_calls(f"<tool_call>{body}</tool_call>")[1]
+def test_call_without_a_name_gets_the_format_as_an_error():
+    (call,) = parse_tool_calls('<tool_call>{"name": null}</tool_call>')[1]
     result = asyncio.run(call_tool({"weather": Tool.from_function(weather)}, call, {}))
     assert (result.name, result.text) == ("", 'error: expected {"name": ..., "arguments": {...}}')
 
@@ -634,12 +618,6 @@ def test_store_is_shared_within_a_rollout_only():
     assert made.steps[1].info["tool_calls"][0]["result"] == "v"
     another = run_workflow(Scripted(call("recall", key="k"), "none"), "recall")
     assert "nothing is stored as 'k'" in another.steps[0].info["tool_calls"][0]["result"]
-
-
-def test_greedy_step_with_tools_is_masked():
-    (step,) = run_workflow(Scripted(call("calculator", expression="2"), "two"), "calculator", temperature=0.0).steps
-    assert not any(step.response_mask)
-    assert step.info["turns"][1][1] == len(step.response_ids)
 
 
 def test_log_probs_after_a_result_match_one_forward_pass():

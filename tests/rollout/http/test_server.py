@@ -356,19 +356,6 @@ def test_max_tokens_is_capped_at_the_runs_limit():
     assert model.requests[0].max_tokens == 33
 
 
-def test_log_probs_are_those_of_the_step():
-    async def ask(client):
-        answer = await chat(client, logprobs=True)
-        return answer, await client.completions.create(model="writer", prompt="Once", logprobs=1)
-
-    (answer, completion), trajectory = exchange(ask)
-    first, second = trajectory.steps
-    tokens = [(token.token, token.logprob) for token in answer.choices[0].logprobs.content]
-    assert tokens == list(zip("yes", first.logprobs, strict=True))
-    assert completion.choices[0].logprobs.token_logprobs == list(second.logprobs)
-    assert completion.choices[0].logprobs.text_offset == [0, 1, 2]
-
-
 def test_prompts_of_one_request_all_succeed_or_all_fail():
     async def ask(client):
         with pytest.raises(openai.BadRequestError, match="has 2000 tokens"):

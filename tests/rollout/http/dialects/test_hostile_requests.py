@@ -15,30 +15,27 @@ from creditflow.rollout.http.dialects import DIALECTS
 from creditflow.rollout.http.server import OpenAIServer
 from tests.builders import examples
 from tests.rewards.processes import HANG_S
-from tests.rollout.http.dialects.clients import CHAT_TOOL, MESSAGE_TOOL, RESPONSE_TOOL
+from tests.rollout.http.dialects.clients import (
+    CHAT_TOOL,
+    MESSAGE_TOOL,
+    RESPONSE_TOOL,
+    anthropic_messages,
+    chat_messages,
+    response_items,
+)
 from tests.rollout.http.test_server import CALL, Templated, recorder_for
 
-CHAT_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TURNS = [("user", "x"), ("assistant", "", [("c", "f", {"a": [1]})]), ("tool", "c", "3")]
 BODIES = {
     "openai_chat": {
-        "model": "writer",
-        "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "x"}]},
-            {"role": "assistant", "content": None, "tool_calls": [CHAT_CALL]},
-            {"role": "tool", "tool_call_id": "c", "content": "3"},
-        ],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}, *chat_messages(None, TURNS)],
         "tools": [CHAT_TOOL],
         "metadata": {"mine": 1},
         "stop": ["zz"],
     },
-    "openai_completions": {"model": "writer", "prompt": ["x", [72]], "logprobs": 1, "seed": 3},
+    "openai_completions": {"prompt": ["x", [72]], "logprobs": 1, "seed": 3},
     "openai_responses": {
-        "model": "writer",
-        "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
-            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "c", "output": "3"},
-        ],
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}, *response_items(TURNS)],
         "instructions": "x",
         "tools": [RESPONSE_TOOL],
         "include": ["message.output_text.logprobs"],
@@ -46,14 +43,9 @@ BODIES = {
         "metadata": {"mine": 1},
     },
     "anthropic_messages": {
-        "model": "writer",
         "max_tokens": 9,
         "system": [{"type": "text", "text": "x"}],
-        "messages": [
-            {"role": "user", "content": "x"},
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {"a": [1]}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "3"}]},
-        ],
+        "messages": anthropic_messages(TURNS),
         "tools": [MESSAGE_TOOL],
         "tool_choice": {"type": "auto"},
         "output_config": {"effort": "low"},
@@ -112,7 +104,7 @@ NAMES = st.sampled_from(WORDS.split())
 @st.composite
 def hostile(draw, dialect: str) -> bytes:
     """Return a valid body with a few values replaced, removed or added."""
-    body = BODIES[dialect]
+    body = {"model": "writer", **BODIES[dialect]}
     for _ in range(draw(st.integers(1, 2))):
         place = draw(st.sampled_from(sorted(places(body), key=repr)))
         inner = body
@@ -150,7 +142,7 @@ def answer_of(session, dialect: str, body: bytes) -> httpx.Response:
 
 @pytest.mark.parametrize("dialect", sorted(BODIES))
 def test_unchanged_body_is_answered(session, dialect):
-    assert answer_of(session, dialect, json.dumps(BODIES[dialect]).encode()).status_code == 200
+    assert answer_of(session, dialect, json.dumps({"model": "writer", **BODIES[dialect]}).encode()).status_code == 200
 
 
 @pytest.mark.parametrize("dialect", sorted(BODIES))

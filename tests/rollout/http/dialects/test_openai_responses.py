@@ -198,12 +198,6 @@ def test_unsupported_request_is_refused_by_name(fields, said):
         created(**fields)
 
 
-def test_long_prompt_is_refused_with_its_code():
-    with pytest.raises(openai.BadRequestError) as raised:
-        created(input="x" * 2000)
-    assert raised.value.code == "context_length_exceeded"
-
-
 def test_ignored_fields_are_recorded_with_the_step():
     agents = {"writer": AgentSpec(ignored_fields=frozenset(["text.format"]))}
     _, made = created(
