@@ -15,7 +15,7 @@ from typing import Any
 
 from creditflow import AgentError, Step, Task, Team, Trajectory, reward
 from creditflow._utils.loading import load_object
-from creditflow.config.shipped import find_recipe
+from creditflow.config.loading import find_recipe
 
 _RECIPES = find_recipe("arithmetic_chain").parent
 FAILS = 15

@@ -30,7 +30,7 @@ from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, proce
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
-from creditflow.config.shipped import find_recipe
+from creditflow.config.loading import find_recipe
 from creditflow.data import Floats
 from creditflow.runs.run_folder import read_metrics
 from creditflow.studies.comparison.bootstrap import Difference, PassCounts, paired_difference

@@ -43,7 +43,7 @@ from benchmarks.record import ROOT, Figure, exit_with, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow.config import default_rules, load_recipe
-from creditflow.config.shipped import find_recipe
+from creditflow.config.loading import find_recipe
 from creditflow.engines.common.components import build_components
 from creditflow.engines.common.guard import build_guard
 from creditflow.monitoring.guard import WARN, Guard, specs

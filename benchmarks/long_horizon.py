@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from benchmarks.record import RESULTS, Figure, compare, exit_with, show, write
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.loading import load_object
-from creditflow.config.shipped import find_recipe
+from creditflow.config.loading import find_recipe
 from creditflow.data import Bools, Floats, Message, Task, Trajectory
 from creditflow.reports.comparison_plot import COLOURS, STYLES
 from creditflow.rollout import AgentSpec, ChatClient, ChatReply, Rollout, Sampling, Scheduler, run_rollout

@@ -19,7 +19,7 @@ import pytest
 import creditflow
 from benchmarks import credit_rules, credit_signal, fidelity
 from creditflow import Step, Task, Trajectory
-from creditflow.config.shipped import shipped_recipes
+from creditflow.config.loading import shipped_recipes
 from creditflow.removed import REMOVED
 from creditflow.studies.comparison import bootstrap
 from tests.paths import DOCS, ROOT

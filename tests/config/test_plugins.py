@@ -45,7 +45,7 @@ class MailConfig(PluginSection):
 HOOK = """
 from creditflow import Task
 from creditflow.config import WorkflowSource
-from creditflow.config.team import AgentConfig
+from creditflow.config.sections import AgentConfig
 from creditflow.data.sources import Source
 from creditflow.engines.local.hooks import EngineHook
 from creditflow.monitoring.catalog import Metric

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from creditflow.config import load_recipe
-from creditflow.config.shipped import find_recipe, shipped_recipes
+from creditflow.config.loading import find_recipe, shipped_recipes
 from creditflow.errors import ConfigError
 from tests.paths import RECIPES
 

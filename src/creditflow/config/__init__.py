@@ -4,8 +4,6 @@ A recipe is a YAML file; `key=value` overrides apply on top of it. `load_recipe`
 sections define the allowed values of each option, not the option's effect.
 """
 
-from creditflow.config.actor import KL_LOSS_TYPES, ActorConfig, CriticConfig
-from creditflow.config.data import DataConfig
 from creditflow.config.guard import FallbackConfig, default_rules
 from creditflow.config.loading import (
     credit_overrides,
@@ -16,7 +14,6 @@ from creditflow.config.loading import (
     with_effect,
     with_options,
 )
-from creditflow.config.model import LOSS_AGG_MODES, ActorModelConfig, OptimConfig
 from creditflow.config.plugins import WorkflowSource, workflow_source
 from creditflow.config.recipe import (
     Config,
@@ -30,8 +27,19 @@ from creditflow.config.recipe import (
     trained_policies,
 )
 from creditflow.config.rule_files import with_loaded_files
-from creditflow.config.team import EndpointConfig, PolicyConfig
-from creditflow.config.trainer import AuditConfig, TrainerConfig
+from creditflow.config.sections import (
+    KL_LOSS_TYPES,
+    LOSS_AGG_MODES,
+    ActorConfig,
+    ActorModelConfig,
+    AuditConfig,
+    CriticConfig,
+    DataConfig,
+    EndpointConfig,
+    OptimConfig,
+    PolicyConfig,
+    TrainerConfig,
+)
 
 __all__ = [
     "KL_LOSS_TYPES",

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from creditflow._utils.sections import Section
-from creditflow.config.model import LayerIndices, TargetModules
+from creditflow.config.sections import LayerIndices, TargetModules
 
 
 def default_rules() -> dict[str, Any]:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from creditflow._utils.sections import checked, mergeable
 from creditflow.config.algorithm import AlgorithmConfig
 from creditflow.config.guard import adapt_rules
-from creditflow.config.model import SUM_NORM
 from creditflow.config.plugins import workflow_source
 from creditflow.config.recipe import Config, Recipe
 from creditflow.config.rule_files import load_named_files, with_loaded_files
-from creditflow.config.shipped import find_recipe, shipped_recipes
+from creditflow.config.sections import SUM_NORM
 from creditflow.config.validation import validate
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.presets import KEY as PRESET
@@ -26,6 +25,26 @@ from creditflow.removed import removed_hint
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+"""The folder of the shipped recipes. It is no package: their Python files are loaded by path, as users' files are."""
+
+
+def find_recipe(name: Path | str, folder: Path = Path()) -> Path:
+    """Find a recipe by its path relative to `folder`, or a shipped one by its bare name, with or without `.yaml`.
+
+    A file in `folder` comes first. Returns the path in `folder` if neither exists.
+    """
+    path = folder / name
+    if path.is_file() or Path(name).name != str(name):
+        return path
+    shipped = RECIPES / f"{path.name.removesuffix('.yaml')}.yaml"
+    return shipped if shipped.is_file() else path
+
+
+def shipped_recipes() -> list[str]:
+    """The names of the shipped recipes, in alphabetical order."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:

@@ -10,16 +10,23 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from creditflow._utils.sections import FromMapping, Section, checked
-from creditflow.config.actor import ActorRolloutRefConfig, CriticConfig
 from creditflow.config.algorithm import AlgorithmConfig
-from creditflow.config.data import DataConfig
 from creditflow.config.guard import GuardConfig
-from creditflow.config.model import OptimConfig
 from creditflow.config.plugins import extensible
-from creditflow.config.reward import RewardConfig
 from creditflow.config.rule_files import with_loaded_files
-from creditflow.config.team import DEFAULT_POLICY, PolicyConfig, TeamConfig
-from creditflow.config.trainer import AuditConfig, RayConfig, TrainerConfig
+from creditflow.config.sections import (
+    DEFAULT_POLICY,
+    ActorRolloutRefConfig,
+    AuditConfig,
+    CriticConfig,
+    DataConfig,
+    OptimConfig,
+    PolicyConfig,
+    RayConfig,
+    RewardConfig,
+    TeamConfig,
+    TrainerConfig,
+)
 
 
 @extensible("")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from creditflow._utils.sections import PluginSection, PolicySource
-from creditflow.config.model import SUM_NORM
 from creditflow.config.recipe import Config, optim_of, policies_in_use, trained_policies
-from creditflow.config.team import DEFAULT_POLICY, AgentConfig, EndpointConfig, PolicyConfig
+from creditflow.config.sections import DEFAULT_POLICY, SUM_NORM, AgentConfig, EndpointConfig, PolicyConfig
 from creditflow.credit.presets import find_preset
 from creditflow.credit.records import ADVANTAGE_ESTIMATORS
 from creditflow.credit.thresholds.base import make_threshold

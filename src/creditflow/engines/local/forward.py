@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from creditflow._utils.huggingface import position_limit
-from creditflow.config.trainer import Precision
+from creditflow.config.sections import Precision
 from creditflow.data import Ints
 from creditflow.engines.local import memory
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from creditflow.config import Config, WorkflowSource
-from creditflow.config.team import AgentConfig
+from creditflow.config.sections import AgentConfig
 from creditflow.errors import ConfigError, did_you_mean
 from creditflow.plugins.verifiers.workflow import reward_weights, roles_of, verifiers_workflow
 from creditflow.rewards.entries import RewardFunctionConfig
