@@ -10,10 +10,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from creditflow._utils.huggingface import load_folder
+from creditflow._utils.huggingface import load_folder, missing_files
 from creditflow.cli import app
 from creditflow.config import load_recipe
-from creditflow.engines.models.complete import missing_files
 from creditflow.engines.models.folders import local_folder, model_folder
 from creditflow.engines.models.gguf_models import Source, convert, read_metadata, supported_architectures
 from creditflow.engines.models.gguf_tokenizer import PRE_TOKENIZERS, byte_level_tokenizer, known_pre_tokenizer

@@ -12,8 +12,7 @@ from hypothesis import given
 from creditflow.credit import Assignment, Credit, CreditOptions, assign, explain, propagation_rule
 from creditflow.credit.records import PROPAGATION_RULES
 from creditflow.errors import DataError
-from creditflow.runs.format import FORMAT
-from creditflow.runs.step_files import read_step_file, write_step_file
+from creditflow.runs.step_files import FORMAT, read_step_file, write_step_file
 from tests.builders import batch_of, examples
 from tests.credit.strategies import situations
 from tests.credit.test_explain import ALL_CORNERS, sampled_tokens

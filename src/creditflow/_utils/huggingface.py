@@ -1,7 +1,8 @@
-"""Loads Hugging Face folders safely: local files only, safetensors only, no code from the folder."""
+"""Loads Hugging Face folders safely: local files only, safetensors only, no code from them. Lists missing files."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ _AUTO_CLASS: dict[Kind, str] = {
     "causal": "AutoModelForCausalLM",
     "token_classification": "AutoModelForTokenClassification",
 }
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def load_folder(
@@ -162,3 +164,31 @@ def _rope_switches(text: Any, positions: int) -> Iterator[tuple[str, int]]:
 def _changes(rope: dict[str, Any]) -> bool:
     """Whether the long factors of longrope differ from the short ones."""
     return rope.get("short_factor") != rope.get("long_factor") or rope.get("short_mscale") != rope.get("long_mscale")
+
+
+def is_gguf(file: Path) -> bool:
+    """Whether the name is that of a GGUF file."""
+    return file.suffix.lower() == ".gguf"
+
+
+def missing_files(folder: Path) -> list[str]:
+    """The missing files of a Hugging Face folder: its configuration, and the weights in one file or in parts.
+
+    An index of parts that cannot be read counts as missing. Empty for a folder that does not exist or has no file, and
+    for one with a GGUF file.
+    """
+    files = {file.name for file in folder.iterdir()} if folder.is_dir() else set[str]()
+    if not files or any(is_gguf(Path(name)) for name in files):
+        return []
+    expected = ["config.json"]
+    for whole in _WEIGHTS:
+        if f"{whole}.index.json" in files:
+            try:
+                index = json.loads((folder / f"{whole}.index.json").read_text())
+                parts = sorted({str(part) for part in index["weight_map"].values()})
+            except (ValueError, LookupError, TypeError, AttributeError):
+                return [f"{whole}.index.json"]
+            return [name for name in (*expected, *parts) if name not in files]
+    if not any(name in files for name in _WEIGHTS):
+        expected.append(_WEIGHTS[0])
+    return [name for name in expected if name not in files]

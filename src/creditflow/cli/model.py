@@ -51,7 +51,7 @@ def model(
 
 def _source(source: str) -> tuple[Source, str]:
     """The GGUF file that the argument names, and the name of its default folder."""
-    from creditflow.engines.models.complete import is_gguf
+    from creditflow._utils.huggingface import is_gguf
     from creditflow.engines.models.gguf_models import Source
     from creditflow.engines.models.smollm2 import FOLDER, NAME, smollm2_source
 
@@ -64,7 +64,7 @@ def _source(source: str) -> tuple[Source, str]:
 
 
 def _why(file: Path) -> str:
-    from creditflow.engines.models.complete import is_gguf
+    from creditflow._utils.huggingface import is_gguf
 
     if file.is_dir():
         return ", a folder"

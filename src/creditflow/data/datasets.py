@@ -25,9 +25,8 @@ from creditflow.data.dataset_folders import (
     open_saved,
     parts_of_folder,
 )
-from creditflow.data.messages import without_nulls
 from creditflow.data.sources import SOURCES, source_of
-from creditflow.data.trajectory import Task, content_text
+from creditflow.data.trajectory import Task, content_text, without_nulls
 from creditflow.errors import CreditflowError, DataError, first_line
 
 _COLUMNS = ("data_source", "prompt", "reward_model", "extra_info", "question", "answer")

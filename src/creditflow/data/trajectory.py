@@ -29,6 +29,10 @@ RIGHT = 1.0 - 1e-9
 RANGE_TOLERANCE = 1e-6
 """Tolerance for rounding, as a share of a range's width: a value this far beyond a bound counts as the bound."""
 CODE_OF_STATUS: dict[ScoreStatus, int] = {"ok": OK, "failed": FAILED, "timeout": TIMEOUT}
+_DEPTH = 64
+"""The deepest nesting of a message that is read; templates recurse over it."""
+_CALL_LEVELS = 2
+"""Nested objects: a call, and its function. Deeper objects are arguments."""
 
 
 def content_text(content: object) -> str:
@@ -36,6 +40,32 @@ def content_text(content: object) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return "" if content is None else str(content)
+
+
+def without_nulls(message: Message, *, in_arguments: bool = False) -> Message:
+    """Return `message` without null keys and without an empty list of tool calls; `content` may be null.
+
+    Chat templates test whether a key is present. OpenAI's client writes every key of its types (`model_dump()`), and
+    Parquet every key that any row has. `in_arguments`: also remove nulls from the calls' arguments, for messages from
+    Parquet; elsewhere nulls in arguments are values.
+    """
+    kept = {key: value for key, value in message.items() if value is not None or key == "content"}
+    depth = _DEPTH if in_arguments else _CALL_LEVELS
+    for key in ("tool_calls", "function_call", "content"):
+        if isinstance(kept.get(key), list | tuple | Mapping):
+            kept[key] = _bare(kept[key], depth)
+    if kept.get("tool_calls") in ([], ()):
+        del kept["tool_calls"]
+    return kept
+
+
+def _bare(value: Any, depth: int) -> Any:
+    """Return `value` without null keys, down to `depth` levels of objects."""
+    if isinstance(value, list | tuple):
+        return [_bare(inner, depth) for inner in value]
+    if isinstance(value, Mapping) and depth > 0:
+        return {key: _bare(inner, depth - 1) for key, inner in value.items() if inner is not None}
+    return value
 
 
 @dataclass(frozen=True, slots=True)

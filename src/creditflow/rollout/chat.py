@@ -16,8 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from creditflow.data import Message
-from creditflow.data.messages import without_nulls
-from creditflow.data.trajectory import content_text
+from creditflow.data.trajectory import content_text, without_nulls
 from creditflow.errors import ModelError, first_line
 
 _THOUGHTS = {

@@ -15,14 +15,13 @@ from typing import Any
 
 from creditflow._utils.text_search import read_in
 from creditflow.data import Message, Step, Trajectory
-from creditflow.data.messages import without_nulls
+from creditflow.data.trajectory import without_nulls
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
 from creditflow.rollout.chat import Prompt, PromptIds, ToolCall, message_text, opens_thought, parse_tool_calls
 from creditflow.rollout.client import ChatClient, Generation, GenerationRequest, Generator, PolicyView
 from creditflow.rollout.clock import RolloutClock
-from creditflow.rollout.threads import end
 from creditflow.rollout.tools import Tool, ToolResult, call_tool, shortened
-from creditflow.rollout.unawaited import unawaited
+from creditflow.rollout.user_code import end, unawaited
 
 _LOOKED_BACK = 64
 """Number of preceding steps whose responses are searched for in a prompt."""

@@ -14,7 +14,7 @@ from creditflow.rollout.client import Generator
 from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.recorder import AgentSpec, Recorder, Sampling
 from creditflow.rollout.team import Team
-from creditflow.rollout.threads import end, in_thread, is_callers_end
+from creditflow.rollout.user_code import end, in_thread, is_callers_end
 
 Workflow = Callable[[Task, Team], object]
 """`async def solve(task, team) -> answer`; or `def`, which runs in a thread and calls its agents over HTTP."""

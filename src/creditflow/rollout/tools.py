@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.rollout.chat import ToolCall
-from creditflow.rollout.threads import in_thread, is_callers_end
+from creditflow.rollout.user_code import in_thread, is_callers_end
 
 STATE = "state"
 """A parameter of this name receives the rollout's dict, which all its tools share; agents do not see it."""

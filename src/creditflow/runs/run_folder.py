@@ -17,8 +17,7 @@ from creditflow._utils.tracebacks import KEY
 from creditflow.credit import Assignment
 from creditflow.data import TrajectoryBatch
 from creditflow.errors import CreditflowError, DataError, InputError, first_line
-from creditflow.runs.format import FORMAT, expect_format
-from creditflow.runs.step_files import write_step_file
+from creditflow.runs.step_files import FORMAT, expect_format, write_step_file
 
 
 class RunFolder:

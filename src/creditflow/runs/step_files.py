@@ -20,8 +20,13 @@ from creditflow.credit.history import History
 from creditflow.credit.references import recall_properties, recorded_properties
 from creditflow.data import TrajectoryBatch
 from creditflow.errors import BatchError, ConfigError, DataError
-from creditflow.runs.format import FORMAT, expect_format
 
+FORMAT = 3
+"""Version of `run.json`, of the names in `metrics.jsonl`, and of the columns of step files.
+
+Version 2 has options and columns of credit that were removed, such as those of the prefix baseline. Version 1 (files
+without a number are older still) has other names: `val/plays`, the column `stopped`, and more.
+"""
 _RENAMED = {"stratum": "stratum_in_force", "group": "group_id"}
 """New names for fields with the name of a batch column or of an SQL keyword."""
 
@@ -59,6 +64,16 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
     table.write_parquet(
         batch, path, columns["S"], trajectory_columns=columns["N"], token_columns=columns["T"], facts=facts
     )
+
+
+def expect_format(file: Path, version: object) -> None:
+    """Raise DataError unless `version` is this one; `file` appears in the message."""
+    if version == FORMAT:
+        return
+    advice = "update creditflow"
+    if not isinstance(version, int) or version < FORMAT:
+        advice = "read it with the creditflow that wrote it (versions in run.json), or train again in a new folder"
+    raise DataError(f"{file}: a file of version {version}; this creditflow reads version {FORMAT}: {advice}")
 
 
 def expect_readable(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, different_options
 from creditflow.errors import InputError
 from creditflow.runs import RunFolder
-from creditflow.runs.format import expect_format
+from creditflow.runs.step_files import expect_format
 
 FINISHED = "evaluation.json"
 """The file of a finished run's last evaluation, written last."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from creditflow._utils.huggingface import is_gguf, missing_files
 from creditflow._utils.loading import is_reference, load_object
 from creditflow.config import Recipe, model_of
 from creditflow.engines.models import smollm2
-from creditflow.engines.models.complete import is_gguf, missing_files
 from creditflow.engines.models.gguf_models import Source, cached
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError, ModelError

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 
 from creditflow._utils.files import cache_folder, make_folder, make_whole, remove_unfinished, write_json
-from creditflow._utils.huggingface import load_tokenizer
+from creditflow._utils.huggingface import load_tokenizer, missing_files
 from creditflow._utils.progress import Reporter
-from creditflow.engines.models.complete import missing_files
 from creditflow.engines.models.gguf_tokenizer import (
     byte_level_tokenizer,
     end_tokens,

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast, get_args
 
-from creditflow.data.addresses import MOST_TASKS, options_of, whole
-from creditflow.data.sources import Source
+from creditflow.data.sources import MOST_TASKS, Source, options_of, whole
 from creditflow.data.trajectory import Task
 from creditflow.errors import DataError, did_you_mean
 

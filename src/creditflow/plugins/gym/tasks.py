@@ -20,8 +20,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from creditflow.data.addresses import TaskSplit, digest, options_of, split_named, split_of, whole
-from creditflow.data.sources import Source
+from creditflow.data.sources import Source, TaskSplit, digest, options_of, split_named, split_of, whole
 from creditflow.data.trajectory import Task
 from creditflow.errors import DataError, did_you_mean, first_line
 

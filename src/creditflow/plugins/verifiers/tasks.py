@@ -19,8 +19,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
-from creditflow.data.addresses import MOST_TASKS, TaskSplit, digest, options_of, split_named, split_of, whole
-from creditflow.data.sources import Source
+from creditflow.data.sources import MOST_TASKS, Source, TaskSplit, digest, options_of, split_named, split_of, whole
 from creditflow.data.trajectory import Message, Task
 from creditflow.errors import DataError, did_you_mean, first_line
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from creditflow.data import Message
-from creditflow.data.messages import without_nulls
+from creditflow.data.trajectory import without_nulls
 from creditflow.rollout.chat import Prompt
 from creditflow.rollout.http import openai_format
 from creditflow.rollout.http.answers import divided, finish_reason, prompt_tokens, said

@@ -1,13 +1,27 @@
-"""Helpers to run users' code: threads for blocking calls, and the distinction of a call's errors from its caller's."""
+"""Helpers to run users' code: threads for blocking calls, errors that end the caller, and forgotten `await`s."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
+import re
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+
+_GRACE_S = 10.0
+"""Seconds that a cancelled task has to end; a task that swallows its cancellation is abandoned."""
+_WRITTEN = re.compile(
+    r"<(?:coroutine|async_generator) object [^\n]{1,300}? at 0x[0-9a-fA-F]+>"
+    r"|<Task (?:pending|cancelling|finished|cancelled) name='[^'\n]{0,100}'"
+    r"|<(?:_Gathering)?Future (?:pending|finished|cancelled)[ >]"
+    r"|<Future at 0x[0-9a-fA-F]+ state="
+)
+"""A coroutine, task or future in an f-string."""
+_MARKS = ("<coroutine object ", "<async_generator object ", "<Task ", "Future ")
+_DEPTH = 8
 
 
 def is_callers_end(raised: BaseException) -> bool:
@@ -20,10 +34,6 @@ def is_callers_end(raised: BaseException) -> bool:
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
     return isinstance(raised, KeyboardInterrupt | GeneratorExit)
-
-
-_GRACE_S = 10.0
-"""Seconds that a cancelled task has to end; a task that swallows its cancellation is abandoned."""
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
@@ -63,3 +73,28 @@ async def in_thread(call: Callable[[], Any]) -> Any:
 
     threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
     return await future
+
+
+def unawaited(value: object, own: Sequence[object] = ()) -> str | None:
+    """Return the coroutine (task, future, async generator) that `value` is, contains or spells out, or None.
+
+    `own`: values whose texts may spell one out: the task's, and those that models wrote.
+    """
+    for leaf in _leaves(value):
+        if not isinstance(leaf, str):
+            if inspect.isawaitable(leaf) or inspect.isasyncgen(leaf):
+                return repr(leaf)[:200]
+        elif any(mark in leaf for mark in _MARKS):
+            for match in _WRITTEN.finditer(leaf):
+                if not any(match[0] in text for text in _leaves(own) if isinstance(text, str)):
+                    return match[0]
+    return None
+
+
+def _leaves(value: object, depth: int = _DEPTH) -> Iterator[object]:
+    """Yield the texts and other objects that a value contains, at most `depth` collections deep."""
+    if depth == 0 or not isinstance(value, Mapping | list | tuple | set | frozenset):
+        yield value
+    else:
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(inner, depth - 1)
