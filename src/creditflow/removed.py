@@ -40,14 +40,19 @@ REMOVED: dict[str, str] = {
     "creditflow.rewards.builtin.verifiers_score": "use `creditflow.plugins.verifiers.rewards`",
     "creditflow.rollout.environments": "use `creditflow.plugins.environments`",
     "creditflow.rollout.verifiers": "use `creditflow.plugins.verifiers`",
+    "creditflow.testing.check_propagation_rule": "test the properties listed in docs/how_to/conformance.md",
+    "creditflow.testing.check_threshold": "test the properties listed in docs/how_to/conformance.md",
     "creditflow.traces": "use `creditflow.plugins.traces`",
     "data.curriculum.review": "leave it out: a fifth of a family's tasks come from passed levels",
+    "recipe logic_single": "use `sums_single`, or a workflow of your own on the tasks of `logic_team`",
     "reward.functions.fn=implicit_process": "use `process_model`, or a function of your own",
+    "template planner": "use `debate`, with `topologies.planner_executor_verifier` in its `team.py`",
     "trainer.sequential_ratio_max": "leave it out: every training step updates all policies",
     "trainer.update_schedule": "leave it out: every training step updates all policies",
 }
 """Removed name -> advice. A name is a dotted key (`algorithm.tau`), a key with a value
-(`algorithm.propagation=replay`), a command (`creditflow diff`), or a module (`creditflow.integrations`)."""
+(`algorithm.propagation=replay`), a command (`creditflow diff`), a module (`creditflow.integrations`) or a name in it, a
+shipped recipe (`recipe logic_single`), or a template of `creditflow init`."""
 
 
 def removed_hint(key: str, value: object = None) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from creditflow.errors import InputError, did_you_mean
+from creditflow.removed import removed_hint
 
 TEMPLATES = Path(__file__).parents[1] / "recipes" / "templates"
 """A folder per template, and `_common` with the files that all templates share."""
@@ -29,7 +30,8 @@ def init(
     templates = sorted(path.name for path in TEMPLATES.iterdir() if not path.name.startswith("_"))
     if template not in templates:
         expected = f"{', '.join(templates[:-1])} or {templates[-1]}"
-        raise InputError(f"--template: expected {expected}, got {template!r}{did_you_mean(template, templates)}")
+        hint = removed_hint(f"template {template}") or did_you_mean(template, templates)
+        raise InputError(f"--template: expected {expected}, got {template!r}{hint}")
     if name.exists() and not name.is_dir():
         raise InputError(f"NAME: {name} is a file; name a new folder")
     if name.is_dir() and any(name.iterdir()):

@@ -280,7 +280,8 @@ def _layers(path: Path) -> list[DictConfig]:
         try:
             layer = OmegaConf.load(path)
         except FileNotFoundError:
-            raise ConfigError(f"{path}: no such recipe{did_you_mean(path.stem, shipped_recipes())}") from None
+            hint = removed_hint(f"recipe {path.stem}") or did_you_mean(path.stem, shipped_recipes())
+            raise ConfigError(f"{path}: no such recipe{hint}") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
             raise ConfigError(f"{path}: not readable as YAML: {_yaml_fault(error)}") from error
         if not isinstance(layer, DictConfig):
