@@ -116,18 +116,18 @@ def _is_installed(distribution: str) -> bool:
     return True
 
 
-def sample_rows(assignment: Assignment, most: int = SHOWN) -> list[list[Any]]:
-    """The steps of the first trajectory of each task, for at most `most` tasks, as rows of `COLUMNS`."""
+def sample_rows(assignment: Assignment) -> list[list[Any]]:
+    """The steps of the first trajectory of each task, for at most `SHOWN` tasks, as rows of `COLUMNS`."""
     first: dict[int, int] = {}
     for trajectory, group in enumerate(assignment.batch.group_of_trajectory.tolist()):
-        if len(first) < most:
+        if len(first) < SHOWN:
             first.setdefault(group, trajectory)
     return _rows(assignment, first.values())
 
 
-def final_rows(assignment: Assignment, most: int = FINAL) -> list[list[Any]]:
-    """The steps of the first `most` trajectories, as rows of `COLUMNS`."""
-    return _rows(assignment, range(min(most, assignment.batch.n_trajectories)))
+def final_rows(assignment: Assignment) -> list[list[Any]]:
+    """The steps of the first `FINAL` trajectories, as rows of `COLUMNS`."""
+    return _rows(assignment, range(min(FINAL, assignment.batch.n_trajectories)))
 
 
 def _rows(assignment: Assignment, trajectories: Iterable[int]) -> list[list[Any]]:

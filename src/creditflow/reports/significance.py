@@ -29,8 +29,8 @@ class Trend:
     """Means of the first and the last quarter."""
 
 
-def trend(points: Sequence[tuple[float, float]], coverage: float = 0.95) -> Trend:
-    """The Mann-Kendall test with the Theil-Sen slope and its interval (Mann 1945; Kendall 1975; Sen 1968).
+def trend(points: Sequence[tuple[float, float]]) -> Trend:
+    """The Mann-Kendall test with the Theil-Sen slope and its 95 % interval (Mann 1945; Kendall 1975; Sen 1968).
 
     `points`: (time, value) by time. The null hypothesis is that the values are exchangeable. Ties are corrected for.
     Raises ValueError for fewer than 4 points.
@@ -50,7 +50,7 @@ def trend(points: Sequence[tuple[float, float]], coverage: float = 0.95) -> Tren
     p = 1.0
     if variance > 0 and score != 0:
         p = 2 * _above((abs(score) - 1) / math.sqrt(variance))
-    half = NormalDist().inv_cdf(0.5 + coverage / 2) * math.sqrt(max(variance, 0.0))
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(max(variance, 0.0))
     low = slopes[max(math.floor((len(slopes) - half) / 2), 0)]
     high = slopes[min(math.ceil((len(slopes) + half) / 2), len(slopes) - 1)]
     quarter = max(n // 4, 1)

@@ -238,9 +238,9 @@ class _OperationLog:
         self.operations.append(Operation(name, "given", (), float(value), note))
         return len(self.operations) - 1
 
-    def make(self, name: str, symbol: Symbol, *inputs: int, note: str = "") -> int:
+    def make(self, name: str, symbol: Symbol, *inputs: int) -> int:
         value = _apply(symbol, [self.value(i) for i in inputs])
-        self.operations.append(Operation(name, symbol, inputs, value, note))
+        self.operations.append(Operation(name, symbol, inputs, value))
         return len(self.operations) - 1
 
     def add_up(self, name: str, parts: Sequence[int]) -> int:

@@ -58,7 +58,6 @@ def save_tiny_llama(
     positions: int,
     seed: int,
     chat_template: str | None = None,
-    end: str = "<|end|>",
 ) -> None:
     """Save a randomly initialized Llama and `tokenizer` (of the tokenizers library) as a Hugging Face folder.
 
@@ -70,7 +69,7 @@ def save_tiny_llama(
 
     logging.disable_progress_bar()
 
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
     if chat_template:
         fast.chat_template = chat_template
     config = LlamaConfig(

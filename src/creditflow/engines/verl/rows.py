@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import torch
 import transfer_queue as tq
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
@@ -77,10 +77,10 @@ class VerlRows:
             raise BatchError(f"values: expected one for each of {offsets[-1]} tokens, got {len(values)}")
         _copy_tokens(values, offsets[:-1], values_T, start_R, length_R)
 
-    def nested(self, rows: KVBatchMeta, column_T: NDArray[Any], dtype: DTypeLike = np.float32) -> torch.Tensor:
+    def nested(self, rows: KVBatchMeta, column_T: NDArray[Any]) -> torch.Tensor:
         """Convert a [T] column of the batch to a jagged tensor of the rows, with 0 in padding rows."""
         start_R, offsets, length_R = self._places(rows)
-        values = np.zeros(int(offsets[-1]), dtype)
+        values = np.zeros(int(offsets[-1]), np.float32)
         if column_T.size:
             if column_T.size != self.token_offsets[-1]:
                 raise BatchError(f"expected a value for each of {self.token_offsets[-1]} tokens, got {column_T.size}")
@@ -138,17 +138,17 @@ def concatenate_rows(parts: Iterable[KVBatchMeta]) -> KVBatchMeta:
     return _rows(keys, tags, parts[0])
 
 
-def delete_unfinished(records: str, where: str = "train") -> None:
+def delete_unfinished(records: str) -> None:
     """Prepare a queue that was restored from a checkpoint, before verl runs its unfinished groups again.
 
-    Removes the rows of groups that are no longer in partition `where`, on which the last step was trained; and from
-    partition `records` the records of all groups that are not finished. Some of their sessions had ended, and the
+    Removes the rows of groups that are no longer in verl's partition `train`, on which the last step was trained; and
+    from partition `records` the records of all groups that are not finished. Some of their sessions had ended, and the
     records of the new ones have the same keys.
     """
-    tags = (tq.kv_list(partition_id=where) or {}).get(where, {})
+    tags = (tq.kv_list(partition_id="train") or {}).get("train", {})
     status = {key: tag["status"] for key, tag in tags.items() if tag.get("is_prompt", False)}
     if gone := [key for key in tags if key.split("_")[0] not in status]:
-        tq.kv_clear(keys=gone, partition_id=where)
+        tq.kv_clear(keys=gone, partition_id="train")
     kept = {uid for uid, state in status.items() if state in ("finished", "failure")}
     there = (tq.kv_list(partition_id=records) or {}).get(records, {})
     if gone := [key for key in there if key.split("_")[0] not in kept]:

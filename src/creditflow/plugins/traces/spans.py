@@ -331,14 +331,14 @@ def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
     )
 
 
-def from_otlp_protobuf(data: bytes, where: str = "spans") -> list[Span]:
+def from_otlp_protobuf(data: bytes) -> list[Span]:
     """Read spans from OTLP messages in protobuf.
 
     `data` is one message (TracesData, LogsData, or an export request, which has the same bytes) or a sequence of
     messages, each after its length in four bytes, as collectors write them to files. Raises DataError for other bytes,
     InputError if opentelemetry-proto is not installed.
     """
-    return from_otlp_json(protobuf_messages(data, where))
+    return from_otlp_json(protobuf_messages(data, "spans"))
 
 
 def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
