@@ -13,7 +13,6 @@ Finished runs are kept in `runs/asynchronous/`; an unfinished one starts again. 
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -28,7 +27,7 @@ import verl_cpu
 
 from benchmarks.__main__ import exit_on_sigterm
 from benchmarks.processes import Progress, collecting, start, wait
-from benchmarks.record import Figure, exit_with, show, write
+from benchmarks.record import Figure, exit_with, quick_parser, show, write
 from benchmarks.slow_tool import SECONDS_FILE
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
@@ -207,9 +206,8 @@ def same_credit(trainings: Sequence[Training]) -> list[Figure]:
 
 def main() -> int:
     """Do the missing runs and print the figures; 1 if one falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = quick_parser(__doc__, "two short runs: shows that it runs, proves nothing")
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
-    parser.add_argument("--quick", action="store_true", help="two short runs: shows that it runs, proves nothing")
     given = parser.parse_args()
     exit_on_sigterm()
     quick, until = given.quick, time.monotonic() + 60 * (given.minutes if given.minutes is not None else float("inf"))

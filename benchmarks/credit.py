@@ -11,7 +11,6 @@ token advantages, including the checks of the batch; verl's functions receive re
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -29,7 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.record import RESULTS, Figure, exit_with, show, write
+from benchmarks.processes import memory_of
+from benchmarks.record import RESULTS, Figure, exit_with, quick_parser, show, write
 from benchmarks.sources import hashes
 from benchmarks.synthetic import bytes_of, chain_batch
 from creditflow.credit import CreditOptions, assign
@@ -53,11 +53,7 @@ GAE = CreditOptions(
 
 def main() -> int:
     """Measure, print, write `docs/results/credit.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer repeats and at most a million steps; holds the same, writes nothing"
-    )
-    quick = parser.parse_args().quick
+    quick = quick_parser(__doc__, "fewer repeats, a million steps at most; writes nothing").parse_args().quick
     measured = hashes(MEASURES)
 
     figures = [*_compilation(), *_against_verl_grpo(2 if quick else 7), *_broadcast(3 if quick else 9)]
@@ -282,15 +278,10 @@ def probe_memory() -> None:
     assign(chain_batch(2, TRAJECTORIES, STEPS), RULE)
     batch = chain_batch(TASKS, TRAJECTORIES, STEPS)
     gc.collect()
-    before = _resident("VmRSS")
+    before = memory_of("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     assign(batch, RULE)
-    print(json.dumps({"grown": _resident("VmHWM") - before}))
-
-
-def _resident(what: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
-    return 1024 * int(line.split()[1])
+    print(json.dumps({"grown": memory_of("VmHWM") - before}))
 
 
 def _probe(call: str, **environment: str) -> dict[str, float]:

@@ -14,7 +14,6 @@ which a fresh clone builds the tables (`--table`). Writes `docs/results/credit_r
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, processor, show, write
+from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, processor, quick_parser, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
@@ -539,9 +538,8 @@ def report(measured: Mapping[str, str] | None) -> bool:
 
 def main() -> int:
     """Do the missing runs and report all results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = quick_parser(__doc__, "one training step: shows that it runs, proves nothing")
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
-    parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")
     parser.add_argument("--rules", help="names of rules, separated by semicolons; default: those of the team")
     parser.add_argument("--team", choices=TEAMS, default="arithmetic_chain", help="default: %(default)s")
     parser.add_argument("--cases", help="names of cases, separated by semicolons; default: all of the team")

@@ -15,7 +15,6 @@ batches than g_b, which no fitted part of the rule has read, so that products of
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.credit_rules import CASES, OWN, REALISTIC
-from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, write
+from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, quick_parser, write
 from benchmarks.recordings import BATCHES, CreditedBatches, Recording, credit_all, credited, record
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import alone_in
@@ -111,8 +110,7 @@ def _mean_of_later(product_BB: Floats) -> float:
 
 def main() -> int:
     """Record the missing batches, measure every rule in every case, print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three batches: shows that it runs, proves nothing")
+    parser = quick_parser(__doc__, "three batches: shows that it runs, proves nothing")
     parser.add_argument("--table", action="store_true", help="write the page's table from the committed result file")
     given = parser.parse_args()
     if given.table:

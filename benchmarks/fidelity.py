@@ -10,7 +10,6 @@ Writes to `runs/fidelity/` and reuses what it finds there. No targets: it is a m
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import math
@@ -30,7 +29,7 @@ import torch
 from benchmarks import credit_signal
 from benchmarks.credit_rules import CASES, OWN, REALISTIC
 from benchmarks.credit_signal import INVERTED, Measurements
-from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, write
+from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, fill_page, quick_parser, write
 from benchmarks.recordings import LAST_BATCHES, CreditedBatches, Recording, recipe_of, team_of
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
@@ -159,8 +158,7 @@ def _cell(one: Mapping[str, float | None]) -> str:
 
 def main() -> int:
     """Measure missing values; write the result file and the page's table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three batches, eight decisions: shows that it runs")
+    parser = quick_parser(__doc__, "three batches, eight decisions: shows that it runs")
     parser.add_argument("--table", action="store_true", help="write the page's table from the committed result file")
     given = parser.parse_args()
     if given.table:

@@ -8,7 +8,6 @@ part failed. About two minutes on a GPU. `--quick`: 2 prompts on the processor, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.record import Figure, exit_with, show, write
+from benchmarks.record import Figure, exit_with, quick_parser, show, write
 from benchmarks.single_turn import questions, sampled_batch, smollm2_folder
 from benchmarks.sources import hashes
 from creditflow._utils.progress import Reporter
@@ -38,11 +37,10 @@ TOKENS, SAMPLES = 64, 8
 
 def main() -> int:
     """Run every part and print its figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = quick_parser(__doc__, "2 prompts on the processor: shows that it runs")
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--prompts", type=int, nargs="*", default=[8, 64])
-    parser.add_argument("--quick", action="store_true", help="2 prompts on the processor: shows that it runs")
     given = parser.parse_args()
     model = given.model or smollm2_folder()
     device, prompts = (torch.device("cpu"), [2]) if given.quick else (torch.device(given.device), given.prompts)

@@ -25,7 +25,6 @@ and no acting rule fires in a healthy run.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import math
 import subprocess
@@ -39,7 +38,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.record import ROOT, Figure, exit_with, show, write
+from benchmarks.record import ROOT, Figure, exit_with, quick_parser, show, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
 from creditflow.config import default_rules, load_recipe
@@ -80,9 +79,7 @@ ALWAYS = (
 
 def main() -> int:
     """Run, print, write `docs/results/guard.json` and `guarded.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer runs, fewer training steps")
-    quick = parser.parse_args().quick
+    quick = quick_parser(__doc__, "fewer runs, fewer training steps").parse_args().quick
     work = Work.begin("guard", MEASURES, quick=quick)
     healthy, sick, steps = (100, 20, 3) if quick else (1000, 200, 10)
     figures = [*false_alarms(healthy), *delays(sick), *cost(steps)]

@@ -7,23 +7,20 @@ Querying: that run's trajectories are written repeatedly under new ids, up to a 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import re
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.record import ROOT, Figure, exit_with, show, write
+from benchmarks.processes import content_of, live_view
+from benchmarks.record import ROOT, Figure, exit_with, quick_parser, show, write
 from benchmarks.sources import hashes
 from creditflow.credit import Assignment
 from creditflow.runs import Ledger, RunFolder
@@ -46,9 +43,7 @@ FILTERS = (
 
 def main() -> int:
     """Measure, print, write `docs/results/ledger.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the steps; holds the same, writes nothing")
-    quick = parser.parse_args().quick
+    quick = quick_parser(__doc__, "a tenth of the steps; holds the same, writes nothing").parse_args().quick
     measured = hashes(MEASURES)
     with tempfile.TemporaryDirectory() as folder:
         trained = _train(Path(folder) / "trained", 4 if quick else TRAINED)
@@ -116,44 +111,25 @@ def _report(ledger: Ledger, folder: Path, repeats: int) -> Iterator[Figure]:
 
 def _view(ledger: Ledger) -> Iterator[Figure]:
     """Time the first page once the server prints its address, and filtered pages once everything is indexed."""
-    with _server(ledger.path) as (url, started):
-        yield Figure("view, from the command to its address", started, unit="s")
+    begin = time.perf_counter()
+    with live_view(ledger.path) as (url, _):
+        yield Figure("view, from the command to its address", time.perf_counter() - begin, unit="s")
         begin = time.perf_counter()
-        _get(url)
-        first = json.loads(_get(f"{url}api/trajectories"))
+        content_of(url)
+        first = json.loads(content_of(f"{url}api/trajectories"))
         yield Figure("view, first page of trajectories", time.perf_counter() - begin, 1.0, at_most=True, unit="s")
         assert first["trajectories"], "the newest training step is there at once"
-        while json.loads(_get(f"{url}api/overview"))["run"]["indexed"] < len(ledger.steps):
+        while json.loads(content_of(f"{url}api/overview"))["run"]["indexed"] < len(ledger.steps):
             time.sleep(0.2)
         yield Figure("view, until all is indexed", time.perf_counter() - begin, unit="s")
         times = []
         for wanted in FILTERS:
             for offset in (0, 1000):
                 begin = time.perf_counter()
-                _get(f"{url}api/trajectories?{wanted}&offset={offset}")
+                content_of(f"{url}api/trajectories?{wanted}&offset={offset}")
                 times.append(time.perf_counter() - begin)
         yield Figure("view, a filtered page, the slowest of 8", max(times), 0.3, at_most=True, unit="s")
         yield Figure("view, a filtered page, median", median(times), unit="s")
-
-
-@contextmanager
-def _server(path: Path) -> Iterator[tuple[str, float]]:
-    begin = time.perf_counter()
-    command = [sys.executable, "-m", "creditflow", "view", str(path), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as server:
-        assert server.stderr is not None
-        found = re.search(r"http://\S+/", server.stderr.readline())
-        assert found is not None, "the view did not start"
-        try:
-            yield found[0], time.perf_counter() - begin
-        finally:
-            server.terminate()
-
-
-def _get(url: str) -> bytes:
-    with urllib.request.urlopen(url) as answer:  # the local server on loopback
-        said: bytes = answer.read()
-        return said
 
 
 def _timed(*arguments: Any) -> float:

@@ -14,7 +14,6 @@ turn. Takes about twenty minutes on two cores. `benchmarks.real_training` compar
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -29,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import Figure, exit_with, measured_apart, show, write
+from benchmarks.record import Figure, exit_with, measured_apart, quick_parser, show, write
 from benchmarks.single_turn import one_step_batch, problems
 from benchmarks.sources import hashes
 from creditflow.data import TrajectoryBatch
@@ -43,8 +42,7 @@ PACKAGES = ("creditflow", "torch", "transformers", "peft")
 
 def main() -> int:
     """Measure, print, write `docs/results/local_engine.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer repeats; holds the same, writes nothing")
+    parser = quick_parser(__doc__, "fewer repeats; holds the same, writes nothing")
     parser.add_argument("--part", choices=PARTS, help="measure one side, in this process, and print it as JSON")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))

@@ -16,7 +16,6 @@ Targets: every decomposed rule has a higher pass@1 and a lower step error rate t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import math
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.record import RESULTS, Figure, compare, exit_with, show, write
+from benchmarks.record import RESULTS, Figure, compare, exit_with, quick_parser, show, write
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.loading import load_object
 from creditflow.config.loading import find_recipe
@@ -47,9 +46,7 @@ COLUMNS = ["trajectory_id", "task", "index", "prompt", "sub_reward", "advantage"
 
 def main() -> int:
     """Run, print, write `docs/results/long_horizon.json` and its figure; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two training steps: shows that it runs, proves nothing")
-    quick = parser.parse_args().quick
+    quick = quick_parser(__doc__, "two training steps: shows that it runs, proves nothing").parse_args().quick
     work = Work.begin("long_horizon", MEASURES, quick=quick)
     folder = work.folder
     short = ("trainer.total_training_steps=2", "data.val_max_samples=64") if quick else ()

@@ -8,7 +8,6 @@ for any micro-batch up to the size. Takes about ten minutes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 from itertools import product
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import Figure, exit_with, measured_apart, show, write
+from benchmarks.record import Figure, exit_with, measured_apart, quick_parser, show, write
 from benchmarks.single_turn import one_step_batch
 from benchmarks.sources import hashes
 from creditflow.data import TrajectoryBatch
@@ -38,8 +37,7 @@ ROW = 64
 
 def main() -> int:
     """Measure, print, write `docs/results/memory.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the smaller micro-batch only; writes nothing")
+    parser = quick_parser(__doc__, "the smaller micro-batch only; writes nothing")
     parser.add_argument("--part", help="measure one case, in this process, and print it as JSON")
     options = parser.parse_args()
     if options.part:

@@ -1,4 +1,4 @@
-"""The processes that a benchmark starts: their time limit, and those that outlive it.
+"""The processes that a benchmark starts: their time limit, those that outlive it, their memory, and the live view.
 
 Some of Ray's processes overwrite their environment, and its workers begin new process groups, so neither a
 variable nor a process group finds all of them. The processes of a run are the descendants of this process, collected
@@ -8,10 +8,13 @@ while the run lives.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -144,3 +147,33 @@ class Progress:
         self.left, self.done, self.seconds = self.left - 1, self.done + 1, self.seconds + seconds
         rest = self.left * self.seconds / self.done / 60
         print(f"{name}: {result}, {seconds:.0f} s; {self.left} runs left, about {rest:.0f} min", flush=True)
+
+
+# ---- the live view, and the memory of a process ----------------------------------------------------------------------
+
+
+@contextmanager
+def live_view(run: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address and the process of `creditflow view RUN`, once it answers; ended with the context."""
+    command = [sys.executable, "-m", "creditflow", "view", str(run), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        assert server.stderr is not None
+        address = re.search(r"http://\S+/", server.stderr.readline())
+        assert address is not None, "the view did not start"
+        try:
+            yield address[0], server
+        finally:
+            server.terminate()
+
+
+def content_of(url: str) -> bytes:
+    """The content at an address of the view."""
+    with urllib.request.urlopen(url) as answer:
+        content: bytes = answer.read()
+        return content
+
+
+def memory_of(what: str, pid: int | str = "self") -> int:
+    """The line `what` of the process's status (`VmRSS`: resident memory, `VmHWM`: its peak), in bytes."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(what))
+    return 1024 * int(line.split()[1])

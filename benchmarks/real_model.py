@@ -14,7 +14,6 @@ runs go on from their newest checkpoint. Writes `docs/results/real_model.json`, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -29,7 +28,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, processor, show, write
+from benchmarks.record import RESULTS, ROOT, Figure, exit_with, fill_page, processor, quick_parser, show, write
 from benchmarks.sources import TRAINING, hashes
 from creditflow._utils.files import write_whole
 from creditflow._utils.progress import Reporter
@@ -500,8 +499,7 @@ def write_results(rates: dict[str, str], *, pages_only: bool = False) -> None:
 
 def main() -> int:
     """Train the missing runs, print the tables, write the result file and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one step of two arms: shows that it runs, proves nothing")
+    parser = quick_parser(__doc__, "one step of two arms: shows that it runs, proves nothing")
     parser.add_argument("--hours", type=float, default=math.inf, help="begin no run after this time")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
     parser.add_argument("--model", help="a converted folder of the model; default: the recipe's, converted once")

@@ -14,7 +14,6 @@ has its own default. `make benchmarks` installs TRL. About half an hour on two c
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -31,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.local_engine import tiny_folder
-from benchmarks.record import Figure, exit_with, measured_apart, peer_missing, show, write
+from benchmarks.record import Figure, exit_with, measured_apart, peer_missing, quick_parser, show, write
 from benchmarks.single_turn import one_step_batch, questions, share_of_letters, smollm2_folder
 from benchmarks.sources import hashes
 
@@ -66,8 +65,7 @@ TURN_END = "'<|im_end|>'"
 
 def main() -> int:
     """Measure, print, write `docs/results/real_training.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one turn without LoRA; writes nothing")
+    parser = quick_parser(__doc__, "one turn without LoRA; writes nothing")
     parser.add_argument("--defaults", action="store_true", help="each side with its own micro-batches")
     parser.add_argument("--model", help="folder of SmolLM2-135M-Instruct; default: converted once into the cache")
     parser.add_argument("--part", choices=(*SIDES, *PARTS), help="measure one side or part, in this process")

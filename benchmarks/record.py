@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -86,6 +87,13 @@ def measured_apart(
         raise SystemExit(f"error: {part}: {done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def quick_parser(page: str | None, quick: str) -> argparse.ArgumentParser:
+    """A parser of arguments with the option `--quick`, which `quick` explains; `page`: the text of `--help`."""
+    parser = argparse.ArgumentParser(description=page, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:

@@ -14,7 +14,6 @@ Both sides run in turns in one process; figures are medians of the turns' ratios
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -31,7 +30,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.record import Figure, exit_with, show, write
+from benchmarks.record import Figure, exit_with, quick_parser, show, write
 from benchmarks.sources import hashes
 from creditflow.data import Step, Task, Trajectory
 from creditflow.rewards import RewardFunction, RewardManager
@@ -58,9 +57,7 @@ PROGRAMS = {
 
 def main() -> int:
     """Measure, print, write `docs/results/rewards.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer calls and repeats; holds the same, writes nothing")
-    quick = parser.parse_args().quick
+    quick = quick_parser(__doc__, "fewer calls and repeats; holds the same, writes nothing").parse_args().quick
     measured = hashes(MEASURES)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 

@@ -14,7 +14,6 @@ figures are tokens per processor second, without loading. About ten minutes on t
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -27,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import ROOT, Figure, exit_with, measured_apart, peer_missing, show, write
+from benchmarks.record import ROOT, Figure, exit_with, measured_apart, peer_missing, quick_parser, show, write
 from benchmarks.single_turn import questions, sampled_batch, smollm2_folder
 from benchmarks.sources import hashes
 
@@ -46,8 +45,7 @@ VLLM = Path(sys.prefix) / "vllm" / "bin" / "python"
 
 def main() -> int:
     """Measure all sides, print, write `docs/results/sampling.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one repeat; writes nothing")
+    parser = quick_parser(__doc__, "one repeat; writes nothing")
     parser.add_argument("--model", type=Path, help="a Hugging Face folder; default: smollm2")
     parser.add_argument("--gguf", type=Path, help="a GGUF file for llama.cpp")
     parser.add_argument("--vllm", type=Path, default=VLLM, help="the Python of an environment with vLLM")

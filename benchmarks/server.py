@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.record import Figure, exit_with, show, write
+from benchmarks.record import Figure, exit_with, quick_parser, show, write
 from benchmarks.sources import hashes
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow.data import Task, Trajectory
@@ -39,8 +39,7 @@ TROUBLE = {"go away": 8, "send garbage": 8, "send too much": 4, "have a wrong ke
 
 def main() -> int:
     """Measure, print, write `docs/results/server.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="once, and fewer calls; writes nothing")
+    parser = quick_parser(__doc__, "once, and fewer calls; writes nothing")
     parser.add_argument("--clients", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.clients:

@@ -8,7 +8,6 @@ of the pass rate at the threshold that their rule gives on the true distribution
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from benchmarks.record import Figure, exit_with, show, write
+from benchmarks.record import Figure, exit_with, quick_parser, show, write
 from benchmarks.sources import hashes
 from creditflow.credit.thresholds.base import BatchStats, make_threshold
 from creditflow.data import Floats
@@ -182,9 +181,7 @@ def study(kind: str, agents: Mapping[str, Agent], steps: int, seeds: int) -> lis
 
 def main() -> int:
     """Run, print, write `docs/results/thresholds.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer seeds; writes nothing")
-    quick = parser.parse_args().quick
+    quick = quick_parser(__doc__, "fewer seeds; writes nothing").parse_args().quick
     measured, seeds = hashes(MEASURES), 3 if quick else 20
     details: dict[str, Any] = {"seeds": seeds, "updates_before_and_after_the_jump": JUMP}
     figures: list[Figure] = []

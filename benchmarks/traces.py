@@ -12,7 +12,6 @@ of 10,000.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
 import json
@@ -26,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.record import ROOT, Figure, exit_with, peer_missing, show, write
+from benchmarks.record import ROOT, Figure, exit_with, peer_missing, quick_parser, show, write
 from benchmarks.sources import hashes
 from creditflow._utils.progress import Reporter
 from creditflow.plugins.traces import convert, from_agent_lightning
@@ -41,9 +40,7 @@ THEIR_SECONDS = 120
 
 def main() -> int:
     """Measure, print, write `docs/results/traces.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a sixteenth of the traces, one repeat; writes nothing")
-    quick = parser.parse_args().quick
+    quick = quick_parser(__doc__, "a sixteenth of the traces, one repeat; writes nothing").parse_args().quick
     measured = hashes(MEASURES)
     traces, repeats, seconds = (TRACES // 16, 1, 10) if quick else (TRACES, 5, THEIR_SECONDS)
     figures: list[Figure] = []

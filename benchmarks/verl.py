@@ -14,7 +14,6 @@ Both sides take turns in one run; figures are medians of the turns' ratios. Ten 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import logging
@@ -46,7 +45,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
-from benchmarks.record import Figure, exit_with, show, write
+from benchmarks.processes import memory_of
+from benchmarks.record import Figure, exit_with, quick_parser, show, write
 from benchmarks.sources import hashes
 from creditflow.credit import CreditOptions, assign, make_threshold
 from creditflow.credit.analysis.metrics import batch_stats
@@ -82,11 +82,7 @@ AT_ONCE = 16
 
 def main() -> int:
     """Measure, print, write `docs/results/verl.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="an eighth of the tasks, fewer calls and repeats; writes nothing"
-    )
-    quick = parser.parse_args().quick
+    quick = quick_parser(__doc__, "an eighth of the tasks, fewer calls and repeats; writes nothing").parse_args().quick
     measured = hashes(MEASURES)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("transfer_queue.utils.common").setLevel(logging.ERROR)  # "only two cores", every call
@@ -511,15 +507,10 @@ def _grown(run: Callable[[], object]) -> int:
     """Peak growth of the process in bytes during `run`."""
     gc.collect()
     pa.default_memory_pool().release_unused()
-    before = _resident("VmRSS")
+    before = memory_of("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     run()
-    return _resident("VmHWM") - before
-
-
-def _resident(what: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
-    return 1024 * int(line.split()[1])
+    return memory_of("VmHWM") - before
 
 
 def _balancing(queue: Dictionary, repeats: int) -> list[Figure]:

@@ -8,23 +8,19 @@ and the peak memory of the server. Takes about twenty minutes and 2 GB of disk.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import re
 import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.record import ROOT, Figure, exit_with, show, write
+from benchmarks.processes import content_of, live_view, memory_of
+from benchmarks.record import Figure, exit_with, quick_parser, show, write
 from benchmarks.sources import hashes
 from benchmarks.synthetic import chain_batch
 from creditflow.credit import Assignment, CreditOptions, assign
@@ -52,8 +48,7 @@ FILTERS = (
 
 def main() -> int:
     """Measure, print, write `docs/results/view.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the run; holds the same, writes nothing")
+    parser = quick_parser(__doc__, "a tenth of the run; holds the same, writes nothing")
     parser.add_argument("--run", type=Path, help="the folder of the run; by default a temporary one")
     given = parser.parse_args()
     measured = hashes(MEASURES)
@@ -114,11 +109,11 @@ def _renamed(batch: TrajectoryBatch, number: int) -> TrajectoryBatch:
 def _cold(ledger: Ledger) -> Iterator[Figure]:
     """From the command to the first page without an index, and until everything is indexed."""
     begin = time.perf_counter()
-    with _server(ledger.path) as (url, process):
-        first = json.loads(_get(f"{url}api/trajectories"))
+    with live_view(ledger.path) as (url, process):
+        first = json.loads(content_of(f"{url}api/trajectories"))
         yield _most("cold, from the command to the first page", time.perf_counter() - begin, 2.0)
         assert first["trajectories"], "the newest training step is there at once"
-        while json.loads(_get(f"{url}api/overview"))["run"]["indexed"] < len(ledger.steps):
+        while json.loads(content_of(f"{url}api/overview"))["run"]["indexed"] < len(ledger.steps):
             time.sleep(1.0)
         yield Figure("cold, until all is indexed", time.perf_counter() - begin, unit="s")
         yield _memory("cold, peak memory", process)
@@ -127,8 +122,8 @@ def _cold(ledger: Ledger) -> Iterator[Figure]:
 def _warm(ledger: Ledger) -> Iterator[Figure]:
     """The same with the index of the last time, then single requests."""
     begin = time.perf_counter()
-    with _server(ledger.path) as (url, process):
-        total = json.loads(_get(f"{url}api/trajectories"))["total"]
+    with live_view(ledger.path) as (url, process):
+        total = json.loads(content_of(f"{url}api/trajectories"))["total"]
         yield _most("warm, from the command to the first page", time.perf_counter() - begin, 2.0)
         assert total == len(ledger.steps) * TASKS * TRAJECTORIES
         yield _most("the overview", _timed(f"{url}api/overview"), 2.0)
@@ -137,7 +132,7 @@ def _warm(ledger: Ledger) -> Iterator[Figure]:
         yield _most("the last page", _timed(f"{url}api/trajectories?offset={total - 25}"), 1.0)
         yield _most("a search for a common word", _timed(f"{url}api/search?text=checked"), 2.0)
         begin = time.perf_counter()
-        portion = json.loads(_get(f"{url}api/search?text=nowhere"))
+        portion = json.loads(content_of(f"{url}api/search?text=nowhere"))
         yield _most("a portion of a search", time.perf_counter() - begin, 3.0)
         share = portion["searched"] / portion["of"]
         yield Figure("a whole search for a rare word", (time.perf_counter() - begin) / share, unit="s")
@@ -154,34 +149,13 @@ def _most(what: str, seconds: float, bound: float) -> Figure:
 
 
 def _memory(what: str, process: subprocess.Popen[str]) -> Figure:
-    peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
-    assert peak is not None
-    return Figure(what, int(peak[1]) / 1e6, 2.0, at_most=True, unit="GB")
-
-
-@contextmanager
-def _server(path: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "creditflow", "view", str(path), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as server:
-        assert server.stderr is not None
-        found = re.search(r"http://\S+/", server.stderr.readline())
-        assert found is not None, "the view did not start"
-        try:
-            yield found[0], server
-        finally:
-            server.terminate()
+    return Figure(what, memory_of("VmHWM", process.pid) / 1e9, 2.0, at_most=True, unit="GB")
 
 
 def _timed(url: str) -> float:
     begin = time.perf_counter()
-    _get(url)
+    content_of(url)
     return time.perf_counter() - begin
-
-
-def _get(url: str) -> bytes:
-    with urllib.request.urlopen(url) as answer:  # the local server on loopback
-        content: bytes = answer.read()
-        return content
 
 
 if __name__ == "__main__":
