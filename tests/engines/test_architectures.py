@@ -19,8 +19,7 @@ from tests.engines.batches import batch_of
 AGREE = 1e-4
 LONGEST = 40
 CPU = torch.device("cpu")
-FAST = {"llama_llama3_rope", "llama_dynamic_ntk", "phi3_longrope", "gemma3n_unshared", "gemma4_unshared",
-        "gpt_oss_window_sink", "gpt2", "stablelm_partial_rotary"}  # fmt: skip
+FAST = {"llama_llama3_rope", "phi3_longrope", "gemma3n_unshared", "gpt_oss_window_sink", "gpt2"}
 FAST_REFUSED = {"mamba", "lfm2_convolutions", "qwen3_next", "bart_positions_by_order"}
 
 

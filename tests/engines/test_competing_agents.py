@@ -68,7 +68,7 @@ def test_ledger_keeps_outcomes_of_agents_and_their_credit(ledger: Ledger) -> Non
             assert explain(assignment, s).replay() == assignment.advantage_S[s]
 
 
-def test_why_prints_the_outcome_of_the_steps_agent(ledger: Ledger) -> None:
+def test_why_and_report_show_the_outcome_of_the_steps_agent(ledger: Ledger, tmp_path: Path) -> None:
     recorded = next(iter(ledger))
     batch, assignment = recorded.batch, recorded.assignment
     learns = assignment.trained_S & ~assignment.tied_S & (assignment.group_S >= 0)
@@ -79,6 +79,8 @@ def test_why_prints_the_outcome_of_the_steps_agent(ledger: Ledger) -> None:
     shown = creditflow("why", ledger.path, "--trajectory", batch.trajectory_ids[n])
     assert f"outcome of critic {value:g} in [-1, 1]" in shown
     assert trajectory_graph(recorded, batch.trajectory_ids[n])["outcomes"]["critic"] == value
+    creditflow("report", ledger.path, "-o", tmp_path / "report.html")
+    assert "outcome of " in (tmp_path / "report.html").read_text()
 
 
 def test_recredit_reproduces_files_with_outcomes_of_agents(ledger: Ledger, tmp_path: Path) -> None:
@@ -91,11 +93,6 @@ def test_recredit_reproduces_files_with_outcomes_of_agents(ledger: Ledger, tmp_p
         chosen = CreditOptions(propagation="identical", group_by="agent")
         expected = [row.credit for row in credit_rows(recorded.batch.to_trajectories(), chosen)]
         assert recorded.assignment.credit_S.tolist() == expected
-
-
-def test_report_is_written_for_a_run_of_competing_agents(ledger: Ledger, tmp_path: Path) -> None:
-    creditflow("report", ledger.path, "-o", tmp_path / "report.html")
-    assert "outcome of " in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ def scattered(folder: Path, config: CriticConfig) -> Critic:
 
 
 def test_new_critic_returns_zero_and_saved_critic_its_values(word_model_folder, batch, tmp_path) -> None:
+    with pytest.raises(ModelError, match="lacks weights of a token classification model"):
+        load_folder(word_model_folder, "token_classification", "key")
     critic = Critic.load(word_model_folder, "critic.model.path", CPU, CriticConfig())
     everything = np.ones(batch.n_steps, dtype=np.bool_)
     assert (critic.values(batch, everything) == 0).all()
@@ -47,11 +49,6 @@ def test_new_critic_returns_zero_and_saved_critic_its_values(word_model_folder, 
     values = critic.values(batch, everything)
     assert np.ptp(values) > 0
     np.testing.assert_array_equal(again.values(batch, everything), values)
-
-
-def test_language_model_without_new_head_is_rejected(word_model_folder) -> None:
-    with pytest.raises(ModelError, match="lacks weights of a token classification model"):
-        load_folder(word_model_folder, "token_classification", "key")
 
 
 def text_before(batch, s: int, context: str) -> list[int]:
@@ -94,9 +91,10 @@ def test_long_trajectory_is_read_in_parts(batch) -> None:
     np.testing.assert_array_equal(trajectories.response_ids[trajectories.token_at >= 0], batch.response_ids)
 
 
-@pytest.mark.parametrize("context", ["step", "trajectory"])
-@pytest.mark.parametrize("budget", [20, 10_000])
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize(
+    ("mode", "budget", "context"),
+    [("token-mean", 20, "step"), ("token-mean", 10_000, "trajectory"), ("seq-mean-token-mean", 20, "trajectory")],
+)
 def test_critic_gradient_matches_single_rows(word_model_folder, batch, mode, budget, context) -> None:
     rng = np.random.default_rng(0)
     batch.response_mask[rng.random(len(batch.response_mask)) < 0.2] = False
@@ -153,8 +151,7 @@ def value_by_hand(model, batch, s: int, limit: int) -> torch.Tensor:
     return model(torch.tensor([row])).logits[0, len(row) - len(response_of(batch, s)) - 1 : -1, 0]
 
 
-@pytest.mark.parametrize("limit", [64, 21])
-@pytest.mark.parametrize("budget", [40, 10_000])
+@pytest.mark.parametrize(("limit", "budget"), [(64, 40), (21, 10_000)])
 def test_central_critic_reads_the_joint_history(word_model_folder, batch, limit, budget) -> None:
     """With 21 positions, histories of some steps are cut from the left, and others are whole."""
     batch = two_policies(batch)

@@ -187,6 +187,8 @@ def test_choice_draws_candidates_with_the_stated_probability() -> None:
         )
         drawn_S[chosen.step_D] += 1
     assert chosen.probability == pytest.approx(4 / 9)
+    nothing = choose_decisions(batch, np.zeros(batch.n_steps, dtype=bool), 2, 4, math.inf, np.random.default_rng(0))
+    assert (len(nothing.step_D), nothing.probability) == (0, 0.0)
     assert np.abs(drawn_S / times - 4 / 9).max() < 4 * math.sqrt(4 / 9 * 5 / 9 / times)
 
 
@@ -198,12 +200,6 @@ def test_audit_candidates_are_trained_steps_with_an_outcome() -> None:
     a = assign(batch_of(*trajectories), CreditOptions(propagation="none"))
     candidates = np.flatnonzero(decision_candidates(a, ["planner"]))
     assert [a.batch.step_ids[s] for s in candidates] == ["t.0", "other.0"]
-
-
-def test_choice_without_candidates_is_empty() -> None:
-    batch = batch_with([[1]])
-    chosen = choose_decisions(batch, np.zeros(1, dtype=bool), 2, 4, math.inf, np.random.default_rng(0))
-    assert (len(chosen.step_D), chosen.probability) == (0, 0.0)
 
 
 def a_run(folder: Path, *overrides: str) -> Ledger:

@@ -62,8 +62,7 @@ def test_every_end_token_ends_a_response(tmp_path: Path, gen_eos: int | list[int
 
 
 @pytest.mark.parametrize(
-    ("post", "expected"),
-    [("<|system|> $A <|end|>", ["<|system|>", "h", "i"]), ("$A <|end|>", ["h", "i"]), ("$A", ["h", "i"])],
+    ("post", "expected"), [("<|system|> $A <|end|>", ["<|system|>", "h", "i"]), ("$A <|end|>", ["h", "i"])]
 )
 def test_prompt_without_template_has_no_end_token(tmp_path: Path, post: str, expected: list[str]):
     policy = loaded(tmp_path, template=False, post=post)
@@ -80,16 +79,11 @@ def test_tokens_of_a_padded_vocabulary_stay_in_prompts(tmp_path: Path):
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_adapters_of_tied_weights_are_rejected(tied: bool, target: str):
-    config = transformers.LlamaConfig(vocab_size=64, tie_word_embeddings=tied, **SIZES)
-    model = transformers.LlamaForCausalLM(config)
+def test_adapters_of_tied_weights_are_rejected(target: str):
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, tie_word_embeddings=True, **SIZES))
     chosen = ActorModelConfig(lora_rank=4, target_modules=["q_proj", target])
-    if tied:
-        with pytest.raises(ConfigError, match=f"target_modules: {target} shares its weights with another module"):
-            Adapter.add(model, "default", 4, chosen, 0)
-    else:
-        assert Adapter.add(model, "default", 4, chosen, 0).parameters
+    with pytest.raises(ConfigError, match=f"target_modules: {target} shares its weights with another module"):
+        Adapter.add(model, "default", 4, chosen, 0)
 
 
 def test_all_linear_adapts_the_layers_of_gpt2(tmp_path: Path):

@@ -80,19 +80,12 @@ def test_begin_token_is_added_if_metadata_says_so(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pre", "tokens"),
-    [
-        ("smollm", ["Ġ", "1", "2", "3", "4"]),
-        ("gpt-2", ["Ġ", "1234"]),
-        ("llama-bpe", ["Ġ", "123", "4"]),
-        ("qwen2", ["Ġ", "1", "2", "3", "4"]),
-    ],
+    ("pre", "tokens"), [("smollm", "Ġ 1 2 3 4"), ("gpt-2", "Ġ 1234"), ("llama-bpe", "Ġ 123 4"), ("qwen2", "Ġ 1 2 3 4")]
 )
 def test_pre_tokenizer_splits_digits(pre, tokens, tmp_path) -> None:
-    convert(Source(written(tmp_path, pre=pre)), tmp_path / "tiny")
-    _, tokenizer = load_folder(tmp_path / "tiny", "causal", KEY)
-    ids = tokenizer(" 1234", add_special_tokens=False)["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(ids) == tokens
+    metadata = read_metadata(written(tmp_path, pre=pre))
+    tokenizer = byte_level_tokenizer(metadata, known_pre_tokenizer(metadata))
+    assert tokenizer.encode(" 1234", add_special_tokens=False).tokens == tokens.split()
 
 
 def test_unknown_pre_tokenizer_warns(tmp_path) -> None:
@@ -160,26 +153,32 @@ def test_remains_of_a_killed_conversion_are_removed(file, tmp_path) -> None:
 
 
 def test_gguf_file_and_its_folder_are_model_paths(file, capsys) -> None:
+    file = file.rename(file.with_name("Tiny.GGUF"))
     recipe = load_recipe(TOY, [f"{KEY}={file}"])
     folder = model_folder(recipe, "default")
-    assert f"converting tiny.gguf (0 MB) once, into {folder}" in capsys.readouterr().err
+    assert f"converting Tiny.GGUF (0 MB) once, into {folder}" in capsys.readouterr().err
     assert local_folder(str(file.parent), KEY) == folder
     assert capsys.readouterr().err == ""
     shutil.copy(file, file.with_name("second.gguf"))
-    with pytest.raises(ModelError, match=r"has 2 GGUF files; name one of them: second.gguf, tiny.gguf"):
+    with pytest.raises(ModelError, match=r"has 2 GGUF files; name one of them: Tiny.GGUF, second.gguf"):
         local_folder(str(file.parent), KEY)
 
 
-def test_gguf_ending_in_capitals_is_a_model_path(file) -> None:
-    capitals = file.rename(file.with_name("Tiny.GGUF"))
-    assert local_folder(str(capitals), KEY) == local_folder(str(capitals.parent), KEY)
+def test_model_command_keeps_a_complete_folder(file, tmp_path) -> None:
+    for message in (f"{tmp_path}/out: tiny, ", "already there"):
+        result = CliRunner().invoke(app, ["model", str(file), "-o", f"{tmp_path}/out"])
+        assert result.exit_code == 0, result.output
+        assert message in result.stdout
+        assert f"actor_rollout_ref.model.path={tmp_path}/out" in result.stdout
 
 
-def test_damaged_cache_is_converted_again(file, capsys) -> None:
+def test_damaged_or_changed_gguf_file_is_converted_again(file, model) -> None:
     weights = local_folder(str(file), KEY) / "model.safetensors"
     weights.unlink()
     assert local_folder(str(file), KEY) == weights.parent
     assert weights.exists()
+    write_gguf(file, model, template=None)
+    assert local_folder(str(file), KEY) != weights.parent
 
 
 def test_damaged_folder_of_the_user_is_reported(file, tmp_path) -> None:
@@ -206,12 +205,6 @@ def test_conversion_fills_an_empty_folder(file, tmp_path, monkeypatch, capsys) -
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(InputError, match="FOLDER: expected a new folder, got the working directory"):
         convert(Source(file), Path())
-
-
-def test_changed_gguf_file_is_converted_again(file, model) -> None:
-    before = local_folder(str(file), KEY)
-    write_gguf(file, model, template=None)
-    assert local_folder(str(file), KEY) != before
 
 
 def test_name_in_the_hub_cache_is_a_model_path(tmp_path, file, monkeypatch) -> None:

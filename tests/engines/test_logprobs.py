@@ -87,13 +87,10 @@ def test_both_paths_agree_in_float32(name, packs, monkeypatch) -> None:
     assert float((chunked[1] - whole[1]).norm() / whole[1].norm()) < 1e-4
 
 
-def test_capped_logits_keep_the_whole_pass() -> None:
-    assert Forward(small_model("gemma2_softcap")).head is None
-
-
-def test_adapter_in_the_output_layer_keeps_the_whole_pass() -> None:
+def test_capped_or_adapted_output_layer_keeps_the_whole_pass() -> None:
     from peft import LoraConfig, get_peft_model
 
+    assert Forward(small_model("gemma2_softcap")).head is None
     model = small_model("qwen2")
     forward = Forward(model)
     assert forward.head is not None

@@ -44,11 +44,6 @@ def test_held_pieces_count_up_to_the_size_that_returns() -> None:
     assert MemoryPlan(0, 0, per_token=10, held=1.5, base=0).peak(1000) == 15_000
 
 
-def test_small_model_keeps_the_largest_size() -> None:
-    small = MemoryPlan(weights=2 * MIB, trained=2 * MIB, per_token=30_000)
-    assert small.max_tokens(planning.SHARE["cpu"] * 4 * GIB) == planning.MOST
-
-
 def test_size_that_cannot_fit_is_refused_with_one_that_does() -> None:
     refused = "a.key: expected at most 2048, got 16384: 16384 tokens need about 36.5 GiB, and 8.0 GiB are available"
     assert problem(LLM, 16384, 8 * GIB, "a.key") == refused
@@ -56,16 +51,12 @@ def test_size_that_cannot_fit_is_refused_with_one_that_does() -> None:
     assert problem(LLM, 2048, 8 * GIB, "a.key") == ""
 
 
-def test_shared_weights_count_once() -> None:
-    model = small_model("qwen2")
-    weights = list(model.parameters())
-    assert bytes_of([*weights, *weights]) == 4 * sum(weight.numel() for weight in weights)
-
-
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "gemma2_softcap"])
-def test_bytes_per_token_can_be_repeated(name) -> None:
+def test_bytes_of_weights_and_tokens_can_be_repeated(name) -> None:
     forward = Forward(small_model(name))
     plain = bytes_per_token(forward)
+    weights = list(forward.model.parameters())
+    assert bytes_of([*weights, *weights]) == 4 * sum(weight.numel() for weight in weights)  # shared ones count once
     assert plain == bytes_per_token(Forward(small_model(name)))
     forward.recomputes = True
     assert bytes_per_token(forward) < plain

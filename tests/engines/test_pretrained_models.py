@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from creditflow._utils.huggingface import load_folder
 from creditflow.cli import app
 from creditflow.config import load_recipe
-from creditflow.engines.local.policy import Policy
 from creditflow.engines.models import smollm2
 from creditflow.engines.models.folders import model_folder
-from creditflow.engines.models.gguf_models import converted
+from creditflow.engines.models.gguf_models import converted, read_metadata
+from creditflow.engines.models.gguf_tokenizer import byte_level_tokenizer, finished_tokenizer, known_pre_tokenizer
 from creditflow.rollout.chat import ChatTokenizer
 from tests.paths import SAMPLES, TOY
 
@@ -34,11 +34,6 @@ def record() -> dict:
 
 
 @pytest.fixture(scope="session")
-def folder(smollm2_folder: Path) -> Path:
-    return smollm2_folder
-
-
-@pytest.fixture(scope="session")
 def loaded(smollm2_folder: Path):
     return load_folder(smollm2_folder, "causal", "key")
 
@@ -49,18 +44,18 @@ def log_probs_of(model, ids):
     return logits.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
 
 
-def test_smollm2_tokens_equal_llama_cpps(loaded):
-    tokenizer, strings = loaded[1], record()["tokens"]
+def test_smollm2_tokens_equal_llama_cpps():
+    """The tokenizer is made from the metadata; a conversion compares it with the saved one."""
+    metadata, strings = read_metadata(smollm2.smollm2_source().file), record()["tokens"]
+    backend = byte_level_tokenizer(metadata, known_pre_tokenizer(metadata))
+    tokenizer = finished_tokenizer(backend, metadata, None)
     assert len({text for text, _ in strings}) == 2000
     assert [tokenizer(text)["input_ids"] for text, _ in strings] == [ids for _, ids in strings]
-
-
-def test_smollm2_text_survives_encoding(loaded):
-    tokenizer = loaded[1]
     for text in ("a ,b .c 'd ! 12 + 345", "  x\n\n\ty ", "▁ U+2581 ▁▁", "naïve 数字 🙂"):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
+@pytest.mark.slow
 def test_smollm2_ends_and_pads_with_different_tokens(loaded):
     model, tokenizer = loaded
     chat = ChatTokenizer(tokenizer, model.generation_config.eos_token_id)
@@ -73,20 +68,22 @@ def test_smollm2_ends_and_pads_with_different_tokens(loaded):
     assert tokenizer.convert_ids_to_tokens(ids[-10:-6]) == ["2", "0", "2", "4"]
 
 
-def test_smollm2_greedy_continuations_equal_transformers(folder):
-    policy = Policy.load(folder, torch.device("cpu"))
+@pytest.mark.slow
+def test_smollm2_greedy_continuations_equal_transformers(loaded):
     for case in record()["greedy"]:
         expected = case["response"]
-        output = policy.model.generate(torch.tensor([case["prompt"]]), max_new_tokens=len(expected), do_sample=False)
+        output = loaded[0].generate(torch.tensor([case["prompt"]]), max_new_tokens=len(expected), do_sample=False)
         assert output[0, len(case["prompt"]) :].tolist() == expected
 
 
+@pytest.mark.slow
 def test_smollm2_log_probs_equal_llama_cpps_in_float32(loaded):
     model, tokenizer = loaded
     for text, expected in zip(record()["texts"], record()["log_probs_float32"], strict=True):
         np.testing.assert_allclose(log_probs_of(model, tokenizer(text)["input_ids"]), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_smollm2_log_probs_are_within_the_error_of_q4_1(loaded):
     # The weights are the same, as float32 shows. But llama.cpp multiplies Q4_1 weights with activations that it rounds
     # to 8 bits, in 30 layers, which changes a log-prob by 0.038 on average and 0.61 at most, of 105.
@@ -107,29 +104,16 @@ def test_smollm2_tokens_equal_those_of_the_installed_llama_cpp(loaded):
         assert loaded[1](text)["input_ids"] == vocabulary.tokenize(text.encode(), add_bos=False, special=True)
 
 
-def test_folder_states_source_and_licence(folder):
+@pytest.mark.slow
+def test_folder_of_smollm2_states_its_source_and_is_a_model_path(smollm2_folder, monkeypatch):
     source = smollm2.smollm2_source()
-    origin = converted(source, folder)
-    readme = (folder / "README.md").read_text()
+    origin = converted(source, smollm2_folder)
+    readme = (smollm2_folder / "README.md").read_text()
     assert origin.parameters == 134_515_008
     assert all(part in readme for part in (origin.sha256, source.distribution, "Hugging Face", "apache-2.0"))
-    assert "Apache License" in (folder / "LICENSE").read_text()
-
-
-def test_complete_folder_is_kept(folder):
-    weights = (folder / "model.safetensors").stat()
-    result = CliRunner().invoke(app, ["model", "smollm2", "-o", str(folder)])
-    assert result.exit_code == 0, result.output
-    assert f"{folder}: SmolLM2-135M-Instruct, 134.5 M parameters" in result.stdout
-    assert "already there" in result.stdout
-    assert f"actor_rollout_ref.model.path={folder}" in result.stdout
-    assert (folder / "model.safetensors").stat() == weights
-
-
-def test_smollm2_is_a_model_path(folder, monkeypatch):
-    monkeypatch.setenv("CREDITFLOW_CACHE", str(folder.parent))
-    recipe = load_recipe(TOY, ["actor_rollout_ref.model.path=smollm2"])
-    assert model_folder(recipe, "default") == folder
+    assert "Apache License" in (smollm2_folder / "LICENSE").read_text()
+    monkeypatch.setenv("CREDITFLOW_CACHE", str(smollm2_folder.parent))
+    assert model_folder(load_recipe(TOY, ["actor_rollout_ref.model.path=smollm2"]), "default") == smollm2_folder
 
 
 def test_other_folder_is_not_overwritten(tmp_path):

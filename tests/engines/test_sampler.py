@@ -11,39 +11,22 @@ from creditflow.engines.local.sampler import generate
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ModelError
 from creditflow.rollout import GenerationRequest
+from tests.builders import mostly_slow
 from tests.engines.architectures import small_model
 
 PROMPTS = ["a", "what is 2 + 2?", "tell me a long story about a short word", "ü", "x" * 40]
 
 
-def request(
-    policy: Policy, prompt: str, seed: int, temperature: float = 1.0, max_tokens: int = 24
-) -> GenerationRequest:
+def request(policy: Policy, prompt: str, seed: int) -> GenerationRequest:
     _, ids = policy.encode([{"role": "user", "content": prompt}])
-    return GenerationRequest(ids, max_tokens, temperature, (seed,))
+    return GenerationRequest(ids, 24, 1.0, (seed,))
 
 
-def one_by_one_greedy(policy: Policy, ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
-    """Generate with the model's own `generate`, as an independent reference."""
-    out = policy.model.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-    )
-    return out[0, len(ids) :].tolist()
+MODELS = ("qwen2", "qwen3", "gpt2", "mistral_window", "gemma2_softcap", "llama4_window_in_masks",
+          "deepseek_values_narrower_than_keys")  # fmt: skip
 
 
-def test_unequal_prompts_match_single_greedy_generation(byte_policy: Policy) -> None:
-    requests = [request(byte_policy, prompt, 0, temperature=0.0) for prompt in PROMPTS]
-    generations = byte_policy.generate(requests)
-    for asked, generation in zip(requests, generations, strict=True):
-        assert list(generation.response_ids) == one_by_one_greedy(byte_policy, asked.prompt_ids, 24)
-
-
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gpt2", "mistral_window", "gemma2_softcap",
-                                  "llama4_window_in_masks",
-                                  "deepseek_values_narrower_than_keys"])  # fmt: skip
+@pytest.mark.parametrize("name", mostly_slow(MODELS, {"qwen3", "gpt2", "gemma2_softcap", MODELS[-1]}))
 def test_many_rows_match_single_greedy_generation(name: str) -> None:
     model = small_model(name)
     rng = np.random.default_rng(0)
@@ -81,8 +64,9 @@ def test_failing_shared_decoding_falls_back_to_padded_rows(
     monkeypatch.setattr("creditflow.engines.local.attention.Decoding.attend", fails)
     byte_policy.save(tmp_path)
     policy = Policy.load(tmp_path, torch.device("cpu"))
-    asked = request(policy, "a", 0, temperature=0.0)
-    assert list(policy.generate([asked])[0].response_ids) == one_by_one_greedy(policy, asked.prompt_ids, 24)
+    _, ids = policy.encode([{"role": "user", "content": "a"}])
+    expected = policy.model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :]
+    assert list(policy.generate([GenerationRequest(ids, 24, 0.0, (0,))])[0].response_ids) == expected.tolist()
 
 
 def test_one_policy_generates_in_two_threads(byte_policy: Policy) -> None:
@@ -109,24 +93,12 @@ def test_shared_prompt_is_read_once(byte_policy: Policy, monkeypatch: pytest.Mon
     assert fed[0] == len(one.prompt_ids)
 
 
-def test_early_finished_rows_do_not_change_others(byte_policy: Policy) -> None:
-    requests = [request(byte_policy, prompt, 0, 0.0, max_tokens=4 * k + 1) for k, prompt in enumerate(PROMPTS)]
-    generations = byte_policy.generate(requests)
-    assert [len(g.response_ids) for g in generations] == [1, 5, 9, 13, 17]
-    for asked, generation in zip(requests, generations, strict=True):
-        assert list(generation.response_ids) == one_by_one_greedy(byte_policy, asked.prompt_ids, asked.max_tokens)
-
-
-def test_samples_do_not_depend_on_the_batch(byte_policy: Policy) -> None:
-    requests = [request(byte_policy, prompt, seed) for seed, prompt in enumerate(PROMPTS)]
+def test_samples_depend_on_the_seed_but_not_on_the_batch(byte_policy: Policy) -> None:
+    requests = [request(byte_policy, prompt, seed) for prompt in PROMPTS for seed in (0, 1)]
     together = byte_policy.generate(requests)
     alone = [byte_policy.generate([asked])[0] for asked in requests]
     assert [g.response_ids for g in together] == [g.response_ids for g in alone]
-
-
-def test_seed_changes_the_response(byte_policy: Policy) -> None:
-    first, second = byte_policy.generate([request(byte_policy, "a", 1), request(byte_policy, "a", 2)])
-    assert first.response_ids != second.response_ids
+    assert all(a.response_ids != b.response_ids for a, b in zip(together[::2], together[1::2], strict=True))
 
 
 def test_sampling_follows_the_model_distribution(word_model_folder: object) -> None:
@@ -152,17 +124,6 @@ def test_end_token_ends_a_response_and_is_included(word_model_folder: object) ->
     for generation in generations:
         if generation.finish_reason == "length":
             assert len(generation.response_ids) == 40
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_sampling_logprobs_match_a_forward_pass(byte_policy: Policy, temperature: float) -> None:
-    requests = [request(byte_policy, prompt, seed, temperature) for seed, prompt in enumerate(PROMPTS)]
-    for asked, generation in zip(requests, byte_policy.generate(requests), strict=True):
-        ids = torch.tensor([asked.prompt_ids + generation.response_ids])
-        with torch.no_grad():
-            logits = byte_policy.model(ids).logits[0, len(asked.prompt_ids) - 1 : -1] / temperature
-        expected = torch.log_softmax(logits, -1).gather(1, ids[0, len(asked.prompt_ids) :, None]).squeeze(1)
-        np.testing.assert_allclose(generation.logprobs, expected.numpy(), atol=1e-4)
 
 
 def test_special_tokens_in_text_are_removed_from_prompts(byte_policy: Policy) -> None:

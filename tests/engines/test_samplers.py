@@ -142,7 +142,7 @@ import sys, torch
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.samplers.vllm import VllmSampler
 policy = Policy.load({str(word_model_folder)!r}, torch.device("cpu"))
-sampler = VllmSampler("default", [sys.executable, {str(WORKER)!r}], {{"max_model_len": 40}}, say=lambda line: None)
+sampler = VllmSampler("default", [{fast_python()!r}, {str(WORKER)!r}], {{"max_model_len": 40}}, say=lambda line: None)
 print(sampler.sync(policy).process.pid, flush=True)
 sys.stdin.read()
 """

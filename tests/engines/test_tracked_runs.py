@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from creditflow.monitoring.tracking import Trackers, final_rows, sample_rows
 from creditflow.reports.run_report import write_run_report
 from creditflow.runs import Ledger
 from creditflow.runs.run_folder import read_metrics
-from tests.engines.small_runs import run
+from tests.engines.small_runs import WATCHED, run
 from tests.rewards.processes import HANG_S, alive, descendants, until
 
 KEYS = ("actor/entropy", "reward/verdicts", "credit/mean/writer", "guard/fallback", "val/pass_at_1")
@@ -43,17 +44,19 @@ def close(logged: list[tuple[int, float]], path: Path, key: str) -> bool:
     return 0 < len(expected) == len(logged) and np.allclose(logged, expected, rtol=1e-6, atol=0)
 
 
-def run_with_report(recipe_file: Path, logger: str, *options: str) -> Path:
-    path = recipe_file.parent / "run"
-    settings = [f"trainer.logger=[{logger}]", f"trainer.default_local_dir={path}", *options]
-    return train(load_recipe(recipe_file, settings), Reporter(), write_run_report).path
-
-
-def resumed_with_report(recipe_file: Path, logger: str) -> Path:
-    """The folder of a run that goes on after its second step."""
-    options = (f"trainer.logger=[{logger}]", "trainer.project_name=teams", "trainer.save_freq=1")
-    run(recipe_file, "run", *options, "trainer.total_training_steps=2")
-    return run_with_report(recipe_file, logger, *options[1:])
+@pytest.fixture(scope="module")
+def resumed(shared_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that goes on after its second step and sends a report, with two trackers."""
+    for module in ("tensorboard", "mlflow"):
+        pytest.importorskip(module)
+    pytest.importorskip("accelerate").PartialState._reset_state()
+    path = tmp_path_factory.mktemp("tracked") / "run"
+    options = ("trainer.logger=[console,tensorboard,mlflow]", "trainer.project_name=teams", "trainer.save_freq=1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        run(shared_recipe, path, *options, "trainer.total_training_steps=2")
+        whole = load_recipe(shared_recipe, [*options, f"trainer.default_local_dir={path}"])
+        return train(whole, Reporter(), write_run_report).path
 
 
 def expected_rows(path: Path) -> list[list]:
@@ -78,9 +81,8 @@ def tensorboard_numbers(path: Path, key: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in read.Scalars(key)]
 
 
-def test_tensorboard_has_metrics_and_report_of_a_resumed_run(recipe_file) -> None:
-    pytest.importorskip("tensorboard")
-    path = resumed_with_report(recipe_file, "console,tensorboard")
+def test_tensorboard_has_metrics_and_report_of_a_resumed_run(resumed) -> None:
+    path = resumed
     for key in KEYS:
         assert close(tensorboard_numbers(path, key), path, key), key
     texts = tensorboard_texts(path)
@@ -94,10 +96,8 @@ def test_tensorboard_has_metrics_and_report_of_a_resumed_run(recipe_file) -> Non
     assert (path / "report.html").stat().st_size > 10_000
 
 
-def test_mlflow_has_metrics_options_and_report_of_a_resumed_run(recipe_file, monkeypatch, tmp_path) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    path = resumed_with_report(recipe_file, "mlflow")
+def test_mlflow_has_metrics_options_and_report_of_a_resumed_run(resumed, tmp_path) -> None:
+    mlflow, path = pytest.importorskip("mlflow"), resumed
     client = mlflow.MlflowClient(f"sqlite:///{path / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'teams'")
     (tracked,) = client.search_runs([experiment.experiment_id])
@@ -162,16 +162,6 @@ def staged_files(path: Path) -> list[Path]:
     return [file for file in staging.rglob("*") if file.is_file() and file.parent.name != "run"]
 
 
-def wandb_records(path: Path) -> tuple[list[dict], list[dict]]:
-    """Read wandb's offline record with wandb: the values of each logged row, and the content of each table file."""
-    records = wandb_lines(path)
-    rows = [record["history"]["item"] for record in records if record["type"] == "history"]
-    tables = [
-        json.loads(file.read_text()) for file in sorted(path.glob("wandb/offline-run-*/files/media/table/*.json"))
-    ]
-    return rows, tables
-
-
 @pytest.fixture
 def wandb_offline(monkeypatch, tmp_path):
     """wandb without a network; its background process is ended afterwards."""
@@ -187,8 +177,11 @@ def wandb_offline(monkeypatch, tmp_path):
 
 
 def test_wandb_offline_has_metrics_tables_and_the_report(recipe_file, wandb_offline) -> None:
-    path = run_with_report(recipe_file, "wandb")
-    rows, tables = wandb_records(path)
+    options = ["trainer.logger=[wandb]", f"trainer.default_local_dir={recipe_file.parent / 'run'}"]
+    path = train(load_recipe(recipe_file, options), Reporter(), write_run_report).path
+    records = wandb_lines(path)
+    rows = [record["history"]["item"] for record in records if record["type"] == "history"]
+    tables = [json.loads(file.read_text()) for file in path.glob("wandb/offline-run-*/files/media/table/*.json")]
     for key in KEYS:
         assert close([(row["step"], row[key]) for row in rows if key in row], path, key), key
     for name, step in (("trajectories", 1), ("final_trajectories", 3)):
@@ -198,7 +191,7 @@ def test_wandb_offline_has_metrics_tables_and_the_report(recipe_file, wandb_offl
         assert {row[table["columns"].index("agent")] for row in table["data"]} == {"writer", "editor"}
         assert all(isinstance(row[-1], float) for row in table["data"])
     assert [row[-1] for row in table["data"]] == pytest.approx([row[-1] for row in expected_rows(path)])
-    assert any("report.html" in json.dumps(record) for record in wandb_lines(path))
+    assert any("report.html" in json.dumps(record) for record in records)
     assert any((path / "report.html").read_bytes() == file.read_bytes() for file in staged_files(path))
 
 
@@ -231,9 +224,9 @@ class Records:
         self.tables.append((step, rows))
 
 
-def test_trackers_of_a_folder_get_tables_of_existing_steps(recipe_file) -> None:
+def test_trackers_of_a_folder_get_tables_of_existing_steps(finished, tmp_path) -> None:
     messages: list[str] = []
-    records, path = Records(), run(recipe_file, "run")
+    records, path = Records(), Path(shutil.copytree(finished(*WATCHED), tmp_path / "run"))
     tracked = FolderTrackers(Trackers(messages.append, {"wandb": records}), path, table_freq=2)
     for step in range(3):
         tracked.send_step(step, {"a": float(step)})
