@@ -1,13 +1,10 @@
 """Settings of all tests: examples of hypothesis, interrupts, and which tests `pytest -n` runs in one process."""
 
 import hashlib
-import importlib.metadata
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
-from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,15 +61,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (not item.nodeid.startswith(RAY), not item.nodeid.startswith(LONGEST)))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _entry_points_are_read_once() -> Iterator[None]:
-    """Search the distributions of a `sys.path` once: a recipe does it twelve times, three quarters of its loading."""
-    of_path = cache(lambda path: importlib.metadata.entry_points())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("creditflow.registry.entry_points", lambda group: of_path(tuple(sys.path)).select(group=group))
-        yield
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     # Not by marks (`--dist loadgroup`): xdist 3.8 reads none with pytest 9.2, whose ids it cannot write.
@@ -103,22 +91,6 @@ def _no_certificates() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("SSL_CERT_FILE", raising=False)
         patch.setenv("SSL_CERT_DIR", "no certificates")
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def entry_points_read_once() -> Iterator[None]:
-    """Search each group of entry points once per `sys.path`: a recipe needs twelve, most of its time to load."""
-    from creditflow import registry
-
-    search = registry.entry_points
-
-    @cache
-    def search_once(group: str, path: tuple[str, ...]) -> Any:
-        return search(group=group)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "entry_points", lambda group: search_once(group, tuple(sys.path)))
         yield
 
 

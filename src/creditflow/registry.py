@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from types import ModuleType
 from typing import Any, Generic, TypeGuard, TypeVar, cast
 
@@ -191,13 +193,19 @@ def modules_in(package: str) -> Iterator[ModuleType]:
 def installed(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group by name; none is loaded. Raises ConfigError for two of one name."""
     points: dict[str, EntryPoint] = {}
-    for point in entry_points(group=group):
+    for point in _search(tuple(sys.path)).select(group=group):
         if points.setdefault(point.name, point).value != point.value:
             raise ConfigError(
                 f"entry points {group}: expected one named {point.name!r}, got {points[point.name].value} "
                 f"and {point.value}"
             )
     return points
+
+
+@cache
+def _search(path: tuple[str, ...]) -> EntryPoints:
+    """All entry points of the distributions on `sys.path`, searched once: a recipe needs those of twelve groups."""
+    return entry_points()
 
 
 def load_point(point: EntryPoint) -> Any:
