@@ -78,8 +78,6 @@ class JudgeServer:
         self.most_in_flight = 0
         self.sent_without_end = 0
         """Bytes of endless bodies that were sent."""
-        self.hung_up = threading.Event()
-        """Set when the client has left an endless body."""
         self.url = ""
         self._in_flight = 0
         self._arrival = threading.Condition()
@@ -151,11 +149,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if answer.endless:
             chunk = b"%x\r\n%s\r\n" % (len(body), body)
-            try:
-                while self.wfile.write(chunk):
-                    stub.sent_without_end += len(chunk)
-            finally:
-                stub.hung_up.set()
+            while self.wfile.write(chunk):
+                stub.sent_without_end += len(chunk)
         for place in range(len(body) if answer.drip else 0):
             self.wfile.write(body[place : place + 1])
             time.sleep(answer.drip)

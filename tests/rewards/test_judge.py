@@ -404,6 +404,7 @@ def test_server_errors_and_broken_connections_are_retried(failures):
     assert random.getstate() == state  # waits do not change the run's other draws
 
 
+BARE_TEXT = b'{"choices": [{"message": "Score: 7"}]}'
 LONG_REPLY = json.dumps({"choices": [{"message": {"content": "Score: 7"}}]}).encode()
 REDIRECT = r"^URL: status 30\d, a redirect, which is not followed, to http://127.0.0.1:9/v1 \(1 try\)$"
 GZIP = {"Content-Encoding": "gzip"}
@@ -439,7 +440,7 @@ COMPRESSED = r"^URL: answered with a compressed body, which was not asked for \(
         (Answer(body=LONG_REPLY.ljust(endpoint.MAX_ANSWER_BYTES + 1)), {}, "more than 2000000 bytes", 1),
         (Answer(body=b"<html>busy</html>", headers={"Content-Type": "text/html"}), {}, "no JSON", 1),
         *[(Answer(body=body), {}, "no JSON", 1) for body in (b"{not json", b"[" * 200_000, b"\xff\xfe\xfa")],
-        *[(Answer(body=body), {}, "no chat completion", 1) for body in (b"[]", b'{"choices": []}')],
+        *[(Answer(body=body), {}, "no chat completion", 1) for body in (b"[]", b'{"choices": []}', BARE_TEXT)],
         (Answer(body=b'{"choices": [{"message": {"content": null}}]}'), {}, "without text", 1),
         (Answer(body=b'{"choices": [{"message": {"content": ["Score: 7"]}}]}'), {}, "without text", 1),
         (Answer("Score: 1", finish_reason="length"), {}, "cut off at max_tokens", 1),

@@ -1,8 +1,10 @@
-"""A frozen model behind an endpoint, called over real HTTP on the loopback."""
+"""A frozen model behind an endpoint, called over real HTTP on the loopback.
+
+tests/rewards/test_judge.py tests what every endpoint does: retries, limits of an answer, keys, counts.
+"""
 
 import asyncio
 import json
-import pickle
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -18,7 +20,6 @@ from creditflow.rollout.frozen import CHARACTERS_PER_TOKEN
 from creditflow.rollout.recorder import Sampling
 from tests.builders import unlocated
 from tests.rewards.judge_server import Answer, Answers, JudgeServer, Request
-from tests.rewards.processes import HANG_S
 from tests.rollout.test_runner import EchoClient
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -88,24 +89,18 @@ def run_calls(answers: Answers, calls: Callable[[FrozenModel], Awaitable[object]
     return server
 
 
-def test_calls_take_turns_for_one_connection() -> None:
+def test_calls_take_turns_and_each_sends_its_seed() -> None:
     async def three(client: FrozenModel, name: str) -> None:
-        for _ in range(3):
-            await client.chat([{"role": "user", "content": name}], max_tokens=8, temperature=0.7, seed=(1,))
+        for seed in ((1, 2), (1, 2), (1, 3)):
+            await client.chat([{"role": "user", "content": name}], max_tokens=8, temperature=0.7, seed=seed)
 
     server = run_calls(
         [Answer("Yes.")], lambda c: asyncio.gather(*(three(c, name) for name in "abc")), max_concurrency=1
     )
     assert "".join(request.body["messages"][0]["content"] for request in server.requests) == "abcabcabc"
-
-
-def test_seed_depends_on_the_call() -> None:
-    async def three(client: FrozenModel) -> None:
-        for key in ((1, 2), (1, 2), (1, 3)):
-            await client.chat(HELLO, max_tokens=8, temperature=1.0, seed=key)
-
-    first, again, other = (request.body["seed"] for request in run_calls(Answer(), three).requests)
-    assert first == again != other
+    seeds = [request.body["seed"] for request in server.requests]
+    assert len(set(seeds[:6])) == len(set(seeds[6:])) == 1
+    assert seeds[0] != seeds[6]
 
 
 def test_max_concurrency_bounds_requests_in_flight() -> None:
@@ -124,15 +119,6 @@ def test_extra_body_overrides_fields_and_null_removes_one() -> None:
         "model": "big", "messages": HELLO, "temperature": 0.7, "top_p": 0.9, "max_completion_tokens": 50,
     }  # fmt: skip
     assert sent.headers["x-title"] == "mine"
-
-
-def test_key_comes_from_its_variable_and_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_KEY", "a-very-secret-key")
-    echo: Callable[[Request], Answer] = lambda request: Answer(request.headers["authorization"], status=401)  # noqa: E731
-    error, server = refused(echo, api_key_env="MY_KEY")
-    assert server.requests[0].headers["authorization"] == "Bearer a-very-secret-key"
-    assert "status 401" in str(error)
-    assert "secret" not in str(error)
 
 
 @pytest.mark.parametrize("key", ["a-very-secret-key\n", "a very-secret-key", "a-very-secret-\u2026key", None])
@@ -176,16 +162,6 @@ def test_reply_has_its_text_and_finish_reason(answer: Answer, reply: ChatReply) 
 # ---- behaviour of servers
 
 
-@pytest.mark.parametrize("failure", [Answer(status=500), Answer(status=503), Answer(hang_up=True)])
-def test_temporary_failure_is_retried_then_raised(failure: Answer) -> None:
-    reply, _ = ask([failure, failure, Answer("at last")])
-    assert reply.text == "at last"
-    error, server = refused(failure)
-    assert str(error).startswith(server.url)
-    assert str(error).endswith("(3 tries)")
-    assert len(server.requests) == 3
-
-
 def test_rate_limits_are_waited_out_without_using_retries() -> None:
     limited = Answer(status=429, headers={"Retry-After": "0.05"})
     reply, server = ask([*[limited] * 8, Answer("at last")], retries=0)
@@ -199,34 +175,12 @@ def test_wait_beyond_give_up_after_does_not_begin() -> None:
     assert len(server.requests) == 1
 
 
-def test_slow_answer_raises_timed_out() -> None:
-    for slow in (Answer(delay=float("inf")), Answer(drip=0.05)):
-        error, _ = refused(slow, request_timeout=0.15, retries=1)
-        assert error.timed_out
-        assert "no answer within 0.15 s (2 tries)" in str(error)
-
-
-def test_endless_answer_is_cut_off() -> None:
-    error, server = refused(Answer(body=b" " * 100_000, endless=True))
-    assert "more than 2000000 bytes" in str(error)
-    assert server.hung_up.wait(HANG_S)
-    assert server.sent_without_end < 50_000_000
-
-
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (Answer(body=b"<html>busy</html>"), "no JSON"),
-        (Answer(body=b"[" * 100_000), "no JSON"),
-        (Answer(body=b"[]"), "no chat completion"),
-        (Answer(body=b'{"choices": []}'), "no chat completion"),
-        (Answer(body=b'{"choices": [{"message": "hi"}]}'), "no chat completion"),
         (completion(message={"content": None}), "without text"),
         (completion(message={"content": ["hi"]}), "without text"),
         (completion(finish_reason="content_filter"), "content filter"),
-        (Answer(body=b"\x1f\x8b", headers={"Content-Encoding": "gzip"}), "compressed"),
-        (Answer(status=302, headers={"Location": "http://127.0.0.1:9/other"}), "a redirect, which is not followed"),
-        (Answer("no such model", status=404), "status 404"),
     ],
 )
 def test_invalid_reply_raises_without_retry(answer: Answer, why: str) -> None:
@@ -251,21 +205,6 @@ def test_refusal_of_a_long_prompt_raises_prompt_too_long(words: str) -> None:
     with JudgeServer(answer) as server, pytest.raises(PromptTooLong, match="does not fit: http://"):
         asyncio.run(said(model(server.url)))
     assert len(server.requests) == 1
-
-
-# ---- many calls
-
-
-def test_client_counts_and_works_pickled_and_in_other_loops() -> None:
-    with JudgeServer([Answer(status=500), Answer("hi", usage=(10, 2))]) as server:
-        client = model(server.url)
-        for _ in range(2):
-            assert asyncio.run(said(client)).text == "hi"
-        assert asyncio.run(said(pickle.loads(pickle.dumps(client)))).text == "hi"
-    metrics = client.metrics()
-    assert (metrics["requests"], metrics["retries"], metrics["answered"]) == (3, 1, 2)
-    assert (metrics["prompt_tokens"], metrics["completion_tokens"]) == (20, 4)
-    assert client.metrics()["requests"] == 0
 
 
 # ---- in a rollout
@@ -365,7 +304,7 @@ def test_recipe_configures_the_endpoint(tmp_path: Any, monkeypatch: pytest.Monke
     (request,) = server.requests
     assert request.headers["authorization"] == "Bearer abc"
     assert (request.body["model"], request.body["top_p"]) == ("org/big-model", 0.5)
-    assert components.endpoint_metrics()["endpoint/big/requests"] == 1
+    assert [components.endpoint_metrics()["endpoint/big/requests"] for _ in range(2)] == [1, 0]
 
 
 TRAJECTORY = """
