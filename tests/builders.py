@@ -6,9 +6,10 @@ batch_of(
 )
 """
 
+import asyncio
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,16 @@ from hypothesis import settings
 
 from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.data import Message, Score, Step, Task, Trajectory, TrajectoryBatch, TrajectoryStatus
-from creditflow.rollout.client import Generation
+from creditflow.rollout import (
+    AgentSpec,
+    Generation,
+    GenerationRequest,
+    Generator,
+    Rollout,
+    Sampling,
+    Workflow,
+    run_rollouts,
+)
 
 ScoreSpec = float | Score | str
 """A value, a Score, or `"failed"` / `"timeout"`."""
@@ -149,6 +159,55 @@ class Letters:
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
+
+
+class Replies(Letters):
+    """A model with one token per character; `answer` maps a prompt to the response.
+
+    `reason`: the finish reason of responses of any length. Without it, they are cut at `max_tokens`.
+    """
+
+    version = 0
+    max_positions = 100_000
+
+    def __init__(self, answer: Callable[[str], str], reason: str | None = None) -> None:
+        self.answer, self.reason = answer, reason
+        self.requests: list[GenerationRequest] = []
+        self.batches: list[int] = []
+        """Requests of each call of `generate`."""
+
+    @property
+    def prompts(self) -> list[str]:
+        return [self.decode(request.prompt_ids) for request in self.requests]
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        self.requests += requests
+        self.batches.append(len(requests))
+        generations = []
+        for request in requests:
+            text = self.answer(self.decode(request.prompt_ids))
+            ids = tuple(map(ord, text if self.reason else text[: request.max_tokens]))
+            reason = self.reason or ("stop" if len(ids) == len(text) else "length")
+            generations.append(Generation(ids, tuple(-0.5 - i for i in range(len(ids))), reason))  # type: ignore[arg-type]
+        return generations
+
+
+def rollout_of(k: int = 0, text: str | None = None) -> Rollout:
+    message = {"role": "user", "content": f"task {k}" if text is None else text}
+    return Rollout(Task("test", (message,), None, {"k": k}), f"u{k}", f"t{k}", (k,))
+
+
+def run_team(
+    workflow: Workflow,
+    agents: Mapping[str, AgentSpec],
+    generator: Generator,
+    n: int = 1,
+    sampling: Sampling | None = None,
+    text: str | None = None,
+) -> list[Trajectory]:
+    """Run a workflow on the tasks `task 0`, `task 1`, ..., or on `n` tasks with this text."""
+    rollouts = [rollout_of(k, text) for k in range(n)]
+    return asyncio.run(run_rollouts(rollouts, workflow, agents, generator, sampling or Sampling()))
 
 
 class Scripted:

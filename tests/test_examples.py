@@ -15,12 +15,12 @@ from creditflow.config import load_recipe
 from creditflow.engines.common.components import build_components
 from creditflow.engines.local.trainer import train
 from creditflow.engines.models.tiny import tiny_byte_model
-from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
+from creditflow.rollout import AgentSpec, Scheduler
 from creditflow.rollout.recorder import Sampling
 from creditflow.runs import Ledger
-from tests.builders import mostly_slow
+from tests.builders import mostly_slow, run_team
 from tests.paths import DOCS, ROOT
-from tests.rollout.http.test_server import Templated, task_of
+from tests.rollout.http.test_server import Templated
 from tests.test_docs_code import BLOCK
 
 FOLDER = ROOT / "examples" / "frameworks"
@@ -48,9 +48,7 @@ class LongTemplated(Templated):
 
 
 def run_workflow(workflow, model, agents=AGENTS, n=1):
-    rollouts = [Rollout(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(n)]
-    sampling = Sampling(max_prompt_tokens=8192)
-    return asyncio.run(run_rollouts(rollouts, workflow, agents, Scheduler({"default": model}), sampling))
+    return run_team(workflow, agents, Scheduler({"default": model}), n, Sampling(max_prompt_tokens=8192))
 
 
 def line_of(prompt: str) -> str:

@@ -23,8 +23,7 @@ from creditflow.rewards.builtin.judge.clients import ModelJudge
 from creditflow.rewards.builtin.judge.prompt import Prompt, mark_of
 from creditflow.rewards.builtin.judge.verdict import WINNER, Choices, JudgeScale, VerdictError
 from creditflow.rollout import endpoint
-from creditflow.rollout.client import Generation, GenerationRequest
-from tests.builders import Letters, examples, make_trajectory, step
+from tests.builders import Replies, examples, make_trajectory, step
 from tests.rewards import trajectories
 from tests.rewards.judge_server import Answer, Answers, JudgeServer, Request
 from tests.rewards.processes import HANG_S
@@ -699,19 +698,12 @@ def test_cache_key_holds_question_judge_and_sampling():
 # ---- models of this process
 
 
-class Policy(Letters):
-    """A policy with replies set by the test; a token is a character."""
+class Policy(Replies):
+    """A policy with one reply."""
 
     def __init__(self, text: str = "Fine.\nScore: 7", max_positions: int = 100_000) -> None:
-        self.text, self.max_positions, self.version = text, max_positions, 0
-        self.asked: list[GenerationRequest] = []
-        self.batches: list[int] = []
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        self.asked += requests
-        self.batches.append(len(requests))
-        ids = tuple(map(ord, self.text))
-        return [Generation(ids[: r.max_tokens], (), "stop" if len(ids) <= r.max_tokens else "length") for r in requests]
+        super().__init__(lambda prompt: text)
+        self.max_positions = max_positions
 
 
 def connected(client: Policy, **args) -> Judge:
@@ -727,7 +719,7 @@ def test_policy_judges_waiting_questions_in_one_batch():
     assert judge.inline
     assert scores == [Score(6 / 9, reason="Fine.")] * 20
     assert policy.batches == [20]
-    assert {(request.temperature, request.max_tokens) for request in policy.asked} == {(0.0, 512)}
+    assert {(request.temperature, request.max_tokens) for request in policy.requests} == {(0.0, 512)}
     metrics = judge.metrics()
     assert (metrics["requests"], metrics["completion_tokens"]) == (20, 20 * len("Fine.\nScore: 7"))
 
@@ -750,7 +742,7 @@ def test_policy_seed_depends_on_the_question_alone():
     def seeds(trajectories, **args):
         policy = Policy()
         judge_all(connected(policy, temperature=1.0, **args), trajectories)
-        return sorted(request.seed for request in policy.asked)
+        return sorted(request.seed for request in policy.requests)
 
     one, two = a_trajectory("first"), a_trajectory("second")
     assert seeds([one, two]) == seeds([two, one]) == sorted([*seeds([one]), *seeds([two])])

@@ -14,11 +14,11 @@ import pytest
 from creditflow.config import load_recipe, trained_agents, trained_policies
 from creditflow.data import Task, Trajectory
 from creditflow.errors import EndpointError, PromptTooLong
-from creditflow.rollout import AgentSpec, ChatReply, FrozenModel, Rollout, Scheduler, Team, Workflow, run_rollouts
+from creditflow.rollout import AgentSpec, ChatReply, FrozenModel, Scheduler, Team, Workflow, run_rollouts
 from creditflow.rollout.endpoint import Endpoint
 from creditflow.rollout.frozen import CHARACTERS_PER_TOKEN
 from creditflow.rollout.recorder import Sampling
-from tests.builders import unlocated
+from tests.builders import rollout_of, unlocated
 from tests.rewards.judge_server import Answer, Answers, JudgeServer, Request
 from tests.rollout.test_runner import EchoClient
 
@@ -224,8 +224,7 @@ def run_workflow(
 ) -> tuple[list[Trajectory], JudgeServer]:
     async def main(url: str) -> list[Trajectory]:
         client = model(url, **more)
-        tasks = [Task("test", ({"role": "user", "content": f"word{k}"},), None) for k in range(n)]
-        rollouts = [Rollout(task, f"u{k}", f"t{k}", (k,)) for k, task in enumerate(tasks)]
+        rollouts = [rollout_of(k, f"word{k}") for k in range(n)]
         try:
             scheduler = Scheduler({"default": EchoClient(), "big": client})
             return await run_rollouts(rollouts, workflow, AGENTS, scheduler, Sampling())

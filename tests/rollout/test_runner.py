@@ -26,44 +26,27 @@ from creditflow.rollout import (
     run_rollouts,
 )
 from creditflow.rollout.recorder import Sampling
-from tests.builders import Letters, unlocated
+from tests.builders import Replies, rollout_of, run_team, unlocated
 
 
-class EchoClient(Letters):
-    """Answers with its prompt's last word; a token is a character."""
+class EchoClient(Replies):
+    """Answers with its prompt's last word."""
 
     version = 3
     max_positions = 100
 
     def __init__(self) -> None:
-        self.batches: list[int] = []
-        self.seeds: list[tuple[int, ...]] = []
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        self.batches.append(len(requests))
-        self.seeds += [request.seed for request in requests]
-        answers = []
-        for asked in requests:
-            word = self.decode(asked.prompt_ids).split()[-1]
-            ids = tuple(map(ord, word))[: asked.max_tokens]
-            answers.append(Generation(ids, (-0.5,) * len(ids), "stop" if len(word) <= asked.max_tokens else "length"))
-        return answers
+        super().__init__(lambda prompt: prompt.split()[-1])
 
 
 AGENTS = {"a": AgentSpec(system="you are a"), "b": AgentSpec(), "c": AgentSpec()}
-
-
-def rollout_of(k: int = 0) -> Rollout:
-    return Rollout(Task("test", ({"role": "user", "content": f"task {k}"},), None, {"k": k}), f"u{k}", f"t{k}", (k,))
 
 
 def run(
     workflow: Workflow, n: int = 1, sampling: Sampling | None = None, client: EchoClient | None = None, **limits: int
 ) -> tuple[list[Trajectory], EchoClient]:
     client = client or EchoClient()
-    scheduler = Scheduler({"default": client}, **limits)
-    rollouts = [rollout_of(k) for k in range(n)]
-    return asyncio.run(run_rollouts(rollouts, workflow, AGENTS, scheduler, sampling or Sampling())), client
+    return run_team(workflow, AGENTS, Scheduler({"default": client}, **limits), n, sampling), client
 
 
 async def ask_one(task: Task, team: Team) -> str:
@@ -161,7 +144,7 @@ def test_seeds_differ_between_calls_and_repeat_between_runs() -> None:
         await team.a("one")
         await team.b("two")
 
-    first, again = (run(solve, n=3)[1].seeds for _ in range(2))
+    first, again = ([request.seed for request in run(solve, n=3)[1].requests] for _ in range(2))
     assert len(set(first)) == 6
     assert again == first
 
@@ -295,7 +278,7 @@ def test_generator_error_fails_one_trajectory() -> None:
         return await team.a("say broken" if task.extra_info["k"] == 1 else "say fine")
 
     generator = OneByOne()
-    trajectories = asyncio.run(run_rollouts([rollout_of(k) for k in range(3)], solve, AGENTS, generator, Sampling()))
+    trajectories = run_team(solve, AGENTS, generator, n=3)
     assert [t.status for t in trajectories] == ["ok", "failed", "ok"]
     assert unlocated(trajectories[1].info["error"]) == "ConnectionError: the server is gone"
     assert generator.most == 3
@@ -363,7 +346,7 @@ def test_agent_of_another_policy_is_batched_separately() -> None:
     client, remote = EchoClient(), Remote()
     agents = {**AGENTS, "far": AgentSpec(policy="far")}
     scheduler = Scheduler({"default": client, "far": remote})
-    (trajectory,) = asyncio.run(run_rollouts([rollout_of()], solve, agents, scheduler, Sampling()))
+    (trajectory,) = run_team(solve, agents, scheduler)
     assert client.batches == [1]
     assert remote.calls == [([{"role": "assistant", "content": "one"}], 5, 0.0, (0, 1))]
     assert trajectory.steps[1].prompt == "[assistant]\none"
@@ -470,14 +453,10 @@ def test_text_about_coroutines_is_accepted(source: str) -> None:
         reply = await team.a("why?")
         return await team.b(f"Explain {SHOWN}, after {reply if source == 'response' else ''}")
 
-    class Explains(EchoClient):
-        def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-            return [Generation(ids := tuple(map(ord, SHOWN)), (-0.5,) * len(ids), "stop") for _ in requests]
-
     text = SHOWN if source == "task" else "why?"
     task = Task("test", ({"role": "user", "content": "?"},), None, {"trace": [{"line": f"It prints {text}."}]})
     agents = {"a": AgentSpec(), "b": AgentSpec(system=SHOWN if source == "system" else "")}
-    client = Explains() if source == "response" else EchoClient()
+    client = Replies(lambda prompt: SHOWN) if source == "response" else EchoClient()
     rollout = Rollout(task, "u", "t", (0,))
     (trajectory,) = asyncio.run(run_rollouts([rollout], solve, agents, Scheduler({"default": client}), Sampling()))
     assert (trajectory.status, len(trajectory.steps)) == ("ok", 2)

@@ -18,14 +18,13 @@ from creditflow.rollout import (
     AgentSpec,
     ChatClient,
     FrozenModel,
-    Generation,
     Rollout,
     Scheduler,
     run_rollouts,
 )
 from creditflow.rollout.endpoint import Endpoint
 from creditflow.rollout.recorder import Sampling
-from tests.builders import Letters
+from tests.builders import Replies, rollout_of
 from tests.rewards.processes import HANG_S
 
 AGENTS = {"writer": AgentSpec(), "far": AgentSpec(policy="far")}
@@ -54,20 +53,17 @@ async def forever():
     await asyncio.Event().wait()
 
 
-class Model(Letters):
+class Model(Replies):
     """Answers `yes`; each generation takes `seconds` on the loop's clock."""
 
-    version = 0
-    max_positions = 1000
-
     def __init__(self, seconds=0.0):
-        self.seconds, self.loop, self.batches = seconds, None, []
+        super().__init__(lambda prompt: "yes")
+        self.seconds, self.loop = seconds, None
 
     def generate(self, requests):
-        self.batches.append(len(requests))
         if self.seconds:
             self.loop.pass_(self.seconds)
-        return [Generation(tuple(map(ord, "yes")), (-0.5,) * 3, "stop") for _ in requests]
+        return super().generate(requests)
 
 
 class Hanging(ChatClient):
@@ -90,16 +86,13 @@ def run(main):
         return runner.run(main())
 
 
-def rollouts(n):
-    return [Rollout(Task("test", (), None, {"k": k}), "u", f"t{k}", (k,)) for k in range(n)]
-
-
 def run_workflow(workflow, n=1, model=None, far=None, **sampling):
     async def main():
         client = model or Model()
         client.loop = asyncio.get_running_loop()
         clients = {"default": client} | ({"far": far} if far else {})
-        return await run_rollouts(rollouts(n), workflow, AGENTS, Scheduler(clients), Sampling(**sampling))
+        rollouts = [rollout_of(k) for k in range(n)]
+        return await run_rollouts(rollouts, workflow, AGENTS, Scheduler(clients), Sampling(**sampling))
 
     return run(main)
 

@@ -16,16 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow._utils.huggingface import load_tokenizer
-from creditflow.data import Task, TrajectoryBatch
+from creditflow.data import TrajectoryBatch
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
-from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, chat, run_rollouts
+from creditflow.rollout import AgentSpec, Generation, Scheduler, chat
 from creditflow.rollout.chat import ChatTokenizer, ToolCall, opens_thought, parse_tool_calls
 from creditflow.rollout.recorder import AgentCall, Sampling
 from creditflow.rollout.toolbox import inline, load_tools
 from creditflow.rollout.tools import Tool, call_tool, shortened
-from tests.builders import Letters
+from tests.builders import Replies, run_team
 
 # Schemas and calls
 
@@ -454,23 +454,14 @@ def test_openai_calls_and_results_render_in_every_template():
 # In a step
 
 
-class Scripted(Letters):
-    """Returns one line after the other; a token is a character, and each has a different log-prob."""
+class Scripted(Replies):
+    """Returns one line after the other."""
 
     version, max_positions = 2, 10_000
 
     def __init__(self, *lines: str) -> None:
-        self.lines, self.asked = list(lines), []
-
-    def generate(self, requests):
-        said = []
-        for request in requests:
-            self.asked.append(request)
-            line = self.lines.pop(0)
-            ids = tuple(map(ord, line[: request.max_tokens]))
-            reason = "length" if len(line) > len(ids) else "stop"
-            said.append(Generation(ids, tuple(-0.01 * (i + 1) for i in range(len(ids))), reason))
-        return said
+        self.lines = list(lines)
+        super().__init__(lambda prompt: self.lines.pop(0))
 
 
 def test_thought_opened_by_the_prompt_hides_calls():
@@ -513,10 +504,7 @@ def run_workflow(client, *entries, sampling=None, workflow=None, temperature=1.0
         return await team.a("go", temperature=temperature)
 
     agents = {name: AgentSpec(tools=load_tools(entries, Path(), "tools", {})) for name in "ab"}
-    rollout = Rollout(Task("t", ({"role": "user", "content": "go"},), None), "u", "t0", (1,))
-    scheduler = Scheduler({"default": client})
-    (trajectory,) = asyncio.run(run_rollouts([rollout], workflow or solve, agents, scheduler, sampling or Sampling()))
-    return trajectory
+    return run_team(workflow or solve, agents, Scheduler({"default": client}), sampling=sampling)[0]
 
 
 def test_call_cut_by_a_stop_text_is_not_made():
@@ -543,11 +531,11 @@ def test_calls_and_results_form_one_step_with_a_masked_result():
     assert (trajectory.status, trajectory.answer) == ("ok", answer)
     assert step.response_mask == (1,) * len(asked) + (0,) * len(told) + (1,) * len(answer)
     assert step.logprobs[len(asked) : len(asked) + len(told)] == (0.0,) * len(told)
-    assert step.logprobs[-1] == pytest.approx(-0.01 * len(answer))
+    assert step.logprobs[-1] == 0.5 - len(answer)
     assert step.info["tool_calls"] == [
         {"name": "calculator", "arguments": {"expression": "6 * 7"}, "status": "ok", "result": "42"}
     ]
-    first, second = client.asked
+    first, second = client.requests
     assert second.prompt_ids == first.prompt_ids + step.response_ids[: len(asked) + len(told)]
     assert second.seed != first.seed
 

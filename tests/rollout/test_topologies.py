@@ -1,54 +1,21 @@
 """Ready topologies: the prompts of each agent, and their parents."""
 
-import asyncio
-from collections.abc import Sequence
-
 import pytest
 
-from creditflow.data import Task, Trajectory
+from creditflow.data import Trajectory
 from creditflow.errors import ConfigError
-from creditflow.rollout import (
-    AgentSpec,
-    Generation,
-    GenerationRequest,
-    Rollout,
-    Scheduler,
-    Workflow,
-    run_rollout,
-    topologies,
-)
-from creditflow.rollout.recorder import Sampling
-from tests.builders import Letters
-
-
-class Scripted(Letters):
-    """Answers by the first rule whose text is in the prompt."""
-
-    version, max_positions = 0, 4000
-
-    def __init__(self, *rules: tuple[str, str]) -> None:
-        self.rules = rules
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        said = []
-        for request in requests:
-            prompt = self.decode(request.prompt_ids)
-            text = next((answer for part, answer in self.rules if part in prompt), "nothing")
-            said.append(Generation(tuple(map(ord, text)), (-1.0,) * len(text), "stop"))
-        return said
-
+from creditflow.rollout import AgentSpec, Scheduler, Workflow, topologies
+from tests.builders import Replies, run_team
 
 NAMES = ("ann", "bob", "carl", "judge", "lead", "planner", "executor", "verifier")
 
 
 def run_workflow(workflow: Workflow, *rules: tuple[str, str]) -> Trajectory:
+    """Run a workflow with a model that answers by the first rule whose text is in the prompt."""
     agents = {name: AgentSpec(system=f"I am {name}.") for name in NAMES}
-    task = Task("test", ({"role": "user", "content": "What is it?"},), None)
-    own = tuple((f"I am {name}.", f"{name} says") for name in NAMES)
-    generator = Scheduler({"default": Scripted(*rules, *own)})
-    return asyncio.run(
-        run_rollout(Rollout(task, "u", "t", (0,)), workflow, agents, generator, Sampling(max_prompt_tokens=3000))
-    )
+    rules = (*rules, *((f"I am {name}.", f"{name} says") for name in NAMES))
+    model = Replies(lambda prompt: next(answer for part, answer in rules if part in prompt))
+    return run_team(workflow, agents, Scheduler({"default": model}), text="What is it?")[0]
 
 
 def graph(trajectory: Trajectory) -> list[tuple[str, tuple[int, ...]]]:
@@ -216,13 +183,12 @@ def test_dialogue_ends_at_the_until_text() -> None:
 
 
 def test_dialogue_roles_depend_on_the_reader() -> None:
-    class Roles(Scripted):
+    class Roles(Replies):
         def encode(self, messages, tools=()):
             text = "|".join(message["role"] for message in messages)
             return text, tuple(map(ord, text))
 
     agents = {"ann": AgentSpec(), "bob": AgentSpec()}
-    rollout = Rollout(Task("test", ({"role": "user", "content": "x"},), None), "u", "t", (0,))
-    workflow = topologies.dialogue("ann", "bob", turns=2)
-    made = asyncio.run(run_rollout(rollout, workflow, agents, Scheduler({"default": Roles()}), Sampling()))
-    assert [step.prompt for step in made.steps] == ["user", "user", "user|assistant|user", "user|assistant|user"]
+    scheduler = Scheduler({"default": Roles(lambda prompt: "nothing")})
+    (trajectory,) = run_team(topologies.dialogue("ann", "bob", turns=2), agents, scheduler)
+    assert [step.prompt for step in trajectory.steps] == ["user", "user", "user|assistant|user", "user|assistant|user"]

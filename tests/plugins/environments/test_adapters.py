@@ -25,7 +25,8 @@ from creditflow.plugins.environments.base import View, last_number
 from creditflow.plugins.environments.rewards import Returns
 from creditflow.plugins.environments.tasks import environment_tasks, parse_environment_address
 from creditflow.rollout import AgentSpec, Rollout, Sampling, Scheduler, run_rollout
-from tests.plugins.environments.test_workflow import RolloutRecords, first_legal, run_workflow, scripted
+from tests.builders import Replies
+from tests.plugins.environments.test_workflow import first_legal, run_workflow, scripted
 
 NEEDS_TEXTARENA = pytest.mark.skipif(
     importlib.util.find_spec("textarena") is None, reason="pip install 'creditflow[textarena]'"
@@ -35,7 +36,7 @@ NEEDS_TEXTARENA = pytest.mark.skipif(
 async def rolled(text: str, client, seats=("agent",), split="train"):
     task = environment_tasks(text, "data.train_files", split)[0]
     rollout = Rollout(task, "u", "0-1-0-0", (0,))
-    sampling = Sampling(max_tokens=100, max_prompt_tokens=50_000)
+    sampling = Sampling(max_tokens=10_000, max_prompt_tokens=50_000)
     agents = {seat: AgentSpec() for seat in seats}
     return await run_rollout(rollout, run_address, agents, Scheduler({"default": client}), sampling)
 
@@ -80,7 +81,7 @@ def test_refused_action_ends_the_rollout():
 
 
 def test_single_agent_takes_all_seats():
-    made = run_addressed("pettingzoo://classic/tictactoe_v3", RolloutRecords(first_legal), ["both"])
+    made = run_addressed("pettingzoo://classic/tictactoe_v3", Replies(first_legal), ["both"])
     assert {step.agent for step in made.steps} == {"both"}
     assert made.info["seats"] == {"player_1": "both", "player_2": "both"}
 
@@ -224,7 +225,7 @@ def test_openenv_action_against_the_schema_is_the_agents_fault():
 
 @pytest.mark.parametrize("reply", ["no json", "[1]", "[" * 100_000], ids=["text", "list", "deep"])
 def test_openenv_json_action_must_be_an_object(reply):
-    made, _ = run_served([FIRST], RolloutRecords(lambda prompt: reply), "kind=json")
+    made, _ = run_served([FIRST], Replies(lambda prompt: reply, "stop"), "kind=json")
     assert made.status == "ok"
     assert "agent_error" in made.info
 

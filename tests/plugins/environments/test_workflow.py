@@ -18,28 +18,14 @@ from creditflow.data import Task
 from creditflow.errors import AgentError, ConfigError
 from creditflow.plugins import environments
 from creditflow.plugins.environments.rewards import Returns, StepReward
-from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, run_rollouts
+from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
-from tests.builders import Letters
+from tests.builders import Replies
 
 
-class RolloutRecords(Letters):
-    """Answers by a function of the prompt; a token is a character."""
-
-    version, max_positions = 0, 100_000
-
-    def __init__(self, answer):
-        self.answer, self.prompts = answer, []
-
-    def generate(self, requests):
-        self.prompts += [self.decode(request.prompt_ids) for request in requests]
-        ids = [tuple(map(ord, self.answer(self.decode(request.prompt_ids)))) for request in requests]
-        return [Generation(i, (-1.0,) * len(i), "stop") for i in ids]
-
-
-def scripted(*answers: str) -> RolloutRecords:
+def scripted(*answers: str) -> Replies:
     left = list(answers)
-    return RolloutRecords(lambda prompt: left.pop(0))
+    return Replies(lambda prompt: left.pop(0))
 
 
 def first_legal(prompt: str) -> str:
@@ -97,7 +83,7 @@ def test_returns_per_agent_name_each_side_and_the_common_outcome():
 
 
 def test_prompt_has_observation_and_legal_actions():
-    client = RolloutRecords(first_legal)
+    client = Replies(first_legal)
     run_workflow(environments.aec(tictactoe), client)
     assert "Legal actions: 0, 1, 2, 3, 4, 5, 6, 7, 8. Answer with one of them." in client.prompts[0]
     assert "Legal actions: 1, 2, 3, 4, 5, 6, 7, 8." in client.prompts[1]
@@ -112,7 +98,7 @@ def test_seats_may_share_an_agent_and_a_custom_prompt():
     workflow = environments.aec(
         lambda task: connect_four_v3.env(), agents={"player_0": "a", "player_1": "a"}, show=show, max_turns=4
     )
-    client = RolloutRecords(lambda prompt: "3")
+    client = Replies(lambda prompt: "3")
     made = run_workflow(workflow, client, seats=["a"])
     assert client.prompts == ["player_0 0 7", "player_1 0 7", "player_0 1 7", "player_1 1 7"]
     assert [s.agent for s in made.steps] == ["a"] * 4
@@ -131,7 +117,7 @@ def test_illegal_action_ends_the_rollout_with_an_agent_error(said, why):
 
 def test_illegal_random_draws_the_same_legal_actions_each_run():
     workflow = environments.aec(tictactoe, illegal="random")
-    games = [run_workflow(workflow, RolloutRecords(lambda prompt: "none")) for _ in range(2)]
+    games = [run_workflow(workflow, Replies(lambda prompt: "none")) for _ in range(2)]
     for made in games:
         assert sum(json.loads(made.answer).values()) == 0
         assert all("illegal" in step.info for step in made.steps)
@@ -303,7 +289,7 @@ def pays(action, k):
 @pytest.mark.parametrize("seats", [1, 2, 3])
 def test_cut_short_rollout_pays_each_seat_once(seats, max_turns):
     workflow = environments.aec(lambda task: OrderEnforcingWrapper(Paying(seats)), max_turns=max_turns)
-    made = run_workflow(workflow, RolloutRecords(first_legal), seats=[f"seat_{k}" for k in range(seats)])
+    made = run_workflow(workflow, Replies(first_legal), seats=[f"seat_{k}" for k in range(seats)])
     assert len(made.steps) == max_turns
     earned = {f"seat_{k}": sum(pays(action, k) for action in range(max_turns)) for k in range(seats)}
     assert json.loads(made.answer) == earned
@@ -318,7 +304,7 @@ TWO_SEATS = ("seat_0", "seat_1")
 @pytest.mark.parametrize(("length", "status"), [(4, "ok"), (5, "ok"), (6, "truncated")])
 def test_game_that_ends_on_its_last_turn_is_not_truncated(length, status):
     workflow = environments.aec(lambda task: Paying(2, length), max_turns=5)
-    made = run_workflow(workflow, RolloutRecords(first_legal), TWO_SEATS)
+    made = run_workflow(workflow, Replies(first_legal), TWO_SEATS)
     assert made.status == status
     assert json.loads(made.answer) == {f"seat_{k}": sum(pays(a, k) for a in range(min(length, 5))) for k in range(2)}
 
@@ -328,7 +314,7 @@ def test_environment_that_keeps_ended_seats_fails():
         def _was_dead_step(self, action):
             pass
 
-    made = run_workflow(environments.aec(lambda task: NeverOver(2, 3)), RolloutRecords(first_legal), TWO_SEATS)
+    made = run_workflow(environments.aec(lambda task: NeverOver(2, 3)), Replies(first_legal), TWO_SEATS)
     assert made.status == "failed"
     assert "seat_0 has ended, and is not taken from the environment's agents" in made.info["error"]
 
@@ -340,7 +326,7 @@ def test_parallel_seats_act_together_and_are_paid_each_round():
         tables.append(Together())
         return tables[-1]
 
-    client = RolloutRecords(lambda prompt: "4" if "7" in prompt else "1" if "left" in prompt.split()[0] else "0")
+    client = Replies(lambda prompt: "4" if "7" in prompt else "1" if "left" in prompt.split()[0] else "0")
     made = run_workflow(environments.parallel(make), client, seats=["left", "right"], seed=7)
     assert [(s.agent, s.turn, s.parents, s.info["reward"]) for s in made.steps] == [
         ("left", 0, (), 1.0),
@@ -358,7 +344,7 @@ def test_parallel_seats_act_together_and_are_paid_each_round():
 def test_cut_short_round_does_not_repeat_rewards():
     # The converted environment keeps the rewards of a round until the next round is over.
     workflow = environments.aec(lambda task: parallel_to_aec(Together()), max_turns=3)
-    made = run_workflow(workflow, RolloutRecords(lambda prompt: "1"), seats=["left", "right"], seed=7)
+    made = run_workflow(workflow, Replies(lambda prompt: "1"), seats=["left", "right"], seed=7)
     assert json.loads(made.answer) == {"left": 1.0, "right": 1.0}
     assert [(s.agent, s.info.get("reward")) for s in made.steps] == [("left", 1.0), ("right", 1.0), ("left", 0.0)]
 
@@ -387,7 +373,7 @@ THROWN, TOLD = {"player_0": "player", "player_1": "player"}, "cut short after ma
     ],
 )
 def test_cut_short_rollout_is_truncated_and_answered(workflow, seats, answer, status, why):
-    made = run_workflow(workflow, RolloutRecords(lambda prompt: answer), seats=seats, seed=0)
+    made = run_workflow(workflow, Replies(lambda prompt: answer), seats=seats, seed=0)
     assert made.status == status
     assert json.loads(made.answer)
     assert why in made.info["truncated"] if why else "truncated" not in made.info
@@ -407,7 +393,7 @@ class Numbered(gymnasium.Env):
 
 @pytest.mark.parametrize(("said", "earned"), [("1", 1.0), ("3", 3.0), ("2", None), ("0", None)])
 def test_mask_follows_the_action_spaces_start(said, earned):
-    client = RolloutRecords(lambda prompt: said)
+    client = Replies(lambda prompt: said)
     made = run_workflow(environments.gymnasium(lambda task: Numbered()), client, seats=["agent"])
     assert "Legal actions: 1, 3. Answer" in client.prompts[0]
     assert made.answer == (None if earned is None else json.dumps({"agent": earned}))
@@ -429,7 +415,7 @@ def test_gymnasium_agent_crosses_the_frozen_lake():
 
 
 def test_concurrent_games_are_independent():
-    client = RolloutRecords(first_legal)
+    client = Replies(first_legal)
     games = run_workflow(environments.aec(tictactoe), client, n=20)
     assert {made.answer for made in games} == {games[0].answer}
     assert len({len(made.steps) for made in games}) == 1

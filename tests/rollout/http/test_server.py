@@ -8,6 +8,7 @@ import socket
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from urllib.parse import quote, urlsplit
 
 import openai
@@ -16,38 +17,33 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.completion import Completion
 
 from creditflow._utils.huggingface import load_tokenizer
-from creditflow.data import Task, Trajectory
+from creditflow.data import Trajectory
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.models.tiny import tiny_byte_model
 from creditflow.errors import ConfigError, CreditflowError, EndpointError, InputError
-from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, run_rollouts
+from creditflow.rollout import AgentSpec, Generation, Scheduler, run_rollout
 from creditflow.rollout.chat import ChatTokenizer
 from creditflow.rollout.client import ChatClient, ChatReply
 from creditflow.rollout.http.server import OpenAIServer, ServerLimits
 from creditflow.rollout.recorder import AgentCall, Recorder, Sampling
-from tests.builders import Letters, unlocated
+from tests.builders import Replies, rollout_of, run_team, unlocated
 from tests.rewards.processes import HANG_S
 
 HELLO = [{"role": "user", "content": "hello"}]
 AGENTS = {"writer": AgentSpec("You write.", match="(?i)author"), "editor": AgentSpec("You edit.")}
 
 
-class Answers(Letters):
-    """A model of one character per token that returns `answer` of the prompt."""
+class Answers(Replies):
+    """A model whose prompts may be texts, as those of completions."""
 
     version = 7
     max_positions = 1000
 
     def __init__(self, answer=lambda prompt: "yes", reason="stop"):
-        self.answer, self.reason, self.requests = answer, reason, []
+        super().__init__(answer, reason)
 
     def encode(self, prompt, tools=()):
         return super().encode([{"content": prompt}] if isinstance(prompt, str) else prompt, tools)
-
-    def generate(self, requests):
-        self.requests += requests
-        said = [tuple(map(ord, self.answer(self.decode(request.prompt_ids)))) for request in requests]
-        return [Generation(ids, tuple(-0.5 - i for i in range(len(ids))), self.reason) for ids in said]
 
 
 class Templated(Answers):
@@ -62,22 +58,16 @@ class Templated(Answers):
         return text, tuple(map(ord, text))
 
 
-def task_of(text: str) -> Task:
-    return Task("test", ({"role": "user", "content": text},), None)
-
-
 def user(text: str) -> list:
     return [{"role": "user", "content": text}]
 
 
-def run_workflow(workflow, model=None, agents=AGENTS, n=1, sampling=None, scheduler=None, id=None) -> list[Trajectory]:
-    rollouts = [Rollout(task_of(f"task {k}"), "u", f"t{k}" if id is None else id, (k,)) for k in range(n)]
-    scheduler = scheduler or Scheduler({"default": model or Answers()})
-    return asyncio.run(run_rollouts(rollouts, workflow, agents, scheduler, sampling or Sampling()))
+def run_workflow(workflow, model=None, agents=AGENTS, n=1, sampling=None, scheduler=None) -> list[Trajectory]:
+    return run_team(workflow, agents, scheduler or Scheduler({"default": model or Answers()}), n, sampling)
 
 
 def recorder_for(scheduler) -> Recorder:
-    return Recorder(AGENTS, Trajectory("t", "u", task_of("x")), scheduler, Sampling(), (0,))
+    return Recorder(AGENTS, Trajectory("t", "u", rollout_of().task), scheduler, Sampling(), (0,))
 
 
 def client_of(team) -> openai.AsyncOpenAI:
@@ -263,7 +253,8 @@ def test_any_trajectory_id_gets_a_usable_url(id):
         await chat(client)
         await chat(client, extra_headers={"X-Creditflow-Parents": quote(first)})
 
-    (trajectory,) = run_workflow(with_client(ask), id=id)
+    rollout, scheduler = replace(rollout_of(), id=id), Scheduler({"default": Answers()})
+    trajectory = asyncio.run(run_rollout(rollout, with_client(ask), AGENTS, scheduler, Sampling()))
     assert (trajectory.status, trajectory.steps[0].id, trajectory.steps[2].parents) == ("ok", f"{id}/0", (0,))
 
 
@@ -1147,8 +1138,8 @@ def test_url_of_an_ended_rollout_is_refused():
         left.append(team)
 
     async def main():
-        await run_rollouts([Rollout(task_of("x"), "u", "t", (0,))], solve, AGENTS, scheduler, Sampling())
-        with pytest.raises(CreditflowError, match="trajectory t: its URL was asked for after the rollout had ended"):
+        await run_rollout(rollout_of(), solve, AGENTS, scheduler, Sampling())
+        with pytest.raises(CreditflowError, match="trajectory t0: its URL was asked for after the rollout had ended"):
             await asyncio.to_thread(lambda: left[0].base_url)
 
     asyncio.run(main())
