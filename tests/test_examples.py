@@ -126,24 +126,25 @@ def calls_then_answers(prompt: str) -> str:
     return "It is 42." if "it was 42" in prompt else CALL
 
 
-async def with_openai_agents(task, team, stream=False):
-    import agents
-    from openai import AsyncOpenAI
+def with_openai_agents(kind, stream):
+    """Return a workflow of one agent of the SDK with a tool; `kind`: the class of its model."""
 
-    agents.set_tracing_disabled(True)
-    async with AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
-        model = agents.OpenAIChatCompletionsModel("solver", openai_client=client)
-        solver = agents.Agent("solver", instructions="Solve.", model=model, tools=[agents.function_tool(double)])
-        if not stream:
-            return (await agents.Runner.run(solver, task.text)).final_output
-        running = agents.Runner.run_streamed(solver, task.text)
-        async for _ in running.stream_events():
-            pass
-        return running.final_output
+    async def solve(task, team):
+        import agents
+        from openai import AsyncOpenAI
 
+        agents.set_tracing_disabled(True)
+        async with AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+            model = getattr(agents, kind)("solver", openai_client=client)
+            solver = agents.Agent("solver", instructions="Solve.", model=model, tools=[agents.function_tool(double)])
+            if not stream:
+                return (await agents.Runner.run(solver, task.text)).final_output
+            running = agents.Runner.run_streamed(solver, task.text)
+            async for _ in running.stream_events():
+                pass
+            return running.final_output
 
-async def with_streaming_openai_agents(task, team):
-    return await with_openai_agents(task, team, stream=True)
+    return solve
 
 
 def double(number: int) -> str:
@@ -151,9 +152,10 @@ def double(number: int) -> str:
     return f"it was {2 * number}"
 
 
-@pytest.mark.parametrize("workflow", [with_openai_agents, with_streaming_openai_agents])
-def test_framework_tools_run_between_steps(workflow):
-    (rollout,) = run_workflow(workflow, Templated(calls_then_answers), {"solver": AgentSpec()})
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
+def test_framework_tools_run_between_steps(kind, stream):
+    (rollout,) = run_workflow(with_openai_agents(kind, stream), Templated(calls_then_answers), {"solver": AgentSpec()})
     assert rollout.status == "ok", rollout.info
     assert [step.response for step in rollout.steps] == [CALL, rollout.answer]
     assert '"name": "double"' in rollout.steps[0].prompt

@@ -95,13 +95,6 @@ def test_another_scoring_replaces_outcomes_of_agents():
     assert (trajectory.outcome.value, trajectory.outcomes) == (0.5, {})
 
 
-def test_dict_by_agent_is_no_score_of_a_step():
-    trajectory = a_trajectory(agents="e")
-    trajectories.score([RewardFunction("f", "step", lambda s, t: {"e": 1.0})], [trajectory])
-    reason = "expected a number, got a dict; of a dict, the number under 'score' is read"
-    assert trajectory.steps[0].scores["f"].reason == reason
-
-
 def winner(trajectory):
     """White wins if its last move is higher."""
     white, black = (max(step.index for step in trajectory.steps if step.agent == agent) for agent in ("p", "e"))

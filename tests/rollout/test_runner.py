@@ -290,14 +290,6 @@ def test_policy_version_comes_from_the_generation_if_set(told: int | None, kept:
     assert trajectory.steps[0].policy_version == kept
 
 
-def test_run_rollout_raises_config_errors() -> None:
-    async def mistaken(task: Task, team: Team) -> str:
-        return await team.nobody("one")
-
-    with pytest.raises(ConfigError, match="'nobody'"):
-        asyncio.run(run_rollout(rollout_of(), mistaken, AGENTS, OneByOne(), Sampling()))
-
-
 @pytest.mark.parametrize(
     "raised", [SystemExit(2), asyncio.CancelledError(), BaseExceptionGroup("", [SystemExit(2), AgentError("no")])]
 )

@@ -18,7 +18,6 @@ from creditflow.rollout.http.dialects.openai_chat import ChatRequest
 from creditflow.rollout.http.requests import RefusedError, parsed
 from creditflow.rollout.tools import Tool
 from tests.rollout.http.test_server import (
-    AGENTS,
     CALL,
     HELLO,
     TOOL,
@@ -289,20 +288,3 @@ def test_framework_output_of_wrong_form_is_an_agent_error(workflow, form, field)
     assert wrong.info["agent_error"]
     for rollout in (right, wrong):
         assert [field in step.info["ignored"] for step in rollout.steps] == [True]
-
-
-@pytest.mark.parametrize("model", [{}, {"model": "gpt-5-mini"}])
-def test_agents_sdk_with_default_setup_gets_an_answer(model):
-    import agents
-
-    async def solve(task, team):
-        agents.set_tracing_disabled(True)
-        async with client_of(team) as client:
-            agents.set_default_openai_client(client, use_for_tracing=False)
-            agents.set_default_openai_api("chat_completions")
-            writer = agents.Agent("writer", instructions="You write.", **model)
-            return (await agents.Runner.run(writer, task.text)).final_output
-
-    (made,) = run_workflow(solve, Answers(), AGENTS)
-    assert (made.status, made.answer) == ("ok", "yes"), made.info
-    assert "verbosity" in made.steps[0].info["ignored"]

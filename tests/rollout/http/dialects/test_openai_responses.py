@@ -210,32 +210,3 @@ def test_ignored_fields_are_recorded_with_the_step():
     )
     names = ["include", "input.reasoning", "reasoning", "text.format", "text.verbosity", "tools.defer_loading"]
     assert made.steps[0].info == {"ignored": names}
-
-
-# Frameworks
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_agents_sdk_runs_on_responses(stream):
-    import agents
-
-    def double(number: int) -> str:
-        """Twice a number."""
-        return f"it was {2 * number}"
-
-    async def solve(task, team):
-        agents.set_tracing_disabled(True)
-        async with client_of(team) as client:
-            model = agents.OpenAIResponsesModel("writer", openai_client=client)
-            writer = agents.Agent("writer", instructions="Solve.", model=model, tools=[agents.function_tool(double)])
-            if not stream:
-                return (await agents.Runner.run(writer, task.text)).final_output
-            running = agents.Runner.run_streamed(writer, task.text)
-            async for _ in running.stream_events():
-                pass
-            return running.final_output
-
-    call = '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>'
-    (made,) = run_workflow(solve, Templated(lambda prompt: "It is 42." if "it was 42" in prompt else call))
-    assert (made.status, made.answer) == ("ok", "It is 42."), made.info
-    assert [step.response for step in made.steps] == [call, "It is 42."]
