@@ -5,24 +5,23 @@
 * Throughput: every rollout waits as for a tool, a tenth of them five times as long. `separate_async` has one logical
   device for training and one for rollouts, so `sync` is measured with one device and with two. The tail of the measured
   durations of rollouts is a separate figure.
-* Credit: the trainers of all modes process the recorded trajectories of the asynchronous runs. The advantages of steps
-  and tokens, and the columns that the engine writes to verl's rows, must be the same bytes.
+* Credit: the advantages that the asynchronous runs recorded must have the same bytes as those assigned to their
+  trajectories without an engine.
 
 Finished runs are kept in `runs/asynchronous/`; an unfinished one starts again. An hour on two cores.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
+import numpy as np
 import verl_cpu
 
 from benchmarks.__main__ import exit_on_sigterm
@@ -31,9 +30,9 @@ from benchmarks.record import Figure, exit_with, quick_parser, show, write
 from benchmarks.slow_tool import SECONDS_FILE
 from benchmarks.sources import TRAINING, Work
 from creditflow._utils.files import write_whole
-from creditflow.config import load_recipe
 from creditflow.runs import Ledger
 from creditflow.runs.run_folder import read_metrics
+from creditflow.studies.reassignment import reassigned
 
 RECIPE = "src/creditflow/recipes/arithmetic_chain.yaml"
 MEASURES = (
@@ -186,21 +185,14 @@ def throughput(slow: Sequence[Training], hold: float | None) -> list[Figure]:
 
 
 def same_credit(trainings: Sequence[Training]) -> list[Figure]:
-    """The share of recorded training steps with the same bytes from the trainers of all modes, and in the record."""
-    os.environ.update(verl_cpu.environment())
-    from creditflow.engines.verl.configuration import MODES  # loads verl
-    from tests.engines.verl.replayed import recorded_parts, replay
-
-    config = load_recipe(Path(RECIPE), _COMMON).config
-    equal = []
-    for one in trainings:
-        for recorded in Ledger.open(one.folder):
-            with tempfile.TemporaryDirectory() as folder:
-                parts = [replay(recorded, config, mode, Path(folder) / mode).parts() for mode in MODES]
-            expected = recorded_parts(recorded)
-            same = all(part == parts[0] for part in parts) and parts[0].items() >= expected.items()
-            equal.append(100.0 * same)
-    what = f"credit: {len(equal)} asynchronous training steps with the same bytes in {', '.join(MODES)}, %"
+    """The share of recorded training steps whose credit has the bytes of credit assigned without an engine."""
+    equal = [
+        100.0 * np.array_equal(assignment.token_advantages(), recorded.assignment.token_advantages())
+        for one in trainings
+        for recorded, assignment in reassigned(Ledger.open(one.folder), {})
+        if assignment is not None and recorded.assignment is not None
+    ]
+    what = f"credit: {len(equal)} asynchronous training steps with the same bytes without an engine, %"
     return [Figure(what, fmean(equal), 100.0)] if equal else []
 
 
