@@ -6,6 +6,57 @@ from pathlib import Path
 
 from tests.forks import fast_python
 
+# Modules with a propagation rule, an estimator and a threshold
+
+HALVES = """
+import numpy as np
+
+from creditflow.credit.records import NOTHING, propagation_rule
+from creditflow.credit.rules.base import OUTCOME_TO, Credit, sources
+
+
+@propagation_rule("halves", flows=NOTHING)
+def halves(inputs):
+    own_S, shared_S = OUTCOME_TO[inputs.options.outcome_to](inputs)
+    nothing_S = np.zeros_like(own_S)
+    return Credit(0.5 * own_S, nothing_S, 0.5 * shared_S, nothing_S, sources(inputs))
+"""
+DOUBLED = """
+from creditflow.credit.estimators.base import Estimate
+from creditflow.credit.records import advantage_estimator
+
+
+@advantage_estimator("doubled")
+def doubled(inputs):
+    return Estimate(2.0 * inputs.groups.mean_S)
+"""
+STEADY = """
+from creditflow.credit.thresholds.base import METRIC, threshold_kind
+
+
+@threshold_kind("steady")
+class Steady:
+    floor = 0.0
+
+    def __init__(self, team, level=0.4):
+        self.level = level
+
+    def theta(self, agent):
+        return self.level
+
+    def update(self, observed):
+        pass
+
+    def state_dict(self):
+        return {"level": self.level}
+
+    def load_state_dict(self, state):
+        self.level = state["level"]
+
+    def metrics(self):
+        return {METRIC: self.level}
+"""
+
 
 def install(folder: Path, entry_points: str, name: str = "theirs", **modules: str) -> None:
     """Write a distribution with the text of its `entry_points.txt`, and modules by name."""

@@ -20,26 +20,13 @@ from creditflow.engines.common.guard import build_guard
 from creditflow.engines.verl.recipe import KEY, recipe_section
 from creditflow.errors import ConfigError
 from tests.cli.commands import refused
-from tests.distributions import python, succeeded
+from tests.distributions import DOUBLED, HALVES, STEADY, python, succeeded
 from tests.paths import TOYS
 
-RULES = """
-import numpy as np
+RULES = f"""{HALVES}{DOUBLED}{STEADY}
+from creditflow.credit.records import PropagationRule
 
-from creditflow.credit import Credit, Estimate, advantage_estimator, propagation_rule, threshold_kind
-from creditflow.credit.records import NOTHING, PropagationRule
-from creditflow.credit.rules.base import OUTCOME_TO, sources
-from creditflow.credit.thresholds.base import METRIC
-
-
-@propagation_rule("before_tool", flows=NOTHING)
-def before_tool(inputs):
-    own_S, shared_S = OUTCOME_TO[inputs.options.outcome_to](inputs)
-    nothing_S = np.zeros_like(own_S)
-    return Credit(0.5 * own_S, nothing_S, 0.5 * shared_S, nothing_S, sources(inputs))
-
-
-record = PropagationRule(before_tool, flows=NOTHING)
+record = PropagationRule(halves, flows=NOTHING)
 
 
 @propagation_rule("fails")
@@ -52,37 +39,9 @@ def returns_nothing(inputs):
     return None
 
 
-@advantage_estimator("doubled")
-def doubled(inputs):
-    return Estimate(2.0 * inputs.groups.mean_S)
-
-
 @advantage_estimator("thirds", min_rollouts=3)
 def thirds(inputs):
     return Estimate(inputs.groups.mean_S)
-
-
-@threshold_kind("steady")
-class Steady:
-    floor = 0.0
-
-    def __init__(self, team, level=0.4):
-        self.level = level
-
-    def theta(self, agent):
-        return self.level
-
-    def update(self, observed):
-        pass
-
-    def state_dict(self):
-        return {"level": self.level}
-
-    def load_state_dict(self, state):
-        self.level = state["level"]
-
-    def metrics(self):
-        return {METRIC: self.level}
 
 
 @threshold_kind("broken")
@@ -94,7 +53,7 @@ class Broken(Steady):
 def plain(inputs):
     return None
 """
-OURS = ("algorithm.propagation=rules.py:before_tool", "algorithm.adv_estimator=rules.py:doubled")
+OURS = ("algorithm.propagation=rules.py:halves", "algorithm.adv_estimator=rules.py:doubled")
 THEIRS = ("algorithm.propagation=none", "algorithm.adv_estimator=grpo")
 GATED = ("algorithm.propagation=threshold", "algorithm.propagation_threshold={kind: rules.py:Steady, level: 0.3}")
 SHADOW = "algorithm.shadow={propagation: none, adv_estimator: rules.py:doubled}"
@@ -153,7 +112,7 @@ def batch() -> TrajectoryBatch:
 def test_recipe_holds_absolute_references(recipe: Path) -> None:
     rules = recipe.parent / "rules.py"
     algorithm = load_recipe(recipe, [*OURS, SHADOW]).config.algorithm
-    assert algorithm.propagation == f"{rules}:before_tool"
+    assert algorithm.propagation == f"{rules}:halves"
     assert algorithm.adv_estimator == f"{rules}:doubled"
     assert algorithm.shadow == {"propagation": "none", "adv_estimator": f"{rules}:doubled"}
     algorithm = load_recipe(recipe, GATED).config.algorithm
@@ -192,7 +151,7 @@ def test_edited_and_equally_named_files_do_not_mix(tmp_path: Path) -> None:
 def test_file_takes_no_name(recipe: Path) -> None:
     load_recipe(recipe, [*OURS, SHADOW])
     for registry in (PROPAGATION_RULES, ADVANTAGE_ESTIMATORS, THRESHOLDS):
-        assert not {"before_tool", "doubled", "Steady", "steady"} & set(registry.names())
+        assert not {"halves", "doubled", "Steady", "steady"} & set(registry.names())
         assert not any("rules.py" in name for name in registry.names())
 
 
@@ -202,7 +161,7 @@ def test_file_takes_no_name(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "name"),
     [
-        ("algorithm.propagation", "before_tool"),
+        ("algorithm.propagation", "halves"),
         ("algorithm.shadow.propagation_threshold.kind", "Steady"),
     ],
 )
@@ -216,7 +175,7 @@ def test_missing_file_error_says_where_it_was_searched(key: str, name: str, reci
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("befor_tool", "rules.py has no 'befor_tool' (did you mean 'before_tool'?)"),
+        ("halvs", "rules.py has no 'halvs' (did you mean 'halves'?)"),
         ("plain", "expected a function with @propagation_rule, or a PropagationRule, got function plain"),
         ("doubled", "expected a function with @propagation_rule, or a PropagationRule, got function doubled"),
     ],
@@ -240,7 +199,7 @@ def test_broken_file_error_names_the_line(text: str, reason: str, tmp_path: Path
     recipe = project(tmp_path / "p", text)
     with pytest.raises(ConfigError) as caught:
         load_recipe(recipe, OURS[:1])
-    assert str(caught.value).startswith("algorithm.propagation: rules.py:before_tool: cannot be loaded: ")
+    assert str(caught.value).startswith("algorithm.propagation: rules.py:halves: cannot be loaded: ")
     assert reason in str(caught.value)
 
 
@@ -305,7 +264,7 @@ def test_rule_and_estimator_of_a_file_train(run: Path) -> None:
 
 def test_run_records_the_file(run: Path, recipe: Path) -> None:
     algorithm = json.loads((run / "run.json").read_text())["config"]["algorithm"]
-    assert algorithm["propagation"] == f"{recipe.parent / 'rules.py'}:before_tool"
+    assert algorithm["propagation"] == f"{recipe.parent / 'rules.py'}:halves"
     assert load_recipe(run / "config.yaml").config.algorithm.propagation == algorithm["propagation"]
 
 
@@ -313,7 +272,7 @@ def test_readers_need_no_file(gone: Path) -> None:
     succeeded(gone.parent, "why", gone)
     succeeded(gone.parent, "report", gone, "--out", "r.html")
     step = next(row["step_id"] for row in steps_of(gone) if row["trained"] and not row["tied"])
-    assert "/rules.py:before_tool" in succeeded(gone.parent, "why", gone, step)
+    assert "/rules.py:halves" in succeeded(gone.parent, "why", gone, step)
 
 
 def test_recredit_applies_the_rule_of_a_file(run: Path, recipe: Path) -> None:
@@ -325,7 +284,7 @@ def test_recredit_applies_the_rule_of_a_file(run: Path, recipe: Path) -> None:
 
 @pytest.mark.parametrize("words", ["recredit RUN algorithm.gamma=0.5 -o RUN/out", "audit RUN", "train RUN/config.yaml"])
 def test_command_that_needs_the_file_names_it(gone: Path, recipe: Path, words: str) -> None:
-    message = f"algorithm.propagation: {recipe.parent}/rules.py:before_tool: cannot be loaded: no file"
+    message = f"algorithm.propagation: {recipe.parent}/rules.py:halves: cannot be loaded: no file"
     assert message in refused(*words.replace("RUN", str(gone)).split())
 
 
@@ -335,7 +294,7 @@ def test_recredit_with_other_rules_needs_no_file(gone: Path) -> None:
 
 def test_audit_scores_the_rule_of_a_file(run: Path, recipe: Path) -> None:
     file = run.parent / "audit.json"
-    rule = "rules.py:before_tool"
+    rule = "rules.py:halves"
     words = ("--decisions", 3, "--continuations", 2, "--rule", rule, "--json", file)
     succeeded(recipe.parent, "audit", run, *words)
     assert rule in json.dumps(json.loads(file.read_text())["rules"])
@@ -351,11 +310,11 @@ def test_guard_falls_back_from_the_rule_of_a_file(recipe: Path) -> None:
 
 @pytest.mark.slow
 def test_comparison_trains_the_rule_of_a_file(recipe: Path, tmp_path: Path) -> None:
-    vary = "algorithm.propagation=identical,rules.py:before_tool"
+    vary = "algorithm.propagation=identical,rules.py:halves"
     words = ("--no-arms", "--jobs", 1, "trainer.total_training_steps=1", "trainer.default_local_dir=out")
     printed = succeeded(tmp_path, "compare", recipe, "--vary", vary, *words)
-    assert "rules.py:before_tool" in printed
-    assert (tmp_path / "out" / "rules.py_before_tool" / "seed0" / "run.json").is_file()
+    assert "rules.py:halves" in printed
+    assert (tmp_path / "out" / "rules.py_halves" / "seed0" / "run.json").is_file()
 
 
 def test_worker_process_registers_the_rules(recipe: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributions import creditflow, install, succeeded
+from tests.distributions import DOUBLED, HALVES, STEADY, creditflow, install, succeeded
 from tests.paths import TOY
 
 ENTRY_POINTS = """
@@ -16,54 +16,6 @@ broken = broken
 doubled = doubled
 [creditflow.thresholds]
 steady = steady
-"""
-RULE = """
-import numpy as np
-
-from creditflow.credit.records import NOTHING, propagation_rule
-from creditflow.credit.rules.base import OUTCOME_TO, Credit, sources
-
-
-@propagation_rule("halves", flows=NOTHING)
-def halves(inputs):
-    own_S, shared_S = OUTCOME_TO[inputs.options.outcome_to](inputs)
-    nothing_S = np.zeros_like(own_S)
-    return Credit(0.5 * own_S, nothing_S, 0.5 * shared_S, nothing_S, sources(inputs))
-"""
-ESTIMATOR = """
-from creditflow.credit.estimators.base import Estimate
-from creditflow.credit.records import advantage_estimator
-
-
-@advantage_estimator("doubled")
-def doubled(inputs):
-    return Estimate(2.0 * inputs.groups.mean_S)
-"""
-THRESHOLD = """
-from creditflow.credit.thresholds.base import METRIC, threshold_kind
-
-
-@threshold_kind("steady")
-class Steady:
-    floor = 0.0
-
-    def __init__(self, team, level=0.4):
-        self.level = level
-
-    def theta(self, agent):
-        return self.level
-
-    def update(self, observed):
-        pass
-
-    def state_dict(self):
-        return {"level": self.level}
-
-    def load_state_dict(self, state):
-        self.level = state["level"]
-
-    def metrics(self):
-        return {METRIC: self.level}
 """
 ALL = (
     "algorithm.propagation=halves",
@@ -76,7 +28,7 @@ PAST = ("algorithm.propagation=none", "algorithm.adv_estimator=grpo", "algorithm
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    modules = {"halves": RULE, "doubled": ESTIMATOR, "steady": THRESHOLD, "broken": "import nowhere_to_be_found\n"}
+    modules = {"halves": HALVES, "doubled": DOUBLED, "steady": STEADY, "broken": "import nowhere_to_be_found\n"}
     install(folder, ENTRY_POINTS, **modules)
     return folder
 
