@@ -76,19 +76,6 @@ def scores_of(trajectory: Trajectory) -> list[float]:
 # The arithmetic and the tasks
 
 
-@pytest.mark.parametrize(
-    ("a", "operation", "b", "expected"),
-    [
-        (99, "+", 1, 0),
-        (4, "-", 13, 91),
-        (52, "*", 2, 4),
-        (99, "*", 99, 1),
-    ],
-)
-def test_operation_is_computed_modulo_100(a: int, operation: str, b: int, expected: int) -> None:
-    assert recipe("compute")(a, operation, b) == expected
-
-
 def read_story(story: str) -> tuple[int, str]:
     """The final value of a story, in whole numbers until the end, and its plan."""
     head, *sentences = [sentence.split() for sentence in story.removesuffix(" .").split(" . ")]
@@ -225,11 +212,8 @@ def test_only_a_verdict_ending_in_bad_causes_a_retry(verdict: str, tries: int) -
     ("plan", "reason"),
     [
         ("47 ; + 0 5", "the plan does not start with a number: '47'"),
-        (" 4 7 ; + 0 5", "the plan does not start with a number: ' 4 7'"),
         ("\u0664 \u0667 ; + 0 5", "the plan does not start with a number: '\u0664 \u0667'"),
         ("ok " * 50, "the plan does not start with a number: " + repr(("ok " * 50)[:40])),
-        ("4 7 ; ", "not an operation: ''"),
-        ("4 7 ; / 0 5", "not an operation: '/ 0 5'"),
         ("4 7 ; + 0 5 =", "not an operation: '+ 0 5 ='"),
     ],
 )
@@ -334,7 +318,6 @@ def test_plan_earns_its_share_of_right_parts(plan: str, expected: float) -> None
         ("4 7 + 0 5 =", "5 2", 1.0),
         ("4 7 + 0 5 =", "5 3", 0.5),
         ("4 7 + 0 5 =", "2 5", 0.0),
-        ("4 7 + 0 5 =", "52", 0.0),
         ("4 7 + 0 5 =", "5 2 5 2", 0.5),
         ("4 7 + 0 5 =", "", 0.0),
         ("9 9 * 0 3 =", "9 7", 1.0),  # 297: no sum of the story, and right for this prompt
@@ -353,8 +336,6 @@ def test_candidate_earns_its_share_of_right_digits(sum_: str, response: str, exp
         ("5 3", "5 2 ok", 0.0),
         ("5 3", "9 9 bad", 1.0),  # the verdict counts, not the verifier's own sum
         ("52", "ok", 0.0),
-        ("5 3", "", 0.0),
-        ("5 2", "5 2", 0.0),
         ("5 2", "ok 5 2", 0.0),
     ],
 )
@@ -400,27 +381,15 @@ def test_recipe_builds_with_its_weights(name: str, operations: int, weights: dic
 ASKED = {"operations": 2, "hidden": 64, "layers": 2, "warmup_planner": 0.05, "warmup_executor": 0.4}
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def warm_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CREDITFLOW_CACHE", str(cache))
-    return recipe("warm_model")(ASKED)
-
-
-def sampled_accuracy(folder: Path, role: str) -> float:
+@pytest.mark.slow
+def test_warm_up_is_cached_and_reaches_the_planner_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from creditflow.engines.local.policy import Policy, pick_device
 
-    return recipe("_sampled_accuracy")(Policy.load(folder, pick_device("cpu")), role, ASKED["operations"])
-
-
-@pytest.mark.slow
-def test_warm_up_is_cached_and_reaches_the_planner_accuracy(cache: Path, warm_folder: Path) -> None:
-    assert list(cache.iterdir()) == [warm_folder]
-    made = (warm_folder / "config.json").stat().st_mtime_ns
-    assert recipe("warm_model")(ASKED) == warm_folder
-    assert (warm_folder / "config.json").stat().st_mtime_ns == made
-    assert sampled_accuracy(warm_folder, "planner") >= ASKED["warmup_planner"]
+    monkeypatch.setenv("CREDITFLOW_CACHE", str(tmp_path))
+    folder = recipe("warm_model")(ASKED)
+    assert list(tmp_path.iterdir()) == [folder]
+    written_at = (folder / "config.json").stat().st_mtime_ns
+    assert recipe("warm_model")(ASKED) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == written_at
+    policy = Policy.load(folder, pick_device("cpu"))
+    assert recipe("_sampled_accuracy")(policy, "planner", ASKED["operations"]) >= ASKED["warmup_planner"]

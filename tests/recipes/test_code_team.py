@@ -11,10 +11,8 @@ from creditflow._utils.loading import load_object
 from creditflow.data import Trajectory, TrajectoryBatch
 from creditflow.data.datasets import load_tasks
 from creditflow.rewards import RewardManager
-from creditflow.rewards.builtin.code import run_tests
 from creditflow.rewards.support.test_cases import CaseCall, alike
 from creditflow.rollout import AgentSpec
-from creditflow.testing import check_reward_function
 from tests.builders import Scripted
 from tests.paths import RECIPES
 from tests.recipes.team import functions_of, scored_rollout, spoken
@@ -71,34 +69,20 @@ def test_task_is_complete_and_hides_its_solution(task):
         assert recipe("check_in")(f"assert {test['call']} == {test['expect']!r}", name) is not None
 
 
-EVERY_VALUE = """
-def values(program, calls):
-    names, found = {}, []
+def value_of(program, call):
+    names = {}
     exec(program, names)
-    for call in calls:
-        try:
-            found.append(eval(call, names))
-        except Exception as error:
-            found.append(type(error).__name__)
-    return found
-"""
+    try:
+        return eval(call, names)
+    except Exception as error:
+        return type(error).__name__
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.extra_info["name"])
-def test_references_pass_and_mutants_fail(box, task):
-    calls = json.loads(task.ground_truth)
-    expected = [one["expect"] for one in calls]
-    programs = [task.extra_info["reference"], *task.extra_info["mutants"]]
-    right = []
-
-    def holds(values):
-        right.extend(alike(value, expected) for value in values)
-        return True
-
-    # All four programs in one run, which is quick; the slow test below makes a run for each call.
-    ask = {"call": f"[values(program, {[one['call'] for one in calls]!r}) for program in {programs!r}]"}
-    assert run_tests(box, EVERY_VALUE, [CaseCall(ask, holds, "")])[0].reason == ""
-    assert right == [True, *[False] * len(task.extra_info["mutants"])]
+def test_reference_passes_and_mutants_fail(task):
+    for program in (task.extra_info["reference"], *task.extra_info["mutants"]):
+        right = [alike(value_of(program, test["call"]), test["expect"]) for test in json.loads(task.ground_truth)]
+        assert all(right) == (program == task.extra_info["reference"])
 
 
 # Reading
@@ -225,13 +209,6 @@ def test_coder_earns_a_share_and_the_team_all_or_nothing(box, code, passed, outc
     asyncio.run(RewardManager(functions_of("code_team"), 0.0).score([trajectory]))
     assert trajectory.steps[0].scores["tests_passed"].value == pytest.approx(passed)
     assert trajectory.outcome.value == outcome
-
-
-@pytest.mark.parametrize("name", ["checks_bite", "review_right"])
-def test_functions_conform(box, name):
-    # Inputs that need few runs, because the function is called a hundred times.
-    trajectory = spoken(CLAMP, TEAM, ("c", "def clamp(:"), ("t", FALSE), ("r", f"{FALSE}\nreject"))
-    check_reward_function(recipe(name), [trajectory])
 
 
 # The trajectory

@@ -77,7 +77,6 @@ def test_hostile_responses_are_read_quickly(piece):
         ("1. Subtract 48 from 100.\n2. Add 48.", (1 / 5 + 1) / 2),  # 48 of 48, 2, /, -, 100
         ("1. 48 2 / + - * 7", 3 / 14),  # 48, 2, / of seven things, and no line left for the second
         ("Divide 48 by 2, then add 48.", 0.0),  # not numbered: the executor got none of it
-        (NATALIA.text, 0.0),
         ("", 0.0),
     ],
 )
@@ -89,12 +88,10 @@ def test_plan_covers(plan, expected):
     ("response", "expected"),
     [
         ("48/2=24", 1.0),
-        ("48/2 = 24\n#### 24", 1.0),
         ("She sold 24", 0.75),
         ("48*2=96", 0.5),
         ("3*5=24", 0.25),
         ("48/2=25", 0.0),
-        ("She sold 96", 0.0),
     ],
 )
 def test_value_matches(response, expected):
