@@ -8,6 +8,7 @@ import numpy as np
 from creditflow.credit import CreditOptions, assign
 from creditflow.credit.analysis.metrics import credit_metrics
 from creditflow.data import Score, Task, Trajectory, TrajectoryBatch
+from creditflow.reports.index import Index
 from creditflow.runs import Ledger, RunFolder
 from tests.builders import make_trajectory, step
 
@@ -51,6 +52,12 @@ def a_run(path: Path, training_steps: int = 3, **options: object) -> Ledger:
     (path / "checkpoints" / "global_step_1").mkdir(parents=True)
     (path / "checkpoints" / "global_step_1" / "tokenizer.json").write_text(json.dumps({"not": "one"}))
     return Ledger.open(path)
+
+
+def indexed(ledger: Ledger) -> Index:
+    index = Index(ledger)
+    index.refresh(ledger)
+    return index
 
 
 def write_step(folder: RunFolder, number: int, batch: TrajectoryBatch | None = None, **options: object) -> None:

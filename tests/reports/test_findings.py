@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 from creditflow.cli import app
 from creditflow.data import Score, TrajectoryBatch
 from creditflow.reports.findings import ERROR_RATE, FINDINGS, Finding, Tables, findings, findings_of, lines, tables_of
-from creditflow.reports.index import Index
 from creditflow.reports.significance import association, at_least, trend
 from creditflow.runs import Ledger, RunFolder
 from tests.builders import batch_of, make_trajectory, step
-from tests.reports.runs import a_run, write_step
+from tests.reports.runs import a_run, indexed, write_step
 
 NULL_RUNS = 300
 MOST_WRONG = int(stats.binom.ppf(0.999, NULL_RUNS, ERROR_RATE))
@@ -236,8 +235,7 @@ def test_findings_of_a_run_link_to_its_trajectories(tmp_path: Path) -> None:
     for training_step in range(1, 13):
         write_step(folder, training_step, spoilt_by_writer(rng, training_step))
     ledger = Ledger.open(folder.path)
-    index = Index(ledger)
-    index.refresh(ledger)
+    index = indexed(ledger)
     tables = tables_of(ledger, index)
     assert sum(row["n"] for row in tables.parts) == 12 * 20 * 3
     (limiting,) = [one for one in findings_of(ledger, index) if one.about == "limiting_agent"]

@@ -19,13 +19,7 @@ from creditflow.reports.run_report import samples
 from creditflow.runs import Ledger, RunFolder
 from creditflow.runs.sql import connect
 from tests.builders import batch_of, make_trajectory, step
-from tests.reports.runs import a_batch, a_run, write_step
-
-
-def indexed(ledger: Ledger) -> Index:
-    index = Index(ledger)
-    index.refresh(ledger)
-    return index
+from tests.reports.runs import a_batch, a_run, indexed, write_step
 
 
 def written(path: Path, trajectories: list[Trajectory], **options: object) -> Index:
@@ -183,8 +177,7 @@ def test_file_of_a_later_version_is_set_aside(tmp_path: Path) -> None:
     table = pq.read_table(file)
     facts = json.loads(table.schema.metadata[b"creditflow"]) | {"version": 99}
     pq.write_table(table.replace_schema_metadata({b"creditflow": json.dumps(facts).encode()}), file)
-    index = Index(ledger)
-    index.refresh(ledger)
+    index = indexed(ledger)
     assert set(index.taken) == {1, 3}
     assert set(index.damaged) == {2}
     with pytest.raises(DataError, match=r"000002.parquet: a file of version 99; .* update creditflow"):
@@ -198,8 +191,7 @@ def test_index_accepts_half_a_surrogate_pair(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, "")
     write_step(folder, 1, TrajectoryBatch.from_trajectories(trajectories))
     ledger = Ledger.open(folder.path)
-    index = Index(ledger)
-    index.refresh(ledger)
+    index = indexed(ledger)
     assert set(index.taken) == {1}
     assert ledger.read(1).batch.tasks[0].ground_truth == {"said": "half \ufffd of \U0001f600"}
 

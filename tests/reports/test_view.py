@@ -24,7 +24,7 @@ from creditflow.reports.view import Watched, application
 from creditflow.runs import Ledger, RunFolder
 from tests.builders import examples
 from tests.reports.browser import opened
-from tests.reports.runs import a_batch, a_run, write_step
+from tests.reports.runs import a_batch, a_run, indexed, write_step
 from tests.reports.test_page import reported, served
 
 
@@ -35,9 +35,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 
 @pytest.fixture(scope="module")
 def index(ledger: Ledger) -> Index:
-    made = Index(ledger)
-    made.refresh(ledger)
-    return made
+    return indexed(ledger)
 
 
 @pytest.fixture
@@ -83,8 +81,7 @@ def test_stored_index_forgets_replaced_files(tmp_path: Path, stored: Path) -> No
     write_step(folder, 2, a_batch(9, tasks=2))
     ledger = Ledger.open(ledger.path)
     index, _ = read_again(ledger)
-    fresh = Index(ledger)
-    fresh.refresh(ledger)
+    fresh = indexed(ledger)
     for query in ("FROM sums ORDER BY ALL", "FROM parts ORDER BY ALL", "FROM steps ORDER BY ALL"):
         assert index.ask(query) == fresh.ask(query)
     index.close()
@@ -120,8 +117,7 @@ def test_index_that_is_open_is_left_alone(tmp_path: Path, stored: Path) -> None:
 
 def test_queries_run_during_a_refresh(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run")
-    index = Index(ledger)
-    index.refresh(ledger)
+    index = indexed(ledger)
     with index._lock:  # a refresh holds it
         pages: list[int] = []
         asking = threading.Thread(target=lambda: pages.append(index.page(Filter(), 0, 5)["total"]))
@@ -189,8 +185,7 @@ def test_search_excerpt_is_around_the_match(tmp_path: Path) -> None:
     responses = [f"{'a' * 5000} Needle {'b' * 5000}", *batch.responses[1:]]
     write_step(folder, 1, replace(batch, responses=tuple(responses)))
     ledger = Ledger.open(folder.path)
-    index = Index(ledger)
-    index.refresh(ledger)
+    index = indexed(ledger)
     (row,) = search(index, Filter(), "needle", None, 5)["trajectories"]
     assert row["match"]["excerpt"] == f"{'a' * 59} Needle {'b' * 133}"
     assert (row["match"]["index"], row["match"]["agent"], row["match"]["steps"]) == (0, "planner", 1)
