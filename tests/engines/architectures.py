@@ -43,6 +43,7 @@ _routed = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_si
 _latent = {**_many, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 16,
            "qk_rope_head_dim": 8, "v_head_dim": 16}  # fmt: skip
 _ends = {"bos_token_id": 0, "eos_token_id": 0}
+_falcon = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **_ends}
 _gpt = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, **_ends}
 _longrope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10000.0,
              "original_max_position_embeddings": SWITCH}  # fmt: skip
@@ -61,7 +62,11 @@ def _rope(**parameters: Any) -> dict[str, Any]:
 
 
 ARCHITECTURES = {
-    "llama": _of("Llama", _dense),
+    **{name.lower(): _of(name, _dense) for name in (
+        "Llama", "Phi", "Phi3", "Qwen2", "Olmo2", "Cohere", "StableLm", "Nemotron", "DiffLlama")},
+    **{name.lower(): _of(name, _heads) for name in ("Qwen3", "Gemma", "Glm4", "SeedOss")},
+    **{f"{name.lower()}_window": _of(name, _heads | _window) for name in ("Mistral", "Gemma2", "VaultGemma")},
+    **{name.lower(): _of(name, _many) for name in ("GPTNeoX", "Persimmon")},
     "llama_tied": _of("Llama", _dense | {"tie_word_embeddings": True}),
     "llama_llama3_rope": _of("Llama", _dense | _rope(
         rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -73,8 +78,6 @@ ARCHITECTURES = {
         rope_type="dynamic", factor=4.0), limit=SWITCH),
     "llama4_chunked": _text("Llama4", {
         **_heads, **_four, "intermediate_size_mlp": 64, "attention_chunk_size": WINDOW, "num_local_experts": 2}),
-    "phi": _of("Phi", _dense),
-    "phi3": _of("Phi3", _dense),
     "phi3_window": _of("Phi3", _dense | _window),
     "phi3_longrope": _of("Phi3", _dense | {
         "original_max_position_embeddings": SWITCH, "rope_parameters": dict(_longrope)}, limit=SWITCH),
@@ -83,48 +86,36 @@ ARCHITECTURES = {
     "phimoe_longrope": _of("Phimoe", _dense | {
         "num_local_experts": 2, "original_max_position_embeddings": SWITCH,
         "rope_parameters": {**_longrope, "short_mscale": 1.0, "long_mscale": 1.2}}, limit=SWITCH),
-    "mistral_window": _of("Mistral", _heads | _window),
     "ministral3_scaled_yarn": _of("Ministral3", _heads | {"rope_parameters": {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0,
         "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
         "max_position_embeddings": 16, "rope_theta": 10000.0}}),
     "mixtral": _of("Mixtral", _dense | {"num_local_experts": 4}),
-    "qwen2": _of("Qwen2", _dense),
     "qwen2_window_in_one_layer": _of("Qwen2", _dense | _window | {"use_sliding_window": True, "max_window_layers": 1}),
     "qwen2_moe": _of("Qwen2Moe", _dense | _experts | {"shared_expert_intermediate_size": 32}),
-    "qwen3": _of("Qwen3", _heads),
     "qwen3_moe": _of("Qwen3Moe", _heads | _experts),
-    "gemma": _of("Gemma", _heads),
-    "gemma2_window_softcap": _of("Gemma2", _heads | _window),
     "gemma3_window": _text("Gemma3", _heads | _window | {"num_hidden_layers": 6}),
     "gemma3n": _text("Gemma3n", _gemma3n | {"num_kv_shared_layers": 2, "layer_types": [
         "sliding_attention", "full_attention"] * 2}),
     "gemma3n_unshared": _text("Gemma3n", _gemma3n | {"num_kv_shared_layers": 0}),
     "gemma4": _text("Gemma4", _gemma4 | {"num_kv_shared_layers": 2}),
     "gemma4_unshared": _text("Gemma4", _gemma4 | {"num_kv_shared_layers": 0}),
-    "vaultgemma_window": _of("VaultGemma", _heads | _window),
     "smollm3": _of("SmolLM3", _dense | _four),
     "gpt2": Architecture("GPT2LMHeadModel:GPT2Config", _gpt),
     "gpt_neo_window": _of("GPTNeo", {
         "vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": WINDOW,
         "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 256, **_ends}),
     "gptj": _of("GPTJ", _gpt | {"rotary_dim": 4, "n_positions": 256}),
-    "gpt_neox_partial_rotary": _of("GPTNeoX", _many),
     "gpt_bigcode": _of("GPTBigCode", _gpt | {"n_positions": 256}),
     "gpt_oss_window_sink": _of("GptOss", _heads | _window | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "codegen": _of("CodeGen", _gpt | {"rotary_dim": 4, "n_positions": 256, "n_ctx": 256}),
-    "opt": _of("OPT", {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64,
-        "word_embed_proj_dim": 32, "max_position_embeddings": 256, "pad_token_id": 0, **_ends}),
+    "opt": _of("OPT", _falcon | {
+        "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 256, "pad_token_id": 0}),
     "bloom_alibi": _of("Bloom", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4, **_ends}),
     "mpt_alibi": _of("Mpt", {
         "vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 256, **_ends}),
-    "falcon": _of("Falcon", {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **_ends}),
-    "falcon_alibi": _of("Falcon", {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True,
-        **_ends}),
-    "olmo2": _of("Olmo2", _dense),
+    "falcon": _of("Falcon", _falcon),
+    "falcon_alibi": _of("Falcon", _falcon | {"alibi": True}),
     "olmo3_window": _of("Olmo3", _dense | _four | _window),
     "olmoe": _of("Olmoe", _dense | {"num_experts": 4, "num_experts_per_tok": 2}),
     "granite": _of("Granite", _dense | {
@@ -133,13 +124,8 @@ ARCHITECTURES = {
     "granite_hybrid_of_attention": _of("GraniteMoeHybrid", _dense | _states | {
         "num_local_experts": 2, "num_experts_per_tok": 1, "layer_types": ["attention"] * 2,
         "shared_intermediate_size": 64}),
-    "cohere": _of("Cohere", _dense),
     "cohere2_window": _of("Cohere2", _heads | _four | _window),
-    "stablelm_partial_rotary": _of("StableLm", _dense),
-    "nemotron_partial_rotary": _of("Nemotron", _dense),
-    "persimmon": _of("Persimmon", _many),
     "starcoder2_window": _of("Starcoder2", _dense | _window),
-    "glm4": _of("Glm4", _heads),
     "glm4_moe": _of("Glm4Moe", _heads | _routed),
     "deepseek_v2": _of("DeepseekV2", _latent | _routed),
     "deepseek_v3": _of("DeepseekV3", _latent | _routed),
@@ -147,8 +133,6 @@ ARCHITECTURES = {
     "modernbert_decoder": _of("ModernBertDecoder", _dense | {
         "local_attention": WINDOW, "global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 1}),
     "minimax_linear_attention": _of("MiniMax", _heads | _four | {"num_local_experts": 2, "block_size": WINDOW}),
-    "diffllama": _of("DiffLlama", _dense),
-    "seed_oss": _of("SeedOss", _heads),
     "xglm": _of("XGLM", {
         "vocab_size": VOCABULARY, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 64,
         "max_position_embeddings": 256, "pad_token_id": 0, **_ends}),
@@ -157,19 +141,11 @@ ARCHITECTURES = {
 
 REFUSED = {
     "mamba": _of("Mamba", _small),
-    "mamba2": _of("Mamba2", {
-        **_small, "head_dim": 8, "num_heads": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8}),
-    "bamba": _of("Bamba", _dense | _states | {"attn_layer_indices": [1]}),
-    "falcon_h1": _of("FalconH1", _dense | _states | {"mamba_d_ssm": 32, "mamba_n_heads": 4}),
-    "jamba": _of("Jamba", _dense | {
-        "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
-        "expert_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4, "use_mamba_kernels": False}),
     "granite_hybrid_of_mamba": _of("GraniteMoeHybrid", _dense | _states | {
         "num_local_experts": 2, "num_experts_per_tok": 1, "layer_types": ["mamba", "attention"],
         "shared_intermediate_size": 64}),
     "lfm2_convolutions": _of("Lfm2", _dense | _four | {"full_attn_idxs": [1, 3]}),
     "qwen3_next": _of("Qwen3Next", _heads | _four | _experts | _linear | {"shared_expert_intermediate_size": 32}),
-    "qwen3_5": _text("Qwen3_5", _heads | _four | _linear),
     "recurrent_gemma": _of("RecurrentGemma", {
         **_many, "attention_window_size": WINDOW, "lru_width": 32, "num_hidden_layers": 3}),
     "rwkv": _of("Rwkv", {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, **_ends}),

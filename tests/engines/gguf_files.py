@@ -24,21 +24,6 @@ TOKENIZER: dict[str, Any] = {
     "eos_token_id": 0,
     "padding_token_id": 0,
 }
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-"""The names of modules in transformers and in GGUF files."""
 
 
 def tiny_model(kind: str = "Llama") -> Any:
@@ -86,22 +71,15 @@ def write_gguf(
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
-    for name, value in tokenizer.items():
-        if isinstance(value, bool):
-            writer.add_bool(f"tokenizer.ggml.{name}", value)
-        elif isinstance(value, int):
-            writer.add_uint32(f"tokenizer.ggml.{name}", value)
-        elif isinstance(value, str):
-            writer.add_string(f"tokenizer.ggml.{name}", value)
-        else:
-            writer.add_array(f"tokenizer.ggml.{name}", value)
-    for name, value in extra.items():
-        add = writer.add_string if isinstance(value, str) else writer.add_float32
-        add(f"{architecture}.{name}", value)
+    keys = {f"tokenizer.ggml.{name}": value for name, value in tokenizer.items()}
+    keys |= {f"{architecture}.{name}": value for name, value in extra.items()}
+    for name, value in keys.items():
+        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     if template:
         writer.add_chat_template(template)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
     for name, weights in model.state_dict().items():
-        tensor = _tensor_name(name)
+        tensor = names.get_name(name, (".weight", ".bias"))
         if config.model_type == "llama" and (".attn_q." in tensor or ".attn_k." in tensor):
             # llama.cpp rotates neighbouring pairs, transformers the two halves of a head.
             halves = weights.reshape(-1, 2, config.head_dim // 2, weights.shape[1])
@@ -113,11 +91,3 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return file
-
-
-def _tensor_name(name: str) -> str:
-    module, _, suffix = name.rpartition(".")
-    if module.startswith("model.layers."):
-        _, _, layer, part = module.split(".", 3)
-        return f"blk.{layer}.{_NAMES[part]}.{suffix}"
-    return f"{_NAMES[module]}.{suffix}"

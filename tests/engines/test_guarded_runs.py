@@ -14,24 +14,19 @@ from creditflow.monitoring import GuardStop
 from creditflow.runs import RunFolder
 from creditflow.runs.run_folder import read_events, read_metrics
 from tests.builders import mostly_slow
-from tests.engines.small_runs import EVERY_STEP, Stopped, expect_the_same, run, stopped, without_clock
+from tests.engines.small_runs import (
+    EVERY_STEP,
+    TEAM,
+    Stopped,
+    expect_the_same,
+    run,
+    stopped,
+    without_clock,
+    write_recipe,
+)
 
-TRAJECTORY = """
+VERDICTS = """
 import zlib
-from creditflow import Task, outcome, reward
-
-
-def tasks(split, recipe):
-    return [Task("toy", ({"role": "user", "content": "a b c d e f g h"[: 2 * k + 1]},), "a") for k in range(8)]
-
-
-async def solve(task, team):
-    first = await team.writer(task.text)
-    return await team.editor(f"{first} i")
-
-
-def right(trajectory):
-    return float(trajectory.answer.split()[-1:] == ["a"])
 
 
 def of_training_step(trajectory):
@@ -39,20 +34,16 @@ def of_training_step(trajectory):
     return int(step) if kind == "0" else 0
 
 
-@outcome
-def ends_with_a(trajectory):
-    return right(trajectory)
-
-
 @reward
 def verdict(step, trajectory, *, sick="", first=1, last=1000):
+    right = ends_with_a(trajectory)
     if not first <= of_training_step(trajectory) <= last:
-        return right(trajectory)
+        return right
     if sick == "fails" and zlib.crc32(step.id.encode()) % 100 < 30:
         raise ValueError("no verdict")
     if sick == "misleads":
         return float("a" not in step.response)
-    return 1.0 - right(trajectory) if sick == "contradicts" else right(trajectory)
+    return 1.0 - right if sick == "contradicts" else right
 
 
 @reward(agent_match="editor")
@@ -61,25 +52,21 @@ def never_enough(step, trajectory):
 """
 
 RECIPE = """
-data: {train_files: "team.py:tasks", train_batch_size: 4, max_prompt_length: 48, max_response_length: 6}
-actor_rollout_ref:
-  model: {path: MODEL}
-  actor: {optim: {lr: 0.01}, ppo_mini_batch_size: 4}
-  rollout: {n: 8, val_kwargs: {n: 16}}
-algorithm: {group_by: agent, propagation_threshold: 0.5}
-team: {workflow: "team.py:solve", agents: {writer: {}, editor: {}}}
-reward: {backend: inline, functions: [{fn: "team.py:ends_with_a"}, {fn: "team.py:verdict"}]}
-trainer: {device: cpu, num_threads: 1, val_before_train: false}
-guard: {rules: {propagation_s: null}}
+extends: toy.yaml
+actor_rollout_ref: {actor: {ppo_mini_batch_size: 4, ppo_max_token_len_per_gpu: 16384}, rollout: {val_kwargs: {n: 16}}}
+algorithm: {propagation_threshold: 0.5, strata: null}
+reward: {functions: [{fn: "team.py:ends_with_a"}, {fn: "team.py:verdict"}]}
+trainer: {num_threads: 1, val_before_train: false}
 """
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, word_model_folder: Path) -> Path:
     folder = tmp_path_factory.mktemp("guarded")
-    (folder / "team.py").write_text(TRAJECTORY)
-    (folder / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
-    return folder / "toy.yaml"
+    write_recipe(folder, word_model_folder)
+    (folder / "team.py").write_text(TEAM + VERDICTS)
+    (folder / "guarded.yaml").write_text(RECIPE)
+    return folder / "guarded.yaml"
 
 
 def steps(n: int) -> str:
@@ -297,18 +284,15 @@ def test_resumed_adapter_fallback_equals_an_unstopped_run(recipe, adapted, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["guard.fallback={trainable: lora, target_modules: [q_prj]}"], "target_modules: no module is named q_prj"),
         (
-            ("guard.fallback={trainable: lora, target_modules: [q_prj]}",),
-            r"guard.fallback.target_modules: no module is named q_prj",
-        ),
-        (
-            ("guard.fallback.trainable=lora", "actor_rollout_ref.model.lora_rank=2"),
-            r"guard.fallback.trainable: expected all where every policy trains adapters",
+            ["guard.fallback.trainable=lora", "actor_rollout_ref.model.lora_rank=2"],
+            "trainable: expected all where",
         ),
     ],
 )
 def test_impossible_fallback_is_rejected(recipe, tmp_path, options, message) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=rf"guard\.fallback\.{message}"):
         run(recipe, tmp_path / "run", *options)
     assert not (tmp_path / "run").exists()
 

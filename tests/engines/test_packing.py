@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from creditflow.data import TrajectoryBatch
 from creditflow.engines.local.attention import Layout, VisibleKeys, packed_attention
 from creditflow.engines.local.forward import Forward
-from creditflow.engines.local.packing import micro_batches, micro_batches_by_prefix, shared_prefixes
+from creditflow.engines.local.packing import PackedSteps, micro_batches, micro_batches_by_prefix, shared_prefixes
 from tests.engines.architectures import small_model
 from tests.engines.batches import batch_of, prompt_of, response_of
 
@@ -23,11 +23,28 @@ def batches(draw) -> TrajectoryBatch:
     return batch_of([(draw(st.sampled_from(prompts)), draw(TOKENS)) for _ in range(draw(st.integers(1, 12)))])
 
 
+def expect_packed(batch: TrajectoryBatch, parts: list[PackedSteps]) -> None:
+    """Each part stores whole rows, and each response token is predicted once, from the tokens before it."""
+    assert sorted(np.concatenate([part.token_at for part in parts]).tolist()) == list(range(len(batch.response_ids)))
+    for part in parts:
+        rows = []
+        for group in part.groups:
+            for at, inside in zip(group.at, group.inside, strict=True):
+                assert part.position_ids[at[inside]].tolist() == list(range(inside.sum()))
+                rows.append(part.input_ids[at[inside]].tolist())
+        assert sorted(rows) == sorted([*prompt_of(batch, s), *response_of(batch, s)[:-1]] for s in part.steps)
+        for s, at, predicting in zip(part.steps[part.row_of_token], part.token_at, part.predicting, strict=True):
+            nth = int(at - batch.token_offsets[s])
+            seen = [*prompt_of(batch, s), *response_of(batch, s)[:nth]]
+            assert part.input_ids[predicting] == seen[-1]
+            assert part.position_ids[predicting] == len(seen) - 1
+
+
 @given(batches(), st.integers(1, 80))
 def test_each_response_token_is_predicted_once(batch: TrajectoryBatch, budget: int) -> None:
     parts = list(micro_batches(batch, np.arange(batch.n_steps), budget))
     assert sorted(np.concatenate([part.steps for part in parts]).tolist()) == list(range(batch.n_steps))
-    assert sorted(np.concatenate([part.token_at for part in parts]).tolist()) == list(range(len(batch.response_ids)))
+    expect_packed(batch, parts)
     for part in parts:
         of_rows = sum(len(prompt_of(batch, s)) + len(response_of(batch, s)) - 1 for s in part.steps)
         assert len(part.steps) == 1 or (len(part.input_ids) <= budget and of_rows <= 4 * budget)
@@ -36,18 +53,6 @@ def test_each_response_token_is_predicted_once(batch: TrajectoryBatch, budget: i
         assert len(part.input_ids) == sum(map(len, prompts)) + fed  # a shared prompt is stored once
         flat_at = np.concatenate([group.at.reshape(-1) for group in part.groups])
         assert (flat_at[part.source] == np.arange(len(part.input_ids))).all()
-        rows = []
-        for group in part.groups:
-            for at, inside in zip(group.at, group.inside, strict=True):
-                assert part.position_ids[at[inside]].tolist() == list(range(inside.sum()))
-                rows.append(part.input_ids[at[inside]].tolist())
-        assert sorted(rows) == sorted([*prompt_of(batch, s), *response_of(batch, s)[:-1]] for s in part.steps)
-        for k, at in enumerate(part.predicting.tolist()):
-            s = part.steps[part.row_of_token[k]]
-            nth = int(part.token_at[k] - batch.token_offsets[s])
-            seen = [*prompt_of(batch, s), *response_of(batch, s)[:nth]]
-            assert part.position_ids[at] == len(seen) - 1
-            assert part.input_ids[at] == seen[-1]
 
 
 @st.composite
@@ -86,23 +91,7 @@ def test_shared_beginnings_predict_each_token_once(batch: TrajectoryBatch, budge
     ]
     batch = batch_of(rows)
     steps = np.arange(batch.n_steps)[::-1]
-    parts = list(micro_batches_by_prefix(batch, steps, budget))
-    assert sorted(np.concatenate([part.token_at for part in parts]).tolist()) == list(range(len(batch.response_ids)))
-    for part in parts:
-        for group in part.groups:
-            for at, inside in zip(group.at, group.inside, strict=True):
-                assert part.position_ids[at[inside]].tolist() == list(range(inside.sum()))
-        stored = [
-            tuple(part.input_ids[at[inside]])
-            for group in part.groups
-            for at, inside in zip(group.at, group.inside, strict=True)
-        ]
-        assert sorted(stored) == sorted((*prompt_of(batch, s), *response_of(batch, s)[:-1]) for s in part.steps)
-        for s, at, predicting in zip(part.steps[part.row_of_token], part.token_at, part.predicting, strict=True):
-            nth = int(at - batch.token_offsets[s])
-            seen = [*prompt_of(batch, s), *response_of(batch, s)[:nth]]
-            assert part.input_ids[predicting] == seen[-1]
-            assert part.position_ids[predicting] == len(seen) - 1
+    expect_packed(batch, list(micro_batches_by_prefix(batch, steps, budget)))
 
 
 def test_shared_prefixes_save_most_tokens() -> None:

@@ -21,12 +21,12 @@ from creditflow.cli import app
 from creditflow.engines.base import Capability, CheckResult, Engine
 from creditflow.engines.common.components import build_components
 from creditflow.engines.common.run import FINISHED, create_folder, run_facts, run_path
-from creditflow.monitoring import Evaluation, evaluation_metrics
+from creditflow.monitoring import Evaluation
 
 
 def echo(components, tasks, n, key):
     """Every agent repeats the task."""
-    made = []
+    trajectories = []
     for t, task in enumerate(tasks):
         for k in range(n):
             id = f"{key}-{t}-{k}"
@@ -34,8 +34,8 @@ def echo(components, tasks, n, key):
                 Step(f"{id}-{i}", id, i, agent, 0, (i - 1,) if i else (), task.text, f"{task.text} {k}" * (k + 1))
                 for i, agent in enumerate(components.agents)
             ]
-            made.append(Trajectory(id, f"{key}-{t}", task, steps, (len(steps) - 1,), steps[-1].response))
-    return made, asyncio.run(components.rewards.score(made))
+            trajectories.append(Trajectory(id, f"{key}-{t}", task, steps, (len(steps) - 1,), steps[-1].response))
+    return trajectories, asyncio.run(components.rewards.score(trajectories))
 
 
 class EchoEngine(Engine):
@@ -45,11 +45,6 @@ class EchoEngine(Engine):
     def train(self, recipe, options, reporter):
         components = build_components(recipe)
         folder = create_folder(recipe, run_path(recipe), run_facts(recipe, self.name, ()), reporter)
-        for step in range(1, self.total_steps(components) + 1):
-            n = recipe.config.actor_rollout_ref.rollout.n
-            trajectories, _ = echo(components, components.train_tasks[:2], n, step)
-            batch = TrajectoryBatch.from_trajectories(trajectories)
-            folder.append_metrics(step, {"train/pass_at_1": evaluation_metrics(batch, n=1)["pass_at_1"]})
         folder.write_text(FINISHED, self.evaluate(components, reporter).to_json())
         return folder
 

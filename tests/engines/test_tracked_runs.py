@@ -64,28 +64,16 @@ def expected_rows(path: Path) -> list[list]:
     return final_rows(ledger.read(ledger.steps[-1]).assignment)
 
 
-def tensorboard_texts(path: Path) -> dict[str, str]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    read = EventAccumulator(str(path / "tensorboard" / path.name))
-    read.Reload()
-    tags = {tag.partition("/")[0]: tag for tag in read.Tags()["tensors"]}
-    return {name: read.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for name, tag in tags.items()}
-
-
-def tensorboard_numbers(path: Path, key: str) -> list[tuple[int, float]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    read = EventAccumulator(str(path / "tensorboard" / path.name))
-    read.Reload()
-    return [(event.step, event.value) for event in read.Scalars(key)]
-
-
 def test_tensorboard_has_metrics_and_report_of_a_resumed_run(resumed) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     path = resumed
+    events = EventAccumulator(str(path / "tensorboard" / path.name))
+    events.Reload()
     for key in KEYS:
-        assert close(tensorboard_numbers(path, key), path, key), key
-    texts = tensorboard_texts(path)
+        assert close([(event.step, event.value) for event in events.Scalars(key)], path, key), key
+    tags = {tag.partition("/")[0]: tag for tag in events.Tags()["tensors"]}
+    texts = {name: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for name, tag in tags.items()}
     assert "`report.html`" in texts["report"]
     assert "| `writer` |" in texts["report"]
     rows = expected_rows(path)
