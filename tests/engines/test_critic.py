@@ -61,23 +61,6 @@ def text_before(batch, s: int, context: str) -> list[int]:
     )
 
 
-def test_trajectory_critic_reads_only_preceding_tokens(word_model_folder, batch) -> None:
-    critic = Critic.load(word_model_folder, "critic.model.path", CPU, CriticConfig(context="trajectory"))
-    with torch.no_grad():
-        for weight in critic.model.parameters():
-            weight.add_(torch.full_like(weight, 0.1).cumsum(0).sin())
-    valued_S = batch.turn_of_step != 1
-    values = critic.values(batch, valued_S)
-    for s in range(batch.n_steps):
-        of_step = values[batch.token_offsets[s] : batch.token_offsets[s + 1]]
-        if not valued_S[s]:
-            assert np.isnan(of_step).all()
-            continue
-        before = [*text_before(batch, s, "trajectory"), *prompt_of(batch, s)]
-        expected = critic.model(torch.tensor([[*before, *response_of(batch, s)]])).logits[0, len(before) - 1 : -1, 0]
-        np.testing.assert_allclose(of_step, expected.detach(), rtol=1e-4, atol=1e-5)
-
-
 def test_long_trajectory_is_read_in_parts(batch) -> None:
     lengths = np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
     steps = np.flatnonzero(np.diff(batch.token_offsets) > 0)
@@ -151,11 +134,18 @@ def value_by_hand(model, batch, s: int, limit: int) -> torch.Tensor:
     return model(torch.tensor([row])).logits[0, len(row) - len(response_of(batch, s)) - 1 : -1, 0]
 
 
-@pytest.mark.parametrize(("limit", "budget"), [(64, 40), (21, 10_000)])
-def test_central_critic_reads_the_joint_history(word_model_folder, batch, limit, budget) -> None:
-    """With 21 positions, histories of some steps are cut from the left, and others are whole."""
-    batch = two_policies(batch)
-    critic = scattered(word_model_folder, CriticConfig(central=True, ppo_max_token_len_per_gpu=budget))
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({"context": "trajectory"}, 64),
+        ({"central": True, "ppo_max_token_len_per_gpu": 40}, 64),
+        ({"central": True, "ppo_max_token_len_per_gpu": 10_000}, 21),
+    ],
+)
+def test_critic_reads_the_history_before_a_step(word_model_folder, batch, config, limit) -> None:
+    """A central critic reads steps of all policies. With 21 positions, some histories are cut from the left."""
+    batch = two_policies(batch) if "central" in config else batch
+    critic = scattered(word_model_folder, CriticConfig(**config))
     critic.limit = dataclasses.replace(critic.limit, tokens=limit)
     valued_S = (batch.turn_of_step != 1) & (np.diff(batch.token_offsets) > 0)
     values = critic.values(batch, valued_S)
@@ -201,20 +191,6 @@ def test_central_critic_learns_from_all_policies(word_model_folder, batch, limit
 
     assert metrics["critic/vf_loss"] == pytest.approx(expected.item(), rel=1e-8)
     assert gradient_error(critic.model, slow) < 1e-8
-
-
-def test_joint_histories_contain_each_wanted_token_once(batch) -> None:
-    batch = two_policies(batch)
-    valued_S = np.arange(batch.n_steps) % 3 != 1
-    for limit in (64, 21):
-        sequences = TokenSequences.from_joint_histories(batch, valued_S, limit)
-        rows = np.diff(sequences.prompt_offsets) + np.diff(sequences.token_offsets)
-        step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
-        at = sequences.token_at[sequences.token_at >= 0]
-        assert rows.max() <= limit
-        assert set(np.flatnonzero(valued_S[step_of_token])) <= set(at.tolist())
-        assert len(at) == len(set(at.tolist()))
-        np.testing.assert_array_equal(sequences.response_ids[sequences.token_at >= 0], batch.response_ids[at])
 
 
 def test_value_loss_stops_gradients_beyond_the_clip_range() -> None:

@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from creditflow.engines.local import planning
 from creditflow.engines.local.forward import Forward
@@ -92,12 +91,3 @@ def test_limits_of_all_enclosing_groups_are_read(tmp_path: Path) -> None:
     assert planning._groups(own, root) == [(4 * GIB, GIB)]
     (first / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     assert planning._groups(own, root) == []
-
-
-def test_limit_of_this_machine_does_not_depend_on_use() -> None:
-    device = torch.device("cpu")
-    before = planning.memory_limit(device)
-    held = torch.ones(16 << 20)
-    assert planning.memory_limit(device) == before
-    assert 0 < planning.free_memory(device) <= before
-    del held

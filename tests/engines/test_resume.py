@@ -16,7 +16,6 @@ from creditflow.engines.local.policy_set import PolicySet
 from creditflow.errors import ConfigError, DataError, InputError
 from creditflow.runs.run_folder import read_events, read_metrics
 from tests.builders import mostly_slow
-from tests.engines.architectures import small_model
 from tests.engines.small_runs import (
     CRITIC,
     EVERY_STEP,
@@ -294,14 +293,3 @@ def test_longer_run_resumes_from_a_finished_one(shared_recipe, finished, tmp_pat
     assert checkpoint.saved_steps(path) == [4, 3]
     for file in finished(*WATCHED).glob("steps/*"):
         assert file.read_bytes() == (path / "steps" / file.name).read_bytes()
-
-
-@pytest.mark.slow
-def test_mixture_of_experts_resumes(shared_recipe, tmp_path, word_model_folder) -> None:
-    folder = tmp_path / "experts"
-    shutil.copytree(word_model_folder, folder)
-    small_model("qwen3_moe", vocabulary=11).save_pretrained(folder)
-    settings = (*EVERY_STEP, f"actor_rollout_ref.model.path={folder}")
-    whole = run(shared_recipe, tmp_path / "whole", *settings)
-    again = stopped(shared_recipe, tmp_path / "stopped", 2, *settings)
-    expect_the_same(whole, run(shared_recipe, again, *settings))
