@@ -60,12 +60,7 @@ WIDER = "groups of a single trajectory (group_by task): 1; their steps are compa
     [
         ("singletons", [*sound(), LONE], BY_TASK, WIDER),
         ("single_trajectories", [*sound(), LONE], BY_TASK, "1 of 2 tasks have a single trajectory"),
-        (
-            "no_baseline",
-            [*sound(), JUDGED],
-            {},
-            "steps without another trajectory to compare with, which train on 0: 1",
-        ),
+        ("no_baseline", [*sound(), JUDGED], {}, "another trajectory to compare with, which train on 0: 1"),
         ("mixed_prompts", [*sound(), planned("t2", prompt="other")], {}, "Task q0: 'q' and 'other'"),
         ("no_variance", TIED, {}, "1 of 1 groups have no variance"),
         ("no_variance", TIED, {}, "agent=plan turn=0"),

@@ -142,13 +142,8 @@ def test_outcome_that_flows_to_an_opponent_is_reported():
     steps = [step("pro", 1.0), step("con", 1.0)]
     debates = [make_trajectory(f"t{n}", steps, 0.5, outcomes={"pro": n, "con": 1 - n}) for n in range(2)]
     batch = batch_of(*debates)
-    messages = {
-        finding.code: finding.message
-        for finding in check_groups(batch, CreditOptions(propagation="threshold", outcome_to="answer"))
-    }
+    to_answer = CreditOptions(propagation="threshold", outcome_to="answer")
+    messages = {finding.code: finding.message for finding in check_groups(batch, to_answer)}
     assert "the outcome of con flows to pro, whose outcome differs" in messages["outcome_of_another"]
-    assert "outcome_of_another" not in {finding.code for finding in check_groups(batch)}
-    assert "outcome_of_another" not in {
-        finding.code
-        for finding in check_groups(batch_of(*GAMES), CreditOptions(propagation="threshold", outcome_to="answer"))
-    }
+    others = [*check_groups(batch), *check_groups(batch_of(*GAMES), to_answer)]
+    assert "outcome_of_another" not in {finding.code for finding in others}

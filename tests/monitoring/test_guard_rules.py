@@ -148,31 +148,24 @@ def test_interval_false_positives_respect_the_window() -> None:
     assert 0.02 < fired_ / 20_000 < 0.03
 
 
-def test_drop_tests_the_fall_of_the_least_squares_line():
-    values, n = [0.7, 0.68, 0.69, 0.64, 0.62, 0.60], 1000
-    rule = Drop(by=0.05, window=5)
-    found = looks(rule, values, n)[-1]
+@pytest.mark.parametrize(
+    ("values", "n", "fires"),
+    [
+        ([0.7, 0.68, 0.69, 0.64, 0.62, 0.60], 1000, True),
+        ([0.7, 0.68, 0.69, 0.64, 0.62, 0.60], 30, False),  # a fall by chance
+        ([0.9, 0.5, 0.8, 0.6, 0.7, 0.5], 10**9, False),
+    ],
+)
+def test_drop_tests_the_fall_of_the_least_squares_line(values, n, fires):
+    """The error is that of the counts, or of the scatter around the line if that is larger."""
+    found = looks(Drop(by=0.05, window=5), values, n)[-1]
     x = np.arange(6)
-    slope, _ = np.polyfit(x, values, 1)
-    assert found.numbers["fall"] == pytest.approx(-5 * slope)
-    residuals = np.array(values) - np.polyval(np.polyfit(x, values, 1), x)
-    variance = max(np.mean([p * (1 - p) / n for p in values]), (residuals**2).sum() / 4)
+    line = np.polyfit(x, values, 1)
+    assert found.numbers["fall"] == pytest.approx(-5 * line[0])
+    squares = (np.array(values) - np.polyval(line, x)) ** 2
+    variance = max(np.mean([p * (1 - p) / n for p in values]), squares.sum() / (6 - 2))  # two parameters of the line
     assert found.numbers["standard_error"] == pytest.approx(5 * math.sqrt(variance / 17.5))
-    assert found.bad
-
-
-def test_drop_error_covers_scatter_beyond_the_counts():
-    values = [0.9, 0.5, 0.8, 0.6, 0.7, 0.5]
-    x = np.arange(6)
-    residuals = np.array(values) - np.polyval(np.polyfit(x, values, 1), x)
-    found = looks(Drop(window=5), values, 10**9)[-1]
-    variance = (residuals**2).sum() / (6 - 2)  # two parameters of the line
-    assert found.numbers["standard_error"] == pytest.approx(5 * math.sqrt(variance / 17.5))
-
-
-def test_drop_ignores_chance_falls():
-    values = [0.7, 0.68, 0.69, 0.64, 0.62, 0.60]
-    assert not looks(Drop(by=0.05, window=5), values, 30)[-1].bad
+    assert found.bad == fires
 
 
 def test_drop_waits_for_a_full_window():

@@ -94,23 +94,11 @@ def test_agents_and_strata_without_scores_have_no_metrics() -> None:
     assert sub_reward_metrics(batch_of(make_trajectory("t", steps[:1]), make_trajectory("u", []))) == {}
 
 
-def test_rollout_metrics_count_steps_tokens_and_failures() -> None:
-    one = {"tokens": 1, "prompt_ids": (1, 2)}
-    wrong = make_trajectory("d", [step("a", **one)], 0.0)
+def test_agent_errors_are_counted_and_missing_actions_left_out() -> None:
+    wrong, right = (make_trajectory(f"t{outcome}", [step("a")], outcome) for outcome in (0.0, 1.0))
     wrong.info["agent_error"] = "x"
-    metrics = rollout_metrics(
-        batch_of(
-            make_trajectory("a", [step("a", **one), step("a", **one)], 1.0),
-            make_trajectory("b", [], status="failed"),
-            make_trajectory("c", [step("a", **one)], 0.0, status="truncated"),
-            wrong,
-        )
-    )
-    assert metrics["rollout/steps_per_trajectory"] == 1.0
-    assert metrics["rollout/response_tokens"] == 4
-    assert metrics["rollout/tokens"] == 12
-    assert metrics["rollout/failed_frac"] == metrics["rollout/truncated_frac"] == 0.25
-    assert metrics["rollout/agent_error_frac"] == 0.25
+    metrics = rollout_metrics(batch_of(wrong, right))
+    assert metrics["rollout/agent_error_frac"] == 0.5
     assert "rollout/illegal_frac" not in metrics
 
 
