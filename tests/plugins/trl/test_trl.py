@@ -71,6 +71,14 @@ def test_neutral_credit_trains_as_plain_grpo_trainer(trained, weights) -> None:
     assert neutral["same_weights"]
 
 
+def test_trl_responses_end_with_the_templates_turn(trained) -> None:
+    ends, responses = trained["end_of_turn"]["ends"], trained["end_of_turn"]["responses"]
+    assert not any(token in ends for ids in responses for token in ids[:-1])
+    assert ends[0] in {ids[-1] for ids in responses}
+    complete = [ids[-1] in ends for ids in responses]
+    assert trained["end_of_turn"]["clipped"] == pytest.approx(1 - sum(complete) / len(complete))
+
+
 def test_trl_trainer_refuses_unsupported_options(trained) -> None:
     loss, estimator, function, twice = trained["refused"]
     assert "loss_type: expected dapo, bnpo, cispo, vespo, got 'grpo'" in loss

@@ -65,9 +65,10 @@ def parts():
 
 
 def config(**options):
+    options = {"max_completion_length": 6, **options}
     return trl.GRPOConfig(
         output_dir=str(FOLDER / "trl"), use_cpu=True, bf16=False, max_steps=2, per_device_train_batch_size=8,
-        gradient_accumulation_steps=2, num_generations=4, max_completion_length=6, learning_rate=1e-2,
+        gradient_accumulation_steps=2, num_generations=4, learning_rate=1e-2,
         gradient_checkpointing=False, report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True,
         seed=3, **options,
     )  # fmt: skip
@@ -154,6 +155,30 @@ def train_neutral(**more):
     }
 
 
+def end_of_turn():
+    """The responses of a model whose template ends a turn with another token than the tokenizer's end."""
+    trained = parts()
+    tokenizer = trained["processing_class"]
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|user|>{% endfor %}"
+    replies = []
+
+    async def recorded(task, team):
+        replies.append(await team.writer(task.text))
+        return replies[-1]
+
+    trainer = CreditGRPOTrainer(
+        **trained, args=config(max_completion_length=64), workflow=recorded, agents={"writer": ""}, rewards=[right],
+        credit=NEUTRAL,
+    )  # fmt: skip
+    trainer.train()
+    end = tokenizer.convert_tokens_to_ids("<|user|>")
+    return {
+        "ends": [end, tokenizer.eos_token_id],
+        "responses": [reply.step.response_ids for reply in replies[:16]],
+        "clipped": trainer.state.log_history[0]["completions/clipped_ratio"],
+    }
+
+
 def refused():
     """The messages for unsupported options."""
     given = {"workflow": alone, "agents": {"writer": ""}, "rewards": [right]}
@@ -178,4 +203,4 @@ if __name__ == "__main__":
     done = {"steps": train_team(CREDIT, FOLDER / "run"), "tokens": train_team(TOKENS)}
     adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     done |= {"neutral": train_neutral(), "lora": train_neutral(peft_config=adapters)}
-    print(json.dumps({**done, "refused": refused()}))
+    print(json.dumps({**done, "end_of_turn": end_of_turn(), "refused": refused()}))

@@ -131,6 +131,7 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             )
         self.sampling = self._sampling(sampling)
         self._model_client = _TrainedModel(self)
+        self._end_responses_at(sorted(self._model_client.end_ids))
         self._folder = None if run_folder is None else self._create_folder(Path(run_folder))
 
     def _sampling(self, sampling: Sampling | None) -> Sampling:
@@ -144,6 +145,12 @@ class CreditGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 f"sampling.temperature: expected GRPOConfig's {temperature:g}, got {sampling.temperature:g}"
             )
         return sampling
+
+    def _end_responses_at(self, end_ids: list[int]) -> None:
+        """Let TRL sample up to these tokens, and count a response that ends with one as complete."""
+        self.eos_token_ids = end_ids
+        if not self.use_vllm:
+            self.generation_config.eos_token_id = self.generation_kwargs["eos_token_id"] = end_ids
 
     def _create_folder(self, path: Path) -> RunFolder:
         config = {"algorithm": asdict(self.credit), "data": {"seed": self.args.seed}}
@@ -301,6 +308,7 @@ class _TrainedModel:
         model = trainer.model
         self._trainer = trainer
         self._chat = ChatTokenizer(trainer._tokenizer, model.generation_config.eos_token_id, n_tokens(model))
+        self.end_ids = self._chat.end_ids
         self.max_positions = position_limit(model.config).tokens
 
     @property
@@ -317,7 +325,10 @@ class _TrainedModel:
         return self._chat.decode(ids)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Sample with TRL. A response beyond a call's `max_tokens` is cut, which does not change its distribution."""
+        """Sample with TRL.
+
+        A response is cut at the end of its turn and at the call's `max_tokens`, which does not change its distribution.
+        """
         args = self._trainer.args
         for request in requests:
             if request.temperature != args.temperature:
@@ -329,10 +340,11 @@ class _TrainedModel:
         completions, logprobs = self._trainer._generate_single_turn(prompts, None, {}, 1)
         generations = []
         for i, request in enumerate(requests):
-            ids = tuple(completions[i][: request.max_tokens])
+            end = next((k for k, token in enumerate(completions[i], 1) if token in self.end_ids), None)
+            ids = tuple(completions[i][:end][: request.max_tokens])
             # transformers returns no log-probabilities, and TRL computes them again for the loss.
             of_tokens = (0.0,) * len(ids) if logprobs is None else tuple(logprobs[i][: len(ids)])
-            ended = bool(ids) and ids[-1] in self._chat.end_ids
+            ended = bool(ids) and ids[-1] in self.end_ids
             generations.append(Generation(ids, of_tokens, "stop" if ended else "length"))
         return generations
 
