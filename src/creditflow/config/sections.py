@@ -113,9 +113,11 @@ class OptimConfig(Section):
     lr: PositiveFloat = 1e-6
     """Learning rate."""
     lr_warmup_steps: NonNegativeInt = 0
-    """Updates over which the learning rate rises linearly from 0."""
+    """Updates over which the learning rate rises linearly from 0. A training step counts as many as a whole batch has,
+    even if dynamic sampling leaves fewer."""
     lr_scheduler_type: Literal["constant", "cosine"] = "constant"
-    """Schedule after the warm-up: `constant`, or half a `cosine` that reaches 0 when the run ends."""
+    """Schedule after the warm-up: `constant`, or half a `cosine` that reaches 0 when the run ends. It follows training
+    steps, so updates that do not happen do not delay it."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay."""
     betas: _Betas = Field(default_factory=lambda: [0.9, 0.999])

@@ -98,11 +98,13 @@ class Actor:
         self,
         policy: Policy,
         config: ActorConfig,
-        total_updates: int | None = None,
+        steps: int | None = None,
         *,
+        updates_per_step: int = 1,
         optim: OptimConfig | None = None,
         keep_reference: bool = False,
     ) -> None:
+        """`steps`, `updates_per_step`: see `Learner`. `optim`: replaces that of `config`."""
         self.policy = policy
         self.config = config
         self.reference: Policy | None = None
@@ -113,7 +115,7 @@ class Actor:
         self.max_tokens = config.ppo_max_token_len_per_gpu or MOST
         """Tokens of one micro-batch; `PolicySet` derives it if the configuration leaves it open."""
         self.clip = Clip(low, high, config.clip_ratio_c)
-        self._learning = (optim or config.optim, config.grad_clip, total_updates)
+        self._learning = (optim or config.optim, config.grad_clip, steps, updates_per_step)
         self.learner = Learner(policy.parameters, *self._learning)
         self._whole: Policy | None = None
 
@@ -141,10 +143,10 @@ class Actor:
         self._begin_again()
 
     def _begin_again(self) -> None:
-        updates = self.learner.updates
+        done = self.learner.done
         self.learner.begin()  # frees the gradients
         self.learner = Learner(self.policy.parameters, *self._learning)
-        self.learner.go_on_at(updates)
+        self.learner.done = done
 
     def update(
         self,
@@ -162,6 +164,7 @@ class Actor:
         tokens = self.config.ppo_epochs * int(_lengths(batch)[computed_S].sum())
         with phase("updating", tokens, "tokens"):
             metrics = in_mini_batches(
+                self.learner,
                 lambda steps: self._update_once(batch, advantage_T, steps, computed_S),
                 trained_S,
                 mini_batch_of_step,

@@ -27,21 +27,26 @@ from creditflow.engines.local.recomputing import expect_recomputable
 class Critic:
     """A value model and its optimizer. The model is a transformers backbone with one output per token.
 
-    `total_updates`: the number of updates in the run, for schedules that depend on it.
+    `schedule`: `steps` and `updates_per_step` of its `Learner`.
     """
 
-    def __init__(self, model: Any, config: CriticConfig, total_updates: int | None = None) -> None:
+    def __init__(self, model: Any, config: CriticConfig, schedule: tuple[int | None, int] = (None, 1)) -> None:
         self.model = model.eval()
         self.config = config
         self.max_tokens = config.ppo_max_token_len_per_gpu or MOST_OF_CRITIC
         """Tokens of one micro-batch; `PolicySet` derives it if the configuration leaves it open."""
         self.forward = Forward(model)
         self.limit = self.forward.limit
-        self.learner = Learner(model.parameters(), config.optim, config.grad_clip, total_updates)
+        self.learner = Learner(model.parameters(), config.optim, config.grad_clip, *schedule)
 
     @classmethod
     def load(
-        cls, folder: Path | str, key: str, device: torch.device, config: CriticConfig, updates: int | None = None
+        cls,
+        folder: Path | str,
+        key: str,
+        device: torch.device,
+        config: CriticConfig,
+        schedule: tuple[int | None, int] = (None, 1),
     ) -> Critic:
         """Load a saved critic, or a language model with a new head, from a Hugging Face folder.
 
@@ -49,7 +54,7 @@ class Critic:
         """
         model, _ = load_folder(folder, "token_classification", key, new_head=True)
         memory.suit(model.num_parameters(), device)
-        return cls(model.to(device), config, updates)
+        return cls(model.to(device), config, schedule)
 
     def recompute(self) -> None:
         """Use gradient checkpointing. Raises ConfigError if the model does not support it."""
@@ -108,6 +113,7 @@ class Critic:
         tokens = self.config.ppo_epochs * int(sampled_tokens(batch)[1][trained_S].sum())
         with phase("updating the critic", tokens, "sampled tokens"):
             metrics = in_mini_batches(
+                self.learner,
                 lambda steps: self._update_once(batch, returns_T, values_T, steps),
                 trained_S,
                 mini_batch_of_step,

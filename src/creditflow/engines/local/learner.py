@@ -22,29 +22,20 @@ from creditflow.engines.local.memory import LARGE
 from creditflow.errors import ModelError
 
 
-def _lr_factor(optim: OptimConfig, total_updates: int | None) -> Callable[[int], float]:
-    """The factor of `optim.lr` at each update (from 0): linear warm-up, then constant or half a cosine."""
-    warmup = optim.lr_warmup_steps
-
-    def factor(update: int) -> float:
-        if update < warmup:
-            return (update + 1) / (warmup + 1)
-        if optim.lr_scheduler_type == "constant" or total_updates is None:
-            return 1.0
-        done = (update - warmup) / max(1, total_updates - warmup)
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-    return factor
-
-
 class Learner:
-    """AdamW over `parameters`.
+    """AdamW over `parameters`, with a learning rate that follows training steps.
 
-    `total_updates`: the number of updates in the run, for the cosine schedule.
+    `steps`: training steps in which it learns, for the cosine schedule; None: it has no end. `updates_per_step`: the
+    updates of a whole batch, the unit of the warm-up.
     """
 
     def __init__(
-        self, parameters: Iterable[Tensor], optim: OptimConfig, grad_clip: float, total_updates: int | None = None
+        self,
+        parameters: Iterable[Tensor],
+        optim: OptimConfig,
+        grad_clip: float,
+        steps: int | None = None,
+        updates_per_step: int = 1,
     ) -> None:
         self.parameters = [weight for weight in parameters if weight.requires_grad]
         self.grad_clip = grad_clip
@@ -57,7 +48,25 @@ class Learner:
             # models, for which it matters little, keep the results of earlier versions.
             fused=True if sum(weight.numel() for weight in self.parameters) >= LARGE else None,
         )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _lr_factor(optim, total_updates))
+        self.done = 0
+        """The number of training steps so far."""
+        self._optim, self._updates_per_step = optim, updates_per_step
+        self._total_updates = math.inf if steps is None else steps * updates_per_step
+
+    def set_rate(self, update: int, updates: int) -> None:
+        """Set the learning rate of an update (from 0) of the `updates` in this training step.
+
+        Linear warm-up, then constant or half a cosine. A training step with fewer updates than a whole batch has, for
+        example after dynamic sampling, moves as far along the schedule as any other.
+        """
+        n, warmup = self._updates_per_step, self._optim.lr_warmup_steps
+        at = self.done * n + update * n / updates
+        factor = min(1.0, (at + 1) / (warmup + 1))
+        if at >= warmup and self._optim.lr_scheduler_type == "cosine":
+            done = (at - warmup) / max(1, self._total_updates - warmup)
+            factor = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._optim.lr * factor
 
     def begin(self) -> None:
         """Clear the gradients."""
@@ -79,22 +88,21 @@ class Learner:
             # The fused optimizer changes weights without counting up their versions, by which `products.Linear` finds
             # that a cast weight is outdated.
             increment_version(self.parameters)
-            self.schedule.step()
         else:  # one bad batch must not poison the weights; the skip is counted
             self.begin()
         return {"grad_norm": float(norm), "lr": lr, "skipped_updates": float(not finite)}
 
     def save(self, file: Path) -> None:
-        """Save the optimizer and schedule state (not the weights)."""
+        """Save the optimizer's state and the number of training steps (not the weights)."""
         state = self.optimizer.state_dict()["state"]
         tensors = {f"{i}.{name}": value for i, of_weight in state.items() for name, value in of_weight.items()}
         # A single metadata entry, because safetensors writes several in random order.
-        save_file(tensors, file, {"updates, weights": f"{self.schedule.last_epoch}, {len(self.parameters)}"})
+        save_file(tensors, file, {"steps, weights": f"{self.done}, {len(self.parameters)}"})
 
     def load(self, file: Path) -> None:
         """Load the state that `save` wrote. Raises ModelError if it belongs to other weights."""
         with safe_open(file, "pt") as saved:
-            updates, weights = map(int, saved.metadata()["updates, weights"].split(", "))
+            steps, weights = map(int, saved.metadata()["steps, weights"].split(", "))
             state: dict[int, dict[str, Tensor]] = {}
             for key in saved.keys():  # noqa: SIM118  # safe_open is not a mapping
                 i, _, name = key.partition(".")
@@ -107,34 +115,26 @@ class Learner:
             raise ModelError(f"{file}: an optimizer of other weights than these {len(self.parameters)}")
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        self.go_on_at(updates)
-
-    @property
-    def updates(self) -> int:
-        """The number of updates in the schedule so far."""
-        return int(self.schedule.last_epoch)
-
-    def go_on_at(self, updates: int) -> None:
-        """Continue the schedule after `updates` updates."""
-        self.schedule.last_epoch = updates
-        for group, base, factor in zip(
-            self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True
-        ):
-            group["lr"] = base * factor(updates)
+        self.done = steps
 
 
 def in_mini_batches(
-    update: Callable[[Ints], dict[str, float]], trained_S: Bools, mini_batch_of_step: Ints, epochs: int
+    learner: Learner,
+    update: Callable[[Ints], dict[str, float]],
+    trained_S: Bools,
+    mini_batch_of_step: Ints,
+    epochs: int,
 ) -> dict[str, float]:
     """Call `update` with the trained steps of each mini-batch, `epochs` times; returns its averaged metrics.
 
     Each metric is averaged over the updates that have it.
     """
-    updates = [
-        update(np.flatnonzero(trained_S & (mini_batch_of_step == m)))
-        for _ in range(epochs)
-        for m in range(int(mini_batch_of_step.max(initial=0)) + 1)
-    ]
+    mini_batches = int(mini_batch_of_step.max(initial=0)) + 1
+    updates = []
+    for k in range(epochs * mini_batches):
+        learner.set_rate(k, epochs * mini_batches)
+        updates.append(update(np.flatnonzero(trained_S & (mini_batch_of_step == k % mini_batches))))
+    learner.done += 1
     keys = dict.fromkeys(key for metrics in updates for key in metrics)
     return {key: float(np.mean([metrics[key] for metrics in updates if key in metrics])) for key in keys}
 

@@ -133,8 +133,8 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
     return policies
 
 
-def _load_critics(recipe: Recipe, policies: Mapping[str, Policy], updates: int) -> dict[str, Critic]:
-    """The critic of each trained policy, or the central critic of all. `updates`: of each critic in the run."""
+def _load_critics(recipe: Recipe, policies: Mapping[str, Policy], schedule: tuple[int, int]) -> dict[str, Critic]:
+    """The critic of each trained policy, or the central critic of all. `schedule`: see `Critic`."""
     config, trained = recipe.config, trained_policies(recipe.config)
     readers: dict[str, tuple[str, ...]] = {name: (name,) for name in trained}
     if config.critic.central:
@@ -143,7 +143,7 @@ def _load_critics(recipe: Recipe, policies: Mapping[str, Policy], updates: int) 
     critics = dict[str, Critic]()
     for name, read in readers.items():
         folder, key = critic_folder(recipe, read[0])
-        critics[name] = Critic.load(folder, key, policies[read[0]].device, config.critic, updates)
+        critics[name] = Critic.load(folder, key, policies[read[0]].device, config.critic, schedule)
         critics[name].forward.set_precision(config.trainer.precision)
         for policy in read:
             _expect_critic(config.data, critics[name], policies[policy], key)
@@ -184,13 +184,14 @@ class PolicySet:
             actors[name] = Actor(
                 policies[name],
                 section,
-                learning * mini_batches * section.ppo_epochs,
+                learning,
+                updates_per_step=mini_batches * section.ppo_epochs,
                 optim=optim_of(config, name),
                 keep_reference=keep_reference,
             )
         critics = dict[str, Critic]()
         if ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator].critic:
-            critics = _load_critics(recipe, policies, steps * mini_batches * config.critic.ppo_epochs)
+            critics = _load_critics(recipe, policies, (steps, mini_batches * config.critic.ppo_epochs))
         if config.actor_rollout_ref.model.enable_gradient_checkpointing:
             for actor in actors.values():
                 actor.policy.recompute()
