@@ -33,6 +33,11 @@ SMALL = (
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024",  # on a CPU, packed rows attend to the whole micro-batch
 )
 """Options of a small run of CHAIN."""
+TWO_POLICIES = (
+    *("policies.first.model.path=tiny", "policies.second.model.path=tiny"),
+    *("team.agents.writer.policy=first", "team.agents.critic.policy=second"),
+)
+"""Options of TOY with a policy for each agent."""
 Servers = Literal["transformers", "vllm"]
 """The back ends of rollout servers."""
 

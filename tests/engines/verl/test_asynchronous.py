@@ -16,7 +16,7 @@ from tests.paths import TOY
 pytest.importorskip("verl_cpu")
 
 from tests.builders import mostly_slow
-from tests.engines.verl.runs import Run, mode_options, run
+from tests.engines.verl.runs import TWO_POLICIES, Run, mode_options, run
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
 
@@ -79,10 +79,7 @@ def test_resumed_run_loses_and_repeats_nothing(tmp_path: Path, mode: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_two_policies_train_asynchronously(tmp_path: Path, mode: str):
-    trained = train(
-        tmp_path / "run", mode, "policies.first.model.path=tiny", "policies.second.model.path=tiny",
-        "team.agents.writer.policy=first", "team.agents.critic.policy=second", n_ranks=2,
-    )  # fmt: skip
+    trained = train(tmp_path / "run", mode, *TWO_POLICIES, n_ranks=2)
     for name in ("first", "second"):
         assert (trained.series(f"{name}/actor/grad_norm") > 0).all()
     for step in range(1, STEPS + 1):

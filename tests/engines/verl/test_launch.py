@@ -6,6 +6,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +15,12 @@ from rich.console import Console
 
 from creditflow._utils.progress import Reporter
 from creditflow.config import load_recipe
-from creditflow.engines.models.gguf_models import Source, converted
 from creditflow.engines.verl.launch import NewLines, launch, total_steps
 from creditflow.engines.verl.recipe import read_run_handle
 from creditflow.errors import ConfigError, CreditflowError, InputError, says_disk_full
 from creditflow.monitoring.guard import RolledBack
 from creditflow.monitoring.trackers.base import TRACKERS, tracker
 from creditflow.runs import RunFolder
-from tests.engines.gguf_files import tiny_model, write_gguf
 from tests.paths import TOY
 
 ray = pytest.importorskip("ray")
@@ -65,19 +64,6 @@ class Cluster:
         self.work(config)
 
 
-class ActorClass:
-    def options(self, **options):
-        return self
-
-    def remote(self):
-        return "the actor"
-
-
-class Context:
-    def get_session_name(self):
-        return "session_1"
-
-
 @pytest.fixture
 def cluster(monkeypatch):
     from verl.trainer import main_ppo
@@ -85,12 +71,13 @@ def cluster(monkeypatch):
     from creditflow.engines.verl import task_runner
 
     stand_in = Cluster()
+    actor_class = SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda: "the actor"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setattr(main_ppo, "run_ppo", stand_in.run_ppo)
-    monkeypatch.setattr(task_runner, "task_runner_class", ActorClass)
+    monkeypatch.setattr(task_runner, "task_runner_class", lambda: actor_class)
     monkeypatch.setattr(ray, "is_initialized", lambda: stand_in.running)
-    monkeypatch.setattr(ray, "get_runtime_context", Context)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_session_name=lambda: "session_1"))
     monkeypatch.setattr(ray, "shutdown", lambda: stand_in.ended.append("Ray"))
     monkeypatch.setattr(ray, "kill", stand_in.ended.append)
     monkeypatch.setattr(ray.util, "placement_group_table", dict)
@@ -153,18 +140,6 @@ def test_progress_keeps_standard_output_empty(cluster, tmp_path, capsys):
         "after step 2: pass@1 1.000 on 6 tasks of data.train_files with split=val (data.val_files is not set)",
     ]
     assert capsys.readouterr().out == ""
-
-
-def test_gguf_file_is_converted_before_the_start(cluster, tmp_path, monkeypatch):
-    pytest.importorskip("gguf")
-    monkeypatch.setenv("CREDITFLOW_CACHE", str(tmp_path / "cache"))
-    file = write_gguf(tmp_path / "tiny.gguf", tiny_model())
-
-    start(tmp_path / "run", f"actor_rollout_ref.model.path={file}")
-
-    path = Path(cluster.config.actor_rollout_ref.model.path)
-    assert path.parent == tmp_path / "cache"
-    assert converted(Source(file), path).architecture == "llama"
 
 
 def test_remote_models_are_left_to_verl(cluster, tmp_path):

@@ -16,7 +16,7 @@ from creditflow.engines.local.policy import Policy
 from creditflow.runs import Ledger
 from tests.builders import mostly_slow
 from tests.engines.test_tracked_runs import close, expected_rows, tensorboard_numbers, tensorboard_texts
-from tests.engines.verl.runs import CHAIN, SMALL, Run, recomputed, run
+from tests.engines.verl.runs import CHAIN, SMALL, TWO_POLICIES, Run, recomputed, run
 from tests.paths import ROOT, TOY
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
@@ -139,16 +139,7 @@ def test_saved_model_loads_as_a_hugging_face_folder(chain: Run):
 
 @pytest.mark.slow
 def test_two_policies_train_on_their_own_agents_steps(tmp_path: Path):
-    trained = run(
-        TOY,
-        tmp_path / "run",
-        "policies.first.model.path=tiny",
-        "policies.second.model.path=tiny",
-        "team.agents.writer.policy=first",
-        "team.agents.critic.policy=second",
-        "trainer.total_training_steps=2",
-        n_ranks=2,
-    )
+    trained = run(TOY, tmp_path / "run", *TWO_POLICIES, "trainer.total_training_steps=2", n_ranks=2)
     batch = trained.batch(2)
     assert batch.policy_names == ("first", "second")
     for name in ("first", "second"):
@@ -176,13 +167,8 @@ def test_gae_trains_a_critic(tmp_path: Path):
 
 @pytest.mark.slow
 def test_groups_without_variance_are_filtered_and_refilled(tmp_path: Path):
-    trained = run(
-        TOY,
-        tmp_path / "run",
-        "trainer.total_training_steps=6",
-        "recipe.tasks=3",
-        verl=("algorithm.filter_groups.enable=true",),
-    )
+    filtered = ("algorithm.filter_groups.enable=true",)
+    trained = run(TOY, tmp_path / "run", "trainer.total_training_steps=6", "recipe.tasks=3", verl=filtered)
     assert sum(row.get("training/filter_groups/evicted_samples", 0) for row in trained.metrics) > 0
     for step in range(1, 7):
         batch = trained.batch(step)
@@ -208,10 +194,7 @@ def tasks(split, recipe):
 @pytest.mark.slow
 def test_curriculum_goes_on_after_a_resume(tmp_path: Path):
     (tmp_path / "levels.py").write_text(LEVELS)
-    options = (
-        f"data.train_files={tmp_path}/levels.py:tasks",
-        "data.curriculum={raise_at: 0.0, window: 1}",
-    )
+    options = (f"data.train_files={tmp_path}/levels.py:tasks", "data.curriculum={raise_at: 0.0, window: 1}")
     for steps in (1, 3):
         trained = run(TOY, tmp_path / "run", *options, f"trainer.total_training_steps={steps}")
     levels = [max(task.extra_info["level"] for task in trained.batch(step).tasks) for step in (1, 2, 3)]
