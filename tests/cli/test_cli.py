@@ -12,8 +12,6 @@ import yaml
 
 from creditflow.config import load_recipe
 from creditflow.data.datasets import validation_words
-from creditflow.engines.models.tiny import tiny_byte_model
-from tests.builders import mostly_slow
 from tests.cli.commands import creditflow, refused
 from tests.forks import fast_python
 from tests.paths import GSM8K, RECIPES, TOY
@@ -71,16 +69,6 @@ def test_unreadable_data_set_is_refused(here):
     file.write_text('{"question": \n')
     assert refused("train", GSM8K_RECIPE, *settings).startswith(f"{file}:1: not a line of JSON")
     assert list(here.iterdir()) == [file]
-
-
-def test_model_without_tokenizer_is_refused(here):
-    model = here / "model"
-    shutil.copytree(tiny_byte_model(), model, ignore=shutil.ignore_patterns("tokenizer*"))
-
-    message = refused("train", TOY, f"actor_rollout_ref.model.path={model}")
-
-    assert message.startswith(f"actor_rollout_ref.model.path: {model} has no usable tokenizer")
-    assert list(here.iterdir()) == [model]
 
 
 @pytest.mark.parametrize(
@@ -171,13 +159,9 @@ def test_arguments_after_dashes_are_passed_on_unchanged(monkeypatch, arguments, 
     assert verl_overrides == verls
 
 
-CLUSTER_RECIPES = ("arithmetic_chain", "gsm8k_team_8xA100", "gsm8k_team_2x8xA100", "dapo_32b")
-
-
-@pytest.mark.parametrize("name", mostly_slow(CLUSTER_RECIPES, {"gsm8k_team_8xA100"}))
-def test_dry_run_prints_only_verls_configuration(tmp_path, name):
+def test_dry_run_prints_only_verls_configuration(tmp_path):
     pytest.importorskip("verl")
-    words = [fast_python(), "-m", "creditflow", "train", name, "--engine", "verl", "--dry-run"]
+    words = [fast_python(), "-m", "creditflow", "train", "gsm8k_team_8xA100", "--engine", "verl", "--dry-run"]
     words += ["--", "trainer.n_gpus_per_node=16"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
 
@@ -185,16 +169,8 @@ def test_dry_run_prints_only_verls_configuration(tmp_path, name):
     config = yaml.safe_load(done.stdout)
     assert config["trainer"]["n_gpus_per_node"] == 16
     assert config["trainer"]["v1"]["trainer_mode"] == "sync"
-    assert config["creditflow"]["name"] == name
+    assert config["creditflow"]["name"] == "gsm8k_team_8xA100"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_unknown_verl_key_is_refused_in_one_line(here):
-    pytest.importorskip("verl")
-
-    message = refused("train", TOY, "trainer.device=auto", "--engine", "verl", "--dry-run", "--", "trainer.nodes=2")
-
-    assert message.startswith("unknown verl key 'trainer.nodes' (did you mean 'trainer.nnodes'?)")
 
 
 def test_eval_prints_and_writes_metrics_of_a_checkpoint(trained, here):
@@ -252,13 +228,6 @@ def test_size_that_cannot_fit_stops_before_the_first_step(here):
     assert result.exit_code == 2
     assert re.search(rf"{size}: expected at most 16384, got 1000000000: 1000000000 tokens need about ", result.stderr)
     assert not (here / "run").exists()
-
-
-def test_check_refuses_invalid_guard_rules(here):
-    for option in ("metric=reward/eror_rate", "unless={metric: reward/agreemnt, above: 0.5}"):
-        result = creditflow("check", TOY, f"guard.rules.error_rate.{option}")
-        assert result.exit_code == 2
-        assert "did you mean" in result.output
 
 
 def test_check_warns_of_an_agent_without_signal(here):

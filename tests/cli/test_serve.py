@@ -69,6 +69,11 @@ class Serving:
         until(lambda: len(self.trajectories(name)) >= count, every=0.1)
         return self.trajectories(name)
 
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stderr.close()
+
     def stop(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
         return self.process.wait(HANG_S)
@@ -79,9 +84,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory):
     """A server that writes each trajectory into a separate file; each test uses its own rollout names."""
     server = Serving(tmp_path_factory.mktemp("shared") / "trajectories", "--per-file", "1")
     yield server
-    server.process.kill()
-    server.process.wait()
-    server.process.stderr.close()
+    server.close()
 
 
 @pytest.fixture
@@ -94,9 +97,7 @@ def serving(tmp_path: Path):
 
     yield start
     for server in servers:
-        server.process.kill()
-        server.process.wait()
-        server.process.stderr.close()
+        server.close()
 
 
 def say(client: openai.OpenAI, agent: str = "writer", **more):

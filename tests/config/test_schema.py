@@ -14,6 +14,7 @@ from creditflow.config import load_recipe
 from creditflow.config.schema import json_schema
 from creditflow.errors import ConfigError
 from tests.builders import examples
+from tests.cli.commands import creditflow
 from tests.paths import RECIPES, ROOT
 
 SCHEMA = json_schema()
@@ -26,6 +27,7 @@ def valid(value: object, part: dict[str, Any] = SCHEMA) -> bool:
 
 def test_schema_file_is_current():
     """`creditflow schema > docs/schema.json` writes it."""
+    assert json.loads(creditflow("schema").stdout) == SCHEMA
     Draft202012Validator.check_schema(SCHEMA)
     assert json.loads(FILE.read_text()) == SCHEMA
 

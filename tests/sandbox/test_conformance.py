@@ -275,14 +275,11 @@ def test_runs_leave_no_descriptor_and_no_child(box):
     [
         ("wall_s", 0),
         ("wall_s", float("nan")),
-        ("memory_mb", -1),
         ("processes", 2.5),
         ("files", True),
         ("cpu_s", "1"),
         ("wall_s", 1e300),
         ("memory_mb", 10**12),
-        ("open_files", 10**12),
-        ("output_bytes", 10**12),
     ],
 )
 def test_limits_must_be_positive_and_within_bounds(option, value):
