@@ -2,14 +2,13 @@
 
 import json
 import math
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.rewards.support.code_runner import MAX_DEPTH, OtherValue, decoded, encoded
-from creditflow.rewards.support.test_cases import CaseCall, InBox, InputOutput, not_loaded, read_tests
+from creditflow.rewards.support.test_cases import CaseCall, InputOutput, not_loaded, read_tests
 
 
 def says(value: object) -> bytes:
@@ -33,27 +32,6 @@ def passes(test: object, value: object) -> bool:
         ({"call": "f()", "expect": None}, None, 0),
         ({"call": "f()", "expect": [1, 2]}, [1, 2], {1, 2}),
         ({"call": "f()", "expect": math.nan}, math.nan, 0.0),
-        ("assert f(2) == 5", 5, 6),
-        ("assert f(2) == 5, 'five, I said'", Fraction(5), "5"),
-        ("assert f(2) == 0.5", 0.5, 0.5000001),
-        ("assert f(2) == (1, 2)", (1, 2), [1, 2]),
-        ("assert 5 == f(2)", 5, 4),
-        ("assert set(f(1)) == set((4, 5))", {4, 5}, {4}),
-        ("assert sorted(f(1), reverse=True) == [2, 1]", [2, 1], [1, 2]),
-        ("assert Solution().f(1)[0].name != 'x'", "y", "x"),
-        ("assert f(1) is None", None, 0),
-        ("assert f(1) is True", True, 1),
-        ("assert f(1) in (3, 4)", 4, 5),
-        ("assert f(1) >= 3", 3, 2),
-        ("assert f(1) < 3", 2, "2"),  # types without an order: wrong, not an error
-        ("assert is_odd(3)", True, False),
-        ("assert not is_odd(3)", 0, 1),
-        ("assert math.isclose(f(1), 2.5)", 2.5, 2.6),
-        ("assert math.isclose(2.5, f(1), abs_tol=0.2)", 2.6, 2.9),
-        ("assert abs(f(1) - 2.5) < 1e-6", 2.5, "2.5"),
-        ("assert abs(2.5 - f(1)) <= 0.5", 3.0, 3.1),
-        ("assert f(float('inf')) == float('inf')", math.inf, -math.inf),
-        ("import math\nassert f(math.pi) == 3", 3, 4),
     ],
 )
 def test_values_are_compared_outside_of_the_box(test, right, wrong):
@@ -62,35 +40,9 @@ def test_values_are_compared_outside_of_the_box(test, right, wrong):
 
 
 @pytest.mark.parametrize(
-    "test",
-    [
-        "assert f(2) == f(-2)",
-        "assert f(2) - 5 == 0",
-        "assert (f(2) == 5) is True",
-        "assert abs(f(2) * 2 - 5) < f(1)",
-        "assert isinstance(f(2), int)",
-        "assert f(2) == 5 and f(3) == 6",
-        "assert f(2).__eq__(5)",
-        "assert math.floor(f(2)) == 2",
-        "assert 1 < f(2) < 3",
-        "assert f(2) == [0] * 3",
-        "def check(g):\n    assert g(2) == 5\ncheck(f)",
-        "x = f(1)\nassert x == 2\nassert x != 3",
-    ],
-)
-def test_assertions_that_leak_the_value_run_in_the_box(test):
-    (case,) = read_tests([test])
-    assert isinstance(case, InBox)
-
-
-@pytest.mark.parametrize(
     "truth",
     [
         [{"call": "f(1)", "expect": 918273}],
-        ["assert f(1) == 918273"],
-        ["assert abs(f(1) - 918273) < 1e-6"],
-        ["assert math.isclose(f(1), 918273)"],
-        ["assert f(1) in (918273, 0)"],
         {"fn_name": "f", "inputs": [[1]], "outputs": [918273]},
         {"inputs": ["1\n"], "outputs": ["918273\n"]},
     ],
@@ -109,16 +61,6 @@ def test_calls_in_apps_and_verl_formats_are_read():
         assert json.loads(second.stdin("")) == {"fn": "add", "args": [[1], 2]}
         assert [first.fault(says(5), ""), second.fault(says((1, 2)), "")] == ["", ""]
         assert first.fault(says(6), "").startswith("wrong answer: expected")
-
-
-def test_each_assertion_of_a_text_is_a_test():
-    tests = read_tests("import math\n\ndef twice(x):\n    return 2 * x\n\nassert f(1) == 2\nassert f(twice(1)) == 3\n")
-    assert [type(test) for test in tests] == [CaseCall, CaseCall]
-    asked = json.loads(tests[1].stdin(""))
-    assert asked["call"] == "f(twice(1))"
-    assert "def twice" in asked["setup"]
-    assert "import math" in asked["setup"]
-    assert "assert" not in asked["setup"]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +100,12 @@ def test_output_is_compared_line_by_line_as_text(printed, is_right):
         (["print(1)"], "test 0: expected a test with `assert`"),
         (["assert f("], "test 0"),
         ("[" * 100_000, "neither|nested"),
-        (["assert f(1) == " + "1" * 30_000], "at most 20000 characters"),
+        (["assert f(1) == " + "1" * 1_000_000], "at most 1000000 characters"),
+        ("def check(candidate):\n    assert candidate(1)", "never called; give"),
+        ("def helper(x):\n    assert x\nf(1)", "that is run"),
+        ([{"input": "1", "output": "1", "testtype": "functional"}], "test 0: expected the function's name"),
+        ([{"input": "1", "output": "1", "type": "regex"}], "test 0: expected a test of type"),
+        ({"language": "cpp", "test_cases": [{"input": "1", "output": "1"}]}, "Python programs, got language 'cpp'"),
         (None, "expected tests, got None"),
     ],
 )
@@ -207,7 +154,6 @@ def test_subclasses_become_plain_and_objects_equal_nothing():
 
     assert (decoded(encoded(Five(5))) == 4, decoded(encoded(Five(5))) == 5) == (False, True)
     assert isinstance(decoded(encoded([Any()]))[0], OtherValue)
-    assert not passes("assert f(2) == 5", Any())
     assert not passes({"call": "f(2)", "expect": 5}, Any())
 
 
@@ -227,8 +173,8 @@ JSON = st.recursive(
 )
 CASES = read_tests(
     [
-        *("assert f(1) == 5", "assert f(1) < 5", "assert abs(f(1) - 5) < 1", "assert f(1) == f(2)", "assert not f(1)"),
-        *({"call": "f(1)", "expect": [1.5, {"a": 2}]}, {"input": "", "output": "5"}),
+        *({"call": "f(1)", "expect": [1.5, {"a": 2}]}, {"call": "f(1)", "expect": 5}),
+        *({"input": "", "output": "5"}, "assert f(1) == 5"),
     ]
 )
 
@@ -257,7 +203,7 @@ def test_any_answer_of_a_box_gets_a_verdict(answer):
 )
 def test_hostile_answers_are_wrong_answers(value):
     said = f'{{"value": {value}}}'.encode()
-    for case in CASES[:3]:
+    for case in CASES[:2]:
         assert case.fault(said, "the word") == "its answer cannot be read"
 
 

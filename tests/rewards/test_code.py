@@ -73,9 +73,19 @@ LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n  
         (f"{FENCE}python\n    # so\ndef f():\n    return 1\n{FENCE}", "    # so\ndef f():\n    return 1"),
         ("~~~python\nx = 1\n~~~", "x = 1"),
         (f"~~~~ py\ns = '{FENCE}'\n~~~\n~~~~", f"s = '{FENCE}'\n~~~"),
+        # examples and output are no programs; thoughts are not read
+        (f"{SQUARE}\n{FENCE}\nIt squares x.", SQUARE),
+        (block(SQUARE) + block("print(f(2))") + block("4", "") + block("y = 4", ""), SQUARE),
+        (block("print(1)") + block(SQUARE, ""), SQUARE),
+        (block(SQUARE) + f"{FENCE}python\ndef f(x):\n    return (", SQUARE),
+        (f"{FENCE}python\n{SQUARE}\n{FENCE}python\nprint(f(2))\n{FENCE}", SQUARE),
+        (block("def f(x: ListNode):\n    return x", ""), "def f(x: ListNode):\n    return x"),
+        (f"<think>{block(SQUARE)}</think>{block('print(1)', '')}", "print(1)"),
+        (f"<think>{block(SQUARE)}</think>I cannot.", "I cannot."),
+        (f"<think>{block(SQUARE)} Or", ""),
     ],
 )
-def test_code_is_the_last_python_block_else_block_else_all(text, code):
+def test_code_is_the_last_complete_program(text, code):
     assert code_in(text) == code
 
 
@@ -93,8 +103,9 @@ def test_hostile_text_is_cut_in_linear_time(piece):
     ("code", "truth", "expected"),
     [
         (SQUARE, TESTS, "passed 3/3 [1 1 1]"),
-        ("def f(x):\n    return x + x", TESTS, "passed 2/3 [1 0 1]; test 1: wrong answer: expected 9, got -6"),
-        ("def f(x):\n    return 4 / x", TESTS[::2], "passed 0/2 [0 0]; test 0: wrong answer: expected 4, got 2.0"),
+        ("def f(x):\n    return x + x", TESTS, "passed 2/3 [1 0 1]; test 1: raised: AssertionError: -6 == 9 is false"),
+        ("def f(x):\n    return 4 / x", TESTS[::2],
+         "passed 0/2 [0 0]; test 0: raised: AssertionError: 2.0 == 4 is false"),
         ("def g(x):\n    return x", TESTS[:1], "passed 0/1 [0]; test 0: raised: NameError: name 'f' is not defined"),
         ("def f(x)\n    return x", TESTS, "passed 0/3 [0 0 0]; test 0: cannot be loaded: SyntaxError"),
         ("print(int(input()) ** 2)", [{"input": "3\n", "output": "9"}, {"input": "x", "output": "9"}],
@@ -107,12 +118,12 @@ def test_hostile_text_is_cut_in_linear_time(piece):
         (SQUARE, "import math\nassert math.isclose(f(math.pi), 9.8696, rel_tol=1e-4)\nassert f(2) == f(-2)",
          "passed 2/2 [1 1]"),
         (SQUARE, "def check(candidate):\n    for x in range(9):\n        assert candidate(x) == x * x\n"
-         "check(f)\nassert True", "passed 1/1 [1]"),
+         "check(f)\nassert True", "passed 2/2 [1 1]"),
         (SQUARE, ["def check(candidate):\n    assert candidate(3) == 10\ncheck(f)"],
          "passed 0/1 [0]; test 0: raised: AssertionError"),
         ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n\ndef f(x):\n    return P(x)",
          ["assert f(3).x == 3", {"call": "[f(1).x]", "expect": [1]}, "assert f(3).x == P(3).x"],
-         "passed 2/3 [1 1 0]; test 2: raised: TypeError: a value that is plain data"),
+         "passed 3/3 [1 1 1]"),
         ("", TESTS, "passed 0/3 [0 0 0]; test 0: no code"),
     ],
 )  # fmt: skip
@@ -147,6 +158,87 @@ def f(x):
     assert score(block(code), ["assert f(1) == [False, 1]"] * 3)[0] == 1.0
 
 
+# Programs of tests, in the forms of public data sets
+
+ODD = "def f(x):\n    return 2 * x + 1"
+HUMANEVAL = "METADATA = {}\n\ndef check(candidate):\n    assert candidate(2) == 5\n    assert candidate(0) == 1\n"
+PROGRAMS = {
+    "humaneval": (HUMANEVAL + "check(f)", 1),
+    "humaneval's row": ({"test": HUMANEVAL, "entry_point": "f"}, 1),
+    "humaneval in a list": ([HUMANEVAL + "check(f)"], 1),
+    "mbpp": ({"test_list": ["assert f(2) == 5", "assert math.sqrt(f(4)) == 3"], "test_imports": ["import math"]}, 2),
+    "loop": ("for i in range(1, 3):\n    assert f(i) == 2 * i + 1\n", 1),
+    "raises": ("try:\n    f('')\n    assert False\nexcept TypeError:\n    pass\n", 1),
+    "main": ("def main():\n    assert f(2) == 5\nif __name__ == '__main__':\n    main()\n", 1),
+    "functions of functions": ("def t():\n    assert f(2) == 5\nfor u in (t,):\n    u()\n", 1),
+    "functions": ("from solution import f\ndef test_a():\n    assert f(2) == 5\ndef test_b():\n    assert f(0)\n", 2),
+    "coroutine": ("async def test_f():\n    assert f(2) == 5\n", 1),
+    "unittest": ("from unittest import TestCase, main\nimport unittest\nclass T(TestCase):\n    def test_f(self):\n"
+                 "        self.assertEqual(f(2), 5)\nif __name__ == '__main__':\n    unittest.main()\n", 1),
+    "state": ("q = [f(1), f(2)]\nassert q.pop() == 5\nassert q.pop() == 3\nq = [f(5)]\nassert q.pop() == 11", 3),
+    "late fault": ("assert f\nfor t in [lambda: f(2)]:\n    {5: 1}[t()]\n", 1),
+    "call of a named function": ([{"input": "2", "output": "5", "testtype": "functional",
+                                   "metadata": {"func_name": "f"}}], 1),
+    "its metadata as text": ([{"input": "2", "output": "5", "metadata": '{"func_name": "f"}'}], 1),
+    "synthetic-1": ({"language": "python", "test_cases": [{"type": "function_call", "fn_name": "f", "input": [2],
+                                                           "output": [5]}]}, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_of_tests_passes_right_code_alone(bubblewrap, name):
+    truth, n = PROGRAMS[name]
+    assert score(block(ODD), truth) == (1.0, f"passed {n}/{n} [{' '.join('1' * n)}]")
+    assert score(block("def f(x):\n    return 0"), truth)[0] == 0.0
+    assert score("I do not know.", truth, all_or_nothing=True)[0] == 0.0
+
+
+PYTEST = """
+import pytest
+@pytest.fixture
+def five():
+    return 5
+@pytest.mark.parametrize("x", [2])
+def test_f(x, five):
+    assert f(x) == five
+class TestF:
+    def test_f(self):
+        with pytest.raises(TypeError):
+            f("")
+"""
+
+
+def test_pytest_runs_its_own_tests(tmp_path, monkeypatch):
+    with boxes.opened("unsafe_subprocess", tmp_path, monkeypatch, wall_s=60, cpu_s=60) as box:
+        assert run_tests(box, ODD, read_tests(PYTEST))[0].reason == ""
+        collected_only = "open('pytest.ini', 'w').write('[pytest]\\naddopts = --collect-only')\ndef f(x): return 0"
+        assert "TESTS_FAILED" in run_tests(box, collected_only, read_tests(PYTEST))[0].reason
+
+
+def test_module_that_the_sandbox_lacks_is_refused(bubblewrap):
+    with pytest.raises(ValueError, match="import no_such_module, which the Python of the sandbox does not have"):
+        score(block(ODD), "import no_such_module.x\nassert f(2) == 5")
+
+
+@pytest.mark.parametrize(
+    ("code", "test", "passes"),
+    [
+        ("class No:\n    def __bool__(self):\n        return False\ndef f(x):\n    return No()", "assert f(2)", False),
+        ("async def f(x):\n    return 5", "assert f(2) is not None", True),
+        ("import numpy as np\ndef f(x):\n    return np.bool_(False)", "assert f(2)", False),
+        ("import numpy as np\ndef f(x):\n    return np.bool_(False)", "assert not f(2)", True),
+        ("import numpy as np\ndef f(x):\n    return np.int64(5)", "assert f(2) != 5", False),
+        ("import numpy as np\ndef f(x):\n    return np.int64(5)", "assert f(2) == 5", True),
+        ("import numpy as np\ndef f(x):\n    return np.float64(5)", {"call": "f(2)", "expect": 5}, True),
+        ("import numpy as np\ndef f(x):\n    return np.arange(2)", {"call": "f(2)", "expect": [0, 1]}, True),
+        ("class Odd:\n    def __eq__(self, n): return n % 2\ndef f(x): return Odd()", "assert f(2) == 5", True),
+    ],
+)  # fmt: skip
+def test_truth_of_a_value_is_pythons(tmp_path, monkeypatch, code, test, passes):
+    with boxes.opened("unsafe_subprocess", tmp_path, monkeypatch, wall_s=30) as box:  # numpy takes much memory
+        assert run_tests(box, code, read_tests([test]))[0].passed == passes
+
+
 # Hostile programs
 
 EVERY_FORM = [
@@ -155,7 +247,9 @@ EVERY_FORM = [
     "assert abs(f(2) - 5.5) < 1e-6",
     "import math\nassert math.isclose(f(2), 5.5)",
     "assert sorted(f(2)) == [5]",
-    "assert f(2) - 5 == 0 and f(2) == f(1) + 3",  # runs in the box
+    "assert 4 < f(2) and f(2) < 6",
+    "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(2), 5)",
+    "assert f(2) - 5 == 0 and f(2) == f(1) + 3",
     {"input": "2\n", "output": "5\n"},
 ]
 EQUAL = """
@@ -188,9 +282,14 @@ import builtins, math, operator
 builtins.abs = lambda x: 0
 builtins.sorted = builtins.list = lambda *a, **k: True
 math.isclose = operator.eq = lambda *a, **k: True
+import unittest
+unittest.TestCase.assertEqual = lambda *a: None
 class AssertionError(Exception): pass
 def f(x): return 0
 """,
+    "no difference": "class E:\n    def __sub__(s, o): return 0.0\n    __rsub__ = __sub__\ndef f(x): return E()",
+    "less and more": "class E(int):\n    def __lt__(s, o): return True\n    __gt__ = __lt__\ndef f(x): return E()",
+    "unequal to nothing": "class E:\n    def __ne__(s, o): return False\ndef f(x): return [E()]",
     "answers at the end": "import atexit, os\natexit.register(os._exit, 0)\ndef f(x): raise SystemExit(0)",
     "closes everything": "import os\nos.closerange(0, 64)\ndef f(x): os._exit(0)",
     "rewrites the files": "for name in ('code_runner.py', 'solution.py'): open(name, 'w').write('print(5)')\nf = print",
@@ -212,7 +311,9 @@ import json, os, sys
 frame = sys._getframe()
 while frame:
     if "nonce" in frame.f_locals.get("ask", {}):
-        os.write(frame.f_locals["output"], json.dumps({"nonce": frame.f_locals["ask"]["nonce"]}).encode())
+        for check in range(2):
+            answer = {"nonce": frame.f_locals["ask"]["nonce"], "check": check}
+            os.write(frame.f_locals["output"], json.dumps(answer).encode() + b"\\n")
         os._exit(0)
     frame = frame.f_back
 def f(x): return 0
@@ -221,8 +322,8 @@ def f(x): return 0
 
 def test_search_for_the_word_cheats_only_tests_in_the_box(bubblewrap):
     value, reason = score(LOOKS_FOR_THE_WORD, EVERY_FORM)
-    assert reason.startswith("passed 1/7 [0 0 0 0 0 1 0]")
-    assert value == 1 / 7
+    assert reason.startswith("passed 7/9 [1 0 1 1 1 1 1 1 0]")
+    assert value == 7 / 9
 
 
 def test_exceeded_limit_fails_only_its_test(bubblewrap):
@@ -314,7 +415,6 @@ def test_usual_names_work_without_an_import(bubblewrap, name):
         {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]},
         [{"call": "gcd(4, 6)", "expect": 2}],
         ["assert gcd(4, 6) == 2"],
-        ["assert gcd(4, 6) == gcd(6, 4)"],
     ],
 )
 def test_usual_names_are_not_a_solution(bubblewrap, truth):

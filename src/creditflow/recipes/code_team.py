@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from creditflow.data import Score, Step, Task, Trajectory
 from creditflow.data.datasets import load_tasks
 from creditflow.rewards import reward
 from creditflow.rewards.builtin.code import code_in, open_box, run_tests, sandbox_options
-from creditflow.rewards.support.test_cases import Case, constant, read_assert, read_tests, shown
+from creditflow.rewards.support.test_cases import Case, CaseCall, read_tests, shown
 from creditflow.rollout import Reply, Team
 from creditflow.sandbox import Sandbox
 
@@ -116,13 +117,14 @@ def check_in(line: str, name: str) -> Case | None:
         compared = statement.test
         if len(compared.ops) != 1 or not isinstance(compared.ops[0], ast.Eq | ast.Is):
             return None
-        constant(compared.comparators[0])
+        expected = ast.literal_eval(compared.comparators[0])
         call = compared.left
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != name:
             return None
         for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
-            constant(argument)
-        return read_assert(line)
+            ast.literal_eval(argument)
+        same = operator.eq if isinstance(compared.ops[0], ast.Eq) else operator.is_
+        return CaseCall({"call": ast.unparse(call)}, lambda value: same(value, expected), shown(expected))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 

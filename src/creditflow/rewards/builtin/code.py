@@ -5,6 +5,9 @@ This module extracts the code and runs the tests. `support.test_cases` parses an
 
 from __future__ import annotations
 
+import ast
+import builtins
+import importlib
 import json
 import math
 import re
@@ -24,7 +27,8 @@ from creditflow.data import Score
 from creditflow.rewards.registry import answer, builtin
 from creditflow.rewards.support import code_runner
 from creditflow.rewards.support.arguments import Above0, Whole, WholeAbove0, check_arguments
-from creditflow.rewards.support.test_cases import Case, not_loaded, read_tests
+from creditflow.rewards.support.test_cases import Case, TestProgram, foreign_imports, not_loaded, read_tests
+from creditflow.rewards.support.text import without_thoughts
 from creditflow.sandbox import Result, Sandbox, open_sandbox
 
 MAX_CODE_CHARACTERS = 50_000
@@ -34,6 +38,9 @@ MAX_TEXT_CHARACTERS = 400_000
 SECONDS = 5.0
 """Default time limit of a test, if neither the entry nor `reward.sandbox` sets one."""
 Indices = Annotated[Annotated[Sequence[Whole], Field(min_length=1)] | None, expected("a list of indices from 0")]
+_CANDIDATES = 20
+"""Number of blocks that are tried as programs, from the last."""
+_ACTS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Call)
 _MARKS = 40
 _REASON_CHARACTERS = 300
 
@@ -52,30 +59,28 @@ class CaseVerdict:
 class CodeTests:
     """The share of tests that the code in the text passes, in a sandbox; the reason lists them and the first fault.
 
-    The code is the last ```python block, else the last fenced block, else the whole text. The truth holds the tests, as
-    JSON text or decoded (`creditflow.rewards.support.test_cases.read_tests`), in one of three forms:
-    * `{"inputs": [...], "outputs": [...]}`: scripts that read and print, as in APPS and verl. Output is compared line
-      by line as text, except white space at the end of lines: numbers must be printed exactly as expected. With
-      `"fn_name"`, the tests are calls of that function (or of that method of a class Solution) with JSON arguments.
-      Code that is called, as opposed to a script, may use common names of the standard library without an import:
-      `List`, `deque`, `heappush`, `inf`.
-    * a list of `{"input": ..., "output": ...}`, of `{"call": "f(2, 3)", "expect": 5}`, or of texts `"assert f(2, 3) ==
-      5"`, as in HumanEval and MBPP.
-    * one text with assertions, each of which is a test.
-    JSON values are compared with a tolerance (1e-6 relative, 1e-9 absolute, at any depth), and lists equal tuples.
-    Values in assertions are compared by Python's ==.
+    The code is the last complete program outside of thoughts (`code_in`). The truth holds the tests, as JSON text or
+    decoded (`creditflow.rewards.support.test_cases.read_tests`), in one of three forms:
+    * `{"inputs": [...], "outputs": [...]}`, or a list of `{"input": ..., "output": ...}`: scripts that read and print,
+      as in APPS, verl and LiveCodeBench. Output is compared line by line as text, except white space at the end of
+      lines: numbers must be printed exactly as expected. With `fn_name`, `func_name` or `metadata.func_name`, the tests
+      are calls of that function (or of that method of a class Solution) with JSON arguments. Code that is called, as
+      opposed to a script, may use common names of the standard library without an import: `List`, `deque`, `inf`.
+    * a list of `{"call": "f(2, 3)", "expect": 5}`. Values are compared with a tolerance (1e-6 relative, 1e-9 absolute,
+      at any depth), and lists equal tuples.
+    * Python code: a list of texts, each of which is a test, as in MBPP; or one text, whose checks are the tests:
+      assertions, loops over assertions, a called `check(f)` (HumanEval), pytest's functions, unittest's cases. It runs
+      as a program beside the solution, and values are compared by Python itself.
 
     Each test is a fresh run. A program that raises, exits, exceeds a limit or leaves no answer fails that test; a
     program that reports that it cannot be loaded fails all. Only a fault of the sandbox raises: the score is then
     `failed`.
 
-    Expected results never enter the box: output and values are compared outside, after being read as text or JSON. The
-    same holds for assertions of the forms `f(...) == literal` (and `!=`, `<`, `in`, `is None`), `f(...)`, `not f(...)`,
-    `math.isclose(f(...), literal)` and `abs(f(...) - literal) < literal`, also with methods and items, and through
-    `sorted`, `set`, `len` and similar functions. Any other assertion runs in the box, next to the code that it judges.
-    It passes if it reaches its end, which is proved by a word that is new in every run. Functions may return only plain
-    data there, so redefining == or ending early does not help. Values returned by methods may still redefine ==, and
-    code that searches its own process for that word can find it.
+    Expected results of the first two forms never enter the box: output and values are compared outside, after being
+    read as text or JSON. Python code runs in the box, next to the code that it judges. A check passes if it reaches its
+    end, which is proved by a word that is new in every run; an object that claims to equal anything fails it, and what
+    the solution redefines in the modules of the tests is restored. Code that searches its own process for that word can
+    find it.
 
     `sandbox`: `backend` (default `auto`) and its options; default in a recipe: `reward.sandbox`. The sandbox is opened
     when the recipe is loaded, so that an unusable one is reported then.
@@ -87,7 +92,8 @@ class CodeTests:
     `all_or_nothing`: 1 if every test passed, else 0.
 
     Range: [0, 1]. Cost: one run of Python in the sandbox per test; 25 ms with bubblewrap. Source: HumanEval (arXiv
-    2107.03374), MBPP (2108.07732), APPS (2105.09938). Raises ValueError if the truth holds no tests, SandboxError.
+    2107.03374), MBPP (2108.07732), APPS (2105.09938). Raises ValueError if the truth holds no tests, or if they import
+    a module that the sandbox does not have; SandboxError.
     """
 
     def __init__(
@@ -108,8 +114,10 @@ class CodeTests:
         open_box(self.sandbox)
 
     def __call__(self, text: str, truth: Any) -> Score:
-        tests = self._chosen(read_tests(truth))
-        verdicts = run_tests(open_box(self.sandbox), code_in(text), tests, total_seconds=self.total_seconds)
+        tests, box = self._chosen(read_tests(truth)), open_box(self.sandbox)
+        if missing := _missing_modules(json.dumps(self.sandbox, default=str), foreign_imports(tests)):
+            raise ValueError(f"ground_truth: its tests import {missing}, which the Python of the sandbox does not have")
+        verdicts = run_tests(box, code_in(text), tests, total_seconds=self.total_seconds)
         passed = sum(verdict.passed for verdict in verdicts)
         value = float(passed == len(verdicts)) if self.all_or_nothing else passed / len(verdicts)
         return Score(value, reason=summary(verdicts))
@@ -143,30 +151,60 @@ _PYTHON = ("python", "python3", "py")
 
 
 def code_in(text: str) -> str:
-    """The code in a response: its last ```python block, else its last fenced block, else all of it.
+    """The code in a response: its last complete program outside of thoughts.
+
+    Candidates are the fenced blocks in Python or without a language, and the text before the first fence. A program is
+    complete if it is valid Python, does something, and uses no name that nothing defines: an example of a call, or of
+    output, is none. Without one, the last ```python block, else the last fenced block, else all of the text.
 
     A fence consists of backticks or tildes and may be indented, as under an item of a list; the code is dedented. An
-    unclosed block extends to the end of the text. Takes time linear in the text. Returns an empty text for code of more
-    than MAX_CODE_CHARACTERS.
+    unclosed block extends to the end of the text. Returns an empty text for code of more than MAX_CODE_CHARACTERS.
     """
-    last: dict[bool, str] = {}
-    inside: list[str] | None = None
-    closes, is_python = "", False
-    for line in text[-MAX_TEXT_CHARACTERS:].split("\n"):
-        stripped = line.strip()
-        if inside is None:
-            if (fence := _FENCE.fullmatch(line.rstrip())) is not None:
-                closes, inside = fence["ticks"] or fence["waves"], []
-                is_python = (fence["info"] or fence["note"] or "").strip().lower().split(" ")[0] in _PYTHON
-        elif stripped.startswith(closes) and not stripped.strip(closes[0]):
-            last[is_python] = _dedented(inside)
-            inside = None
-        else:
-            inside.append(line)
-    if inside is not None:
-        last[is_python] = _dedented(inside)
-    code = last.get(True, last.get(False, text[-MAX_TEXT_CHARACTERS:]))
+    text = without_thoughts(text)[-MAX_TEXT_CHARACTERS:]
+    before, *blocks = _blocks(text)
+    likely = [code for language, code in (before, *blocks) if language in ("", *_PYTHON)]
+    code = next((code for code in reversed(likely[-_CANDIDATES:]) if is_complete(code)), None)
+    if code is None:
+        marked = [block for block in blocks if block[0] in _PYTHON]
+        code = (marked or blocks or [("", text)])[-1][1]
     return code if len(code) <= MAX_CODE_CHARACTERS else ""
+
+
+def _blocks(text: str) -> list[tuple[str, str]]:
+    """The text before the first fence, and the fenced blocks: the language in lower case, and the code."""
+    blocks: list[tuple[str, str]] = []
+    language, closes, lines = "", "", list[str]()
+    is_open = True
+    for line in text.split("\n"):
+        stripped, fence = line.strip(), _FENCE.fullmatch(line.rstrip())
+        ticks = "" if fence is None else fence["ticks"] or fence["waves"]
+        info = "" if fence is None else (fence["info"] or fence["note"] or "").strip().lower()
+        if closes and stripped.startswith(closes) and not stripped.strip(closes[0]):
+            blocks.append((language, _dedented(lines)))
+            is_open, closes = False, ""
+        elif ticks and (not closes or (info and ticks.startswith(closes))):  # a block left open ends at the next one
+            if is_open:
+                blocks.append((language, _dedented(lines)))
+            is_open, closes, language, lines = True, ticks, info.split(" ")[0], []
+        elif is_open:
+            lines.append(line)
+    return [*blocks, (language, _dedented(lines))] if is_open else blocks
+
+
+def is_complete(code: str) -> bool:
+    """Whether the code is valid Python that does something and defines or imports every name that it uses."""
+    try:
+        tree = ast.parse(code if len(code) <= MAX_CODE_CHARACTERS else "")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    nodes = list(ast.walk(tree))
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    names = {getattr(node, field, None) for node in nodes for field in ("name", "arg", "asname", "rest")}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    names |= {name.split(".")[0] for name in names if name}
+    is_open = any(isinstance(node, ast.alias) and node.name == "*" for node in nodes)
+    acts = any(isinstance(node, _ACTS) for node in nodes)
+    return acts and (is_open or used <= names | _usual_names().keys() | {*vars(builtins), "__name__", "__file__"})
 
 
 def _dedented(lines: list[str]) -> str:
@@ -202,6 +240,31 @@ def _box(options: str, thread: int) -> Sandbox:
     return open_sandbox(**json.loads(options))
 
 
+_USUAL = (
+    *("typing", "json", "sys", "io", "operator", "functools", "itertools", "statistics", "random", "math", "copy"),
+    *("bisect", "heapq", "collections", "datetime", "fractions", "decimal", "re", "string"),
+)
+"""Modules whose names LeetCode and LiveCodeBench import for every solution; the first one with a name counts."""
+
+
+@cache
+def _usual_names() -> dict[str, str]:
+    """The usual names and modules, with the statements that import them."""
+    modules = {module: importlib.import_module(module) for module in _USUAL}
+    imports = {module: f"import {module}" for module in _USUAL}
+    for name, module in reversed(modules.items()):
+        public = getattr(module, "__all__", [public for public in vars(module) if not public.startswith("_")])
+        imports |= {public_name: f"from {name} import {public_name}" for public_name in public}
+    return {**{name: text for name, text in imports.items() if name not in vars(builtins)}, "random": "import random"}
+
+
+def _imports_for(code: str) -> str:
+    """Import the usual names that occur in the code; importing all of them would take longer than a run."""
+    used = _usual_names().keys() & set(re.findall(r"\w+", code, re.ASCII))
+    # The box's Python may be older.
+    return "\n".join(f"try: {_usual_names()[name]}\nexcept ImportError: pass" for name in sorted(used))
+
+
 @cache
 def _caller() -> bytes:
     return Path(str(code_runner.__file__)).read_bytes()
@@ -211,34 +274,44 @@ def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: 
     """Run each test on the code, in a fresh run, and return the verdicts in order.
 
     No other thread may use the box during the call. After `total_seconds` no further test is started; the remaining
-    tests fail. Cost: one run per test; no run without code, and one run if the code cannot be loaded. Raises
-    SandboxError.
+    tests fail. Cost: one run per test, or per text whose checks are the tests; no run without code, and one run if the
+    code cannot be loaded. Raises SandboxError.
     """
     if not code.strip():
         return [CaseVerdict(False, "no code")] * len(tests)
     box.write(code_runner.SOLUTION, code.encode(errors="replace"))
     box.write(code_runner.PROGRAM, _caller())
+    box.write(code_runner.USUAL, _imports_for(code).encode())
     verdicts: list[CaseVerdict] = []
+    runs: dict[tuple[str, bytes], tuple[Result, str]] = {}
     deadline = time.monotonic() + total_seconds
     for test in tests:
-        if time.monotonic() > deadline:
-            verdicts.append(CaseVerdict(False, f"not run: {total_seconds:g} s were over"))
-            continue
-        verdict, is_hopeless = _run(box, test)
-        verdicts.append(verdict)
-        if is_hopeless:
-            return [*verdicts, *[verdict] * (len(tests) - len(verdicts))]
+        key = (test.program, test.stdin(""))
+        if key not in runs:
+            if time.monotonic() > deadline:
+                verdicts.append(CaseVerdict(False, f"not run: {total_seconds:g} s were over"))
+                continue
+            nonce = secrets.token_hex(16)
+            runs[key] = box.run(["python", test.program], stdin=test.stdin(nonce)), nonce
+        result, nonce = runs[key]
+        fault = test.fault(result.stdout, nonce)
+        # A check of a program that reported its end has passed, whatever came later.
+        if (ended := _ended_badly(result)) and (fault or not isinstance(test, TestProgram)):
+            fault = ended
+        verdicts.append(CaseVerdict(not fault, fault))
+        if not ended and test.program == code_runner.PROGRAM and not_loaded(result.stdout):
+            return [*verdicts, *verdicts[-1:] * (len(tests) - len(verdicts))]
     return verdicts
 
 
-def _run(box: Sandbox, test: Case) -> tuple[CaseVerdict, bool]:
-    """The verdict, and whether the solution reported that it cannot be loaded at all."""
-    nonce = secrets.token_hex(16)
-    result = box.run(["python", test.program], stdin=test.stdin(nonce))
-    if fault := _ended_badly(result):
-        return CaseVerdict(False, fault), False
-    fault = test.fault(result.stdout, nonce)
-    return CaseVerdict(not fault, fault), test.program == code_runner.PROGRAM and bool(not_loaded(result.stdout))
+@lru_cache(maxsize=128)
+def _missing_modules(options: str, modules: tuple[str, ...]) -> str:
+    """Those of the modules that the sandbox's Python cannot import, joined by commas."""
+    if not modules:
+        return ""
+    box = open_box(json.loads(options))
+    search = "import sys; from importlib.util import find_spec; print(*[m for m in sys.argv[1:] if not find_spec(m)])"
+    return ", ".join(box.run(["python", "-c", search, *modules]).stdout.decode(errors="replace").split())
 
 
 def _ended_badly(result: Result) -> str:

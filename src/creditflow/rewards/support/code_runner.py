@@ -1,8 +1,8 @@
 """Call a solution inside a box, with one question per run and without the expected answer.
 
 Runs as a program beside `solution.py` and imports nothing of creditflow. It shares its process with the solution, so
-its whole output is treated as the solution's. Values leave as JSON, since parsing JSON runs no code. Only a test that
-is run here as an assertion contains its expected value.
+its whole output is treated as the solution's. Values leave as JSON, since parsing JSON runs no code. Only a program of
+tests, which runs here, contains its expected values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-SOLUTION, PROGRAM = "solution.py", "in_box.py"
+SOLUTION, PROGRAM, USUAL = "solution.py", "in_box.py", "usual.py"
 MAX_CHARACTERS = 200_000
 """Maximum length of an answer."""
 MAX_DEPTH = 50
@@ -32,75 +32,42 @@ def main() -> None:
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     try:
+        # Now: the solution may redefine what the modules of the tests hold.
+        for name in ask.get("imports", ()):
+            __import__(name)
+        packages = {name.split(".")[0] for name in ask.get("imports", ())}
+        modules = [module for name, module in sys.modules.items() if name.split(".")[0] in packages]
+        classes = [thing for module in modules for thing in vars(module).values() if isinstance(thing, type)]
+        kept = [(owner, dict(vars(owner))) for owner in (builtins, *modules, *classes)]
         with open(SOLUTION, encoding="utf-8") as file:  # noqa: PTH123 (importing pathlib takes 4 ms)
             source = file.read()
-        code = compile(source, SOLUTION, "exec", dont_inherit=True)
+        with open(USUAL, encoding="utf-8") as file:  # noqa: PTH123
+            exec(file.read(), usual := dict[str, object]())
         # Among the builtins: a name that the solution does not define must not be callable as one of its functions.
-        vars(module)["__builtins__"] = {**vars(builtins), **_usual_names(code)}
-        exec(code, vars(module))
+        vars(module)["__builtins__"] = {**vars(builtins), **usual}
+        exec(compile(source, SOLUTION, "exec", dont_inherit=True), vars(module))
     except BaseException as error:
         _tell(output, {"not_loaded": _described(error)})
     try:
-        answer = _answered(ask, vars(module))
+        for owner, names in kept:
+            for name, value in names.items():
+                if vars(owner).get(name) is not value:
+                    setattr(owner, name, value)
+        if "test" in ask:
+            _run_test(ask, vars(module), kept[0][1], output)
+            _tell(output, {})
+        answer = {"value": encoded(_called(ask, vars(module)))}
     except BaseException as error:
         answer = {"raised": _described(error)}
     _tell(output, answer)
-
-
-_USUAL = {
-    "typing": "Any Callable Deque DefaultDict Dict FrozenSet Generator Generic Hashable Iterable Iterator List Literal "
-    "Mapping NamedTuple Optional OrderedDict Sequence Set Tuple Type TypeVar Union",
-    "json": "dumps loads",
-    "sys": "maxsize setrecursionlimit stdin stdout",
-    "io": "StringIO",
-    "operator": "add and_ attrgetter eq floordiv ge gt itemgetter le lt methodcaller mul ne neg or_ sub truediv xor",
-    "functools": "cache cached_property cmp_to_key lru_cache partial reduce total_ordering wraps",
-    "itertools": "accumulate batched chain combinations combinations_with_replacement compress count cycle dropwhile "
-    "filterfalse groupby islice pairwise permutations product repeat starmap takewhile tee zip_longest",
-    "statistics": "mean median mode pstdev pvariance stdev variance",
-    "random": "choice choices randint random randrange sample shuffle uniform",
-    "math": "acos asin atan atan2 ceil comb copysign cos degrees dist e exp fabs factorial floor fmod fsum gcd "
-    "hypot inf isclose isfinite isinf isnan isqrt lcm log log10 log1p log2 modf nan perm pi prod radians sin sqrt tan "
-    "tau trunc",
-    "copy": "copy deepcopy",
-    "bisect": "bisect bisect_left bisect_right insort insort_left insort_right",
-    "heapq": "heapify heappop heappush heappushpop heapreplace merge nlargest nsmallest",
-    "collections": "ChainMap Counter OrderedDict defaultdict deque namedtuple",
-    "datetime": "date datetime time timedelta timezone",
-    "fractions": "Fraction",
-    "decimal": "Decimal",
-    "re": "compile findall finditer fullmatch match search split sub",
-    "string": "ascii_letters ascii_lowercase ascii_uppercase digits hexdigits octdigits printable punctuation "
-    "whitespace",
-}
-"""Names that LeetCode and LiveCodeBench import for every solution; the first module that has a name is used."""
-
-
-def _usual_names(code: types.CodeType) -> dict[str, object]:
-    """The usual names and modules that occur in the code; importing all of them would take longer than a run."""
-    used: set[str] = set()
-    left = [code]
-    while left:
-        block = left.pop()
-        used.update(block.co_names)
-        left += [inner for inner in block.co_consts if isinstance(inner, types.CodeType)]
-    imports: dict[str, object] = {}
-    for module, names in _USUAL.items():
-        needed = [
-            name for name in names.split() if name in used and name not in imports and not hasattr(builtins, name)
-        ]
-        if module in used or needed:
-            imported = __import__(module)
-            imports.update({name: getattr(imported, name) for name in needed if hasattr(imported, name)})
-            if module in used:
-                imports.setdefault(module, imported)
-    return imports
 
 
 def encoded(value: object, depth: int = 0) -> Any:
     """Encode a value as JSON data. A value that is not plain data becomes `{"other": its type}`."""
     if depth > MAX_DEPTH:
         raise ValueError("the value is nested too deep")
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        value = value.tolist()
     if value is None or value is True or value is False or type(value) in (int, float, str):
         return value
     if isinstance(value, list):
@@ -172,46 +139,70 @@ def _fraction(numerator: int, denominator: int) -> Any:
     return Fraction(numerator, denominator)
 
 
-def _answered(ask: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
+def _called(ask: dict[str, Any], names: dict[str, Any]) -> object:
     if "fn" in ask:
         method = getattr(names.get("Solution"), ask["fn"], None)
         function = names[ask["fn"]] if method is None else getattr(names["Solution"](), ask["fn"])
-        return {"value": encoded(function(*ask["args"]))}
+        return function(*ask["args"])
     scope = {**names, "__builtins__": builtins}
-    if "assert" in ask:
-        scope.update({name: _plainly(value) for name, value in names.items() if _is_function(name, value)})
-    exec(compile(ask.get("setup", ""), "setup", "exec", dont_inherit=True), scope)
-    if "assert" in ask:
-        exec(compile(ask["assert"], "test", "exec", dont_inherit=True), scope)
-        return {"nonce": ask["nonce"]}
-    return {"value": encoded(eval(compile(f"(\n{ask['call']}\n)", "call", "eval", dont_inherit=True), scope))}
+    return eval(compile(f"(\n{ask['call']}\n)", "call", "eval", dont_inherit=True), scope)
 
 
-_EMPTY: dict[str, int] = {}
-_ITERATORS = (
-    *(types.GeneratorType, types.CoroutineType, range, map, filter, zip, enumerate, reversed),
-    *(type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items())),
+def _run_test(ask: dict[str, Any], names: dict[str, Any], own_builtins: dict[str, Any], output: int) -> None:
+    """Run a program of tests, which reports each of its checks at once: a later one may end the process."""
+
+    def report(check: int, fault: BaseException | None = None) -> None:
+        described = "" if fault is None else _described(fault)[:100]
+        line = json.dumps({"nonce": ask["nonce"], "check": check, "fault": described})
+        os.write(output, line.encode() + b"\n")
+
+    own = {"__builtins__": own_builtins, "__name__": "__main__", "__seen__": seen, "__report__": report}
+    exec(compile(ask["test"], "test", "exec", dont_inherit=True), {**names, **own})
+
+
+def seen(value: object, depth: int = 0) -> object:
+    """Return the value; raise TypeError if it, or an item of it, is an object that claims to equal anything."""
+    kind = type(value)
+    if kind in _ATOMS or depth > MAX_DEPTH:
+        return value
+    if kind in (list, tuple, set, frozenset, dict):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:  # type: ignore[attr-defined]
+            seen(item, depth + 1)
+    elif _claims_anything(value):
+        raise TypeError(f"an object that equals anything: {kind.__name__}")
+    return value
+
+
+_ATOMS = frozenset((int, float, str, bool, type(None), bytes, complex))
+
+
+_CLAIMS: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda value, other: value == other,
+    lambda value, other: not value.__ne__(other),
+    lambda value, other: value < other and value > other,
+    lambda value, other: value <= other and value >= other,
+    lambda value, other: type(value).__contains__(value, other),
+    lambda value, other: value - other == value - 2 * other,
+    lambda value, other: other - value == 2 * other - value,
 )
-"""Types that yield items and cannot be equal to everything."""
+"""Claims about a value that are false of nearly all others, if those are drawn at random."""
 
 
-def _is_function(name: str, value: object) -> bool:
-    return callable(value) and not isinstance(value, type) and not name.startswith("__")
+def _claims_anything(value: object) -> bool:
+    """Whether one claim of the value holds for every one of 24 random numbers, or for every one of 24 random texts."""
+    numbers = [int.from_bytes(os.urandom(9), "big") for _ in range(24)]
+    return any(
+        all(_holds(claim, value, other) for other in others)
+        for others in (numbers, [f"{number:x}" for number in numbers])
+        for claim in _CLAIMS
+    )
 
 
-def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function so that it returns plain data only: other objects could claim to equal anything."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        value = function(*args, **kwargs)
-        if type(value) in _ITERATORS:
-            return value
-        plain = decoded(encoded(value))
-        if isinstance(plain, OtherValue):
-            raise TypeError(f"a value that is plain data was expected, {plain.name} came")
-        return plain
-
-    return called
+def _holds(claim: Callable[[Any, Any], Any], value: object, other: object) -> bool:
+    try:
+        return bool(claim(value, other))
+    except Exception:  # the value's own code: a comparison with other types may raise
+        return False
 
 
 def _described(error: BaseException) -> str:

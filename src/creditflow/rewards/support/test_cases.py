@@ -1,24 +1,24 @@
-"""Tests of programs: parse them from a data set's formats, and check a program's output against them.
+"""Tests of programs: read the formats of public data sets, and check a program's output against its tests.
 
-Tests come from the data set or from a model; they are parsed here and never run. `stdin` is all that a box receives:
-the expected result stays outside.
+Tests come from the data set or from a model. Assertions run in the box as the program that their author wrote; the
+expected results of all other tests stay outside of it.
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
 import json
 import math
-import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from creditflow.rewards.support.code_runner import MAX_CHARACTERS, PROGRAM, SOLUTION, decoded
 
-MAX_TEST_CHARACTERS = 20_000
-"""Limit for one test that is Python code; parsing takes time and stack."""
+MAX_TEST_CHARACTERS = 1_000_000
+"""Limit for a test that is Python code; public tests with long inputs have up to some 100,000."""
 REL_TOL, ABS_TOL = 1e-6, 1e-9
 _SHOWN = 60
 
@@ -51,7 +51,7 @@ class CaseCall:
     """A call of the solution; its value is checked outside of the box."""
 
     ask: Mapping[str, Any]
-    """`fn` and `args`; or `call`, the Python source of the call, evaluated after the statements in `setup`."""
+    """`fn` and `args`; or `call`, the Python source of the call."""
     holds: Callable[[Any], bool]
     expected: str
     program: str = PROGRAM
@@ -63,7 +63,7 @@ class CaseCall:
     def fault(self, stdout: bytes, nonce: str) -> str:
         """The fault, if the value cannot be read or fails the check."""
         try:
-            answer = _answer(stdout)
+            answer = _answers(stdout)[-1]
             if "value" not in answer:
                 return _no_answer(answer)
             value = decoded(answer["value"])
@@ -72,33 +72,44 @@ class CaseCall:
         try:
             if self.holds(value):
                 return ""
-        except (TypeError, ArithmeticError, RecursionError):  # such as `<` between a text and a number
+        except (TypeError, ArithmeticError, RecursionError):
             pass
         return f"wrong answer: expected {self.expected}, got {shown(value)}"
 
 
 @dataclass(frozen=True, slots=True)
-class InBox:
-    """Assertions that run inside the box; the test passes if the nonce comes back, which is written at the end."""
+class TestProgram:
+    """A program that runs inside the box, beside the solution; each of its checks is proved by the nonce."""
 
+    __test__ = False  # no test of pytest's
     source: str
-    setup: str = ""
+    """The program, in which each check reports its end; see `read_program`."""
+    checks: range
+    """The checks that make up this test."""
+    imports: tuple[str, ...] = ()
+    """Names of the modules that the program imports."""
     program: str = PROGRAM
 
     def stdin(self, nonce: str) -> bytes:
-        """The assertion, with the nonce that its end writes."""
-        return json.dumps({"assert": self.source, "setup": self.setup, "nonce": nonce}).encode()
+        """The program, with the nonce that ends its checks."""
+        return json.dumps({"test": self.source, "imports": self.imports, "nonce": nonce}).encode()
 
     def fault(self, stdout: bytes, nonce: str) -> str:
-        """The fault, if the nonce is missing."""
+        """The fault of the first check that failed, or that never reported its end."""
         try:
-            answer = _answer(stdout)
+            answers = _answers(stdout)
         except (ValueError, TypeError, RecursionError):
             return "its answer cannot be read"
-        return "" if answer.get("nonce") == nonce else _no_answer(answer)
+        reports = {str(answer.get("check")): answer for answer in answers if answer.get("nonce") == nonce}
+        for check in map(str, self.checks):
+            if check not in reports:
+                return _no_answer(answers[-1])
+            if fault := reports[check].get("fault"):
+                return f"raised: {str(fault)[:100]}"
+        return ""
 
 
-Case = InputOutput | CaseCall | InBox
+Case = InputOutput | CaseCall | TestProgram
 """A test of a program: the file to run (the solution, or the program that calls it), its input, and a check of its
 output, which returns the fault or an empty text.
 """
@@ -107,7 +118,7 @@ output, which returns the fault or an empty text.
 def not_loaded(stdout: bytes) -> str:
     """The solution's own report that it cannot be loaded, in which case no test can pass; empty if it was loaded."""
     try:
-        return str(_answer(stdout).get("not_loaded", ""))[:200]
+        return str(_answers(stdout)[-1].get("not_loaded", ""))[:200]
     except (ValueError, TypeError, RecursionError):
         return ""
 
@@ -125,14 +136,14 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().replace("\r\n", "\n").split("\n")]
 
 
-def _answer(stdout: bytes) -> dict[str, Any]:
+def _answers(stdout: bytes) -> list[dict[str, Any]]:
     """Parse the output of the calling program. It is hostile input: the solution can write it too."""
     if len(stdout) > MAX_CHARACTERS:
         raise ValueError("the answer is too long")
-    answer = json.loads(stdout or b"{}")
-    if not isinstance(answer, dict):
+    answers = [json.loads(line) for line in stdout.splitlines() or [b"{}"]]
+    if not all(isinstance(answer, dict) for answer in answers):
         raise TypeError("an answer is an object")
-    return answer
+    return answers
 
 
 def _no_answer(answer: Mapping[str, Any]) -> str:
@@ -148,10 +159,15 @@ def _no_answer(answer: Mapping[str, Any]) -> str:
 def read_tests(truth: Any) -> tuple[Case, ...]:
     """Parse the tests in a ground truth, given as JSON text or as the decoded value.
 
-    Accepted are `{"inputs": [...], "outputs": [...]}` (APPS, verl), which holds calls if `"fn_name"` is given; a list
-    of `{"input": ..., "output": ...}`, `{"call": "f(2, 3)", "expect": 5}` or texts with `assert`; or one such text.
-    Each assertion of that text is a test, run after the other statements. Raises ValueError for anything else,
-    and for an empty list.
+    Accepted are:
+    * `{"inputs": [...], "outputs": [...]}` (APPS, TACO, verl), and a list of `{"input": ..., "output": ...}`
+      (LiveCodeBench, DeepCoder, SYNTHETIC-1, there under `test_cases`). They are scripts, or calls of a function if one
+      is named: by `fn_name`, `func_name` or `metadata.func_name`. `testtype` or `type` may name the kind;
+    * a list of `{"call": "f(2, 3)", "expect": 5}`, and of texts of Python code, each of which is a test (MBPP, there
+      under `test_list`);
+    * one text of Python code, whose checks are the tests (`read_program`); `{"test": ..., "entry_point": ...}` is
+      HumanEval's.
+    Raises ValueError for anything else, and if there is no test.
     """
     if isinstance(truth, str):
         try:
@@ -159,9 +175,19 @@ def read_tests(truth: Any) -> tuple[Case, ...]:
         except RecursionError as error:
             raise ValueError("the tests are nested too deep") from error
         except ValueError:
-            return tuple(_of_text(truth))
+            return read_program(truth)
     if isinstance(truth, str):
-        return tuple(_of_text(truth))
+        return read_program(truth)
+    if isinstance(truth, Mapping) and {"test", "entry_point"} <= truth.keys():
+        return read_program(f"{truth['test']}\n\ncheck({truth['entry_point']})\n")
+    if isinstance(truth, Mapping) and isinstance(truth.get("test_list"), list):
+        imports = truth.get("test_imports") or []
+        before = "\n".join([*map(str, imports), str(truth.get("test_setup_code") or "")])
+        truth = [f"{before}\n{test}" for test in truth["test_list"]]
+    elif isinstance(truth, Mapping) and isinstance(truth.get("test_cases"), list):
+        if str(truth.get("language") or "python").lower() not in ("python", "python3"):
+            raise ValueError(f"expected tests of Python programs, got language {shown(truth['language'])}")
+        truth = truth["test_cases"]
     if isinstance(truth, Mapping):
         tests = tuple(_of_columns(truth))
     elif isinstance(truth, Sequence):
@@ -173,24 +199,31 @@ def read_tests(truth: Any) -> tuple[Case, ...]:
     return tests
 
 
-def read_assert(text: str) -> Case:
-    """Parse a text with `assert` as a test. Raises ValueError if it is not Python or has no assertion."""
-    statements = _statements(text)
-    *setup, last = statements
-    if isinstance(last, ast.Assert) and not any(isinstance(statement, ast.Assert) for statement in setup):
-        return _of_assert(last, text, "\n".join(_source(text, statement) for statement in setup))
-    return InBox(text)
-
-
 def _of_columns(truth: Mapping[str, Any]) -> Iterator[Case]:
-    inputs, outputs, name = truth.get("inputs"), truth.get("outputs"), truth.get("fn_name")
+    inputs, outputs = truth.get("inputs"), truth.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise ValueError(f"expected tests with as many inputs as outputs, got {shown(dict(truth))}")
     for test_input, expected in zip(inputs, outputs, strict=True):
-        if name is None:
-            yield InputOutput(_joined(test_input), _joined(expected))
-        else:
-            yield _of_fn(str(name), test_input, expected)
+        yield _of_pair(truth, test_input, expected)
+
+
+_SCRIPTS = frozenset(("stdin", "stdin_stdout", "standard_input"))
+_FUNCTIONS = frozenset(("functional", "function_call", "call_based"))
+
+
+def _of_pair(test: Mapping[str, Any], test_input: Any, expected: Any) -> Case:
+    """A pair of input and output; `test` says whether a script reads it, or a function gets it as its arguments."""
+    metadata = test.get("metadata") or {}
+    metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+    name = test.get("fn_name") or test.get("func_name") or metadata.get("func_name") or metadata.get("fn_name")
+    kind = test.get("testtype") or test.get("type") or ("functional" if name else "stdin")
+    if kind in _SCRIPTS:
+        return InputOutput(_joined(test_input), _joined(expected))
+    if kind not in _FUNCTIONS:
+        raise ValueError(f"expected a test of type {', '.join(sorted(_SCRIPTS | _FUNCTIONS))}, got {shown(kind)}")
+    if not name:
+        raise ValueError(f"expected the function's name (fn_name, or metadata.func_name) of a {kind} test, got none")
+    return _of_fn(str(name), test_input, expected)
 
 
 def _joined(text: Any) -> str:
@@ -201,7 +234,7 @@ def _joined(text: Any) -> str:
 
 
 def _of_fn(name: str, arguments: Any, expected: Any) -> Case:
-    if isinstance(arguments, str):  # verl: JSON, one argument per line
+    if isinstance(arguments, str):  # LiveCodeBench, verl: JSON, one argument per line
         args = [json.loads(line) for line in arguments.split("\n") if line.strip()]
         expected = json.loads(expected) if isinstance(expected, str) else expected
     elif isinstance(arguments, list):
@@ -211,177 +244,170 @@ def _of_fn(name: str, arguments: Any, expected: Any) -> Case:
     wrapped = isinstance(expected, list) and len(expected) == 1
 
     def holds(value: Any) -> bool:
-        # APPS wraps most values in a list of one.
+        # APPS and SYNTHETIC-1 wrap most values in a list of one.
         return alike(value, expected) or (wrapped and alike(value, expected[0]))
 
     return CaseCall({"fn": name, "args": args}, holds, shown(expected))
 
 
 def _of_one(test: Any, where: str) -> Case:
-    if isinstance(test, str):
-        try:
-            return read_assert(test)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
-    if isinstance(test, Mapping) and {"input", "output"} <= test.keys():
-        return InputOutput(_joined(test["input"]), _joined(test["output"]))
+    try:
+        if isinstance(test, str):
+            checks = read_program(test)
+            return TestProgram(checks[0].source, range(len(checks) + 1), checks[0].imports)
+        if isinstance(test, Mapping) and {"input", "output"} <= test.keys():
+            return _of_pair(test, test["input"], test["output"])
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
     if isinstance(test, Mapping) and {"call", "expect"} <= test.keys():
         expected = test["expect"]
         return CaseCall({"call": str(test["call"])}, lambda value: alike(value, expected), shown(expected))
-    raise ValueError(f"{where}: expected input and output, call and expect, or an assert, got {shown(test)}")
+    raise ValueError(f"{where}: expected input and output, call and expect, or Python code, got {shown(test)}")
 
 
-def _of_text(text: str) -> Iterator[Case]:
-    statements = _statements(text)
-    setup = "\n".join(_source(text, statement) for statement in statements if not isinstance(statement, ast.Assert))
-    for statement in statements:
-        if isinstance(statement, ast.Assert):
-            yield _of_assert(statement, text, setup)
+# Programs of tests
 
 
-# Assertions
+@lru_cache(maxsize=256)
+def read_program(text: str) -> tuple[TestProgram, ...]:
+    """Parse Python code into its checks, each of which is a test; one run of the code makes all of them, in order.
 
-
-def _statements(text: str) -> list[ast.stmt]:
+    Checks are the statements that hold an assertion or a `raise`, or call a function of the text that does; functions
+    `test...()`; and unittest's cases. Test functions with parameters and classes `Test...` are pytest's: with them,
+    the whole text is one check. Raises ValueError if the text is no Python, or has no check that would ever run.
+    """
     if len(text) > MAX_TEST_CHARACTERS:
         raise ValueError(f"expected a test of at most {MAX_TEST_CHARACTERS} characters, got {len(text)}")
     try:
-        statements = ast.parse(text).body
+        tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"expected tests, got neither JSON nor Python: {shown(text)}") from error
-    if not any(isinstance(node, ast.Assert) for statement in statements for node in ast.walk(statement)):
-        raise ValueError(f"expected a test with `assert`, got {shown(text)}")
-    return statements
+    failing = _failing_names(tree)
+    body: list[ast.stmt] = []
+    n = 0
+    for statement in _with_cases(tree.body):
+        is_check = not isinstance(statement, _DEFINITIONS) and _can_fail(statement, failing)
+        body += _reported(statement, n) if is_check else [statement]
+        n += is_check
+    if not n:
+        hint = ": `check` is never called; give {test, entry_point}" if "check" in failing else ""
+        raise ValueError(f"expected a test with `assert` that is run, got {shown(text)}{hint}")
+    body += ast.parse(f"__report__({n})").body  # the last test reaches the end, too
+    program = ast.fix_missing_locations(_Seen().visit(ast.Module(body, [])))
+    source, imports = ast.unparse(program), _imports(program)
+    return tuple(TestProgram(source, range(i, i + 1 + (i == n - 1)), imports) for i in range(n))
 
 
-def _source(text: str, node: ast.AST) -> str:
-    return ast.get_source_segment(text, node) or ""
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_PYTEST = """
+import os
+import pytest
+os.environ.update(PYTEST_ADDOPTS="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+with open("test_solution.py", "w", encoding="utf-8") as file:
+    file.write({source!r})
+assert pytest.main(["-q", "-x", "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "test_solution.py"]) == 0
+"""
 
 
-_OPERATORS: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
-    ast.Eq: ("", operator.eq),
-    ast.NotEq: ("not ", operator.ne),
-    ast.Lt: ("less than ", operator.lt),
-    ast.LtE: ("at most ", operator.le),
-    ast.Gt: ("more than ", operator.gt),
-    ast.GtE: ("at least ", operator.ge),
-    ast.Is: ("", operator.is_),
-    ast.IsNot: ("not ", operator.is_not),
-    ast.In: ("one of ", lambda value, container: value in container),
-    ast.NotIn: ("none of ", lambda value, container: value not in container),
-}
+def _with_cases(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements, followed by calls of the test functions and cases that pytest or unittest would call."""
+    kept = [statement for statement in body if isinstance(statement, _DEFINITIONS) or not _runs_all(statement)]
+    called = {name for statement in kept if not isinstance(statement, _DEFINITIONS) for name in _names(statement)}
+    more = []
+    for node in kept:
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("TestCase") for base in node.bases):
+            run = f"unittest.defaultTestLoader.loadTestsFromTestCase({node.name}).run(unittest.TestResult())"
+            more.append(f"import unittest\nassert (lambda ran: ran.testsRun and ran.wasSuccessful())({run})")
+        elif isinstance(node, _DEFINITIONS[:3]) and node.name.startswith(("test", "Test")) and node.name not in called:
+            if isinstance(node, ast.ClassDef) or node.args.args or node.decorator_list:
+                tests = ast.unparse(_Seen().visit(ast.Module(kept, [])))
+                source = f"from solution import *\nfrom __main__ import seen as __seen__\n{tests}"
+                return ast.parse(_PYTEST.format(source=source)).body
+            run = f"asyncio.run({node.name}())" if isinstance(node, ast.AsyncFunctionDef) else f"{node.name}()"
+            more.append(f"import asyncio\nassert [{run}]" if run.startswith("asyncio") else f"assert [{run}]")
+    return [*kept, *ast.parse("\n".join(more)).body]
 
 
-def _of_assert(statement: ast.Assert, text: str, setup: str) -> Case:
-    try:
-        node, holds, expected = _condition(statement.test)
-    except (ValueError, TypeError, RecursionError):  # another form, or an operand that must be constant is not
-        node = None
-    if node is None or not _is_plain(node):
-        return InBox(_source(text, statement), setup)
-    return CaseCall({"call": _source(text, node), "setup": setup}, holds, expected)
+def _runs_all(statement: ast.stmt) -> bool:
+    """Whether the statement calls `unittest.main` or `pytest.main`, which end the process."""
+    calls = (ast.unparse(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call))
+    return any(call in ("unittest.main", "pytest.main") for call in calls)
 
 
-def _condition(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool], str]:
-    """The expression to evaluate on the solution, the condition on its value, and the words for that.
-
-    Raises ValueError or TypeError for other forms than those in `read_tests`' documentation.
-    """
-    match test:
-        case ast.Compare(
-            left=ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(op=ast.Sub()) as difference], keywords=[]),
-            ops=[ast.Lt() | ast.LtE() as operation],
-            comparators=[limit],
-        ):
-            node, other = _sides(difference.left, difference.right)
-            expected, most, compare = constant(other), constant(limit), _OPERATORS[type(operation)][1]
-            return node, lambda value: compare(abs(value - expected), most), f"{shown(expected)} within {shown(most)}"
-        case ast.Compare(left=left, ops=[operation], comparators=[right]):
-            if isinstance(operation, ast.Eq):
-                left, right = _sides(left, right)
-            expected, (word, compare) = constant(right), _OPERATORS[type(operation)]
-            if isinstance(operation, ast.Is | ast.IsNot) and not (expected is None or isinstance(expected, bool)):
-                raise ValueError("identity with a value that is made anew")
-            return left, lambda value: bool(compare(value, expected)), word + shown(expected)
-        case ast.Call(args=[first, second]) if ast.unparse(test.func) in ("math.isclose", "isclose"):
-            node, other = _sides(first, second)
-            expected = constant(other)
-            tolerances = {str(keyword.arg): constant(keyword.value) for keyword in test.keywords}
-            if not tolerances.keys() <= {"rel_tol", "abs_tol"}:
-                raise ValueError("isclose has two tolerances")
-            return node, lambda value: math.isclose(value, expected, **tolerances), f"about {shown(expected)}"
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return operand, lambda value: not value, "something false"
-        case ast.Call():
-            return test, bool, "something true"
-    raise ValueError("an assertion of another form")
+def _names(node: ast.AST) -> set[str]:
+    """Names of the functions and methods that the code uses; those that it calls, if it is an assignment."""
+    parts = list(ast.walk(node))
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        parts = [part.func for part in parts if isinstance(part, ast.Call)]
+    return {part.id for part in parts if isinstance(part, ast.Name)} | {
+        part.attr for part in parts if isinstance(part, ast.Attribute)
+    }
 
 
-def _sides(left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
-    """The side that calls the solution, and the other."""
-    return (left, right) if _is_plain(left) else (right, left)
+def _can_fail(node: ast.AST, failing: set[str]) -> bool:
+    """Whether the code itself holds an assertion or a `raise`, or uses a function that does."""
+    return any(isinstance(part, ast.Assert | ast.Raise) for part in ast.walk(node)) or any(
+        name in failing or name.startswith(("assert", "raises")) for name in _names(node)
+    )
 
 
-_SHAPING = frozenset(
-    ("sorted", "list", "set", "frozenset", "tuple", "dict", "str", "int", "float", "bool", "repr", "any", "all")
-) | {"len", "sum", "min", "max", "abs", "round", "next"}
-_COMPARING = frozenset(("math", "cmath", "np", "numpy", "operator", "torch"))
+def _failing_names(tree: ast.Module) -> set[str]:
+    """Names of the functions of the text that can fail, through others too."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    failing: set[str] = set()
+    while more := {node.name for node in functions if node.name not in failing and _can_fail(node, failing)}:
+        failing |= more
+    return failing
 
 
-def _is_plain(node: ast.expr) -> bool:
-    """Whether the expression only calls the solution, so that it holds nothing of the expected result.
-
-    A value can redefine `== 5` or `- 5`; so no operation may surround the call inside the box.
-    """
-    match node:
-        case ast.Subscript():
-            return _is_plain(node.value) and _is_constant(node.slice)
-        case ast.Attribute():
-            return not node.attr.startswith("__") and _is_plain(node.value)
-        case ast.List() | ast.Tuple():
-            return bool(node.elts) and all(map(_is_plain, node.elts))
-        case ast.Call():
-            return _is_plain_call(node)
-    return False
+def _imports(tree: ast.AST) -> tuple[str, ...]:
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+    return tuple(sorted(name for name in names if name.split(".")[0] not in ("solution", "__future__", "__main__", "")))
 
 
-def _is_plain_call(node: ast.Call) -> bool:
-    match node.func:
-        case ast.Attribute(attr=attribute, value=owner):
-            return not attribute.startswith("__") and _is_owner(owner)
-        case ast.Name(id=name) if hasattr(builtins, name):
-            others = [*node.args[1:], *(keyword.value for keyword in node.keywords)]
-            return name in _SHAPING and bool(node.args) and _is_plain(node.args[0]) and all(map(_is_constant, others))
-    return isinstance(node.func, ast.Name)
+def foreign_imports(tests: Sequence[Case]) -> tuple[str, ...]:
+    """The modules outside of the standard library that programs of tests import."""
+    names = {name.split(".")[0] for test in tests if isinstance(test, TestProgram) for name in test.imports}
+    return tuple(sorted(names - sys.stdlib_module_names))
 
 
-def _is_owner(node: ast.expr) -> bool:
-    if isinstance(node, ast.Name):
-        return node.id not in _COMPARING and not hasattr(builtins, node.id)
-    return _is_plain(node)
+def _reported(statement: ast.stmt, check: int) -> list[ast.stmt]:
+    guarded = ast.parse(
+        f"try: pass\nexcept BaseException as __fault__: __report__({check}, __fault__)\nelse: __report__({check})"
+    ).body
+    assert isinstance(guarded[0], ast.Try)
+    guarded[0].body = [statement]
+    return guarded
 
 
-def _is_constant(node: ast.expr) -> bool:
-    try:
-        constant(node)
-    except (ValueError, TypeError, RecursionError):
-        return False
-    return True
+class _Seen(ast.NodeTransformer):
+    """Let the runner see every value that a call returns, and every operand of a comparison."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        is_report = isinstance(node.func, ast.Name) and node.func.id in ("__report__", "super")
+        return node if is_report else _seen(node)
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        self.generic_visit(node)
+        if node.msg is None and isinstance(node.test, ast.Compare) and len(node.test.ops) == 1:
+            compare = node.test
+            compare.left = ast.NamedExpr(ast.Name("__left__", ast.Store()), compare.left)
+            compare.comparators[0] = ast.NamedExpr(ast.Name("__right__", ast.Store()), compare.comparators[0])
+            sign = ast.unparse(ast.Compare(ast.Name("a"), compare.ops, [ast.Name("a")])).strip("a")
+            node.msg = ast.parse(f"f'{{__left__!r:.60}}{sign}{{__right__!r:.60}} is false'", mode="eval").body
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        node.left, *node.comparators = map(_seen, (node.left, *node.comparators))
+        return node
 
 
-_MAKERS: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in (set, frozenset, list, tuple, dict, float)}
-
-
-def constant(node: ast.expr) -> Any:
-    """The value of a literal, or of `set`, `frozenset`, `list`, `tuple`, `dict` or `float` of a literal.
-
-    Raises ValueError or TypeError for other expressions.
-    """
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) <= 1 and not node.keywords:
-        if node.func.id not in _MAKERS:
-            raise ValueError(f"{node.func.id} makes no constant")
-        return _MAKERS[node.func.id](*map(constant, node.args))
-    return ast.literal_eval(node)
+def _seen(node: ast.expr) -> ast.expr:
+    is_plain = isinstance(node, ast.Constant) or (isinstance(node, ast.Call) and ast.unparse(node.func) == "__seen__")
+    return node if is_plain else ast.Call(ast.Name("__seen__", ast.Load()), [node], [])
 
 
 def alike(value: Any, expected: Any) -> bool:
