@@ -465,9 +465,9 @@ def test_models_endpoint_lists_the_agents():
         with pytest.raises(openai.NotFoundError, match="there is default:writer"):
             await client.models.retrieve("gpt-5")
         listed = [model.id async for model in client.models.list()]
-        return [*listed, (await client.models.retrieve("default:editor")).id]
+        return [*listed, *[(await client.models.retrieve(name)).id for name in ("default:editor", "editor")]]
 
-    assert exchange(ask)[0] == ["default:writer", "default:editor", "default:editor"]
+    assert exchange(ask)[0] == ["default:writer", "default:editor", "default:editor", "editor"]
 
 
 def test_answers_and_chunks_fit_the_official_types():

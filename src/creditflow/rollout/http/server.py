@@ -318,8 +318,11 @@ class OpenAIServer:
         base = "/t/{name}/v1"
         routes = [
             *(route for _, dialect in DIALECTS.items() for route in self._routes(dialect, base)),
-            Route(f"{base}/models", self._answered(self._models), methods=["GET"]),
-            Route(f"{base}/models/{{model:path}}", self._answered(self._models), methods=["GET"]),
+            *(
+                Route(f"{path}/models{end}", self._answered(self._models), methods=["GET"])
+                for path in _paths(base, adds_version=True)
+                for end in ("", "/{model:path}")
+            ),
             Route("/t/{name}/end", self._answered(self._end), methods=["POST"]),
             Route("/health", self._health, methods=["GET"]),
         ]
@@ -328,14 +331,12 @@ class OpenAIServer:
         return application
 
     def _routes(self, dialect: Dialect, base: str) -> list[Route]:
-        # A client that adds the version itself may be given the same URL as others.
-        paths = [base, f"{base}/v1"] if dialect.client_adds_version else [base]
         ends = {dialect.path: self._complete}
         if dialect.counts:
             ends[f"{dialect.path}/count_tokens"] = self._count
         return [
             Route(f"{path}{end}", self._answered(partial(make, dialect)), methods=["POST"])
-            for path in paths
+            for path in _paths(base, adds_version=dialect.client_adds_version)
             for end, make in ends.items()
         ]
 
@@ -504,13 +505,25 @@ class OpenAIServer:
         return JSONResponse(await asyncio.wrap_future(_run_on(session.loop, ending)))
 
     async def _models(self, request: Request, session: Session | None) -> Response:
-        names, name = _model_names(self._agents(session)), request.path_params.get("model")
-        models = {id: {"id": id, "object": "model", "created": 0, "owned_by": "creditflow"} for id in names}
-        if name is None:
-            return JSONResponse({"object": "list", "data": list(models.values())})
-        if name not in models:
-            raise _unknown_model("no model", name, names)
-        return JSONResponse(models[name])
+        agents, name = self._agents(session), request.path_params.get("model")
+        names = _model_names(agents)
+        if name is not None:
+            if name not in (*names, *agents):
+                raise _unknown_model("no model", name, names)
+            return JSONResponse(_model(name))
+        ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return JSONResponse({"object": "list", "data": list(map(_model, names)), **ends})
+
+
+def _model(name: str) -> dict[str, Any]:
+    """Return a model with the fields of OpenAI's and of Anthropic's API."""
+    of_anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "creditflow", **of_anthropic}
+
+
+def _paths(base: str, *, adds_version: bool) -> list[str]:
+    """Return the beginnings of a path: a client that adds the version itself may be given the same URL as others."""
+    return [base, f"{base}/v1"] if adds_version else [base]
 
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")

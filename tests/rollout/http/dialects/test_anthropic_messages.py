@@ -220,6 +220,16 @@ def test_errors_have_the_format_of_the_client(path, key, status, kind):
     assert run_workflow(solve)[0].answer == f"{status} {kind}"
 
 
+def test_models_are_listed_under_the_base_url_of_others():
+    def solve(task, team):
+        with anthropic.Anthropic(base_url=team.base_url, api_key=team.api_key) as client:
+            names = [f"{model.type} {model.id}" for model in client.models.list()]
+            return ", ".join([*names, client.models.retrieve("editor").display_name])
+
+    (made,) = run_workflow(solve)
+    assert (made.status, made.answer) == ("ok", "model default:writer, model default:editor, editor"), made.info
+
+
 def test_client_reads_its_address_from_the_environment(monkeypatch):
     def solve(task, team):
         for name, value in team.client_environment.items():
