@@ -6,11 +6,7 @@ from pathlib import Path
 from tests.distributions import install, succeeded
 
 MODULE = """
-from creditflow.plugins.traces.conventions.base import Convention, Reward
-
-def messages(attributes):
-    read = [{"role": "user", "content": attributes["acme.question"]}] if "acme.question" in attributes else []
-    return read, [{"role": "assistant", "content": attributes["acme.answer"]}] if "acme.answer" in attributes else []
+from creditflow.plugins.traces.conventions.base import Convention, Place, Reward
 
 def rewards(span, entries):
     if "acme.grade" in span.attributes:
@@ -18,8 +14,8 @@ def rewards(span, entries):
 
 CONVENTION = Convention(
     name="acme", kinds=("acme.kind",), calls=(("acme.kind", ("llm",)),),
-    messages=messages, message_attributes=("acme.question", "acme.answer"),
-    agent_kinds=(("acme.kind", ("worker",), "acme.worker"),),
+    prompt=(Place("acme.question", "text"),), response=(Place("acme.answer", "text"),),
+    agent_kinds=(("acme.kind", ("worker",), ("acme.worker",)),),
     rewards=rewards, reward_prefixes=("acme.grade",),
 )
 """

@@ -119,7 +119,7 @@ def test_openinference_image_becomes_a_marker() -> None:
     answer = {"message.content": ANSWER["content"]}
     found = step(spread(prompt, answer, "llm.input_messages", "llm.output_messages"))
     assert found.prompt == f"[user]\nSee this:\n{MARKER}"
-    assert found.info["media"][0]["original"]["url"] == URL
+    assert found.info["media"][0]["original"]["image"]["image"]["url"] == URL
 
 
 def test_original_of_a_repeated_image_is_kept_once() -> None:

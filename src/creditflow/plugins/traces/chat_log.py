@@ -24,16 +24,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from creditflow.errors import DataError
-from creditflow.plugins.traces.requests import (
+from creditflow.plugins.traces.messages import (
     PROMPT_TOKENS,
     RESPONSE_TOKENS,
-    WHY_ENDED,
     choices_of,
     first_in,
     mapping,
-    prompt_of,
 )
-from creditflow.plugins.traces.spans import Span, text_of
+from creditflow.plugins.traces.spans import Reward, Span, text_of
 
 _TRAJECTORY = ("trajectory_id", "trace_id", "conversation_id", "session_id")
 
@@ -69,15 +67,14 @@ def _conversation(line: Mapping[str, Any], trajectory_id: str, number: int) -> I
     ]
     time, around = number * _STRIDE, f"{number}"
     rewards = _named(line.get("reward", line.get("rewards")))
-    attributes = {f"trace.annotations.{i}.annotation.name": name for i, name in enumerate(rewards)}
-    attributes |= {f"trace.annotations.{i}.annotation.score": value for i, value in enumerate(rewards.values())}
+    given = [Reward([(text_of(name), value) for name, value in rewards.items()], [()])] if rewards else []
     answers = [place for place, message in enumerate(messages) if message.get("role") in _ANSWERING]
     rest = len(messages) - (answers[-1] + 1 if answers else 0)
     unread = [(f"line {number}", f"{rest} of its messages come after the last response")] if rest else []
     unread += _unread_rewards(line, number)
     for place, message in enumerate(messages):
         unread += _unread_rewards(message, number, () if place in answers else _REWARDS)
-    yield Span(trajectory_id, around, None, "conversation", time, time + _STRIDE - 1, attributes, unread=unread)
+    yield Span(trajectory_id, around, None, "conversation", time, time + _STRIDE - 1, {}, unread=unread, rewards=given)
     so_far = hashlib.sha256()
     for place, message in enumerate(messages):
         so_far.update(_spelled(message) or f"{number}.{place}".encode())
@@ -111,7 +108,7 @@ def _call(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[
     answer = mapping(response)
     usage = mapping(first_in(answer, ("usage", "usageMetadata", "usage_metadata")))
     common = {
-        "gen_ai.input.messages": prompt_of(request),
+        "gen_ai.input.messages": dict(request),
         "gen_ai.request.model": request.get("model") or answer.get("model"),
         "gen_ai.request.temperature": request.get("temperature"),
         "gen_ai.usage.input_tokens": first_in(usage, PROMPT_TOKENS),
@@ -122,14 +119,15 @@ def _call(line: Mapping[str, Any], trajectory_id: str, number: int) -> Iterator[
     }
     choices = choices_of(response)
     time = number * _STRIDE
-    for place, (message, choice) in enumerate(choices):
+    for place, choice in enumerate(choices):
+        of_choice = mapping(choice)
         # Several choices share the id of one response. Without an id they do not count as one call recorded twice.
         response_id = first_in(answer, ("id", "responseId", "response_id")) if len(choices) == 1 else None
         more = {
-            "gen_ai.output.messages": [{**message, "finish_reason": first_in(choice, WHY_ENDED)}],
+            "gen_ai.output.messages": [choice],
             "gen_ai.response.id": response_id,
-            "response_token_ids": choice.get("token_ids"),
-            "logprobs.content": mapping(choice.get("logprobs")).get("content"),
+            "response_token_ids": of_choice.get("token_ids"),
+            "logprobs.content": mapping(of_choice.get("logprobs")).get("content"),
         }
         unread = list(_unread_rewards(line, number)) if place == 0 else ()
         attributes = _call_attributes(common | more)

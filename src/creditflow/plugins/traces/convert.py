@@ -19,14 +19,14 @@ from typing import Any, Literal, Protocol
 from creditflow._utils.text_search import reused
 from creditflow.data import Message, Score, Step, Task, Trajectory, into_range
 from creditflow.errors import ConfigError, ScoreRangeError
-from creditflow.plugins.traces.content import dumped
 from creditflow.plugins.traces.conventions.base import ModelCall
 from creditflow.plugins.traces.events import unread, with_calls_apart
+from creditflow.plugins.traces.messages import dumped
 from creditflow.plugins.traces.rewards import OF_THE_WHOLE, WHOLE, PlacedReward, place
 from creditflow.plugins.traces.selection import Selection, TrajectorySpans, choose
 from creditflow.plugins.traces.span_reading import message_kind
 from creditflow.plugins.traces.span_tree import before, build_tree
-from creditflow.plugins.traces.spans import NO_SPAN, UNREADABLE, Span, text_of, without_collection
+from creditflow.plugins.traces.spans import NO_SPAN, UNREADABLE, Span, distinct, text_of, without_collection
 
 OUTCOMES = (*OF_THE_WHOLE, "reward", "primary")
 """Names of outcome rewards, in order of precedence. If none is given, a trajectory's first reward is its outcome."""
@@ -111,7 +111,7 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
     result = Converted()
     traces: dict[str, list[Span]] = {}
     with without_collection():
-        for span in with_calls_apart(spans):
+        for span in with_calls_apart(distinct(spans, result.mended)):
             traces.setdefault(span.trace, []).append(span)
             result.spans += 1
         spans_by_trajectory = _by_attribute(traces, options.trajectory_by) if options.trajectory_by else _linked(traces)
@@ -121,11 +121,17 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
 
 
 def _by_attribute(traces: Mapping[str, Sequence[Span]], key: str) -> dict[str, list[Span]]:
-    """Group spans by the value of an attribute; a trace's spans without a value form one group."""
+    """Group spans by the value of an attribute.
+
+    A trace's spans without a value belong to the trace's only value, or form one group.
+    """
     spans_by_trajectory: dict[str, list[Span]] = {}
     for trace, spans in traces.items():
-        for span, value in zip(spans, _inherited(spans, key), strict=True):
-            spans_by_trajectory.setdefault(trace if value is None else value, []).append(span)
+        values = _inherited(spans, key)
+        only = set(values) - {None}
+        rest = only.pop() if len(only) == 1 else trace
+        for span, value in zip(spans, values, strict=True):
+            spans_by_trajectory.setdefault(rest or trace if value is None else value, []).append(span)
     return spans_by_trajectory
 
 
@@ -195,7 +201,8 @@ def _convert(
         for part in call.unknown:
             result.mended[f"a part of a message in a form that is not known: {part}"] += 1
     prompt = _first_prompt(trajectory_spans, chosen)
-    trajectory = Trajectory(name, _uid(trajectory_spans, prompt, options.uid_by), _task(prompt), steps)
+    uid = _uid(trajectory_spans, name if prompt is None else _spelled(prompt), options.uid_by)
+    trajectory = Trajectory(name, uid, _task(prompt or ()), steps)
     rewards = place(trajectory_spans, chosen, options.outcome)
     for reward in rewards:
         if reward.owner is None:
@@ -326,20 +333,22 @@ _SHORT = 256
 _shared = lru_cache(maxsize=2 * _SHORT)(lambda value, n: (value,) * n)
 
 
-def _first_prompt(trajectory_spans: TrajectorySpans, chosen: Selection) -> Sequence[Message]:
-    """The prompt of the trajectory's first call, whether that call is a step or is left out."""
-    prompts = (messages for at in chosen.all_calls if (messages := trajectory_spans.call(at).messages))
-    return next(prompts, ())
+def _first_prompt(trajectory_spans: TrajectorySpans, chosen: Selection) -> Sequence[Message] | None:
+    """The prompt of the trajectory's first call, whether that call is a step or is left out; None if it was cut off."""
+    for call in map(trajectory_spans.call, chosen.all_calls):
+        if call.messages or call.is_cut:
+            return call.messages or None
+    return ()
 
 
 def _task(prompt: Sequence[Message]) -> Task:
     return Task("trace", tuple(message for message in prompt if message["role"] == "user") or tuple(prompt), None)
 
 
-def _uid(trajectory_spans: TrajectorySpans, prompt: Sequence[Message], key: str) -> str:
+def _uid(trajectory_spans: TrajectorySpans, prompt: str, key: str) -> str:
     if key and (named := next((value for value in _inherited(trajectory_spans.spans, key) if value is not None), None)):
         return named
-    return hashlib.sha256(_spelled(prompt).encode(errors="replace")).hexdigest()[:16]
+    return hashlib.sha256(prompt.encode(errors="replace")).hexdigest()[:16]
 
 
 def _pay(trajectory: Trajectory, rewards: Sequence[PlacedReward], options: ConvertOptions) -> list[PlacedReward]:

@@ -112,4 +112,5 @@ def _call(span: Span, events: list[SpanEvent], id: str, parent: str | None) -> S
         events,
         resource=span.resource,
         trace_id=span.trace_id,
+        scope=span.scope,
     )

@@ -9,8 +9,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from creditflow.plugins.traces.requests import mapping, prompt_of, responses_of
-from creditflow.plugins.traces.spans import LATEST, UNREADABLE, Span, SpanEvent, id_of, text_of, time_of
+from creditflow.plugins.traces.messages import mapping
+from creditflow.plugins.traces.spans import (
+    LATEST,
+    NO_SCORE,
+    UNREADABLE,
+    Reward,
+    RewardWithoutNumber,
+    Span,
+    SpanEvent,
+    id_of,
+    text_of,
+    time_of,
+)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -115,8 +126,8 @@ def _lightning_call(trace: str, id: str, data: Mapping[str, Any], ended: int | N
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": data.get("model"),
         "gen_ai.request.temperature": request.get("temperature"),
-        "gen_ai.input.messages": prompt_of(request),
-        "gen_ai.output.messages": responses_of(response) if choice else None,
+        "gen_ai.input.messages": dict(request),
+        "gen_ai.output.messages": dict(response) if choice else None,
         "gen_ai.response.id": response.get("id"),
         "gen_ai.usage.input_tokens": usage.get("prompt_tokens"),
         "gen_ai.usage.output_tokens": usage.get("completion_tokens"),
@@ -248,7 +259,10 @@ def _mlflow_read(records: Sequence[Mapping[str, Any]], into: Records) -> None:
 
 
 def _mlflow_span(trace: str, raw: Mapping[str, Any]) -> Span:
-    attributes = {text_of(key): _mlflow_decoded(value) for key, value in mapping(raw.get("attributes")).items()}
+    attributes = {
+        text_of(key): value if key in _MLFLOW_MESSAGES else _mlflow_decoded(value)
+        for key, value in mapping(raw.get("attributes")).items()
+    }
     status = mapping(raw.get("status"))
     return Span(
         trace,
@@ -260,6 +274,10 @@ def _mlflow_span(trace: str, raw: Mapping[str, Any]) -> Span:
         attributes,
         error=text_of(status.get("message") or "error") if status.get("code") == "STATUS_CODE_ERROR" else "",
     )
+
+
+_MLFLOW_MESSAGES = ("mlflow.spanInputs", "mlflow.spanOutputs")
+"""Attributes that stay JSON, as over OTLP: their convention decodes them once."""
 
 
 def _mlflow_decoded(value: Any) -> Any:
@@ -394,7 +412,10 @@ def score_spans(scores: Sequence[GivenScore], spans: Iterable[Span]) -> list[Spa
     for number, score in enumerate(scores, 1):
         candidates = traces.get(score.targets[0], ()) if score.targets else ()
         trace = score.trace or (next(iter(candidates)) if len(candidates) == 1 else "")
-        attributes: dict[str, Any] = {"creditflow.score.name": score.name, "creditflow.score.of": score.targets}
-        attributes["creditflow.score.label" if isinstance(score.value, str) else "creditflow.score.value"] = score.value
-        scored.append(Span(trace, f"score {number}", None, score.name, score.time, score.time, attributes))
+        value = RewardWithoutNumber.label(score.value) if isinstance(score.value, str) else score.value
+        reward = Reward(
+            [(score.name, NO_SCORE if value is None else value)],
+            [(("span_id", target),) for target in score.targets] or [()],
+        )
+        scored.append(Span(trace, f"score {number}", None, score.name, score.time, score.time, {}, rewards=[reward]))
     return scored

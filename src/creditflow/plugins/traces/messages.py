@@ -1,149 +1,401 @@
-"""Reads the texts of model and agent messages in various forms.
+"""The one reader of messages: OpenAI's chat and responses, Anthropic, Bedrock, Gemini, OpenTelemetry, LangChain.
 
-Reads OpenAI's form, the form of OpenTelemetry's conventions (`parts`), and messages spread over several attributes.
-Module `parts` reads the parts of a content.
+A message is a role and parts: texts, reasoning, media, tool calls and their results, the last two with their ids. The
+reader takes decoded values. A text inside of them is never parsed, except where a convention says that it is JSON:
+`decode` and `nested`. Media become a short marker, and a part in no known form a marker with its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import ast
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-from creditflow.data import Message
-from creditflow.plugins.traces.content import LIST_TYPES, FoundParts, Line, Raw, are_parts, joined, json_of, lines_of
 from creditflow.plugins.traces.spans import text_of
 
+Raw = dict[str, Any]
+LIST_TYPES = (list, tuple)
+"""A tuple, as `list | tuple` would make a new type at every check, dozens of times per span."""
+Kind = Literal["text", "block", "reasoning", "call", "result", "media", "unknown"]
+MOST_DEEP = 16
+"""Maximum nesting of parts that is read (a tool result or a message may hold parts)."""
 OF_A_TEXT = frozenset(("role", "content", "finish_reason"))
 """Keys of a message that is one text."""
-DIGITS = 9
-"""The number of an entry in a list has fewer digits."""
 NOT_PLAIN = ("[", "data:")
 """Prefixes of a content that may be a JSON list of parts, or a data URL."""
 
 
-def in_short(messages: Sequence[Raw], notes: FoundParts) -> list[Message]:
-    """Role and text of each message."""
-    return [
-        {"role": text_of(message.get("role") or "user"), "content": content_of(message, notes)} for message in messages
-    ]
+def _words(names: str) -> frozenset[str]:
+    return frozenset(names.split())
 
 
-def from_spread(spread: Raw) -> Raw:
-    """Build a message from attributes such as `role` or `message.tool_calls.0.tool_call.function.name`."""
-    if OF_A_TEXT.issuperset(spread):
-        return spread
-    message: Raw = {}
-    for rest, value in spread.items():
-        name, _, deeper = rest.removeprefix("message.").partition(".")
-        number, _, field_ = deeper.partition(".")
-        if not deeper:
-            message[name] = value
-        elif name in ("contents", "tool_calls") and number.isdecimal() and len(number) < DIGITS:
-            parts = message.setdefault(f"{name}_by_number", {})
-            parts.setdefault(int(number), {})[field_.rpartition(".")[2]] = value
-        elif isinstance(inner := message.setdefault(name, {}), dict):
-            inner[deeper] = value
-    if "function_call_name" in message:  # OpenInference's names of OpenAI's first form of a tool call
-        arguments = message.pop("function_call_arguments_json", None)
-        message["function_call"] = {"name": message.pop("function_call_name"), "arguments": arguments}
-    if "user" in message and "content" not in message:  # OpenLLMetry's prompt of Anthropic's completions
-        message["content"] = message.pop("user")
-    return message
+def _kinds(**names: str) -> dict[str, str]:
+    """Name to kind."""
+    return {name: kind for kind, of_kind in names.items() for name in of_kind.split()}
 
 
-def messages_of(raw: Any) -> list[Raw]:
-    """The messages in one attribute: a list, an object that holds a list, a text, or JSON with any of these."""
-    if raw is None:
-        return []
-    value = json_of(raw)
-    if isinstance(value, dict):
-        value = value.get("messages", [value])
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, LIST_TYPES):
-        return []
-    if value and all(isinstance(item, dict) and "role" not in item for item in value) and are_parts(value):
-        return [{"content": value}]  # the parts of one message
-    return [item if isinstance(item, dict) else {"content": item} for item in value if item is not None]
-
-
-def is_plain(content: Any) -> bool:
-    """Whether a content is a text that is neither a JSON list of parts nor a data URL."""
-    return type(content) is str and not content.startswith(NOT_PLAIN)
-
-
-def content_of(message: Raw, notes: FoundParts) -> str:
-    """The text of a message: reasoning, one line per part, tool calls as JSON."""
-    content = message.get("content")
-    if is_plain(content) and OF_A_TEXT.issuperset(message):
-        return text_of(content)
-    return joined(list(_lines(message, notes)))
-
-
-def response_of(message: Raw, notes: FoundParts) -> tuple[str, str]:
-    """The text of a response, and the same without reasoning, as other agents read it.
-
-    Both are empty if no part of the message has a known form.
-    """
-    content = message.get("content")
-    if is_plain(content) and OF_A_TEXT.issuperset(message):
-        text = text_of(content)
-        return text, text
-    lines = list(_lines(message, notes))
-    if all(kind == "unknown" for kind, _ in lines):
-        return "", ""
-    spoken = [line for line in lines if line[0] != "reasoning"]
-    text = joined(lines)
-    return text, text if len(spoken) == len(lines) else joined(spoken)
-
-
+_TYPES = _kinds(
+    text="text input_text output_text summary_text reasoning_text refusal message compaction generic",
+    reasoning="reasoning thinking redacted_thinking redacted-reasoning thought "
+    "reasoning.text reasoning.summary reasoning.encrypted",
+    call="tool_call tool_use function function_call tool-call server_tool_use server_tool_call mcp_call mcp_tool_use "
+    "custom_tool_call",
+    result="tool_call_response tool_result tool-result function_call_output function_response "
+    "server_tool_call_response custom_tool_call_output",
+    image="image image_url input_image image_file",
+    audio="audio input_audio audio_url",
+    video="video video_url input_video",
+    file="file input_file document blob uri media resource",
+    empty="step-start cache_point item_reference",
+)
+"""A part's type to its kind."""
+_ITEMS = ("reasoning", "call", "result")
+"""Kinds of parts that OpenAI's responses API lists beside messages."""
+_MEDIA = ("image", "audio", "video", "file")
+_WRAPPED = _kinds(
+    call="toolUse functionCall function_call",
+    result="toolResult functionResponse function_response",
+    reasoning="reasoningContent",
+    image="image",
+    audio="audio",
+    video="video",
+    file="document inlineData inline_data fileData file_data",
+    texts="guardContent citationsContent executableCode executable_code codeExecutionResult code_execution_result",
+    empty="cachePoint",
+)
+"""Identifying key to kind, for parts without a type: Bedrock's and Gemini's forms."""
+_ARGUMENTS = ("arguments", "input", "args", "server_tool_call")
+_RESULTS = ("response", "result", "content", "output", "server_tool_call_response")
+_IDS = ("call_id", "id", "toolCallId", "toolUseId", "tool_call_id")
+_PROMPTS = ("messages", "input", "contents", "prompt")
+_SYSTEM = ("system", "instructions", "systemInstruction", "system_instruction")
+_CONTENTS = ("parts", "contents", "content", "text", "completion", "output_text", "user")
+"""Keys of a message's content, of which the first with a value counts. `user` is OpenLLMetry's prompt of Anthropic's
+completions."""
 _BESIDE = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
-"""Keys of reasoning outside the content: vLLM, SGLang and DeepSeek; OpenRouter; Ollama; LiteLLM. A message may have the
-same reasoning under several keys, so only the first counts."""
-
-
-def parts_of(message: Raw) -> list[Any]:
-    """A message as one list of parts: reasoning, texts, media, tool results, tool calls."""
-    content = message.get("content")
-    calls = (
-        *listed(message.get("tool_calls")),
-        *_by_number(message.get("tool_calls_by_number")),
-        *([call] if isinstance(call := json_of(message.get("function_call")), dict) else ()),
+"""Keys of reasoning outside of the content: vLLM, SGLang and DeepSeek; OpenRouter; Ollama; LiteLLM."""
+WHY_ENDED = ("finish_reason", "finishReason", "stop_reason", "stopReason", "done_reason")
+"""Keys of the reason why a response ended."""
+_GEMINI_TOKENS = ("candidatesTokenCount", "candidates_token_count")
+PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount", "prompt_token_count")
+RESPONSE_TOKENS = ("completion_tokens", "output_tokens", "outputTokens", *_GEMINI_TOKENS)
+"""Keys of the token counts in an object of usage."""
+_BODY = frozenset(("content", "parts", "tool_calls", "function_call", "refusal"))
+_ABOUT = {*WHY_ENDED, *_BESIDE} | _words(
+    "role name id index type status tool_call_id object created model usage usageMetadata system_fingerprint metrics "
+    "service_tier logprobs token_ids prompt_token_ids choices candidates stop_sequence"
+)
+"""Keys that describe a message or a response rather than holding its content."""
+_OF_A_MESSAGE = (
+    _BODY
+    | _ABOUT
+    | _words(
+        "audio images annotations additional_kwargs response_metadata usage_metadata invalid_tool_calls example "
+        "tool_call_chunks artifact chunk_position phase container"
     )
-    return [
-        *_reasoning_beside(message),
-        *(_content_parts(content) if isinstance(content, str) else listed(content)),
-        *listed(message.get("parts")),
-        *_by_number(message.get("contents_by_number")),
-        *_further(message),
-        *({"type": "tool_call", **call} if isinstance(call, dict) else call for call in calls),
-    ]
+)
+_OF_A_REQUEST = {*_PROMPTS, *_SYSTEM} | _words(
+    "tools tool_choice functions function_call response_format model text temperature top_p max_tokens stream stop n "
+    "max_output_tokens store metadata reasoning previous_response_id parallel_tool_calls truncation include user seed"
+)
+_ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function", "model"))
 
 
-def _lines(message: Raw, notes: FoundParts) -> Iterator[Line]:
-    parts = parts_of(message)
-    yield from lines_of(parts, notes)
-    if not parts and _KNOWN_KEYS.isdisjoint(message) and (keys := [key for key in message if not _is_about(key)]):
-        yield from lines_of([dict.fromkeys(keys)], notes)
+class Part(NamedTuple):
+    """A part of a message as text."""
+
+    kind: Kind
+    """A `block` continues the block before it: providers split one text at citations and chunks."""
+    text: str
+    id: str = ""
+    """The id of a tool call; empty: none was recorded."""
 
 
-def _is_about(key: Any) -> bool:
-    """Whether a key describes a message rather than holding its content."""
-    return key in _ABOUT or not isinstance(key, str) or "." in key
+@dataclass(slots=True)
+class ChatMessage:
+    """A message of a prompt, or a response."""
+
+    role: str
+    parts: list[Part]
+    finish_reason: Any = None
+    is_choice: bool = False
+    """Whether it has its own end or number, as choices have; items of a response have none."""
+    name: str = ""
+
+    @property
+    def text(self) -> str:
+        """Reasoning, texts, calls as JSON and results, one per line."""
+        return joined(self.parts)
+
+    @property
+    def calls(self) -> list[Part]:
+        """The tool calls."""
+        return [part for part in self.parts if part.kind == "call"]
 
 
-_KNOWN_KEYS = frozenset(("content", "parts", "refusal", "tool_calls", "contents_by_number", "tool_calls_by_number"))
-_ABOUT = frozenset(("role", "finish_reason", "name", "id", "index", "type", "tool_call_id", *_BESIDE))
+@dataclass(slots=True)
+class Notes:
+    """Observations while reading messages."""
+
+    media: list[tuple[str, Any]] = field(default_factory=list)
+    """Marker and original part of each image, audio, video or file."""
+    unknown: list[str] = field(default_factory=list)
+    """Names of the parts in no known form."""
+    cut: list[str] = field(default_factory=list)
+    """Attributes with JSON that was cut off."""
+    has_repr: bool = False
+    """Whether the instrumentation writes the `repr` of OpenAI's whole message as the text of a tool-calling one."""
 
 
-def _content_parts(content: str) -> Sequence[Any]:
-    """The parts of a content that is a JSON list of them, or the text itself."""
-    if content[:1] == "[" and isinstance(read := json_of(content), list) and are_parts(read):
-        return read
-    return (content,) if content else ()
+def joined(parts: Sequence[Part]) -> str:
+    """Join parts with newlines, but a block directly to the block before it."""
+    if len(parts) == 1:
+        return text_of(parts[0].text)
+    pieces: list[str] = []
+    before: Kind | None = None
+    for part in parts:
+        if pieces and not (part.kind == before == "block"):
+            pieces.append("\n")
+        pieces.append(part.text)
+        before = part.kind
+    return text_of("".join(pieces))
 
 
-def _reasoning_beside(message: Raw) -> Iterator[Any]:
+# ---- JSON in texts -------------------------------------------------------------------------------------------------
+
+Form = Literal["json", "either", "text"]
+"""The form of a value: JSON; a text, or messages as JSON; a text as it stands."""
+_MESSAGE_CUT = re.compile(
+    r'(\[\s{0,9}\{\s{0,9}"(id|type|content|text|toolUse|toolResult|reasoningContent|functionCall)'
+    r'|\[?\s{0,9}\{\s{0,9}"(role|messages|parts|lc)")'
+)
+"""The beginning of messages as JSON, other than of an answer in JSON."""
+
+
+def decode(value: Any, form: Form, name: str, notes: Notes) -> Any:
+    """The value of an attribute called `name`, whose texts have this form; None if its JSON was cut off."""
+    if form == "text" or not isinstance(value, str) or value[:1] not in ("{", "[", '"'):
+        return value
+    try:
+        decoded = json.loads(value)
+    except (ValueError, RecursionError):
+        if form == "json" or _MESSAGE_CUT.match(value):
+            notes.cut.append(name)
+            return None
+        return value
+    return decoded if form == "json" or are_messages(decoded) else value
+
+
+def are_messages(value: Any) -> bool:
+    """Whether a decoded value holds messages, by all keys of each, rather than an answer in JSON."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(item, dict) and (_is_exact(item) or _is_typed(item)) for item in value)
+    if not isinstance(value, dict):
+        return False
+    is_request = value.keys() <= _OF_A_REQUEST and isinstance(first_in(value, _PROMPTS), list)
+    is_response = "role" not in value and any(isinstance(value.get(key), list) for key in _CHOICES)
+    return _is_exact(value) or is_request or is_response
+
+
+def _is_exact(message: Mapping[str, Any]) -> bool:
+    if message.get("type") == "constructor":
+        return "kwargs" in message
+    return _role_of(message, "") in _ROLES and _has_only_message_keys(message)
+
+
+def _has_only_message_keys(value: Mapping[str, Any]) -> bool:
+    return value.keys() <= _OF_A_MESSAGE and not _BODY.isdisjoint(value)
+
+
+def _kind_of(part: Mapping[str, Any]) -> str:
+    """The kind of a part with a type, the type itself if it is not known; empty for a part without one."""
+    kind = part.get("type")
+    if not isinstance(kind, str):
+        return ""
+    return "result" if kind.endswith("_tool_result") else _TYPES.get(kind, kind)
+
+
+def _is_typed(part: Mapping[str, Any]) -> bool:
+    kind = part.get("type")
+    return isinstance(kind, str) and (kind in _TYPES or kind.endswith("_tool_result"))
+
+
+# ---- requests and responses ----------------------------------------------------------------------------------------
+
+
+def prompt_of(request: Any, notes: Notes) -> list[ChatMessage]:
+    """The messages of a request: to OpenAI, Anthropic, Bedrock, Gemini or LangChain; a list of messages; or a text."""
+    system = None
+    if isinstance(request, Mapping) and request.keys().isdisjoint(("role", "type")):
+        system, read = first_in(request, _SYSTEM), first_in(request, _PROMPTS)
+        request = request if system is None and read is None else read
+    items = list(listed(request))
+    if len(items) == 1 and isinstance(items[0], LIST_TYPES):
+        items = list(items[0])  # LangChain's list of requests
+    are_bare = all(isinstance(item, dict) and "role" not in item for item in items)
+    if are_bare and are_parts(items) and not any(_kind_of(item) in _ITEMS for item in items):
+        items = [{"content": items}]  # the parts of one message
+    read = [{"role": "system", "content": system}, *items] if system else items
+    return together(message_of(item, "user", notes) for item in read if item is not None)
+
+
+def together(messages: Iterable[ChatMessage | None]) -> list[ChatMessage]:
+    """Join the items of one response, which the responses API and OpenInference list as separate messages.
+
+    An item without a text continues the assistant's message before it, and so does the item after one without a text.
+    """
+    whole: list[ChatMessage] = []
+    for message in messages:
+        before = whole[-1] if whole else None
+        if (
+            before
+            and message
+            and message.role == before.role == "assistant"
+            and message.name == before.name
+            and (message.parts and before.parts and not (_has_text(message) and _has_text(before)))
+        ):
+            before.parts += message.parts
+        elif message is not None:
+            whole.append(message)
+    return whole
+
+
+def _has_text(message: ChatMessage) -> bool:
+    return any(part.kind not in ("call", "reasoning") for part in message.parts)
+
+
+def responses_of(response: Any, notes: Notes) -> list[ChatMessage]:
+    """The message of each choice of a response, in the form of any API, or the messages of a list."""
+    read = (message_of(choice, "assistant", notes) for choice in choices_of(response) if choice is not None)
+    messages = [message for message in read if message is not None]
+    for message in messages if isinstance(response, Mapping) and len(messages) > 1 else ():
+        message.is_choice = True
+    return messages
+
+
+def choices_of(response: Any) -> list[Any]:
+    """The choices of a response, each an object with the message or the message itself.
+
+    OpenAI completions have `choices` and Gemini responses `candidates`. Other providers return one message: Bedrock in
+    `output`, Ollama in `message`, Anthropic as the response itself. OpenAI's responses API returns a list of items.
+    LangChain's models return lists of `generations`, one for each request.
+    """
+    if isinstance(response, LIST_TYPES):
+        return [{"role": "assistant", "content": response}] if are_parts(response) else list(response)
+    if not isinstance(response, Mapping):
+        return [response]
+    for key in _CHOICES:
+        if isinstance(choices := response.get(key), list) and choices:
+            return choices[0] if isinstance(choices[0], list) else choices
+    output, ended = response.get("output"), first_in(response, WHY_ENDED)
+    if output is None or "role" in response:
+        return [response]
+    if isinstance(output, list):
+        ended = mapping(response.get("incomplete_details")).get("reason") or response.get("status")
+    message = output.get("message", output) if isinstance(output, dict) else output
+    message = {"content": message} if isinstance(message, str | list) else mapping(message)
+    return [{"role": "assistant", **message, "finish_reason": ended}]
+
+
+_CHOICES = ("choices", "candidates", "generations")
+
+
+def first_in(values: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    """The first value that is not None."""
+    return next((values[key] for key in keys if values.get(key) is not None), None)
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """`value` if it is an object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+# ---- messages ------------------------------------------------------------------------------------------------------
+
+
+def message_of(raw: Any, role: str, notes: Notes, *, nested: bool = False) -> ChatMessage | None:
+    """A message in any form, or a text. None for the definition of a tool.
+
+    `role`: the role of a message without one. `nested`: the content may be a message or a list of parts as JSON.
+    """
+    if not isinstance(raw, Mapping):
+        return ChatMessage(role, list(_part(raw, notes, 0)))
+    content = raw.get("content")
+    if type(content) is str and OF_A_TEXT.issuperset(raw) and not (content.startswith(NOT_PLAIN) or notes.has_repr):
+        role, reason = text_of(raw.get("role") or role), raw.get("finish_reason")
+        kind: Kind = "reasoning" if role == _THINKING else "text"
+        role = "assistant" if role == _THINKING else role
+        return ChatMessage(role, [Part(kind, content)] if content else [], reason, reason is not None)
+    message = _unwrapped(raw, notes, nested=nested)
+    content = next((message[key] for key in _CONTENTS if message.get(key) not in (None, "", [], ())), None)
+    if isinstance(content, Mapping) and "parts" in content:
+        content = content["parts"]  # Gemini
+    if nested and isinstance(content, str) and content[:1] == "[":
+        content = _nested(content, notes)
+    items, name = listed(content), text_of(message.get("name"))
+    if (item := _kind_of(message)) in _ITEMS and "role" not in message:  # an item of the responses API
+        items, name, role = [message], "", "tool" if item == "result" else "assistant"
+    elif items and all(map(_is_definition, items)):
+        return None
+    parts = list(_parts(items, notes, 0))
+    if not any(part.kind == "reasoning" for part in parts):
+        parts = [*_parts(_reasoning_beside(message), notes, 0), *parts]
+    parts += _parts(_further(message), notes, 0)
+    if items != [message]:
+        parts += _without([part for part in parts if part.kind == "call"], _parts(_calls_beside(message), notes, 0))
+    if not parts and not any(key in _CONTENTS or key in _BODY for key in message):
+        keys = [key for key in message if isinstance(key, str) and key not in _ABOUT and "." not in key]
+        parts = [_unknown(", ".join(keys[:4]), notes)] if keys else []
+    reason = first_in({**mapping(raw.get("generation_info")), **raw, **message}, WHY_ENDED)
+    return ChatMessage(_role_of(message, role), parts, reason, reason is not None or "index" in raw, name)
+
+
+_THINKING = "thinking"
+"""The role of OpenLLMetry's message of Anthropic's reasoning."""
+
+
+def _unwrapped(raw: Mapping[str, Any], notes: Notes, *, nested: bool) -> Mapping[str, Any]:
+    """The message in a choice, in an event's body, or in LangChain's constructor."""
+    inner = raw.get("message")
+    if nested and isinstance(inner, str):
+        decoded = _nested(inner, notes)
+        inner = decoded if isinstance(decoded, dict) else {"content": decoded}
+    if isinstance(inner, Mapping) and raw.get("role") is None:
+        return _unwrapped({**inner}, notes, nested=False) if "lc" in inner else inner
+    if isinstance(inner, str) and "content" not in raw:
+        return {**raw, "content": inner}
+    return mapping(raw.get("kwargs")) if raw.get("type") == "constructor" else raw
+
+
+def _role_of(message: Mapping[str, Any], role: str) -> str:
+    """The role, by its name or LangChain's type (`human`, `AIMessageChunk`); `role`: that of a message without it."""
+    if named := message.get("role"):
+        return text_of(named)
+    kind = text_of(message.get("type")).removesuffix("Chunk").removesuffix("Message").lower()
+    return {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}.get(kind, role)
+
+
+def _nested(text: str, notes: Notes) -> Any:
+    """The message or the parts in a text that is JSON of them, else the text itself; None if it was cut off."""
+    if text[:1] not in ("{", "["):
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        if not _MESSAGE_CUT.match(text):
+            return text
+        notes.cut.append("content")
+        return None
+    is_message = isinstance(value, dict) and _has_only_message_keys(value)
+    return value if is_message or are_parts(value) else text
+
+
+def _reasoning_beside(message: Mapping[str, Any]) -> Iterator[Any]:
+    """Reasoning outside of the content. A message may have the same under several keys: only the first counts."""
     for key in _BESIDE:
         value = message.get(key)
         if isinstance(value, str) and value:
@@ -154,7 +406,7 @@ def _reasoning_beside(message: Raw) -> Iterator[Any]:
             return
 
 
-def _further(message: Raw) -> Iterator[Any]:
+def _further(message: Mapping[str, Any]) -> Iterator[Any]:
     """Further kinds of response content: OpenAI's refusal and audio with transcript, OpenRouter's images."""
     if isinstance(refusal := message.get("refusal"), str) and refusal:
         yield {"type": "refusal", "refusal": refusal}
@@ -162,15 +414,303 @@ def _further(message: Raw) -> Iterator[Any]:
         yield {"type": "audio", **audio}
         if isinstance(transcript := audio.get("transcript"), str):
             yield transcript
-    if isinstance(images := message.get("images"), list):
-        yield from images
+    for key in ("images", "files"):
+        yield from listed(message.get(key))
+
+
+def _calls_beside(message: Mapping[str, Any]) -> Iterator[Any]:
+    for call in listed(json_of(message.get("tool_calls"))):
+        yield {"type": "tool_call", **mapping(call.get("tool_call")), **call} if isinstance(call, dict) else call
+    if isinstance(call := json_of(message.get("function_call")), dict):
+        yield {"type": "tool_call", **call}
+    if "function_call_name" in message:  # OpenInference's names of OpenAI's first form of a tool call
+        arguments = message.get("function_call_arguments_json")
+        yield {"type": "tool_call", "name": message["function_call_name"], "arguments": arguments}
+
+
+def _without(calls: Sequence[Part], others: Iterable[Part]) -> Iterator[Part]:
+    """`others` without those that repeat one of `calls` in another form: by id, or by text if one has no id."""
+    left = list(calls)
+    for other in others:
+        same = (call for call in left if (call.id == other.id if call.id and other.id else call.text == other.text))
+        if (call := next(same, None)) is None:
+            yield other
+        else:
+            left.remove(call)
 
 
 def listed(value: Any) -> Sequence[Any]:
-    """`value` as a list: a list or a JSON list of it as is, None as an empty list, anything else as a list of one."""
-    items = json_of(value) if isinstance(value, str) else value
-    return items if isinstance(items, LIST_TYPES) else () if items is None else (items,)
+    """`value` as a list: a list as is, None as an empty list, anything else as a list of one."""
+    return value if isinstance(value, LIST_TYPES) else () if value is None else (value,)
 
 
-def _by_number(parts: Any) -> list[Any]:
-    return [parts[number] for number in sorted(parts)] if isinstance(parts, dict) else []
+# ---- parts ---------------------------------------------------------------------------------------------------------
+
+
+def are_parts(value: Any) -> bool:
+    """Whether a decoded list holds message parts, rather than JSON that the message is about."""
+    if not isinstance(value, LIST_TYPES) or not value or not all(isinstance(part, dict) and part for part in value):
+        return False
+    typed = [part for part in value if isinstance(part.get("type"), str)]
+    untyped = [part for part in value if not isinstance(part.get("type"), str)]
+    return all(map(_is_untyped, untyped)) and bool(untyped or any(map(_is_typed, typed)))
+
+
+def _is_untyped(part: Raw) -> bool:
+    return part.keys() <= {"text", "thought"} or part.keys() == {"json"} or any(key in part for key in _WRAPPED)
+
+
+def _parts(items: Iterable[Any], notes: Notes, depth: int) -> Iterator[Part]:
+    for item in items:
+        yield from _part(item, notes, depth)
+
+
+def _part(part: Any, notes: Notes, depth: int) -> Iterator[Part]:
+    if depth > MOST_DEEP:
+        yield _unknown("nested too deep", notes)
+    elif isinstance(part, str):
+        yield from _text(part, "text", notes, depth)
+    elif not isinstance(part, dict):
+        if part is not None:
+            yield _unknown(type(part).__name__, notes)
+    elif part:
+        if "message_content" in part or "tool_call" in part:  # OpenInference
+            inner = mapping(part.get("message_content"))
+            part = {
+                **inner,
+                **({"type": "tool_call", **call} if (call := mapping(part.get("tool_call"))) else {}),
+            } or part
+        yield from _object(part, notes, depth)
+
+
+def _text(text: str, kind: Kind, notes: Notes, depth: int) -> Iterator[Part]:
+    message = _of_repr(text) if notes.has_repr and text.startswith("{'content': ") else None
+    if message is not None:
+        yield from _parts([*listed(message.get("content")), *_calls_beside(message)], notes, depth + 1)
+    elif is_data_url(text):
+        yield Part("media", _medium({"url": text}, "file", text, notes))
+    elif text:
+        yield Part(kind, text)
+
+
+def _of_repr(text: str) -> Mapping[str, Any] | None:
+    """The message in a text that Python has printed."""
+    try:
+        message = ast.literal_eval(text) if len(text) < _LONGEST_REPR else None
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        message = None
+    return message if isinstance(message, dict) else None
+
+
+_LONGEST_REPR = 1_000_000
+
+
+def _object(part: Raw, notes: Notes, depth: int) -> Iterator[Part]:
+    kind, original = _kind_of(part), part
+    if not kind and (key := next((key for key in part if key in _WRAPPED), None)) is not None:
+        kind, inner = _WRAPPED[key], part[key] if isinstance(part[key], dict) else {"text": part[key]}
+        part = dict(mapping(inner.get("reasoningText"))) or inner
+    text = part.get("content", part.get("text"))
+    if kind == "reasoning" or part.get("thought") is True:
+        yield Part("reasoning", _reasoning(part))
+    elif kind == "empty" or _is_definition(part):
+        return
+    elif kind == "call" or isinstance(part.get("function"), dict):
+        yield _call(part)
+    elif kind == "result":
+        yield from _result(first_in(part, _RESULTS), notes, depth)
+    elif kind == "texts":
+        yield from _parts(listed(first_in(part, ("content", "text", "code", "output"))), notes, depth + 1)
+    elif kind in _MEDIA or (not kind and not _OF_A_MEDIUM.isdisjoint(part)):
+        yield from _media(original, kind or "file", notes)
+    elif isinstance(text, str):
+        yield from _text(text, "block" if "text" in part else "text", notes, depth)
+    elif isinstance(refusal := part.get("refusal"), str):
+        yield Part("text", refusal)
+    elif part.get("type") == "message" or "role" in part:
+        yield from _parts(listed(part.get("content", part.get("parts"))), notes, depth + 1)
+    elif "json" in part and kind in ("", "json"):
+        yield Part("result", dumped(shortened(part["json"], notes)))
+    else:
+        name = part.get("type")
+        yield _unknown(name if isinstance(name, str) else ", ".join(map(text_of, list(part)[:4])), notes)
+
+
+def _unknown(name: str, notes: Notes) -> Part:
+    notes.unknown.append(name[:80])
+    return Part("unknown", f"[{name[:80]}]")
+
+
+def _reasoning(part: Raw) -> str:
+    """The text of a reasoning part; a marker if the provider has redacted it."""
+    for key in ("thinking", "text", "content", "reasoning", "summary"):
+        value = part.get(key)
+        if isinstance(value, str) and value:
+            return value
+        texts = [mapping(item).get("text") for item in value] if isinstance(value, LIST_TYPES) else []  # OpenAI
+        if written := "\n".join(text for text in texts if isinstance(text, str) and text):
+            return written
+    return "[redacted reasoning]"
+
+
+def _is_definition(part: Any) -> bool:
+    """Whether a part defines a tool rather than calling it."""
+    fields = mapping(mapping(part).get("function")) or mapping(part)
+    has_schema = any(isinstance(fields.get(key), Mapping) for key in ("parameters", "input_schema", "inputSchema"))
+    return has_schema and "name" in fields and first_in(fields, _ARGUMENTS) is None
+
+
+def _call(part: Raw) -> Part:
+    """A tool call as JSON: `name` and `arguments`."""
+    fields = mapping(part.get("function")) or part  # OpenAI's form
+    arguments, name = json_of(first_in(fields, _ARGUMENTS)), first_in(fields, ("name", "toolName", "tool_name"))
+    call = {"name": name, "arguments": {} if arguments is None else arguments}  # some omit empty arguments
+    return Part("call", dumped(call), text_of(first_in(part, _IDS)))
+
+
+def _result(value: Any, notes: Notes, depth: int) -> Iterator[Part]:
+    """The lines of a tool result: its parts, a text, or JSON."""
+    if isinstance(value, str):
+        yield from _text(value, "result", notes, depth) if value else [Part("result", "")]
+    elif isinstance(value, dict) and value.get("type") in _OUTPUTS and "value" in value:  # Vercel's form
+        yield from _result(value["value"], notes, depth + 1) if depth < MOST_DEEP else ()
+    elif are_parts(parts := value if isinstance(value, list) else [value]):
+        yield Part("result", joined(list(_parts(parts, notes, depth + 1))))
+    else:
+        yield Part("result", dumped(shortened(value, notes)))
+
+
+_OUTPUTS = ("text", "json", "content", "error-text", "error-json")
+
+# ---- media ---------------------------------------------------------------------------------------------------------
+
+_MIME = frozenset(("mime_type", "mimeType", "media_type", "mediaType"))
+_OF_A_MEDIUM = _MIME | {"url"}
+_MIME_OR_FORMAT = (*sorted(_MIME), "format")
+_PAYLOADS = ("data", "bytes", "file_data", "content", "image", "audio", "blob", "b64_json", "base64")
+_ADDRESSES = ("url", "uri", "fileUri", "file_uri", "image_url", "audio_url", "video_url", "file_id", "fileId")
+_BASE64 = re.compile(r"[A-Za-z0-9+/_=\s-]+")
+
+
+def is_data_url(text: str) -> bool:
+    """Whether a text is a whole data URL in base64."""
+    return text[:5] == "data:" and ";base64," in text[:200] and not any(map(str.isspace, text[:300]))
+
+
+def _media(part: Raw, kind: str, notes: Notes) -> Iterator[Part]:
+    source, resource = mapping(part.get("source")), mapping(part.get("resource"))
+    text = source.get("data") if source.get("type") == "text" else resource.get("text")
+    if isinstance(text, str):
+        yield Part("text", text)  # Anthropic's document, or MCP's resource, of plain text
+    else:
+        yield Part("media", _medium(part, kind, part, notes))
+
+
+def _medium(part: Any, modality: str, original: Any, notes: Notes) -> str:
+    """The marker of an image, audio, video or file; the original goes to `notes`."""
+    fields = dict(_fields(part, 0))
+    mime = text_of(first_in(fields, _MIME_OR_FORMAT))[:80]
+    payload, address = first_in(fields, _PAYLOADS), first_in(fields, _ADDRESSES)
+    for url in (payload, address):
+        if isinstance(url, str) and is_data_url(url):
+            head, _, payload = url.partition(",")
+            mime, address = head[5:].partition(";")[0] or mime, None
+    if isinstance(payload, str) and payload.startswith(("http://", "https://")):
+        payload, address = None, payload
+    if isinstance(stated := fields.get("modality"), str) and stated:
+        modality = stated
+    elif modality == "file" and "/" in mime and mime.partition("/")[0] in ("image", "audio", "video"):
+        modality = mime.partition("/")[0]
+    if mime and "/" not in mime and modality != "file":
+        mime = f"{modality}/{mime}"
+    source = mime if payload is not None else text_of(address)[:200] or mime
+    marker = f"[{modality[:40]}{': ' if source or payload is not None else ''}"
+    marker += ", ".join(filter(None, (source, "" if payload is None else _size(payload)))) + "]"
+    notes.media.append((marker, original))
+    return marker
+
+
+def _fields(value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Keys and values of a part and of the objects in it, down to a depth of three."""
+    for key, inner in value.items():
+        if isinstance(inner, dict) and depth < 3:
+            yield from _fields(inner, depth + 1)
+        elif isinstance(inner, str | bytes) and inner:
+            yield text_of(key), inner
+
+
+def _size(payload: str | bytes) -> str:
+    """The size of a base64 or binary payload; empty for other text (such as a note that data was removed)."""
+    if isinstance(payload, bytes):
+        size = len(payload)
+    elif not _BASE64.fullmatch(payload[:256]):
+        return ""
+    else:
+        size = len(payload) * 3 // 4 - payload[-2:].count("=")
+    for unit, factor in (("MB", 1_000_000), ("kB", 1_000)):
+        if size >= factor:
+            return f"{size / factor:.0f} {unit}" if size >= 10 * factor else f"{size / factor:.1f} {unit}"
+    return f"{size} B"
+
+
+def shortened(value: Any, notes: Notes, depth: int = 0) -> Any:
+    """A JSON value with markers in place of media."""
+    if isinstance(value, str):
+        return _medium({"url": value}, "file", value, notes) if is_data_url(value) else value
+    if depth > MOST_DEEP:
+        return value
+    if isinstance(value, dict):
+        if not _MIME.isdisjoint(value) and any(isinstance(value.get(key), str) for key in _PAYLOADS):
+            return _medium(value, kind if (kind := _kind_of(value)) in _MEDIA else "file", value, notes)
+        return {key: shortened(inner, notes, depth + 1) for key, inner in value.items()}
+    return [shortened(inner, notes, depth + 1) for inner in value] if isinstance(value, LIST_TYPES) else value
+
+
+# ---- JSON ----------------------------------------------------------------------------------------------------------
+
+
+def json_of(value: Any) -> Any:
+    """Parse a text that is a JSON object or array; return any other value as is."""
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def dumped(value: Any) -> str:
+    """A value as JSON; empty if JSON cannot hold it."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_spelled)
+    except (ValueError, RecursionError, TypeError):
+        return ""
+
+
+def _spelled(value: Any) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def unflattened(entry: Mapping[str, Any]) -> Raw:
+    """An object from attributes by the rest of their names: `tool_calls.0.id` is a field of the first of a list."""
+    if OF_A_TEXT.issuperset(entry):
+        return dict(entry)
+    tree: Raw = {}
+    for path, value in entry.items():
+        *way, last = path.split(".", MOST_DEEP)
+        at = tree
+        for key in way:
+            inner = at.get(key)
+            at[key] = at = inner if isinstance(inner, dict) else {}
+        at[last] = value
+    return {key: _numbered(value) for key, value in tree.items()}
+
+
+def _numbered(value: Any) -> Any:
+    """Objects whose keys are numbers as lists."""
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _numbered(item) for key, item in value.items()}
+    if inner and all(key.isdecimal() and len(key) < 9 for key in inner):
+        return [inner[key] for key in sorted(inner, key=int)]
+    return inner

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from creditflow.plugins.traces.conventions.base import Reward, RewardWithoutNumber
 from creditflow.plugins.traces.selection import Selection, TrajectorySpans
-from creditflow.plugins.traces.spans import text_of
+from creditflow.plugins.traces.spans import Reward, RewardWithoutNumber, text_of
 
 Rule = Literal["name", "link", "agent", "time"]
 WHOLE = -1

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from creditflow.plugins.traces.conventions.base import AgentSpan, Meaning, ModelCall, Reward
+from creditflow.plugins.traces.conventions.base import AgentSpan, Meaning, ModelCall
 from creditflow.plugins.traces.span_reading import read_span
 from creditflow.plugins.traces.span_tree import SpanTree, build_tree
-from creditflow.plugins.traces.spans import Span
+from creditflow.plugins.traces.spans import Reward, Span
 
 NO_AGENT = "agent"
 """The agent name of calls without one."""
@@ -66,11 +66,17 @@ class TrajectorySpans:
         assert type(meaning) is ModelCall
         return meaning
 
-    def agent_of(self, at: int) -> str:
-        """The agent's name by the call's own attributes, else by its agent span."""
-        around = self.agent_at[at]
-        work = None if around is None else self.meanings[around]
-        return self.call(at).agent or (work.name if isinstance(work, AgentSpan) else "") or NO_AGENT
+    def agents_of(self, calls: Sequence[int]) -> dict[int, str]:
+        """Call to its agent's name: by its own attributes, else by its agent span, else the only name in the trace."""
+        spans = {meaning.name for meaning in self.meanings if type(meaning) is AgentSpan}
+        own = {self.call(at).agent for at in calls} - {""}
+        other = next(iter(own)) if len(own) == 1 and spans <= own else NO_AGENT
+        agents = {}
+        for at in calls:
+            around = self.agent_at[at]
+            work = None if around is None else self.meanings[around]
+            agents[at] = self.call(at).agent or (work.name if isinstance(work, AgentSpan) else other)
+        return agents
 
 
 def _times(spans: Sequence[Span], mended: Counter[str]) -> tuple[list[int], list[int]]:
@@ -152,10 +158,10 @@ def choose(trajectory_spans: TrajectorySpans, agent_match: re.Pattern[str]) -> S
             able[at] = meaning
             if meaning.choices:
                 several.append(at)
-    same_as, shared_ids = _repeated(trajectory_spans.tree, able)
+    same_as, shared_ids = _repeated(trajectory_spans, able)
     for at, first in same_as.items():
         left_out[at] = f"the same call as span {trajectory_spans.spans[first].id}"
-    agents = {at: trajectory_spans.agent_of(at) for at in able if at not in same_as}
+    agents = trajectory_spans.agents_of([at for at in able if at not in same_as])
     calls_in_order = [*agents, *_alone(trajectory_spans.tree, unable, able)] if unable else list(agents)
     calls_in_order.sort(key=trajectory_spans.end.__getitem__)
     calls_in_order.sort(key=trajectory_spans.start.__getitem__)  # calls with the same start stay in order of their ends
@@ -190,13 +196,15 @@ def _alone(tree: SpanTree, unable: Mapping[int, ModelCall], able: Mapping[int, M
             yield at
 
 
-def _repeated(tree: SpanTree, able: Mapping[int, ModelCall]) -> tuple[dict[int, int], int]:
+def _repeated(trajectory_spans: TrajectorySpans, able: Mapping[int, ModelCall]) -> tuple[dict[int, int], int]:
     """Map repeated records of calls to the record kept, and count calls that share only a response id.
 
     Two records are of one call if they have the same response id and either the same response or one inside the other
-    (some servers return an id twice). If one has no id, they need the same response and one inside the other. The
-    fullest record is kept; among equals the outermost, then the first.
+    (some servers return an id twice). If one has no id, they need the same response and one inside the other; or, by
+    two integrations at the same time, the same prompt and response. The fullest record is kept; among equals the
+    outermost, then the first.
     """
+    tree = trajectory_spans.tree
     inside: dict[int, int] = {}
     """Span to the nearest enclosing call, or to itself if it is a call."""
     of_id: dict[str, int] = {}
@@ -230,11 +238,44 @@ def _repeated(tree: SpanTree, able: Mapping[int, ModelCall]) -> tuple[dict[int, 
         group[at] = first
         if first != at:
             members.setdefault(first, [first]).append(at)
+    _join_integrations(trajectory_spans, able, group, members)
     same_as = {}
     for records in members.values():
         fullest = max(records, key=lambda at: able[at].fullness)  # among equals the first
         same_as.update({at: fullest for at in records if at != fullest})
     return same_as, shared
+
+
+def _join_integrations(
+    trajectory_spans: TrajectorySpans,
+    able: Mapping[int, ModelCall],
+    group: dict[int, int],
+    members: dict[int, list[int]],
+) -> None:
+    """Join groups of records of one call that two integrations made side by side: equal texts at the same time."""
+    if len({(call.scope, call.source) for call in able.values()}) < 2:
+        return
+    start, end = trajectory_spans.start, trajectory_spans.end
+    earlier: dict[str, list[tuple[int, set[tuple[str, str]]]]] = {}
+    for at in sorted({group[at] for at in able}, key=start.__getitem__):
+        call = able[at]
+        own = {(able[record].scope, able[record].source) for record in members.get(at, [at])}
+        others = earlier.setdefault(" ".join(call.spoken.split()), [])
+        for first, integrations in others[-_LOOKED_BACK:]:
+            other = able[first]
+            ids_differ = other.response_id and call.response_id and other.response_id != call.response_id
+            same_prompt = not (call.messages and other.messages) or _prompt(call) == _prompt(other)
+            if start[at] < end[first] and same_prompt and not (ids_differ or integrations & own):
+                members.setdefault(first, [first]).extend(members.pop(at, [at]))
+                integrations.update(own)
+                break
+        else:
+            others.append((at, own))
+
+
+def _prompt(call: ModelCall) -> list[str]:
+    """The texts of a prompt, without differences in spacing."""
+    return [" ".join(message["content"].split()) for message in call.messages]
 
 
 def _same(inner: ModelCall, outer: ModelCall) -> bool:

@@ -5,46 +5,41 @@ Traces come from other programs, so values of an unexpected form are ignored.
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import cache, lru_cache
-from itertools import repeat
+from itertools import islice, repeat
 from operator import countOf, itemgetter
-from typing import Any
+from typing import Any, Literal
 
 from creditflow.data import Message
-from creditflow.plugins.traces.content import LIST_TYPES, FoundParts, Raw, json_of
 from creditflow.plugins.traces.conventions import conventions
-from creditflow.plugins.traces.conventions.base import (
-    AgentSpan,
-    Link,
-    Meaning,
-    Messages,
-    ModelCall,
-    Reward,
-    RewardReader,
-    RewardSpanReader,
-    RewardWithoutNumber,
-    Values,
-    first_of,
-)
+from creditflow.plugins.traces.conventions.base import AgentSpan, Convention, Meaning, ModelCall
 from creditflow.plugins.traces.messages import (
-    DIGITS,
+    LIST_TYPES,
     NOT_PLAIN,
     OF_A_TEXT,
-    from_spread,
-    in_short,
+    PROMPT_TOKENS,
+    RESPONSE_TOKENS,
+    ChatMessage,
+    Notes,
+    Raw,
+    decode,
+    first_in,
+    joined,
+    json_of,
     listed,
-    parts_of,
-    response_of,
+    mapping,
+    message_of,
+    prompt_of,
+    responses_of,
+    together,
+    unflattened,
 )
-from creditflow.plugins.traces.requests import PROMPT_TOKENS, RESPONSE_TOKENS, first_in
-from creditflow.plugins.traces.spans import Span, SpanEvent, text_of
-
-_NOTHING = "neither messages nor a response were recorded in a form that is known"
+from creditflow.plugins.traces.spans import Reward, RewardWithoutNumber, Span, SpanEvent, text_of
 
 
 def read_span(span: Span) -> tuple[Meaning | None, list[Reward]]:
@@ -53,16 +48,14 @@ def read_span(span: Span) -> tuple[Meaning | None, list[Reward]]:
     The rewards are those of a reward span and those attached to a span of any kind.
     """
     names = _names_of(span.attributes)
-    meaning = _meaning(span, names)
-    rewards = _rewards(span, names, meaning) if span.events or names.gives else []
-    if isinstance(meaning, Reward) and not rewards:
-        rewards = [meaning]
-    return meaning, rewards
+    rewards = _rewards(span, names) if span.events or span.rewards or names.gives else []
+    for reward in rewards:
+        if reward.is_span:
+            return reward, rewards
+    return _meaning(span, names), rewards
 
 
 def _meaning(span: Span, names: _AttributeNames) -> Meaning | None:
-    if names.reward_span_readers and (reward := _reward_span(span, names)) is not None:
-        return reward
     if names.of_call and _is_call(span.attributes, names):
         return _model_call(span, names)
     like_call = _is_like_a_call(span.attributes, names)
@@ -77,16 +70,10 @@ def _meaning(span: Span, names: _AttributeNames) -> Meaning | None:
 
 
 @cache
-def _values(*fields: str) -> tuple[Any, ...]:
+def _values(*names: str) -> tuple[Any, ...]:
     """The values of fields of all conventions, in order of precedence; a single value counts as a tuple of one."""
-    values = [getattr(convention, field) for field in fields for convention in conventions()]
+    values = [getattr(convention, name) for name in names for convention in conventions()]
     return tuple(entry for value in values if value for entry in (value if isinstance(value, tuple) else (value,)))
-
-
-@cache
-def _keys(*fields: str) -> frozenset[str]:
-    """The names in fields of all conventions; an entry of several values begins with its attribute's name."""
-    return frozenset(entry if isinstance(entry, str) else entry[0] for entry in _values(*fields))
 
 
 class _AttributeNames:
@@ -97,87 +84,86 @@ class _AttributeNames:
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         there = frozenset(keys)
-
-        def present(*fields: str) -> tuple[Any, ...]:
-            return tuple(
-                entry for entry in _values(*fields) if (entry if isinstance(entry, str) else entry[0]) in there
-            )
-
-        def has(*fields: str) -> bool:
-            return not _keys(*fields).isdisjoint(there)
-
-        places: dict[str, dict[int, dict[str, str]]] = {}
+        self.present = {name: tuple(e for e in _values(name) if _key_of(e) in there) for name in _KEY_FIELDS}
+        """Field of a convention to those of its attributes that are present, in order of precedence."""
+        lists: dict[str, dict[int, dict[str, str]]] = {}
         for key in keys:
             if (place := _place(key)) is not None:
                 name, number, rest = place
-                places.setdefault(name, {}).setdefault(number, {})[rest] = key
-        self.lists = {name: [entries[number] for number in sorted(entries)] for name, entries in places.items()}
+                lists.setdefault(name, {}).setdefault(number, {})[rest] = key
+        self.lists = {name: [entries[number] for number in sorted(entries)] for name, entries in lists.items()}
         """Attributes such as `gen_ai.prompt.0.role`, by list. The entries are in order of their numbers; each maps the
-        rest of the name (`role`) to the attribute. `creditflow.reward.NAME` is a list of one entry."""
-        self.prompt, self.response = self._first_list("prompt_list"), self._first_list("response_list")
-        """The attributes of each prompt message and of each response message."""
+        rest of the name (`role`) to the attribute."""
+        self.prompt, self.response = (
+            next((self.lists[name] for name in _values(field) if name in self.lists), [])
+            for field in ("prompt_list", "response_list")
+        )
+        """The attributes of each spread message, of the first list present: two conventions repeat the same ones."""
+        self.nested = any(c.has_nested_parts and c.prompt_list in self.lists for c in conventions())
+        """Whether the content of a spread prompt message may be JSON."""
         self.plain = _plain_getter(self.prompt, self.response)
         """Reads the content of the response, then role and content of each prompt message. None unless all messages are
         spread over attributes, with no further fields."""
         self.spread = bool(self.prompt or self.response)
         """Whether messages are spread over attributes."""
-        self.whole = has("message_attributes", "shared_message_attributes")
-        """Whether a single attribute holds a whole list of messages."""
-
-        self.kinds, self.calls, self.not_calls = present("kinds"), present("calls"), present("not_calls")
-        """The attributes present that state a kind, and those with the values that mark a call or another span."""
-        self.of_kind = bool(self.kinds or self.calls or self.not_calls)
+        self.whole: list[Convention] = []
+        read: set[str] = set()
+        for convention in conventions():
+            own = {place.attribute for place in (*convention.prompt, *convention.response)} & there - read
+            if own and (not convention.kinds or there & set(convention.kinds)):
+                self.whole.append(convention)
+                read |= own
+        """Conventions with messages in single attributes that none before them reads, in order of precedence."""
+        places = (place for c in conventions() for place in (*c.prompt, *c.response) if place.attribute in there)
+        self.of_kind = any(map(self.present.get, ("kinds", "calls", "not_calls")))
         """Whether it has an attribute that states its kind."""
-        self.of_call = self.spread or has("calls", "response_ids")
+        self.of_call = self.spread or any(map(self.present.get, ("calls", "response_ids")))
         """Whether it may be a model call."""
-        names_model, has_messages = has("call_attributes"), has("message_attributes")
+        names_model, has_messages = bool(self.present["call_attributes"]), any(not place.shared for place in places)
         self.like_call = names_model or has_messages
         """Whether it has attributes that only model calls have, unless its kind is something else."""
         self.has_model_and_messages = names_model and has_messages
         """Whether it has both a model and messages, and so is a call even if it names an agent."""
-        self.of_agent = has("span_agent", "call_agent", "agent_kinds", "agent_attributes")
+        self.of_agent = any(map(self.present.get, ("span_agent", "call_agent", "agent_kinds", "agent_attributes")))
         """Whether it may be an agent's."""
-        self.agent_kinds, self.span_agent = present("agent_kinds"), present("span_agent")
-        self.not_agents = present("not_agents")
-        """The attributes present that mark an agent's span, name its agent, or mark a span that is no agent's work."""
-
-        self.like_rewards = [key for key in keys if _is_like_a_reward(key)]
+        self.like_rewards = [
+            key for key in keys if "reward" in key.lower() and not f"{key}.".startswith(_values("reward_prefixes"))
+        ]
         """Attributes with "reward" in their name that are not read as one."""
-        self.reward_readers: list[RewardReader] = [
-            convention.rewards
-            for convention in conventions()
-            if convention.rewards
-            and (
-                not places.keys().isdisjoint(convention.reward_lists)
-                or any(map(_starts_with(convention.reward_prefixes), keys))
-            )
+        self.reward_readers = [
+            c.rewards
+            for c in conventions()
+            if c.rewards is not None
+            and (there & set(c.reward_attributes) or any(f"{key}.".startswith(c.reward_prefixes) for key in keys))
         ]
-        """Readers of the rewards that the attributes give."""
-        self.gives = bool(self.reward_readers or self.like_rewards or places.keys() & _keys("named_rewards"))
-        """Whether the span gives rewards, whatever its kind."""
-        self.reward_span_readers: list[RewardSpanReader] = [
-            convention.reward_span
-            for convention in conventions()
-            if convention.reward_span
-            and (convention.reward_span_list in places or not there.isdisjoint(convention.reward_attributes))
-        ]
-        """Readers that may recognise a reward span."""
+        """Readers of the rewards that the attributes may give."""
+        self.gives = bool(self.reward_readers or self.like_rewards)
+        """Whether the span may give rewards, whatever its kind."""
 
-        self.prompt_ids, self.response_ids = present("prompt_ids"), present("response_ids")
-        """The attributes present that may hold token ids, in order of precedence; likewise the next fields."""
-        self.logprobs, self.response_id = present("logprobs"), present("response_id")
-        self.model, self.agent = present("model", "response_model"), present("call_agent")
-        self.temperature = present("temperature", "parameters")
-        self.counts = [(name, present(name)) for name in ("prompt_tokens", "completion_tokens") if has(name)]
-        self.usage = present("usage")
+    def first(self, attributes: Mapping[str, Any], *names: str) -> Any:
+        """The first value that is not None of the attributes in these fields."""
+        for name in names:
+            for key in self.present[name]:
+                if (value := attributes.get(key)) is not None:
+                    return value
+        return None
 
-    def _first_list(self, field: str) -> list[dict[str, str]]:
-        """Entries of the first list present; two conventions on one span repeat the same messages."""
-        return next((self.lists[name] for name in _values(field) if name in self.lists), [])
+    def has(self, attributes: Mapping[str, Any], name: str) -> bool:
+        """Whether an attribute has one of the values in this field."""
+        return any(attributes.get(key) in values for key, values in self.present[name])
 
-    def reader(self, attributes: Mapping[str, Any]) -> Callable[[str], list[Raw]]:
-        """A function that reads a numbered list of attributes by its name."""
-        return lambda name: [_entry(attributes, entry) for entry in self.lists.get(name, ())]
+
+def _key_of(entry: Any) -> Any:
+    return entry[0] if isinstance(entry, tuple) else entry
+
+
+_KEY_FIELDS = tuple(
+    field.name
+    for field in fields(Convention)
+    if field.type.startswith("tuple[") or field.type == "Values"
+    if field.name not in ("prompt", "response")
+)
+"""Fields of a convention that name attributes."""
 
 
 def _plain_getter(
@@ -209,28 +195,11 @@ def _names_of(attributes: Mapping[str, Any]) -> _AttributeNames:
 @lru_cache(maxsize=1 << 14)
 def _place(key: str) -> tuple[str, int, str] | None:
     """List, number and rest of an attribute's name; None if it is not part of a list."""
-    for name in _values("named_rewards"):
-        if key.startswith(f"{name}."):
-            return name, 0, key[len(name) + 1 :]
-        if key == name:
-            return name, 0, "reward"
-    for name in _values("prompt_list", "response_list", "reward_span_list", "link_list", "reward_lists"):
-        if key.startswith(f"{name}."):
-            number, _, rest = key[len(name) + 1 :].partition(".")
-            if rest and number.isdecimal() and len(number) < DIGITS:
-                return name, int(number), rest
-    return None
+    place = _LIST.match(key)
+    return None if place is None else (place[1], int(place[2]), place[3])
 
 
-def _starts_with(prefixes: tuple[str, ...]) -> Callable[[str], bool]:
-    return lambda key: key.startswith(prefixes)
-
-
-def _is_like_a_reward(key: str) -> bool:
-    """Whether an attribute is named like a reward but read by no convention."""
-    if "reward" not in key.lower() or _place(key) is not None:
-        return False
-    return key not in _keys("reward_span_list") and not key.startswith(_values("reward_prefixes"))
+_LIST = re.compile(r"([^\d]{1,200}?)\.(\d{1,8})\.(.+)", re.DOTALL)
 
 
 # ---- model calls ---------------------------------------------------------------------------------------------------
@@ -240,49 +209,28 @@ _ENDED_BY_LENGTH = ("length", "max_tokens", "max_output_tokens", "model_length",
 
 def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
     attributes = span.attributes
-    notes = _NO_NOTES
-    choices: Sequence[str] = ()
+    response_ids = _token_ids(names.first(attributes, "response_ids")) if names.present["response_ids"] else ()
     texts = None if span.events or names.whole or names.plain is None else _plain_texts(names.plain(attributes))
-    if texts is not None:
+    if texts is not None and texts[0]:
         each = iter(texts)
-        response = spoken = next(each)
-        messages = [{"role": role or "user", "content": text} for role, text in zip(each, each, strict=True)]
+        response = next(each)
+        call = ModelCall(
+            [{"role": role or "user", "content": text} for role, text in zip(each, each, strict=True)], response
+        )
+        call.spoken = response
         reason = attributes.get(names.response[0].get("finish_reason", ""))
     else:
-        notes = FoundParts()
-        messages, responses = _messages(span, names, notes)
-        first: Raw = responses[0] if responses else {}
-        if len(responses) > 1:
-            first, others = _first_choice(attributes, _with_reasoning(responses))
-            choices = [response_of(choice, notes)[0] for choice in others]
-        n_unknown = len(notes.unknown)
-        response, spoken = response_of(first, notes)
-        reason = first.get("finish_reason")
-    response_ids = _token_ids(first_of(attributes, names.response_ids)) if names.response_ids else ()
-    unusable = ""
-    if not response and not response_ids:
-        unusable = _why_unusable(attributes, messages, notes.unknown[n_unknown:] if notes.unknown else ())
-    return ModelCall(
-        messages,
-        response,
-        _agent_of_call(attributes, names) if names.of_agent else "",
-        text_of(first_of(attributes, names.response_id)) if names.response_id else "",
-        text_of(first_of(attributes, names.model)).strip('"') if names.model else "",  # MLflow writes it as JSON
-        _temperature(attributes) if names.temperature else 1.0,
-        _token_ids(first_of(attributes, names.prompt_ids)) if names.prompt_ids else (),
-        response_ids,
-        _logprobs(first_of(attributes, names.logprobs)) if names.logprobs else (),
-        _info(span, names, reason),
-        spoken,
-        choices,
-        notes.media,
-        notes.unknown,
-        unusable,
-    )
-
-
-_NO_NOTES = FoundParts()
-"""Empty result for calls with plain-text messages. Never modified."""
+        call, reason = _read_call(span, names, has_ids=bool(response_ids))
+    call.agent = _agent_of_call(attributes, names) if names.of_agent else ""
+    call.response_id = text_of(names.first(attributes, "response_id"))
+    model = names.first(attributes, "model", "response_model")
+    call.model = text_of(model).strip('"')  # MLflow writes it as JSON
+    call.temperature = _temperature(attributes, names)
+    call.prompt_ids, call.response_ids = _token_ids(names.first(attributes, "prompt_ids")), response_ids
+    call.logprobs = _logprobs(names.first(attributes, "logprobs"))
+    call.info = _info(span, names, reason)
+    call.scope = span.scope
+    return call
 
 
 def _plain_texts(values: Sequence[Any]) -> Sequence[str] | None:
@@ -295,34 +243,110 @@ def _plain_texts(values: Sequence[Any]) -> Sequence[str] | None:
     return None if any(map(str.startswith, values, repeat(NOT_PLAIN))) else values
 
 
-def _messages(span: Span, names: _AttributeNames, notes: FoundParts) -> tuple[list[Message], list[Raw]]:
-    """The prompt messages of a call, reduced to role and text, and its response messages."""
-    attributes = span.attributes
-    prompt, response = _from_attributes(attributes) if names.whole else ([], [])
-    if span.events:
-        more_prompt, more_response = _from_events(span.events)
-        prompt, response = prompt or more_prompt, response or more_response  # events repeat the attributes
-    if prompt or response or not names.spread:
-        return in_short(prompt, notes), response
-    response = [from_spread(_entry(attributes, entry)) for entry in names.response]
-    return in_short([from_spread(_entry(attributes, entry)) for entry in names.prompt], notes), response
+def _read_call(span: Span, names: _AttributeNames, *, has_ids: bool) -> tuple[ModelCall, Any]:
+    """The messages of a call in any form, and the reason why its response ended."""
+    cut: list[str] = []
+    _, prompt, of_prompt = next(_readings(span, names, "prompt", cut), _NO_READING)
+    is_cut = bool(cut) and not prompt
+    source, responses, of_response = next(_readings(span, names, "response", cut), _NO_READING)
+    is_cut |= bool(cut) and not responses
+    first, others = _first_choice(responses, span.attributes, names)
+    if responses and not (others or first.calls):  # LiteLLM writes texts and calls by two conventions
+        for _, more, _ in islice(_readings(span, names, "response", []), 1, None):
+            first.parts += [call for message in more for call in message.calls]
+    call = ModelCall([{"role": message.role, "content": message.text} for message in prompt], "")
+    if not all(part.kind == "unknown" for part in first.parts):
+        call.response = first.text
+        call.spoken = joined([part for part in first.parts if part.kind != "reasoning"])
+    call.source, call.choices, call.is_cut = source, [choice.text for choice in others], is_cut
+    call.media, call.unknown = [*of_prompt.media, *of_response.media], [*of_prompt.unknown, *of_response.unknown]
+    if is_cut:
+        call.unusable = f"it was cut off by a limit on the length of values: {', '.join(dict.fromkeys(cut))[:200]}"
+    elif not (call.response or has_ids):
+        call.unusable = _why_unusable(span.attributes, call.messages, of_response.unknown)
+    return call, first.finish_reason
+
+
+_Side = Literal["prompt", "response"]
+_Reading = tuple[str, list[ChatMessage], Notes]
+_NO_READING: _Reading = ("", [], Notes())
+_ROLE = {"prompt": "user", "response": "assistant"}
+
+
+def _readings(span: Span, names: _AttributeNames, side: _Side, cut: list[str]) -> Iterator[_Reading]:
+    """The messages of a call at each place that has any, in order of precedence; `cut` gets the places cut off."""
+    has_repr = span.scope in _values("repr_scopes")
+    for place in (*names.whole, *(["events"] if span.events else ()), *(["list"] if names.spread else ())):
+        notes = Notes(has_repr=has_repr)
+        if isinstance(place, Convention):
+            messages = _at_places(place, side, span.attributes, notes)
+        elif place == "events":
+            messages = _from_events(span.events, side, notes)
+        else:
+            nested = names.nested and side == "prompt"
+            entries = [unflattened(_entry(span.attributes, entry)) for entry in getattr(names, side)]
+            messages = _whole(side, [message_of(raw, _ROLE[side], notes, nested=nested) for raw in entries])
+        if notes.cut:
+            cut += notes.cut
+        elif messages:
+            yield place if isinstance(place, str) else place.name, messages, notes
+
+
+def _whole(side: _Side, messages: Sequence[ChatMessage | None]) -> list[ChatMessage]:
+    return together(messages) if side == "prompt" else [message for message in messages if message is not None]
+
+
+def _at_places(convention: Convention, side: _Side, attributes: Mapping[str, Any], notes: Notes) -> list[ChatMessage]:
+    """The messages of a prompt or a response in the attributes that a convention names."""
+    messages: list[ChatMessage] = []
+    parts: Raw = {}
+    for place in convention.prompt if side == "prompt" else convention.response:
+        value = attributes.get(place.attribute)
+        if value is None or (messages and not place.key):
+            continue
+        value = decode(value, place.form, place.attribute, notes)
+        if place.key:
+            parts.setdefault(place.key, value)
+        else:
+            messages = prompt_of(value, notes) if side == "prompt" else responses_of(value, notes)
+    if (system := parts.pop("system", None)) is not None:
+        first = prompt_of([{"role": "system", "parts": listed(system)}], notes)
+        if not (messages and (messages[0].role, messages[0].text) == ("system", first[0].text)):
+            messages = first + messages
+    if parts and (message := message_of({"role": _ROLE[side], **parts}, "", notes)) and message.parts:
+        messages = [message]
+    return messages
+
+
+def _first_choice(
+    responses: Sequence[ChatMessage], attributes: Mapping[str, Any], names: _AttributeNames
+) -> tuple[ChatMessage, Sequence[ChatMessage]]:
+    """The response of a call, and its further choices.
+
+    Some conventions have one message per choice, others one per item of a response (a text, a tool call).
+    """
+    if len(responses) > 1:
+        parameters = mapping(json_of(names.first(attributes, "parameters")))
+        n = names.first(attributes, "n_choices") or parameters.get("n")
+        if (isinstance(n, int) and n > 1) or all(response.is_choice for response in responses):
+            return responses[0], responses[1:]
+    reason = next((response.finish_reason for response in responses if response.finish_reason), None)
+    return ChatMessage("assistant", [part for response in responses for part in response.parts], reason), ()
 
 
 def _why_unusable(attributes: Mapping[str, Any], messages: Sequence[Message], unknown: Sequence[str]) -> str:
     """The reason why a call without a response cannot be a step, with the names of unknown forms or attributes."""
     if unknown:
         return f"its response is in a form that is not known: {', '.join(unknown)[:200]}"
-    others = [
-        key
-        for key, value in attributes.items()
-        if value and isinstance(value, str | list | tuple | dict) and _LIKE_CONTENT.search(key)
-    ]
+    others = [key for key, v in attributes.items() if v and isinstance(v, _HOLDERS) and _LIKE_CONTENT.search(key)]
     if messages and not any(map(_LIKE_RESPONSE.search, others)):
         return "no response was recorded"
-    why = "no response was recorded in a form that is known" if messages else _NOTHING
+    missing = "no response was" if messages else "neither messages nor a response were"
+    why = f"{missing} recorded in a form that is known"
     return f"{why}: it has {', '.join(sorted(others))[:200]}" if others else why
 
 
+_HOLDERS = (str, list, tuple, dict)
 _LIKE_RESPONSE = re.compile(r"(output|completion|response|generation|result)s?(\.value)?$", re.IGNORECASE)
 _LIKE_CONTENT = re.compile(
     r"(input|output|prompt|completion|request|response|message|content|generation|result)s?(\.value)?$", re.IGNORECASE
@@ -330,52 +354,16 @@ _LIKE_CONTENT = re.compile(
 """Names of attributes that may hold prompts or responses."""
 
 
-def _with_reasoning(messages: Sequence[Raw]) -> Sequence[Raw]:
-    """Merge reasoning into the message after it: OpenLLMetry writes Anthropic's reasoning as separate messages."""
-    if not any(message.get("role") == "thinking" for message in messages):
-        return messages
-    merged: list[Raw] = []
-    reason: Raw = {}
-    blocks: list[Raw] = []
-    for message in [*messages, None]:
-        if message is not None and message.get("role") == "thinking":
-            blocks.append({"type": "thinking", "thinking": text_of(message.get("content"))})
-            reason |= {key: message[key] for key in ("finish_reason",) if key in message}
-        elif message is not None or blocks:
-            merged.append({**reason, **(message or {"role": "assistant"}), "thinking_blocks": blocks})
-            reason, blocks = {}, []
-    return merged
-
-
-def _first_choice(attributes: Mapping[str, Any], responses: Sequence[Raw]) -> tuple[Raw, Sequence[Raw]]:
-    """The response of a call, and its further choices.
-
-    Some conventions have one message per choice, others one per item of a response (a text, a tool call).
-    """
-    parameters = json_of(first_of(attributes, _values("parameters")))
-    several = isinstance(parameters, dict) and isinstance(n := parameters.get("n"), int) and n > 1
-    if several or any("finish_reason" in response or "index" in response for response in responses):
-        return responses[0], responses[1:]
-    return {
-        "role": responses[0].get("role"),
-        "parts": [part for response in responses for part in parts_of(response)],
-    }, ()
-
-
-def _has(attributes: Mapping[str, Any], marks: Values) -> bool:
-    return any(attributes.get(key) in values for key, values in marks)
-
-
 def _is_call(attributes: Mapping[str, Any], names: _AttributeNames) -> bool:
-    has_content = names.spread or first_of(attributes, names.response_ids) is not None
+    has_content = names.spread or names.first(attributes, "response_ids") is not None
     if not names.of_kind:
         return has_content
-    if _has(attributes, names.not_calls):
+    if names.has(attributes, "not_calls"):
         return False
-    if _has(attributes, names.calls):
+    if names.has(attributes, "calls"):
         return True
     # Some tracers also put an agent's first and last message on the agent's span, as for a call.
-    return has_content and not any(attributes[key] in ("AGENT", "agent") for key in names.kinds)
+    return has_content and not any(attributes[key] in ("AGENT", "agent") for key in names.present["kinds"])
 
 
 def _is_like_a_call(attributes: Mapping[str, Any], names: _AttributeNames) -> bool:
@@ -383,11 +371,10 @@ def _is_like_a_call(attributes: Mapping[str, Any], names: _AttributeNames) -> bo
 
     Such a span is read as far as possible, or listed as left out.
     """
-    if not names.like_call or any(attributes[key] not in _NO_KIND for key in names.kinds):
+    if not names.like_call or any(attributes[key] not in _NO_KIND for key in names.present["kinds"]):
         return False
-    return not (
-        _has(attributes, names.not_calls) or any(encloses(attributes) for encloses in _values("encloses_calls"))
-    )
+    encloses_calls = any(encloses(attributes) for encloses in _values("encloses_calls"))
+    return not (encloses_calls or names.has(attributes, "not_calls"))
 
 
 _NO_KIND = (None, "", "span", "SPAN")
@@ -403,22 +390,22 @@ def is_call(span: Span) -> bool:
 
 def has_no_kind(span: Span) -> bool:
     """Whether a span's attributes give no kind: no model call, agent, tool or similar."""
-    has_kind = any(map(span.attributes.get, _keys("not_calls", "kinds")))
-    return not (has_kind or is_call(span) or _agent_name(span, _names_of(span.attributes)))
+    names = _names_of(span.attributes)
+    has_kind = any(span.attributes.get(_key_of(e)) for field in ("not_calls", "kinds") for e in names.present[field])
+    return not (has_kind or is_call(span) or _agent_name(span, names))
 
 
 def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
     attributes = span.attributes
     info: dict[str, Any] = {}
-    for name, keys in names.counts:
-        count = first_of(attributes, keys)
+    usage = mapping(json_of(names.first(attributes, "usage"))) if names.present["usage"] else {}
+    for name, keys in (("prompt_tokens", PROMPT_TOKENS), ("completion_tokens", RESPONSE_TOKENS)):
+        count = names.first(attributes, name)
+        count = count if type(count) is int else first_in(usage, keys)
         if type(count) is int:
             info[name] = count
-    if names.usage and isinstance(usage := json_of(first_of(attributes, names.usage)), dict):
-        info = {**_counts(usage), **info}
-    for key in () if reason else _values("finish_reason"):
-        if (reasons := attributes.get(key)) and (reason := next(iter(listed(reasons)), None)):
-            break
+    for key in () if reason else names.present["finish_reason"]:
+        reason = reason or next(iter(listed(json_of(attributes[key]))), None)
     if isinstance(reason, str):
         info["finish_reason"] = "length" if reason.lower() in _ENDED_BY_LENGTH else reason
     if span.error:
@@ -426,72 +413,50 @@ def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
     return info
 
 
-def _counts(usage: Mapping[str, Any]) -> dict[str, int]:
-    """The token counts in an object of them, under any API's names."""
-    counts = {"prompt_tokens": first_in(usage, PROMPT_TOKENS), "completion_tokens": first_in(usage, RESPONSE_TOKENS)}
-    return {name: count for name, count in counts.items() if type(count) is int}
-
-
-def _from_attributes(attributes: Mapping[str, Any]) -> Messages:
-    """Prompt and response messages by the first convention that has any."""
-    for read in _values("messages"):
-        prompt, response = read(attributes)
-        if prompt or response:
-            return prompt, response
-    return [], []
-
-
-def _from_events(events: Sequence[SpanEvent]) -> Messages:
-    """Prompt and response messages of events that hold one message each, or all messages of a call."""
-    prompt: list[Raw] = []
-    response: list[Raw] = []
+def _from_events(events: Sequence[SpanEvent], side: _Side, notes: Notes) -> list[ChatMessage]:
+    """The messages of events that hold one message each, or all messages of a call."""
+    messages: list[ChatMessage | None] = []
     for event in events:
-        if message_kind(event) != "call":
-            more = _from_message_event(event)
-        elif not (prompt or response):
-            more = _from_attributes(event.attributes)
-        else:
-            continue
-        prompt += more[0]
-        response += more[1]
-    return prompt, response
+        kind, role = _event_kinds().get(event.name, ("", ""))
+        if (kind == "call" and not messages) or (kind == side and not role):
+            read = (_at_places(convention, side, event.attributes, notes) for convention in conventions())
+            messages += next(filter(None, read), [])
+        elif kind == side:
+            bodies = (event.body, event.attributes.get("gen_ai.event.content"))
+            body = next((b for raw in bodies if isinstance(b := decode(raw, "json", event.name, notes), dict)), None)
+            body = dict(event.attributes) if body is None else body
+            messages.append(message_of({"role": role, **body} if side == "prompt" else body, role, notes, nested=True))
+    return _whole(side, messages)
 
 
-def _from_message_event(event: SpanEvent) -> Messages:
+@cache
+def _event_kinds() -> Mapping[str, tuple[str, str]]:
+    """Event name to its kind and role."""
+    kinds = dict.fromkeys(_values("call_events"), ("call", ""))
     for convention in conventions():
-        if convention.event_messages is not None and event.name in (
-            *convention.prompt_events,
-            *convention.response_events,
-        ):
-            return convention.event_messages(event)
-    return [], []
+        kinds |= {name: ("prompt", role) for name, role in convention.prompt_events.items()}
+        kinds |= {name: ("response", role) for name, role in convention.response_events.items()}
+    return kinds
 
 
 def message_kind(event: SpanEvent) -> str:
     """`call` if an event holds all messages of a call, `prompt` or `response` if it is one message; else empty."""
-    return next((kind for kind in ("call", "prompt", "response") if event.name in _keys(f"{kind}_events")), "")
+    return _event_kinds().get(event.name, ("", ""))[0]
 
 
-def _temperature(attributes: Mapping[str, Any]) -> float:
-    value = first_of(attributes, _values("temperature"))
-    if value is None and isinstance(parameters := json_of(first_of(attributes, _values("parameters"))), dict):
-        value = parameters.get("temperature")
-    if value is None:
-        return 1.0
-    usable = isinstance(value, int | float) and 0 <= value < _HOTTEST
-    return float(value) if usable else 1.0
+def _temperature(attributes: Mapping[str, Any], names: _AttributeNames) -> float:
+    value = names.first(attributes, "temperature")
+    if value is None and names.present["parameters"]:
+        value = mapping(json_of(names.first(attributes, "parameters"))).get("temperature")
+    return float(value) if isinstance(value, int | float) and 0 <= value < _HOTTEST else 1.0
 
 
 _HOTTEST = 1e6
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
-    """Token ids from a list, from the first of several lists, or from either written as text; empty if malformed."""
-    if isinstance(value, str):
-        try:
-            value = ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-            return ()
+    """Token ids from a list, from the first of several lists, or from either as JSON; empty if malformed."""
+    value = json_of(value)
     if not isinstance(value, LIST_TYPES) or not value:
         return ()
     ids = tuple(value[0] if isinstance(value[0], LIST_TYPES) else value)
@@ -512,7 +477,7 @@ def _logprobs(value: Any) -> tuple[float, ...]:
     """Log-probabilities from OpenAI's list of tokens; empty if any is missing."""
     if value is None:
         return ()
-    values = [token.get("logprob") if isinstance(token, dict) else token for token in listed(value)]
+    values = [token.get("logprob") if isinstance(token, dict) else token for token in listed(json_of(value))]
     try:
         numbers = [float(value) for value in values if isinstance(value, int | float)]
     except OverflowError:
@@ -525,7 +490,7 @@ def _logprobs(value: Any) -> tuple[float, ...]:
 
 def _agent_of_call(attributes: Mapping[str, Any], names: _AttributeNames) -> str:
     """The agent's name in a call's own attributes; empty if missing."""
-    name = first_of(attributes, names.agent)
+    name = names.first(attributes, "call_agent")
     return _TEAM_ID.sub("", text_of(name)) if name and name not in _values("no_agents") else _agent_node(attributes)
 
 
@@ -540,68 +505,43 @@ _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 def _agent_name(span: Span, names: _AttributeNames) -> str:
     """The agent's name if a span is an agent's work, otherwise empty."""
     attributes = span.attributes
-    if _has(attributes, names.not_agents):
+    if names.has(attributes, "not_agents"):
         return ""
-    if (name := first_of(attributes, names.span_agent)) and name not in _values("no_agents"):
+    if (name := names.first(attributes, "span_agent")) and name not in _values("no_agents"):
         return _TEAM_ID.sub("", text_of(name))
-    for key, kinds, name_key in names.agent_kinds:
+    for key, kinds, name_keys in names.present["agent_kinds"]:
         if attributes.get(key) in kinds:
-            if not name_key:
-                return text_of(span.name)
-            if name := attributes.get(name_key):
+            own = "" if span.name.startswith("Runnable") else span.name.removeprefix("invoke_agent").strip()
+            if name := next(filter(None, (attributes.get(key) if key else own for key in name_keys)), ""):
                 return text_of(name)
-    for read in _values("agent_span"):
-        if (agent := read(span)) is not None:
-            return str(agent)
     return _agent_node(attributes)
 
 
 # ---- rewards -------------------------------------------------------------------------------------------------------
 
 
-def _reward_span(span: Span, names: _AttributeNames) -> Reward | None:
-    """The reward of a reward span, otherwise None. Model calls inside such a span are the judge's."""
-    entries = names.reader(span.attributes)
-    readings = (values for read in names.reward_span_readers if (values := read(span, entries)) is not None)
-    if (values := next(readings, None)) is None:
-        return None
-    if not values and not (names.gives or any(map(is_reward_event, span.events))):
-        keys = ", ".join(sorted(span.attributes))[:200] or "no attribute"
-        reason = f"no score was recorded in a form that is known: it has {keys}"
-        values = [(span.name or "reward", RewardWithoutNumber(reason))]
-    return Reward(values, [*_links(entries), *((("span_id", link.span),) for link in span.links)])
+def _rewards(span: Span, names: _AttributeNames) -> list[Reward]:
+    """All rewards of a span: those with links, and one with all others."""
 
+    def entries(name: str) -> list[Raw]:
+        return [_entry(span.attributes, entry) for entry in names.lists.get(name, ())]
 
-def _links(entries: Callable[[str], list[Raw]]) -> Iterator[Link]:
-    """One link of all pairs in a list; each link of OpenTelemetry is separate."""
-    for name in _values("link_list"):
-        if pairs := tuple(
-            (text_of(pair["key_match"]), text_of(pair["value_match"]))
-            for pair in entries(name)
-            if {"key_match", "value_match"} <= pair.keys()
-        ):
-            yield pairs
-
-
-def _rewards(span: Span, names: _AttributeNames, meaning: Meaning | None) -> list[Reward]:
-    """All rewards of a span, those of `meaning` included."""
-    entries = names.reader(span.attributes)
-    own = [entry for key in _values("named_rewards") for entry in entries(key)]
-    values = [(text_of(name), value) for entry in own for name, value in entry.items()]
-    if not isinstance(meaning, Reward):
+    readers = _values("rewards") if span.events else names.reward_readers
+    rewards = [*span.rewards, *(reward for read in readers for reward in read(span, entries))]
+    linked = [reward for reward in rewards if reward.links and not reward.is_span]
+    links = [link for reward in rewards if reward.is_span for link in reward.links]
+    values = [value for reward in rewards if reward.is_span or not reward.links for value in reward.values]
+    is_span = any(reward.is_span for reward in rewards)
+    if is_span:
+        links += [(("span_id", link.span),) for link in span.links]
+        if not (values or linked):
+            keys = ", ".join(sorted(span.attributes))[:200] or "no attribute"
+            reason = f"no score was recorded in a form that is known: it has {keys}"
+            values = [(span.name or "reward", RewardWithoutNumber(reason))]
+    else:
+        links = [(("span_id", span.id),)]
         values += [(key, _NOT_READ) for key in names.like_rewards]
-    rewards: list[Reward] = []
-    for read in _values("rewards") if span.events else names.reward_readers:
-        for reward in read(span, entries):
-            if reward.links:
-                rewards.append(reward)
-            else:
-                values += reward.values
-    if isinstance(meaning, Reward):
-        rewards.append(Reward(meaning.values + values, meaning.links))
-    elif values:
-        rewards.append(Reward(values, [(("span_id", span.id),)]))
-    return rewards
+    return [*linked, Reward(values, links, is_span)] if values or is_span else linked
 
 
 _NOT_READ = RewardWithoutNumber("it is not read as a reward: name the attribute creditflow.reward.NAME")

@@ -44,6 +44,37 @@ class Link:
     span: str
 
 
+Target = tuple[tuple[str, str], ...]
+"""Pairs of attribute and value, all of which a span must have (`span_id` and `trace_id` are the span's ids). Without
+pairs it is the whole trajectory."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardWithoutNumber:
+    """A reward without a number: a label, or an attribute that is not read as a reward."""
+
+    reason: str
+
+    @classmethod
+    def label(cls, text: Any) -> RewardWithoutNumber:
+        label = text_of(text)
+        return cls(f"it is no number, but a label: {label[:80]!r}") if label else NO_SCORE
+
+
+NO_SCORE = RewardWithoutNumber("no score was recorded")
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """Named numbers or labels and their target."""
+
+    values: list[tuple[str, Any]]
+    links: list[Target] = field(default_factory=list)
+    """The target: the first one that resolves; none: the span that gives the reward."""
+    is_span: bool = False
+    """Whether the span does nothing but give rewards: model calls inside of it are the judge's."""
+
+
 @dataclass(slots=True)
 class Span:
     """One span, independent of the form it was read from."""
@@ -63,8 +94,36 @@ class Span:
     resource: Mapping[str, Any] = field(default_factory=dict)
     trace_id: str = ""
     """OpenTelemetry's trace id, if `trace` is something else."""
+    scope: str = ""
+    """The name of the instrumentation."""
+    rewards: Sequence[Reward] = ()
+    """Rewards listed apart from the attributes, as in exports and chat logs."""
     unread: Sequence[tuple[str, str]] = ()
     """Name and reason of each record of the file that could not be read."""
+
+
+def distinct(spans: Iterable[Span], mended: Counter[str]) -> list[Span]:
+    """Each span once: exporters may send one twice, or before its end and after it.
+
+    Records of one id are of one span if nothing in them differs; then they complete one another.
+    """
+    once: dict[Any, Span] = {}
+    for number, span in enumerate(spans):
+        key = (span.trace, span.id) if span.id and not span.unread else number
+        if (other := once.get(key)) is None:
+            once[key] = span
+        elif (span.name, span.start) == (other.name, other.start) and all(
+            other.attributes.get(name, value) == value for name, value in span.attributes.items()
+        ):
+            mended["a span that was exported twice"] += 1
+            once[key] = replace(
+                other if span.end is None else span,
+                attributes={**other.attributes, **span.attributes},
+                events=list({repr(event): event for event in (*other.events, *span.events)}.values()),
+            )
+        else:
+            once[number] = span
+    return list(once.values())
 
 
 NO_SPAN = "log records without a span"
@@ -206,13 +265,14 @@ _LOG_KEYS = (("resourceLogs",), ("scopeLogs", "instrumentationLibraryLogs"), ("l
 
 def _records(
     message: Mapping[str, Any], keys: Sequence[Sequence[str]], lost: Lost
-) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Each record of a message, with the attributes of its resource."""
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], str]]:
+    """Each record of a message, with the attributes of its resource and the name of its instrumentation."""
     for where, group in _each(message, keys[0], "", lost):
         resource = _attributes(_object(group.get("resource")).get("attributes"))
         for place, scope in _each(group, keys[1], where, lost):
+            name = text_of(_object(scope.get("scope", scope.get("instrumentationLibrary"))).get("name"))
             for _, record in _each(scope, keys[2], place, lost):
-                yield record, resource
+                yield record, resource, name
 
 
 def _each(
@@ -241,16 +301,16 @@ UNREADABLE = "unreadable"
 """The id of the span that carries the unreadable records of a file."""
 
 
-def _log(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
+def _log(raw: Mapping[str, Any], resource: Mapping[str, Any], scope: str) -> Span:
     attributes = _attributes(raw.get("attributes"))
     name = _event_name(raw.get("eventName"), attributes)
     time = time_of(raw.get("timeUnixNano")) or time_of(raw.get("observedTimeUnixNano"))
     event = SpanEvent(name, attributes, _value(raw.get("body")), time)
-    return _span_of_log(id_of(raw.get("traceId")), id_of(raw.get("spanId")), event, resource)
+    return _span_of_log(id_of(raw.get("traceId")), id_of(raw.get("spanId")), event, resource, scope)
 
 
-def _span_of_log(trace: str, id: str, event: SpanEvent, resource: Mapping[str, Any]) -> Span:
-    return Span(trace, id, None, "", event.time, event.time, {}, [event], resource=resource)
+def _span_of_log(trace: str, id: str, event: SpanEvent, resource: Mapping[str, Any], scope: str) -> Span:
+    return Span(trace, id, None, "", event.time, event.time, {}, [event], resource=resource, scope=scope)
 
 
 def _event_name(name: Any, attributes: Mapping[str, Any]) -> str:
@@ -307,7 +367,7 @@ def _in_order(events: list[SpanEvent]) -> list[SpanEvent]:
     return sorted(once.values(), key=lambda event: event.time or 0)
 
 
-def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
+def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any], scope: str) -> Span:
     status = _object(raw.get("status"))
     return Span(
         trace=id_of(raw.get("traceId")),
@@ -328,6 +388,7 @@ def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
         links=[Link(id_of(link.get("traceId")), id_of(link.get("spanId"))) for link in _objects(raw.get("links"))],
         error=text_of(status.get("message") or "error") if status.get("code") in (2, "STATUS_CODE_ERROR") else "",
         resource=resource,
+        scope=scope,
     )
 
 
@@ -485,6 +546,7 @@ def from_readable(spans: Iterable[Any], logs: Iterable[Any] = ()) -> list[Span]:
                 links=[Link(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") for link in span.links],
                 error="" if status.is_ok or status.is_unset else status.description or "error",
                 resource=span.resource.attributes if span.resource is not None else {},
+                scope=span.instrumentation_scope.name if span.instrumentation_scope is not None else "",
             )
         )
     return _joined(read, [_readable_log(log) for log in logs])
@@ -499,6 +561,7 @@ def _readable_log(log: Any) -> Span:
         f"{record.span_id:016x}" if record.span_id else "",
         SpanEvent(_event_name(record.event_name, attributes), attributes, record.body, time),
         resource.attributes if resource is not None else {},
+        log.instrumentation_scope.name if log.instrumentation_scope is not None else "",
     )
 
 

@@ -10,15 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from creditflow.data import Message
-from creditflow.plugins.traces.content import Raw
-from creditflow.plugins.traces.spans import Span, SpanEvent, text_of
+from creditflow.plugins.traces.messages import Form, Raw
+from creditflow.plugins.traces.spans import Reward, Span, SpanEvent
 
 Attributes = Mapping[str, Any]
-Messages = tuple[list[Raw], list[Raw]]
-"""Prompt messages and response messages, as recorded."""
 Entries = Callable[[str], list[Raw]]
 """Reads a numbered list of attributes: `entries("evaluations")` has one object per number."""
-Link = tuple[tuple[str, str], ...]
 Values = tuple[tuple[str, tuple[Any, ...]], ...]
 """Attributes, each with the values that count."""
 
@@ -42,6 +39,12 @@ class ModelCall:
     """Token counts, finish reason and error, for `Step.info`."""
     spoken: str = ""
     """The response without its reasoning, as other agents read it."""
+    scope: str = ""
+    """The name of the instrumentation."""
+    source: str = "list"
+    """The place of the response: a convention, `events`, or `list` for messages spread over attributes."""
+    is_cut: bool = False
+    """Whether a part of its messages was cut off."""
     choices: Sequence[str] = ()
     """Further responses to the same request."""
     media: Sequence[tuple[str, Any]] = ()
@@ -58,31 +61,6 @@ class ModelCall:
 
 
 @dataclass(frozen=True, slots=True)
-class RewardWithoutNumber:
-    """A reward without a number: a label, or an attribute that is not read as a reward."""
-
-    reason: str
-
-    @classmethod
-    def label(cls, text: Any) -> RewardWithoutNumber:
-        label = text_of(text)
-        return cls(f"it is no number, but a label: {label[:80]!r}") if label else NO_SCORE
-
-
-NO_SCORE = RewardWithoutNumber("no score was recorded")
-
-
-@dataclass(frozen=True, slots=True)
-class Reward:
-    """Named numbers or labels and their target."""
-
-    values: list[tuple[str, Any]]
-    links: list[Link] = field(default_factory=list)
-    """The target: the first link that resolves. A link is pairs of attribute and value, all of which a span must have
-    (`span_id` and `trace_id` are the span's ids). A link without pairs is the whole trajectory."""
-
-
-@dataclass(frozen=True, slots=True)
 class AgentSpan:
     """A span that encloses an agent's work."""
 
@@ -93,7 +71,20 @@ Meaning = ModelCall | Reward | AgentSpan
 
 
 RewardReader = Callable[[Span, Entries], Iterable[Reward]]
-RewardSpanReader = Callable[[Span, Entries], list[tuple[str, Any]] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An attribute with messages, and the form of its value."""
+
+    attribute: str
+    form: Form = "json"
+    """`json`: messages, a request or a response, as JSON or as an object. `either`: a text, or such JSON whose keys are
+    all those of messages. `text`: a text as it stands, even if it looks like JSON."""
+    key: str = ""
+    """The field of the one response message, or `system` for a system prompt beside the messages; empty: all of it."""
+    shared: bool = False
+    """Whether other spans than model calls have the attribute too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,23 +108,23 @@ class Convention:
     encloses_calls: Callable[[Attributes], bool] | None = None
     """Whether a span encloses several requests to a model although its attributes are those of one."""
 
+    prompt: tuple[Place, ...] = ()
+    """Attributes of the prompt: the first with messages counts."""
+    response: tuple[Place, ...] = ()
+    """Attributes of the response: the first with messages, or all that hold a field of one message."""
     prompt_list: str = ""
     """Prefix of prompt messages spread over attributes, such as `gen_ai.prompt` for `gen_ai.prompt.0.role`."""
     response_list: str = ""
-    messages: Callable[[Attributes], Messages] | None = None
-    """Reads messages from attributes that each hold a whole list or text."""
-    message_attributes: tuple[str, ...] = ()
-    """Attributes of `messages` that only model calls have."""
-    shared_message_attributes: tuple[str, ...] = ()
-    """Further attributes of `messages`, which other spans may have too."""
+    has_nested_parts: bool = False
+    """Whether the content of a spread prompt message may be a list of parts written as JSON."""
+    repr_scopes: tuple[str, ...] = ()
+    """Instrumentation scopes that write a tool-calling message as Python prints it."""
 
     call_events: tuple[str, ...] = ()
-    """Names of events that each hold all messages of a call, as attributes that `messages` reads."""
-    prompt_events: tuple[str, ...] = ()
-    """Names of events of single prompt messages."""
-    response_events: tuple[str, ...] = ()
-    event_messages: Callable[[SpanEvent], Messages] | None = None
-    """Reads one of `prompt_events` and `response_events`."""
+    """Names of events that each hold all messages of a call, as attributes at the places of any convention."""
+    prompt_events: Mapping[str, str] = field(default_factory=dict)
+    """Event name to the role of the prompt message in its body; an empty role: the messages are in its attributes."""
+    response_events: Mapping[str, str] = field(default_factory=dict)
 
     prompt_ids: tuple[str, ...] = ()
     """Attributes of token ids, in order of precedence; likewise the next fields."""
@@ -152,6 +143,8 @@ class Convention:
     usage: tuple[str, ...] = ()
     """Attributes with both token counts as JSON, read if there is no attribute for one."""
     finish_reason: tuple[str, ...] = ()
+    n_choices: tuple[str, ...] = ()
+    """Attributes of the number of responses that were requested."""
 
     call_agent: tuple[str, ...] = ()
     """Attributes of the agent's name on a model call."""
@@ -161,44 +154,19 @@ class Convention:
     """Agent names to ignore."""
     not_agents: Values = ()
     """Attribute values of spans that name an agent without being its work."""
-    agent_kinds: tuple[tuple[str, tuple[Any, ...], str], ...] = ()
-    """Attribute, the values that mark an agent span, and the attribute of its name; empty: the span's name."""
-    agent_span: Callable[[Span], str | None] | None = None
-    """The agent's name from a span without one in its attributes; None if the span is not an agent's."""
+    agent_kinds: tuple[tuple[str, tuple[Any, ...], tuple[str, ...]], ...] = ()
+    """Attribute, the values that mark an agent span, and the attributes of its name; an empty one: the span's name."""
     agent_node: Callable[[Attributes], str] | None = None
     """The agent's name from further data on any span, read last; empty if missing."""
     agent_attributes: tuple[str, ...] = ()
-    """Attributes that `agent_span` and `agent_node` read."""
+    """Attributes that `agent_node` reads."""
 
     rewards: RewardReader | None = None
-    """Reads rewards on a span of any kind that has `reward_lists`, `reward_prefixes` or events. A reward without links
-    belongs to the span."""
-    named_rewards: str = ""
-    """Prefix of attributes that are each a reward: `creditflow.reward` for `creditflow.reward.NAME`."""
-    reward_lists: tuple[str, ...] = ()
-    """Numbered lists that `rewards` reads."""
+    """Reads the rewards of a span of any kind that has `reward_prefixes`, `reward_attributes` or events. A reward
+    without links belongs to the span."""
     reward_prefixes: tuple[str, ...] = ()
-    """Prefixes of further attributes that `rewards` reads."""
+    """Names, and beginnings of names that end with a dot, of attributes that are rewards."""
+    reward_attributes: tuple[str, ...] = ()
+    """Further attributes that may be."""
     is_reward_event: Callable[[SpanEvent], bool] | None = None
     """Whether `rewards` reads an event."""
-    reward_span: RewardSpanReader | None = None
-    """The values of a reward span; None if the span is not one. Model calls inside such a span are the judge's."""
-    reward_attributes: tuple[str, ...] = ()
-    """Attributes that `reward_span` reads; a span without any of them is not passed to it."""
-    reward_span_list: str = ""
-    """The numbered list that `reward_span` reads."""
-    link_list: str = ""
-    """A numbered list of a reward's targets, each with `key_match` and `value_match`."""
-
-
-def first_of(attributes: Attributes, keys: Sequence[str]) -> Any:
-    """The first value that is not None."""
-    for key in keys:
-        if (value := attributes.get(key)) is not None:
-            return value
-    return None
-
-
-def name_of_agent_span(span: Span) -> str:
-    """The agent's name from OpenInference's graph node, else from the span's name, which may begin `invoke_agent`."""
-    return text_of(span.attributes.get("graph.node.id") or span.name.removeprefix("invoke_agent").strip())

@@ -2,59 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from creditflow.plugins.traces.content import Raw, json_of
-from creditflow.plugins.traces.conventions.base import (
-    NO_SCORE,
-    Attributes,
-    Convention,
-    Entries,
-    Messages,
-    Reward,
-    RewardWithoutNumber,
-    first_of,
-    name_of_agent_span,
-)
-from creditflow.plugins.traces.messages import listed, messages_of
-from creditflow.plugins.traces.requests import prompt_of, responses_of
-from creditflow.plugins.traces.spans import Span, text_of
+from creditflow.plugins.traces.conventions.base import Attributes, Convention, Entries, Place
+from creditflow.plugins.traces.messages import json_of, mapping
+from creditflow.plugins.traces.spans import NO_SCORE, Reward, RewardWithoutNumber, Span, Target, text_of
 
 # OpenInference (Arize Phoenix).
 _OPENINFERENCE_KIND = "openinference.span.kind"
 _OPENINFERENCE_LISTS = ("evaluations", "annotations")
 
 
-def _openinference_agent(span: Span) -> str | None:
-    return name_of_agent_span(span) if span.attributes.get(_OPENINFERENCE_KIND) == "AGENT" else None
-
-
-def _openinference_reward_span(span: Span, entries: Entries) -> list[tuple[str, Any]] | None:
-    return [] if span.attributes.get(_OPENINFERENCE_KIND) == "EVALUATOR" else None
-
-
 def _openinference_rewards(span: Span, entries: Entries) -> Iterator[Reward]:
     """Rewards of the span, and of the whole trace."""
-    if values := [score for name in _OPENINFERENCE_LISTS for score in _openinference_scores(entries(name), name)]:
-        yield Reward(values)
-    if values := [
-        score for name in _OPENINFERENCE_LISTS for score in _openinference_scores(entries(f"trace.{name}"), name)
-    ]:
-        yield Reward(values, [()])
+    for prefix, links in (("", []), ("trace.", [()])):
+        values = [score for name in _OPENINFERENCE_LISTS for score in _openinference_scores(prefix + name, entries)]
+        is_span = not prefix and span.attributes.get(_OPENINFERENCE_KIND) == "EVALUATOR"
+        if values or is_span:
+            yield Reward(values, list(links), is_span)
 
 
-def _openinference_scores(entries: Sequence[Raw], list_name: str) -> Iterator[tuple[str, Any]]:
+def _openinference_scores(list_name: str, entries: Entries) -> Iterator[tuple[str, Any]]:
     """Name and score of each entry, such as `evaluations.0.evaluation.name` and `.score`."""
-    word = list_name.removesuffix("s")
-    for entry in entries:
-        name = text_of(entry.get(f"{word}.name")) or word
-        if f"{word}.score" in entry:
-            yield name, entry[f"{word}.score"]
-        elif f"{word}.label" in entry:
-            yield name, RewardWithoutNumber.label(entry[f"{word}.label"])
-        else:
-            yield name, NO_SCORE
+    word = list_name.removeprefix("trace.").removesuffix("s")
+    for entry in entries(list_name):
+        label = RewardWithoutNumber.label(entry.get(f"{word}.label"))
+        yield text_of(entry.get(f"{word}.name")) or word, entry.get(f"{word}.score", label)
 
 
 OPENINFERENCE = Convention(
@@ -68,12 +42,11 @@ OPENINFERENCE = Convention(
     parameters=("llm.invocation_parameters",),
     prompt_tokens=("llm.token_count.prompt",),
     completion_tokens=("llm.token_count.completion",),
+    call_agent=("agent.name",),
     span_agent=("agent.name",),
-    agent_span=_openinference_agent,
-    agent_attributes=(_OPENINFERENCE_KIND,),
+    agent_kinds=((_OPENINFERENCE_KIND, ("AGENT",), ("graph.node.id", "")),),
     rewards=_openinference_rewards,
-    reward_lists=(*_OPENINFERENCE_LISTS, *(f"trace.{name}" for name in _OPENINFERENCE_LISTS)),
-    reward_span=_openinference_reward_span,
+    reward_prefixes=tuple(f"{prefix}{name}." for name in _OPENINFERENCE_LISTS for prefix in ("", "trace.")),
     reward_attributes=(_OPENINFERENCE_KIND,),
 )
 
@@ -85,8 +58,7 @@ _LANGGRAPH_NODE = "traceloop.association.properties.langgraph_node"
 def _langgraph_node(attributes: Attributes) -> str:
     metadata = attributes.get("metadata")
     data = json_of(metadata) if isinstance(metadata, str) and "langgraph_node" in metadata else None
-    node = data.get("langgraph_node") if isinstance(data, dict) else None
-    return text_of(node) or text_of(attributes.get(_LANGGRAPH_NODE))
+    return text_of(mapping(data).get("langgraph_node")) or text_of(attributes.get(_LANGGRAPH_NODE))
 
 
 LANGGRAPH = Convention(
@@ -99,26 +71,29 @@ LANGGRAPH = Convention(
 
 
 # Agent Lightning, with the token ids that vLLM's server and LiteLLM add to its calls.
-_LIGHTNING_REWARD, _LIGHTNING_OUTPUT = "agentlightning.reward", "agentlightning.operation.output"
+_LIGHTNING, _LIGHTNING_OUTPUT = "agentlightning.reward", "agentlightning.operation.output"
 _LIGHTNING_AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 
 
-def _lightning_reward_span(span: Span, entries: Entries) -> list[tuple[str, Any]] | None:
+def _lightning_rewards(span: Span, entries: Entries) -> Iterator[Reward]:
     attributes = span.attributes
-    if rewards := entries(_LIGHTNING_REWARD):
-        return [(text_of(reward.get("name")) or "primary", reward.get("value", NO_SCORE)) for reward in rewards]
-    if _LIGHTNING_REWARD in attributes:
-        return [("primary", attributes[_LIGHTNING_REWARD])]
+    values = [
+        (text_of(reward.get("name")) or "primary", reward.get("value", NO_SCORE)) for reward in entries(_LIGHTNING)
+    ]
+    # Its reward functions write to AgentOps.
+    outputs = [mapping(json_of(attributes.get(key))) for key in _LIGHTNING_AGENTOPS_OUTPUTS]
+    singles = [output.get("value") for output in outputs if output.get("type") == "reward"]
     if span.name == "agentlightning.annotation" and "reward" in attributes:  # before 0.3
-        return [("primary", attributes["reward"])]
-    for key in _LIGHTNING_AGENTOPS_OUTPUTS:  # its reward functions through AgentOps
-        output = json_of(attributes.get(key))
-        if isinstance(output, dict) and output.get("type") == "reward":
-            return [("primary", output.get("value"))]
-    is_empty = (
-        span.name == "agentlightning.operation" and attributes.get("agentlightning.operation.name") == _LIGHTNING_REWARD
-    )
-    return [] if is_empty else None
+        singles.insert(0, attributes["reward"])
+    if _LIGHTNING in attributes:
+        singles.insert(0, attributes[_LIGHTNING])
+    values = values or [("primary", single) for single in singles[:1]]
+    is_named = any(f"{key}.".startswith(f"{_LIGHTNING}.") for key in attributes)
+    is_operation = span.name == "agentlightning.operation"
+    if values or is_named or (is_operation and attributes.get("agentlightning.operation.name") == _LIGHTNING):
+        pairs = [pair for pair in entries("agentlightning.link") if {"key_match", "value_match"} <= pair.keys()]
+        link: Target = tuple((text_of(pair["key_match"]), text_of(pair["value_match"])) for pair in pairs)
+        yield Reward(values, [link] if link else [], is_span=True)
 
 
 LIGHTNING = Convention(
@@ -137,102 +112,45 @@ LIGHTNING = Convention(
     logprobs=("logprobs.content",),
     response_id=("llm.hosted_vllm.id", f"{_LIGHTNING_OUTPUT}.id"),
     span_agent=("recipient_agent_type", "langchain.chain.type", "executor.id"),
-    agent_kinds=(("type", ("agent",), "agentlightning.operation.input.name"),),
-    reward_span=_lightning_reward_span,
-    reward_attributes=(_LIGHTNING_REWARD, "reward", "agentlightning.operation.name", *_LIGHTNING_AGENTOPS_OUTPUTS),
-    reward_span_list=_LIGHTNING_REWARD,
-    link_list="agentlightning.link",
+    agent_kinds=(("type", ("agent",), ("agentlightning.operation.input.name",)),),
+    rewards=_lightning_rewards,
+    reward_prefixes=(f"{_LIGHTNING}.",),
+    reward_attributes=("reward", "agentlightning.operation.name", *_LIGHTNING_AGENTOPS_OUTPUTS),
 )
 
 
-# LangSmith: its export over OTLP, and its runs (`exports.py`).
-_LANGSMITH_KIND, _LANGSMITH_NODE, _LANGSMITH_METADATA = (
-    "langsmith.span.kind",
-    "langsmith.metadata.langgraph_node",
-    "langsmith.metadata.",
-)
-_LANGSMITH_PROMPT, _LANGSMITH_RESPONSE = "gen_ai.prompt", "gen_ai.completion"
-
-
-def _langsmith_messages(attributes: Attributes) -> Messages:
-    """The messages in a model call's inputs and outputs: those of the model's API, or LangChain's."""
-    if text_of(attributes.get(_LANGSMITH_KIND)).lower() != "llm":
-        return [], []
-    inputs, outputs = json_of(attributes.get(_LANGSMITH_PROMPT)), json_of(attributes.get(_LANGSMITH_RESPONSE))
-    return prompt_of(inputs), responses_of(outputs)
-
-
-def _langsmith_agent(span: Span) -> str | None:
-    """A chain's name; None for LangChain's own chains."""
-    is_agent = span.attributes.get(_LANGSMITH_KIND) == "chain" and not span.name.startswith("Runnable")
-    return text_of(span.attributes.get(_LANGSMITH_NODE)) or span.name if is_agent else None
-
-
+# LangSmith: its export over OTLP, and its runs (`exports.py`). LangChain's own chains do not count as agents.
+_LANGSMITH_KIND, _LANGSMITH_NODE = "langsmith.span.kind", "langsmith.metadata.langgraph_node"
 LANGSMITH = Convention(
     name="langsmith",
     precedence=55,
     kinds=(_LANGSMITH_KIND,),
     calls=((_LANGSMITH_KIND, ("llm", "LLM")),),
-    messages=_langsmith_messages,
-    shared_message_attributes=(_LANGSMITH_PROMPT, _LANGSMITH_RESPONSE),
+    prompt=(Place("gen_ai.prompt", shared=True),),
+    response=(Place("gen_ai.completion", shared=True),),
     call_agent=(_LANGSMITH_NODE,),
-    temperature=(f"{_LANGSMITH_METADATA}ls_temperature",),
-    agent_span=_langsmith_agent,
-    agent_attributes=(_LANGSMITH_KIND,),
+    temperature=("langsmith.metadata.ls_temperature",),
+    agent_kinds=((_LANGSMITH_KIND, ("chain",), (_LANGSMITH_NODE, "")),),
 )
 
 
 # MLflow: its export over OTLP, and its traces (`exports.py`).
-_MLFLOW_KIND, _MLFLOW_INPUTS, _MLFLOW_OUTPUTS = "mlflow.spanType", "mlflow.spanInputs", "mlflow.spanOutputs"
-_MLFLOW_CALLS, _MLFLOW_AGENTS = (("LLM", "CHAT_MODEL", '"LLM"', '"CHAT_MODEL"'), ("AGENT", '"AGENT"'))
-
-
-def _mlflow_messages(attributes: Attributes) -> Messages:
-    """The messages in a model call's inputs and outputs: those of the model's API, or LangChain's."""
-    if attributes.get(_MLFLOW_KIND) not in _MLFLOW_CALLS:
-        return [], []
-    return prompt_of(json_of(attributes.get(_MLFLOW_INPUTS))), responses_of(json_of(attributes.get(_MLFLOW_OUTPUTS)))
-
-
+_MLFLOW_KIND, _MLFLOW_INPUTS = "mlflow.spanType", "mlflow.spanInputs"
 MLFLOW = Convention(
     name="mlflow",
     precedence=55,
     kinds=(_MLFLOW_KIND,),
-    calls=((_MLFLOW_KIND, _MLFLOW_CALLS),),
-    messages=_mlflow_messages,
-    shared_message_attributes=(_MLFLOW_INPUTS, _MLFLOW_OUTPUTS),
+    calls=((_MLFLOW_KIND, ("LLM", "CHAT_MODEL", '"LLM"', '"CHAT_MODEL"')),),
+    prompt=(Place(_MLFLOW_INPUTS, shared=True),),
+    response=(Place("mlflow.spanOutputs", shared=True),),
     model=("mlflow.llm.model",),
     parameters=(_MLFLOW_INPUTS,),
     usage=("mlflow.chat.tokenUsage",),
-    agent_kinds=((_MLFLOW_KIND, _MLFLOW_AGENTS, ""),),
+    agent_kinds=((_MLFLOW_KIND, ("AGENT", '"AGENT"'), ("",)),),
 )
 
 
 # Vercel's AI SDK. The function id that a program gives to a call names its agent.
-_VERCEL_MESSAGES, _VERCEL_PROMPT, _VERCEL_REASONING = "ai.prompt.messages", "ai.prompt", "ai.response.reasoning"
-_VERCEL_RESPONSE = ("ai.response.text", "ai.response.object", "ai.result.text", "ai.result.object")
-_VERCEL_TOOL_CALLS = ("ai.response.toolCalls", "ai.result.toolCalls")
-_VERCEL_FILES = "ai.response.files"
-
-
-def _vercel_messages(attributes: Attributes) -> Messages:
-    text, calls = first_of(attributes, _VERCEL_RESPONSE), listed(first_of(attributes, _VERCEL_TOOL_CALLS))
-    reasoning, files = attributes.get(_VERCEL_REASONING), listed(attributes.get(_VERCEL_FILES))
-    response: Raw = {
-        "role": "assistant", "reasoning": reasoning, "content": text, "parts": files, "tool_calls": calls
-    }  # fmt: skip
-    prompt = messages_of(attributes.get(_VERCEL_MESSAGES)) or _vercel_prompt(json_of(attributes.get(_VERCEL_PROMPT)))
-    return prompt, [response] if text or calls or reasoning or files else []
-
-
-def _vercel_prompt(prompt: Any) -> list[Raw]:
-    """The messages of `ai.prompt`, an object with `system`, and `prompt` or `messages`."""
-    if not isinstance(prompt, dict):
-        return messages_of(prompt)
-    system = [{"role": "system", "content": prompt["system"]}] if prompt.get("system") else []
-    return system + messages_of(prompt.get("messages") or prompt.get("prompt"))
-
-
 def _vercel_encloses_calls(attributes: Attributes) -> bool:
     """Whether the operation encloses requests (`ai.generateText`) rather than being one (`.doGenerate`)."""
     return ".do" not in text_of(attributes.get("ai.operationId", ".do"))
@@ -242,9 +160,13 @@ VERCEL = Convention(
     name="vercel",
     precedence=60,
     encloses_calls=_vercel_encloses_calls,
-    messages=_vercel_messages,
-    message_attributes=(_VERCEL_MESSAGES, _VERCEL_REASONING, *_VERCEL_RESPONSE, *_VERCEL_TOOL_CALLS),
-    shared_message_attributes=(_VERCEL_PROMPT, _VERCEL_FILES),
+    prompt=(Place("ai.prompt.messages"), Place("ai.prompt", shared=True)),
+    response=(
+        *(Place(f"ai.{of}.{part}", "text", "content") for part in ("text", "object") for of in ("response", "result")),
+        *(Place(f"ai.{of}.toolCalls", key="tool_calls") for of in ("response", "result")),
+        Place("ai.response.reasoning", "text", "reasoning"),
+        Place("ai.response.files", key="files", shared=True),
+    ),
     response_id=("ai.response.id",),
     finish_reason=("ai.response.finishReason",),
     call_agent=("ai.telemetry.functionId",),
@@ -252,28 +174,18 @@ VERCEL = Convention(
 
 
 # Langfuse, over OTLP. Its scores come apart (`exports.py`).
-_LANGFUSE_KIND, _LANGFUSE_INPUT, _LANGFUSE_OUTPUT = (
-    "langfuse.observation.type",
-    "langfuse.observation.input",
-    "langfuse.observation.output",
-)
-
-
-def _langfuse_messages(attributes: Attributes) -> Messages:
-    return messages_of(attributes.get(_LANGFUSE_INPUT)), messages_of(attributes.get(_LANGFUSE_OUTPUT))
-
-
+_LANGFUSE_KIND = "langfuse.observation.type"
 LANGFUSE = Convention(
     name="langfuse",
     precedence=70,
     kinds=(_LANGFUSE_KIND,),
     calls=((_LANGFUSE_KIND, ("generation", "GENERATION")),),
-    messages=_langfuse_messages,
-    shared_message_attributes=(_LANGFUSE_INPUT, _LANGFUSE_OUTPUT),
+    prompt=(Place("langfuse.observation.input", "either", shared=True),),
+    response=(Place("langfuse.observation.output", "either", shared=True),),
     response_model=("langfuse.observation.model.name",),
     parameters=("langfuse.observation.model.parameters",),
     usage=("langfuse.observation.usage_details",),
-    agent_kinds=((_LANGFUSE_KIND, ("agent", "AGENT"), ""),),
+    agent_kinds=((_LANGFUSE_KIND, ("agent", "AGENT"), ("",)),),
 )
 
 CONVENTIONS = (OPENINFERENCE, LANGGRAPH, LIGHTNING, LANGSMITH, MLFLOW, VERCEL, LANGFUSE)

@@ -1,0 +1,262 @@
+"""Tests of kinds of traces that public bug reports describe: nothing guessed, nothing doubled, nothing lost."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.plugins.traces import ConvertOptions, Span, convert, from_chat_log, read_spans
+from creditflow.plugins.traces.exports import LANGSMITH, MLFLOW, read_export
+from tests.builders import examples
+from tests.paths import TRACES
+from tests.plugins.traces.test_messages import step
+
+WEATHER, NEWS = ({"name": name, "arguments": {"city": "Bern"}} for name in ("weather", "news"))
+BOTH = f"I look both up.\n{json.dumps(WEATHER)}\n{json.dumps(NEWS)}"
+ASKED = "Weather and news of Bern?"
+OTEL = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
+LANGFUSE = {"langfuse.observation.type": "generation"}
+OPENINFERENCE = {"openinference.span.kind": "LLM"}
+
+
+def span(attributes: dict[str, Any], id: str = "a", trace: str = "t", at: int = 1, **more: Any) -> Span:
+    return Span(trace, id, None, "chat", at, at + 1, attributes, **more)
+
+
+def parts(role: str, *texts: str, **more: Any) -> str:
+    return json.dumps([{"role": role, "parts": [{"type": "text", "content": text} for text in texts], **more}])
+
+
+def spread(name: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Messages as attributes, in OpenInference's form."""
+    flat: dict[str, Any] = {}
+    for n, message in enumerate(messages):
+        flat |= {f"llm.{name}_messages.{n}.message.{key}": value for key, value in message.items()}
+    return flat
+
+
+# ---- texts are not parsed ------------------------------------------------------------------------------------------
+
+
+def in_mlflow(answer: str) -> list[Span]:
+    attributes = {"mlflow.spanType": '"LLM"', "mlflow.spanInputs": '{"prompt": "Go."}'}
+    attributes["mlflow.spanOutputs"] = json.dumps(answer)
+    raw = {
+        "span_id": "a" * 16,
+        "name": "x",
+        "start_time_unix_nano": 1,
+        "end_time_unix_nano": 2,
+        "attributes": attributes,
+    }
+    return read_export(MLFLOW, [{"info": {"trace_id": "t"}, "data": {"spans": [raw]}}], "x")[0]
+
+
+READERS = {
+    "langfuse": lambda text: [
+        span({**LANGFUSE, "langfuse.observation.input": "Go.", "langfuse.observation.output": text})
+    ],
+    "attribute": lambda text: [span({**OTEL, "gen_ai.prompt": "Go.", "gen_ai.completion": text})],
+    "mlflow": in_mlflow,
+    "chat log": lambda text: from_chat_log([{"request": {"messages": [{"content": "Go."}]}, "response": text}]),
+    "openinference": lambda text: [
+        span({**OPENINFERENCE, **spread("input", [{"content": "Go."}]), **spread("output", [{"content": text}])})
+    ],
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"route": "billing"}',
+        '{"message": "The refund is on its way.", "route": "billing"}',
+        '{"text": "hello", "lang": "en"}',
+        '["Bern", "Rome"]',
+        '{"role": "critic", "content": "too long", "score": 2}',
+        '{"route": "bil',
+        "[x] done",
+        "plain",
+    ],
+)
+def test_json_answer_stays_as_it_is(reader: str, text: str) -> None:
+    found = step(convert(READERS[reader](text)))
+    assert (found.prompt, found.response) == ("[user]\nGo.", text)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {**OTEL, "gen_ai.input.messages": parts("system", "Be brief. " * 9),
+         "gen_ai.output.messages": parts("assistant", "Yes.")},
+        {**OTEL, "gen_ai.input.messages": "Go.", "gen_ai.output.messages": parts("assistant", "Take the 8:07. " * 9)},
+        {"ai.operationId": "ai.generateText.doGenerate", "ai.response.text": "I look.",
+         "ai.response.toolCalls": json.dumps([{"toolCallId": "1", "toolName": "look", "input": "x" * 99}])},
+        {**LANGFUSE, "langfuse.observation.output": json.dumps({"role": "assistant", "content": "x" * 99})},
+    ],
+)  # fmt: skip
+def test_messages_cut_off_are_left_out_and_name_no_task(attributes: dict[str, Any]) -> None:
+    cut = {key: value[:60] for key, value in attributes.items()}
+    made = convert([span(cut)])
+    assert made.trajectories == []
+    assert made.left_out[0].reason.startswith("it was cut off by a limit on the length of values: ")
+    later = {**OTEL, "gen_ai.input.messages": "Check it.", "gen_ai.completion": "Right."}
+    first, second = convert(
+        [span(a, id, t, at) for t in "xy" for a, id, at in ((cut, "a", 1), (later, "b", 3))]
+    ).trajectories
+    assert ("gen_ai.input.messages" in cut and cut["gen_ai.input.messages"] == "Go.") == (first.uid == second.uid)
+
+
+# ---- messages ------------------------------------------------------------------------------------------------------
+
+
+def test_litellm_calls_beside_the_text_are_one_response() -> None:
+    calls = {"gen_ai.input.messages": "Go."}
+    for n, call in enumerate((WEATHER, NEWS)):
+        calls[f"gen_ai.completion.{n}.function_call.name"] = call["name"]
+        calls[f"gen_ai.completion.{n}.function_call.arguments"] = json.dumps(call["arguments"])
+    said = {"gen_ai.output.messages": parts("assistant", "I look both up.", finish_reason="tool_calls")}
+    assert step(convert([span({**OTEL, **said, **calls})])).response == BOTH
+    before = {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.finish_reason": "tool_calls"}
+    assert step(convert([span({**OTEL, **before, **calls})])).response == BOTH.partition("\n")[2]
+
+
+def of_langchain(name: str, kind: str, text: str) -> dict[str, Any]:
+    return {"type": "constructor", "lc": 1, "id": ["messages", name], "kwargs": {"type": kind, "content": text}}
+
+
+@pytest.mark.parametrize(("name", "kind"), [("AIMessage", "ai"), ("AIMessageChunk", "AIMessageChunk")])
+def test_streamed_message_of_langchain_is_the_assistants(name: str, kind: str) -> None:
+    said = of_langchain(name, kind, "Bern is the capital.")
+    asked = of_langchain("HumanMessage", "human", "Capital?")
+    times = {"start_time": "2026-01-01T00:00:01Z", "end_time": "2026-01-01T00:00:02Z"}
+    run = {"id": "1", "run_type": "llm", **times, "inputs": {"messages": [[asked, said]]},
+           "outputs": {"generations": [[{"text": "Bern is the capital.", "message": said}]]}}  # fmt: skip
+    found = step(convert(read_export(LANGSMITH, [run], "x")[0]))
+    assert (found.prompt, found.response) == (
+        "[user]\nCapital?\n\n[assistant]\nBern is the capital.",
+        "Bern is the capital.",
+    )
+
+
+ITEMS = [
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Two are needed."}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look both up."}]},
+    *({"type": "function_call", "call_id": str(n), "name": call["name"], "arguments": json.dumps(call["arguments"])}
+      for n, call in enumerate((WEATHER, NEWS))),
+]  # fmt: skip
+
+
+def test_items_of_one_response_are_one_message() -> None:
+    asked = {"role": "user", "content": ASKED}
+    results = [{"type": "function_call_output", "call_id": str(n), "output": "sun"} for n in range(2)]
+    exchanges = [([asked], ITEMS), ("Else?", "Another."), ([asked, *ITEMS, *results], "Sun.")]
+    log = [{"request": {"input": read}, "response": {"output": wrote}, "session_id": "s"} for read, wrote in exchanges]
+    items = [{"role": "assistant", "content": "I look both up."}] + [
+        {"role": "assistant", "tool_calls.0.tool_call.function.name": call["name"],
+         "tool_calls.0.tool_call.function.arguments": json.dumps(call["arguments"])} for call in (WEATHER, NEWS)
+    ]  # fmt: skip
+    spans = [
+        span({**OPENINFERENCE, **spread("input", read), **spread("output", wrote)}, str(at), at=2 * at + 1)
+        for at, (read, wrote) in enumerate([
+            ([asked], items), ([asked], [{"content": "Another."}]),
+            ([asked, *items, {"role": "tool", "content": "sun"}], [{"content": "Sun."}]),
+        ])
+    ]  # fmt: skip
+    for records, thought in ((from_chat_log(log), "Two are needed.\n"), (spans, "")):
+        (trajectory,) = convert(records).trajectories
+        assert trajectory.steps[0].response == thought + BOTH
+        assert f"[assistant]\n{thought}{BOTH}\n\n[tool]\nsun" in trajectory.steps[2].prompt
+        assert (trajectory.steps[2].parents, trajectory.steps[2].info["parents_by"]) == ((0,), "text")
+
+
+def test_langfuse_object_of_items_is_a_request() -> None:
+    definition = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+    asked = {"input": [{"role": "user", "content": ASKED}], "tools": [definition]}
+    attributes = {"langfuse.observation.input": json.dumps(asked), "langfuse.observation.output": json.dumps(ITEMS[1:])}
+    found = step(convert([span({**LANGFUSE, **attributes})]))
+    assert (found.prompt, found.response) == (f"[user]\n{ASKED}", BOTH)
+
+
+def test_tool_definition_is_no_message() -> None:
+    definition = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    asked = [{"role": "user", "content": ASKED}, {"role": "tool", "content": definition}]
+    attributes = {"langfuse.observation.input": json.dumps(asked), "langfuse.observation.output": "Sun."}
+    assert step(convert([span({**LANGFUSE, **attributes})])).prompt == f"[user]\n{ASKED}"
+
+
+def test_call_in_two_forms_counts_once_and_equal_results_stay() -> None:
+    flat: dict[str, Any] = {"role": "assistant", "contents.0.message_content.type": "text",
+                            "contents.0.message_content.text": "I look both up."}  # fmt: skip
+    for n, call in enumerate((WEATHER, NEWS)):
+        of_call = {"id": f"c{n}", "function.name": call["name"], "function.arguments": json.dumps(call["arguments"])}
+        flat |= {
+            f"{at}.tool_call.{key}": value
+            for key, value in of_call.items()
+            for at in (f"contents.{n + 1}", f"tool_calls.{n}")
+        }
+        flat[f"contents.{n + 1}.message_content.type"] = "tool_use"
+    assert (
+        step(
+            convert([span({**OPENINFERENCE, **spread("output", [flat]), **spread("input", [{"content": "?"}])})])
+        ).response
+        == BOTH
+    )
+    results = [{"type": "tool_result", "tool_use_id": str(n), "content": "ok"} for n in range(3)]
+    log = [{"request": {"messages": [{"role": "user", "content": results}]}, "response": {"content": "Done."}}]
+    assert step(convert(from_chat_log(log))).prompt == "[user]\nok\nok\nok"
+
+
+# ---- spans ---------------------------------------------------------------------------------------------------------
+
+PLAIN = {**OTEL, "gen_ai.input.messages": parts("user", ASKED), "gen_ai.output.messages": parts("assistant", "Sun.")}
+OTHER = {
+    **OPENINFERENCE,
+    **spread("input", [{"role": "user", "content": ASKED}]),
+    **spread("output", [{"content": "Sun. "}]),
+}
+
+
+def test_call_of_two_integrations_side_by_side_is_one_step() -> None:
+    fuller = {**OTHER, "response_token_ids": [1, 2]}
+    made = convert([span(PLAIN, "a"), span(fuller, "b")])
+    assert [step.response_ids for step in made.trajectories[0].steps] == [(1, 2)]
+    assert [left.reason for left in made.left_out] == ["the same call as span b"]
+    assert len(convert([span(PLAIN, "a"), span(PLAIN, "b")]).trajectories[0].steps) == 2  # sampled twice
+    assert len(convert([span(PLAIN, "a"), span(OTHER, "b", at=5)]).trajectories[0].steps) == 2
+
+
+def test_attribute_of_some_spans_holds_for_the_others() -> None:
+    some = [span({**PLAIN, "session": "s", "gen_ai.agent.name": "writer"}, "a"), span(PLAIN, "b", at=3)]
+    (trajectory,) = convert(some, ConvertOptions(trajectory_by="session")).trajectories
+    assert (trajectory.id, [step.agent for step in trajectory.steps]) == ("s", ["writer", "writer"])
+    some.append(span({**PLAIN, "session": "z", "gen_ai.agent.name": "critic"}, "c", at=5))
+    assert sorted(t.id for t in convert(some, ConvertOptions(trajectory_by="session")).trajectories) == ["s", "t", "z"]
+    assert [step.agent for step in convert(some).trajectories[0].steps] == ["writer", "agent", "critic"]
+
+
+MARKS = {"gen_ai.operation.name": "chat", "openinference.span.kind": "LLM", "langsmith.span.kind": "llm",
+         "mlflow.spanType": "CHAT_MODEL", "langfuse.observation.type": "generation"}  # fmt: skip
+RECORDED = {path.stem: read_spans(path) for path in sorted(TRACES.rglob("*.json"))}
+
+
+@examples(150)
+@given(st.sampled_from(sorted(RECORDED)), st.integers(30, 600), st.booleans())
+def test_steps_and_left_out_account_for_every_call(name: str, limit: int, twice: bool) -> None:
+    """Under any limit on the length of values, and if spans are exported twice, no response becomes another one."""
+    whole = {step.info["span_id"]: step.response for t in convert(RECORDED[name]).trajectories for step in t.steps}
+    cut = [
+        replace(span, attributes={key: v[:limit] if isinstance(v, str) else v for key, v in span.attributes.items()})
+        for span in RECORDED[name]
+    ]
+    made = convert(cut * (1 + twice))
+    steps = {step.info["span_id"]: step.response for trajectory in made.trajectories for step in trajectory.steps}
+    accounted = [*steps, *(left.span for left in made.left_out if left.what == "model call")]
+    called = {
+        span.id for span in cut for key, mark in MARKS.items() if str(span.attributes.get(key)).strip('"') == mark
+    }
+    assert len(accounted) == len(set(accounted))
+    assert called <= set(accounted)
+    assert all(id in whole and whole[id].startswith(response) for id, response in steps.items())
