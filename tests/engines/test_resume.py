@@ -285,9 +285,27 @@ def test_resume_from_an_earlier_checkpoint_removes_later_ones(shared_recipe, fin
     assert json.loads((path / "run.json").read_text())["seed"] == 0
 
 
-def test_longer_run_resumes_from_a_finished_one(shared_recipe, finished, tmp_path) -> None:
+def test_tasks_that_changed_since_the_start_are_refused(shared_recipe, tmp_path) -> None:
+    """Their order would begin anew: two tasks more, and some of the first eight were trained on twice in a pass."""
+    file, settings = tmp_path / "tasks.jsonl", (*WATCHED, f"data.train_files={tmp_path}/tasks.jsonl")
+    row = '{"prompt": "a", "answer": "a"}\n'
+    file.write_text(row * 8)
+    path = stopped(shared_recipe, tmp_path / "run", 1, *settings)
+    file.write_text(row * 10)
+    refused = r"another content of data.train_files \(8 tasks, .*; now 10 tasks, .*trainer.resume_mode=resume_path"
+    with pytest.raises(InputError, match=refused):
+        run(shared_recipe, path, *settings)
+    named = (NAMED[0], f"trainer.resume_from_path={path}/checkpoints/global_step_1")
+    stopped(shared_recipe, path, 0, *settings, *named)
+    file.write_text(row * 8)
+    stopped(shared_recipe, path, 0, *settings)
+
+
+def test_longer_run_resumes_from_a_finished_one(shared_recipe, finished, tmp_path, capfd) -> None:
     path = run(shared_recipe, tmp_path / "run", *WATCHED, "trainer.total_training_steps=2")
+    assert "training steps and now has" not in "".join(capfd.readouterr())
     stopped(shared_recipe, path, 1, *WATCHED)
+    assert "the run began with 2 training steps and now has 4" in "".join(capfd.readouterr())
     assert not (path / "evaluation.json").exists()  # the shorter run's is removed
     run(shared_recipe, path, *WATCHED, "trainer.max_actor_ckpt_to_keep=2")
     assert checkpoint.saved_steps(path) == [4, 3]

@@ -170,11 +170,18 @@ def test_run_with_a_checkpoint_resumes(cluster, tmp_path, sent):
     rows = [{"step": 1, "val/pass_at_1": 0.25}, {"step": 2, "train/pass_at_1": 1.0}]
     cluster.work = lambda config: write(config, rows)
 
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    facts |= {"steps": 1, "tasks": {"data.train_files": "5 tasks, sha256 0"}}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(facts))
+
     start(tmp_path / "run", "trainer.logger=[lines]", "data.seed=7", reporter=listener)
 
-    assert listener.lines == [
-        f"run folder: {tmp_path}/run, goes on after step 1",
-        "warning: not as the run began: data.seed",
+    first, warning, *others = listener.lines
+    assert first == f"run folder: {tmp_path}/run, goes on after step 1"
+    assert warning.startswith("warning: not as the run began: data.seed, content of data.train_files (5 tasks, ")
+    assert others == [
+        "the run began with 1 training steps and now has 2: a cosine of the learning rate continues where that length "
+        "has it",
         "Ray's logs: /tmp/ray/session_1/logs",
         "after step 1: pass@1 0.250 on 6 tasks of data.train_files with split=val (data.val_files is not set)",
         "train 2/2 train pass@1 1.000",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -15,6 +16,8 @@ from typing import Any
 from creditflow._utils.files import alone_in, make_folder
 from creditflow._utils.progress import Reporter
 from creditflow.config import Recipe, different_options
+from creditflow.data import Task
+from creditflow.engines.common.components import Components
 from creditflow.errors import InputError
 from creditflow.runs import RunFolder
 from creditflow.runs.step_files import expect_format
@@ -74,6 +77,20 @@ def run_facts(recipe: Recipe, engine: str, packages: Sequence[str], **facts: obj
     }
 
 
+def data_facts(components: Components, steps: int) -> dict[str, object]:
+    """The facts of a run of `steps` training steps that show whether it resumes with the same tasks and length."""
+    tasks = {"data.train_files": components.train_tasks, "data.val_files": components.val_tasks}
+    return {"steps": steps, "tasks": {key: _content(split) for key, split in tasks.items()}}
+
+
+def _content(tasks: Sequence[Task]) -> str:
+    """The number of tasks, and a hash of their content and order."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(repr(task).encode(errors="replace"))
+    return f"{len(tasks)} tasks, sha256 {digest.hexdigest()[:12]}"
+
+
 def read_facts(path: Path, engine: str) -> dict[str, Any] | None:
     """The `run.json` of the run in `path`; None without a run.
 
@@ -93,12 +110,33 @@ def read_facts(path: Path, engine: str) -> dict[str, Any] | None:
     return facts
 
 
-def changed_options(facts: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """The options that differ from those the run began with, except those that may change when it resumes."""
+def changed_options(facts: Mapping[str, Any], recipe: Recipe, now: Mapping[str, Any]) -> list[str]:
+    """The options that differ from those the run began with, except those that may change when it resumes.
+
+    Tasks that differ count as their option, even if a file has the same name. `now`: the present `data_facts`.
+    """
     changed = set(different_options(facts["config"], json.loads(json.dumps(recipe.to_dict())))) - MAY_CHANGE
     if facts["config"].get("algorithm", {}).get("outcome_to") == recipe.config.algorithm.resolved().outcome_to:
         changed.discard("algorithm.outcome_to")  # `auto` means the same
-    return sorted(key for key in changed if not key.startswith("guard."))
+    options = sorted(key for key in changed if not key.startswith("guard."))
+    began = facts.get("tasks", {})
+    # The order of tasks, and those already trained on, follow from their number and the seed.
+    tasks = {key: content for key, content in now["tasks"].items() if key not in changed}
+    return options + [
+        f"content of {key} ({began[key]}; now {content})"
+        for key, content in tasks.items()
+        if began.get(key, content) != content
+    ]
+
+
+def changed_length(facts: Mapping[str, Any], steps: int) -> str:
+    """A line for a run that resumes with another number of training steps than it began with; else empty."""
+    if (began := facts.get("steps", steps)) == steps:
+        return ""
+    return (
+        f"the run began with {began} training steps and now has {steps}: a cosine of the learning rate continues "
+        "where that length has it"
+    )
 
 
 def disabled_error(path: Path, reason: str) -> InputError:

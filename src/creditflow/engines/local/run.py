@@ -21,8 +21,10 @@ from creditflow.engines.common.components import Components, build_curriculum, r
 from creditflow.engines.common.guard import control_state, load_control_state, roll_back
 from creditflow.engines.common.run import (
     FINISHED,
+    changed_length,
     changed_options,
     create_folder,
+    data_facts,
     disabled_error,
     finished_error,
     read_facts,
@@ -132,9 +134,15 @@ class RunState:
 
 
 def begin(
-    components: Components, path: Path, policy_set: PolicySet, threshold: Threshold, guard: Guard, reporter: Reporter
+    components: Components,
+    path: Path,
+    policy_set: PolicySet,
+    threshold: Threshold,
+    guard: Guard,
+    reporter: Reporter,
+    steps: int,
 ) -> RunState:
-    """Start a run in `path`, or resume its run from the newest intact checkpoint."""
+    """Start a run of `steps` training steps in `path`, or resume its run from the newest intact checkpoint."""
     recipe = components.recipe
     curriculum = build_curriculum(components.train_tasks, recipe.config)
     if not (path / "run.json").exists():
@@ -146,6 +154,7 @@ def begin(
             device=str(next(iter(policy_set.policies.values())).device),
             derived=policy_set.sizes,
             parameters=sum(weight.numel() for actor in actors for weight in actor.policy.parameters),
+            **data_facts(components, steps),
         )
         folder = create_folder(recipe, path, facts, reporter)
         return RunState(folder, components, policy_set, threshold, guard, reporter, curriculum=curriculum)
@@ -172,6 +181,8 @@ def begin(
     if state:
         run.restore(step, state)
     reporter.say(f"run folder: {folder.path}, goes on after step {step}")
+    if line := changed_length(read_facts(path, NAME) or {}, steps):
+        reporter.say(line)
     return run
 
 
@@ -181,9 +192,9 @@ def _begun_with(path: Path, recipe: Recipe) -> dict[str, int]:
     return {key: size for key, size in derived.items() if attrgetter(key)(recipe.config) is None}
 
 
-def expect_resumable(recipe: Recipe, path: Path, steps: int) -> None:
-    """Raise InputError if `path` holds a run that `recipe` cannot resume."""
-    trainer = recipe.config.trainer
+def expect_resumable(components: Components, path: Path, steps: int) -> None:
+    """Raise InputError if `path` holds a run that the recipe cannot resume."""
+    recipe, trainer = components.recipe, components.recipe.config.trainer
     if not (path / "run.json").exists():
         if trainer.resume_mode == "resume_path":
             raise ConfigError(f"trainer.resume_from_path: {path} holds no run; name its folder as default_local_dir")
@@ -193,10 +204,10 @@ def expect_resumable(recipe: Recipe, path: Path, steps: int) -> None:
         raise disabled_error(path, "trainer.resume_mode is disable")
     facts = read_facts(path, NAME)
     if facts is not None and trainer.resume_mode == "auto":
-        if changed := changed_options(facts, recipe):
+        if changed := changed_options(facts, recipe, data_facts(components, steps)):
             raise InputError(
                 f"{holds} that began with another {', '.join(changed)}; name another folder, or go on all the same by "
-                "trainer.resume_mode=resume_path"
+                "trainer.resume_mode=resume_path and trainer.resume_from_path=CHECKPOINT"
             )
         if (newest := next(iter(saved_steps(path)), 0)) > steps:
             raise InputError(

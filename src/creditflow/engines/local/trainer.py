@@ -61,7 +61,7 @@ def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = N
         components = build_components(recipe)
     steps = total_steps(len(components.train_tasks), recipe.config)
     path = run_path(recipe)
-    expect_resumable(recipe, path, steps)
+    expect_resumable(components, path, steps)
     guard = build_guard(recipe.config, recipe.folder, components.rewards.functions, NAME)
     expect_installed(recipe.config.trainer.logger)
     with reporter.bar("loading models", keep=False):
@@ -71,7 +71,7 @@ def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = N
         raise ConfigError(problems[0])
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, components.agents)
     with sole_writer(path):
-        run = begin(components, path, policy_set, threshold, guard, reporter)
+        run = begin(components, path, policy_set, threshold, guard, reporter, steps)
         for estimate in memory:
             reporter.say(estimate.text())
         if run.done < steps:  # left by a shorter run; it would mark this run as finished

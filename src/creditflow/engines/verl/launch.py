@@ -30,8 +30,10 @@ from creditflow.engines.common.metrics import evaluation_line, status_line, warn
 from creditflow.engines.common.rollouts import needs_reference
 from creditflow.engines.common.run import (
     FINISHED,
+    changed_length,
     changed_options,
     create_folder,
+    data_facts,
     disabled_error,
     finished_error,
     read_facts,
@@ -94,7 +96,7 @@ def launch(
         FolderTrackers.start(run.recipe, run.run_folder, begun or 0, reporter.say) as tracked,
     ):
         while True:
-            folder = _open_folder(config, run.recipe, run.run_folder, begun, reporter)
+            folder = _open_folder(config, components, run.run_folder, begun, total, reporter)
             try:
                 with (
                     reporter.bar("train", total, "steps") as bar,
@@ -226,15 +228,19 @@ def _begun(config: DictConfig, path: Path, total: int) -> int | None:
     return begun
 
 
-def _open_folder(config: DictConfig, recipe: Recipe, path: Path, begun: int | None, reporter: Reporter) -> RunFolder:
-    facts = read_facts(path, NAME)
+def _open_folder(
+    config: DictConfig, components: Components, path: Path, begun: int | None, total: int, reporter: Reporter
+) -> RunFolder:
+    facts, recipe, now = read_facts(path, NAME), components.recipe, data_facts(components, total)
     if begun is None or facts is None:
-        folder = create_folder(recipe, path, run_facts(recipe, NAME, _PACKAGES), reporter)
+        folder = create_folder(recipe, path, run_facts(recipe, NAME, _PACKAGES, **now), reporter)
     else:
         folder = RunFolder.open(path)
         reporter.say(f"run folder: {folder.path}, goes on after step {begun}")
-        if changed := changed_options(facts, recipe):
+        if changed := changed_options(facts, recipe, now):
             reporter.say(f"warning: not as the run began: {', '.join(changed)}")
+        if line := changed_length(facts, total):
+            reporter.say(line)
     folder.write_text("verl.yaml", as_yaml(config))
     return folder
 
