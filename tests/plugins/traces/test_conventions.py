@@ -35,18 +35,6 @@ def openinference(*outputs: dict[str, str], **more: Any) -> dict[str, Any]:
     return attributes
 
 
-CALLED = {
-    "tool_calls.0.tool_call.function.name": "weather",
-    "tool_calls.0.tool_call.function.arguments": '{"in": "Rome"}',
-}
-
-
-def test_text_and_tool_call_messages_form_one_response() -> None:
-    assert step(openinference({"content": "I look it up."}, CALLED)).response == (
-        'I look it up.\n{"name": "weather", "arguments": {"in": "Rome"}}'
-    )
-
-
 @pytest.mark.parametrize(
     "attributes",
     [

@@ -271,11 +271,6 @@ def test_blocks_of_one_text_are_joined_unchanged() -> None:
     assert step(call([USER], [{"role": "assistant", "content": parts}])).response == SAID
 
 
-@pytest.mark.parametrize("text", ['[{"type": "circle", "r": 1}]', '{"text": "hi"}', "[1, 2]", "data: none", "[x]"])
-def test_json_written_by_a_model_is_unchanged(text: str) -> None:
-    assert step(call([USER], [{"role": "assistant", "content": text}])).response == text
-
-
 @pytest.mark.parametrize(
     ("attributes", "names"),
     [

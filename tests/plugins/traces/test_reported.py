@@ -19,7 +19,6 @@ BOTH = f"I look both up.\n{json.dumps(WEATHER)}\n{json.dumps(NEWS)}"
 ASKED = "Weather and news of Bern?"
 OTEL = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
 LANGFUSE = {"langfuse.observation.type": "generation"}
-OPENINFERENCE = {"openinference.span.kind": "LLM"}
 
 
 def span(attributes: dict[str, Any], id: str = "a", trace: str = "t", at: int = 1, **more: Any) -> Span:
@@ -30,11 +29,12 @@ def parts(role: str, *texts: str, **more: Any) -> str:
     return json.dumps([{"role": role, "parts": [{"type": "text", "content": text} for text in texts], **more}])
 
 
-def spread(name: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+def said(prompt: list[dict[str, Any]], response: list[dict[str, Any]]) -> dict[str, Any]:
     """Messages as attributes, in OpenInference's form."""
-    flat: dict[str, Any] = {}
-    for n, message in enumerate(messages):
-        flat |= {f"llm.{name}_messages.{n}.message.{key}": value for key, value in message.items()}
+    flat: dict[str, Any] = {"openinference.span.kind": "LLM"}
+    for side, messages in (("input", prompt), ("output", response)):
+        for n, message in enumerate(messages):
+            flat |= {f"llm.{side}_messages.{n}.message.{key}": value for key, value in message.items()}
     return flat
 
 
@@ -44,43 +44,24 @@ def spread(name: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
 def in_mlflow(answer: str) -> list[Span]:
     attributes = {"mlflow.spanType": '"LLM"', "mlflow.spanInputs": '{"prompt": "Go."}'}
     attributes["mlflow.spanOutputs"] = json.dumps(answer)
-    raw = {
-        "span_id": "a" * 16,
-        "name": "x",
-        "start_time_unix_nano": 1,
-        "end_time_unix_nano": 2,
-        "attributes": attributes,
-    }
+    raw = {"span_id": "a" * 16, "start_time_unix_nano": 1, "end_time_unix_nano": 2, "attributes": attributes}
     return read_export(MLFLOW, [{"info": {"trace_id": "t"}, "data": {"spans": [raw]}}], "x")[0]
 
 
 READERS = {
-    "langfuse": lambda text: [
-        span({**LANGFUSE, "langfuse.observation.input": "Go.", "langfuse.observation.output": text})
-    ],
+    "langfuse": lambda t: [span({**LANGFUSE, "langfuse.observation.input": "Go.", "langfuse.observation.output": t})],
     "attribute": lambda text: [span({**OTEL, "gen_ai.prompt": "Go.", "gen_ai.completion": text})],
     "mlflow": in_mlflow,
     "chat log": lambda text: from_chat_log([{"request": {"messages": [{"content": "Go."}]}, "response": text}]),
-    "openinference": lambda text: [
-        span({**OPENINFERENCE, **spread("input", [{"content": "Go."}]), **spread("output", [{"content": text}])})
-    ],
+    "openinference": lambda text: [span(said([{"content": "Go."}], [{"content": text}]))],
 }
+TEXTS = ['{"route": "billing"}', '{"message": "The refund is on its way.", "route": "billing"}', '["Bern", "Rome"]',
+         '{"role": "critic", "content": "too long", "score": 2}', '{"text": "hello", "lang": "en"}', '{"route": "bil',
+         '[{"type": "circle", "r": 1}]', "[x] done", "data: none", "plain"]  # fmt: skip
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"route": "billing"}',
-        '{"message": "The refund is on its way.", "route": "billing"}',
-        '{"text": "hello", "lang": "en"}',
-        '["Bern", "Rome"]',
-        '{"role": "critic", "content": "too long", "score": 2}',
-        '{"route": "bil',
-        "[x] done",
-        "plain",
-    ],
-)
+@pytest.mark.parametrize("text", TEXTS)
 def test_json_answer_stays_as_it_is(reader: str, text: str) -> None:
     found = step(convert(READERS[reader](text)))
     assert (found.prompt, found.response) == ("[user]\nGo.", text)
@@ -117,8 +98,8 @@ def test_litellm_calls_beside_the_text_are_one_response() -> None:
     for n, call in enumerate((WEATHER, NEWS)):
         calls[f"gen_ai.completion.{n}.function_call.name"] = call["name"]
         calls[f"gen_ai.completion.{n}.function_call.arguments"] = json.dumps(call["arguments"])
-    said = {"gen_ai.output.messages": parts("assistant", "I look both up.", finish_reason="tool_calls")}
-    assert step(convert([span({**OTEL, **said, **calls})])).response == BOTH
+    text = {"gen_ai.output.messages": parts("assistant", "I look both up.", finish_reason="tool_calls")}
+    assert step(convert([span({**OTEL, **text, **calls})])).response == BOTH
     before = {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.finish_reason": "tool_calls"}
     assert step(convert([span({**OTEL, **before, **calls})])).response == BOTH.partition("\n")[2]
 
@@ -129,16 +110,13 @@ def of_langchain(name: str, kind: str, text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "kind"), [("AIMessage", "ai"), ("AIMessageChunk", "AIMessageChunk")])
 def test_streamed_message_of_langchain_is_the_assistants(name: str, kind: str) -> None:
-    said = of_langchain(name, kind, "Bern is the capital.")
+    reply = of_langchain(name, kind, "Bern is the capital.")
     asked = of_langchain("HumanMessage", "human", "Capital?")
-    times = {"start_time": "2026-01-01T00:00:01Z", "end_time": "2026-01-01T00:00:02Z"}
-    run = {"id": "1", "run_type": "llm", **times, "inputs": {"messages": [[asked, said]]},
-           "outputs": {"generations": [[{"text": "Bern is the capital.", "message": said}]]}}  # fmt: skip
-    found = step(convert(read_export(LANGSMITH, [run], "x")[0]))
-    assert (found.prompt, found.response) == (
-        "[user]\nCapital?\n\n[assistant]\nBern is the capital.",
-        "Bern is the capital.",
-    )
+    run = {"id": "1", "run_type": "llm", "inputs": {"messages": [[asked, reply]]},
+           "outputs": {"generations": [[{"text": "Bern is the capital.", "message": reply}]]}}  # fmt: skip
+    (found,) = convert(read_export(LANGSMITH, [run], "x")[0]).trajectories[0].steps
+    assert found.prompt == "[user]\nCapital?\n\n[assistant]\nBern is the capital."
+    assert found.response == "Bern is the capital."
 
 
 ITEMS = [
@@ -159,7 +137,7 @@ def test_items_of_one_response_are_one_message() -> None:
          "tool_calls.0.tool_call.function.arguments": json.dumps(call["arguments"])} for call in (WEATHER, NEWS)
     ]  # fmt: skip
     spans = [
-        span({**OPENINFERENCE, **spread("input", read), **spread("output", wrote)}, str(at), at=2 * at + 1)
+        span(said(read, wrote), str(at), at=2 * at + 1)
         for at, (read, wrote) in enumerate([
             ([asked], items), ([asked], [{"content": "Another."}]),
             ([asked, *items, {"role": "tool", "content": "sun"}], [{"content": "Sun."}]),
@@ -172,19 +150,17 @@ def test_items_of_one_response_are_one_message() -> None:
         assert (trajectory.steps[2].parents, trajectory.steps[2].info["parents_by"]) == ((0,), "text")
 
 
-def test_langfuse_object_of_items_is_a_request() -> None:
-    definition = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
-    asked = {"input": [{"role": "user", "content": ASKED}], "tools": [definition]}
-    attributes = {"langfuse.observation.input": json.dumps(asked), "langfuse.observation.output": json.dumps(ITEMS[1:])}
-    found = step(convert([span({**LANGFUSE, **attributes})]))
-    assert (found.prompt, found.response) == (f"[user]\n{ASKED}", BOTH)
-
-
-def test_tool_definition_is_no_message() -> None:
+@pytest.mark.parametrize("form", ["request", "messages"])
+def test_langfuse_items_and_tool_definitions_are_read(form: str) -> None:
     definition = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
     asked = [{"role": "user", "content": ASKED}, {"role": "tool", "content": definition}]
-    attributes = {"langfuse.observation.input": json.dumps(asked), "langfuse.observation.output": "Sun."}
-    assert step(convert([span({**LANGFUSE, **attributes})])).prompt == f"[user]\n{ASKED}"
+    prompt = {"input": asked[:1], "tools": [definition]} if form == "request" else asked
+    attributes = {
+        "langfuse.observation.input": json.dumps(prompt),
+        "langfuse.observation.output": json.dumps(ITEMS[1:]),
+    }
+    found = step(convert([span({**LANGFUSE, **attributes})]))
+    assert (found.prompt, found.response) == (f"[user]\n{ASKED}", BOTH)
 
 
 def test_call_in_two_forms_counts_once_and_equal_results_stay() -> None:
@@ -192,18 +168,10 @@ def test_call_in_two_forms_counts_once_and_equal_results_stay() -> None:
                             "contents.0.message_content.text": "I look both up."}  # fmt: skip
     for n, call in enumerate((WEATHER, NEWS)):
         of_call = {"id": f"c{n}", "function.name": call["name"], "function.arguments": json.dumps(call["arguments"])}
-        flat |= {
-            f"{at}.tool_call.{key}": value
-            for key, value in of_call.items()
-            for at in (f"contents.{n + 1}", f"tool_calls.{n}")
-        }
+        for at in (f"contents.{n + 1}", f"tool_calls.{n}"):
+            flat |= {f"{at}.tool_call.{key}": value for key, value in of_call.items()}
         flat[f"contents.{n + 1}.message_content.type"] = "tool_use"
-    assert (
-        step(
-            convert([span({**OPENINFERENCE, **spread("output", [flat]), **spread("input", [{"content": "?"}])})])
-        ).response
-        == BOTH
-    )
+    assert step(convert([span(said([{"content": "?"}], [flat]))])).response == BOTH
     results = [{"type": "tool_result", "tool_use_id": str(n), "content": "ok"} for n in range(3)]
     log = [{"request": {"messages": [{"role": "user", "content": results}]}, "response": {"content": "Done."}}]
     assert step(convert(from_chat_log(log))).prompt == "[user]\nok\nok\nok"
@@ -212,11 +180,7 @@ def test_call_in_two_forms_counts_once_and_equal_results_stay() -> None:
 # ---- spans ---------------------------------------------------------------------------------------------------------
 
 PLAIN = {**OTEL, "gen_ai.input.messages": parts("user", ASKED), "gen_ai.output.messages": parts("assistant", "Sun.")}
-OTHER = {
-    **OPENINFERENCE,
-    **spread("input", [{"role": "user", "content": ASKED}]),
-    **spread("output", [{"content": "Sun. "}]),
-}
+OTHER = said([{"role": "user", "content": ASKED}], [{"content": "Sun. "}])
 
 
 def test_call_of_two_integrations_side_by_side_is_one_step() -> None:

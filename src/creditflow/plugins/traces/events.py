@@ -101,16 +101,7 @@ def _exchanges(events: Sequence[SpanEvent]) -> list[list[SpanEvent]]:
 def _call(span: Span, events: list[SpanEvent], id: str, parent: str | None) -> Span:
     times = [event.time for event in events if event.time is not None]
     attributes = {name: value for event in events for name, value in event.attributes.items()}
-    return Span(
-        span.trace,
-        id,
-        parent,
-        events[0].name,
-        min(times, default=span.start),
-        max(times, default=span.end),
-        {"gen_ai.operation.name": "chat", **attributes},
-        events,
-        resource=span.resource,
-        trace_id=span.trace_id,
-        scope=span.scope,
-    )
+    start, end = min(times, default=span.start), max(times, default=span.end)
+    attributes = {"gen_ai.operation.name": "chat", **attributes}
+    call = Span(span.trace, id, parent, events[0].name, start, end, attributes, events, resource=span.resource)
+    return replace(call, trace_id=span.trace_id, scope=span.scope)

@@ -124,6 +124,8 @@ class _AttributeNames:
         """Whether it has attributes that only model calls have, unless its kind is something else."""
         self.has_model_and_messages = names_model and has_messages
         """Whether it has both a model and messages, and so is a call even if it names an agent."""
+        self.of_sampling = any(map(self.present.get, ("temperature", "parameters")))
+        """Whether it has sampling parameters."""
         self.of_agent = any(map(self.present.get, ("span_agent", "call_agent", "agent_kinds", "agent_attributes")))
         """Whether it may be an agent's."""
         self.like_rewards = [
@@ -225,9 +227,11 @@ def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
     call.response_id = text_of(names.first(attributes, "response_id"))
     model = names.first(attributes, "model", "response_model")
     call.model = text_of(model).strip('"')  # MLflow writes it as JSON
-    call.temperature = _temperature(attributes, names)
+    if names.of_sampling:
+        call.temperature = _temperature(attributes, names)
     call.prompt_ids, call.response_ids = _token_ids(names.first(attributes, "prompt_ids")), response_ids
-    call.logprobs = _logprobs(names.first(attributes, "logprobs"))
+    if names.present["logprobs"]:
+        call.logprobs = _logprobs(names.first(attributes, "logprobs"))
     call.info = _info(span, names, reason)
     call.scope = span.scope
     return call
