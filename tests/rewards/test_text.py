@@ -7,8 +7,9 @@ import pytest
 
 from creditflow.rewards.builtin.math import math_verify
 from creditflow.rewards.builtin.text import exact_match, numeric_match
+from creditflow.rewards.support.answers import places
 from creditflow.rewards.support.test_cases import read_tests
-from creditflow.rewards.support.text import final_answer, is_missing, numbers_in
+from creditflow.rewards.support.text import is_missing, numbers_in
 from tests.rewards.trajectories import a_trajectory, load, score
 
 
@@ -37,16 +38,37 @@ def test_per_cent_sign_is_detected():
     ("text", "answer"),
     [
         ("48+24=72\n#### 71\nno:\n#### 72\nDone. 5", "72"),
+        ("#### 2. Add them\n48+24=72", "#### 2. Add them\n48+24=72"),
+        ("#### Step 2: Check\n#### 72", "72"),
+        ("#### Final answer\n\nThe answer is 72.", "72."),
+        ("so #### Paris", "Paris"),
+        ("\\boxed{5} #### 6", "5"),
+        ("\\boxed{5} papers and $\\boxed{6}$", "5, 6"),
+        ("\\boxed{5}. Then \\boxed{6}", "6"),
+        ("\\boxed{}", ""),
         ("  72 ", "72"),
-        ("####", ""),
+        ("####", "####"),
         ("<think>\n#### 3\n</think>\n#### 4", "4"),
         ("It is 3.</think>4", "4"),
         ("<think>It is 3", ""),
         ("tags such as <think> are 4", "tags such as <think> are 4"),
     ],
 )
-def test_final_answer_follows_the_last_marker(text, answer):
-    assert final_answer(text) == answer
+def test_first_place_of_an_answer(text, answer):
+    assert next(places(text))[0] == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        ("The answer is 72, since $48+24$ is.", ["72, since $48+24$ is.", "72, since $48+24$ is", "72", "48+24"]),
+        ("We add $48+24$.", ["We add $48+24$.", "48+24"]),
+        ("So 3/4 of 80 km", ["So 3/4 of 80 km", "80"]),
+        ("So $x$ is 5", ["So $x$ is 5", "5"]),
+    ],
+)
+def test_places_are_in_order(text, answers):
+    assert [variant for variants in places(text) for variant in variants][: len(answers)] == answers
 
 
 @pytest.mark.parametrize(
@@ -59,7 +81,12 @@ def test_final_answer_follows_the_last_marker(text, answer):
         ("b", ["a", "b"], 1.0),
         ("B", "b", 0.0),
         ("", "72", 0.0),
-        ("48+24=72\n#### 72", "72", 0.0),
+        ("48+24=72\n#### 72", "72", 1.0),
+        ("#### 71", "72", 0.0),
+        ("The answer is Paris.", "Paris", 1.0),
+        ("It is \\boxed{Paris}, not London", "Paris", 1.0),
+        ("72", 72.0, 1.0),
+        ("72.5", 72.5, 1.0),
     ],
 )
 def test_exact_match(text, truth, expected):
@@ -88,6 +115,12 @@ def test_exact_match(text, truth, expected):
         ("48+24=72\n#### 72", "72", 1.0),
         ("1/2", "0.5", 0.0),  # its last number is 2
         ("0.33", 1 / 3, 0.0),
+        ("20000001", "20000000", 0.0),
+        ("12345678901234567891", "12345678901234567890", 0.0),
+        ("72", 72.0, 1.0),
+        ("#### 2. Add them\n48+24=72", "72", 1.0),
+        ("The answer is 72. I am 100% sure.", "72", 1.0),
+        ("\\boxed{72} of 80", "72", 1.0),
         ("\uff11\uff0c\uff10\uff18\uff10\uff0e\uff15", "1080.5", 1.0),
     ],
 )

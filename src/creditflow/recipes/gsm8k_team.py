@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 from creditflow.data import Step, Task, Trajectory
 from creditflow.rewards import reward
+from creditflow.rewards.support.answers import answer_lines
 from creditflow.rewards.support.arithmetic import READ_CHARACTERS, Calculation, calculations_in
-from creditflow.rewards.support.text import final_answer, numbers_in
+from creditflow.rewards.support.text import numbers_in
 from creditflow.rollout import Reply, Team
 
 MAX_EXECUTOR_TURNS = 8
@@ -91,8 +92,8 @@ def said(text: str) -> str | None:
 
 def answer_line(text: str) -> str:
     """`#### answer` from the last accepted reply: its marked answer, else its value; empty without either."""
-    if "####" in text and (marked := final_answer(text)):
-        return f"#### {marked[:LINE_CHARACTERS]}"
+    if marked := answer_lines(text[-READ_CHARACTERS:]):
+        return f"#### {marked[-1].strip()[:LINE_CHARACTERS]}"
     value = value_in(text)
     return "" if value is None else f"#### {figure(value)}"
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from creditflow.rewards.registry import answer, builtin
-from creditflow.rewards.support.text import final_answer, numbers_in, same_number, truths_of
+from creditflow.rewards.support.answers import places
+from creditflow.rewards.support.mathematics import is_value
+from creditflow.rewards.support.text import Number, numbers_in, same_number, truths_of
 
 
 @builtin
 @answer
 def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
-    """1 if the text equals the truth, or one of a list of truths; surrounding and repeated white space is ignored.
+    """1 if the whole text or the answer in it equals the truth, or one of a list of truths.
 
-    The whole text is compared, not only a final answer in it. `ignore_case` compares casefolded (`Straße`, `STRASSE`).
+    The answer is the last box, else the line `#### answer`, else the text after `answer is` or another word with a
+    colon, up to the end of its line, sentence or clause. Surrounding and repeated white space is ignored.
+    `ignore_case` compares casefolded (`Straße`, `STRASSE`). A truth of 72.0, as in a column of pandas with missing
+    values, is also 72.
 
     Range: 0 or 1. Cost: microseconds, linear in the text. Source: exact match as in SQuAD (arXiv 1606.05250), without
     its removal of articles and punctuation. Raises ValueError if the truth is missing.
@@ -23,18 +28,22 @@ def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
         words = " ".join(str(value).split())
         return words.casefold() if ignore_case else words
 
-    return float(tidy(text) in [tidy(option) for option in truths_of(truth)])
+    truths = truths_of(truth)
+    truths += [int(value) for value in truths if isinstance(value, float) and value.is_integer()]
+    answers = (text, *next(places(text)))
+    return float(not {tidy(option) for option in truths}.isdisjoint(map(tidy, answers)))
 
 
 @builtin
 @answer
 def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
-    """1 if the last number of the text equals the last number of the truth, or of a listed truth, within `rel_tol`.
+    """1 if the last number of the answer equals the last number of the truth, or of a listed truth.
 
-    If the text has a line `#### answer`, only the text after the last #### is read. Thousands separators and currency
-    signs are ignored, and so is everything else around the number (units, words, a slash: the last number of 1/2 is 2).
-    For fractions, units and formulas use math_verify. A per cent sign on one side only is ambiguous: 50% equals both 50
-    and 0.5.
+    The answer is found as in math_verify: the last box, else a line `#### answer`, and so on, else the last number of
+    the text. Whole numbers are compared exactly, others within `rel_tol`. Thousands separators and currency signs are
+    ignored, and so is everything else around the number (units, words, a slash: the last number of 1/2 is 2). For
+    fractions, units and formulas use math_verify. A per cent sign on one side only is ambiguous: 50% equals both 50 and
+    0.5.
 
     Range: 0 or 1. Cost: microseconds, linear in the text. Source: the usual reading of GSM8K answers (arXiv
     2110.14168), with tolerance. Raises ValueError if the truth is missing or holds no number, or if rel_tol is not in
@@ -42,8 +51,13 @@ def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
     """
     if not 0 <= rel_tol < 1:
         raise ValueError(f"expected a rel_tol of 0 or more and less than 1, got {rel_tol}")
-    expected = [numbers_in(str(value)) for value in truths_of(truth)]
-    if not any(expected):
+    expected = [number for value in truths_of(truth) if (number := _last_number(str(value)))]
+    if not expected:
         raise ValueError(f"expected a ground truth with a number in it, got {str(truth)[:80]!r}")
-    answers = numbers_in(final_answer(text))
-    return float(bool(answers) and any(same_number(answers[-1], truth[-1], rel_tol) for truth in expected if truth))
+    number = _last_number(text)
+    return float(number is not None and any(same_number(number, other, rel_tol) for other in expected))
+
+
+def _last_number(text: str) -> Number | None:
+    values = (numbers_in(variant) for variants in places(text) for variant in variants if is_value(variant))
+    return next((numbers[-1] for numbers in values if numbers), None)

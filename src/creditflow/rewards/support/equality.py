@@ -1,25 +1,28 @@
-"""Equality of two sympy expressions: exact where sympy can decide, else to hundreds of digits.
+"""Parse formulas by math-verify, and compare them: exactly where sympy can decide, else to hundreds of digits.
 
-Numbers and formulas are compared here: math-verify compares them after rounding to a number of decimals, so any two
-small numbers are equal there. The library compares sets, intervals and tuples of them. Importing this module imports
-sympy. The caller limits the time.
+The library compares sets, intervals, tuples and relations. Numbers and formulas with variables are compared here,
+because the library passes unequal ones: it rounds to a number of decimals, so any two small numbers are equal there.
+Importing this module imports sympy. The caller limits the time.
 """
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
 import sympy
-from math_verify import grader
+from math_verify import LatexExtractionConfig, grader, parser
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import BooleanAtom
 
-MAX_BITS = 300_000.0
+MAX_BITS = 300_000
 """Limit for the binary digits of a whole number. No signal can end the evaluation of a much longer one."""
+MAX_FACTORIAL = 20_000
 DIGITS = 1_000
 """Digits to which a difference is evaluated."""
 RELATIVE = sympy.Rational(1, 10 ** (DIGITS // 2))
@@ -28,67 +31,78 @@ LIBRARY_DIGITS = 200
 """Digits of the library's comparison, of sets for example."""
 POINTS = 6
 """Number of points at which two formulas are compared."""
+# the time limit covers everything, and units are already removed: the library would read the t of `x + t` as one
+parser.TIMEOUT_WARNING_SHOWN = grader.TIMEOUT_WARNING_SHOWN = True
+_TARGET = LatexExtractionConfig(
+    normalization_config=parser.NormalizationConfig(units=False, malformed_operators=True, boxed="none")
+)
+_EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
 
 
 class TooLargeError(ValueError):
     """A number is too long to evaluate."""
 
 
-def same(left: Any, right: Any) -> bool:
-    """Whether two expressions that math-verify parsed have the same meaning.
+@lru_cache(maxsize=256)
+def parse(text: str) -> Any:
+    """The expression of a LaTeX formula; for an equation between numbers their value, if it holds.
 
-    Both must have passed through `worked_out`, so that no number in them is too long.
+    None if it cannot be read, or has no value.
     """
-    left, right = _comparable(left, right)
-    if any(isinstance(side, BooleanAtom) or side.has(sympy.nan, sympy.zoo) for side in (left, right)):
+    sides = _EQUALS.split(text)
+    if len(sides) > 1 and not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", text)):
+        values = [parse(side.strip()) for side in sides]
+        return values[-1] if all(same(value, values[-1]) for value in values) else None
+    if not text or text.count("(") + text.count("[") != text.count(")") + text.count("]"):
+        return None
+    parsed = parser.parse(f"${text}$", [_TARGET], fallback_mode="no_fallback", parsing_timeout=None)
+    try:
+        expression = parsed[0].as_immutable() if isinstance(parsed[0], sympy.MatrixBase) else parsed[0]
+        return None if _evaluated(expression).has(sympy.nan, sympy.zoo) else expression
+    except Exception:  # not read, too large, or nothing that sympy can evaluate
+        return None
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two expressions from `parse` have the same meaning; False if one is None, or if sympy raises."""
+    try:
+        return _same(*_comparable(left, right))
+    except Exception:  # a hostile expression; sympy may raise anything
         return False
-    if isinstance(left, sympy.MatrixBase) and isinstance(right, sympy.MatrixBase):  # these are Expr, too
-        return left.shape == right.shape and all(map(same, left.flat(), right.flat()))
-    if isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr):
-        return left == right or _same_value(left, right)
-    if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq) and left.lhs == right.lhs:
-        return same(left.rhs, right.rhs)  # the library would round both sides
-    return _same_in_library(left, right) or _same_in_library(right, left) or _same_relations(left, right)
 
 
-def worked_out(expression: Any) -> Any:
+def decimals(expression: Any, digits: int) -> Fraction | None:
+    """The value of a real number to `digits` significant digits; None for other expressions."""
+    try:
+        value = expression.doit()
+        return Fraction(int(value.p), int(value.q)) if value.is_Rational else Fraction(str(value.evalf(digits)))
+    except Exception:  # no number, complex, infinite, or without digits
+        return None
+
+
+def _evaluated(expression: Any) -> Any:
     """Evaluate everything in the expression, with exact decimals. Raises TooLargeError."""
-    if _bits(expression) > MAX_BITS:
-        raise TooLargeError("a number too long to work out")
+    _refuse_long(expression)
     if isinstance(expression, Relational | sympy.And):  # evaluated, sympy would make "symbol = set" false
-        return expression.func(*map(worked_out, _parts(expression)), evaluate=False)
+        return expression.func(*map(_evaluated, _parts(expression)), evaluate=False)
     exact = {number: sympy.Rational(str(number)) for number in expression.atoms(sympy.Float)}
     return (expression.xreplace(exact) if exact else expression).doit()
 
 
-def _bits(expression: Any) -> float:
-    """Upper bound for the binary digits of the whole numbers in the expression and during its evaluation."""
-    if isinstance(expression, sympy.Rational):
-        return float(abs(expression.p).bit_length() + expression.q.bit_length())
-    inside = [_bits(argument) for argument in getattr(expression, "args", ())]
-    most = max(inside, default=1.0)
-    if most > MAX_BITS or not getattr(expression, "is_number", False):
-        return most
-    if isinstance(expression, sympy.Pow):
-        return inside[0] * _at_most(expression.exp, inside[1])
-    if isinstance(expression, sympy.factorial | sympy.gamma | sympy.factorial2 | sympy.binomial):
-        n = _at_most(expression.args[0], inside[0])
-        return n * math.log2(n + 2)
-    return sum(inside) if isinstance(expression, sympy.Add | sympy.Mul) else most
-
-
-def _at_most(number: Any, bits: float) -> float:
-    """Upper bound for the absolute value of a number of at most `bits` binary digits."""
-    if isinstance(number, sympy.Rational) and bits < 1000:
-        return float(abs(number.p) / number.q)
-    return float(2.0 ** min(bits, 1000.0))
-
-
-# Making two expressions comparable
-
-
-def _links(expression: Any) -> list[Any]:
-    return _parts(expression) if isinstance(expression, sympy.And) else [expression]
+def _refuse_long(expression: Any) -> None:
+    """Raise TooLargeError if a power or a factorial in the expression is too long, measured from the inside out."""
+    for part in sympy.postorder_traversal(expression):
+        if isinstance(part, sympy.Sum | sympy.Product):
+            _refuse_long(part.function.subs({variable: limits[-1] for variable, *limits in part.limits if limits}))
+        if not isinstance(part, sympy.Expr) or not part.is_number:
+            continue
+        if isinstance(part, sympy.factorial | sympy.factorial2 | sympy.gamma | sympy.binomial):
+            if any(argument.evalf(5) > MAX_FACTORIAL for argument in part.args):
+                raise TooLargeError("a factorial too long to evaluate")
+        elif isinstance(part, sympy.Pow):
+            for value in part.evalf(5).as_real_imag():
+                if value.is_Float and abs(value._mpf_[2] + value._mpf_[3]) > MAX_BITS:
+                    raise TooLargeError("a power too long to evaluate")
 
 
 def _parts(expression: Any) -> list[Any]:
@@ -110,22 +124,30 @@ def _comparable(*expressions: Any) -> Iterator[Any]:
         names = {call: sympy.Symbol(str(call), real=real) for call in expression.atoms(AppliedUndef)}
         for symbol in expression.free_symbols:
             names[symbol] = sympy.I if symbol.name == "i" else sympy.Symbol(symbol.name, real=real)
-        yield worked_out(_renamed(expression, names))
+        yield _evaluated(_renamed(expression, names))
 
 
-# Comparing
+def _same(left: Any, right: Any) -> bool:
+    if any(isinstance(side, BooleanAtom) or side.has(sympy.nan, sympy.zoo) for side in (left, right)):
+        return False
+    if isinstance(left, sympy.MatrixBase) and isinstance(right, sympy.MatrixBase):  # these are Expr, too
+        return left.shape == right.shape and all(map(_same, left.flat(), right.flat()))
+    if isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr):
+        return left == right or _same_value(left, right)
+    if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq) and left.lhs == right.lhs:
+        return _same(left.rhs, right.rhs)  # the library would round both sides
+    for equation, value in ((left, right), (right, left)):
+        if isinstance(equation, sympy.Eq) and isinstance(value, sympy.Expr | sympy.Tuple):
+            named = grader.is_assignment_relation(equation) or all(
+                side.is_Symbol for side in equation.lhs.as_numer_denom()
+            )
+            return named and _same(equation.rhs, value)
+    return _in_library(left, right) or _in_library(right, left) or _same_relation(left, right)
 
 
-def _same_in_library(left: Any, right: Any) -> bool:
-    grader.TIMEOUT_WARNING_SHOWN = True  # the caller limits the time
-    same: bool = grader.verify(
-        left,
-        right,
-        numeric_precision=LIBRARY_DIGITS,
-        allow_set_relation_comp=True,
-        timeout_seconds=None,
-    )
-    return same
+def _in_library(left: Any, right: Any) -> bool:
+    options = {"allow_set_relation_comp": True, "timeout_seconds": None}
+    return bool(grader.verify(left, right, numeric_precision=LIBRARY_DIGITS, **options))
 
 
 def _same_value(left: Any, right: Any) -> bool:
@@ -156,59 +178,26 @@ def _has_value(expression: Any) -> bool:
 
 def _vanishes(difference: Any) -> bool:
     """Whether a sum of numbers is negligible relative to its terms."""
-    if difference.is_Rational:
+    if difference.is_Rational or difference.is_infinite:
         return bool(difference == 0)
-    if difference.is_infinite:
-        return False
     terms = sum(abs(term.evalf(15)) for term in sympy.Add.make_args(difference))
     return bool(abs(difference.evalf(15, maxn=DIGITS)) <= RELATIVE * terms)
 
 
-# Equations and inequalities
-
-
-def _same_relations(left: Any, right: Any) -> bool:
-    """Whether two chains of relations in one unknown have the same solutions, or each link that of the other chain.
-
-    Links may differ by a constant factor.
-    """
-    if (intervals := _solutions(left, right)) is not None:
-        return _same_in_library(*intervals) or _same_in_library(*reversed(intervals))
-    links, others = _links(left), _links(right)
-    if not all(isinstance(link, Relational) for link in (*links, *others)):
-        return False
-    return len(links) == len(others) and all(any(_same_relation(a, b) for b in others) for a in links)
-
-
-def _solutions(left: Any, right: Any) -> tuple[Any, Any] | None:
-    """The solutions of two inequalities in the same unknown; None for other relations, or if sympy finds none."""
-    links = (*_links(left), *_links(right))
-    inequalities = all(isinstance(link, sympy.Lt | sympy.Le | sympy.Gt | sympy.Ge) for link in links)
-    if not inequalities or len(left.free_symbols) != 1 or left.free_symbols != right.free_symbols:
-        return None
-    try:
-        return left.as_set(), right.as_set()
-    except (NotImplementedError, TypeError, ValueError):  # sympy cannot solve it
-        return None
-
-
 def _same_relation(left: Any, right: Any) -> bool:
-    """Whether one relation is the other times a constant, which must be positive for an inequality."""
-    if isinstance(left, sympy.Gt | sympy.Ge):
-        left = left.reversed
-    if isinstance(right, sympy.Gt | sympy.Ge):
-        right = right.reversed
-    if type(left) is not type(right) or left.free_symbols != right.free_symbols:
+    """Whether two relations have the same solutions, or are the same up to a factor."""
+    equations = isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq)
+    unknowns = sorted(left.free_symbols, key=str)
+    if left.free_symbols != right.free_symbols or not unknowns:
+        return False
+    if len(unknowns) == 1 and not equations:
+        return _in_library(left.as_set(), right.as_set())
+    left, right = (side.reversed if isinstance(side, sympy.Gt | sympy.Ge) else side for side in (left, right))
+    if type(left) is not type(right) or not isinstance(left, Relational):
         return False
     quotient = sympy.cancel((left.lhs - left.rhs) / (right.lhs - right.rhs))
-    point = next(iter(_points(quotient.free_symbols)))
-    factor = quotient.xreplace(point)
-    if not _has_value(factor) or factor == 0 or not (isinstance(left, sympy.Eq | sympy.Ne) or factor.is_positive):
-        return False
-    return _same_value(quotient, factor) or (isinstance(left, sympy.Eq) and _same_solutions(left, right))
-
-
-def _same_solutions(left: Any, right: Any) -> bool:
-    unknowns = sorted(left.free_symbols, key=str)
-    some, others = (sympy.solve(equation, unknowns[-1]) for equation in (left, right))
-    return bool(some) and same(sympy.FiniteSet(*some), sympy.FiniteSet(*others))
+    factor = quotient.xreplace(next(iter(_points(quotient.free_symbols))))
+    if _has_value(factor) and factor != 0 and (equations or factor.is_positive) and _same_value(quotient, factor):
+        return True
+    some, others = (sympy.solve(side, unknowns[-1]) for side in (left, right)) if equations else ((), ())
+    return bool(some) and _same(sympy.FiniteSet(*some), sympy.FiniteSet(*others))

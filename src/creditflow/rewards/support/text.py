@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 MAX_CHARACTERS = 20_000
@@ -28,6 +29,7 @@ class Number:
     """A number in a text."""
 
     value: float
+    exact: Fraction
     percent: bool = False
     """Whether a % follows; `value` is the number before it."""
 
@@ -59,7 +61,7 @@ def numbers_in(text: str) -> list[Number]:
         plain = re.sub(r"[^0-9.eE+-]", "", match.group())
         value = float(plain)
         if math.isfinite(value):
-            numbers.append(Number(value, match["percent"] is not None))
+            numbers.append(Number(value, Fraction(plain), match["percent"] is not None))
     return numbers
 
 
@@ -102,20 +104,18 @@ def without_thoughts(text: str) -> str:
     return before if opened and not before.strip() else rest
 
 
-def final_answer(text: str) -> str:
-    """Return the last line `#### answer`, or else the whole text, without thoughts."""
-    text = without_thoughts(text[-MAX_CHARACTERS:])
-    _, marker, rest = text.rpartition("####")
-    return rest.strip().split("\n", 1)[0].strip() if marker else text.strip()
-
-
 def same_number(left: Number, right: Number, rel_tol: float = 1e-6) -> bool:
-    """Whether two numbers are equal within `rel_tol`; if only one has a per cent sign, 50% equals both 50 and 0.5."""
+    """Whether two numbers are equal: whole numbers exactly, others within `rel_tol`.
 
-    def close(a: float, b: float) -> bool:
-        return math.isclose(a, b, rel_tol=rel_tol, abs_tol=1e-12)
+    If only one has a per cent sign, 50% equals both 50 and 0.5.
+    """
+
+    def close(a: Fraction, b: Fraction) -> bool:
+        if a.denominator == b.denominator == 1:
+            return a == b
+        return abs(a - b) <= max(Fraction(rel_tol) * max(abs(a), abs(b)), Fraction(1, 10**12))
 
     if left.percent == right.percent:
-        return close(left.value, right.value)
+        return close(left.exact, right.exact)
     per_cent, plain = (left, right) if left.percent else (right, left)
-    return close(per_cent.value, plain.value) or close(per_cent.value / 100, plain.value)
+    return close(per_cent.exact, plain.exact) or close(per_cent.exact / 100, plain.exact)

@@ -1,0 +1,115 @@
+"""Find the answer in a text, in one order for all comparisons.
+
+1. The last box, with the boxes that `and`, `or` or a comma joins to it. Text outside of it is not read.
+2. An answer line: `#### answer`. A Markdown heading (`#### Step 2: Check`) is none.
+3. The text after `answer is`, `answer:`, or another word with a colon.
+4. The whole text, if it is nothing but an answer.
+5. The last formula between `$` or brackets, unless a number follows it.
+6. The last number, or the last calculation without letters.
+
+The text comes from a model, so every regular expression here takes time linear in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from creditflow.rewards.support.text import as_ascii, without_thoughts
+
+MAX_CHARACTERS = 20_000
+"""Only the end of a longer text is read."""
+MAX_BOXES = 24
+
+_BOX = re.compile(r"\\{1,2}(?:boxed|fbox)(?![a-zA-Z])\s{0,3}")
+_JOINS = re.compile(r"[^.!?]{0,40}(?:[,;]|\b(?:and|or)\b)[^.!?]{0,40}|[^\w.!?]{0,12}")
+_ANSWER_LINE = re.compile(r"####[ \t]*(?!(?:[A-Z][a-z]+ )?[0-9]{1,3}[.:)][ \t]+[^\W\d])(\S[^\n]*)")
+_PHRASE = re.compile(r"(?i)\banswer[ \t]{0,3}(?:is|:|=)[ \t]{0,3}:?(?:\*\*)?\}?|(?:答案|答え)[是为はは\uff1a:]{1,2}")
+_COLON = re.compile(r"(?<=[^\W\d_])\s?[:\uff1a](?:\*\*)?")
+_SENTENCE_END = re.compile(r"[.!?](?:\s|\Z)")
+_CLAUSE_ENDS = (re.compile(r"\n"), _SENTENCE_END, re.compile(r"[,;]\s|\s(?:because|since|which|as)\s"))
+_FORMULA = r"\$\$([^$]{1,2000})\$\$|(?<![\\\d$])\$([^$\n]{1,2000})\$|\\\(([^\n]{1,2000}?)\\\)|\\\[(.{1,2000}?)\\\]"
+_FORMULAS = re.compile(rf"(?s)(?:{_FORMULA})(?:(?:,?\s{{0,3}}(?:and|or)|,)\s{{0,3}}(?:{_FORMULA}))?")
+_NUMBER = (
+    r"(?:[$\u20ac\u00a3]?(?:[0-9][0-9,]{0,300}(?:\.[0-9]{1,300})?|(?<![0-9])\.[0-9]{1,300})"
+    r"|\\[dt]?frac\{[0-9]{1,300}\}\{[0-9]{1,300}\})"
+)
+_CALCULATION = re.compile(rf"(?<![\w.])(?:(?<![\w)])-)?{_NUMBER}(?:\s?[-+*/^]\s?{_NUMBER}){{0,50}}(?:\s?\\?%)?")
+
+
+def places(text: str, last_number: bool = True) -> Iterator[tuple[str, ...]]:
+    """Yield the places where the answer may be, most definite first; each as texts of which the later are shorter.
+
+    `last_number=False` leaves out the last number, which is a guess.
+    """
+    text = without_thoughts(text[-MAX_CHARACTERS:])
+    if (boxed := last_box(text)) is not None:
+        yield (boxed,)
+        text, last_number = boxed, False
+    yield from ((line,) for line in reversed(answer_lines(text)))
+    conclusions = [_clauses(text[match.end() :].strip()) for match in _PHRASE.finditer(text)]
+    yield from reversed(conclusions)
+    for colon in list(_COLON.finditer(text))[-1:]:
+        rest = text[colon.end() :].strip()
+        if not re.search(r"[.!?]\s|\n", rest):
+            yield _clauses(rest)
+    yield (text.strip(),)
+    if formula := _last_formula(text):
+        yield (formula,)
+    if last_number and (
+        calculations := _CALCULATION.findall(as_ascii("".join(conclusions[-1][:2][-1:]) if conclusions else text))
+    ):
+        yield (calculations[-1].rstrip(","),)
+
+
+def answer_lines(text: str) -> list[str]:
+    """The lines `#### answer`; a line of words alone is a heading if more text follows."""
+    lines = _ANSWER_LINE.finditer(text)
+    return [line[1] for line in lines if re.search(r"[\d$\\]", line[1]) or not text[line.end() :].strip()]
+
+
+def _clauses(text: str) -> tuple[str, ...]:
+    """The text up to the end of its line, of its sentence and of its clause; then what follows `is`, or a formula."""
+    clauses = [text := end.split(text, maxsplit=1)[0].strip() for end in _CLAUSE_ENDS]
+    sentence, clause = clauses[1:]
+    clauses += [sentence.rpartition(" is ")[2], clause.rpartition(" is ")[2], _last_formula(sentence)]
+    return tuple(dict.fromkeys(clause for clause in clauses if clause.strip("*$ ")))
+
+
+def _last_formula(text: str) -> str:
+    for match in list(_FORMULAS.finditer(text))[-1:]:
+        if re.search("[0-9]", text[match.end() :]):
+            break
+        return ", ".join(group for group in match.groups() if group)
+    return ""
+
+
+def last_box(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` or `\fbox{...}`, and of the boxes joined to it; None without a box.
+
+    An unclosed box holds the rest of the text. An empty box is an empty answer.
+    """
+    boxes = [(match.start(), *_content(text, match.end())) for match in list(_BOX.finditer(text))[-MAX_BOXES:]]
+    boxes = [box for i, box in enumerate(boxes) if not any(box[0] < before[2] for before in boxes[:i])]  # not nested
+    if not boxes:
+        return None
+    joined = [boxes[-1]]
+    for box in reversed(boxes[:-1]):
+        if not _JOINS.fullmatch(text, box[2], joined[0][0]):
+            break
+        joined.insert(0, box)
+    contents = [content if (inner := last_box(content)) is None else inner for _, content, _ in joined]
+    return ", ".join(dict.fromkeys(contents)) if all(contents) else ""
+
+
+def _content(text: str, start: int) -> tuple[str, int]:
+    r"""The content and the end of a box that begins at `start`; for `\boxed 7` the word."""
+    if text[start : start + 1] != "{":
+        word = text[start:].split(maxsplit=1)[0].rstrip("$.,;") if text[start:].strip() else ""
+        return word, start + len(word)
+    depth = 0
+    for brace in re.finditer(r"(?<!\\)[{}]", text[start:]):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return text[start + 1 : start + brace.start()].strip(), start + brace.end()
+    return text[start + 1 :].strip(), len(text)

@@ -1,0 +1,43 @@
+"""A limit of processor time, which does not depend on the load of the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+
+class TimeIsUpError(BaseException):
+    """The time limit is exceeded. Not an Exception, because sympy swallows those."""
+
+
+@contextlib.contextmanager
+def processor_time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeIsUpError in this, the main, thread after `seconds` seconds of the process's processor time.
+
+    The signal repeats every 50 ms until it takes effect: raised inside a destructor, the exception would be lost. The
+    garbage collector is disabled meanwhile, because its callbacks swallow exceptions, too.
+    """
+    running = True
+
+    def ring(signum: int, frame: FrameType | None) -> None:
+        if running:
+            raise TimeIsUpError("it took too long")
+
+    collecting = gc.isenabled()
+    gc.disable()
+    old_handler = signal.signal(signal.SIGPROF, ring)
+    left, interval = signal.setitimer(signal.ITIMER_PROF, seconds, 0.05)
+    try:
+        try:
+            yield
+        finally:
+            running = False
+    finally:
+        running = False
+        signal.setitimer(signal.ITIMER_PROF, left, interval)
+        signal.signal(signal.SIGPROF, old_handler)
+        if collecting:
+            gc.enable()
