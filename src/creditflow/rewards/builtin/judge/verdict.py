@@ -20,8 +20,8 @@ MAX_CHARACTERS = 100_000
 REASON_CHARACTERS = 200
 
 _THOUGHT = ("<think>", "</think>")
-_BEFORE = " \t*_#`"
-"""Characters that may precede the label: `**Score: 7**`, `## Score: 7`. A quotation (>) is text by someone else."""
+_BEFORE, _AFTER = r"[ \t*_#`]*", r"[*_`]*[:\uff1a]"
+"""Characters around the label: `**Score**: 7`, `## Score: 7`. A quotation (>) is text by someone else."""
 _AROUND = " \t*_`"
 """Characters that may surround the value."""
 _SHOWN_AS_NOTHING = re.compile(
@@ -34,6 +34,7 @@ _NO_WORD = r"(?:[\W\d_]|<[a-z]{1,10}>)*"
 """List markers, numbers, quotations, emphasis, tags."""
 _COLON = r"(?:[^\w:]|[\d_])*[:\u02d0\u2236\ua789]"
 """A colon or a character that looks like one, after any emphasis or numbers: `**Score** (1-10):`."""
+_FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n([^`]*)```\s*", re.IGNORECASE)
 _NEW_LINE = re.compile(r"\r\n?|\n")
 _NUMBER = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
@@ -90,7 +91,7 @@ class Choices:
     def value(self, verdict: Any) -> float:
         """The value of a word. Raises VerdictError for any other value."""
         for word, value in self.values.items():
-            if isinstance(verdict, str) and verdict.casefold() == word.casefold():
+            if isinstance(verdict, str) and verdict.casefold() in (word.casefold(), word.casefold().removesuffix(".")):
                 return value
         raise VerdictError(f"expected {self.described()}, got {_shown(verdict)}")
 
@@ -120,10 +121,10 @@ def read(reply: str, form: Form, style: str) -> JudgeVerdict:
     """Parse the verdict in a reply of the given style.
 
     `line`: the last line that is not blank must be exactly `Score: V` (`Winner: V`). Asterisks and other Markdown
-    around it are ignored, but a quotation or a list item does not count. Every other line that resembles a
-    verdict, in whatever markup, must give the same value. `json`: the whole reply is one JSON object with the verdict
-    and, optionally, a reason. The thoughts of a reasoning model are not read: `<think>...</think>` at the beginning of
-    the reply, and text before a lone `</think>` if it holds no verdict.
+    around label and value, and a full stop, are ignored, but a quotation or a list item does not count. Every other
+    line that resembles a verdict, in whatever markup, must give the same value. `json`: the whole reply is one JSON
+    object, fenced or not, with the verdict and, optionally, a reason. The thoughts of a reasoning model are not read:
+    `<think>...</think>` at the beginning of the reply, and text before a lone `</think>` if it holds no verdict.
 
     Raises VerdictError: no verdict, one off the scale, or several that contradict one another.
     """
@@ -152,12 +153,11 @@ def _read_line(answer: str, form: Form) -> JudgeVerdict:
     while len(lines) > 1 and not lines[-1].strip():
         lines.pop()
     *others, last = lines
-    begin = f"{form.label.lower()}:"
-    bare = last.lstrip(_BEFORE)
-    if not bare.lower().startswith(begin):
+    labelled = re.match(f"{_BEFORE}{form.label}{_AFTER}", last, re.IGNORECASE | re.ASCII)
+    if labelled is None:
         got = _shown(last.strip()) if last.strip() else "nothing"
         raise VerdictError(f"expected the last line to be '{form.label}: ...', got {got}")
-    final = bare[len(begin) :].strip(_AROUND)
+    final = _trimmed(last[labelled.end() :])
     value = form.value(final)
     verdicts = [*_verdicts_in(others, form), final]
     if any(form.value(other) != value for other in verdicts[:-1]):
@@ -169,7 +169,11 @@ def _verdicts_in(texts: Sequence[str], form: Form) -> list[str]:
     """The value in every line that resembles a verdict, by a more lenient pattern than that of a valid one."""
     like = re.compile(rf"{_NO_WORD}(?:[a-z]{{1,4}}[.)]{_NO_WORD})?{form.label}{_COLON}", re.IGNORECASE)
     plain = (_plain(line) for text in texts for line in text.splitlines())
-    return [line[match.end() :].strip(_AROUND) for line in plain if (match := like.match(line))]
+    return [_trimmed(line[match.end() :]) for line in plain if (match := like.match(line))]
+
+
+def _trimmed(value: str) -> str:
+    return value.strip(_AROUND).removesuffix(".").strip(_AROUND)
 
 
 def _plain(line: str) -> str:
@@ -183,7 +187,10 @@ def _plain(line: str) -> str:
 def _read_json(answer: str, form: Form) -> JudgeVerdict:
     key = form.label.lower()
     try:
-        parsed = json.loads(answer, object_pairs_hook=_without_twins, parse_constant=_no_number)
+        fenced = _FENCED.fullmatch(answer)
+        parsed = json.loads(
+            answer if fenced is None else fenced[1], object_pairs_hook=_without_twins, parse_constant=_no_number
+        )
     except (ValueError, RecursionError) as error:
         raise VerdictError(f"expected one JSON object, got {_shown(answer)}") from error
     if not isinstance(parsed, dict) or key not in parsed:
