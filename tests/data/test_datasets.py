@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from creditflow.data import Task
-from creditflow.data.datasets import gsm8k_tasks, load_tasks, write_tasks
+from creditflow.data.datasets import _parquet, gsm8k_tasks, load_tasks, write_tasks
 from creditflow.errors import ConfigError, DataError
 from tests.paths import GSM8K
 
@@ -242,3 +242,14 @@ def test_columns_of_trl_become_tasks(tmp_path, name):
     datasets.Dataset.from_list([row]).save_to_disk(tmp_path / name)
     for file in (f"{name}.jsonl", f"{name}.parquet", name):
         assert load(file, tmp_path) == [TRL_TASKS[name]]
+
+
+@pytest.mark.slow
+def test_parquet_of_more_than_2_gib_of_nested_text_is_read(tmp_path: Path) -> None:
+    n, long = 2100, "x" * 2**20
+    roles, contents = (pa.DictionaryArray.from_arrays(pa.array([0] * n), pa.array([text])) for text in ("user", long))
+    messages = pa.StructArray.from_arrays([roles, contents], ["role", "content"])
+    prompts = pa.ListArray.from_arrays(pa.array(range(n + 1), pa.int32()), messages)
+    file = tmp_path / "long.parquet"
+    pq.write_table(pa.table({"prompt": prompts}), file, dictionary_pagesize_limit=2**23, store_schema=False)
+    assert sum(row["prompt"][0]["content"] == long for row in _parquet(file)) == n

@@ -256,7 +256,7 @@ def _rows(path: Path, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
         elif not _is_gsm8k(dict.fromkeys(names)):
             _expect_columns(dict.fromkeys(names, True), str(path))
     elif path.suffix == ".parquet":
-        rows = iter(_parquet(path))
+        rows = _parquet(path)
     elif path.suffix == ".arrow":
         rows = arrow_rows(path)
     else:
@@ -285,15 +285,17 @@ def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, row
 
 
-def _parquet(path: Path) -> list[dict[str, Any]]:
+def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    except (OSError, pa.ArrowInvalid) as error:
+        with pq.ParquetFile(path) as file:
+            # In batches, as Arrow cannot read more than 2 GiB of text in a nested column at once.
+            for batch in file.iter_batches(batch_size=256):
+                yield from batch.to_pylist()
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from error
-    return rows
 
 
 def task_of_row(row: Mapping[str, Any], where: str, name: str) -> Task:
