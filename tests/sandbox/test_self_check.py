@@ -88,7 +88,7 @@ def refused(*arguments: object) -> str:
 def test_command_reports_attacks_without_a_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     before, environment = leftovers(), dict(os.environ)
-    result = creditflow("--backend", "unsafe_subprocess", "--option", "wall_s=2", "--json", "out.json")
+    result = creditflow("--backend", "unsafe_subprocess", "--option", "wall_s=5", "--json", "out.json")
     assert (leftovers(), dict(os.environ), list(tmp_path.iterdir())) == (before, environment, [tmp_path / "out.json"])
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
@@ -97,7 +97,7 @@ def test_command_reports_attacks_without_a_box(tmp_path: Path, monkeypatch: pyte
     assert "not bounded: memory of all processes together: the back end states no bound" in lines
     assert lines[-1].startswith("unsafe_subprocess: ")
     report = json.loads((tmp_path / "out.json").read_text())
-    assert (report["limits"]["memory_mb"], report["options"]) == (CHECK_LIMITS.memory_mb, {"wall_s": 2})
+    assert (report["limits"]["memory_mb"], report["options"]) == (CHECK_LIMITS.memory_mb, {"wall_s": 5})
     fates = {verdict["probe"]: verdict["fate"] for verdict in report["probes"]}
     passed = {"works", "clock", "output"}  # the back end enforces these by itself
     if os.geteuid() != 0:

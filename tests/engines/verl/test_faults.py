@@ -1,5 +1,6 @@
 """Faults during training on verl: the run continues and counts its losses, or ends with the reason."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -236,10 +237,15 @@ def test_interrupt_ends_every_process_of_the_run(recipe, tmp_path: Path):
     environment = {**os.environ, **verl_cpu.environment()}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     metrics = folder / "metrics.jsonl"
-    until(lambda: process.poll() is not None or (metrics.exists() and '"step": 2' in metrics.read_text()))
-    started = descendants(process.pid)
-    assert len(started) > 5
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=HANG_S)
-    assert process.returncode == 130, stderr
+    try:
+        until(lambda: process.poll() is not None or (metrics.exists() and '"step": 2' in metrics.read_text()), 900)
+        started = descendants(process.pid)
+        assert len(started) > 5
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=HANG_S)
+        assert process.returncode == 130, stderr
+    finally:
+        for pid in [*descendants(process.pid), process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     until(lambda: not [pid for pid in started if alive(pid)])
