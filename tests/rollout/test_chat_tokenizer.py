@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from creditflow._utils.huggingface import load_tokenizer
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.models.tiny import byte_tokenizer, tiny_byte_model
-from creditflow.errors import ModelError
+from creditflow.errors import ConfigError, ModelError
 from creditflow.rollout.chat import ChatTokenizer, PromptIds, parse_tool_calls, pieces
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "h\u00e9llo"}]
@@ -72,8 +72,8 @@ def mappings(values: st.SearchStrategy) -> st.SearchStrategy:
 VALUES = st.recursive(WORDS | st.integers(), lambda inner: st.lists(inner, max_size=2) | mappings(inner), max_leaves=5)
 KNOWS_TOOLS = (
     "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
-    "{% for c in m.tool_calls or [] %} {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}<|end|>"
-    "{% endfor %}<|assistant|>"
+    '{% for c in m.tool_calls or [] %}<tool_call>{"name": "{{ c.function.name }}", "arguments": '
+    "{{ c.function.arguments | tojson }}}</tool_call>{% endfor %}<|end|>{% endfor %}<|assistant|>"
 )
 KNOWS_NONE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
 
@@ -209,10 +209,45 @@ def test_tokenizer_loads_if_its_template_renders_no_exchange(template: str | Non
     ],
 )
 def test_messages_that_break_the_template_are_refused(expression: str, name: object, why: str) -> None:
-    chat = ChatTokenizer(with_tokens(f"{{% for m in messages %}}{{{{ {expression} }}}}{{% endfor %}}{{# tools #}}", []))
+    computes = f"{{% for m in messages %}}{{% if m.role == 'user' and m.name is defined %}}{{{{ {expression} }}}}"
+    chat = ChatTokenizer(with_tokens(computes + "{% endif %}{% endfor %}" + KNOWS_TOOLS, []))
     with pytest.raises(ModelError, match=f"the chat template cannot read these messages: {why}") as raised:
         chat.encode([{"role": "user", "content": "x", "name": name}])
     assert type(raised.value.__cause__).__name__ == why.partition(":")[0]
+
+
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+NO_LIST = KNOWS_TOOLS.partition("{% endfor %}")[2]
+"""Like DeepSeek-R1's: it renders calls and results, but not the tools."""
+NO_CALLS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + KNOWS_NONE
+
+
+@pytest.mark.parametrize("template", [KNOWS_NONE, "{# no tools here #}" + KNOWS_NONE, NO_LIST, NO_CALLS, KNOWS_TOOLS])
+def test_prompt_names_tools_calls_and_results(template: str) -> None:
+    chat = ChatTokenizer(with_tokens(template, []))
+    call = {"id": "call00000", "type": "function", "function": {"name": "get_weather", "arguments": {"day": "Monday"}}}
+    talk = [TALK[1], {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "rain"}]
+    text, _ = chat.encode(talk, [TOOL])
+    assert text.count("get_weather") == 2
+    assert "Monday" in text
+    assert "rain" in text
+    spelled = "<tool_response>" in text
+    assert spelled == (template != KNOWS_TOOLS)
+    assert ("<tool_response>" in chat.decode(chat.follow(talk[2:]))) == spelled
+
+
+LLAMA_CALLS = KNOWS_TOOLS.replace("<tool_call>", "").replace("</tool_call>", "").replace('arguments"', 'parameters"')
+SHORT_ID = "{% if m.tool_call_id is defined and m.tool_call_id | length != 9 %}{{ raise_exception('id') }}{% endif %}"
+MISTRAL_CALLS = LLAMA_CALLS.replace('{"name', '[TOOL_CALLS]{"name').replace("<|{{ m.role }}|>", SHORT_ID)
+
+
+@pytest.mark.parametrize("template", [LLAMA_CALLS, MISTRAL_CALLS])
+def test_template_with_other_calls_is_refused_for_tools(template: str) -> None:
+    """Llama 3 and Mistral: their calls would have been answers."""
+    chat = ChatTokenizer(with_tokens(template, []))
+    chat.encode(TALK)
+    with pytest.raises(ConfigError, match=r"^tools: the model's chat template has them called in another format"):
+        chat.encode(TALK, [TOOL])
 
 
 def test_text_prompt_is_verbatim_without_added_tokens() -> None:

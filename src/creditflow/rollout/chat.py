@@ -1,8 +1,9 @@
 """Convert chat messages to tokens, and response tokens to text and tool calls, for every engine.
 
 Tool schemas and calls have the Hermes format (`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`), the default
-of verl and of Qwen's models. A chat template with tool support writes them itself; for other templates this module
-writes them into the system prompt. It holds no model, runs no tool, and imports nothing heavy.
+of verl and of Qwen's models. A chat template that renders tools, calls and results writes them itself; for other
+templates this module writes them into the system prompt. A template that has agents call in another format is refused.
+This module holds no model, runs no tool, and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from creditflow.data import Message
 from creditflow.data.trajectory import content_text, without_nulls
-from creditflow.errors import ModelError, first_line
+from creditflow.errors import ConfigError, ModelError, first_line
 
 _THOUGHTS = {
     "<think>": "</think>",
@@ -45,6 +46,10 @@ _MARK = "\u241fresponse\u241f"
 """Placeholder for a message's content, to find the text that a chat template writes around it."""
 _NAME = "look_up"
 """Placeholder for the name of the tool in a call, for the same purpose."""
+_CALL: Message = {"id": "call00000", "type": "function", "function": {"name": _NAME, "arguments": {"place": "Ulm"}}}
+"""A call, and below another tool, that show what a template renders. Some templates refuse ids of another length."""
+_LISTED = "list_places"
+_TOOL = {"type": "function", "function": {"name": _LISTED, "description": "", "parameters": {"type": "object"}}}
 _CONTROL = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
 """A token that is unlikely in ordinary text. Words, line breaks and full stops may be added tokens, too."""
 _READ_BACK = re.compile(
@@ -382,7 +387,7 @@ class ChatTokenizer:
         around turns, are removed from messages, so that one agent's text cannot close the next one's turn. A `prompt`
         given as text is used verbatim, special tokens included, and no token is added: its caller is responsible for
         its content. Raises ModelError for messages that the chat template rejects or fails on, and for token ids out of
-        range.
+        range; ConfigError for tools if the template has them called in another format than `parse_tool_calls` reads.
         """
         if isinstance(prompt, PromptIds):
             if unknown := [token for token in prompt if not 0 <= token < self._n_tokens]:
@@ -401,7 +406,7 @@ class ChatTokenizer:
         tokenizer's chat template leaves responses out.
         """
         spoken: list[Message] = [{"role": "user", "content": ""}, {"role": "assistant", "content": _MARK}]
-        _, mark, text = self._text((*spoken, *messages), ()).partition(_MARK)
+        _, mark, text = self._text((*spoken, *messages), [_TOOL]).partition(_MARK)
         if not mark:
             raise ModelError("the chat template leaves a response out that tools were called in")
         if not self.tokenizer.chat_template:
@@ -438,12 +443,31 @@ class ChatTokenizer:
         # token.
         plain = [_for_template(message) for message in messages]
         plain, tools = self._clean(plain), self._clean(tools)
-        template = self.tokenizer.chat_template
-        if not template or "tool" not in template:
-            plain, tools = _spelled_out(plain, tools), ()
-        if not template:
+        if all(part in self._called for part in ("Ulm", _MARK, _LISTED)[: 3 if tools else 2]):
+            if tools and ToolCall(_NAME, _CALL["function"]["arguments"]) not in parse_tool_calls(self._called)[1]:
+                raise ConfigError(
+                    "tools: the model's chat template has them called in another format than <tool_call>{...}"
+                    "</tool_call>, so no call would be made; use a model or a chat template with this format"
+                )
+            return self._rendered(plain, tools)
+        plain = _spelled_out(plain, tools)
+        if not self.tokenizer.chat_template:
             return "\n".join(message["content"] for message in plain)
-        return self._rendered(plain, tools)
+        return self._rendered(plain)
+
+    @cached_property
+    def _called(self) -> str:
+        """The template's rendering of a call and its result after a question; empty if it takes none."""
+        if not self.tokenizer.chat_template:
+            return ""
+        messages: list[Message] = [
+            {"role": "user", "content": _NAME},
+            {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+            {"role": "tool", "tool_call_id": _CALL["id"], "name": _NAME, "content": _MARK},
+        ]
+        with suppress(ModelError, ImportError):  # as in `_turn_tokens`
+            return self._rendered(messages, [_TOOL])
+        return ""
 
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, answering: bool = True
@@ -476,12 +500,11 @@ class ChatTokenizer:
             return None
         user: Message = {"role": "user", "content": _MARK}
         response: Message = {"role": "assistant", "content": _MARK}
-        call = {"type": "function", "id": "call00000", "function": {"name": _NAME, "arguments": {}}}
         behind = called = ""
         with suppress(ModelError, ImportError):  # as in `_turn_tokens`
             behind = self._rendered([user, response], answering=False).rpartition(_MARK)[2].lstrip()
         with suppress(ModelError, ImportError):  # some templates take no calls
-            called = self._rendered([user, {**response, "tool_calls": [call]}], answering=False).rpartition(_MARK)[2]
+            called = self._rendered([user, {**response, "tool_calls": [_CALL]}], answering=False).rpartition(_MARK)[2]
         token = next(iter(self._ids(behind)), None)
         if token is None or (added := self.tokenizer.added_tokens_decoder.get(token)) is None:
             return None
