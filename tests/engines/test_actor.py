@@ -280,7 +280,7 @@ def test_reference_for_rewards_does_not_change_the_loss(policy: Policy) -> None:
 )
 def test_learning_rate_follows_its_schedule(policy: Policy, optim, rates) -> None:
     batch, config = sampled_batch(policy), ActorConfig(optim=OptimConfig(lr=1e-3, **optim))
-    actor, one_T = Actor(policy, config, 5), np.ones(len(batch.response_ids))
+    actor, one_T = Actor(policy, config, (5, 1)), np.ones(len(batch.response_ids))
     assert [update_once(actor, batch, one_T)["actor/lr"] for _ in rates] == pytest.approx(rates)
 
 
@@ -289,7 +289,7 @@ def test_learning_rate_follows_training_steps(policy: Policy, updates) -> None:
     """With `filter_groups`, a training step may have one update where a whole batch has two."""
     batch = sampled_batch(policy)
     config = ActorConfig(optim=OptimConfig(lr=1e-3, lr_scheduler_type="cosine"))
-    actor, one_T = Actor(policy, config, 4, updates_per_step=2), np.ones(len(batch.response_ids))
+    actor, one_T = Actor(policy, config, (4, 2)), np.ones(len(batch.response_ids))
     every_S, mini_batch_of_step = np.ones(batch.n_steps, dtype=np.bool_), np.arange(batch.n_steps) % updates
     rates = [actor.update(batch, one_T, every_S, mini_batch_of_step)["actor/lr"] for _ in range(4)]
     at = (np.arange(4)[:, None] + np.arange(updates) / updates) / 4

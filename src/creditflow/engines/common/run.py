@@ -129,14 +129,13 @@ def changed_options(facts: Mapping[str, Any], recipe: Recipe, now: Mapping[str, 
     ]
 
 
-def changed_length(facts: Mapping[str, Any], steps: int) -> str:
-    """A line for a run that resumes with another number of training steps than it began with; else empty."""
-    if (began := facts.get("steps", steps)) == steps:
-        return ""
-    return (
-        f"the run began with {began} training steps and now has {steps}: a cosine of the learning rate continues "
-        "where that length has it"
-    )
+def say_new_length(facts: Mapping[str, Any], steps: int, reporter: Reporter) -> None:
+    """Print a line if a run resumes with another number of training steps than it began with."""
+    if (began := facts.get("steps", steps)) != steps:
+        reporter.say(
+            f"the run began with {began} training steps and now has {steps}: a cosine of the learning rate continues "
+            "where that length has it"
+        )
 
 
 def disabled_error(path: Path, reason: str) -> InputError:

@@ -17,7 +17,7 @@ from creditflow._utils.progress import advance, phase
 from creditflow.config import ActorConfig, OptimConfig
 from creditflow.data import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 from creditflow.engines.local.forward import Forward
-from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
+from creditflow.engines.local.learner import ENDLESS, Learner, Schedule, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.logprobs import WHOLE, logprobs_from_hidden
 from creditflow.engines.local.lora import Adapter
 from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, token_weights
@@ -98,13 +98,12 @@ class Actor:
         self,
         policy: Policy,
         config: ActorConfig,
-        steps: int | None = None,
+        schedule: Schedule = ENDLESS,
         *,
-        updates_per_step: int = 1,
         optim: OptimConfig | None = None,
         keep_reference: bool = False,
     ) -> None:
-        """`steps`, `updates_per_step`: see `Learner`. `optim`: replaces that of `config`."""
+        """`optim`: replaces that of `config`."""
         self.policy = policy
         self.config = config
         self.reference: Policy | None = None
@@ -115,7 +114,7 @@ class Actor:
         self.max_tokens = config.ppo_max_token_len_per_gpu or MOST
         """Tokens of one micro-batch; `PolicySet` derives it if the configuration leaves it open."""
         self.clip = Clip(low, high, config.clip_ratio_c)
-        self._learning = (optim or config.optim, config.grad_clip, steps, updates_per_step)
+        self._learning = (optim or config.optim, config.grad_clip, schedule)
         self.learner = Learner(policy.parameters, *self._learning)
         self._whole: Policy | None = None
 

@@ -17,7 +17,7 @@ from creditflow.credit.analysis.metrics import explained_variance
 from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.engines.local import memory
 from creditflow.engines.local.forward import Forward
-from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
+from creditflow.engines.local.learner import ENDLESS, Learner, Schedule, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.loss import token_weights, value_loss
 from creditflow.engines.local.packing import PackedSteps, TokenSequences
 from creditflow.engines.local.planning import MOST_OF_CRITIC
@@ -25,28 +25,20 @@ from creditflow.engines.local.recomputing import expect_recomputable
 
 
 class Critic:
-    """A value model and its optimizer. The model is a transformers backbone with one output per token.
+    """A value model and its optimizer. The model is a transformers backbone with one output per token."""
 
-    `schedule`: `steps` and `updates_per_step` of its `Learner`.
-    """
-
-    def __init__(self, model: Any, config: CriticConfig, schedule: tuple[int | None, int] = (None, 1)) -> None:
+    def __init__(self, model: Any, config: CriticConfig, schedule: Schedule = ENDLESS) -> None:
         self.model = model.eval()
         self.config = config
         self.max_tokens = config.ppo_max_token_len_per_gpu or MOST_OF_CRITIC
         """Tokens of one micro-batch; `PolicySet` derives it if the configuration leaves it open."""
         self.forward = Forward(model)
         self.limit = self.forward.limit
-        self.learner = Learner(model.parameters(), config.optim, config.grad_clip, *schedule)
+        self.learner = Learner(model.parameters(), config.optim, config.grad_clip, schedule)
 
     @classmethod
     def load(
-        cls,
-        folder: Path | str,
-        key: str,
-        device: torch.device,
-        config: CriticConfig,
-        schedule: tuple[int | None, int] = (None, 1),
+        cls, folder: Path | str, key: str, device: torch.device, config: CriticConfig, schedule: Schedule = ENDLESS
     ) -> Critic:
         """Load a saved critic, or a language model with a new head, from a Hugging Face folder.
 

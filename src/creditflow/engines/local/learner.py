@@ -21,21 +21,17 @@ from creditflow.data import Bools, Floats, Ints, TrajectoryBatch
 from creditflow.engines.local.memory import LARGE
 from creditflow.errors import ModelError
 
+Schedule = tuple[int | None, int]
+"""The training steps in which a model learns, for the cosine schedule (None: it has no end), and the updates of a whole
+batch, the unit of the warm-up."""
+ENDLESS: Schedule = (None, 1)
+
 
 class Learner:
-    """AdamW over `parameters`, with a learning rate that follows training steps.
-
-    `steps`: training steps in which it learns, for the cosine schedule; None: it has no end. `updates_per_step`: the
-    updates of a whole batch, the unit of the warm-up.
-    """
+    """AdamW over `parameters`, with a learning rate that follows training steps."""
 
     def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        optim: OptimConfig,
-        grad_clip: float,
-        steps: int | None = None,
-        updates_per_step: int = 1,
+        self, parameters: Iterable[Tensor], optim: OptimConfig, grad_clip: float, schedule: Schedule = ENDLESS
     ) -> None:
         self.parameters = [weight for weight in parameters if weight.requires_grad]
         self.grad_clip = grad_clip
@@ -50,8 +46,7 @@ class Learner:
         )
         self.done = 0
         """The number of training steps so far."""
-        self._optim, self._updates_per_step = optim, updates_per_step
-        self._total_updates = math.inf if steps is None else steps * updates_per_step
+        self._optim, (self._steps, self._updates_per_step) = optim, schedule
 
     def set_rate(self, update: int, updates: int) -> None:
         """Set the learning rate of an update (from 0) of the `updates` in this training step.
@@ -63,7 +58,7 @@ class Learner:
         at = self.done * n + update * n / updates
         factor = min(1.0, (at + 1) / (warmup + 1))
         if at >= warmup and self._optim.lr_scheduler_type == "cosine":
-            done = (at - warmup) / max(1, self._total_updates - warmup)
+            done = 0.0 if self._steps is None else (at - warmup) / max(1, self._steps * n - warmup)
             factor = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
         for group in self.optimizer.param_groups:
             group["lr"] = self._optim.lr * factor

@@ -35,6 +35,7 @@ from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.correction import RolloutCorrection
 from creditflow.engines.local.critic import Critic
 from creditflow.engines.local.hooks import EngineHook, load_hooks
+from creditflow.engines.local.learner import Schedule
 from creditflow.engines.local.lora import Adapter, expect_fits
 from creditflow.engines.local.planning import MemoryPlan
 from creditflow.engines.local.policy import Policy, pick_device
@@ -133,8 +134,8 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
     return policies
 
 
-def _load_critics(recipe: Recipe, policies: Mapping[str, Policy], schedule: tuple[int, int]) -> dict[str, Critic]:
-    """The critic of each trained policy, or the central critic of all. `schedule`: see `Critic`."""
+def _load_critics(recipe: Recipe, policies: Mapping[str, Policy], schedule: Schedule) -> dict[str, Critic]:
+    """The critic of each trained policy, or the central critic of all."""
     config, trained = recipe.config, trained_policies(recipe.config)
     readers: dict[str, tuple[str, ...]] = {name: (name,) for name in trained}
     if config.critic.central:
@@ -184,8 +185,7 @@ class PolicySet:
             actors[name] = Actor(
                 policies[name],
                 section,
-                learning,
-                updates_per_step=mini_batches * section.ppo_epochs,
+                (learning, mini_batches * section.ppo_epochs),
                 optim=optim_of(config, name),
                 keep_reference=keep_reference,
             )

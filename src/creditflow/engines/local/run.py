@@ -19,9 +19,9 @@ from creditflow.data.curriculum import Curriculum
 from creditflow.engines.common.checkpoints import saved_steps, step_of
 from creditflow.engines.common.components import Components, build_curriculum, restore_curriculum
 from creditflow.engines.common.guard import control_state, load_control_state, roll_back
+from creditflow.engines.common.rollouts import total_steps
 from creditflow.engines.common.run import (
     FINISHED,
-    changed_length,
     changed_options,
     create_folder,
     data_facts,
@@ -29,6 +29,7 @@ from creditflow.engines.common.run import (
     finished_error,
     read_facts,
     run_facts,
+    say_new_length,
 )
 from creditflow.engines.common.tracked import FolderTrackers
 from creditflow.engines.local import checkpoint
@@ -134,16 +135,10 @@ class RunState:
 
 
 def begin(
-    components: Components,
-    path: Path,
-    policy_set: PolicySet,
-    threshold: Threshold,
-    guard: Guard,
-    reporter: Reporter,
-    steps: int,
+    components: Components, path: Path, policy_set: PolicySet, threshold: Threshold, guard: Guard, reporter: Reporter
 ) -> RunState:
-    """Start a run of `steps` training steps in `path`, or resume its run from the newest intact checkpoint."""
-    recipe = components.recipe
+    """Start a run in `path`, or resume its run from the newest intact checkpoint."""
+    recipe, steps = components.recipe, total_steps(len(components.train_tasks), components.recipe.config)
     curriculum = build_curriculum(components.train_tasks, recipe.config)
     if not (path / "run.json").exists():
         actors = policy_set.actors.values()
@@ -181,8 +176,7 @@ def begin(
     if state:
         run.restore(step, state)
     reporter.say(f"run folder: {folder.path}, goes on after step {step}")
-    if line := changed_length(read_facts(path, NAME) or {}, steps):
-        reporter.say(line)
+    say_new_length(read_facts(path, NAME) or {}, steps, reporter)
     return run
 
 

@@ -71,7 +71,7 @@ def train(recipe: Recipe, reporter: Reporter, make_report: MakeReport | None = N
         raise ConfigError(problems[0])
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, components.agents)
     with sole_writer(path):
-        run = begin(components, path, policy_set, threshold, guard, reporter, steps)
+        run = begin(components, path, policy_set, threshold, guard, reporter)
         for estimate in memory:
             reporter.say(estimate.text())
         if run.done < steps:  # left by a shorter run; it would mark this run as finished

@@ -30,7 +30,6 @@ from creditflow.engines.common.metrics import evaluation_line, status_line, warn
 from creditflow.engines.common.rollouts import needs_reference
 from creditflow.engines.common.run import (
     FINISHED,
-    changed_length,
     changed_options,
     create_folder,
     data_facts,
@@ -39,6 +38,7 @@ from creditflow.engines.common.run import (
     read_facts,
     run_facts,
     run_path,
+    say_new_length,
     sole_writer,
 )
 from creditflow.engines.common.tracked import FolderTrackers
@@ -239,8 +239,7 @@ def _open_folder(
         reporter.say(f"run folder: {folder.path}, goes on after step {begun}")
         if changed := changed_options(facts, recipe, now):
             reporter.say(f"warning: not as the run began: {', '.join(changed)}")
-        if line := changed_length(facts, total):
-            reporter.say(line)
+        say_new_length(facts, total, reporter)
     folder.write_text("verl.yaml", as_yaml(config))
     return folder
 
