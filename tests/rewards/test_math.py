@@ -280,7 +280,8 @@ def test_processor_time_is_limited_and_waiting_is_not():
     with processor_time_limit(0.2):
         time.sleep(0.3)
     with pytest.raises(TimeIsUpError), processor_time_limit(0.1):
-        sum(count())
+        for _ in count():  # a single call in C, such as sum(count()), could not be ended
+            pass
 
 
 @pytest.mark.parametrize("truth", ["\\frac{", "9^{9^{9^9}}", "71 = 72", "[" * 30, "\\boxed{}"])
