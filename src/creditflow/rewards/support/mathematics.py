@@ -200,7 +200,8 @@ def _read(text: str) -> Answer:
     if len(rows := [row for row in text.split(";") if row.strip()]) > 1 and all("," in row for row in rows):
         pieces = [f"\\{{{row}\\}}" for row in rows]  # x=1, y=2; x=3, y=4
     signed = [piece.replace("\\pm", sign).strip() for piece in pieces for sign in "+-"[: piece.count("\\pm") + 1]]
-    return _several("set", signed, text) if len(signed) > 1 else _element(signed[0] if signed else text)
+    total = _sum_of_units(text)
+    return total or (_several("set", signed, text) if len(signed) > 1 else _element(signed[0] if signed else text))
 
 
 def _several(kind: Literal["set", "ordered"], pieces: list[str], text: str) -> Answer:
@@ -249,7 +250,7 @@ def _split(text: str) -> list[str]:
 # One element
 
 _DECIMAL_COMMA = re.compile(r"(-?[0-9]{1,20}),([0-9]{2}|[0-9]{4,20}|(?<=\b0,)[0-9]{3})")
-_CHOICE = re.compile(r"(?:option|choice|answer)?\s?\(?([A-J])\)?(?:[.:)]\s.{1,200})?", re.DOTALL)
+_CHOICE = re.compile(r"(?i:option|choice|answer)?\s?\(?([A-J])\)?(?:[.:)]\s.{1,200})?", re.DOTALL)
 _CURRENCY = {_MONEY: "dollar", "$": "dollar", "\u20ac": "euro", "\u00a3": "pound"}
 _UNITS: dict[str, Unit] = {
     **{name: (name, Fraction(1)) for name in ("dollar", "euro", "pound", "am", "pm", "degree", "radian")},
@@ -263,7 +264,7 @@ _TRAILING_UNIT = re.compile(
     r"(?:\s?/\s?[a-zA-Z]{1,20})?)(?:\s?\^\s?\{?\s?(?P<power>[23])\s?\}?)?\Z"
 )
 _CURRENCY_FIRST = re.compile(r"(?P<sign>[-+]?)\s?(?P<currency>[\uff04$\u20ac\u00a3])\s?(?P<rest>\S.*)\Z", re.DOTALL)
-_SUM = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s?([a-zA-Z]{1,20})\s?")
+_SUM = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s?([a-zA-Z]{1,20})(?:,?\s?and\s|,?\s?)")
 _WORD = re.compile(rf"(?<![\\a-zA-Z]){_LETTER}+")
 _NAMES = re.compile(r"(?:\\(?:begin|end)|_)\s?\{\w{1,12}\}")
 # a time such as 12:00 is no ratio: it would have no value
@@ -276,8 +277,6 @@ def _is_word(letters: str) -> bool:
 
 
 def _element(text: str) -> Answer:
-    if (total := _sum_of_units(text)) is not None:
-        return total
     percent, value = text.endswith("%"), text.removesuffix("%").strip()
     currency = _CURRENCY_FIRST.match(value)
     value = currency["sign"] + currency["rest"] if currency else value
@@ -294,10 +293,16 @@ def _element(text: str) -> Answer:
 
 
 def _sum_of_units(text: str) -> Answer | None:
-    """`5 feet 4 inches` as one quantity, in its first unit."""
+    """`5 feet 4 inches` as one quantity, in its first unit; sizes must fall, because `5 m and 3 m` are two."""
     pairs = _SUM.findall(text)
     units = [unit for _, name in pairs if (unit := unit_of(name))]
-    if not 1 < len(units) == len(pairs) or _SUM.sub("", text).strip() or len({dimension for dimension, _ in units}) > 1:
+    sizes = [size for _, size in units]
+    if (
+        not 1 < len(units) == len(pairs)
+        or sizes != sorted({*sizes}, reverse=True)
+        or _SUM.sub("", text).strip()
+        or len({dimension for dimension, _ in units}) > 1
+    ):
         return None
     total = sum(Fraction(number) * size for (number, _), (_, size) in zip(pairs, units, strict=True)) / units[0][1]
     return Answer("number", str(total), Fraction(total), units[0])
