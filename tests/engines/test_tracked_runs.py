@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,16 +65,28 @@ def expected_rows(path: Path) -> list[list]:
     return final_rows(ledger.read(ledger.steps[-1]).assignment)
 
 
-def test_tensorboard_has_metrics_and_report_of_a_resumed_run(resumed) -> None:
+def tensorboard_events(path: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    path = resumed
     events = EventAccumulator(str(path / "tensorboard" / path.name))
     events.Reload()
-    for key in KEYS:
-        assert close([(event.step, event.value) for event in events.Scalars(key)], path, key), key
+    return events
+
+
+def tensorboard_numbers(path: Path, key: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in tensorboard_events(path).Scalars(key)]
+
+
+def tensorboard_texts(path: Path) -> dict[str, str]:
+    events = tensorboard_events(path)
     tags = {tag.partition("/")[0]: tag for tag in events.Tags()["tensors"]}
-    texts = {name: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for name, tag in tags.items()}
+    return {name: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for name, tag in tags.items()}
+
+
+def test_tensorboard_has_metrics_and_report_of_a_resumed_run(resumed) -> None:
+    path, texts = resumed, tensorboard_texts(resumed)
+    for key in KEYS:
+        assert close(tensorboard_numbers(path, key), path, key), key
     assert "`report.html`" in texts["report"]
     assert "| `writer` |" in texts["report"]
     rows = expected_rows(path)

@@ -144,8 +144,8 @@ def test_arguments_are_bound_and_change_the_version(base):
     plain, strict, strict_again = (
         load(base, {"fn": "numeric_match", "args": args})[0] for args in ({}, {"rel_tol": 0.5}, {"rel_tol": 0.5})
     )
-    assert plain.call(a_trajectory("70")) == 0.0
-    assert strict.call(a_trajectory("70")) == 1.0
+    assert plain.call(a_trajectory("70.5")) == 0.0
+    assert strict.call(a_trajectory("70.5")) == 1.0
     assert plain.version != strict.version == strict_again.version
 
 

@@ -223,10 +223,10 @@ def test_workers_die_with_a_killed_manager(tmp_path):
 def test_pool_closes_every_descriptor():
     functions = [RewardFunction("f", "step", lambda step, trajectory: os._exit(1) if step.index else 1.0)]
     counts = []
-    for _ in range(3):
+    for _ in range(4):
         score(functions, [a_trajectory(agents="pe")], n_workers=1)
         counts.append(descriptors())
-    assert max(counts[1:]) <= counts[0]  # fewer is possible: an object of another test may be collected late
+    assert counts[-1] - counts[0] < 3  # a leak adds one for each pool; something else may be opened or collected once
 
 
 def test_output_of_functions_is_shown_up_to_a_limit(capfd):
