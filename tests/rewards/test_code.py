@@ -73,7 +73,7 @@ LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n  
         (f"{FENCE}python\n    # so\ndef f():\n    return 1\n{FENCE}", "    # so\ndef f():\n    return 1"),
         ("~~~python\nx = 1\n~~~", "x = 1"),
         (f"~~~~ py\ns = '{FENCE}'\n~~~\n~~~~", f"s = '{FENCE}'\n~~~"),
-        # examples and output are no programs; thoughts are not read
+        # examples and output do not count as programs; thoughts are not read
         (f"{SQUARE}\n{FENCE}\nIt squares x.", SQUARE),
         (block(SQUARE) + block("print(f(2))") + block("4", "") + block("y = 4", ""), SQUARE),
         (block("print(1)") + block(SQUARE, ""), SQUARE),

@@ -12,13 +12,13 @@ import unicodedata
 from collections.abc import Hashable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 from creditflow.rewards.support.text import as_ascii
 
 MAX_CHARACTERS = 1_000
-"""A longer text is no answer."""
+"""A longer text is refused."""
 MAX_DEPTH = 24
 """Depth of nested brackets; the library's LaTeX grammar takes time exponential in it."""
 MAX_PARTS = 24
@@ -40,7 +40,7 @@ class Answer:
     unit: Unit | None = None
     """The unit of a number or expression."""
     thing: str = ""
-    """The counted thing, if a word that is no unit follows a number."""
+    """The counted thing: a word after a number that names no unit."""
     percent: bool = False
     parts: tuple[Answer, ...] = ()
 
@@ -267,7 +267,7 @@ _CURRENCY_FIRST = re.compile(r"(?P<sign>[-+]?)\s?(?P<currency>[\uff04$\u20ac\u00
 _SUM = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s?([a-zA-Z]{1,20})(?:,?\s?and\s|,?\s?)")
 _WORD = re.compile(rf"(?<![\\a-zA-Z]){_LETTER}+")
 _NAMES = re.compile(r"(?:\\(?:begin|end)|_)\s?\{\w{1,12}\}")
-# a time such as 12:00 is no ratio: it would have no value
+# a time such as 12:00 would be a division by zero
 _NO_FORMULA = re.compile(rf"(?i)no|up|on|in|[0-9]+:00|{_LETTER}+(?:[ '-]+{_LETTER}+)+|[^$]*\$.*")
 
 
@@ -339,7 +339,7 @@ def _registry() -> Any:
     return pint.UnitRegistry(non_int_type=Fraction)
 
 
-@cache
+@lru_cache(maxsize=1024)  # the words are a model's: an endless cache would fill the memory
 def unit_of(name: str) -> Unit | None:
     """The dimension and the size of a unit by its name, in any number; None for other words."""
     if unit := _UNITS.get(name.lower().removesuffix("s")):
@@ -349,7 +349,7 @@ def unit_of(name: str) -> Unit | None:
     try:
         unit = _registry().Quantity(Fraction(1), _registry().parse_units(name)).to_base_units()
         return unit.dimensionality, Fraction(unit.magnitude)
-    except Exception:  # pint raises many kinds for words that are no units
+    except Exception:  # pint raises many kinds of exception for other words
         return None
 
 
