@@ -251,6 +251,35 @@ def test_check_reports_failed_scores_and_exits_with_code_1(here):
     assert result.stderr.splitlines()[-1].startswith("error: training would stop")
 
 
+TRUTHS = r"""
+from creditflow import Task
+from creditflow.rewards import answer
+
+def make_tasks(split):
+    truths = ["72", "1/2", "\\frac{", None, "[" * 30] if split == "train" else ["8", "three"]
+    return [Task("truths", ({"role": "user", "content": "Say."},), truth) for truth in truths]
+
+@answer(read_truth=int)
+def near(text, truth):
+    return 0.0
+"""
+
+
+def test_check_lists_rows_of_unreadable_truths(here):
+    (here / "mine.py").write_text(TRUTHS)
+    near = f"{{fn: sum, level: step, args: {{parts: [{{fn: '{here}/mine.py:near', level: step}}]}}}}"
+    settings = (f"reward.functions=[{{fn: math_verify}}, {near}]", f"data.train_files={here}/mine.py:make_tasks")
+
+    result = creditflow("check", TOY, *settings, "--tasks", "2")
+
+    assert result.exit_code == 0, result.output
+    assert "math_verify cannot read the ground truth of 3 of 5 training tasks" in result.stdout
+    assert r"row 2: ValueError: expected a ground truth that can be read as mathematics, got '\\frac{'" in result.stdout
+    assert "near cannot read the ground truth of 4 of 5 training tasks" in result.stdout
+    assert "near cannot read the ground truth of 1 of 2 validation tasks" in result.stdout
+    assert "row 1: ValueError: invalid literal for int() with base 10: 'three'" in result.stdout
+
+
 def test_check_estimates_costs_and_warns_of_truncation(here):
     result = creditflow("check", TOY, "trainer.total_training_steps=5", "trainer.test_freq=2")
 

@@ -21,11 +21,14 @@ from creditflow.errors import TooManyFailedScores
 from creditflow.monitoring.notices import failure_text, truncations
 from creditflow.reports.tables import new_table, results_console, show
 from creditflow.rewards.manager import ScoringReport, expect_few_failures
-from creditflow.rewards.registry import RewardFunction
+from creditflow.rewards.registry import RewardFunction, leaves
 
 if TYPE_CHECKING:
     from creditflow.config import Recipe as LoadedRecipe
     from creditflow.engines.common.components import Components
+
+TRUTHS_SHOWN = 5
+"""Number of unreadable truths that a warning lists."""
 
 
 def check(
@@ -51,6 +54,7 @@ def check(
         chosen = find_engine(engine)
         chosen.expect_trainable(loaded, reporter)
         components = build_components(loaded)
+        unreadable = _unreadable_truths(components)
         # Raises the errors of training.
         build_guard(loaded.config, loaded.folder, components.rewards.functions, chosen.name)
     if loaded.config.algorithm.preset is not None:
@@ -71,6 +75,7 @@ def check(
     for sentence in sentences:  # to standard error, because the numbers differ at every call
         reporter.say(sentence)
     warnings = _warnings(loaded, trajectories, report, assignment)
+    warnings += unreadable
     warnings += [f"training would stop: {estimate.problem}" for estimate in result.memory if estimate.problem]
     for warning in warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
@@ -159,6 +164,21 @@ def _warnings(
         if function.failed:
             warnings.append(failure_text(function))
             warnings += [f"scoring failed: {reason}" for reason in function.reasons[1:]]
+    return warnings
+
+
+def _unreadable_truths(components: Components) -> list[str]:
+    """Warnings about ground truths that a reward function cannot read, with their rows."""
+    warnings = []
+    for function in leaves(components.rewards.functions):
+        for kind, tasks in (("training", components.train_tasks), ("validation", components.val_tasks)):
+            if reasons := function.unreadable_truths(tasks):
+                first = "; ".join(f"row {row}: {reason}" for row, reason in list(reasons.items())[:TRUTHS_SHOWN])
+                more = "; ..." if len(reasons) > TRUTHS_SHOWN else ""
+                warnings.append(
+                    f"reward function {function.name} cannot read the ground truth of {len(reasons)} of {len(tasks)} "
+                    f"{kind} tasks, so their scores would fail (rows count from 0): {first}{more}"
+                )
     return warnings
 
 

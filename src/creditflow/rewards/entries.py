@@ -228,6 +228,7 @@ def _load(
         agents=where.agents,
         signature="" if signature is None else signature.name,
         declares_range=decorated is not None or hasattr(instance, "range") or entry.range is not None,
+        read_truth=declared.read_truth,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args, overload
 
 from creditflow._utils.tracebacks import located
-from creditflow.data import Score, Step
+from creditflow.data import Score, Step, Task
 from creditflow.errors import RewardError, did_you_mean, first_line
 from creditflow.registry import Registry
 
@@ -78,6 +78,18 @@ class RewardFunction:
     """The library for which the function was written (`signatures`); empty for functions of creditflow."""
     declares_range: bool = True
     """Whether a decorator, a class or the entry sets the range; otherwise it is the default."""
+    read_truth: Callable[[Any], object] | None = None
+    """Raises ValueError for a ground truth that the function cannot read; None: any can be read."""
+
+    def unreadable_truths(self, tasks: Iterable[Task]) -> dict[int, str]:
+        """The reasons by the rows, from 0, of the tasks whose ground truth the function cannot read."""
+        reasons: dict[int, str] = {}
+        for row, task in enumerate(tasks if self.read_truth else ()):
+            try:
+                self.read_truth(task.ground_truth)  # type: ignore[misc]
+            except Exception as error:  # a user's function may raise anything
+                reasons[row] = located(error, f"{type(error).__name__}: {first_line(error)}")
+        return reasons
 
     def matches(self, step: Step) -> bool:
         """Whether this function scores the step. Raises RewardError, with the reason, if `when` fails."""
@@ -107,6 +119,7 @@ class Declared:
     name: str | None = None
     timeout: float | None = None
     when: Callable[[Step], bool] | None = None
+    read_truth: Callable[[Any], object] | None = None
 
 
 @overload
@@ -188,7 +201,11 @@ def answer(function: F, /) -> F: ...
 
 @overload
 def answer(
-    *, range: tuple[float, float] = (0.0, 1.0), name: str | None = None, timeout: float | None = None
+    *,
+    range: tuple[float, float] = (0.0, 1.0),
+    name: str | None = None,
+    timeout: float | None = None,
+    read_truth: Callable[[Any], object] | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -199,12 +216,15 @@ def answer(
     range: tuple[float, float] = (0.0, 1.0),
     name: str | None = None,
     timeout: float | None = None,
+    read_truth: Callable[[Any], object] | None = None,
 ) -> F | Callable[[F], F]:
     """Declare a comparison `f(text, truth)` of an answer with the task's ground truth, for use at two levels.
 
     As `level: outcome` (the default) it receives `trajectory.answer`, as `level: step` it receives `step.response`.
+    `read_truth(truth)` raises ValueError if the function cannot use the truth. `creditflow check` calls it for all
+    tasks and lists the rows of such truths, which otherwise fail one by one in training.
     """
-    return _declare(function, Declared("answer", range=range, name=name, timeout=timeout))
+    return _declare(function, Declared("answer", range=range, name=name, timeout=timeout, read_truth=read_truth))
 
 
 def _declare(function: F | None, declared: Declared) -> F | Callable[[F], F]:

@@ -55,7 +55,7 @@ class CaseVerdict:
 
 
 @builtin
-@answer(name="code_tests", timeout=120.0)
+@answer(name="code_tests", timeout=120.0, read_truth=read_tests)
 class CodeTests:
     """The share of tests that the code in the text passes, in a sandbox; the reason lists them and the first fault.
 

@@ -21,13 +21,38 @@ from creditflow.rewards.support.mathematics import Answer, NotAnAnswerError, rat
 from creditflow.rewards.support.processor_time import TimeIsUpError, processor_time_limit
 from creditflow.rewards.support.text import truths_of
 
+SECONDS = 2.0
+"""Default limit of processor time for one comparison."""
 SIGNIFICANT_DIGITS = 6
 """A decimal with fewer digits is never equal to an irrational or repeating number."""
 
 
+def read_truths(truth: Any) -> list[Answer]:
+    """Read a truth, or each of several. Raises ValueError if one is missing, or nothing that can be compared."""
+    return [read_truth(str(value)) for value in truths_of(truth)]
+
+
+@lru_cache(maxsize=4096)
+def read_truth(text: str) -> Answer:
+    """Read a truth, once for each text. Raises ValueError if it is nothing that can be compared."""
+    words = []
+    for variant in (variant for variants in places(text, last_number=False) for variant in variants):
+        try:
+            truth = read(variant)
+            if truth.has_words():
+                words.append(truth)
+            elif not truth.has_expression() or _limited(_has_value, (truth,), SECONDS):
+                return truth
+        except (NotAnAnswerError, TimeIsUpError):
+            continue
+    if not words:
+        raise ValueError(f"expected a ground truth that can be read as mathematics, got {text[:80]!r}")
+    return words[0]
+
+
 @builtin
-@answer
-def math_verify(text: str, truth: Any, seconds: float = 2.0) -> float | Score:
+@answer(read_truth=read_truths)
+def math_verify(text: str, truth: Any, seconds: float = SECONDS) -> float | Score:
     r"""1 if the answer is mathematically equal to the truth: numbers, fractions, LaTeX, units, sets, intervals, words.
 
     The answer is found by the order of docs/how_to/rewards.md, which also has the rules for debatable cases; pair by
@@ -47,7 +72,7 @@ def math_verify(text: str, truth: Any, seconds: float = 2.0) -> float | Score:
     """
     if not seconds > 0:
         raise ValueError(f"expected a time limit of more than 0 seconds, got {seconds}")
-    truths = [read_truth(str(value), seconds) for value in truths_of(truth)]
+    truths = read_truths(truth)
     try:
         return float(any(_matches(text, true_answer, seconds) for true_answer in truths))
     except TimeIsUpError:
@@ -69,24 +94,6 @@ def _matches(text: str, truth: Answer, seconds: float) -> bool:
         if truth.has_words():
             return False
     return False
-
-
-@lru_cache(maxsize=4096)
-def read_truth(text: str, seconds: float = 2.0) -> Answer:
-    """Read a truth, once for each text. Raises ValueError if it is nothing that can be compared."""
-    words = []
-    for variant in (variant for variants in places(text, last_number=False) for variant in variants):
-        try:
-            truth = read(variant)
-            if truth.has_words():
-                words.append(truth)
-            elif not truth.has_expression() or _limited(_has_value, (truth,), seconds):
-                return truth
-        except (NotAnAnswerError, TimeIsUpError):
-            continue
-    if not words:
-        raise ValueError(f"expected a ground truth that can be read as mathematics, got {text[:80]!r}")
-    return words[0]
 
 
 def _limited(function: Callable[..., bool], answers: tuple[Answer, ...], seconds: float) -> bool:

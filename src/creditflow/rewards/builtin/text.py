@@ -11,7 +11,7 @@ from creditflow.rewards.support.text import Number, numbers_in, same_number, tru
 
 
 @builtin
-@answer
+@answer(read_truth=truths_of)
 def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
     """1 if the whole text or the answer in it equals the truth, or one of a list of truths.
 
@@ -34,8 +34,16 @@ def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
     return float(not {tidy(option) for option in truths}.isdisjoint(map(tidy, answers)))
 
 
+def numeric_truths(truth: Any) -> list[Number]:
+    """The last number of the truth, or of each listed truth. Raises ValueError if the truth is missing or has none."""
+    numbers = [number for value in truths_of(truth) if (number := _last_number(str(value)))]
+    if not numbers:
+        raise ValueError(f"expected a ground truth with a number in it, got {str(truth)[:80]!r}")
+    return numbers
+
+
 @builtin
-@answer
+@answer(read_truth=numeric_truths)
 def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
     """1 if the last number of the answer equals the last number of the truth, or of a listed truth.
 
@@ -51,11 +59,8 @@ def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
     """
     if not 0 <= rel_tol < 1:
         raise ValueError(f"expected a rel_tol of 0 or more and less than 1, got {rel_tol}")
-    expected = [number for value in truths_of(truth) if (number := _last_number(str(value)))]
-    if not expected:
-        raise ValueError(f"expected a ground truth with a number in it, got {str(truth)[:80]!r}")
-    number = _last_number(text)
-    return float(number is not None and any(same_number(number, other, rel_tol) for other in expected))
+    truths, number = numeric_truths(truth), _last_number(text)
+    return float(number is not None and any(same_number(number, other, rel_tol) for other in truths))
 
 
 def _last_number(text: str) -> Number | None:
